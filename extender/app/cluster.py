@@ -1,4 +1,4 @@
-"""Serves a real cluster: what its API server tells comes in, reservations are written to it."""
+"""Serves a real cluster: follows the API server's watches, and writes reservations to it."""
 
 import contextlib
 import time
@@ -58,12 +58,12 @@ class Parts(Enum):
 
 
 class Cluster:
-    """The API server, and what its watches say."""
+    """The API server and its watches."""
 
     def __init__(self, configuration: Configuration, settings: Settings, pace: Pace) -> None:
         self.configuration = configuration
         self.api = KubeApi(configuration)
-        # Connections of its own: readers may ask for more than binds leave.
+        # Separate connections: requests of readers must not use those of binds.
         self.reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
         self.guard = (
             None if settings.debug_open else Guard(KubeReviews(self.reviews), time.monotonic)
@@ -79,11 +79,13 @@ class Cluster:
         self._sources: KubernetesSources | None = None
 
     def unready(self) -> str:
+        """Return why the cache is incomplete; "" if all kinds were listed."""
         health = self._sources.health if self._sources else ()
         return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
 
     def quotas(self) -> Callable[[str], Sequence[ResourceQuota] | None]:
-        """For a console alone: the models of ``CoreV1Api`` take 20 MiB."""
+        """Return a reader of ResourceQuotas. For the console only: the models of ``CoreV1Api`` take
+        20 MiB."""
         quotas = KubeQuotas(self.reviews)
 
         def read(namespace: str) -> Sequence[ResourceQuota] | None:
@@ -97,8 +99,8 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def followed_by(self, view: ClusterView, for_people: bool) -> AsyncIterator[None]:
-        """While the context lasts, the view gets what the watches say. ``for_people``: readers may
-        show a client certificate, too."""
+        """Deliver the watches' changes to the view while the context lasts. ``for_people``: readers
+        may also authenticate with a client certificate."""
         settings = self._settings
         view.cluster.budgets.awaited = True
         self._sources = sources = KubernetesSources(
@@ -128,10 +130,10 @@ async def serve_cluster(
     origin: Origin = ANYWHERE,
     parts: Parts = Parts.BOTH,
 ) -> None:
-    """Serve the cluster that the kubernetes package's configuration points at, until a signal.
-    Raises ``BadSettings``."""
+    """Serve the cluster of the kubernetes package's configuration until a signal; raise
+    ``BadSettings``."""
     limit_heap()
-    hint = "to try without one: headroom serve --embedded FLEET.yaml"
+    hint = "to try Headroom without a cluster: headroom serve --embedded FLEET.yaml"
     cluster = Cluster(load_configuration(hint=hint), settings, pace)
     if parts is Parts.CONSOLE:
         await _serve_console(cluster, settings, announce, origin)

@@ -22,13 +22,13 @@ from extender.state.pending_pods import Pending
 from extender.state.prediction_tracker import Outcome
 from extender.state.quotas import ResourceQuota
 
-#: Of each journal that is followed by a process with an extender of its own.
+#: Bounds of each followed journal in a process that also runs an extender.
 BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
 
 
 class Console:
-    """Reads ``view``, and the journals of the extenders that the settings name. ``own`` is that of
-    an extender in the same process, which then leaves less memory for the others."""
+    """Reads ``view``, and the journals of the extenders in the settings. ``own`` is the journal of
+    an extender in this process, which leaves less memory for the others."""
 
     def __init__(
         self, view: ClusterView, pending: Callable[[], Pending], own: Journal | None = None
@@ -60,7 +60,7 @@ class Console:
 
     def start(self) -> None:
         self.following.start()
-        if not self._has_extender:  # which decides on assumed binds and nominations of its own
+        if not self._has_extender:  # an extender has its own assumed binds
             Assuming(self.following.now, self._view.tell).start(self._view.loops)
         start_watching(self._view.loops, self.watching, self._view.begun)
 

@@ -1,4 +1,4 @@
-"""Serves the nodes of a fleet file from memory: no cluster, no GPU."""
+"""Serves the nodes of a fleet file from memory, without a cluster or a GPU."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from extender.ledger.memory_store import Awaited, EmbeddedStore
 from extender.server.tls import ServerTls
 from extender.state.changes import Event, Relisted
 
-#: Nobody reports unless asked to, so no report is ever too old.
+#: Reports change only on request, so no report is ever stale.
 NEVER_STALE_S = 1e12
 
 
@@ -33,13 +33,13 @@ async def serve_embedded(
 ) -> None:
     """Serve the fleet of a file from memory, until a signal.
 
-    Reports do not age here: nobody but the user changes them. Raises ``BadSettings`` where others
-    than this machine's own processes would reach it: there is nobody to ask what they may.
+    Reports do not age, because only the user changes them. Raise ``BadSettings`` if other machines
+    could connect: without a cluster, requests cannot be authorized.
     """
     if far := [at for at in (settings.verbs_at, settings.debug_at) if not is_loopback(at)]:
         raise BadSettings(
-            f"host is {far[0]}: the embedded server lets everybody read and write, so it "
-            "listens on a loopback address only; right is host: 127.0.0.1"
+            f"host is {far[0]}: the embedded server has no access control, so it listens on a "
+            "loopback address only. Example: host: 127.0.0.1"
         )
     limit_heap()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})

@@ -47,13 +47,13 @@ from extender.state.reconcile_queue import knows_devices
 
 EVENT_THREADS = 2
 
-#: Pods that are written to at once when nodes are initialised: a connection takes 3 ms for each,
+#: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
 #: and 8 of the 32 that ``extender.kube.async_client`` opens are left for binds.
 TOUCHED_AT_ONCE = 24
 
 
 class Extender(ClusterView):
-    """What answers kube-scheduler: verbs, ledger and controllers, around a store."""
+    """Answers kube-scheduler: HTTP endpoints, ledger and controllers, around a store."""
 
     telemetry: Telemetry
 
@@ -65,8 +65,8 @@ class Extender(ClusterView):
         awaited: Iterable[type] = (),
         origin: Origin = ANYWHERE,
     ) -> None:
-        """``post`` writes Events, where there is anywhere to write them; the others as of
-        ``ClusterView``."""
+        """Prepare the extender. ``post`` writes Events; None if there is no API server. The other
+        parameters are those of ``ClusterView``."""
         super().__init__(settings, unready, Telemetry(CollectorRegistry()), awaited, origin)
         self.journal = Journal(settings.journal)
         self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
@@ -79,13 +79,13 @@ class Extender(ClusterView):
             self.name,
         )
         self._rules_changed: Callable[[], None] = lambda: None
-        #: The pods whose bind is expected next; see ``Verbs.coming``.
+        #: Returns the pods whose bind is expected next; see ``Verbs.coming``.
         self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
-        #: None where nobody is evicted for others by us; and where the verbs are not made yet.
+        #: None if this process must not preempt pods, and before ``verbs`` was called.
         self._maker: RoomMaker | None = None
         self.preempting: PreemptionController | None = None
         self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
-        #: Writes an Event, counted; does nothing where nobody reads them.
+        #: Writes an Event and counts it; does nothing without an API server.
         self.post = counted(post, self.telemetry) if post else lambda notice: True
         self.reconciler = ReconcileController(
             self.cluster,
@@ -113,8 +113,8 @@ class Extender(ClusterView):
             self.preempting.start(self.loops, self.idle)
 
     def idle(self) -> str:
-        """Why nobody is to leave for anybody, in a sentence; "" when somebody may."""
-        return self.unready() or ("Headroom only observes" if self.observes else "")
+        """Return why no pod may be preempted at present, as a sentence; "" if pods may be."""
+        return self.unready() or ("Headroom is in mode observe" if self.observes else "")
 
     def take(self, settings: Settings) -> None:
         super().take(settings)
@@ -126,7 +126,7 @@ class Extender(ClusterView):
         self.pending_events_controller.at_most(
             0 if self.observes else self.settings.waiting_events_per_s
         )
-        # Who was refused waits for a reason that does not count any more.
+        # Rejected pods wait for a reason that no longer applies.
         self.retrying.look_soon()
 
     def _took(self, events: Sequence[Event]) -> None:
@@ -150,7 +150,7 @@ class Extender(ClusterView):
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
             now_s, node = time.monotonic(), gpunode.name
-            # Filter may have let it pass before it was known for whom others leave.
+            # Filter may have passed the pod before this node's memory was held for another pod.
             held_for = self.cluster.held_for(pod, now_s).get(node, ())
             taken = rejection_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
             return taken or self.cluster.judge(pod, gpunode, now_s)
@@ -168,13 +168,14 @@ class Extender(ClusterView):
         )
 
     def _foreseen(self, pod: Pod | None, gpunode: GPUNode | None, now_s: float) -> Placement | None:
-        """What the ledger would find, where that takes less here."""
+        """Return the placement that the ledger would compute, if it can be derived from cached
+        results."""
         if pod is None or gpunode is None or gpunode.name in self.cluster.held_for(pod, now_s):
             return None
         return self.cluster.judge_as_weighed(pod, gpunode, now_s)
 
     def send_away(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
-        """From now on the chores include sending pods away that have no room where they are."""
+        """Also evict pods that have no room on their GPU, from now on."""
 
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
@@ -187,12 +188,13 @@ class Extender(ClusterView):
         )
 
     def make_room(self, maker: RoomMaker) -> None:
-        """From now on pods may be evicted for others, where the settings say so."""
+        """Preempt pods through ``maker`` from now on, if the settings allow it."""
         if self.settings.evict_for_memory:
             self._maker = maker
 
     @property
     def new_id(self) -> Callable[[], str]:
+        """Return a generator of ids that begin with this process's name."""
         return lambda: f"{self.name}-{uuid.uuid4().hex}"
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
@@ -249,12 +251,12 @@ class Extender(ClusterView):
         return verbs
 
     def app(self, guard: Guard | None = None) -> FastAPI:
-        """Probes, metrics and the journal, for the console and Prometheus."""
+        """Return the app of the second port: probes, metrics and the journal."""
         return extender_app(self.context(Journals(self.name, self.journal), self.feed, guard))
 
 
 async def gathered(works: Iterable[Awaitable[None]]) -> None:
-    """Awaits them, several at once; raises what any of them raised first."""
+    """Await all, several concurrently; raise the first error."""
     turns = asyncio.Semaphore(TOUCHED_AT_ONCE)
 
     async def in_turn(work: Awaitable[None]) -> None:

@@ -191,7 +191,7 @@ def test_a_round_without_progress_is_stuck_and_health_says_so() -> None:
 
         assert await health() == (200, "ok\n")
         clock[0] = STUCK_AFTER_S + 1.0
-        assert await health() == (503, "x has not progressed for 31 s\n")
+        assert await health() == (503, "x has made no progress for 31 s\n")
         going.set()
         await until_then(lambda: not going.is_set(), "the round begins")
         assert await health() == (200, "ok\n")

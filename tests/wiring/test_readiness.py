@@ -16,7 +16,7 @@ from extender.kube.reflector import DEFAULT_PACE, Health
 from extender.ledger.memory_store import Awaited, EmbeddedStore
 from tests.serving import binding, offer, pod
 
-BLIND = "Headroom has not heard from the API server for too long to decide"
+BLIND = "Headroom has had no contact with the API server for too long to decide"
 
 
 def health(kind: str = "pods", synced: bool = True, age_s: float | None = 1.0) -> Health:
