@@ -124,7 +124,7 @@ def test_no_call_begins_once_it_was_closed() -> None:
     with pytest.raises(NoAnswer, match="rejected"):
         api.call("GET", "/a")
     api.close()
-    with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
+    with pytest.raises(NoAnswer, match="GET /a: not sent, because this process is stopping"):
         api.call("GET", "/a")
 
     async def play() -> None:
@@ -132,7 +132,7 @@ def test_no_call_begins_once_it_was_closed() -> None:
         with pytest.raises(NoAnswer, match="GET /a: ClientConnectorError"):
             await api.call("GET", "/a")
         await api.close()
-        with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
+        with pytest.raises(NoAnswer, match="GET /a: not sent, because this process is stopping"):
             await api.call("GET", "/a")
 
     asyncio.run(play())
