@@ -8,10 +8,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def part_by_part(all_there_are: Sequence[T], at_once: int) -> AsyncIterator[Sequence[T]]:
-    """Yield ``all_there_are`` in parts of ``at_once``; run other tasks before each part and after
+async def part_by_part(items: Sequence[T], at_once: int) -> AsyncIterator[Sequence[T]]:
+    """Yield ``items`` in parts of ``at_once``; run other tasks before each part and after
     the last."""
-    for start in range(0, len(all_there_are), at_once):
+    for start in range(0, len(items), at_once):
         await asyncio.sleep(0)
-        yield all_there_are[start : start + at_once]
+        yield items[start : start + at_once]
     await asyncio.sleep(0)

@@ -47,7 +47,7 @@ PASSING = {
         *("_Look._eligible", "_Look._fits", "_Look._names", "_Look._rows", "_Look.beside"),
     ],
     "extender/config/loading.py": ["_Environment._env"],
-    "extender/ledger/protocol.py": ["Apart._troubles"],
+    "extender/ledger/protocol.py": ["ErrorsByNode._errors"],
     "extender/ledger/store.py": ["Binding.annotations"],
     "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],

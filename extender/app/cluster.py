@@ -37,7 +37,7 @@ from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
 from extender.ledger.kube_evictor import KubernetesEvictor
 from extender.ledger.kube_store import KubernetesStore
-from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability.metrics import ViewTelemetry
 from extender.observability.pending_metrics import PendingPods
 from extender.server.client_ca import ClientCa
@@ -105,7 +105,7 @@ class Cluster:
         view.cluster.budgets.awaited = True
         self._sources = sources = KubernetesSources(
             self.api,
-            view.tell,
+            view.enqueue,
             watched_kinds(settings.agent_namespace, view.cluster.concerns),
             pace=self._pace,
         )
@@ -114,7 +114,7 @@ class Cluster:
         if for_people and self.guard is not None and self.debug_tls is not None:
             ClientCa(self.reviews, self.debug_tls.know).start(view.loops)
         try:
-            async with sm_history(settings, view.telemetry, view.cluster.activities, view.tell):
+            async with sm_history(settings, view.telemetry, view.cluster.activities, view.enqueue):
                 yield
         finally:
             view.loops.stop()
@@ -154,8 +154,8 @@ async def _serve_extender(
     store = KubernetesStore(loop_api, cluster.api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
     evictor = KubernetesEvictor(loop_api, extender.post)
-    extender.send_away(store, ledger, evictor)
-    extender.make_room(RoomMaker(store, evictor, time.time, extender.new_id))
+    extender.enable_evictions(store, ledger, evictor)
+    extender.enable_preemption(PreemptionWriter(store, evictor, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     console = None
     second = extender.app(cluster.guard)
@@ -167,7 +167,7 @@ async def _serve_extender(
         second = console.app(cluster.guard, cluster.quotas())
     try:
         async with cluster.followed_by(extender, with_console):
-            extender.retrying.start(extender.loops, ledger)
+            extender.requeue_controller.start(extender.loops, ledger)
             show = KubeNodes(cluster.api).show
             ExtendedResourceController(extender.cluster, settings.mirror_vram, show).start(
                 extender.loops, extender.unready

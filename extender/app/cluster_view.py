@@ -89,7 +89,7 @@ class ClusterView:
         self.cluster.epoch_s = _epoch_s()
         self.intake.deliver(events)
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def enqueue(self, events: Sequence[Event]) -> None:
         """Queue changes of the cluster, from any thread; see ``EventQueue``."""
         self.cluster.epoch_s = _epoch_s()
         self.intake.tell(events)

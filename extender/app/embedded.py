@@ -17,7 +17,7 @@ from extender.config.settings import Settings
 from extender.console.embedded_routes import add_embedded_routes
 from extender.controllers.sm_history import sm_history
 from extender.errors import BadSettings, StoreNotFound
-from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.server.tls import ServerTls
 from extender.state.changes import Event, Relisted
 
@@ -44,11 +44,11 @@ async def serve_embedded(
     limit_heap()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
     extender = Extender(settings, unready=lambda: "", origin=origin)
-    store = EmbeddedStore(extender.deliver, time.monotonic, watch=extender.tell)
+    store = EmbeddedStore(extender.deliver, time.monotonic, watch=extender.enqueue)
     for event in _fleet_events(fleet, store):
         extender.deliver([event])
     await extender.intake.idle()
-    ledger = extender.open_ledger(Awaited(store))
+    ledger = extender.open_ledger(AsyncStore(store))
 
     async def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
         missing = _missing(lambda: store.report(reports))
@@ -67,7 +67,9 @@ async def serve_embedded(
     debug = console.app()
     add_embedded_routes(debug, report, delete_pod)
     verbs = extender.verbs_app(ledger, shown)
-    async with sm_history(settings, extender.telemetry, extender.cluster.activities, extender.tell):
+    async with sm_history(
+        settings, extender.telemetry, extender.cluster.activities, extender.enqueue
+    ):
         debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
         await serve(extender, ledger, verbs, debug, announce, debug_tls, console)
 

@@ -24,16 +24,16 @@ from extender.controllers.preemption import PreemptionController
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.ledger.eviction import Evictions, Evictor
-from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.preemption_writer import PreemptionWriter
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
 from extender.observability.assumed_binds_stream import assumed_line
-from extender.observability.conflict_counter import ConflictsCounted
+from extender.observability.conflict_counter import ConflictCountingStore
 from extender.observability.feed import Feed
 from extender.observability.journal_merge import Journals
 from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import Telemetry
-from extender.observability.recorder import note_bind, note_outcome
+from extender.observability.recorder import record_bind, record_prediction
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.placement_record import Placement
 from extender.scheduler.extender_v1 import BindArgs
@@ -70,7 +70,7 @@ class Extender(ClusterView):
         super().__init__(settings, unready, Telemetry(CollectorRegistry()), awaited, origin)
         self.journal = Journal(settings.journal)
         self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
-        self.retrying = RequeueController(
+        self.requeue_controller = RequeueController(
             self.cluster,
             self.journal,
             self.telemetry,
@@ -82,8 +82,8 @@ class Extender(ClusterView):
         #: Returns the pods whose bind is expected next; see ``Verbs.coming``.
         self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
         #: None if this process must not preempt pods, and before ``verbs`` was called.
-        self._maker: RoomMaker | None = None
-        self.preempting: PreemptionController | None = None
+        self._maker: PreemptionWriter | None = None
+        self.preemption_controller: PreemptionController | None = None
         self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
         #: Writes an Event and counts it; does nothing without an API server.
         self.post = counted(post, self.telemetry) if post else lambda notice: True
@@ -109,8 +109,8 @@ class Extender(ClusterView):
     def start_controllers(self, ledger: Ledger) -> None:
         self.reconciler.start(self.loops, ledger)
         self.pending_events_controller.start(self.loops, self.unready)
-        if self.preempting:
-            self.preempting.start(self.loops, self.idle)
+        if self.preemption_controller:
+            self.preemption_controller.start(self.loops, self.idle)
 
     def idle(self) -> str:
         """Return why no pod may be preempted at present, as a sentence; "" if pods may be."""
@@ -127,21 +127,21 @@ class Extender(ClusterView):
             0 if self.observes else self.settings.waiting_events_per_s
         )
         # Rejected pods wait for a reason that no longer applies.
-        self.retrying.look_soon()
+        self.requeue_controller.look_soon()
 
     def _took(self, events: Sequence[Event]) -> None:
-        self.retrying.took(events)
+        self.requeue_controller.took(events)
         self.reconciler.took(events)
 
     def _turned(self) -> None:
         super()._turned()
         if self.cluster.has_unsettled:
             self.reconciler.look_soon()
-        self.retrying.weighed()
+        self.requeue_controller.weighed()
 
     def _note(self, outcome: Outcome) -> None:
         if outcome.reservation.attempt.startswith(self.name):
-            note_outcome(self.telemetry, outcome, self.cluster.pod(outcome.uid))
+            record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
 
     def assumed(self) -> AssumedLine:
         now_s = time.monotonic()
@@ -156,7 +156,7 @@ class Extender(ClusterView):
             return taken or self.cluster.judge(pod, gpunode, now_s)
 
         return Ledger(
-            ConflictsCounted(store, self.telemetry),
+            ConflictCountingStore(store, self.telemetry),
             judge,
             self.cluster.adopt,
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
@@ -174,20 +174,20 @@ class Extender(ClusterView):
             return None
         return self.cluster.judge_as_weighed(pod, gpunode, now_s)
 
-    def send_away(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
+    def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
         """Also evict pods that have no room on their GPU, from now on."""
 
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
 
         evictions = Evictions(
-            ConflictsCounted(store, self.telemetry), ledger, evictor, misplaced_now
+            ConflictCountingStore(store, self.telemetry), ledger, evictor, misplaced_now
         )
-        self.reconciler.evicting = EvictionController(
+        self.reconciler.eviction_controller = EvictionController(
             self.cluster, evictions, self.telemetry, self.deliver
         )
 
-    def make_room(self, maker: RoomMaker) -> None:
+    def enable_preemption(self, maker: PreemptionWriter) -> None:
         """Preempt pods through ``maker`` from now on, if the settings allow it."""
         if self.settings.evict_for_memory:
             self._maker = maker
@@ -220,7 +220,7 @@ class Extender(ClusterView):
                 outcome = await ledger.bind(ask)
             finally:
                 self.deliver([BindEnded(ask.uid, ask.node)])
-            note_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)
+            record_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)
             if isinstance(outcome, Bound):
                 return ""
             return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
@@ -239,7 +239,7 @@ class Extender(ClusterView):
         )
         self._rules_changed = verbs.rules_changed
         self._coming = verbs.coming
-        self.preempting = PreemptionController(
+        self.preemption_controller = PreemptionController(
             self.cluster,
             self.journal,
             self.telemetry,

@@ -43,7 +43,7 @@ class EventRecorder:
         self._pool = pool
         self._told: Bounded[tuple[str, str, str], None] = Bounded(REMEMBERED)
 
-    async def tell(self, notices: Iterable[Notice]) -> None:
+    async def record(self, notices: Iterable[Notice]) -> None:
         pending: dict[tuple[str, str, str], Notice] = {}
         for number, notice in enumerate(notices):
             if (key := _key(notice)) not in self._told:

@@ -47,16 +47,16 @@ class EvictionController:
             found = self._cluster.misplaced(gpunode, now_s)
             stuck |= found.stuck
             if found.leave or _marked(gpunode):
-                await self._send_away(name)
+                await self._evict(name)
             await asyncio.sleep(0)  # lets kube-scheduler's calls in
         for uid in stuck - self._told:
             if (pod := self._cluster.pod(uid)) is not None:
                 await self._tell(pod)
         self._told = frozenset(stuck)
 
-    async def _send_away(self, node: str) -> None:
+    async def _evict(self, node: str) -> None:
         try:
-            sent = await self._evictions.send_away(node)
+            sent = await self._evictions.evict_misplaced(node)
         except StoreError as err:
             log.warning("eviction_failed", node=node, message=str(err))
             return
@@ -70,7 +70,7 @@ class EvictionController:
     async def _tell(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
-        await self._evictions.tell_stuck(pod)
+        await self._evictions.record_stuck(pod)
 
 
 def _marked(gpunode: GPUNode) -> bool:

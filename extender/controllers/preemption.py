@@ -15,7 +15,7 @@ import structlog
 from contract.kube import Pod
 from extender.bounded import Bounded
 from extender.controllers.event_recorder import Post
-from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
@@ -55,7 +55,7 @@ class PreemptionController:
         journal: Journal,
         telemetry: Telemetry,
         rejected: Callable[[str], Sequence[str]],
-        maker: RoomMaker | None,
+        maker: PreemptionWriter | None,
         post: Post,
         pool: Executor,
     ) -> None:
@@ -104,7 +104,7 @@ class PreemptionController:
             found, key=lambda pod: (-priority(pod), pod.metadata.creation_timestamp or "")
         )
 
-    async def _make_room(self, maker: RoomMaker, pod: Pod) -> None:
+    async def _make_room(self, maker: PreemptionWriter, pod: Pod) -> None:
         uid, began_s = pod.metadata.uid, time.monotonic()
         self._remember_not_before(uid, began_s + AGAIN_AFTER_S)
         rejected = self._rejected(uid)

@@ -87,7 +87,7 @@ class ReconcileController:
         #: Node -> the task that checks its reservations.
         self._looking: dict[str, asyncio.Task[None]] = {}
         #: None if this process evicts no pods.
-        self.evicting: EvictionController | None = None
+        self.eviction_controller: EvictionController | None = None
 
     def look_soon(self) -> None:
         """Check the changed nodes soon: reservations may be left over or missing there."""
@@ -104,14 +104,14 @@ class ReconcileController:
         """Start three loops, so that none waits for the API calls of another."""
         loops.start("reservations", lambda: self.settle(ledger), EVERY_S, self.wanted)
         loops.start("nodes", lambda: self.ready(ledger), EVERY_S, self.nodes_wanted, READY_EVERY_S)
-        loops.start("notices", self.tell, EVERY_S)
+        loops.start("notices", self.record_events, EVERY_S)
 
     async def once(self, ledger: Ledger) -> None:
         """Run one round of everything, on all nodes."""
         self._round_at_s = 0.0
         await self.settle(ledger)
         await self.ready(ledger)
-        await self.tell()
+        await self.record_events()
 
     async def ready(self, ledger: Ledger) -> None:
         """Remove the finalizers of deleted GPUNodes, initialise new nodes, and write changed device
@@ -124,7 +124,7 @@ class ReconcileController:
             choices += unnoted_choices(self._cluster, held)
         if gone:
             with _logged():
-                await ledger.let_go(gone)
+                await ledger.remove_finalizer(gone)
         for name, choice in choices:
             with _logged():
                 noted = await ledger.note_choice(name, choice)
@@ -137,13 +137,13 @@ class ReconcileController:
                 ready = await ledger.initialise(waiting)
                 log.info("nodes_initialised", nodes=ready)
 
-    async def tell(self) -> None:
+    async def record_events(self) -> None:
         """Write Events for users."""
         if self._unready():
             return
         self._cluster.overuses.look(time.monotonic())
         if not self._observes():
-            await self._event_recorder.tell(notices(self._cluster))
+            await self._event_recorder.record(notices(self._cluster))
 
     async def settle(self, ledger: Ledger) -> None:
         """Remove reservations that are left over, and charge unreserved pods.
@@ -174,8 +174,8 @@ class ReconcileController:
         ]
         if begun:
             await asyncio.wait(begun, timeout=WAITED_S)
-        if self.evicting is not None and not self._observes():
-            await self.evicting.once()
+        if self.eviction_controller is not None and not self._observes():
+            await self.eviction_controller.once()
 
     def _look_into_all(
         self, ledger: Ledger, node: str, founds: Sequence[UnreservedPod | Leftover | Unmarked]

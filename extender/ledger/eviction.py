@@ -43,12 +43,12 @@ class Evictor(Protocol):
     async def evict(self, pod: Pod) -> None:
         """Evict the pod if it is still the version that was read; raise store errors."""
 
-    async def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
         """Write an Event on the pod, once per reason; raise nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class EvictionResult:
     """The result: uids of the evicted pods, and (uid, message) of each rejected eviction."""
 
     evicted: tuple[str, ...] = ()
@@ -70,22 +70,22 @@ class Evictions:
         self._evictor = evictor
         self._misplaced = misplaced
 
-    async def send_away(self, node: str) -> Sent:
+    async def evict_misplaced(self, node: str) -> EvictionResult:
         """Evict the pods that must leave the node. Raise store errors, except those about a single
         pod, which are returned."""
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)
             if gpunode is None:
-                return Sent()
+                return EvictionResult()
             leave = self._misplaced(gpunode).leave
             with suppress(StoreConflict, StoreNotFound):
                 return await self._evict(await self._ledger.mark(gpunode, leave))
-        return Sent()
+        return EvictionResult()
 
-    async def tell_stuck(self, pod: Pod) -> None:
-        await self._evictor.tell(pod, NO_ROOM, NO_ROOM_WAITS)
+    async def record_stuck(self, pod: Pod) -> None:
+        await self._evictor.record_event(pod, NO_ROOM, NO_ROOM_WAITS)
 
-    async def _evict(self, gpunode: GPUNode) -> Sent:
+    async def _evict(self, gpunode: GPUNode) -> EvictionResult:
         evicted: list[str] = []
         rejected: list[tuple[str, str]] = []
         for uid, reservation in gpunode.spec.reservations.items():
@@ -97,12 +97,12 @@ class Evictions:
                 if pod is not None and _may_go(pod, uid, gpunode.name):
                     await self._evictor.evict(pod)
                     evicted.append(uid)
-                    await self._evictor.tell(pod, NO_ROOM, NO_ROOM_EVICTED)
+                    await self._evictor.record_event(pod, NO_ROOM, NO_ROOM_EVICTED)
             except (StoreConflict, StoreNotFound):
                 continue  # changed or deleted: the next round checks it again
             except StoreError as err:
                 rejected.append((uid, str(err)))
-        return Sent(tuple(evicted), tuple(rejected))
+        return EvictionResult(tuple(evicted), tuple(rejected))
 
 
 def _may_go(pod: Pod, uid: str, node: str) -> bool:

@@ -115,7 +115,7 @@ class KubernetesStore:
         metadata = _read(what, _decode_written, body).metadata
         return msgspec.structs.replace(before, metadata=metadata, spec=spec)
 
-    async def let_go(self, gpunode: GPUNode) -> None:
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
         what = f"remove finalizer of GPUNode {gpunode.name}"
         others = [name for name in gpunode.metadata.finalizers or () if name != FINALIZER]
         version = _version(what, gpunode.metadata.resource_version)

@@ -29,13 +29,13 @@ def no_fault(operation: str, when: str) -> None:
     """Inject no fault."""
 
 
-class AtOnce(Protocol):
+class SyncStore(Protocol):
     """A ``Store`` with synchronous methods."""
 
     def read_gpunode(self, name: str) -> GPUNode | None: ...
     def create_gpunode(self, gpunode: GPUNode) -> GPUNode: ...
     def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode: ...
-    def let_go(self, gpunode: GPUNode) -> None: ...
+    def remove_finalizer(self, gpunode: GPUNode) -> None: ...
     def read_pod(self, namespace: str, name: str) -> Pod | None: ...
     def read_heartbeat_version(self, node: str) -> str: ...
     def list_pods(self, node: str | None = None) -> list[Pod]: ...
@@ -43,10 +43,10 @@ class AtOnce(Protocol):
     def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod: ...
 
 
-class Awaited(Store):
+class AsyncStore(Store):
     """Adapts a synchronous store to ``Store``; no call ever waits."""
 
-    def __init__(self, store: AtOnce) -> None:
+    def __init__(self, store: SyncStore) -> None:
         self._store = store
 
     async def read_gpunode(self, name: str) -> GPUNode | None:
@@ -58,8 +58,8 @@ class Awaited(Store):
     async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         return self._store.write_spec(before, spec)
 
-    async def let_go(self, gpunode: GPUNode) -> None:
-        self._store.let_go(gpunode)
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
+        self._store.remove_finalizer(gpunode)
 
     async def read_pod(self, namespace: str, name: str) -> Pod | None:
         return self._store.read_pod(namespace, name)
@@ -78,7 +78,7 @@ class Awaited(Store):
 
 
 class EmbeddedStore:
-    """A synchronous store (``AtOnce``) that is safe to use from several threads."""
+    """A synchronous store (``SyncStore``) that is safe to use from several threads."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class EmbeddedStore:
 
         return self._do("write_spec", write)
 
-    def let_go(self, gpunode: GPUNode) -> None:
+    def remove_finalizer(self, gpunode: GPUNode) -> None:
         def end() -> None:
             self._unchanged(gpunode)
             del self._gpunodes[gpunode.name]
             self._changed(GPUNodeGone(gpunode.name))
 
-        self._do("let_go", end)
+        self._do("remove_finalizer", end)
 
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         return self._do("read_pod", lambda: self._pods.get((namespace, name)))

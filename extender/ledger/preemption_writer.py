@@ -23,7 +23,7 @@ from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.store import Store
 
 
-class Evictors(Protocol):
+class VictimEvictor(Protocol):
     """The calls about victims; both raise store errors if the API server rejects the eviction."""
 
     async def may_evict(self, pod: Pod) -> None:
@@ -34,7 +34,7 @@ class Evictors(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PreemptionResult:
     """The result of an attempt; ``evicted`` are the victims whose eviction was accepted."""
 
     begun: bool = False
@@ -43,13 +43,13 @@ class Made:
     rejected: str = ""
 
 
-class RoomMaker:
+class PreemptionWriter:
     """Evicts victims for a pod; ``wall_s`` returns the time in Unix seconds."""
 
     def __init__(
         self,
         store: Store,
-        evictors: Evictors,
+        evictors: VictimEvictor,
         wall_s: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
@@ -58,7 +58,7 @@ class RoomMaker:
         self._wall_s = wall_s
         self._new_id = new_id
 
-    async def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> Made:
+    async def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> PreemptionResult:
         """Evict the victims from the node for the pod, if nothing has changed since ``seen``.
 
         The victims must still be there, and the pod may differ only in what kube-scheduler writes
@@ -68,10 +68,10 @@ class RoomMaker:
         try:
             pod = await self._store.read_pod(metadata.namespace, metadata.name)
             if pod is None or not _still_waits(pod, seen):
-                return Made()
+                return PreemptionResult()
             there = [await self._read(victim, node) for victim in victims]
             if any(each is None for each in there):
-                return Made(rejected="a victim has changed or gone")
+                return PreemptionResult(rejected="a victim has changed or gone")
             leaving = [each for each in there if each and not each.metadata.deletion_timestamp]
             for victim in leaving:
                 await self._evictors.may_evict(victim)
@@ -83,9 +83,9 @@ class RoomMaker:
             )
             await self._store.touch_pod(pod, encode_attempt(attempt), PREEMPTING)
         except (StoreConflict, StoreNotFound):
-            return Made()  # changed or deleted, or another replica was faster
+            return PreemptionResult()  # changed or deleted, or another replica was faster
         except StoreError as err:
-            return Made(rejected=str(err))
+            return PreemptionResult(rejected=str(err))
         evicted: list[Pod] = []
         for victim in reversed(leaving):
             try:
@@ -93,11 +93,11 @@ class RoomMaker:
             except (StoreConflict, StoreNotFound):
                 # It changed since it was read: try again with the newer version.
                 if not await self._again(victim, node):
-                    return Made(True, tuple(evicted), f"{_name(victim)} has changed")
+                    return PreemptionResult(True, tuple(evicted), f"{_name(victim)} has changed")
             except StoreError as err:
-                return Made(True, tuple(evicted), str(err))
+                return PreemptionResult(True, tuple(evicted), str(err))
             evicted.append(victim)
-        return Made(True, tuple(evicted))
+        return PreemptionResult(True, tuple(evicted))
 
     async def _read(self, victim: Pod, node: str) -> Pod | None:
         pod = await self._store.read_pod(victim.metadata.namespace, victim.metadata.name)

@@ -163,7 +163,7 @@ def _is_final(step: "Outcome | _Reserved | _Again | Exception") -> bool:
     return not isinstance(step, _Reserved | _Again)
 
 
-class Apart:
+class ErrorsByNode:
     """Collects store errors that concern one node, so that the other nodes are still processed.
 
     Each ``with`` block handles one node. ``StoreTimeout`` is not collected: if the store does not
@@ -171,7 +171,7 @@ class Apart:
     """
 
     def __init__(self) -> None:
-        self._troubles: list[StoreError] = []
+        self._errors: list[StoreError] = []
 
     def __enter__(self) -> None:
         pass
@@ -179,13 +179,13 @@ class Apart:
     def __exit__(self, _kind: object, err: BaseException | None, _where: object) -> bool:
         if not isinstance(err, StoreError) or isinstance(err, StoreTimeout):
             return False
-        self._troubles.append(err)
+        self._errors.append(err)
         return True
 
-    def complain(self) -> None:
+    def raise_first(self) -> None:
         """Raise the first collected error."""
-        if self._troubles:
-            raise self._troubles[0]
+        if self._errors:
+            raise self._errors[0]
 
 
 class Ledger:
@@ -519,17 +519,17 @@ class Ledger:
         known, because only then can its pods be charged. The call may be repeated. Raise store
         errors; an error about a single node is raised after all other nodes are done.
         """
-        apart, waiting = Apart(), list[GPUNode]()
+        errors, waiting = ErrorsByNode(), list[GPUNode]()
         for node in nodes:
-            with apart:
+            with errors:
                 gpunode = await self._read_or_create(node)
                 if gpunode and not gpunode.spec.initialised and self._known(gpunode):
                     waiting.append(gpunode)
-        made = await self._initialise(waiting, apart) if waiting else []
-        apart.complain()
+        made = await self._initialise(waiting, errors) if waiting else []
+        errors.raise_first()
         return made
 
-    async def _initialise(self, waiting: Sequence[GPUNode], apart: "Apart") -> list[str]:
+    async def _initialise(self, waiting: Sequence[GPUNode], errors: "ErrorsByNode") -> list[str]:
         # Bindings in flight have their reservations in a GPUNode that is gone. Make them fail, so
         # that the list below contains each pod that is bound without a reservation, now or later.
         # This holds for the lifetime of the GPUNodes, so it is done once for each.
@@ -548,7 +548,7 @@ class Ledger:
                         sitting.setdefault(pod.node, []).append(pod)
         made: list[str] = []
         for gpunode in waiting:
-            with apart:
+            with errors:
                 if await self._charge_all(gpunode, sitting.get(gpunode.name, ())):
                     made.append(gpunode.name)
         return made
@@ -597,7 +597,7 @@ class Ledger:
             current = await self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
         return None
 
-    async def let_go(self, names: Iterable[str]) -> None:
+    async def remove_finalizer(self, names: Iterable[str]) -> None:
         """Remove our finalizer from those of these GPUNodes that are being deleted, with their
         Nodes or by hand.
 
@@ -605,14 +605,14 @@ class Ledger:
         and its pods are charged before a new GPUNode takes more. Raise store errors; an error about
         a single node is raised after all other nodes are done.
         """
-        apart = Apart()
+        errors = ErrorsByNode()
         for name in names:
-            with apart:
+            with errors:
                 gpunode = await self._store.read_gpunode(name)
                 if gpunode is not None and gpunode.metadata.deletion_timestamp:
                     with suppress(StoreConflict, StoreNotFound):  # the next round checks it again
-                        await self._store.let_go(gpunode)
-        apart.complain()
+                        await self._store.remove_finalizer(gpunode)
+        errors.raise_first()
 
     async def _charge_all(self, listed: GPUNode, pods: Iterable[Pod]) -> bool:
         """Write reservations for all pods on the node; return False if another replica was faster.

@@ -43,7 +43,7 @@ class Store(Protocol):
         Compare-and-swap: raise ``StoreConflict`` if another client wrote the object in between.
         """
 
-    async def let_go(self, gpunode: GPUNode) -> None:
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
         """Remove our finalizer from a GPUNode that is being deleted, which completes the deletion.
 
         Raise ``StoreConflict`` if another client wrote the object in between.

@@ -62,7 +62,7 @@ def assumed_by(followed: Iterable[Followed]) -> AssumedSeen:
     return AssumedSeen(binds, places if lines else None)
 
 
-class Assuming:
+class AssumedBindsUpdater:
     """Applies the assumed binds and nominations of the extenders whenever they change."""
 
     def __init__(

@@ -97,14 +97,14 @@ class ChangeFeed:
                 if known is not None:
                     self._compare(known, now)
                 elif not is_first:
-                    self._feed.tell("node_appeared", node=terms.name)
+                    self._feed.publish("node_appeared", node=terms.name)
                 seen[terms.name] = now
             if number % AT_ONCE == 0:
                 yield
         if len(seen) > len(snap.nodes):
             for name in [name for name in seen if name not in snap.row_of]:
                 del seen[name]
-                self._feed.tell("node_gone", node=name)
+                self._feed.publish("node_gone", node=name)
         self._seen = seen
         yield from self._decisions()
 
@@ -113,18 +113,18 @@ class ChangeFeed:
         if was.reservations is not now.reservations and was.reservations != now.reservations:
             self._compare_reservations(node, was.reservations, now.reservations)
         if was.fresh != now.fresh and now.terms.devices:
-            feed.tell("report_returned" if now.fresh else "report_lost", node=node)
+            feed.publish("report_returned" if now.fresh else "report_lost", node=node)
         if was.changed_in == now.changed_in:
             return  # the usual case
         unhealthy, health_issues = was.health_issues(), now.health_issues()
         for device in unhealthy.keys() - health_issues.keys():
-            feed.tell("device_healthy", node=node, device=device)
+            feed.publish("device_healthy", node=node, device=device)
         for device, why in health_issues.items():
             if unhealthy.get(device) != why:
-                feed.tell("device_unhealthy", node=node, device=device, message=why)
+                feed.publish("device_unhealthy", node=node, device=device, message=why)
         for uid, device in sorted(now.observed() - was.observed()):
             reservation = now.reservations.get(uid)
-            feed.tell("pod_observed", node=node, device=device, uid=uid, **_pod(reservation))
+            feed.publish("pod_observed", node=node, device=device, uid=uid, **_pod(reservation))
 
     def _compare_reservations(
         self, node: str, was: Mapping[str, Reservation], now: Mapping[str, Reservation]
@@ -139,11 +139,11 @@ class ChangeFeed:
                 continue
             kind, cause, message = change
             of_pod = _pod(reservation)
-            self._feed.tell(kind, node=node, uid=uid, cause=cause, message=message, **of_pod)
+            self._feed.publish(kind, node=node, uid=uid, cause=cause, message=message, **of_pod)
         for uid in was.keys() - now.keys():
             cause = self._why_gone(uid, node)
             of_pod = _pod(was[uid])
-            self._feed.tell("reservation_removed", node=node, uid=uid, cause=cause, **of_pod)
+            self._feed.publish("reservation_removed", node=node, uid=uid, cause=cause, **of_pod)
 
     def _maker(self, reservation: Reservation) -> str:
         if ADOPTED in reservation.flags:
@@ -168,7 +168,7 @@ class ChangeFeed:
             cause, message = _decided(record)
             if cause and self._published.get(record.decision_id) != cause:
                 self._published[record.decision_id] = cause
-                self._feed.tell(
+                self._feed.publish(
                     "decision",
                     node=record.node,
                     namespace=record.namespace,

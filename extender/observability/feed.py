@@ -70,7 +70,7 @@ class Feed:
         feed.close()
         return feed
 
-    def tell(self, kind: str, **fields: str) -> None:
+    def publish(self, kind: str, **fields: str) -> None:
         """Publish an event to all followers."""
         feed_event = FeedEvent(
             next(self._numbers), self._wall_s(), self._generation(), kind, **fields

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 MOST_QUOTED = 200
 
 
-def note_bind(
+def record_bind(
     journal: Journal, telemetry: Telemetry, ask: BindAsk, outcome: BindOutcome, took_s: float
 ) -> None:
     """Record the outcome of a bind, under the version of the pod that was decided about."""
@@ -53,11 +53,11 @@ def note_bind(
     )
 
 
-def tell_followers(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
+def publish_miss(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
     """Publish a prediction that missed, whichever extender made it."""
     if outcome.surprise is None:
         return
-    feed.tell(
+    feed.publish(
         "prediction_missed",
         node=outcome.node,
         device=",".join(outcome.observed),
@@ -70,7 +70,7 @@ def tell_followers(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
     )
 
 
-def note_outcome(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
+def record_prediction(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
     """Record how this process's prediction for a pod turned out, and why it missed."""
     telemetry.predictions.labels(outcome.result.value).inc()
     if outcome.result is Result.UNSEEN:

@@ -204,8 +204,8 @@ class TestGPUNode:
         assert dying is not None
         assert dying.metadata.deletion_timestamp
         with pytest.raises(StoreConflict):
-            store.let_go(before)
-        store.let_go(dying)
+            store.remove_finalizer(before)
+        store.remove_finalizer(dying)
         assert store.read_gpunode(before.name) is None
 
     def test_writing_the_spec_leaves_status_and_unknown_fields_alone(

@@ -101,7 +101,8 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "            gpunode = await self._write(gpunode, spec)\n",
     ),
     "removal does not ask what became of the pod": (
-        "                pod = await self._store.read_pod(reservation.namespace, reservation.name)\n",
+        "                pod = await self._store.read_pod("
+        "reservation.namespace, reservation.name)\n",
         "                pod = None\n",
     ),
     "removal does not touch an unbound pod": (

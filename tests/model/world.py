@@ -158,7 +158,7 @@ class World:
 
 
 class Seam:
-    """A store ``AtOnce`` whose every call is handed to one function."""
+    """A store ``SyncStore`` whose every call is handed to one function."""
 
     def __init__(self, call: Callable[[Call], Any]) -> None:
         self._call = call
