@@ -185,7 +185,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/ledger/protocol.py": {"Ledger._cleared": Per("pod", 200)},
     "extender/ledger/node_batcher.py": {
         "Turn.waiting": Per("bind under way", 2_000),
-        "Turns._turns": Per("bind under way", 1_000),
+        "NodeBatcher._turns": Per("bind under way", 1_000),
     },
     "extender/placement/demand_pricing.py": {
         "Mix.demand": Fixed(64 * 500),
@@ -234,8 +234,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/scheduler/verbs.py": {
         "Verbs._turned_away": Per("node", 64 * 10),
     },
-    "extender/controllers/event_recorder.py": {"Announcing._told": Fixed(10_000 * 1_000)},
-    "extender/controllers/eviction.py": {"Evicting._told": Per("pod", 300)},
+    "extender/controllers/event_recorder.py": {"EventRecorder._recorded": Fixed(10_000 * 1_000)},
+    "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},
     # Three ports.
     "extender/server/tls_handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {
@@ -251,26 +251,28 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/app/cluster.py": {"Cluster.awaited": Fixed(1_000)},
     "extender/app/cluster_view.py": {"ClusterView.outcome_seen": Fixed(1_000)},
     "extender/observability/journal_follower.py": {
-        "Following._addresses": Fixed(16 * 10_000),
+        "JournalFollower._addresses": Fixed(16 * 10_000),
         # Together with those of ``_streams``.
-        "Following._ended": Fixed(0),
-        "Following._own": Fixed(16 * 300),
-        "Following._places": Fixed(16 * 300),
+        "JournalFollower._ended": Fixed(0),
+        "JournalFollower._own": Fixed(16 * 300),
+        "JournalFollower._places": Fixed(16 * 300),
         # Records, pods as kube-scheduler showed them, and assumed binds with nominations.
-        "Following._streams": Fixed(4 * ((16 + 8) * MIB + 500 * (8_000 + 500))),
-        "Following._threads": Fixed(1_000),
-        "Following._unresolved": Fixed(16 * 500),
+        "JournalFollower._streams": Fixed(4 * ((16 + 8) * MIB + 500 * (8_000 + 500))),
+        "JournalFollower._threads": Fixed(1_000),
+        "JournalFollower._unresolved": Fixed(16 * 500),
     },
     "extender/observability/pending_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/controllers/preemption.py": {
-        "Preempting._not_before_s": Fixed(1_024 * 300),
-        "Preempting._told": Fixed(1_024 * 2_000),
+        "PreemptionController._not_before_s": Fixed(1_024 * 300),
+        "PreemptionController._announced": Fixed(1_024 * 2_000),
     },
-    "extender/controllers/requeue.py": {"Retrying._released": Per("pod", 200)},
-    "extender/controllers/pending_events.py": {"Telling._told": Per("pod", 500)},
-    "extender/controllers/reconcile.py": {"Tidying._looking": Per("node", 4_000)},
+    "extender/controllers/requeue.py": {"RequeueController._released": Per("pod", 200)},
+    "extender/controllers/pending_events.py": {
+        "PendingEventsController._explained": Per("pod", 500)
+    },
+    "extender/controllers/reconcile.py": {"ReconcileController._looking": Per("node", 4_000)},
     "extender/observability/change_feed.py": {
-        "Watching._told": Fixed(10_000 * 500),
-        "Watching._versions": Fixed(32 * 200),
+        "ChangeFeed._published": Fixed(10_000 * 500),
+        "ChangeFeed._versions": Fixed(32 * 200),
     },
 }

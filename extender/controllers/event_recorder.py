@@ -41,12 +41,12 @@ class EventRecorder:
     def __init__(self, post: Post, pool: Executor) -> None:
         self._post = post
         self._pool = pool
-        self._told: Bounded[tuple[str, str, str], None] = Bounded(REMEMBERED)
+        self._recorded: Bounded[tuple[str, str, str], None] = Bounded(REMEMBERED)
 
     async def record(self, notices: Iterable[Notice]) -> None:
         pending: dict[tuple[str, str, str], Notice] = {}
         for number, notice in enumerate(notices):
-            if (key := _key(notice)) not in self._told:
+            if (key := _key(notice)) not in self._recorded:
                 pending[key] = notice
             if len(pending) == AT_ONCE:
                 break
@@ -56,7 +56,7 @@ class EventRecorder:
 
         async def one(key: tuple[str, str, str], notice: Notice) -> None:
             if await loop.run_in_executor(self._pool, self._post, notice):
-                self._told[key] = None
+                self._recorded[key] = None
                 log.warning("noticed", **log_fields(notice))
 
         await asyncio.gather(*(one(*each) for each in pending.items()))

@@ -33,7 +33,7 @@ class EvictionController:
         self._telemetry = telemetry
         self._deliver = deliver
         #: Uids of stuck pods that already have an Event.
-        self._told: frozenset[str] = frozenset()
+        self._recorded: frozenset[str] = frozenset()
 
     async def once(self) -> None:
         now_s = time.monotonic()
@@ -49,10 +49,10 @@ class EvictionController:
             if found.leave or _marked(gpunode):
                 await self._evict(name)
             await asyncio.sleep(0)  # lets kube-scheduler's calls in
-        for uid in stuck - self._told:
+        for uid in stuck - self._recorded:
             if (pod := self._cluster.pod(uid)) is not None:
-                await self._tell(pod)
-        self._told = frozenset(stuck)
+                await self._record(pod)
+        self._recorded = frozenset(stuck)
 
     async def _evict(self, node: str) -> None:
         try:
@@ -67,7 +67,7 @@ class EvictionController:
             self._telemetry.evictions.labels("rejected").inc()
             log.warning("eviction_rejected", node=node, pod_uid=uid, message=message)
 
-    async def _tell(self, pod: Pod) -> None:
+    async def _record(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
         await self._evictions.record_stuck(pod)

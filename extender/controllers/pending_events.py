@@ -56,7 +56,7 @@ class PendingEventsController:
         self._pool = pool
         self._monotonic_s = monotonic_s
         #: Uid -> the last explanation.
-        self._told: dict[str, _Explained] = {}
+        self._explained: dict[str, _Explained] = {}
         self._pods = PendingPods(cluster, journal.of_uid)
 
     @property
@@ -74,33 +74,33 @@ class PendingEventsController:
     async def once(self, now_s: float) -> None:
         """Run one round: count the pending pods, and explain those that are due."""
         there = {pod.metadata.uid for pod in self._cluster.unbound()}
-        self._told = {uid: told for uid, told in self._told.items() if uid in there}
+        self._explained = {u: e for u, e in self._explained.items() if u in there}
         due: list[tuple[float, str, Pod, Decision]] = []
         for pod, decision in await self._pods.once():
             uid = pod.metadata.uid
-            told = self._told.get(uid)
-            if told is None or now_s - told.looked_at_s >= AGAIN_AFTER_S:
-                due.append((told.looked_at_s if told else -1.0, uid, pod, decision))
+            explained = self._explained.get(uid)
+            if explained is None or now_s - explained.looked_at_s >= AGAIN_AFTER_S:
+                due.append((explained.looked_at_s if explained else -1.0, uid, pod, decision))
         if self._per_round and due:
             first = heapq.nsmallest(self._per_round, due, key=lambda each: each[:2])
             turn = [(pod, decision) for *_, pod, decision in first]
             snap, loop = self._cluster.snapshot(), asyncio.get_running_loop()
-            await loop.run_in_executor(self._pool, self._tell, turn, snap, now_s)
+            await loop.run_in_executor(self._pool, self._explain, turn, snap, now_s)
 
-    def _tell(self, turn: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
+    def _explain(self, turn: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
         assert self._post is not None
         explaining = Explaining(self._cluster, snap, now_s)
         until_s = self._monotonic_s() + SPENT_S
         for pod, decision in turn:
             if self._monotonic_s() > until_s:
                 return  # in a large fleet each kind of request takes a while
-            again = pod.metadata.uid in self._told
-            told = self._told.setdefault(pod.metadata.uid, _Explained(now_s))
-            told.looked_at_s = now_s
+            again = pod.metadata.uid in self._explained
+            explained = self._explained.setdefault(pod.metadata.uid, _Explained(now_s))
+            explained.looked_at_s = now_s
             notice = explaining.notice(pod, decision, again)
-            if notice is None or notice.message == told.message:
+            if notice is None or notice.message == explained.message:
                 continue
             if not self._post(notice):
-                told.looked_at_s = -1.0
+                explained.looked_at_s = -1.0
                 return  # the API server does not answer: the other Events would fail as well
-            told.message = notice.message
+            explained.message = notice.message

@@ -69,13 +69,13 @@ class PreemptionController:
         #: Uid of a pod -> earliest time of its next attempt, on the monotonic clock.
         self._not_before_s: Bounded[str, float] = Bounded(REMEMBERED)
         #: Uid of a pod -> the decision that its last Event is about.
-        self._told: Bounded[str, str] = Bounded(REMEMBERED)
+        self._announced: Bounded[str, str] = Bounded(REMEMBERED)
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
         loops.start("preemption", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> None:
-        await self._tell()
+        await self._announce_nominations()
         if self._maker is None:
             return
         now_s = time.monotonic()
@@ -136,7 +136,7 @@ class PreemptionController:
         self._journal.note(decision.pod if decision else pod, part, part.at_s)
         return part
 
-    async def _tell(self) -> None:
+    async def _announce_nominations(self) -> None:
         """Write Events about the preemptions of kube-scheduler, once it has nominated a node."""
         for pods in self._cluster.nominees(time.monotonic()).values():
             for pod in pods:
@@ -145,7 +145,10 @@ class PreemptionController:
                 if decided is None or not (pod.status and pod.status.nominated_node_name):
                     continue
                 which, part = decided
-                if part.node == pod.status.nominated_node_name and self._told.get(uid) != which:
+                if (
+                    part.node == pod.status.nominated_node_name
+                    and self._announced.get(uid) != which
+                ):
                     await self._announce(pod, part)
 
     async def _announce(self, pod: Pod, part: Preempted) -> None:
@@ -168,7 +171,7 @@ class PreemptionController:
         loop = asyncio.get_running_loop()
         for notice in notices:
             await loop.run_in_executor(self._pool, self._post, notice)
-        self._told[uid] = which
+        self._announced[uid] = which
 
     def _remember_not_before(self, uid: str, until_s: float) -> None:
         self._not_before_s[uid] = until_s
