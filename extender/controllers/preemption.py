@@ -144,18 +144,20 @@ class PreemptionController:
                 decided = self._journal.preempted_for(uid)
                 if decided is None or not (pod.status and pod.status.nominated_node_name):
                     continue
-                which, part = decided
+                decision_id, part = decided
                 if (
                     part.node == pod.status.nominated_node_name
-                    and self._announced.get(uid) != which
+                    and self._announced.get(uid) != decision_id
                 ):
                     await self._announce(pod, part)
 
     async def _announce(self, pod: Pod, part: Preempted) -> None:
         uid = pod.metadata.uid
         decided = self._journal.preempted_for(uid)
-        which = decided[0] if decided else ""
-        notices = [Notice(pod_subject(pod), NEWCOMER, summary(part), which, decision_id=which)]
+        decision_id = decided[0] if decided else ""
+        notices = [
+            Notice(pod_subject(pod), NEWCOMER, summary(part), decision_id, decision_id=decision_id)
+        ]
         for victim in part.victims:
             leaves = self._cluster.pod(victim.uid)
             if leaves is not None:
@@ -166,12 +168,14 @@ class PreemptionController:
                     "the memory of its GPU."
                 )
                 notices.append(
-                    Notice(pod_subject(leaves), VICTIM, message, which, decision_id=which)
+                    Notice(
+                        pod_subject(leaves), VICTIM, message, decision_id, decision_id=decision_id
+                    )
                 )
         loop = asyncio.get_running_loop()
         for notice in notices:
             await loop.run_in_executor(self._pool, self._post, notice)
-        self._announced[uid] = which
+        self._announced[uid] = decision_id
 
     def _remember_not_before(self, uid: str, until_s: float) -> None:
         self._not_before_s[uid] = until_s

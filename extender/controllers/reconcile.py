@@ -168,8 +168,8 @@ class ReconcileController:
             ):
                 of_node.setdefault(found.node, []).append(found)
         begun = [
-            self._look_into_all(ledger, node, founds)
-            for node, founds in of_node.items()
+            self._settle_node(ledger, node, findings)
+            for node, findings in of_node.items()
             if node not in self._looking
         ]
         if begun:
@@ -177,13 +177,13 @@ class ReconcileController:
         if self.eviction_controller is not None and not self._observes():
             await self.eviction_controller.once()
 
-    def _look_into_all(
-        self, ledger: Ledger, node: str, founds: Sequence[UnreservedPod | Leftover | Unmarked]
+    def _settle_node(
+        self, ledger: Ledger, node: str, findings: Sequence[UnreservedPod | Leftover | Unmarked]
     ) -> asyncio.Task[None]:
         async def one_by_one() -> None:
             async with self._turns:
-                for found in founds:
-                    await self._look_into(ledger, found)
+                for found in findings:
+                    await self._settle_one(ledger, found)
 
         def done(task: asyncio.Task[None]) -> None:
             del self._looking[node]
@@ -198,7 +198,7 @@ class ReconcileController:
         log.error("loop_failed", loop="reservations", exc_info=err)
         self._count_failure("reservations")
 
-    async def _look_into(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
+    async def _settle_one(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
         if isinstance(found, UnreservedPod):
             node, uid = found.node, found.pod.metadata.uid
             charged = await ledger.charge(node, found.pod)

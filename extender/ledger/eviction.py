@@ -107,5 +107,5 @@ class Evictions:
 
 def _may_go(pod: Pod, uid: str, node: str) -> bool:
     metadata = pod.metadata
-    there = metadata.uid == uid and pod.node == node and not pod.ended
-    return there and not metadata.deletion_timestamp and (waits(pod) or not has_gate(pod))
+    is_here = metadata.uid == uid and pod.node == node and not pod.ended
+    return is_here and not metadata.deletion_timestamp and (waits(pod) or not has_gate(pod))

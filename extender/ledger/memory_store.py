@@ -153,15 +153,15 @@ class EmbeddedStore:
     def bind(self, binding: Binding) -> None:
         def bind() -> None:
             pod = self._held_pod(binding.namespace, binding.name)
-            which = f"pod {binding.namespace}/{binding.name}"
+            subject = f"pod {binding.namespace}/{binding.name}"
             if pod.metadata.uid != binding.uid:
-                raise StoreConflict(f"{which} has another uid")
+                raise StoreConflict(f"{subject} has another uid")
             if pod.metadata.resource_version != binding.resource_version:
-                raise StoreConflict(f"{which} was changed by another client")
+                raise StoreConflict(f"{subject} was changed by another client")
             if pod.node:
-                raise StoreConflict(f"{which} is already assigned to node {pod.node}")
+                raise StoreConflict(f"{subject} is already assigned to node {pod.node}")
             if pod.metadata.deletion_timestamp:
-                raise StoreConflict(f"{which} is being deleted")
+                raise StoreConflict(f"{subject} is being deleted")
             annotations = {**(pod.metadata.annotations or {}), **binding.annotations}
             spec = msgspec.structs.replace(pod.spec, node_name=binding.node)
             self._put_pod(pod, annotations, spec)

@@ -145,10 +145,10 @@ class _Want:
         self.step, self.done = step, True
 
 
-async def one_by_one(works: Iterable[Awaitable[None]]) -> None:
+async def one_by_one(calls: Iterable[Awaitable[None]]) -> None:
     """Await the given calls in sequence."""
-    for work in works:
-        await work
+    for call in calls:
+        await call
 
 
 def _too_late(ask: BindAsk, trouble: StoreError | None) -> str:
@@ -538,18 +538,18 @@ class Ledger:
         if uids - self._cleared:
             await self._touch_unbound(waiting[0])
             self._cleared |= uids
-        sitting: dict[str, list[Pod]] = {}
+        pods_on: dict[str, list[Pod]] = {}
         names = [gpunode.name for gpunode in waiting]
         for name in names if len(names) <= FEW_NODES else (None,):
             # The list contains at least all pods that are bound to these nodes from now on.
             async for pods in part_by_part(await self._store.list_pods(name), AT_ONCE):
                 for pod in pods:
                     if pod.node and not pod.ended:
-                        sitting.setdefault(pod.node, []).append(pod)
+                        pods_on.setdefault(pod.node, []).append(pod)
         made: list[str] = []
         for gpunode in waiting:
             with errors:
-                if await self._charge_all(gpunode, sitting.get(gpunode.name, ())):
+                if await self._charge_all(gpunode, pods_on.get(gpunode.name, ())):
                     made.append(gpunode.name)
         return made
 
@@ -682,19 +682,19 @@ def _reserve(pod: Pod, placement: Placement) -> Reservation:
 def _unbound(ask: BindAsk, pod: Pod | None) -> Pod | Bound | Failed:
     """Return the pod if it can still be bound, else the outcome that its state already
     determines."""
-    which = f"pod {ask.namespace}/{ask.name}"
+    subject = f"pod {ask.namespace}/{ask.name}"
     if pod is None:
-        return Failed(f"{which} does not exist")
+        return Failed(f"{subject} does not exist")
     if pod.metadata.uid != ask.uid:
-        return Failed(f"{which} was replaced: its uid is {pod.metadata.uid}, not {ask.uid}")
+        return Failed(f"{subject} was replaced: its uid is {pod.metadata.uid}, not {ask.uid}")
     if (pod.metadata.namespace, pod.metadata.name) != (ask.namespace, ask.name):
-        return Failed(f"{which} is not the pod of uid {ask.uid}")
+        return Failed(f"{subject} is not the pod of uid {ask.uid}")
     if pod.node == ask.node:
         return Bound()
     if pod.node:
-        return Failed(f"{which} is bound to node {pod.node}")
+        return Failed(f"{subject} is bound to node {pod.node}")
     if pod.metadata.deletion_timestamp:
-        return Failed(f"{which} is being deleted")
+        return Failed(f"{subject} is being deleted")
     return pod
 
 

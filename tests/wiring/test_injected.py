@@ -26,7 +26,7 @@ NOT_REACHED = {
         "extender.controllers.reconcile:ReconcileController._failed: called self._count_failure",
     },
     "belongs to other processes or to tests": {
-        "extender.ledger.protocol:one_by_one: waited await work",
+        "extender.ledger.protocol:one_by_one: waited await call",
         "extender.state.event_queue:EventQueue.idle: waited await self._idle.wait()",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.settle(ledger",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.ready(ledger)",
