@@ -72,6 +72,7 @@ class JournalFollower:
         self._own: set[Address] = set()
         #: Place -> its last resolved addresses.
         self._addresses: dict[Address, list[Address]] = {}
+        #: Host of a place -> why its name could not be resolved.
         self._unresolved: dict[str, str] = {}
         #: Journals of extenders whose address was taken over by another one; the earliest first.
         self._ended: list[Followed] = []
