@@ -19,7 +19,13 @@ from contract.kube import (
     Terminated,
 )
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError
-from extender.ledger.eviction import LEAVES, NO_ROOM, STAYS, EvictionResult, Evictions
+from extender.ledger.eviction import (
+    NO_ROOM,
+    NO_ROOM_EVICTED,
+    NO_ROOM_WAITS,
+    EvictionResult,
+    Evictions,
+)
 from extender.ledger.memory_store import AsyncStore
 from extender.placement.overfull_devices import Misplaced
 from tests.blocking import now
@@ -97,7 +103,7 @@ def world() -> World:
 def test_it_is_marked_then_evicted_and_told_why(world: World) -> None:
     assert world.send_away() == EvictionResult(("uid-p",))
     assert world.evictor.marked == [True]
-    assert world.evictor.told == [("uid-p", NO_ROOM, LEAVES)]
+    assert world.evictor.told == [("uid-p", NO_ROOM, NO_ROOM_EVICTED)]
     assert world.stage.calls[:3] == ["read_gpunode", "write_spec", "read_pod"]
     assert world.stage.written[-1] == world.stage.node()
     # What was promised stays until the pod is gone.
@@ -201,5 +207,5 @@ def test_a_node_without_an_object_has_nobody_to_send_away(world: World) -> None:
 
 def test_who_is_stuck_is_told_what_to_do(world: World) -> None:
     now(world.evictions(world._misplaced).record_stuck(world.stage.pod()))
-    assert world.evictor.told == [("uid-p", NO_ROOM, STAYS)]
+    assert world.evictor.told == [("uid-p", NO_ROOM, NO_ROOM_WAITS)]
     assert world.evictor.evicted == []

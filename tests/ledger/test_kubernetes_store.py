@@ -321,7 +321,7 @@ class TestTouch:
     def test_an_older_version_is_a_conflict(self, store: Blocking, plane: ControlPlane) -> None:
         pod = new_pod(plane)
         store.touch_pod(pod, "1")
-        with pytest.raises(StoreConflict, match=rf"touch pod {NAMESPACE}/x\d+.*409"):
+        with pytest.raises(StoreConflict, match=rf"annotate pod {NAMESPACE}/x\d+.*409"):
             store.touch_pod(pod, "2")
         assert again(store, pod).annotation(TOUCHED) == "1"
 
