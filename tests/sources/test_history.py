@@ -185,11 +185,11 @@ SOUND = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"))
         pytest.param(SOUND + b"x", "not in the format of Prometheus", id="more after it"),
         pytest.param(b"[" * 100_000, "not in the format of Prometheus", id="deep"),
         pytest.param(
-            SOUND.replace(b"[", b"[" + b"[" * 100_000), "not as Prometheus", id="deep within"
+            SOUND.replace(b"[", b"[" + b"[" * 100_000), "not in the format", id="deep within"
         ),
-        pytest.param(SOUND.replace(b"vector", b"matrix"), "not as Prometheus", id="a matrix"),
-        pytest.param(SOUND.replace(b"result", b"x", 1), "not as Prometheus", id="of no type"),
-        pytest.param(SOUND.replace(b'"result"', b'"x"'), "not as Prometheus", id="of no series"),
+        pytest.param(SOUND.replace(b"vector", b"matrix"), "not in the format", id="a matrix"),
+        pytest.param(SOUND.replace(b"result", b"x", 1), "not in the format", id="of no type"),
+        pytest.param(SOUND.replace(b'"result"', b'"x"'), "not in the format", id="of no series"),
         pytest.param(
             b'{"status":"error","errorType":"timeout","error":"query timed out"}',
             "it answers with an error: timeout: query timed out",

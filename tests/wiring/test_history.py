@@ -44,7 +44,7 @@ def answer(ratios: dict[int, float]) -> str:
         for kind, value in (("ratio", ratio), ("at", now_s))
     )
     return body(
-        *({"metric": {"told": kind, "UUID": uuid}, "value": [now_s, str(value)]}
+        *({"metric": {"figure": kind, "UUID": uuid}, "value": [now_s, str(value)]}
           for kind, uuid, value in told)
     ).decode()  # fmt: skip
 
