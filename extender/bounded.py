@@ -1,4 +1,4 @@
-"""The one dictionary for what is remembered of pods, requests and clients: it has a bound."""
+"""The bounded dictionary for all that is remembered about pods, requests and clients."""
 
 from collections import OrderedDict
 from typing import TypeVar
@@ -8,9 +8,9 @@ V = TypeVar("V")
 
 
 class Bounded(OrderedDict[K, V]):
-    """Forgets the entries that were written longest ago, beyond ``max_entries``.
+    """A dictionary that drops its oldest entries beyond ``max_entries``.
 
-    Write entries by assignment only: the other methods that write do not look at the bound.
+    Write entries by assignment only: other writing methods do not enforce the bound.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -23,5 +23,6 @@ class Bounded(OrderedDict[K, V]):
         self.trim(self.max_entries)
 
     def trim(self, max_entries: int) -> None:
+        """Drop the oldest entries beyond ``max_entries``."""
         while len(self) > max_entries:
             self.popitem(last=False)

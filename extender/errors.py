@@ -1,19 +1,19 @@
-"""What went wrong on our side.
+"""Errors of the extender.
 
 HeadroomError
-├── NotSynced            we have not seen the cluster yet, so nothing can be promised
+├── NotSynced            the cluster was not listed yet, so nothing can be decided
 ├── BadSettings          a setting that cannot be used
-└── StoreError           the store of truth (the API server) did not do what was asked
+└── StoreError           the API server did not do what was requested
     ├── StoreConflict    a precondition (uid, resourceVersion) no longer holds: read again
-    ├── StoreNotFound    the object is not there
-    ├── StoreRejected     it will never accept this; nothing was written
-    └── OutcomeUnknown   no answer, or none to go by: it may or may not have been done
-        └── StoreTimeout  no answer at all: whatever else is asked has to wait as well
+    ├── StoreNotFound    the object does not exist
+    ├── StoreRejected    it will never be accepted; nothing was written
+    └── OutcomeUnknown   no usable answer: the write may or may not have been done
+        └── StoreTimeout no answer at all: other calls would have to wait as well
 """
 
 
 class HeadroomError(Exception):
-    """Base of our own errors."""
+    """Base of the extender's errors."""
 
 
 class NotSynced(HeadroomError):

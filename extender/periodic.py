@@ -1,8 +1,8 @@
-"""What goes on for as long as the process does.
+"""Background loops that run as long as the process.
 
-Each loop runs its work again and again. An exception in one round is logged, counted, and does not
-end the loop. A loop that has made no progress for ``STUCK_AFTER_S`` makes ``/healthz`` fail, so
-that the kubelet starts the process anew.
+Each loop runs its work again and again. An exception in one round is logged and counted, and does
+not end the loop. If a loop makes no progress for ``STUCK_AFTER_S``, ``/healthz`` fails, and the
+kubelet restarts the process.
 """
 
 import asyncio
@@ -17,14 +17,15 @@ from extender.progress import marked_by
 
 log = structlog.get_logger()
 
-#: More than any single call to the API server takes.
+#: Longer than any single call to the API server.
 STUCK_AFTER_S = 30.0
-#: Before work that does not end by itself is begun anew.
+#: Pause before work that ended is started again.
 AGAIN_AFTER_S = 1.0
 
 
 class Loops:
-    """``failed`` is told the name of each loop in which an exception occurred."""
+    """Runs the loops of a process; ``failed`` is called with the name of a loop after each
+    exception."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Loops:
         self._failed = failed
         self._monotonic_s = monotonic_s
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Name of a loop -> when it made progress last; None while it waits for its next round.
+        #: Name of a loop -> time of its last progress; None while it waits for its next round.
         self._moved_s: dict[str, float | None] = {}
 
     def start(
@@ -46,8 +47,8 @@ class Loops:
         least_s: float = 0.0,
         unready: Callable[[], str] = str,
     ) -> None:
-        """Runs ``once`` now, ``every_s`` seconds after each round, and ``least_s`` after it if
-        ``wanted`` is set; skips rounds while ``unready`` returns a reason."""
+        """Run ``once`` now, ``every_s`` seconds after each round, and ``least_s`` after it if
+        ``wanted`` is set; skip rounds while ``unready`` returns a reason."""
 
         async def ready() -> None:
             if not unready():
@@ -57,7 +58,7 @@ class Loops:
         self._tasks.add(task)
 
     def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs ``work``, which does not end by itself, and runs it again if it fails."""
+        """Run ``work``, which does not end by itself, and run it again if it fails."""
 
         async def kept() -> None:
             while True:
@@ -69,7 +70,7 @@ class Loops:
         self._tasks.add(asyncio.create_task(kept(), name=name))
 
     def failing(self, name: str) -> None:
-        """Logs and counts the exception that is being handled; raises nothing."""
+        """Log and count the exception that is being handled; raise nothing."""
         with contextlib.suppress(Exception):  # the log may be closed
             log.error("loop_failed", loop=name, exc_info=sys.exc_info())
         with contextlib.suppress(Exception):
@@ -77,15 +78,15 @@ class Loops:
 
     @contextlib.contextmanager
     def _survived(self, name: str) -> Iterator[None]:
-        """Whatever is raised: a loop that ended would not be missed for days."""
+        """Handle any exception: a loop that ended would go unnoticed for days."""
         try:
             yield
         except Exception:  # noqa: BLE001 - as above
             self.failing(name)
 
     def stuck(self) -> dict[str, float]:
-        """Maps each loop without progress for ``STUCK_AFTER_S`` to the seconds since; from any
-        thread."""
+        """Return each loop without progress for ``STUCK_AFTER_S``, and the seconds since its last
+        progress. May be called from any thread."""
         now_s = self._monotonic_s()
         return {
             name: now_s - moved_s

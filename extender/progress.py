@@ -1,7 +1,7 @@
-"""Marks of progress: whoever runs a loop learns that a long round of it still moves.
+"""Progress marks: they show that a long round of a loop still advances.
 
-A round may make many calls, each bounded in time. Who makes one calls ``progressed`` when it is
-done; the loop that it belongs to, if any, is found by its context.
+A round may make many calls, each with its own timeout. Each client calls ``progressed`` after a
+call; the context determines the loop to which the call belongs, if any.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ _mark: ContextVar[Callable[[], None]] = ContextVar("mark", default=lambda: None)
 
 
 def progressed() -> None:
-    """The loop that this runs in, if any, has made progress."""
+    """Record progress of the current loop, if any."""
     _mark.get()()
 
 
 def marked_by(mark: Callable[[], None]) -> None:
-    """From now on, in this task and those that it creates, progress is told to ``mark``."""
+    """Call ``mark`` for each progress of this task, and of the tasks that it creates."""
     _mark.set(mark)

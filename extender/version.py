@@ -1,10 +1,10 @@
-"""Which version of the package this is."""
+"""The version of the installed package."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 
 def own_version() -> str:
-    """ "unknown" where it runs from its sources."""
+    """Return the package's version; "unknown" if it runs from its sources."""
     try:
         return version("headroom-gpu")
     except PackageNotFoundError:

@@ -14,7 +14,7 @@ from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import KubeApi
 from extender.ledger import protocol
 from extender.ledger.kube_store import KubernetesStore
-from extender.ledger.memory_store import AtOnce, Awaited
+from extender.ledger.memory_store import AsyncStore, SyncStore
 
 T = TypeVar("T")
 PATIENCE_S = 120.0
@@ -35,8 +35,10 @@ class Ledger:
     """A ledger over a store that answers at once; ``code`` is the module of the protocol, or a
     mutant of it."""
 
-    def __init__(self, store: AtOnce, *args: Any, code: ModuleType = protocol, **how: Any) -> None:
-        self.awaited = code.Ledger(Awaited(store), *args, **how)
+    def __init__(
+        self, store: SyncStore, *args: Any, code: ModuleType = protocol, **how: Any
+    ) -> None:
+        self.awaited = code.Ledger(AsyncStore(store), *args, **how)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.awaited, name)
@@ -53,7 +55,7 @@ class Faraway:
     there ("before") and back ("after"), and may raise what goes wrong on the way."""
 
     def __init__(
-        self, store: AtOnce, meanwhile: Callable[[str, str], Awaitable[None]] = give_way
+        self, store: SyncStore, meanwhile: Callable[[str, str], Awaitable[None]] = give_way
     ) -> None:
         self._store, self._meanwhile = store, meanwhile
 

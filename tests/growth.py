@@ -47,7 +47,7 @@ PASSING = {
         *("_Look._eligible", "_Look._fits", "_Look._names", "_Look._rows", "_Look.beside"),
     ],
     "extender/config/loading.py": ["_Environment._env"],
-    "extender/ledger/protocol.py": ["Apart._troubles"],
+    "extender/ledger/protocol.py": ["ErrorsByNode._errors"],
     "extender/ledger/store.py": ["Binding.annotations"],
     "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],
@@ -202,7 +202,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     # One entry is some bytes for each device, and the least recently used goes first.
     "extender/placement/fit_cache.py": {"FitCache._held": Per("device", 16 * 64)},
     "extender/state/decision_records.py": {"Records._records": Fixed(16 * MIB)},
-    "extender/kube/interning.py": {"Alike._kept": Fixed(10 * MIB)},
+    "extender/kube/interning.py": {"Interned._kept": Fixed(10 * MIB)},
     "extender/kube/gpunode_reader.py": {"GPUNodeReader._specs": Per("node", 300)},
     "extender/kube/informers.py": {
         "KubernetesSources._reflectors": Fixed(10_000),
@@ -234,8 +234,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/scheduler/verbs.py": {
         "Verbs._turned_away": Per("node", 64 * 10),
     },
-    "extender/controllers/event_recorder.py": {"EventRecorder._told": Fixed(10_000 * 1_000)},
-    "extender/controllers/eviction.py": {"EvictionController._told": Per("pod", 300)},
+    "extender/controllers/event_recorder.py": {"EventRecorder._recorded": Fixed(10_000 * 1_000)},
+    "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},
     # Three ports.
     "extender/server/tls_handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {
@@ -264,13 +264,15 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/observability/pending_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/controllers/preemption.py": {
         "PreemptionController._not_before_s": Fixed(1_024 * 300),
-        "PreemptionController._told": Fixed(1_024 * 2_000),
+        "PreemptionController._announced": Fixed(1_024 * 2_000),
     },
     "extender/controllers/requeue.py": {"RequeueController._released": Per("pod", 200)},
-    "extender/controllers/pending_events.py": {"PendingEventsController._told": Per("pod", 500)},
+    "extender/controllers/pending_events.py": {
+        "PendingEventsController._explained": Per("pod", 500)
+    },
     "extender/controllers/reconcile.py": {"ReconcileController._looking": Per("node", 4_000)},
     "extender/observability/change_feed.py": {
-        "ChangeFeed._told": Fixed(10_000 * 500),
+        "ChangeFeed._published": Fixed(10_000 * 500),
         "ChangeFeed._versions": Fixed(32 * 200),
     },
 }

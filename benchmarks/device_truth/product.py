@@ -37,7 +37,7 @@ from contract.kube import (
     Terminated,
 )
 from extender.ledger.eviction import Evictions
-from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit_cache import FitCache
 from extender.placement.non_gpu_pods import aside
@@ -214,7 +214,7 @@ class Gated(Product):
         super().__init__(world)
         self._evicted: list[str] = []
         self._evictions = Evictions(
-            Awaited(self._store),
+            AsyncStore(self._store),
             self._ledger.awaited,
             self,
             lambda gpunode: self._cluster.misplaced(gpunode, self._now_s),
@@ -236,7 +236,7 @@ class Gated(Product):
             gpunode = self._read(name)
             marked = any(EVICTED in each.flags for each in gpunode.spec.reservations.values())
             if marked or self._cluster.misplaced(gpunode, now_s).leave:
-                now(self._evictions.send_away(name))
+                now(self._evictions.evict_misplaced(name))
                 self._take_news()
         evicted, self._evicted = self._evicted, []
         return evicted

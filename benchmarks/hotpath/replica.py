@@ -27,7 +27,7 @@ from extender.app.extender import Extender
 from extender.app.memory_policy import limit_heap
 from extender.app.serving import serve
 from extender.config.settings import Settings
-from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.scheduler.extender_v1 import decode_offer
 from extender.state.changes import Relisted
 
@@ -71,9 +71,9 @@ async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
     extender = Extender(settings, unready=lambda: "")
     store = EmbeddedStore(extender.deliver, time.monotonic)
     now_s = time.monotonic()
-    extender.tell([Relisted(Node, tuple(map(fleet.kube_node, fleet.names)), now_s)])
+    extender.enqueue([Relisted(Node, tuple(map(fleet.kube_node, fleet.names)), now_s)])
     pods = [pod for name in fleet.names for pod in fleet.kube_pods(name)]
-    extender.tell([Relisted(Pod, tuple(pods), now_s)])
+    extender.enqueue([Relisted(Pod, tuple(pods), now_s)])
     await extender.intake.idle()
     for name in fleet.names:
         gpunode = fleet.gpunode(name)
@@ -86,8 +86,8 @@ async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
 
 async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: Connection) -> None:
     """Serve until a signal."""
-    own = extender.verbs(extender.open_ledger(Awaited(store)), shown=lambda pod: None)
-    verbs = extender.verbs_app(extender.open_ledger(Awaited(store)), shown=lambda pod: None)
+    own = extender.verbs(extender.open_ledger(AsyncStore(store)), shown=lambda pod: None)
+    verbs = extender.verbs_app(extender.open_ledger(AsyncStore(store)), shown=lambda pod: None)
     reports = 0
 
     async def echo(request: Request) -> Response:
@@ -143,5 +143,5 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         pipe.send(Where(ports["verbs"] or 0, ports["debug"] or 0))
 
     await asyncio.sleep(0)
-    ledger = extender.open_ledger(Awaited(store))
+    ledger = extender.open_ledger(AsyncStore(store))
     await serve(extender, ledger, verbs, debug, announce, console=console)

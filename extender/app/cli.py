@@ -1,4 +1,4 @@
-"""The command line: what people type."""
+"""The command line of ``headroom``."""
 
 import contextlib
 import logging
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 @app.callback()
 def _configure() -> None:
-    """Logs go to stderr, one JSON object a line."""
+    """Log to stderr, one JSON object per line."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -63,25 +63,26 @@ DebugHost = Annotated[str | None, typer.Option(help="Address of the debug API's 
 InsecureVerbs = Annotated[
     bool | None,
     typer.Option(
-        "--insecure-verbs", help="Let other machines have pods bound without a certificate."
+        "--insecure-verbs", help="Accept bind calls of other machines without a certificate."
     ),
 ]
 VerbsPort = Annotated[int | None, typer.Option(help="kube-scheduler's port; 0: any.")]
 DebugPort = Annotated[int | None, typer.Option(help="Debug API's port; 0: any.")]
 DebugOpen = Annotated[
     bool | None,
-    typer.Option("--debug-open", help="Debug API for every process of this machine."),
+    typer.Option("--debug-open", help="Serve the debug API to all processes of this machine."),
 ]
 DebugTlsCert = Annotated[
-    Path | None, typer.Option(help="Certificate in PEM: the debug API speaks TLS only.")
+    Path | None, typer.Option(help="PEM certificate; the debug API then uses TLS only.")
 ]
-DebugTlsKey = Annotated[Path | None, typer.Option(help="Its private key in PEM.")]
+DebugTlsKey = Annotated[Path | None, typer.Option(help="PEM private key of the certificate.")]
 TlsCert = Annotated[
-    Path | None, typer.Option(help="Certificate in PEM: kube-scheduler's port speaks TLS only.")
+    Path | None, typer.Option(help="PEM certificate; kube-scheduler's port then uses TLS only.")
 ]
-TlsKey = Annotated[Path | None, typer.Option(help="Its private key in PEM.")]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM private key of the certificate.")]
 TlsClientCa = Annotated[
-    Path | None, typer.Option(help="CAs in PEM: only clients with a certificate of theirs.")
+    Path | None,
+    typer.Option(help="PEM CAs; clients need a certificate of one of them."),
 ]
 Level = Annotated[LogLevel, typer.Option(help="Minimum log level.")]
 
@@ -107,7 +108,7 @@ def serve(
     tls_client_ca: TlsClientCa = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Serve the scheduler's verbs and the debug API from one process."""
+    """Serve kube-scheduler's calls and the debug API from one process."""
     flags = _flags(locals(), "embedded", "config", "log_level")
     _log_at(log_level)
     with _reported():
@@ -116,7 +117,7 @@ def serve(
         if embedded is not None:
             uvloop.run(serve_embedded(settings, load_fleet(embedded), typer.echo, origin))
             return
-        # What talks to a cluster is an extra, and slow to import.
+        # The Kubernetes client is an optional dependency, and slow to import.
         from extender.app.cluster import serve_cluster
 
         uvloop.run(serve_cluster(settings, typer.echo, origin=origin))
@@ -139,7 +140,7 @@ def extender(
     tls_client_ca: TlsClientCa = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Serve the scheduler's verbs; on the second port health, metrics and the journal."""
+    """Serve kube-scheduler's calls, and health, metrics and the journal on a second port."""
     flags = _flags(locals(), "config", "log_level")
     _log_at(log_level)
     _serve_part("extender", config, flags)
@@ -163,7 +164,7 @@ def console(
 
 
 def _flags(given: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """The settings among the arguments of a command."""
+    """Return the settings among the arguments of a command."""
     return {name: value for name, value in given.items() if name not in others}
 
 
@@ -200,7 +201,7 @@ def _log_at(level: LogLevel) -> None:
 
 @contextlib.contextmanager
 def _reported() -> Iterator[None]:
-    """Report the errors of a server on stderr, and exit: 2 for its settings, 1 for the machine."""
+    """Report errors on stderr, and exit with 2 for bad settings, 1 for errors of the machine."""
     try:
         yield
     except ImportError as err:
@@ -226,16 +227,20 @@ def convert(
         typer.FileText, typer.Option("-f", "--file", help="Manifests, YAML or JSON; -: stdin.")
     ],
     memory_unit: Annotated[
-        MemoryUnit, typer.Option(help="--memory-unit of gpushare's plugin: of aliyun.com/gpu-mem.")
+        MemoryUnit,
+        typer.Option(help="Unit of aliyun.com/gpu-mem (--memory-unit)."),
     ] = MemoryUnit.GIB,
     scheduler_name: Annotated[
-        str | None, typer.Option(help="Scheduler for the pods; else KAI's and HAMi's is left out.")
+        str | None,
+        typer.Option(help="schedulerName; default: remove KAI's and HAMi's."),
     ] = None,
 ) -> None:
-    """Turn manifests written for KAI, HAMi or gpushare into ours, on stdout.
+    """Convert manifests for KAI, HAMi or gpushare to Headroom, on stdout.
 
-    What could not be carried over is said on stderr. The exit status is 1 if something was not
-    understood and left as it was, 2 if the file cannot be read at all.
+            understood and left as it was, 2 if the file cannot be read at all.
+    Reports on stderr what could not be converted. The exit status is 1 if something was not
+        understood and left unchanged, 2 if the file cannot be read.
+        understood and left as it was, 2 if the file cannot be read at all.
     """
     from extender.convert.manifests import Options
     from extender.convert.manifests import convert as converted
@@ -263,16 +268,18 @@ app.add_typer(config, name="config")
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="What GET /v1/snapshot of the debug API answered.")],
+    file: Annotated[Path, typer.Argument(help="Answer of GET /v1/snapshot of the debug API.")],
     pod: Annotated[
-        str | None, typer.Option(help="namespace/name of one pod in it; else all decided about.")
+        str | None, typer.Option(help="One pod, as namespace/name; default: all with a decision.")
     ] = None,
-    vram: Annotated[str | None, typer.Option(help="A pod of this size instead, as in 8Gi.")] = None,
+    vram: Annotated[
+        str | None, typer.Option(help="A made-up pod of this size. Example: 8Gi.")
+    ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Every node's verdict, a line of JSON for each pod.")
+        bool, typer.Option("--json", help="Print each node's verdict, one line of JSON per pod.")
     ] = False,
 ) -> None:
-    """Say of the pods in a snapshot what the replica that it was taken from said of them."""
+    """Recompute the decisions about the pods in a snapshot."""
     import msgspec
 
     from extender.app import replay as replaying

@@ -1,4 +1,4 @@
-"""Serves a real cluster: what its API server tells comes in, reservations are written to it."""
+"""Serves a real cluster: follows the API server's watches, and writes reservations to it."""
 
 import contextlib
 import time
@@ -37,7 +37,7 @@ from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
 from extender.ledger.kube_evictor import KubernetesEvictor
 from extender.ledger.kube_store import KubernetesStore
-from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability.metrics import ViewTelemetry
 from extender.observability.pending_metrics import PendingPods
 from extender.server.client_ca import ClientCa
@@ -58,12 +58,12 @@ class Parts(Enum):
 
 
 class Cluster:
-    """The API server, and what its watches say."""
+    """The API server and its watches."""
 
     def __init__(self, configuration: Configuration, settings: Settings, pace: Pace) -> None:
         self.configuration = configuration
         self.api = KubeApi(configuration)
-        # Connections of its own: readers may ask for more than binds leave.
+        # Separate connections: requests of readers must not use those of binds.
         self.reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
         self.guard = (
             None if settings.debug_open else Guard(KubeReviews(self.reviews), time.monotonic)
@@ -79,11 +79,13 @@ class Cluster:
         self._sources: KubernetesSources | None = None
 
     def unready(self) -> str:
+        """Return why the cache is incomplete; "" if all kinds were listed."""
         health = self._sources.health if self._sources else ()
         return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
 
     def quotas(self) -> Callable[[str], Sequence[ResourceQuota] | None]:
-        """For a console alone: the models of ``CoreV1Api`` take 20 MiB."""
+        """Return a reader of ResourceQuotas. For the console only: the models of ``CoreV1Api`` take
+        20 MiB."""
         quotas = KubeQuotas(self.reviews)
 
         def read(namespace: str) -> Sequence[ResourceQuota] | None:
@@ -97,13 +99,13 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def followed_by(self, view: ClusterView, for_people: bool) -> AsyncIterator[None]:
-        """While the context lasts, the view gets what the watches say. ``for_people``: readers may
-        show a client certificate, too."""
+        """Deliver the watches' changes to the view while the context lasts. ``for_people``: readers
+        may also authenticate with a client certificate."""
         settings = self._settings
         view.cluster.budgets.awaited = True
         self._sources = sources = KubernetesSources(
             self.api,
-            view.tell,
+            view.enqueue,
             watched_kinds(settings.agent_namespace, view.cluster.concerns),
             pace=self._pace,
         )
@@ -112,7 +114,7 @@ class Cluster:
         if for_people and self.guard is not None and self.debug_tls is not None:
             ClientCa(self.reviews, self.debug_tls.know).start(view.loops)
         try:
-            async with sm_history(settings, view.telemetry, view.cluster.activities, view.tell):
+            async with sm_history(settings, view.telemetry, view.cluster.activities, view.enqueue):
                 yield
         finally:
             view.loops.stop()
@@ -128,10 +130,10 @@ async def serve_cluster(
     origin: Origin = ANYWHERE,
     parts: Parts = Parts.BOTH,
 ) -> None:
-    """Serve the cluster that the kubernetes package's configuration points at, until a signal.
-    Raises ``BadSettings``."""
+    """Serve the cluster of the kubernetes package's configuration until a signal; raise
+    ``BadSettings``."""
     limit_heap()
-    hint = "to try without one: headroom serve --embedded FLEET.yaml"
+    hint = "to try Headroom without a cluster: headroom serve --embedded FLEET.yaml"
     cluster = Cluster(load_configuration(hint=hint), settings, pace)
     if parts is Parts.CONSOLE:
         await _serve_console(cluster, settings, announce, origin)
@@ -152,8 +154,8 @@ async def _serve_extender(
     store = KubernetesStore(loop_api, cluster.api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
     evictor = KubernetesEvictor(loop_api, extender.post)
-    extender.send_away(store, ledger, evictor)
-    extender.make_room(RoomMaker(store, evictor, time.time, extender.new_id))
+    extender.enable_evictions(store, ledger, evictor)
+    extender.enable_preemption(PreemptionWriter(store, evictor, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger, shown=lambda pod: None)
     console = None
     second = extender.app(cluster.guard)
@@ -165,7 +167,7 @@ async def _serve_extender(
         second = console.app(cluster.guard, cluster.quotas())
     try:
         async with cluster.followed_by(extender, with_console):
-            extender.retrying.start(extender.loops, ledger)
+            extender.requeue_controller.start(extender.loops, ledger)
             show = KubeNodes(cluster.api).show
             ExtendedResourceController(extender.cluster, settings.mirror_vram, show).start(
                 extender.loops, extender.unready

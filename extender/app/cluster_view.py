@@ -1,4 +1,4 @@
-"""The cluster as a process sees it: state in memory that follows the watches, and who runs it."""
+"""The cluster as a process sees it: state in memory that follows the watches, and its loops."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ from extender.state.event_queue import EventQueue
 from extender.state.prediction_tracker import Outcome
 from extender.state.quotas import ResourceQuota
 
-NOT_TAKEN_IN = "Headroom has not yet taken in what it listed"
+NOT_TAKEN_IN = "Headroom has not yet processed the listed objects"
 
 
 class ClusterView:
@@ -39,28 +39,32 @@ class ClusterView:
         awaited: Iterable[type] = (),
         origin: Origin = ANYWHERE,
     ) -> None:
-        """``unready`` says why the sources have not listed everything; ``awaited``: kinds of which
-        a list will come; ``origin``: where the settings are read again."""
+        """Prepare the state; no loop runs before ``start``.
+
+        ``unready`` returns why the watches have not listed everything; ``awaited`` are the kinds
+        that will be listed; ``origin`` is where the settings are read again.
+        """
         self.settings = settings
         self.telemetry = telemetry
         self.loop = asyncio.get_running_loop()
-        #: Begins the ids of what this process writes, so that it recognises its own reservations.
+        #: Prefix of the ids that this process writes, so that it recognises its own reservations.
         self.name = uuid.uuid4().hex[:12]
         self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
         self.intake = EventQueue(self.cluster, self._took, self._turned, self.loops)
         self.observed = Observed(lambda: self.intake.is_behind)
-        #: Set when all that was awaited was weighed.
+        #: Set when all listed objects were weighed.
         self.begun = asyncio.Event()
-        #: Called with every prediction that was compared with a report.
+        #: Called with each prediction that was compared with a report.
         self.outcome_seen: list[Callable[[Outcome], None]] = []
         telemetry.registry.register(CertificateCollector(settings.shown))
         self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
 
     @property
     def observes(self) -> bool:
-        """Whether nothing is rejected, preferred or evicted, and all goes on record."""
+        """Return whether the mode is observe: nothing is rejected, preferred or evicted, and all
+        decisions are recorded."""
         return self.settings.mode is Mode.OBSERVE
 
     def start(self) -> None:
@@ -70,30 +74,30 @@ class ClusterView:
         self.loops.keep("memory", self._collect)
 
     def take(self, settings: Settings) -> None:
-        """Use these settings from now on, of which those of ``RELOADED`` may be new; on the
+        """Use these settings from now on; only those of ``RELOADED`` may differ. Call it on the
         loop."""
         self.settings = settings
         self.cluster.follow(settings.rules)
 
     def unready(self) -> str:
-        """Why nothing can be decided yet, in a sentence; "" when it can. A source has listed when
-        its list is there, and what it says may take a moment more."""
+        """Return why nothing can be decided yet, as a sentence; "" if it can. After all kinds are
+        listed, processing them takes a moment."""
         return self._sources_unready() or ("" if self.cluster.begun else NOT_TAKEN_IN)
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Take what we did ourselves, from any thread; see ``Intake.deliver``."""
+        """Apply this process's own changes, from any thread; see ``EventQueue.deliver``."""
         self.cluster.epoch_s = _epoch_s()
         self.intake.deliver(events)
 
-    def tell(self, events: Sequence[Event]) -> None:
-        """Take what the cluster tells, from any thread; see ``Intake.tell``."""
+    def enqueue(self, events: Sequence[Event]) -> None:
+        """Queue changes of the cluster, from any thread; see ``EventQueue``."""
         self.cluster.epoch_s = _epoch_s()
         self.intake.tell(events)
 
     def stuck(self) -> str:
-        """Which loops have made no progress for long, in a sentence; "" when none."""
+        """Return the loops without progress for long, as a sentence; "" if there are none."""
         stuck = self.loops.stuck() | self.intake.stuck()
-        return ", ".join(f"{name} has not progressed for {s:.0f} s" for name, s in stuck.items())
+        return ", ".join(f"{name} has made no progress for {s:.0f} s" for name, s in stuck.items())
 
     def note_lag(self, late_s: float) -> None:
         self.telemetry.loop_lag_seconds.observe(late_s)
@@ -126,14 +130,16 @@ class ClusterView:
         )
 
     def assumed(self) -> AssumedLine:
-        """Return the assumed binds and nominations of this process: none if it binds no pods."""
+        """Return the assumed binds and nominations of this process: none, because it binds no
+        pods."""
         return nothing_assumed()
 
     def _took(self, events: Sequence[Event]) -> None:
-        """Events were applied, or are when the nodes that they changed were weighed."""
+        """React to events that were applied, or will be once the nodes that they changed are
+        weighed."""
 
     def _turned(self) -> None:
-        """Something was weighed."""
+        """React to nodes that were weighed."""
         if self.cluster.begun:
             self.begun.set()
         for outcome in self.cluster.observations.take():

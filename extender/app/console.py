@@ -9,26 +9,26 @@ from extender.app.cluster_view import ClusterView
 from extender.console.app import console_app
 from extender.console.auth import Guard
 from extender.console.context import no_quotas
-from extender.observability.assumed_binds_stream import Assuming
+from extender.observability.assumed_binds_stream import AssumedBindsUpdater
 from extender.observability.change_feed import ChangeFeed, start_watching
 from extender.observability.feed import Feed
 from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.journal_follower import JournalFollower
 from extender.observability.journal_merge import Journals
-from extender.observability.recorder import tell_followers
+from extender.observability.recorder import publish_miss
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
 from extender.state.pending_pods import Pending
 from extender.state.prediction_tracker import Outcome
 from extender.state.quotas import ResourceQuota
 
-#: Of each journal that is followed by a process with an extender of its own.
+#: Bounds of each followed journal in a process that also runs an extender.
 BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
 
 
 class Console:
-    """Reads ``view``, and the journals of the extenders that the settings name. ``own`` is that of
-    an extender in the same process, which then leaves less memory for the others."""
+    """Reads ``view``, and the journals of the extenders in the settings. ``own`` is the journal of
+    an extender in this process, which leaves less memory for the others."""
 
     def __init__(
         self, view: ClusterView, pending: Callable[[], Pending], own: Journal | None = None
@@ -60,8 +60,8 @@ class Console:
 
     def start(self) -> None:
         self.following.start()
-        if not self._has_extender:  # which decides on assumed binds and nominations of its own
-            Assuming(self.following.now, self._view.tell).start(self._view.loops)
+        if not self._has_extender:  # an extender has its own assumed binds
+            AssumedBindsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
         start_watching(self._view.loops, self.watching, self._view.begun)
 
     def app(
@@ -73,4 +73,4 @@ class Console:
         return console_app(context, with_journal=self._has_extender)
 
     def _tell(self, outcome: Outcome) -> None:
-        tell_followers(self.feed, outcome, self._view.cluster.pod(outcome.uid))
+        publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))

@@ -1,4 +1,4 @@
-"""Serves the nodes of a fleet file from memory: no cluster, no GPU."""
+"""Serves the nodes of a fleet file from memory, without a cluster or a GPU."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ from extender.config.settings import Settings
 from extender.console.embedded_routes import add_embedded_routes
 from extender.controllers.sm_history import sm_history
 from extender.errors import BadSettings, StoreNotFound
-from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.server.tls import ServerTls
 from extender.state.changes import Event, Relisted
 
-#: Nobody reports unless asked to, so no report is ever too old.
+#: Reports change only on request, so no report is ever stale.
 NEVER_STALE_S = 1e12
 
 
@@ -33,22 +33,22 @@ async def serve_embedded(
 ) -> None:
     """Serve the fleet of a file from memory, until a signal.
 
-    Reports do not age here: nobody but the user changes them. Raises ``BadSettings`` where others
-    than this machine's own processes would reach it: there is nobody to ask what they may.
+    Reports do not age, because only the user changes them. Raise ``BadSettings`` if other machines
+    could connect: without a cluster, requests cannot be authorized.
     """
     if far := [at for at in (settings.verbs_at, settings.debug_at) if not is_loopback(at)]:
         raise BadSettings(
-            f"host is {far[0]}: the embedded server lets everybody read and write, so it "
-            "listens on a loopback address only; right is host: 127.0.0.1"
+            f"host is {far[0]}: the embedded server has no access control, so it listens on a "
+            "loopback address only. Example: host: 127.0.0.1"
         )
     limit_heap()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
     extender = Extender(settings, unready=lambda: "", origin=origin)
-    store = EmbeddedStore(extender.deliver, time.monotonic, tell=extender.tell)
+    store = EmbeddedStore(extender.deliver, time.monotonic, watch=extender.enqueue)
     for event in _fleet_events(fleet, store):
         extender.deliver([event])
     await extender.intake.idle()
-    ledger = extender.open_ledger(Awaited(store))
+    ledger = extender.open_ledger(AsyncStore(store))
 
     async def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
         missing = _missing(lambda: store.report(reports))
@@ -67,7 +67,9 @@ async def serve_embedded(
     debug = console.app()
     add_embedded_routes(debug, report, delete_pod)
     verbs = extender.verbs_app(ledger, shown)
-    async with sm_history(settings, extender.telemetry, extender.cluster.activities, extender.tell):
+    async with sm_history(
+        settings, extender.telemetry, extender.cluster.activities, extender.enqueue
+    ):
         debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
         await serve(extender, ledger, verbs, debug, announce, debug_tls, console)
 

@@ -24,16 +24,16 @@ from extender.controllers.preemption import PreemptionController
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.ledger.eviction import Evictions, Evictor
-from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.preemption_writer import PreemptionWriter
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
 from extender.observability.assumed_binds_stream import assumed_line
-from extender.observability.conflict_counter import ConflictsCounted
+from extender.observability.conflict_counter import ConflictCountingStore
 from extender.observability.feed import Feed
 from extender.observability.journal_merge import Journals
 from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import Telemetry
-from extender.observability.recorder import note_bind, note_outcome
+from extender.observability.recorder import record_bind, record_prediction
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.placement_record import Placement
 from extender.scheduler.extender_v1 import BindArgs
@@ -47,13 +47,13 @@ from extender.state.reconcile_queue import knows_devices
 
 EVENT_THREADS = 2
 
-#: Pods that are written to at once when nodes are initialised: a connection takes 3 ms for each,
+#: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
 #: and 8 of the 32 that ``extender.kube.async_client`` opens are left for binds.
 TOUCHED_AT_ONCE = 24
 
 
 class Extender(ClusterView):
-    """What answers kube-scheduler: verbs, ledger and controllers, around a store."""
+    """Answers kube-scheduler: HTTP endpoints, ledger and controllers, around a store."""
 
     telemetry: Telemetry
 
@@ -65,12 +65,12 @@ class Extender(ClusterView):
         awaited: Iterable[type] = (),
         origin: Origin = ANYWHERE,
     ) -> None:
-        """``post`` writes Events, where there is anywhere to write them; the others as of
-        ``ClusterView``."""
+        """Prepare the extender. ``post`` writes Events; None if there is no API server. The other
+        parameters are those of ``ClusterView``."""
         super().__init__(settings, unready, Telemetry(CollectorRegistry()), awaited, origin)
         self.journal = Journal(settings.journal)
         self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
-        self.retrying = RequeueController(
+        self.requeue_controller = RequeueController(
             self.cluster,
             self.journal,
             self.telemetry,
@@ -79,13 +79,13 @@ class Extender(ClusterView):
             self.name,
         )
         self._rules_changed: Callable[[], None] = lambda: None
-        #: The pods whose bind is expected next; see ``Verbs.coming``.
+        #: Returns the pods whose bind is expected next; see ``Verbs.coming``.
         self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
-        #: None where nobody is evicted for others by us; and where the verbs are not made yet.
-        self._maker: RoomMaker | None = None
-        self.preempting: PreemptionController | None = None
+        #: None if this process must not preempt pods, and before ``verbs`` was called.
+        self._maker: PreemptionWriter | None = None
+        self.preemption_controller: PreemptionController | None = None
         self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
-        #: Writes an Event, counted; does nothing where nobody reads them.
+        #: Writes an Event and counts it; does nothing without an API server.
         self.post = counted(post, self.telemetry) if post else lambda notice: True
         self.reconciler = ReconcileController(
             self.cluster,
@@ -109,12 +109,12 @@ class Extender(ClusterView):
     def start_controllers(self, ledger: Ledger) -> None:
         self.reconciler.start(self.loops, ledger)
         self.pending_events_controller.start(self.loops, self.unready)
-        if self.preempting:
-            self.preempting.start(self.loops, self.idle)
+        if self.preemption_controller:
+            self.preemption_controller.start(self.loops, self.idle)
 
     def idle(self) -> str:
-        """Why nobody is to leave for anybody, in a sentence; "" when somebody may."""
-        return self.unready() or ("Headroom only observes" if self.observes else "")
+        """Return why no pod may be preempted at present, as a sentence; "" if pods may be."""
+        return self.unready() or ("Headroom is in mode observe" if self.observes else "")
 
     def take(self, settings: Settings) -> None:
         super().take(settings)
@@ -126,22 +126,22 @@ class Extender(ClusterView):
         self.pending_events_controller.at_most(
             0 if self.observes else self.settings.waiting_events_per_s
         )
-        # Who was refused waits for a reason that does not count any more.
-        self.retrying.look_soon()
+        # Rejected pods wait for a reason that no longer applies.
+        self.requeue_controller.look_soon()
 
     def _took(self, events: Sequence[Event]) -> None:
-        self.retrying.took(events)
+        self.requeue_controller.took(events)
         self.reconciler.took(events)
 
     def _turned(self) -> None:
         super()._turned()
         if self.cluster.has_unsettled:
             self.reconciler.look_soon()
-        self.retrying.weighed()
+        self.requeue_controller.weighed()
 
     def _note(self, outcome: Outcome) -> None:
         if outcome.reservation.attempt.startswith(self.name):
-            note_outcome(self.telemetry, outcome, self.cluster.pod(outcome.uid))
+            record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
 
     def assumed(self) -> AssumedLine:
         now_s = time.monotonic()
@@ -150,13 +150,13 @@ class Extender(ClusterView):
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
             now_s, node = time.monotonic(), gpunode.name
-            # Filter may have let it pass before it was known for whom others leave.
+            # Filter may have passed the pod before this node's memory was held for another pod.
             held_for = self.cluster.held_for(pod, now_s).get(node, ())
             taken = rejection_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
             return taken or self.cluster.judge(pod, gpunode, now_s)
 
         return Ledger(
-            ConflictsCounted(store, self.telemetry),
+            ConflictCountingStore(store, self.telemetry),
             judge,
             self.cluster.adopt,
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
@@ -168,31 +168,33 @@ class Extender(ClusterView):
         )
 
     def _foreseen(self, pod: Pod | None, gpunode: GPUNode | None, now_s: float) -> Placement | None:
-        """What the ledger would find, where that takes less here."""
+        """Return the placement that the ledger would compute, if it can be derived from cached
+        results."""
         if pod is None or gpunode is None or gpunode.name in self.cluster.held_for(pod, now_s):
             return None
         return self.cluster.judge_as_weighed(pod, gpunode, now_s)
 
-    def send_away(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
-        """From now on the chores include sending pods away that have no room where they are."""
+    def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
+        """Also evict pods that have no room on their GPU, from now on."""
 
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
 
         evictions = Evictions(
-            ConflictsCounted(store, self.telemetry), ledger, evictor, misplaced_now
+            ConflictCountingStore(store, self.telemetry), ledger, evictor, misplaced_now
         )
-        self.reconciler.evicting = EvictionController(
+        self.reconciler.eviction_controller = EvictionController(
             self.cluster, evictions, self.telemetry, self.deliver
         )
 
-    def make_room(self, maker: RoomMaker) -> None:
-        """From now on pods may be evicted for others, where the settings say so."""
+    def enable_preemption(self, maker: PreemptionWriter) -> None:
+        """Preempt pods through ``maker`` from now on, if the settings allow it."""
         if self.settings.evict_for_memory:
             self._maker = maker
 
     @property
     def new_id(self) -> Callable[[], str]:
+        """Return a generator of ids that begin with this process's name."""
         return lambda: f"{self.name}-{uuid.uuid4().hex}"
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
@@ -218,7 +220,7 @@ class Extender(ClusterView):
                 outcome = await ledger.bind(ask)
             finally:
                 self.deliver([BindEnded(ask.uid, ask.node)])
-            note_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)
+            record_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)
             if isinstance(outcome, Bound):
                 return ""
             return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
@@ -237,7 +239,7 @@ class Extender(ClusterView):
         )
         self._rules_changed = verbs.rules_changed
         self._coming = verbs.coming
-        self.preempting = PreemptionController(
+        self.preemption_controller = PreemptionController(
             self.cluster,
             self.journal,
             self.telemetry,
@@ -249,12 +251,12 @@ class Extender(ClusterView):
         return verbs
 
     def app(self, guard: Guard | None = None) -> FastAPI:
-        """Probes, metrics and the journal, for the console and Prometheus."""
+        """Return the app of the second port: probes, metrics and the journal."""
         return extender_app(self.context(Journals(self.name, self.journal), self.feed, guard))
 
 
 async def gathered(works: Iterable[Awaitable[None]]) -> None:
-    """Awaits them, several at once; raises what any of them raised first."""
+    """Await all, several concurrently; raise the first error."""
     turns = asyncio.Semaphore(TOUCHED_AT_ONCE)
 
     async def in_turn(work: Awaitable[None]) -> None:

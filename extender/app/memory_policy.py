@@ -1,9 +1,9 @@
 """Memory policy of a process that holds a cluster's state.
 
-Garbage collection: a full collection visits every container that is held, which stops the event
-loop for up to a third of a second at 5,000 nodes, and finds next to nothing, since the state has no
-cycles. So young objects are collected as usual with a larger threshold, what was listed at the
-start is frozen, and a full collection runs once an hour.
+A full garbage collection visits each container, which blocks the event loop for up to a third of a
+second at 5,000 nodes. It finds next to nothing, because the state has no cycles. So young objects
+are collected with a larger threshold, the listed objects are frozen at the start, and a full
+collection runs once an hour.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import gc
 
 from contract.malloc import keep_small
 
-#: Larger than a call of kube-scheduler and its answer, which need no system call then, and smaller
+#: Larger than a call of kube-scheduler and its answer, so that they need no system call; smaller
 #: than a page of a list.
 _LARGE_BYTES = 1 << 20
 _SPARE_BYTES = 8 << 20

@@ -1,7 +1,7 @@
-"""Takes over what changes in the file of settings, where a running process can.
+"""Applies changes of the settings file to the running process, as far as they need no restart.
 
-A file that cannot be used changes nothing: the settings that there are go on, and that is logged,
-counted and told in /v1/status until the file is right again.
+A file with errors changes nothing: the current settings stay. The errors are logged, counted and
+shown in /v1/status until the file is correct.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,8 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the settings come from; without a file nothing ever changes."""
+    """The sources of the settings: file, environment and flags. Without a file they never
+    change."""
 
     path: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -34,7 +35,7 @@ ANYWHERE = Origin()
 
 
 class SettingsReloader:
-    """``take`` is given the settings that count from now on, on the event loop."""
+    """Watches the settings file; ``take`` is called with changed settings, on the event loop."""
 
     def __init__(
         self,
@@ -48,11 +49,12 @@ class SettingsReloader:
         self._take = take
         self._telemetry = telemetry
         self._seen = self._stamp()
-        #: What was said when this process began; who began it may have changed something besides.
+        #: The settings as loaded at the start. The process may have been started with settings that
+        #: override them.
         self._began = look(origin.path, origin.env, origin.flags)[0] or settings
-        #: What is wrong with the file, each with its line; empty where nothing is.
+        #: The errors in the file, each with its line; empty if there are none.
         self.rejected: tuple[str, ...] = ()
-        #: Settings whose values in the file count after a restart.
+        #: Names of settings whose new values take effect after a restart.
         self.after_restart: tuple[str, ...] = ()
 
     @property
@@ -67,7 +69,7 @@ class SettingsReloader:
             loops.start("settings", look, EVERY_S)
 
     def once(self) -> None:
-        """Look whether the file has changed, and take over what it says."""
+        """Check whether the file has changed, and apply it."""
         if self._origin.path is None or (stamp := self._stamp()) == self._seen:
             return
         written, problems = look(self._origin.path, self._origin.env, self._origin.flags)
@@ -94,10 +96,11 @@ class SettingsReloader:
             settings = self._settings.model_copy(update=taken)
             self._take(settings)
             self._settings = settings
-        self._seen = stamp  # whatever fails before is tried again
+        self._seen = stamp  # a failure before this line is retried
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """None while it is not there: of a mounted ConfigMap for a moment, at most."""
+        """Return what identifies the file's content; None while the file is missing, which a
+        mounted ConfigMap is at most for a moment."""
         if self._origin.path is None:
             return None
         try:

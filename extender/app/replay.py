@@ -1,4 +1,4 @@
-"""What a snapshot of another process says of a pod, reckoned here by what decides."""
+"""Recomputes the decisions about pods from another process's snapshot."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,33 +19,37 @@ from extender.state.dump import FORMAT, Inputs, state_of
 
 
 class Replayed(msgspec.Struct, frozen=True):
+    """The result for one pod."""
+
     pod: str
     #: Nodes on which it fits.
     fits: int
-    #: Node -> code of the reason; None where it fits. Empty for a pod that cannot be read.
+    #: Node -> code of the reason; None if it fits. Empty for a pod whose request is invalid.
     verdicts: dict[str, str | None]
-    #: Of all of them, without their names.
+    #: Digest of all verdicts, without node names.
     digest: str
-    #: To be read.
+    #: The explanation of the nearest nodes, in lines.
     told: list[str]
 
 
 def load(path: Path) -> Inputs:
-    """Raises ``BadSettings`` saying what is wrong with the file."""
+    """Return the inputs in a snapshot file; raise ``BadSettings`` if it cannot be used."""
     try:
         inputs = msgspec.json.decode(path.read_bytes(), type=Inputs)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise BadSettings(
-            f"{path}: {err}; right is what GET /v1/snapshot of the debug API answers"
+            f"{path}: {err}; use the answer of GET /v1/snapshot of the debug API"
         ) from err
     if inputs.head.format != FORMAT:
-        raise BadSettings(f"{path}: its format is {inputs.head.format!r}, this reads {FORMAT!r}")
+        raise BadSettings(
+            f"{path}: its format is {inputs.head.format!r}, but this version reads {FORMAT!r}"
+        )
     return inputs
 
 
 def replay(inputs: Inputs, named: str | None, vram: str | None) -> Iterator[Replayed]:
-    """Of the pod named, or of one of this size; else of all about which something was decided.
-    Raises ``BadSettings`` where there is no such pod."""
+    """Yield the result for the named pod, or for a pod of size ``vram``; else for each pod with a
+    decision. Raise ``BadSettings`` if the snapshot has no such pod."""
     state = state_of(inputs)
     for pod, sized in _pods(inputs, state, named, vram):
         yield _replayed(state, pod, inputs.head.now_s, sized)
@@ -65,7 +69,7 @@ def _pods(
         yield pod, False
     else:
         some = ", ".join(sorted(known | shown)[:5]) or "none"
-        raise BadSettings(f"pod {named} is not in the snapshot; it has, for example: {some}")
+        raise BadSettings(f"pod {named} is not in the snapshot; it contains, for example: {some}")
 
 
 def _key(pod: Pod) -> str:

@@ -13,8 +13,8 @@ from extender.server.http_limits import Certified, Patient
 from extender.server.ports import Port, serve_ports
 from extender.server.tls import ServerTls
 
-#: A thread that computes lets others have the interpreter's lock after so long, when they ask; the
-#: loop asks several times in each call.
+#: How long a computing thread keeps the interpreter's lock while another one waits for it. The
+#: event loop waits for it several times in each call.
 SWITCH_S = 0.0005
 
 
@@ -27,8 +27,8 @@ async def serve(
     debug_tls: ServerTls | None = None,
     console: Console | None = None,
 ) -> None:
-    """Serve kube-scheduler's calls, and on the debug port ``second``: the extender's own, or that
-    of a console in the same process."""
+    """Serve kube-scheduler's calls, and ``second`` on the debug port: the extender's own app, or
+    that of a console in the same process."""
     settings = extender.settings
     tls = ServerTls(settings.tls) if settings.tls else None
     ports = [
@@ -43,7 +43,7 @@ async def serve(
         if console is not None:
             console.start()
 
-    def stopping() -> None:  # a server that ends waits for clients that follow
+    def stopping() -> None:  # else shutdown waits for the clients that follow the feed
         extender.feed.close()
         if console is not None:
             console.feed.close()

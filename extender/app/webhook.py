@@ -1,4 +1,4 @@
-"""The process of the admission webhook: three watches, one port. It knows no pods and no ledger."""
+"""The process of the admission webhook: three watches, one port. It has no pods and no ledger."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from extender.server.tls import ServerTls
 
 
 class Decider:
-    """Current settings and known objects, for the endpoints."""
+    """Holds the current settings and cached objects, for the endpoints."""
 
     def __init__(self, settings: Settings) -> None:
         self.known = KnownObjects()
@@ -45,11 +45,11 @@ async def serve_webhook(
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Answer admission reviews of the cluster that the kubernetes package's configuration points
-    at, until a signal. Raises ``BadSettings``."""
+    """Answer admission reviews of the cluster of the kubernetes package's configuration, until a
+    signal; raise ``BadSettings``."""
     if settings.webhook_tls is None:
         raise BadSettings(
-            "webhook_tls_cert and webhook_tls_key are not set, and an API server calls webhooks "
+            "webhook_tls_cert and webhook_tls_key are not set, but the API server calls webhooks "
             "over TLS only. Example: webhook_tls_cert: /etc/headroom/tls/tls.crt"
         )
     tls = ServerTls(settings.webhook_tls)

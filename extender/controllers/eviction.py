@@ -1,4 +1,4 @@
-"""One replica's part in sending pods away that have no room where they are."""
+"""Evicts pods that have no room on their GPU."""
 
 import asyncio
 import time
@@ -18,8 +18,8 @@ log = structlog.get_logger()
 
 
 class EvictionController:
-    """Looks at what this replica has seen, and leaves the rest to ``evictions``; whatever fails is
-    found again the next time."""
+    """Finds pods without room in this replica's cache, and has ``evictions`` check and evict them.
+    Whatever fails is found again in the next round."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class EvictionController:
         self._evictions = evictions
         self._telemetry = telemetry
         self._deliver = deliver
-        #: Pods that were told that they are stuck, as long as they are.
-        self._told: frozenset[str] = frozenset()
+        #: Uids of stuck pods that already have an Event.
+        self._recorded: frozenset[str] = frozenset()
 
     async def once(self) -> None:
         now_s = time.monotonic()
@@ -47,16 +47,16 @@ class EvictionController:
             found = self._cluster.misplaced(gpunode, now_s)
             stuck |= found.stuck
             if found.leave or _marked(gpunode):
-                await self._send_away(name)
-            await asyncio.sleep(0)  # kube-scheduler's calls do not wait for a look at all of them
-        for uid in stuck - self._told:
+                await self._evict(name)
+            await asyncio.sleep(0)  # lets kube-scheduler's calls in
+        for uid in stuck - self._recorded:
             if (pod := self._cluster.pod(uid)) is not None:
-                await self._tell(pod)
-        self._told = frozenset(stuck)
+                await self._record(pod)
+        self._recorded = frozenset(stuck)
 
-    async def _send_away(self, node: str) -> None:
+    async def _evict(self, node: str) -> None:
         try:
-            sent = await self._evictions.send_away(node)
+            sent = await self._evictions.evict_misplaced(node)
         except StoreError as err:
             log.warning("eviction_failed", node=node, message=str(err))
             return
@@ -67,10 +67,10 @@ class EvictionController:
             self._telemetry.evictions.labels("rejected").inc()
             log.warning("eviction_rejected", node=node, pod_uid=uid, message=message)
 
-    async def _tell(self, pod: Pod) -> None:
+    async def _record(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
-        await self._evictions.tell_stuck(pod)
+        await self._evictions.record_stuck(pod)
 
 
 def _marked(gpunode: GPUNode) -> bool:

@@ -1,7 +1,7 @@
-"""Keeps what nodes show of their GPU memory in step with what is known of it, for ever.
+"""Keeps the extended resource for GPU memory on the Nodes up to date.
 
-Switched off, it takes back what is still shown: so every replica looks, and nothing is written
-where nothing is to be changed.
+If it is switched off, it removes the resource from Nodes that still have it. So every replica runs
+it, and writes only differences.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from extender.state.extended_resource import Shown, to_show
 log = structlog.get_logger()
 
 EVERY_S = 5.0
-#: Writes in a round; a fleet that is switched on takes some rounds.
+#: Writes per round; to switch on a large fleet takes several rounds.
 AT_MOST = 200
-_HINT = "right is ClusterRole headroom-extender-mirror, in deploy/components/in-tree-mirror"
+_HINT = "apply ClusterRole headroom-extender-mirror in deploy/components/in-tree-mirror"
 
 Show = Callable[[str, int | None], None]
 
 
 class ExtendedResourceController:
-    """``show`` writes, and blocks."""
+    """Writes the resource with ``show``, which blocks."""
 
     def __init__(self, cluster: ClusterState, wanted: bool, show: Show) -> None:
         self._cluster = cluster
         self._wanted = wanted
         self._show = show
-        self._said = ""
+        self._logged = ""
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
         loops.start("mirror", self.once, EVERY_S, unready=unready)
@@ -41,12 +41,13 @@ class ExtendedResourceController:
         due = list(islice(to_show(self._cluster, self._wanted), AT_MOST))
         if due:
             trouble = await asyncio.to_thread(self._write, due)
-            if trouble and trouble != self._said:
+            if trouble and trouble != self._logged:
                 log.warning("memory_not_shown", message=trouble, hint=_HINT)
-            self._said = trouble
+            self._logged = trouble
 
     def _write(self, due: list[Shown]) -> str:
-        """What went wrong first; where we may not write at all, no other node is tried."""
+        """Return the first error; empty if there was none. If writing is forbidden, stop at the
+        first node."""
         trouble = ""
         for shown in due:
             try:

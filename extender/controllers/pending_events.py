@@ -1,8 +1,8 @@
-"""Tells the authors of refused pods why, in the background: a few a second, each pod now and then,
-and only what is new.
+"""Writes Events on pending pods: why no node takes them, when the reason has changed.
 
-It is the replica that refused a pod that tells, since it knows the decision. Where another one
-takes over, it tells each pod once more, in the same Event. All that is remembered may be lost.
+It runs in the background: a few pods a second, and each pod at most once per ``AGAIN_AFTER_S``. The
+replica that rejected a pod writes the Event, because it has the decision. If another replica takes
+over, it writes the same Event again for each pod. All that is remembered here may be lost.
 """
 
 import asyncio
@@ -25,23 +25,21 @@ from extender.state.pending_pods import Explaining, Pending
 
 log = structlog.get_logger()
 
-#: Between two looks at a pod, and so at least between two changes of its Event.
+#: Between two explanations of a pod, and so at least between two changes of its Event.
 AGAIN_AFTER_S = 60.0
-#: In one round no other pod is begun with after so long.
+#: Time budget of a round: after it no further pod is explained.
 SPENT_S = 0.1
 
 
 @dataclass(slots=True)
-class _Told:
+class _Explained:
     looked_at_s: float
     message: str = ""
 
 
 class PendingEventsController:
-    """``post`` writes an Event, on a thread of ``pool``; None where nobody is to be told.
-
-    At most ``per_round`` pods are explained and told in one round.
-    """
+    """Explains at most ``per_round`` pods per round. ``post`` writes an Event, on a thread of
+    ``pool``; None if no Events are to be written."""
 
     def __init__(
         self,
@@ -57,52 +55,52 @@ class PendingEventsController:
         self._per_round = per_round if post is not None else 0
         self._pool = pool
         self._monotonic_s = monotonic_s
-        #: Uid -> what was told.
-        self._told: dict[str, _Told] = {}
+        #: Uid -> the last explanation.
+        self._explained: dict[str, _Explained] = {}
         self._pods = PendingPods(cluster, journal.of_uid)
 
     @property
     def pending(self) -> Pending:
-        """Who waits, as of the last round."""
+        """Return the pending pods of the last round."""
         return self._pods.pending
 
     def at_most(self, per_round: int) -> None:
-        """From now on tell so many in one round."""
+        """Explain at most ``per_round`` pods per round from now on."""
         self._per_round = per_round if self._post is not None else 0
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
         loops.start("waiting", lambda: self.once(self._monotonic_s()), EVERY_S, unready=unready)
 
     async def once(self, now_s: float) -> None:
-        """One round: see who waits, and tell those whose turn it is."""
+        """Run one round: count the pending pods, and explain those that are due."""
         there = {pod.metadata.uid for pod in self._cluster.unbound()}
-        self._told = {uid: told for uid, told in self._told.items() if uid in there}
+        self._explained = {u: e for u, e in self._explained.items() if u in there}
         due: list[tuple[float, str, Pod, Decision]] = []
         for pod, decision in await self._pods.once():
             uid = pod.metadata.uid
-            told = self._told.get(uid)
-            if told is None or now_s - told.looked_at_s >= AGAIN_AFTER_S:
-                due.append((told.looked_at_s if told else -1.0, uid, pod, decision))
+            explained = self._explained.get(uid)
+            if explained is None or now_s - explained.looked_at_s >= AGAIN_AFTER_S:
+                due.append((explained.looked_at_s if explained else -1.0, uid, pod, decision))
         if self._per_round and due:
             first = heapq.nsmallest(self._per_round, due, key=lambda each: each[:2])
             turn = [(pod, decision) for *_, pod, decision in first]
             snap, loop = self._cluster.snapshot(), asyncio.get_running_loop()
-            await loop.run_in_executor(self._pool, self._tell, turn, snap, now_s)
+            await loop.run_in_executor(self._pool, self._explain, turn, snap, now_s)
 
-    def _tell(self, turn: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
+    def _explain(self, turn: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
         assert self._post is not None
         explaining = Explaining(self._cluster, snap, now_s)
         until_s = self._monotonic_s() + SPENT_S
         for pod, decision in turn:
             if self._monotonic_s() > until_s:
-                return  # of a large fleet each kind of request takes a while
-            again = pod.metadata.uid in self._told
-            told = self._told.setdefault(pod.metadata.uid, _Told(now_s))
-            told.looked_at_s = now_s
+                return  # in a large fleet each kind of request takes a while
+            again = pod.metadata.uid in self._explained
+            explained = self._explained.setdefault(pod.metadata.uid, _Explained(now_s))
+            explained.looked_at_s = now_s
             notice = explaining.notice(pod, decision, again)
-            if notice is None or notice.message == told.message:
+            if notice is None or notice.message == explained.message:
                 continue
             if not self._post(notice):
-                told.looked_at_s = -1.0
-                return  # who does not answer now will not answer for the others
-            told.message = notice.message
+                explained.looked_at_s = -1.0
+                return  # the API server does not answer: the other Events would fail as well
+            explained.message = notice.message

@@ -1,9 +1,8 @@
-"""One replica's part in making room: it tells who leaves for whom, and, where it may, has pods
-leave for one that only GPU memory keeps from a node.
+"""Makes room for pods that only GPU memory keeps from a node, and writes Events about preemption.
 
-kube-scheduler asks who has to leave only where it finds something short itself. Of a pod that it
-says waits for us, that we refused lately, and for which nobody leaves yet, it has found nothing: it
-has looked for victims before it wrote that the pod waits.
+kube-scheduler calls preempt only if it finds a resource missing itself. It looks for victims before
+it writes that a pod is unschedulable. So a pod that has that condition because of Headroom, was
+rejected here recently and has no nomination yet got no victims from kube-scheduler.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ import structlog
 from contract.kube import Pod
 from extender.bounded import Bounded
 from extender.controllers.event_recorder import Post
-from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
@@ -31,21 +30,24 @@ from extender.state.requeue_hints import rejected_by_us
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-#: So long after it was refused kube-scheduler has written down what it made of that.
+#: Time that kube-scheduler gets to act on a rejection before this controller does.
 SETTLED_S = 0.5
-#: A pod that nobody can leave for, or whose victims may not be evicted, is looked at again so late.
+#: Retry interval for a pod without possible victims, or whose victims cannot be evicted.
 AGAIN_AFTER_S = 15.0
-#: Pods that are looked at in one round, the most important first.
+#: Pods per round, the most important first.
 AT_ONCE = 4
-#: What was told is remembered of so many pods.
+#: Pods whose last Event and last attempt are remembered.
 REMEMBERED = 1024
 VICTIM, NEWCOMER = "LeavesForGPUMemory", "OthersLeaveGPU"
 
 
 class PreemptionController:
-    """``refused`` names the nodes that passed kube-scheduler's filters for a pod as filter saw it
-    last here, and that were refused for what others' leaving could cure; ``maker`` is None where
-    nobody is to be evicted by us; ``post`` writes an Event, on a thread of ``pool``."""
+    """Evicts victims through ``maker``; None if this process must not evict pods.
+
+    ``rejected`` returns the nodes that passed kube-scheduler's filters in the pod's last filter
+    call here, and that were rejected for reasons that evictions could remove. ``post`` writes an
+    Event, on a thread of ``pool``.
+    """
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class PreemptionController:
         journal: Journal,
         telemetry: Telemetry,
         rejected: Callable[[str], Sequence[str]],
-        maker: RoomMaker | None,
+        maker: PreemptionWriter | None,
         post: Post,
         pool: Executor,
     ) -> None:
@@ -64,16 +66,16 @@ class PreemptionController:
         self._maker = maker
         self._post = post
         self._pool = pool
-        #: Uid of a pod -> when it is looked at again, on the monotonic clock.
+        #: Uid of a pod -> earliest time of its next attempt, on the monotonic clock.
         self._not_before_s: Bounded[str, float] = Bounded(REMEMBERED)
-        #: Uid of a pod -> the decision that was told of.
-        self._told: Bounded[str, str] = Bounded(REMEMBERED)
+        #: Uid of a pod -> the decision that its last Event is about.
+        self._announced: Bounded[str, str] = Bounded(REMEMBERED)
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
         loops.start("preemption", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> None:
-        await self._tell()
+        await self._announce_nominations()
         if self._maker is None:
             return
         now_s = time.monotonic()
@@ -81,7 +83,7 @@ class PreemptionController:
             await self._make_room(self._maker, pod)
 
     def _waiting(self, now_s: float) -> list[Pod]:
-        """Those that could have others leave, the most important and oldest first."""
+        """Return the pods that may preempt others, the most important and oldest first."""
         held = {pod.metadata.uid for pods in self._cluster.nominees(now_s).values() for pod in pods}
         found: list[Pod] = []
         for pod in self._cluster.unbound():
@@ -102,14 +104,14 @@ class PreemptionController:
             found, key=lambda pod: (-priority(pod), pod.metadata.creation_timestamp or "")
         )
 
-    async def _make_room(self, maker: RoomMaker, pod: Pod) -> None:
+    async def _make_room(self, maker: PreemptionWriter, pod: Pod) -> None:
         uid, began_s = pod.metadata.uid, time.monotonic()
         self._remember_not_before(uid, began_s + AGAIN_AFTER_S)
         rejected = self._rejected(uid)
         found = preemption(self._cluster, pod, {}, rejected, began_s, without_violations=True)
         best = found.best
         if best is None or best.leaving_anyway:
-            return  # nobody can help, or there is room soon anyway
+            return  # no eviction helps, or there is room soon anyway
         part = self._note(pod, found, len(rejected), time.monotonic() - began_s)
         made = await maker.make_room(pod, best.node, best.pods)
         log.info(
@@ -134,38 +136,46 @@ class PreemptionController:
         self._journal.note(decision.pod if decision else pod, part, part.at_s)
         return part
 
-    async def _tell(self) -> None:
-        """Of those for whom kube-scheduler has others leave, as soon as it says so."""
+    async def _announce_nominations(self) -> None:
+        """Write Events about the preemptions of kube-scheduler, once it has nominated a node."""
         for pods in self._cluster.nominees(time.monotonic()).values():
             for pod in pods:
                 uid = pod.metadata.uid
                 decided = self._journal.preempted_for(uid)
                 if decided is None or not (pod.status and pod.status.nominated_node_name):
                     continue
-                which, part = decided
-                if part.node == pod.status.nominated_node_name and self._told.get(uid) != which:
+                decision_id, part = decided
+                if (
+                    part.node == pod.status.nominated_node_name
+                    and self._announced.get(uid) != decision_id
+                ):
                     await self._announce(pod, part)
 
     async def _announce(self, pod: Pod, part: Preempted) -> None:
         uid = pod.metadata.uid
         decided = self._journal.preempted_for(uid)
-        which = decided[0] if decided else ""
-        notices = [Notice(pod_subject(pod), NEWCOMER, summary(part), which, decision_id=which)]
+        decision_id = decided[0] if decided else ""
+        notices = [
+            Notice(pod_subject(pod), NEWCOMER, summary(part), decision_id, decision_id=decision_id)
+        ]
         for victim in part.victims:
             leaves = self._cluster.pod(victim.uid)
             if leaves is not None:
-                # Its uid alone, as in kube-scheduler's Event: the reader may not get that pod.
+                # Only the pod's uid, as in kube-scheduler's Event: the reader may not be allowed to
+                # read that pod.
                 message = (
                     f"Leaves node {part.node} for pod {uid}, which has a higher priority and needs "
                     "the memory of its GPU."
                 )
                 notices.append(
-                    Notice(pod_subject(leaves), VICTIM, message, which, decision_id=which)
+                    Notice(
+                        pod_subject(leaves), VICTIM, message, decision_id, decision_id=decision_id
+                    )
                 )
         loop = asyncio.get_running_loop()
         for notice in notices:
             await loop.run_in_executor(self._pool, self._post, notice)
-        self._told[uid] = which
+        self._announced[uid] = decision_id
 
     def _remember_not_before(self, uid: str, until_s: float) -> None:
         self._not_before_s[uid] = until_s

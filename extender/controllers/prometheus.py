@@ -1,8 +1,8 @@
-"""SM activity from DCGM's history in Prometheus, asked for in the background.
+"""SM activity from DCGM's history in Prometheus, queried in the background.
 
-One thread asks now and then, and hands on what it learned; nothing waits for it. A query runs on a
-thread of its own: one that gives no whole answer in time is left behind, so that figures grow old
-whatever Prometheus does. While there is no fresh history the agents' own samples count.
+One thread queries at intervals and passes the results on; nothing waits for it. Each query runs on
+its own thread. A query without a complete answer in time is abandoned, so that old figures expire
+even if Prometheus hangs. Without fresh history, the agents' own samples are used.
 """
 
 import io
@@ -36,60 +36,62 @@ from extender.state.sm_activity import Key
 
 log = structlog.get_logger()
 
-#: Of one answer. Those for 5,000 nodes of 8 devices have 0.6 MB each.
-MOST_BYTES = 16 << 20
+#: Limit of one answer. For 5,000 nodes with 8 devices each, answers have 0.6 MB.
+MAX_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
-#: Queries left behind; while so many hang there is no new one.
+#: Abandoned queries; while this many still hang, no new query starts.
 _MOST_LEFT = 3
-#: So much later a query that was left behind gives up by itself, where it can.
+#: Extra time after which an abandoned query gives up by itself.
 _LEAVE_S = 1.0
-#: Of what the system says when it cannot be asked.
-_MOST_SAID = 200
+#: Length limit of the quoted error of the operating system or a library.
+_MAX_QUOTED = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Whom, what and how often; ``url`` may name a user and a password, which nobody is told."""
+    """Address, query and interval. ``url`` may contain a user and a password, which must not be
+    logged."""
 
     url: str
     span: Span
     every_s: float
     timeout_s: float
-    #: A figure whose newest sample is older is not used.
+    #: Figures whose newest sample is older are not used.
     stale_after_s: float
-    #: Read before each query, since tokens are renewed.
+    #: Read before each query, because tokens are renewed.
     token_file: Path | None = None
     ca: Path | None = None
 
 
-#: One for each question, and why they may be only a part.
+#: One answer per query, and warnings that they may be incomplete.
 Answers = tuple[list[Answer], list[str]]
-#: Takes all history that is fresh, and the devices in which it moved.
+#: Receives all fresh history, and the devices whose figure changed.
 HandOn = Callable[[Mapping[Key, Activity], Collection[Key]], None]
-#: Takes whether there was an answer, and the number of devices of which there is fresh history.
-Told = Callable[[bool, int], None]
+#: Receives whether there was an answer, and the number of devices with fresh history.
+Queried = Callable[[bool, int], None]
 
 
 class PrometheusHistory:
-    """``told`` is called after each query, before what is learned is handed on."""
+    """Queries Prometheus; ``queried`` is called after each query, before its results are passed
+    on."""
 
     def __init__(
         self,
         asked: Asked,
         hand_on: HandOn,
-        told: Told = lambda answered, devices: None,
+        queried: Queried = lambda answered, devices: None,
         monotonic_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._asked = asked
         self._hand_on = hand_on
-        self._told = told
+        self._queried = queried
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._held: dict[Key, Activity] = {}
-        #: Queries that gave no answer in time, and may still hang.
+        #: Queries without an answer in time, which may still hang.
         self._left: list[threading.Thread] = []
-        #: Why there is nothing newer; empty while there is. None: before the first query.
+        #: Why there is no newer answer; empty if there is one. None: before the first query.
         self._trouble: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
@@ -98,7 +100,7 @@ class PrometheusHistory:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when nothing is handed on any more."""
+        """Stop, and return when nothing is passed on any more."""
         self._stopping.set()
         self._thread.join()
 
@@ -106,17 +108,17 @@ class PrometheusHistory:
         while not self._stopping.is_set():
             try:
                 self.refresh()
-            except Exception:  # a thread that ended would leave old figures in use, unseen
+            except Exception:  # if the thread ended, old figures would stay in use
                 log.exception("history_broken")
             self._stopping.wait(self._asked.every_s)
 
     def refresh(self) -> None:
-        """Ask once and hand on what there is; if there was no answer, what is still fresh."""
+        """Query once and pass on the result; without an answer, pass on what is still fresh."""
         try:
             after, trouble = self._newer(), ""
         except Unreadable as err:
             after, trouble = self._left_over(), str(err)
-        except Exception:  # a mistake of ours is to keep no old figure in use
+        except Exception:  # our own bug must not keep old figures in use
             log.exception("history_broken")
             after, trouble = self._left_over(), "the answer could not be used"
         if self._stopping.is_set():
@@ -129,21 +131,23 @@ class PrometheusHistory:
         return still_fresh(self._held, self._monotonic_s(), self._asked.stale_after_s)
 
     def _newer(self) -> dict[Key, Activity]:
-        """Raises ``Unreadable``."""
+        """Return the history of a new query; raise ``Unreadable``."""
         asked = self._asked
         asked_at_s, wall_s = self._monotonic_s(), self._wall_s()
         answers, warnings = self._answers()
         if warnings:
-            log.warning("history_in_part", warnings="; ".join(warnings)[:_MOST_SAID])
+            log.warning("history_in_part", warnings="; ".join(warnings)[:_MAX_QUOTED])
         return history(answers, self._held, asked.span, asked_at_s, wall_s, asked.stale_after_s)
 
     def _tell(self, trouble: str) -> None:
-        self._told(not trouble, len(self._held))
+        self._queried(not trouble, len(self._held))
         if trouble == self._trouble:
             return
         self._trouble = trouble
         if trouble:
-            log.warning("history_unavailable", message=trouble, hint="agents' own samples count")
+            log.warning(
+                "history_unavailable", message=trouble, hint="the agents' own samples are used"
+            )
         else:
             log.info("history_available", devices=len(self._held))
 
@@ -172,14 +176,14 @@ def _ask(asked: Asked, box: "queue.SimpleQueue[Answers | Unreadable]") -> None:
         box.put(query(asked))
     except Unreadable as err:
         box.put(err)
-    except Exception as err:  # noqa: BLE001 - of four libraries; none is told what is secret
+    except Exception as err:  # noqa: BLE001 - from four libraries, which get no secrets
         box.put(Unreadable(f"cannot be asked: {_cause(err)}"))
 
 
 def query(asked: Asked) -> Answers:
-    """Ask once. Raises ``Unreadable``, and what requests and urllib3 raise."""
+    """Query once; raise ``Unreadable``, and the errors of requests and urllib3."""
     url = urlsplit(asked.url)
-    # Errors quote the address: it is to hold nothing that nobody is to know.
+    # Errors quote the address, so it must not contain the password.
     public = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl().rstrip("/")
     headers = {"Accept-Encoding": "gzip"}
     auth = None
@@ -195,14 +199,14 @@ def query(asked: Asked) -> Answers:
             warnings.update(dict.fromkeys(examine(response.status_code, response.content)))
 
     with requests.Session() as session:
-        session.trust_env = False  # a .netrc would win over what is set here
+        session.trust_env = False  # else a .netrc would override these settings
         session.verify = True if asked.ca is None else str(asked.ca)
         session.hooks["response"].append(look)
         connection = PrometheusConnect(
             public, headers=headers, auth=auth, session=session, timeout=within_s
         )
         bounded = _Bounded(time.monotonic() + within_s)
-        for prefix in ("http://", "https://", public):  # the last one has an adapter that retries
+        for prefix in ("http://", "https://", public):  # the last replaces one that retries
             session.mount(prefix, bounded)
         limits = {"timeout": f"{asked.timeout_s:g}s"}
         answers = [
@@ -223,8 +227,7 @@ def _token(path: Path) -> str:
 
 
 class _Bounded(HTTPAdapter):
-    """Sends a request once, and reads an answer whole: at most ``MOST_BYTES``, and no longer than
-    until ``until_s``."""
+    """Sends a request once and reads the whole answer: at most ``MAX_BYTES``, until ``until_s``."""
 
     def __init__(self, until_s: float) -> None:
         super().__init__(max_retries=0)
@@ -238,23 +241,23 @@ class _Bounded(HTTPAdapter):
             resp.close()
             raise
         resp.release_conn()
-        response.encoding = "utf-8"  # as JSON is; else a long one is searched for signs of others
+        response.encoding = "utf-8"  # of JSON; else requests guesses it from the whole body
         return response
 
     def _body(self, resp: Any) -> bytearray:
         body = bytearray()
         while chunk := resp.read1(_CHUNK_BYTES, decode_content=True):
             body += chunk
-            if len(body) > MOST_BYTES:
-                raise Unreadable(f"its answer is larger than {MOST_BYTES >> 20} MiB")
+            if len(body) > MAX_BYTES:
+                raise Unreadable(f"its answer is larger than {MAX_BYTES >> 20} MiB")
             if time.monotonic() > self._until_s:
-                raise Unreadable("nobody waits any more")
+                raise Unreadable("the answer came too late")
         return body
 
 
 def _cause(err: BaseException) -> str:
-    """What was at the bottom of it: each library wraps the one below."""
+    """Return the innermost cause of an error: each library wraps the errors of the one below."""
     while (below := err.__cause__ or err.__context__) is not None:
         err = below
-    said = getattr(err, "strerror", None) or str(err)
-    return f"{type(err).__name__}: {said}"[:_MOST_SAID]
+    text = getattr(err, "strerror", None) or str(err)
+    return f"{type(err).__name__}: {text}"[:_MAX_QUOTED]

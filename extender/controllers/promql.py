@@ -1,20 +1,22 @@
-"""The questions that Prometheus is asked, and what its answers say of each device.
+"""PromQL queries for SM activity, and how their answers are read for each device.
 
-Of every device: a high quantile over a window, and when its newest sample was taken. Of the series
-that tell of a device now, and tell a ratio, the highest counts: dcgm-exporter repeats a device for
-each pod that shares it, and two exporters or two Prometheus may tell of it. Where it names one pod
-of a device, a series begins and ends with the pod: then the figure is of those who are there, over
-as much of the window as they have been, and not of those who have left. What is no ratio (NaN,
-infinities, DCGM's marks for figures that it does not have) is no figure.
+The queries ask for a high quantile over a window, and for the time of the newest sample. Among the
+series that exist now and contain a ratio, the highest counts: dcgm-exporter repeats a device for
+each pod that shares it, and two exporters or two Prometheus servers may cover it. If the exporter
+labels a series with one pod of the device, the series starts and ends with that pod. The figure
+then covers the pods on the device now, over as much of the window as they have run, and not pods
+that have left. Values that are no ratio (NaN, infinities, DCGM's marks for missing figures) are
+ignored.
 
-A subquery over the highest at each step would be purer, and costs Prometheus three times as much.
+A subquery over the highest value at each step would be more exact, and costs Prometheus three times
+as much.
 
-The fleet is asked about in parts. A JSON decoder holds the interpreter's lock until it has read a
-whole answer: one answer for 5,000 nodes has 10 MB, and would stop the event loop for 50 to 150 ms.
+The fleet is queried in parts. A JSON decoder holds the interpreter's lock until it has read a whole
+answer: one answer for 5,000 nodes has 10 MB, and would block the event loop for 50 to 150 ms.
 
-The age of a sample is the time at which Prometheus evaluated less the sample's own time, both of
-one answer. Our clock and Prometheus' may differ by as much as a sample may be old; if they differ
-by more, an old answer that somebody kept cannot be told from a wrong clock, and nothing is used.
+The age of a sample is Prometheus' evaluation time minus the sample's own time, both from one
+answer. Our clock and Prometheus' may differ by as much as a sample may be old. If they differ by
+more, a cached old answer cannot be distinguished from a wrong clock, and nothing is used.
 """
 
 import math
@@ -28,34 +30,34 @@ from extender.placement.sm_reading import HISTORY, Activity
 from extender.state.sm_activity import Key
 
 METRIC = "DCGM_FI_PROF_SM_ACTIVE"
-#: As exporters and relabelling rules spell them; Prometheus puts ``exported_`` before a label that
-#: the scraped target has as well, and then the exporter's own is the one that we mean.
+#: Label names of exporters and relabelling rules. Prometheus puts ``exported_`` before a label that
+#: the scraped target also has; then the exporter's own label is the right one.
 _UUIDS = ("exported_UUID", "exported_uuid", "UUID", "uuid", "GPU_UUID", "gpu_uuid")
 _INSTANCES = ("exported_GPU_I_ID", "exported_gpu_i_id", "GPU_I_ID", "gpu_i_id")
 _INSTANCE = re.compile("[0-9]{1,4}")
-#: Counters of one moment may add up to a little more than all; more than this is no ratio.
+#: Counters of one moment may add up to slightly more than 1; a larger value is no ratio.
 _MOST_RATIO = 1.01
-#: A sample may seem to be taken so much later than Prometheus evaluated.
+#: A sample may appear to be this much newer than Prometheus' evaluation time.
 _AHEAD_S = 30.0
-#: A figure that moved by less is told as it was: it would change no decision worth the work.
+#: A smaller change is ignored: it would change no decision that is worth the work.
 MOVED_RATIO = 0.05
 
-#: Of an error that it tells.
-_MOST_SAID = 200
+#: Length limit of a quoted error of Prometheus.
+_MAX_QUOTED = 200
 _OK = 200
-_NOT_ITS = "its answer is not as Prometheus writes it"
-#: By the index of a device on its node, which every release of dcgm-exporter calls ``gpu``. What
-#: has no such label, or a larger index, is in the last part.
+_NOT_ITS = "its answer is not in the format of Prometheus"
+#: Parts by device index on its node, which every release of dcgm-exporter calls ``gpu``. The last
+#: part has the devices without that label, or with a larger index.
 _PARTS = (*(f'gpu="{index}"' for index in range(8)), 'gpu!~"[0-7]"')
 
 
 class Unreadable(Exception):
-    """Not an answer to the question; says why, and always the same for the same cause."""
+    """The answer cannot be used; the message gives the reason, and is constant per cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is asked of a device's past."""
+    """The quantile and the window to query, in seconds."""
 
     quantile: float
     window_s: float
@@ -72,7 +74,7 @@ class _Data(msgspec.Struct):
 
 
 class _Envelope(msgspec.Struct):
-    """All of the answer but its series."""
+    """An answer without its series."""
 
     status: str
     data: _Data | None = None
@@ -83,7 +85,7 @@ class _Envelope(msgspec.Struct):
 
 @dataclass(slots=True)
 class Answer:
-    """What one answer says of each device; ages at the time of evaluation."""
+    """One answer, by device; ages at the time of evaluation."""
 
     evaluated_at_s: float = math.nan
     ratios: dict[Key, float] = field(default_factory=dict)
@@ -91,7 +93,8 @@ class Answer:
 
 
 def questions(span: Span) -> list[str]:
-    """PromQL: series with ``told="ratio"`` and ``told="at"`` for each device, and no others."""
+    """Return the PromQL queries. Their series have the label ``figure="ratio"`` or
+    ``figure="at"``."""
     return [question for part in _PARTS for question in _pair(span, f"{METRIC}{{{part}}}")]
 
 
@@ -102,36 +105,36 @@ def _pair(span: Span, series: str) -> tuple[str, str]:
     ratio = f"{by} (((({past}) >= 0) <= {_MOST_RATIO}) and {now})"
     at = f"{by} (timestamp({series}) and {now})"
     return (
-        f'label_replace({ratio}, "told", "ratio", "", "")',
-        f'label_replace({at}, "told", "at", "", "")',
+        f'label_replace({ratio}, "figure", "ratio", "", "")',
+        f'label_replace({at}, "figure", "at", "", "")',
     )
 
 
 def examine(status: int, body: bytes) -> list[str]:
-    """Return the warnings of an answer that is one; they say why it may be only a part.
+    """Return the warnings of an answer, which mean that it may be incomplete.
 
-    Raises ``Unreadable`` with what the server says of a query that failed.
+    Raise ``Unreadable`` with the server's error if the query failed.
     """
     try:
         envelope = msgspec.json.decode(body, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise Unreadable(_NOT_ITS if status == _OK else f"it answers {status}") from err
     if status != _OK:
-        raise Unreadable(f"it answers {status}{_said(envelope)}")
+        raise Unreadable(f"it answers {status}{_error_text(envelope)}")
     if envelope.status != "success":
-        raise Unreadable(f"it answers with an error{_said(envelope)}")
+        raise Unreadable(f"it answers with an error{_error_text(envelope)}")
     if envelope.data is None or envelope.data.result_type != "vector":
         raise Unreadable(_NOT_ITS)
     return envelope.warnings
 
 
-def _said(envelope: _Envelope) -> str:
-    said = ": ".join(text for text in (envelope.error_type, envelope.error) if text)
-    return f": {said[:_MOST_SAID]}" if said else ""
+def _error_text(envelope: _Envelope) -> str:
+    quoted = ": ".join(text for text in (envelope.error_type, envelope.error) if text)
+    return f": {quoted[:_MAX_QUOTED]}" if quoted else ""
 
 
 def read(result: object) -> Answer:
-    """Read the series of one answer. Raises ``Unreadable``."""
+    """Return the series of one answer; raise ``Unreadable``."""
     answer = Answer()
     try:
         for series in msgspec.convert(result, list[_Series]):
@@ -146,7 +149,7 @@ def _take_one(answer: Answer, series: _Series) -> None:
     key = _key(series.metric)
     if key is None or not math.isfinite(figure) or figure < 0:
         return
-    if series.metric.get("told") == "ratio":
+    if series.metric.get("figure") == "ratio":
         if figure <= _MOST_RATIO:
             answer.ratios[key] = max(answer.ratios.get(key, 0.0), min(figure, 1.0))
     else:
@@ -173,10 +176,10 @@ def history(
     wall_s: float,
     stale_after_s: float,
 ) -> dict[Key, Activity]:
-    """All history that is fresh, as those answers have it.
+    """Return all fresh history from these answers.
 
-    ``asked_at_s`` is our monotonic clock when it was asked for, and ``wall_s`` our wall clock.
-    Raises ``Unreadable``.
+    ``asked_at_s`` is our monotonic clock at the query, ``wall_s`` our wall clock. Raise
+    ``Unreadable``.
     """
     ratios: dict[Key, float] = {}
     ages_s: dict[Key, float] = {}
@@ -191,7 +194,7 @@ def history(
     found: dict[Key, Activity] = {}
     for key, ratio in ratios.items():
         age_s = ages_s.get(key, math.inf)
-        # A sample from the future is not made old by waiting for it.
+        # A sample from the future would never expire by waiting.
         if -_AHEAD_S <= age_s <= stale_after_s:
             settled, sampled_at_s = _settled(ratio, before.get(key)), asked_at_s - max(0.0, age_s)
             found[key] = Activity(settled, HISTORY, span.quantile, span.window_s, sampled_at_s)
@@ -205,7 +208,7 @@ def _settled(ratio: float, had: Activity | None) -> float:
 def still_fresh(
     before: Mapping[Key, Activity], now_s: float, stale_after_s: float
 ) -> dict[Key, Activity]:
-    """What of it may still be used though nothing newer has come."""
+    """Return the history that is still fresh without a newer answer."""
     return {
         key: activity
         for key, activity in before.items()
@@ -214,7 +217,7 @@ def still_fresh(
 
 
 def moved(before: Mapping[Key, Activity], after: Mapping[Key, Activity]) -> list[Key]:
-    """The devices whose figure came, went or changed."""
+    """Return the devices whose figure appeared, disappeared or changed."""
     gone = [key for key in before if key not in after]
     return gone + [
         key

@@ -1,7 +1,7 @@
-"""One replica's chores: what is looked into because something changed, and what now and then.
+"""Reconciles the ledger with the cluster: on changed nodes at once, on all nodes every few seconds.
 
-What the chores are is told by ``cluster.chores``, what becomes of them is written by the ledger;
-here it is decided when they are done, and that none keeps another, or a call, waiting.
+``state.reconcile_queue`` finds what is to be done, and the ledger writes it. This module decides
+when, and keeps slow work from delaying other work or calls of kube-scheduler.
 """
 
 import asyncio
@@ -40,22 +40,26 @@ from extender.state.reconcile_queue import (
 
 log = structlog.get_logger()
 
-#: Between two rounds of all chores.
+#: Between two rounds over all nodes.
 EVERY_S = 5.0
-#: Between two rounds in which nodes are made ready, if one waits for it.
+#: Between two rounds of initialising nodes, if a node waits for it.
 READY_EVERY_S = 0.25
-#: A node that takes longer to look into is left to go on beside what comes next.
+#: A round waits this long for its nodes; slower ones continue in the background.
 WAITED_S = 1.0
-#: Nodes that a chore looks at before others have a turn.
+#: Nodes that are checked before the event loop serves other tasks.
 AT_ONCE = 20
-#: Nodes that are written to at once: connections are left for binds.
+#: Nodes that are written concurrently: the other connections are left for binds.
 WRITTEN_AT_ONCE = 8
 
 
 class ReconcileController:
-    """``unready`` says why nothing can be told missing yet, "" when it can; ``observes``: whether
-    nobody is evicted or told; ``orphan_after_s``: the age at which a promise without a bound pod is
-    looked into."""
+    """Reconciles reservations, GPUNodes and Events.
+
+    ``unready`` returns why the cache is incomplete, so that nothing can be called missing; "" if it
+    is complete. ``observes`` returns whether the mode is observe, in which no pod is evicted and no
+    Event is written. ``orphan_after_s`` returns the age from which a reservation without a bound
+    pod is checked.
+    """
 
     def __init__(
         self,
@@ -75,44 +79,43 @@ class ReconcileController:
         self._orphan_after_s = orphan_after_s
         self._count_failure = failed
         self._turns = asyncio.Semaphore(WRITTEN_AT_ONCE)
-        #: Set when a reservation may be left over, or missing.
+        #: Set if a reservation may be left over or missing.
         self.wanted = asyncio.Event()
-        #: Set when a GPUNode may have to be made ready, or let go.
+        #: Set if a GPUNode may have to be initialised, or its finalizer removed.
         self.nodes_wanted = asyncio.Event()
         self._round_at_s = 0.0
-        #: Nodes whose reservations are being looked into, and what does so.
+        #: Node -> the task that checks its reservations.
         self._looking: dict[str, asyncio.Task[None]] = {}
-        #: None where pods are nobody's to evict.
-        self.evicting: EvictionController | None = None
+        #: None if this process evicts no pods.
+        self.eviction_controller: EvictionController | None = None
 
     def look_soon(self) -> None:
-        """Some nodes changed so that a reservation may be left over there, or missing."""
+        """Check the changed nodes soon: reservations may be left over or missing there."""
         self.wanted.set()
 
     def took(self, events: Sequence[Event]) -> None:
-        """These have come: one may be of a node that waits to be initialised, or that is to have
-        another device choice."""
+        """Note events that may concern a node to initialise, or a changed device choice."""
         seen = [event.node.metadata.name for event in events if isinstance(event, NodeSeen)]
         held = filter(None, map(self._cluster.gpunode, seen))
         if any(map(_changes_readiness, events)) or unnoted_choices(self._cluster, held):
             self.nodes_wanted.set()
 
     def start(self, loops: Loops, ledger: Ledger) -> None:
-        """Three loops, so that none waits for what another asks of the API server."""
+        """Start three loops, so that none waits for the API calls of another."""
         loops.start("reservations", lambda: self.settle(ledger), EVERY_S, self.wanted)
         loops.start("nodes", lambda: self.ready(ledger), EVERY_S, self.nodes_wanted, READY_EVERY_S)
-        loops.start("notices", self.tell, EVERY_S)
+        loops.start("notices", self.record_events, EVERY_S)
 
     async def once(self, ledger: Ledger) -> None:
-        """Do all of them, on all nodes."""
+        """Run one round of everything, on all nodes."""
         self._round_at_s = 0.0
         await self.settle(ledger)
         await self.ready(ledger)
-        await self.tell()
+        await self.record_events()
 
     async def ready(self, ledger: Ledger) -> None:
-        """Let GPUNodes go that are deleted, initialise those that wait for it, and note which
-        device choice nodes are to have."""
+        """Remove the finalizers of deleted GPUNodes, initialise new nodes, and write changed device
+        choices."""
         if self._unready():
             return
         gone, choices = list[str](), list[tuple[str, str]]()
@@ -120,41 +123,41 @@ class ReconcileController:
             gone += dying(held)
             choices += unnoted_choices(self._cluster, held)
         if gone:
-            with _told():
-                await ledger.let_go(gone)
+            with _logged():
+                await ledger.remove_finalizer(gone)
         for name, choice in choices:
-            with _told():
+            with _logged():
                 noted = await ledger.note_choice(name, choice)
                 log.info("device_choice_noted", node=name, device_choice=choice, noted=noted)
         waiting: list[Node] = []
         async for some in part_by_part(self._cluster.nodes(), AT_ONCE):
             waiting += uninitialised(self._cluster, some)
         if waiting:
-            with _told():
+            with _logged():
                 ready = await ledger.initialise(waiting)
                 log.info("nodes_initialised", nodes=ready)
 
-    async def tell(self) -> None:
-        """Write what people are to read in Events."""
+    async def record_events(self) -> None:
+        """Write Events for users."""
         if self._unready():
             return
         self._cluster.overuses.look(time.monotonic())
         if not self._observes():
-            await self._event_recorder.tell(notices(self._cluster))
+            await self._event_recorder.record(notices(self._cluster))
 
     async def settle(self, ledger: Ledger) -> None:
-        """Take back what is left over, and charge who sits on a node without a reservation: on the
-        nodes that changed at once, on all of them now and then. Whatever fails is found again.
+        """Remove reservations that are left over, and charge unreserved pods.
 
-        What is found on one node is looked into one after the other, since it is written into one
-        object. A node on which that takes longer keeps no other waiting.
+        Changed nodes are checked at once, all nodes every few seconds. Whatever fails is found
+        again. Work on one node is sequential, because it is written into one object. A slow node
+        does not delay others.
         """
         everywhere = time.monotonic() >= self._round_at_s
         if everywhere:
             self._round_at_s = time.monotonic() + EVERY_S
         on = self._cluster.take_unsettled()
         if self._unready():
-            return  # what has not been listed yet is not missing
+            return  # pods that are not listed yet are not missing
         after_s = self._orphan_after_s()
         nodes = self._cluster.gpunode_names() if everywhere else on
         of_node: dict[str, list[UnreservedPod | Leftover | Unmarked]] = {}
@@ -165,22 +168,22 @@ class ReconcileController:
             ):
                 of_node.setdefault(found.node, []).append(found)
         begun = [
-            self._look_into_all(ledger, node, founds)
-            for node, founds in of_node.items()
+            self._settle_node(ledger, node, findings)
+            for node, findings in of_node.items()
             if node not in self._looking
         ]
         if begun:
             await asyncio.wait(begun, timeout=WAITED_S)
-        if self.evicting is not None and not self._observes():
-            await self.evicting.once()
+        if self.eviction_controller is not None and not self._observes():
+            await self.eviction_controller.once()
 
-    def _look_into_all(
-        self, ledger: Ledger, node: str, founds: Sequence[UnreservedPod | Leftover | Unmarked]
+    def _settle_node(
+        self, ledger: Ledger, node: str, findings: Sequence[UnreservedPod | Leftover | Unmarked]
     ) -> asyncio.Task[None]:
         async def one_by_one() -> None:
             async with self._turns:
-                for found in founds:
-                    await self._look_into(ledger, found)
+                for found in findings:
+                    await self._settle_one(ledger, found)
 
         def done(task: asyncio.Task[None]) -> None:
             del self._looking[node]
@@ -195,7 +198,7 @@ class ReconcileController:
         log.error("loop_failed", loop="reservations", exc_info=err)
         self._count_failure("reservations")
 
-    async def _look_into(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
+    async def _settle_one(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
         if isinstance(found, UnreservedPod):
             node, uid = found.node, found.pod.metadata.uid
             charged = await ledger.charge(node, found.pod)
@@ -213,15 +216,15 @@ class ReconcileController:
 
 
 def _changes_readiness(event: Event) -> bool:
-    """Whether it may be of a node that can be initialised now, or a GPUNode to let go."""
+    """Return whether the event may concern a node to initialise, or a GPUNode to finalise."""
     if isinstance(event, GPUNodeSeen):
         return not event.gpunode.spec.initialised or bool(event.gpunode.metadata.deletion_timestamp)
     return isinstance(event, GPUNodeGone)
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """A chore that the store refuses keeps nobody from the next one."""
+def _logged() -> Iterator[None]:
+    """Log a store error, so that the next task still runs."""
     try:
         yield
     except StoreError as err:

@@ -1,6 +1,7 @@
-"""One replica's part in having kube-scheduler try refused pods again, when there is room for them.
+"""Requeues rejected pods in kube-scheduler when there is room for them.
 
-Whom it is worth trying is told by ``cluster.waking``; here it is decided when to look.
+``state.requeue_hints`` decides which pods are worth another attempt. This module decides when to
+check.
 """
 
 import asyncio
@@ -21,19 +22,23 @@ from extender.state.requeue_hints import RequeueHints, rejected_by_us
 
 log = structlog.get_logger()
 
-#: Between two looks at the pods that wait; what gets room meanwhile is looked at together.
+#: Between two checks of the pending pods; room gained in between is checked together.
 EVERY_S = 0.25
-#: Between two looks where nobody is known to wait, and nothing got room.
+#: Between two checks if no pod is known to wait and no node gained room.
 IDLE_S = 5.0
-#: Pods that are written to at once: connections are left for binds.
+#: Pods that are written concurrently: the other connections are left for binds.
 REQUEUED_AT_ONCE = 8
-#: A look goes on for so long before others have a turn.
+#: Seconds a check runs before the event loop serves other tasks.
 LOOK_S = 0.003
 
 
 class RequeueController:
-    """``unready`` says why nothing can be decided yet, "" when it can; ``observes``: whether nobody
-    is refused any more; ``name`` begins the ids of what this process writes."""
+    """Requeues pods through the ledger.
+
+    ``unready`` returns why nothing can be decided yet; "" if it can. ``observes`` returns whether
+    the mode is observe, in which no pod is rejected. ``name`` begins the ids that this process
+    writes.
+    """
 
     def __init__(
         self,
@@ -53,17 +58,17 @@ class RequeueController:
         self._requeue_hints = RequeueHints()
         self._wanted = asyncio.Event()
         self._latest_room = 0
-        #: Uids of those that were refused and are tried again since we only observe.
+        #: Uids of rejected pods that were requeued since the mode is observe.
         self._released: set[str] = set()
         self._turns = asyncio.Semaphore(REQUEUED_AT_ONCE)
 
     def took(self, events: Sequence[Event]) -> None:
-        """These have come: one may tell of a pod that waits for room."""
+        """Note events that may concern a rejected pod."""
         if any(map(_was_rejected, events)):
             self.look_soon()
 
     def weighed(self) -> None:
-        """Something was weighed: there may be more room."""
+        """Check soon if a node has gained room."""
         if self._cluster.latest_room != self._latest_room:
             self._latest_room = self._cluster.latest_room
             self.look_soon()
@@ -92,14 +97,14 @@ class RequeueController:
             if named is not None:
                 requeues.append(asyncio.create_task(self._requeue(ledger, named)))
             elif time.monotonic() - resumed_s > LOOK_S:
-                await asyncio.sleep(0)  # kube-scheduler's calls do not wait for the whole of it
+                await asyncio.sleep(0)  # lets kube-scheduler's calls in
                 resumed_s = time.monotonic()
         await asyncio.gather(*requeues)
         if requeues:
             log.info("pods_requeued", pods=len(requeues))
 
     async def _release(self, ledger: Ledger) -> None:
-        """Have kube-scheduler try all who were refused before we only observed, once each."""
+        """Requeue each pod that was rejected before the mode became observe, once."""
         unbound = self._cluster.unbound()
         self._released &= {pod.metadata.uid for pod in unbound}
         rejected = (pod for pod in unbound if rejected_by_us(pod))
@@ -113,7 +118,8 @@ class RequeueController:
             self._released.add(pod.metadata.uid)
 
     async def _requeue(self, ledger: Ledger, pod: Pod) -> bool:
-        """Whether it is done; whatever fails, the next look finds the pod again."""
+        """Requeue the pod; return whether it succeeded. A failed pod is found again by the next
+        check."""
         try:
             async with self._turns:
                 retry = await ledger.requeue(pod)
@@ -132,7 +138,7 @@ class RequeueController:
 
 
 def _was_rejected(event: Event) -> bool:
-    """Whether it may tell of a pod that waits for room."""
+    """Return whether the event may concern a rejected pod."""
     if isinstance(event, PodSeen):
         return not event.pod.node and rejected_by_us(event.pod)
     return isinstance(event, Relisted)

@@ -1,7 +1,7 @@
 """Brings history of SM activity into the cluster's state, node by node.
 
-What moved is sorted by node on the source's thread. The event loop takes it in as it takes in what
-watches report: a little at a time, after kube-scheduler's calls.
+Changed figures are grouped by node on the thread that queries Prometheus. The event loop applies
+them like changes from watches: in small steps, after kube-scheduler's calls.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ async def sm_history(
     if settings.prometheus_url is None:
         yield
         return
-    # Its client is an extra.
+    # The client of Prometheus is an optional dependency.
     from extender.controllers.prometheus import Asked, PrometheusHistory
     from extender.controllers.promql import Span
 
-    def told(answered: bool, devices: int) -> None:
+    def queried(answered: bool, devices: int) -> None:
         telemetry.history_queries.labels("answered" if answered else "failed").inc()
         telemetry.history_devices.set(devices)
 
@@ -50,7 +50,7 @@ async def sm_history(
         token_file=settings.prometheus_token_file,
         ca=settings.prometheus_ca,
     )
-    source = PrometheusHistory(asked, hand_on, told)
+    source = PrometheusHistory(asked, hand_on, queried)
     source.start()
     try:
         yield

@@ -1,8 +1,9 @@
-"""The gate to the Kubernetes API for the event loop: the calls of the ledger, several for each pod.
+"""The asynchronous client of the Kubernetes API, for the ledger's calls on the event loop.
 
-As ``extender.kube.client``, and with its errors, but no thread waits for an answer: to wake one for
-each step of each bind costs much of what the step does, and then the loop has to wait for the lock
-of the interpreter. What is long to decode, as a list is, is not for the loop.
+It behaves like ``extender.kube.client`` and raises the same errors, but no thread waits for an
+answer. Switching threads for each step of each bind costs almost as much as the step, and the loop
+then waits for the interpreter's lock. Answers that take long to decode, such as lists, do not
+belong on the loop.
 """
 
 import ssl
@@ -19,17 +20,17 @@ from extender.errors import BadSettings
 from extender.kube.client import JSON, NoAnswer, describe, rejection, request_headers
 from extender.progress import progressed
 
-#: What a broken connection can raise, or one that is silent for too long.
+#: Errors of a connection that broke, or was silent for too long.
 _BROKEN = (aiohttp.ClientError, OSError)
-#: Calls at once; what is beyond waits for one of them.
+#: Concurrent calls; further calls wait.
 CONNECTIONS = 32
-#: A connection that nobody used for so long is closed; the API server waits for 90 s.
+#: Seconds after which an unused connection is closed; the API server waits for 90 s.
 _KEPT_S = 60.0
 _MOST_AT_ONCE_BYTES = 1 << 18
 
 
 class AsyncKubeApi:
-    """Calls to one API server, from the loop that it was made on."""
+    """Calls one API server, from the event loop on which it was created."""
 
     def __init__(
         self,
@@ -39,12 +40,15 @@ class AsyncKubeApi:
         read_timeout_s: float = 10.0,
         total_timeout_s: float = 15.0,
     ) -> None:
-        """``read_timeout_s`` bounds each silence of the server, ``total_timeout_s`` the whole call,
-        also if the answer comes a byte at a time or all connections are in use. Raises
-        ``BadSettings`` where the configuration names a proxy that is none of HTTP."""
+        """Prepare a session. Raise ``BadSettings`` if the configuration names a proxy that is no
+        HTTP proxy.
+
+        ``read_timeout_s`` limits each silence of the server. ``total_timeout_s`` limits the whole
+        call, also if the answer arrives byte by byte or all connections are in use.
+        """
         self._configuration = configuration
         self._host = configuration.host.rstrip("/")
-        self._way = _way(configuration)
+        self._routing = _routing(configuration)
         timeout = aiohttp.ClientTimeout(
             total=total_timeout_s, sock_connect=connect_timeout_s, sock_read=read_timeout_s
         )
@@ -69,13 +73,14 @@ class AsyncKubeApi:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> bytes:
-        """The body of a successful answer; raises ``ApiStatus`` or ``NoAnswer``. Sent once."""
+        """Send a request once and return the body of a successful answer; raise ``ApiStatus`` or
+        ``NoAnswer``."""
         call = f"{method} {path}"
         headers = request_headers(self._configuration, accept)
         data: bytes | BytesIO | None = body
         if body is not None:
             headers["Content-Type"] = content_type
-            # In pieces, so that no call waits for the whole of it to be encrypted.
+            # In pieces, so that other calls do not wait while all of it is encrypted.
             data = body if len(body) <= _MOST_AT_ONCE_BYTES else BytesIO(body)
         try:
             async with self._session.request(
@@ -84,14 +89,14 @@ class AsyncKubeApi:
                 data=data,
                 headers=headers,
                 allow_redirects=False,
-                **self._way,
+                **self._routing,
             ) as response:
                 content = await response.read()
         except _BROKEN as err:
             raise NoAnswer(f"{call}: {describe(err)}") from err
         except RuntimeError as err:
             if self._session.closed:
-                raise NoAnswer(f"{call}: not sent, as this process ends") from err
+                raise NoAnswer(f"{call}: not sent, because this process is stopping") from err
             raise
         finally:
             progressed()
@@ -100,8 +105,8 @@ class AsyncKubeApi:
         raise rejection(call, response.status, content, response.reason, response.headers)
 
 
-def _way(configuration: Any) -> dict[str, Any]:
-    """What every request says of the way to the server."""
+def _routing(configuration: Any) -> dict[str, Any]:
+    """Return the request options for the way to the server: TLS server name and proxy."""
     way: dict[str, Any] = {}
     if configuration.tls_server_name:
         way["server_hostname"] = configuration.tls_server_name
@@ -109,8 +114,8 @@ def _way(configuration: Any) -> dict[str, Any]:
     if proxy and not should_bypass_proxies(configuration.host, configuration.no_proxy or ""):
         if urlsplit(proxy).scheme not in ("http", "https"):
             raise BadSettings(
-                f"the kubeconfig's proxy-url is {proxy}: an HTTP proxy is needed, as in "
-                "http://proxy.example.com:3128"
+                f"the kubeconfig's proxy-url is {proxy}, which is no HTTP proxy. Example: "
+                "proxy-url: http://proxy.example.com:3128"
             )
         way |= {"proxy": proxy, "proxy_headers": configuration.proxy_headers}
     return way

@@ -1,14 +1,14 @@
-"""The gate to the Kubernetes API for threads. The event loop uses ``extender.kube.async_client``.
+"""The blocking client of the Kubernetes API, for threads.
 
 Small calls use the typed API of the ``kubernetes`` package over ``KubeApi.client``. Lists and
 watches are raw requests and raw bodies, because its models take too much memory and time (ADR 37).
-Nothing is sent twice by this layer: whether a lost write may be repeated is the caller's to decide
-(DESIGN section 6).
+This layer never sends a request twice: only the caller can decide whether a lost write may be
+repeated (DESIGN section 6). The event loop uses ``extender.kube.async_client``.
 
     ApiError
-    ├── ApiStatus    the server answered, and not with success
-    ├── NoAnswer     it did not answer; what was asked may have been done all the same
-    └── Unreadable   it answered something that is not what it was asked for
+    ├── ApiStatus    the server answered with an error status
+    ├── NoAnswer     no answer; the request may have been processed
+    └── Unreadable   the answer is not in the expected format
 """
 
 import os
@@ -30,30 +30,33 @@ from kubernetes.client.exceptions import ApiException
 
 from extender.errors import BadSettings
 
-#: What a broken connection can raise below urllib3's own errors (TLS, a socket shut down by us).
+#: Errors of a broken connection below urllib3's own (TLS, a socket that this process shut down).
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 _MESSAGE_CHARS = 1000
 JSON = "application/json"
 USER_AGENT = "headroom"
-#: For an answer of which only the metadata is read.
+#: Requests an answer with metadata only.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 Query = Mapping[str, str]
 T = TypeVar("T")
 
 
-#: A body may take so long altogether, also if it never pauses for as long as the read timeout.
+#: Seconds in which a body must arrive, also if no pause exceeds the read timeout.
 BODY_S = 60.0
 _BODY_PART_BYTES = 1 << 20
 
 
 class ApiError(Exception):
-    """Base of what can go wrong with a call; the text names the call."""
+    """Base of the errors of a call; the text names the call."""
 
 
 class ApiStatus(ApiError):
-    """``status`` is the HTTP code, ``message`` what the server said; ``retry_after_s`` what it
-    asked for, in seconds."""
+    """The server answered with an error.
+
+    ``status`` is the HTTP code, ``message`` the server's message, ``retry_after_s`` the pause that
+    it requested, in seconds.
+    """
 
     def __init__(self, call: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{call}: {status} {message[:_MESSAGE_CHARS]}".rstrip())
@@ -71,7 +74,7 @@ class Unreadable(ApiError):
 
 
 class StatusBody(msgspec.Struct, frozen=True):
-    """Kubernetes' own error object, in the body of an answer or in a watch."""
+    """The Status object of Kubernetes, in the body of an answer or in a watch."""
 
     message: str = ""
     reason: str = ""
@@ -94,7 +97,7 @@ _status_decoder = msgspec.json.Decoder(StatusBody)
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """A complete, consistent list; ``resource_version`` is where a watch continues it."""
+    """A complete, consistent list; a watch continues from ``resource_version``."""
 
     items: list[T]
     resource_version: str
@@ -105,12 +108,13 @@ def load_configuration(
     context: str | None = None,
     hint: str = "example: export KUBECONFIG=$HOME/.kube/config",
 ) -> Configuration:
-    """Return the pod's own service account inside a cluster, else (or if named) a kubeconfig.
+    """Return the configuration of the pod's service account inside a cluster, else (or if named) of
+    a kubeconfig.
 
-    Raises ``BadSettings``, which ends with ``hint``, if there is neither.
+    Raise ``BadSettings``, whose message ends with ``hint``, if there is neither.
     """
     configuration = Configuration()
-    load: Any = kubernetes.config  # typed in some releases, in part
+    load: Any = kubernetes.config  # only some releases have type hints
     try:
         if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
             load.load_incluster_config(client_configuration=configuration)
@@ -124,7 +128,7 @@ def load_configuration(
 
 
 class Stream:
-    """The open body of a watch, read by one thread; ``interrupt`` may come from another."""
+    """The open body of a watch. One thread reads it; another one may call ``interrupt``."""
 
     def __init__(self, call: str, response: urllib3.BaseHTTPResponse) -> None:
         self._call = call
@@ -132,17 +136,17 @@ class Stream:
         self._interrupted = False
 
     def read(self) -> bytes:
-        """What has arrived, as soon as anything has; empty at the proper end.
+        """Return data as soon as any has arrived; empty at the regular end.
 
-        Raises ``NoAnswer`` when the connection breaks, stays silent for too long or is interrupted.
+        Raise ``NoAnswer`` if the connection breaks, is silent for too long or is interrupted.
         """
         try:
             data = self._response.read1(1 << 16)
         except _BROKEN as err:
             raise NoAnswer(f"{self._call}: {describe(err)}") from err
         if self._interrupted:
-            # Shutting a TLS socket down takes its cipher away first: what is read from then on,
-            # until the end is noticed, is the encrypted stream as it came.
+            # Shutting down a TLS socket removes its cipher first. From then on, until the end is
+            # noticed, the data read is the encrypted stream.
             raise NoAnswer(f"{self._call}: interrupted")
         return data
 
@@ -151,7 +155,7 @@ class Stream:
         self._interrupted = True
         try:
             self._response.shutdown()
-        except (*_BROKEN, ValueError):  # it had ended by itself
+        except (*_BROKEN, ValueError):  # it has ended by itself
             return
 
     def close(self) -> None:
@@ -159,7 +163,7 @@ class Stream:
 
 
 class KubeApi:
-    """Calls to one API server. Methods block, and may be called from any thread."""
+    """Calls one API server. Methods block, and may be called from any thread."""
 
     _is_closed = False
 
@@ -174,24 +178,24 @@ class KubeApi:
         self._host = configuration.host.rstrip("/")
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
-        configuration.retries = False  # else urllib3 sends a request three times more
-        #: For the typed API of the ``kubernetes`` package, within ``asking``.
+        configuration.retries = False  # else urllib3 repeats a request up to three times
+        #: For the typed API of the ``kubernetes`` package; use it within ``asking``.
         self.client = ApiClient(configuration)
         self.client.user_agent = USER_AGENT
         self._pool: urllib3.PoolManager = self.client.rest_client.pool_manager
 
     def close(self) -> None:
-        """No call begins after this: a thread that has a long way to go ends with the one it is
-        in, which it may wait for as long as any."""
+        """Reject further calls, so that a thread with many calls to make ends after the current
+        one. A call in progress may still take until its timeout."""
         self._is_closed = True
         self._pool.clear()
 
     @contextmanager
     def asking(self, call: str) -> Iterator[tuple[float, float]]:
-        """Raise ``ApiError`` for what a typed API raises within the context, which gets the
-        ``_request_timeout`` of each call."""
+        """Convert the errors that a typed API raises within the context to ``ApiError``. The
+        context's value is the ``_request_timeout`` of each call."""
         if self._is_closed:
-            raise NoAnswer(f"{call}: not sent, as this process ends")
+            raise NoAnswer(f"{call}: not sent, because this process is stopping")
         try:
             yield self._connect_timeout_s, self._read_timeout_s
         except ApiException as err:
@@ -201,7 +205,7 @@ class KubeApi:
             raise rejection(call, err.status, body, err.reason, headers) from err
         except _BROKEN as err:
             raise NoAnswer(f"{call}: {describe(err)}") from err
-        except (ValueError, RecursionError):  # which would quote the answer, perhaps a secret
+        except (ValueError, RecursionError):  # their text quotes the answer, perhaps a secret
             raise Unreadable(f"{call}: the answer cannot be read") from None
 
     def call(
@@ -214,19 +218,19 @@ class KubeApi:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> bytes:
-        """The body of a successful answer; raises ``ApiStatus`` or ``NoAnswer``."""
+        """Return the body of a successful answer; raise ``ApiStatus`` or ``NoAnswer``."""
         call = f"{method} {path}"
         timeout_s = self._read_timeout_s
         response = self._send(method, path, query, body, content_type, timeout_s, accept)
         return self._success(call, response)
 
     def stream(self, path: str, *, query: Query, read_timeout_s: float) -> Stream:
-        """Open a watch; ``read_timeout_s`` bounds the silence between two pieces of it."""
+        """Open a watch; ``read_timeout_s`` limits the silence between two pieces of data."""
         call = f"WATCH {path}"
         response = self._send("GET", path, query, None, "", read_timeout_s)
         if response.status != 200:
             self._success(call, response)
-            raise Unreadable(f"{call}: answered {response.status}, which is no stream")
+            raise Unreadable(f"{call}: answered {response.status}, not with a stream")
         return Stream(call, response)
 
     def list(
@@ -237,13 +241,12 @@ class KubeApi:
         page_size: int,
         query: Query | None = None,
     ) -> Listing[T]:
-        """Everything under ``path`` at one moment, fetched in pages.
+        """Return all objects under ``path`` at one moment, fetched in pages.
 
-        What ``take`` makes of an object is listed, unless that is None; it is called in the order
-        of the list, from a thread of its own while the server makes the next page. Nothing else of
-        a page is kept in memory when the one after the next comes. A continue token can expire
-        (etcd keeps minutes of history): then the list starts anew, in one page, so that it ends
-        however long the pages take.
+        ``take`` converts each object; objects for which it returns None are left out. It is called
+        in the order of the list, on its own thread while the server prepares the next page. At most
+        two pages are in memory. A continue token can expire, because etcd keeps minutes of history.
+        The list then starts again, in one page, so that it completes however long pages take.
         """
         try:
             return self._list(path, take, query, page_size)
@@ -261,7 +264,7 @@ class KubeApi:
     ) -> Listing[T]:
         items: list[T] = []
         page_query = dict(query or {}) | ({"limit": str(page_size)} if page_size else {})
-        with ThreadPoolExecutor(1, thread_name_prefix="list") as hands:
+        with ThreadPoolExecutor(1, thread_name_prefix="list") as executor:
             taking: Future[list[T]] | None = None
             while True:
                 body = self.call("GET", path, query=page_query)
@@ -274,7 +277,7 @@ class KubeApi:
                 if not page.metadata.continue_:
                     items += _taken(take, page.items or ())
                     return Listing(items, page.metadata.resource_version)
-                taking = hands.submit(_taken, take, page.items or ())
+                taking = executor.submit(_taken, take, page.items or ())
                 page_query["continue"] = page.metadata.continue_
 
     def _send(
@@ -288,7 +291,7 @@ class KubeApi:
         accept: str = JSON,
     ) -> urllib3.BaseHTTPResponse:
         if self._is_closed:
-            raise NoAnswer(f"{method} {path}: not sent, as this process ends")
+            raise NoAnswer(f"{method} {path}: not sent, because this process is stopping")
         headers = request_headers(self._configuration, accept)
         if body is not None:
             headers["Content-Type"] = content_type
@@ -299,7 +302,7 @@ class KubeApi:
                 body=body,
                 headers=headers,
                 preload_content=False,
-                retries=False,  # no redirect either; urllib3 would send a lost POST again
+                retries=False,  # no redirects, and a lost POST must not be repeated
                 timeout=urllib3.Timeout(connect=self._connect_timeout_s, read=read_timeout_s),
             )
         except _BROKEN as err:
@@ -328,9 +331,9 @@ def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw])
 
 
 def request_headers(configuration: Configuration, accept: str) -> dict[str, str]:
-    """Who asks, as what, and for what; of a request without a body."""
+    """Return the headers of a request without a body."""
     headers = {"Accept": accept, "User-Agent": USER_AGENT}
-    # Asked anew each time: service account tokens are rotated under a running process.
+    # Read each time: service account tokens are rotated while the process runs.
     settings: Any = configuration.auth_settings()
     for setting in settings.values():
         if setting["in"] == "header" and setting["value"]:
@@ -339,7 +342,8 @@ def request_headers(configuration: Configuration, accept: str) -> dict[str, str]
 
 
 def authorization(configuration: Configuration) -> str:
-    """The header that authenticates this process by its token; empty if it has none."""
+    """Return the header value that authenticates this process by its token; empty if it has
+    none."""
     settings: Any = configuration.auth_settings()
     values = (setting["value"] for setting in settings.values() if setting["in"] == "header")
     return next(filter(None, values), "")
@@ -348,7 +352,7 @@ def authorization(configuration: Configuration) -> str:
 def rejection(
     call: str, status: int, body: bytes, phrase: str | None, headers: Mapping[str, str]
 ) -> ApiStatus:
-    """What an answer other than success says; ``phrase`` stands beside its status."""
+    """Return the error for an answer without success; ``phrase`` is the HTTP reason phrase."""
     message = status_message(body) or phrase or ""
     retry_after = headers.get("Retry-After", "")
     retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
@@ -356,7 +360,7 @@ def rejection(
 
 
 def status_message(body: bytes) -> str:
-    """The server's own words, whatever it wrapped them in."""
+    """Return the server's message, from a Status object or plain text."""
     try:
         status = _status_decoder.decode(body)
     except (ValueError, RecursionError):
@@ -365,5 +369,5 @@ def status_message(body: bytes) -> str:
 
 
 def describe(err: BaseException) -> str:
-    """An error in one line; some of urllib3's have no text of their own."""
+    """Return an error as one line; some errors of urllib3 have no text."""
     return f"{type(err).__name__}: {err}" if str(err) else type(err).__name__

@@ -1,9 +1,9 @@
-"""Writes Kubernetes Events, each once, however many replicas have the same to tell.
+"""Writes Kubernetes Events, each once, even if several replicas report the same.
 
-An Event's name is made of what it is about, the reason and the occurrence, so that the second who
-writes it is told that it exists. One whose message follows what it is about is applied: it is one
-object, of which the last writer's words stand. Nothing hangs on an Event; what fails is tried again
-by whoever looks next.
+An Event's name is derived from its object, reason and occurrence. A second replica that creates the
+Event gets a conflict, and stops. An Event whose message changes over time is applied instead: it
+stays one object with the message of the last writer. Nothing depends on Events; the caller retries
+failed writes.
 """
 
 import hashlib
@@ -21,25 +21,27 @@ from extender.state.notices import Notice
 log = structlog.get_logger()
 
 COMPONENT = "headroom"
-#: What the API server takes of a message.
+#: The API server's limit for a message.
 _MESSAGE_CHARS = 1024
-#: Where the API server takes Events on what is in no namespace.
+#: The namespace of Events about cluster-scoped objects.
 _NODES_NAMESPACE = "default"
-#: Answers after which it may be accepted later.
+#: Statuses after which a retry may succeed.
 _LATER = (408, 429)
 
 _encode = msgspec.json.Encoder().encode
 
 
 class KubeEvents:
-    """Blocks; may be called from any thread. ``wall_s`` is the time in Unix seconds."""
+    """Writes Events. Methods block, and may be called from any thread; ``wall_s`` returns Unix
+    seconds."""
 
     def __init__(self, api: KubeApi, wall_s: Callable[[], float]) -> None:
         self._api = api
         self._wall_s = wall_s
 
     def post(self, notice: Notice) -> bool:
-        """Whether it is told, or never will be; else it should be tried again."""
+        """Write the Event. Return False if it should be tried again; True if it is written or never
+        will be."""
         try:
             self._write(notice)
         except ApiStatus as err:
@@ -47,7 +49,7 @@ class KubeEvents:
                 return True  # another replica was faster
             if err.status in _LATER or err.status >= 500:
                 return False
-            # As in a namespace that is being deleted.
+            # For example in a namespace that is being deleted.
             log.warning("event_refused", uid=notice.about.uid, message=str(err))
             return True
         except ApiError:
@@ -64,7 +66,7 @@ class KubeEvents:
                 f"{path}/{event_name(notice)}",
                 query={"fieldManager": COMPONENT, "force": "true"},
                 body=body,
-                content_type="application/apply-patch+yaml",  # of which JSON is a part
+                content_type="application/apply-patch+yaml",  # JSON is valid YAML
             )
         else:
             self._api.call("POST", path, body=body)
@@ -94,7 +96,7 @@ class KubeEvents:
 
 
 def event_name(notice: Notice) -> str:
-    """The same on every replica, another for each occurrence; a name that the server takes."""
+    """Return the Event's name: the same on each replica, unique per occurrence, and valid."""
     what = "\n".join((notice.about.uid, notice.reason, notice.key))
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
     return f"{notice.about.name[:200].rstrip('-.')}.{digest}"

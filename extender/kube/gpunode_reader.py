@@ -1,7 +1,7 @@
-"""Reads one version of GPUNodes after the other.
+"""Decodes versions of GPUNodes, and reuses unchanged specs.
 
-Most of them bring a report and the promises of before: then these are the same object, as long as
-anybody has it, so that nobody has to compare them.
+Most versions bring a new report and the same reservations. Those get the same spec object while it
+is in use, so that later code can compare identities.
 """
 
 from hashlib import blake2b
@@ -26,14 +26,14 @@ _status_decoder = msgspec.json.Decoder(GPUNodeStatus | None)
 
 
 class GPUNodeReader:
-    """For one thread."""
+    """Decodes GPUNodes; for one thread."""
 
     def __init__(self) -> None:
-        #: Digest of how a spec was written -> the spec.
+        #: Digest of a spec's JSON -> the spec.
         self._specs = WeakValueDictionary[bytes, GPUNodeSpec]()
 
     def read(self, body: bytes | msgspec.Raw) -> GPUNode:
-        """What ``decode_gpunode`` says of it."""
+        """Return the same as ``decode_gpunode``; raise the same errors."""
         try:
             halves = _halves_decoder.decode(body)
             written = blake2b(halves.spec, digest_size=16).digest()
@@ -43,12 +43,12 @@ class GPUNodeReader:
                 share_reservations(spec)
             status = _status_decoder.decode(halves.status)
         except (ValueError, RecursionError):
-            return decode_gpunode(body)  # which names the field
+            return decode_gpunode(body)  # raises an error that names the field
         if status is not None:
             share_report(status)
         return GPUNode(metadata=halves.metadata, spec=spec, status=status)
 
     @property
     def known(self) -> int:
-        """How many specs somebody has."""
+        """Return the number of specs in use."""
         return len(self._specs)

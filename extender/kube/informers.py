@@ -1,4 +1,4 @@
-"""Runs one reflector a kind against one API server, from start to stop."""
+"""Runs one reflector per kind against one API server."""
 
 import random
 import threading
@@ -16,10 +16,10 @@ log = structlog.get_logger(__name__)
 
 
 class KubernetesSources:
-    """Watches ``kinds``, each in a thread of its own.
+    """Watches ``kinds``, each on its own thread.
 
-    ``deliver`` is called from those threads, several at a time, with the events of one kind in
-    their order; it should hand them over and return.
+    ``deliver`` is called from these threads, also concurrently, with the events of one kind in
+    order. It should enqueue them and return.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class KubernetesSources:
             thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Stop every watch and wait for the threads, ``timeout_s`` seconds in all.
+        """Stop all watches and wait for the threads, ``timeout_s`` seconds in all.
 
-        A thread that waits for an answer to a list outlives that; it delivers nothing that matters
-        any more, and does not keep the process.
+        A thread that waits for a list's answer may run longer. What it delivers is ignored, and it
+        does not keep the process alive.
         """
         for reflector in self._reflectors.values():
             reflector.stop()
@@ -62,7 +62,7 @@ class KubernetesSources:
 
     @property
     def synced(self) -> bool:
-        """Whether every kind was listed completely at least once."""
+        """Return whether each kind was listed completely at least once."""
         return all(health.synced for health in self.health)
 
     @property

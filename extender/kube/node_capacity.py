@@ -1,7 +1,7 @@
-"""Writes how much GPU memory a Node has, as an extended resource that others count.
+"""Writes the GPU memory of a Node as an extended resource.
 
-Capacity is what extended resources are advertised by; the kubelet makes allocatable follow it,
-within its next status. Written at once, nobody has to wait for that.
+Extended resources are advertised by the Node's capacity. The kubelet copies it to allocatable with
+its next status update; both are written here, so that no pod has to wait for that.
 """
 
 from urllib.parse import quote
@@ -16,14 +16,15 @@ _MERGE_PATCH = "application/merge-patch+json"
 
 
 class KubeNodes:
-    """Blocks; may be called from any thread. Raises ``ApiError``."""
+    """Writes Node statuses. Methods block, may be called from any thread, and raise
+    ``ApiError``."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
 
     def show(self, node: str, mib: int | None) -> None:
-        """None: it has none any more. Written by several replicas, it is written once: a patch that
-        changes nothing is none."""
+        """Write the amount in MiB; None removes the resource. Several replicas may write it: a
+        patch without changes creates no new version."""
         amounts = {MIRROR: None if mib is None else str(mib)}
         body = _encode({"status": {"capacity": amounts, "allocatable": amounts}})
         path = f"/api/v1/nodes/{quote(node, safe='')}/status"

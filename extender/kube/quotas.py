@@ -1,4 +1,4 @@
-"""Reads the ResourceQuotas of a namespace when somebody asks for an explanation."""
+"""Reads the ResourceQuotas of a namespace for an explanation."""
 
 from collections.abc import Callable
 
@@ -8,12 +8,13 @@ from kubernetes import client
 from extender.kube.client import KubeApi
 from extender.state.quotas import ResourceQuota
 
-#: Quotas that are read of one namespace.
+#: Maximum quotas that are read per namespace.
 MAX_QUOTAS = 100
 
 
 class KubeQuotas:
-    """Blocks; may be called from any thread. Raises ``ApiError`` and ``msgspec.MsgspecError``."""
+    """Reads quotas. Methods block, may be called from any thread, and raise ``ApiError`` and
+    ``msgspec.MsgspecError``."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api

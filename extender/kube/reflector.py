@@ -1,13 +1,14 @@
-"""Follows one kind of object: lists it, watches it from there, and never gives up.
+"""Lists and watches one kind of object, and never gives up.
 
-A reflector is one thread and one rule: what the cluster state was told is what the API server
-held at ``_version``. Every failure is of one of two sorts. Silence, and "later" (429), say nothing
-about that version: the watch is resumed from it. Anything else (410 above all: history was
-compacted) puts it in doubt: the kind is listed again, and ``Relisted`` says by omission what went
-in between. Either way there is a pause first, longer with every failure in a row, with full jitter.
+A reflector is one thread with one invariant: the delivered events describe the API server's state
+at ``_version``. There are two kinds of failure. After silence or "later" (429) that version is
+still valid, and the watch resumes from it. Any other failure (above all 410: the history was
+compacted) makes it doubtful. The kind is then listed again; objects missing in ``Relisted`` were
+deleted in between. Either way there is a pause first, which grows with each failure in a row and
+has full jitter.
 
-The server ends each watch after ``watch_s``, and silence longer than that ends it here, so that a
-half-open connection is noticed within ``watch_s + grace_s``.
+The server ends each watch after ``watch_s``. Longer silence ends it here, so that a half-open
+connection is detected within ``watch_s + grace_s``.
 """
 
 import random
@@ -42,33 +43,34 @@ Deliver = Callable[[Sequence[Event]], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often and how much; every figure is in seconds except the page size."""
+    """Intervals and limits of a reflector; in seconds, except the page size."""
 
     page_size: int = 1000
-    #: A watch is asked to end after this; bookmarks come about once a minute.
+    #: Requested duration of a watch; bookmarks arrive about once a minute.
     watch_s: int = 60
-    #: What a server may be late with that end.
+    #: How late the server may end a watch.
     grace_s: float = 10.0
     backoff_base_s: float = 0.5
     backoff_cap_s: float = 30.0
-    #: How often to look for a kind that the server does not serve.
+    #: Interval of checking for a kind that the server does not serve.
     absent_s: float = 60.0
 
 
 DEFAULT_PACE = Pace()
 
-#: Of one change. An API server keeps no object of more than 1.5 MiB, and writes it as JSON.
+#: Limit of one change. An API server stores objects up to 1.5 MiB, and sends them as JSON.
 MOST_LINE_BYTES = 8 << 20
-#: A watch that ends sooner, with nothing said, is a failure: without a pause it would be asked for
-#: again hundreds of times a second.
+#: A watch that ends sooner, without data, is a failure: without a pause it would be opened again
+#: hundreds of times a second.
 _SHORT_S = 1.0
-#: A watch that went on for so long has worked, also of a kind of which there was nothing to say:
-#: what breaks it is no further failure in a row. Else quiet kinds wait longest, and make us blind.
+#: A watch that lasted this long has worked, also without changes of its kind, so its end is no
+#: further failure in a row. Otherwise quiet kinds would get the longest pauses, and go stale.
 _LONG_S = 10.0
 
 
 class Reflector:
-    """Delivers what happens to one kind. ``run`` blocks until ``stop``; the rest never does."""
+    """Delivers the changes of one kind. ``run`` blocks until ``stop``; other methods never
+    block."""
 
     def __init__(
         self,
@@ -89,9 +91,9 @@ class Reflector:
         self._backoff = Backoff(pace.backoff_base_s, pace.backoff_cap_s, jitter)
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        #: What was delivered is the state at this resourceVersion; None: list first.
+        #: resourceVersion that the delivered events describe; None: list first.
         self._version: str | None = None
-        #: Where the kind was found.
+        #: The path at which the kind was found.
         self._path = kind.path
         self._lock = threading.Lock()
         self._stream: Stream | None = None
@@ -99,7 +101,7 @@ class Reflector:
         self._contact_s: float | None = None
         self._reconnects = 0
         self._lists = 0
-        #: Objects that could not be read, so that each is logged once per list.
+        #: Names of unreadable objects, so that each is logged once per list.
         self._unreadable: set[str] = set()
 
     @property
@@ -115,13 +117,14 @@ class Reflector:
         )
 
     def stop(self) -> None:
-        """Make ``run`` return: at once from a watch, else when the call in progress ends."""
+        """Make ``run`` return: at once from a watch, else when the current call ends."""
         self._stopping.set()
         with self._lock:
             if self._stream is not None:
                 self._stream.interrupt()
 
     def run(self) -> None:
+        """List and watch until ``stop``."""
         while not self._stopping.is_set():
             try:
                 if self._version is None and not self._list():
@@ -135,7 +138,7 @@ class Reflector:
                 self._pause(event, err, list_again=err.status != 429, at_least_s=err.retry_after_s)
             except ApiError as err:
                 self._pause("source_unreadable", err, list_again=True)
-            except Exception as err:  # a thread that died would freeze our view, unseen
+            except Exception as err:  # if the thread died, the cache would freeze unnoticed
                 log.exception("source_broken", kind=self._kind.name)
                 self._pause("source_restarted", err, list_again=True)
 
@@ -154,8 +157,8 @@ class Reflector:
         self._wait(wait_s)
 
     def _list(self) -> bool:
-        """Deliver all there are; false where the server does not serve the kind."""
-        # Dated before it was asked for: a heartbeat in it is at least as old as that.
+        """Deliver all objects; return False if the server does not serve the kind."""
+        # Dated before the request: a heartbeat in the list is at least that old.
         at_s = self._clock()
         self._unreadable.clear()
         listing = self._find()
@@ -171,7 +174,8 @@ class Reflector:
         return listing is not None
 
     def _find(self) -> Listing[KubeObject] | None:
-        """The list, from the first path that is served; None where none is and none need be."""
+        """Return the list from the first path that is served; None if the kind may be absent and
+        is."""
         for path in (self._kind.path, *self._kind.other_paths):
             self._path = path
             try:
@@ -194,7 +198,7 @@ class Reflector:
         with self._lock:
             self._stream = stream
         try:
-            rest, heard = b"", False
+            rest, received = b"", False
             while not self._stopping.is_set() and (chunk := stream.read()):
                 *lines, rest = (rest + chunk).split(b"\n")
                 self._contact_s = self._clock()
@@ -205,11 +209,11 @@ class Reflector:
                 if lines:
                     self._take(lines, self._contact_s)
                     self._backoff.reset()
-                    heard = True
+                    received = True
             if rest:
                 raise NoAnswer(f"WATCH {self._path}: ended inside a line")
-            if not heard and self._clock() - begun_s < _SHORT_S:
-                raise NoAnswer(f"WATCH {self._path}: ended at once, with nothing said")
+            if not received and self._clock() - begun_s < _SHORT_S:
+                raise NoAnswer(f"WATCH {self._path}: ended at once, without data")
             self._backoff.reset()
         finally:
             if self._clock() - begun_s > _LONG_S:
@@ -219,7 +223,7 @@ class Reflector:
             stream.close()
 
     def _take(self, lines: Iterable[bytes], at_s: float) -> None:
-        """Deliver complete lines of a watch together; raises what the server said in them."""
+        """Deliver complete lines of a watch together; raise the error that they contain."""
         events: list[Event] = []
         failure: ApiError | None = None
         version = self._version
@@ -249,12 +253,12 @@ class Reflector:
             raise failure
 
     def _listed(self, raw: msgspec.Raw) -> KubeObject | None:
-        """One object of a list; None for one that concerns nobody as well."""
+        """Return one object of a list; None also if it is irrelevant."""
         obj = self._decode(raw)
         return obj if obj is not None and self._kind.concerns(obj) else None
 
     def _decode(self, raw: msgspec.Raw) -> KubeObject | None:
-        """One object, or what can be saved of it; None when that is nothing."""
+        """Return one object, or its readable part; None if it has none."""
         try:
             obj = self._kind.decode(raw)
         except (ValueError, RecursionError) as err:

@@ -1,4 +1,4 @@
-"""Which objects are watched, where they are, and which event each becomes."""
+"""The watched kinds: their paths, how they are decoded, and their events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,17 +42,18 @@ from extender.state.kept_fields import kept_namespace, kept_node, kept_pod, unan
 T = TypeVar("T")
 KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
 
-#: Newest first: which of them is served depends on the cluster's version and feature gates.
+#: Newest first; the served versions depend on the cluster's version and feature gates.
 _SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind: how it is listed and decoded, and what is told of it.
+    """How one kind is listed, decoded and turned into events.
 
-    ``seen`` and ``gone`` take the receiver's clock in seconds. ``salvage`` makes of an object that
-    ``decode`` refuses what can still be told of it, None where that is nothing. One of a list that
-    does not ``concern`` anybody is as good as absent: of a hundred thousand pods most need no GPU.
+    ``seen`` and ``gone`` return the events; ``seen`` also takes the receiver's clock in seconds.
+    ``salvage`` returns the readable part of an object that ``decode`` rejects, or None. Listed
+    objects for which ``concerns`` is false are dropped: of a hundred thousand pods, most need no
+    GPU.
     """
 
     name: str
@@ -71,13 +72,13 @@ class Kind:
     gone: Callable[[ObjectMeta], Event]
     salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
     concerns: Callable[[Any], bool] = lambda obj: True
-    #: Where else it may be, tried in this order where it is not at ``path``. A kind with such
-    #: paths may be at none of them: then there are no such objects.
+    #: Other paths, tried in this order if ``path`` is not served. A kind with such paths may be
+    #: absent.
     other_paths: tuple[str, ...] = ()
 
 
 class _Identity(msgspec.Struct, frozen=True, rename="camel"):
-    """No more of the metadata than every object has, so that next to nothing can be wrong."""
+    """The metadata that each object has, so that hardly anything in it can be invalid."""
 
     name: str = ""
     namespace: str = ""
@@ -93,7 +94,8 @@ _identity_decoder = msgspec.json.Decoder(_Identified)
 
 
 def decode_identity(raw: bytes | msgspec.Raw) -> ObjectMeta:
-    """Which object this is and its version; raises ``ValueError`` when not even that is told."""
+    """Return the object's identity and version; raise ``ValueError`` if not even these are
+    readable."""
     metadata = _identity_decoder.decode(raw).metadata
     return ObjectMeta(
         name=metadata.name,
@@ -104,8 +106,11 @@ def decode_identity(raw: bytes | msgspec.Raw) -> ObjectMeta:
 
 
 def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
-    """A node without a report, its promises kept if they can be read: an older report that nobody
-    confirms any more must not live on. Without promises it is not initialised and takes nothing."""
+    """Return the GPUNode without a report, with its reservations if they are readable.
+
+    An older report must not stay in use. Without reservations the node is not initialised, so it
+    takes no pods.
+    """
     try:
         return decode_reservations(raw)
     except BadReport:
@@ -124,8 +129,11 @@ def _slices(version: str) -> str:
 def watched_kinds(
     lease_namespace: str, concerns: Callable[[Pod], bool] = lambda pod: True
 ) -> tuple[Kind, ...]:
-    """All that the extender watches; ``lease_namespace`` is where the agents keep their Leases,
-    ``concerns`` says which pods are told of when they are listed."""
+    """Return the kinds that the extender watches.
+
+    ``lease_namespace`` is the namespace of the agents' Leases. ``concerns`` selects the pods that
+    are delivered from lists.
+    """
     nodes, pods, gpunodes = Nodes(), Pods(), GPUNodeReader()
     read_node = _reader(Node, lambda node: nodes.share(kept_node(node)))
     read_namespace = _reader(Namespace, kept_namespace)

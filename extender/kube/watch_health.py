@@ -1,20 +1,21 @@
-"""How a watch does: apart from the watches, as who serves without a cluster has no client."""
+"""The state of a watch. It is a module of its own, because a process without a cluster has no
+client."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What /readyz and the metrics tell of one kind."""
+    """The state of one kind's watch, for /readyz and the metrics."""
 
     kind: str
-    #: Its first complete list was delivered.
+    #: Whether its first complete list was delivered.
     synced: bool
-    #: Seconds since the server last said anything about it; None before that.
+    #: Seconds since the server's last data about it; None before the first.
     contact_age_s: float | None
-    #: Watches or lists that failed and were tried again.
+    #: Watches or lists that failed and were repeated.
     reconnects: int
     #: Complete lists delivered.
     lists: int
-    #: Objects that cannot be read at present.
+    #: Objects that are currently unreadable.
     unreadable: int

@@ -1,14 +1,13 @@
-"""How a pod is sent away that has no room where it is: marked in the ledger, then evicted.
+"""Evict pods that have no room on their GPU: mark them in the ledger, then call the eviction API.
 
-The mark is a compare-and-swap on the object of the node that says who has to leave, so that of any
-number of replicas two never send two pods away where one was enough. From the mark on the node's
-agent keeps the pod at its gate, however much room there comes to be; so the mark is taken back
-where it is not needed any more. The eviction carries the pod's uid and resourceVersion: one that
-has begun meanwhile, as far as its kubelet told, is not evicted. Done twice, late or never, nothing
-worse happens than that a pod waits, or that its controller makes another one.
+The mark is a compare-and-swap on the GPUNode that shows which pods must leave. So replicas never
+evict two pods if one is enough. A marked pod stays at its gate, even if memory becomes free; the
+mark is removed when the pod no longer has to leave. The eviction carries the pod's uid and
+resourceVersion, so a pod that has started in the meantime is not evicted. If an eviction is
+repeated, late or lost, the worst result is a pod that waits or that its controller replaces.
 
-Evictions, not deletions: a disruption budget has its say. It has none for a pod at its gate, which
-is pending, and disrupts nobody.
+Pods are evicted, not deleted, so that disruption budgets apply. A budget does not protect a pod at
+its gate: that pod is pending and serves nothing yet.
 """
 
 from collections.abc import Callable
@@ -25,39 +24,39 @@ from extender.ledger.store import Store
 from extender.placement.overfull_devices import Misplaced
 
 NO_ROOM = "NoRoomOnGPU"
-LEAVES = (
-    "The GPU that this pod was given has no room for it: the device plugin chose another one than"
-    " could be foreseen, or somebody else took the memory. It is evicted before it starts, so that"
-    " its controller makes another one."
+NO_ROOM_EVICTED = (
+    "The GPU that this pod was given has no room for it: the device plugin chose another GPU than"
+    " Headroom predicted, or another process took the memory. The pod is evicted before it starts,"
+    " so that its controller creates a new one."
 )
-STAYS = (
-    "The GPU that this pod was given has no room for it: the device plugin chose another one than"
-    " could be foreseen, or somebody else took the memory. It waits at its gate until there is"
-    " room. It is not evicted, because no controller would make another one; to have it placed"
-    " elsewhere, delete it and create it again."
+NO_ROOM_WAITS = (
+    "The GPU that this pod was given has no room for it: the device plugin chose another GPU than"
+    " Headroom predicted, or another process took the memory. The pod waits at its gate until there"
+    " is room. It is not evicted, because no controller would replace it. To place it on another"
+    " GPU, delete it and create it again."
 )
 
 
 class Evictor(Protocol):
-    """What is done to pods besides binding them."""
+    """The calls that the ledger makes about pods, other than binding them."""
 
     async def evict(self, pod: Pod) -> None:
-        """Have the pod ended, if it still is the one that was read; raises store errors."""
+        """Evict the pod if it is still the version that was read; raise store errors."""
 
-    async def tell(self, pod: Pod, reason: str, message: str) -> None:
-        """Write an Event on the pod, once for each reason; raises nothing."""
+    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
+        """Write an Event on the pod, once per reason; raise nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What came of it: uids of pods that were evicted, and of those that could not be, with why."""
+class EvictionResult:
+    """The result: uids of the evicted pods, and (uid, message) of each rejected eviction."""
 
     evicted: tuple[str, ...] = ()
     rejected: tuple[tuple[str, str], ...] = ()
 
 
 class Evictions:
-    """``misplaced`` decides on one very object of a node."""
+    """Evicts the pods that ``misplaced`` selects from one version of a GPUNode."""
 
     def __init__(
         self,
@@ -71,42 +70,42 @@ class Evictions:
         self._evictor = evictor
         self._misplaced = misplaced
 
-    async def send_away(self, node: str) -> Sent:
-        """Have those leave the node that are to; store errors are raised but where they are about
-        one pod."""
+    async def evict_misplaced(self, node: str) -> EvictionResult:
+        """Evict the pods that must leave the node. Raise store errors, except those about a single
+        pod, which are returned."""
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)
             if gpunode is None:
-                return Sent()
+                return EvictionResult()
             leave = self._misplaced(gpunode).leave
             with suppress(StoreConflict, StoreNotFound):
                 return await self._evict(await self._ledger.mark(gpunode, leave))
-        return Sent()
+        return EvictionResult()
 
-    async def tell_stuck(self, pod: Pod) -> None:
-        await self._evictor.tell(pod, NO_ROOM, STAYS)
+    async def record_stuck(self, pod: Pod) -> None:
+        await self._evictor.record_event(pod, NO_ROOM, NO_ROOM_WAITS)
 
-    async def _evict(self, gpunode: GPUNode) -> Sent:
+    async def _evict(self, gpunode: GPUNode) -> EvictionResult:
         evicted: list[str] = []
         rejected: list[tuple[str, str]] = []
         for uid, reservation in gpunode.spec.reservations.items():
             if EVICTED not in reservation.flags:
                 continue
             try:
-                # After the mark: from now on its agent does not let it start.
+                # Read after the mark is written: from then on the agent does not let the pod start.
                 pod = await self._store.read_pod(reservation.namespace, reservation.name)
                 if pod is not None and _may_go(pod, uid, gpunode.name):
                     await self._evictor.evict(pod)
                     evicted.append(uid)
-                    await self._evictor.tell(pod, NO_ROOM, LEAVES)
+                    await self._evictor.record_event(pod, NO_ROOM, NO_ROOM_EVICTED)
             except (StoreConflict, StoreNotFound):
-                continue  # it changed or went: the next round looks again
+                continue  # changed or deleted: the next round checks it again
             except StoreError as err:
                 rejected.append((uid, str(err)))
-        return Sent(tuple(evicted), tuple(rejected))
+        return EvictionResult(tuple(evicted), tuple(rejected))
 
 
 def _may_go(pod: Pod, uid: str, node: str) -> bool:
     metadata = pod.metadata
-    there = metadata.uid == uid and pod.node == node and not pod.ended
-    return there and not metadata.deletion_timestamp and (waits(pod) or not has_gate(pod))
+    is_here = metadata.uid == uid and pod.node == node and not pod.ended
+    return is_here and not metadata.deletion_timestamp and (waits(pod) or not has_gate(pod))

@@ -17,8 +17,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class KubernetesEvictor:
-    """``extender.ledger.eviction.Hands`` over the API server; ``post`` writes an Event, on a
-    thread."""
+    """Implements ``ledger.eviction.Evictor`` and ``preemption_writer.VictimEvictor`` with the API
+    server. ``post`` writes an Event and blocks; it runs on a thread."""
 
     def __init__(self, api: AsyncKubeApi, post: Callable[[Notice], bool]) -> None:
         self._api = api
@@ -51,5 +51,5 @@ class KubernetesEvictor:
         except ApiError as err:
             raise store_error(f"evict pod {metadata.namespace}/{metadata.name}", err) from err
 
-    async def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
         await asyncio.to_thread(self._post, pod_notice(pod, reason, message, key=""))

@@ -1,8 +1,8 @@
-"""The store of truth: compare-and-swap, Bindings and touches at the Kubernetes API server.
+"""The ledger's store at the API server: compare-and-swap, Bindings and annotation updates.
 
-Every write carries the resourceVersion it was computed from, and is sent once. An answer that does
-not come, and every answer of the server that leaves open what it did or may be another one later
-(``store_error``), is ``OutcomeUnknown``; the caller reads before it tries again.
+Each write carries the resourceVersion that it was computed from, and is sent once. ``store_error``
+maps a missing answer to ``OutcomeUnknown``, and also any answer that leaves open whether the write
+was done or that may differ later. The caller then reads the object before it tries again.
 """
 
 import asyncio
@@ -38,21 +38,22 @@ from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import JSON, METADATA_ONLY, ApiError, ApiStatus, KubeApi, NoAnswer
 from extender.ledger.store import Binding
 
-#: From then on the API server keeps no account of who wrote which field, which nobody asks for and
-#: which took a third of its time for each promise and each report.
+#: Removes the object's managedFields. Nothing reads them, and maintaining them took a third of the
+#: API server's time for each write of a reservation or a report.
 UNTRACKED = [dict[str, Any]()]
 _GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 _MERGE_PATCH = "application/merge-patch+json"
 _PAGE_SIZE = 500
-#: What etcd, and the API server's client of etcd, say of an object beyond their limits (1.5 MiB
-#: and 2 MiB by default). It will never be accepted.
+#: Errors of etcd, and of the API server's etcd client, for an object above their limits (by default
+#: 1.5 MiB and 2 MiB). Such an object is never accepted.
 _TOO_LARGE = "etcdserver: request is too large", "trying to send message larger than max"
-#: Of an admission webhook with failurePolicy Fail that cannot be reached: a 500, and not written.
+#: The API server's error (status 500) if an admission webhook with failurePolicy Fail cannot be
+#: reached. Nothing was written.
 _NO_WEBHOOK = "failed calling webhook"
-#: What their other errors contain. Whether the write was done is not known.
+#: Fragments of other etcd errors. Whether the write was done is unknown.
 _ETCD_TROUBLE = "etcdserver: ", "rpc error: ", "context deadline exceeded", "context canceled"
-#: 401: a token that is just being rotated; 408, 425, 429: too slow, too early, too many; 410: a
-#: version that is gone, of which a later one is asked for.
+#: 401: the token is being rotated; 408, 425, 429: timeout, too early, too many requests; 410: the
+#: version is gone, and the next attempt uses a later one.
 _MAY_BE_ACCEPTED_LATER = frozenset({401, 408, 410, 425, 429})
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ _decode_lease = msgspec.json.Decoder(Lease).decode
 
 
 class KubernetesStore:
-    """``extender.ledger.store.Store`` over the API server."""
+    """Implements ``extender.ledger.store.Store`` with the API server."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class KubernetesStore:
         lease_namespace: str = "headroom-system",
         page_size: int = _PAGE_SIZE,
     ) -> None:
-        """``lists`` is called on threads, for what is long."""
+        """Use ``lists`` for long lists; it blocks and is called on threads."""
         self._api = api
         self._lists = lists
         self._leases = (
@@ -97,7 +98,7 @@ class KubernetesStore:
 
     async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
         what = f"create GPUNode {gpunode.name}"
-        # A resourceVersion in a creation is refused. The status is stripped by the server.
+        # The server rejects a creation with a resourceVersion, and drops the status.
         metadata = msgspec.structs.replace(gpunode.metadata, resource_version="", uid="")
         body = encode_gpunode(msgspec.structs.replace(gpunode, metadata=metadata))
         return _read(what, _decode_gpunode, await self._call(what, "POST", _GPUNODES, body))
@@ -110,12 +111,12 @@ class KubernetesStore:
         patch = {"metadata": {"resourceVersion": version, **untracked}, "spec": changes}
         path = _gpunode_path(before.name)
         body = await self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH, METADATA_ONLY)
-        # On condition of all of ``before``: nothing else of it can have changed.
+        # The write required the resourceVersion of ``before``: nothing else can have changed.
         metadata = _read(what, _decode_written, body).metadata
         return msgspec.structs.replace(before, metadata=metadata, spec=spec)
 
-    async def let_go(self, gpunode: GPUNode) -> None:
-        what = f"let go of GPUNode {gpunode.name}"
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
+        what = f"remove finalizer of GPUNode {gpunode.name}"
         others = [name for name in gpunode.metadata.finalizers or () if name != FINALIZER]
         version = _version(what, gpunode.metadata.resource_version)
         patch = {"metadata": {"resourceVersion": version, "finalizers": others or None}}
@@ -170,7 +171,7 @@ class KubernetesStore:
 
     async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
         metadata = pod.metadata
-        what = f"touch pod {metadata.namespace}/{metadata.name}"
+        what = f"annotate pod {metadata.namespace}/{metadata.name}"
         patch = {
             "metadata": {
                 "uid": metadata.uid,
@@ -180,7 +181,7 @@ class KubernetesStore:
         }
         path = _pod_path(metadata.namespace, metadata.name)
         body = await self._call(what, "PATCH", path, _encode(patch), _MERGE_PATCH, METADATA_ONLY)
-        # On condition of all of ``pod``, so nothing but its metadata has changed.
+        # The write required the resourceVersion of ``pod``: only its metadata has changed.
         return msgspec.structs.replace(pod, metadata=_read(what, _decode_written, body).metadata)
 
     async def _call(
@@ -201,8 +202,11 @@ class KubernetesStore:
 
 
 def spec_patch(before: GPUNodeSpec, after: GPUNodeSpec) -> dict[str, Any]:
-    """``merge_patch`` of the two. Promises that are the same are not even looked into, of which a
-    node has dozens; and none is named that is not known, however few are left."""
+    """Return ``merge_patch`` of the two specs.
+
+    A node has dozens of reservations. Those that are the same object in both specs are not
+    compared, and unchanged ones do not appear in the patch.
+    """
     was, is_now = before.reservations, after.reservations
     changed = [uid for uid in was.keys() | is_now.keys() if was.get(uid) is not is_now.get(uid)]
     reservations = merge_patch(
@@ -219,8 +223,8 @@ def _without_reservations(spec: GPUNodeSpec) -> dict[str, Any]:
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The RFC 7386 patch that turns ``before`` into ``after``: at every level, what is gone is
-    null, and what is the same is left out. Neither may hold a null of its own."""
+    """Return the RFC 7386 patch that turns ``before`` into ``after``: at each level, removed keys
+    are null and unchanged keys are left out. Neither may contain nulls."""
     patch: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
     for key, new in after.items():
         old = before.get(key)
@@ -242,14 +246,17 @@ def _pod_path(namespace: str, name: str) -> str:
 
 
 def _version(what: str, resource_version: str) -> str:
-    """A precondition that is empty would be none at all."""
+    """Return the resourceVersion. Raise ``StoreRejected`` if it is empty, because an empty
+    precondition is not checked."""
     if not resource_version:
-        raise StoreRejected(f"{what}: without a resourceVersion nothing guards it")
+        raise StoreRejected(
+            f"{what}: the object has no resourceVersion, so the write would be unconditional"
+        )
     return resource_version
 
 
 def _decode_gpunode(body: bytes) -> GPUNode:
-    """The promises are readable even where an agent's status is not."""
+    """Decode a GPUNode. If the agent's status cannot be read, decode its reservations only."""
     try:
         return decode_gpunode(body)
     except BadReport:
@@ -257,7 +264,7 @@ def _decode_gpunode(body: bytes) -> GPUNode:
 
 
 def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T:
-    """An answer that cannot be read is no answer."""
+    """Decode an answer. Raise ``OutcomeUnknown`` if it cannot be read."""
     try:
         return decode(body)
     except (ValueError, RecursionError) as err:
@@ -265,7 +272,8 @@ def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T
 
 
 def store_error(what: str, err: ApiError) -> StoreError:
-    """Returns what an answer, or its absence, means to the protocol."""
+    """Return the store error for a failed call: what its answer, or its absence, means to the
+    protocol."""
     kind: type[StoreError] = OutcomeUnknown
     if isinstance(err, NoAnswer):
         kind = StoreTimeout
@@ -275,12 +283,12 @@ def store_error(what: str, err: ApiError) -> StoreError:
 
 
 def _meaning(status: int, message: str) -> type[StoreError]:
-    # The API server has no status of its own for what etcd answers: as a rule that is a 500, and
-    # for a Binding a 409 with reason Conflict, whether the object is too large or etcd timed out.
-    if any(said in message for said in (*_TOO_LARGE, _NO_WEBHOOK)):
+    # The API server has no status code for errors of etcd. Too large an object and a timeout of
+    # etcd both appear as 500, or for a Binding as 409 with reason Conflict.
+    if any(text in message for text in (*_TOO_LARGE, _NO_WEBHOOK)):
         return StoreRejected
     if status == 409:
-        return OutcomeUnknown if any(said in message for said in _ETCD_TROUBLE) else StoreConflict
+        return OutcomeUnknown if any(text in message for text in _ETCD_TROUBLE) else StoreConflict
     if status == 404:
         return StoreNotFound
     if status in _MAY_BE_ACCEPTED_LATER or not 400 <= status < 500:

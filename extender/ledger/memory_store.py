@@ -1,7 +1,7 @@
-"""A store in memory with the API server's optimistic concurrency: for trying, demos and tests.
+"""A store in memory with the API server's optimistic concurrency, for demos and tests.
 
-Objects have one counter of resourceVersions; a write whose precondition is not the newest fails;
-watchers are told in the order of writes. What a network does to a store can be injected.
+All objects share one counter of resourceVersions. A write fails if its precondition is not the
+newest version. Watchers receive changes in the order of the writes. Network faults can be injected.
 """
 
 import threading
@@ -20,22 +20,22 @@ from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, PodGone, Pod
 
 T = TypeVar("T")
 
-#: Called with the operation's name before it is done and after; may sleep, or raise a StoreError
-#: ("before": nothing was done; "after": it was done or refused, and the answer is lost).
+#: Called with the operation's name before and after it. May sleep, or raise a StoreError ("before":
+#: nothing was done; "after": it was done or rejected, and the answer is lost).
 Fault = Callable[[str, str], None]
 
 
 def no_fault(operation: str, when: str) -> None:
-    """The network on a good day."""
+    """Inject no fault."""
 
 
-class AtOnce(Protocol):
-    """A ``Store`` whose answers are there when they are asked for."""
+class SyncStore(Protocol):
+    """A ``Store`` with synchronous methods."""
 
     def read_gpunode(self, name: str) -> GPUNode | None: ...
     def create_gpunode(self, gpunode: GPUNode) -> GPUNode: ...
     def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode: ...
-    def let_go(self, gpunode: GPUNode) -> None: ...
+    def remove_finalizer(self, gpunode: GPUNode) -> None: ...
     def read_pod(self, namespace: str, name: str) -> Pod | None: ...
     def read_heartbeat_version(self, node: str) -> str: ...
     def list_pods(self, node: str | None = None) -> list[Pod]: ...
@@ -43,10 +43,10 @@ class AtOnce(Protocol):
     def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod: ...
 
 
-class Awaited(Store):
-    """That as a ``Store``; nothing of it is ever waited for."""
+class AsyncStore(Store):
+    """Adapts a synchronous store to ``Store``; no call ever waits."""
 
-    def __init__(self, store: AtOnce) -> None:
+    def __init__(self, store: SyncStore) -> None:
         self._store = store
 
     async def read_gpunode(self, name: str) -> GPUNode | None:
@@ -58,8 +58,8 @@ class Awaited(Store):
     async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         return self._store.write_spec(before, spec)
 
-    async def let_go(self, gpunode: GPUNode) -> None:
-        self._store.let_go(gpunode)
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
+        self._store.remove_finalizer(gpunode)
 
     async def read_pod(self, namespace: str, name: str) -> Pod | None:
         return self._store.read_pod(namespace, name)
@@ -78,19 +78,22 @@ class Awaited(Store):
 
 
 class EmbeddedStore:
-    """A store ``AtOnce``; safe to use from several threads."""
+    """A synchronous store (``SyncStore``) that is safe to use from several threads."""
 
     def __init__(
         self,
         deliver: Callable[[list[Event]], None],
         monotonic_s: Callable[[], float],
         fault: Fault = no_fault,
-        tell: Callable[[list[Event]], None] | None = None,
+        watch: Callable[[list[Event]], None] | None = None,
     ) -> None:
-        """``deliver`` applies our own writes at once. ``tell`` is the watch: it queues reports, and
-        repeats every write of a GPUNode, so that a report queued before cannot undo the write."""
-        self._tell = tell or deliver
-        self._repeats = tell is not None
+        """Apply this process's own writes with ``deliver``, and queue other changes with ``watch``.
+
+        ``watch`` also repeats each write of a GPUNode, so that a report queued earlier cannot undo
+        the write.
+        """
+        self._watch = watch or deliver
+        self._repeats = watch is not None
         self._deliver = deliver
         self._monotonic_s = monotonic_s
         self._fault = fault
@@ -98,10 +101,10 @@ class EmbeddedStore:
         self._version = 0
         self._gpunodes: dict[str, GPUNode] = {}
         self._pods: dict[tuple[str, str], Pod] = {}
-        #: Pod uid -> the resourceVersions in which whoever made the pod up has shown it.
+        #: Pod uid -> the resourceVersions in which its creator has submitted it.
         self._shown: dict[str, set[str]] = {}
 
-    # What the ledger does.
+    # Calls of the ledger.
 
     def read_gpunode(self, name: str) -> GPUNode | None:
         return self._do("read_gpunode", lambda: self._gpunodes.get(name))
@@ -110,7 +113,7 @@ class EmbeddedStore:
         def create() -> GPUNode:
             if gpunode.name in self._gpunodes:
                 raise StoreConflict(f"GPUNode {gpunode.name} exists already")
-            # As the API server does: it names the object, and a status is not created with it.
+            # Like the API server: assign a uid, and create no status.
             metadata = msgspec.structs.replace(gpunode.metadata, uid=f"gpunode-{uuid.uuid4()}")
             return self._put_gpunode(
                 msgspec.structs.replace(gpunode, metadata=metadata, status=None)
@@ -122,24 +125,24 @@ class EmbeddedStore:
         def write() -> GPUNode:
             held = self._unchanged(before)
             if held.spec == spec:
-                return held  # as at the API server, what changes nothing makes no new version
+                return held  # like the API server: an unchanged object keeps its version
             return self._put_gpunode(msgspec.structs.replace(held, spec=spec))
 
         return self._do("write_spec", write)
 
-    def let_go(self, gpunode: GPUNode) -> None:
+    def remove_finalizer(self, gpunode: GPUNode) -> None:
         def end() -> None:
             self._unchanged(gpunode)
             del self._gpunodes[gpunode.name]
             self._changed(GPUNodeGone(gpunode.name))
 
-        self._do("let_go", end)
+        self._do("remove_finalizer", end)
 
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         return self._do("read_pod", lambda: self._pods.get((namespace, name)))
 
     def read_heartbeat_version(self, node: str) -> str:
-        return ""  # pods end here before they are deleted, so that nobody has to wait for a sample
+        return ""  # pods end here before they are deleted: no removal waits for a sample
 
     def list_pods(self, node: str | None = None) -> list[Pod]:
         def pods() -> list[Pod]:
@@ -150,15 +153,15 @@ class EmbeddedStore:
     def bind(self, binding: Binding) -> None:
         def bind() -> None:
             pod = self._held_pod(binding.namespace, binding.name)
-            which = f"pod {binding.namespace}/{binding.name}"
+            subject = f"pod {binding.namespace}/{binding.name}"
             if pod.metadata.uid != binding.uid:
-                raise StoreConflict(f"{which} has another uid")
+                raise StoreConflict(f"{subject} has another uid")
             if pod.metadata.resource_version != binding.resource_version:
-                raise StoreConflict(f"{which} was changed by somebody else")
+                raise StoreConflict(f"{subject} was changed by another client")
             if pod.node:
-                raise StoreConflict(f"{which} is already assigned to node {pod.node}")
+                raise StoreConflict(f"{subject} is already assigned to node {pod.node}")
             if pod.metadata.deletion_timestamp:
-                raise StoreConflict(f"{which} is being deleted")
+                raise StoreConflict(f"{subject} is being deleted")
             annotations = {**(pod.metadata.annotations or {}), **binding.annotations}
             spec = msgspec.structs.replace(pod.spec, node_name=binding.node)
             self._put_pod(pod, annotations, spec)
@@ -171,7 +174,7 @@ class EmbeddedStore:
             ours, theirs = pod.metadata, held.metadata
             if (ours.uid, ours.resource_version) != (theirs.uid, theirs.resource_version):
                 raise StoreConflict(
-                    f"pod {ours.namespace}/{ours.name} was changed by somebody else"
+                    f"pod {ours.namespace}/{ours.name} was changed by another client"
                 )
             if held.annotation(key) == value:
                 return held
@@ -179,14 +182,14 @@ class EmbeddedStore:
 
         return self._do("touch_pod", touch)
 
-    # What the rest of a cluster does: users create and delete pods, agents report.
+    # Calls of the rest of the cluster: users create and delete pods, agents report.
 
     def admit(self, pod: Pod) -> Pod:
-        """Create the pod, or take its newer version while it is not bound; returns what is held.
+        """Create the pod, or update it while it is not bound; return the pod that is stored.
 
-        A pod of the same name with another uid replaces the old one, as if that had been deleted.
-        It keeps the resourceVersion that whoever made it up gave it, and a version that was shown
-        once is no news again: what was touched since must not come back as it was.
+        A pod of the same name with another uid replaces the old pod, as if that had been deleted.
+        The pod keeps the resourceVersion that its creator gave it. A version that was submitted
+        before is ignored, so that it cannot undo a later change of the pod.
         """
 
         def create() -> Pod:
@@ -211,7 +214,7 @@ class EmbeddedStore:
         return self._do("admit", create)
 
     def delete_pod(self, namespace: str, name: str) -> Pod:
-        """Remove a pod at once, as if its containers had ended; raises ``StoreNotFound``."""
+        """Remove a pod at once, as if its containers had ended; raise ``StoreNotFound``."""
 
         def delete() -> Pod:
             pod = self._held_pod(namespace, name)
@@ -221,7 +224,7 @@ class EmbeddedStore:
         return self._do("delete_pod", delete)
 
     def delete_gpunode(self, name: str) -> None:
-        """Remove a GPUNode at once, finalizer or not, as somebody might by hand."""
+        """Remove a GPUNode at once, ignoring finalizers; raise ``StoreNotFound``."""
 
         def delete() -> None:
             self._held(name)
@@ -231,8 +234,8 @@ class EmbeddedStore:
         self._do("delete_gpunode", delete)
 
     def report(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> None:
-        """Replace the status of GPUNodes, as their agents do; raises ``StoreNotFound``, and then
-        none of them is replaced."""
+        """Replace the status of GPUNodes, as their agents do; raise ``StoreNotFound``, and then
+        replace none of them."""
 
         def write() -> None:
             pairs = [(self._held(name), status) for name, status in reports]
@@ -240,7 +243,7 @@ class EmbeddedStore:
                 self._written(msgspec.structs.replace(held, status=status))
                 for held, status in pairs
             ]
-            self._tell(seen)
+            self._watch(seen)
 
         self._do("report", write)
 
@@ -262,7 +265,7 @@ class EmbeddedStore:
     def _unchanged(self, gpunode: GPUNode) -> GPUNode:
         held = self._held(gpunode.name)
         if held.metadata.resource_version != gpunode.metadata.resource_version:
-            raise StoreConflict(f"GPUNode {gpunode.name} was written by somebody else")
+            raise StoreConflict(f"GPUNode {gpunode.name} was written by another client")
         return held
 
     def _held_pod(self, namespace: str, name: str) -> Pod:
@@ -287,7 +290,7 @@ class EmbeddedStore:
     def _changed(self, event: Event) -> None:
         self._deliver([event])
         if self._repeats:
-            self._tell([event])
+            self._watch([event])
 
     def _written(self, gpunode: GPUNode) -> GPUNodeSeen:
         metadata = msgspec.structs.replace(gpunode.metadata, resource_version=self._next_version())

@@ -1,8 +1,7 @@
-"""Who does what several want done about one node at once: the first that has its turn, for all that
-wait for theirs.
+"""Batches concurrent binds per node: the holder of the node's lock serves all queued requests.
 
-Compare-and-swap decides between replicas; racing ourselves would only cost, and so would a write of
-the same object for each of those who wait.
+Compare-and-swap decides between replicas. Inside one replica, binds that race for the same GPUNode
+would only cause conflicts, and separate writes of one object would cost more than one write.
 """
 
 from asyncio import Lock
@@ -14,7 +13,7 @@ from contract.gpunode import GPUNode
 
 
 class Want(Protocol):
-    #: Whether it was done, by whoever had the turn.
+    #: Set when the request was served, by any holder of the lock.
     done: bool
 
 
@@ -23,33 +22,35 @@ W = TypeVar("W", bound=Want)
 
 @dataclass(slots=True)
 class Turn(Generic[W]):
-    """What is kept of a node while anybody wants anything there."""
+    """The state kept for a node while at least one request for it is pending."""
 
     lock: Lock = field(default_factory=Lock)
-    #: Who has it, and who waits for it.
+    #: Requests that hold the lock or wait for it.
     takers: int = 0
-    #: What nobody has begun to do.
+    #: Requests that no holder of the lock has taken yet.
     waiting: list[W] = field(default_factory=list)
-    #: Whether anybody has had it, and the node's object as the last of them left it, if known.
+    #: Whether the lock was held before, and the GPUNode that the last holder wrote, if known.
     used: bool = False
     gpunode: GPUNode | None = None
 
 
 class NodeBatcher(Generic[W]):
-    """``do`` sees to it that all it is given is done, whatever goes wrong; one call for a node at a
-    time."""
+    """Calls ``do`` with all queued requests of a node, one call per node at a time.
+
+    ``do`` must complete each request that it receives, also if an error occurs.
+    """
 
     def __init__(self, do: Callable[[str, Turn[W], list[W]], Awaitable[None]]) -> None:
         self._do = do
         self._turns: dict[str, Turn[W]] = {}
 
     def takers(self, node: str) -> int:
-        """How many want something done there now."""
+        """Return the number of pending requests for the node."""
         turn = self._turns.get(node)
         return turn.takers if turn else 0
 
     async def take(self, node: str, want: W) -> None:
-        """Return when it was done."""
+        """Return when the request is done."""
         want.done = False
         turn = self._turns.setdefault(node, Turn())
         turn.takers += 1
@@ -57,7 +58,7 @@ class NodeBatcher(Generic[W]):
         try:
             async with turn.lock:
                 if not want.done:
-                    # It is in nobody's hands where who took it was cancelled.
+                    # If the holder that took this request was cancelled, no other holder has it.
                     together, turn.waiting = turn.waiting or [want], []
                     await self._do(node, turn, together)
         finally:

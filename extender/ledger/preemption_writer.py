@@ -1,16 +1,15 @@
-"""How we make room ourselves for a pod that only GPU memory keeps from a node.
+"""Makes room for a pod that only GPU memory keeps from a node, by evicting pods.
 
-    read the pod -> ask of each victim whether it may be evicted -> write the attempt on the pod
-                 -> evict them, the least important first
+    read the pod -> dry-run the eviction of each victim -> write the attempt on the pod
+                 -> evict the victims, the least important first
 
-The attempt is written by compare-and-swap on the pod, and before anybody is evicted: of any number
-of replicas one alone goes on, and from then on the place is held for the pod on all of them. Nobody
-is evicted while one of the victims may not be: that is asked of the API server, which keeps the
-disruption budgets, without doing anything yet. What goes wrong after that costs at most the hold:
-those who have left already count as gone the next time.
+The attempt is written by compare-and-swap on the pod, before any eviction. So only one replica
+continues, and from then on all replicas hold the memory for the pod. If the API server, which
+evaluates disruption budgets, rejects one of the dry runs, no victim is evicted. An error after that
+costs at most the hold: victims that have left count as gone in the next attempt.
 
-Nothing is written into the pod's status: kube-scheduler takes a nomination back that it did not
-make as soon as it tries the pod in vain, and newer ones try a pod again for each such write.
+Nothing is written into the pod's status. kube-scheduler clears a nomination that it did not make
+when its next attempt fails, and newer versions retry a pod after each such write.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,33 +23,33 @@ from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.store import Store
 
 
-class Evictors(Protocol):
-    """What is done to victims; both raise store errors where it is refused."""
+class VictimEvictor(Protocol):
+    """The calls about victims; both raise store errors if the API server rejects the eviction."""
 
     async def may_evict(self, pod: Pod) -> None:
-        """Have the API server say whether the pod could be evicted now; nothing is done."""
+        """Dry-run the eviction of the pod; nothing is changed."""
 
     async def evict(self, pod: Pod) -> None:
-        """Have the pod ended, if it still is the one that was read."""
+        """Evict the pod if it is still the version that was read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What came of an attempt; ``evicted`` are the victims whose eviction was accepted."""
+class PreemptionResult:
+    """The result of an attempt; ``evicted`` are the victims whose eviction was accepted."""
 
     begun: bool = False
     evicted: tuple[Pod, ...] = ()
-    #: Why not, or not all; empty where all went well or another replica was faster.
+    #: Why it failed, or failed in part; empty if all went well or another replica was faster.
     rejected: str = ""
 
 
-class RoomMaker:
-    """``wall_s`` is the time in Unix seconds."""
+class PreemptionWriter:
+    """Evicts victims for a pod; ``wall_s`` returns the time in Unix seconds."""
 
     def __init__(
         self,
         store: Store,
-        evictors: Evictors,
+        evictors: VictimEvictor,
         wall_s: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
@@ -59,17 +58,20 @@ class RoomMaker:
         self._wall_s = wall_s
         self._new_id = new_id
 
-    async def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> Made:
-        """Evict the victims from the node for the pod, if nothing has changed since ``seen``:
-        neither the pod, but for what kube-scheduler says of it, nor that they are there."""
+    async def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> PreemptionResult:
+        """Evict the victims from the node for the pod, if nothing has changed since ``seen``.
+
+        The victims must still be there, and the pod may differ only in what kube-scheduler writes
+        on it.
+        """
         metadata = seen.metadata
         try:
             pod = await self._store.read_pod(metadata.namespace, metadata.name)
             if pod is None or not _still_waits(pod, seen):
-                return Made()
+                return PreemptionResult()
             there = [await self._read(victim, node) for victim in victims]
             if any(each is None for each in there):
-                return Made(rejected="a victim has changed or gone")
+                return PreemptionResult(rejected="a victim has changed or gone")
             leaving = [each for each in there if each and not each.metadata.deletion_timestamp]
             for victim in leaving:
                 await self._evictors.may_evict(victim)
@@ -81,21 +83,21 @@ class RoomMaker:
             )
             await self._store.touch_pod(pod, encode_attempt(attempt), PREEMPTING)
         except (StoreConflict, StoreNotFound):
-            return Made()  # it changed or went, or another replica was faster
+            return PreemptionResult()  # changed or deleted, or another replica was faster
         except StoreError as err:
-            return Made(rejected=str(err))
+            return PreemptionResult(rejected=str(err))
         evicted: list[Pod] = []
         for victim in reversed(leaving):
             try:
                 await self._evictors.evict(victim)
             except (StoreConflict, StoreNotFound):
-                # It changed in a moment: as it is now it may be evicted as well.
+                # It changed since it was read: try again with the newer version.
                 if not await self._again(victim, node):
-                    return Made(True, tuple(evicted), f"{_name(victim)} has changed")
+                    return PreemptionResult(True, tuple(evicted), f"{_name(victim)} has changed")
             except StoreError as err:
-                return Made(True, tuple(evicted), str(err))
+                return PreemptionResult(True, tuple(evicted), str(err))
             evicted.append(victim)
-        return Made(True, tuple(evicted))
+        return PreemptionResult(True, tuple(evicted))
 
     async def _read(self, victim: Pod, node: str) -> Pod | None:
         pod = await self._store.read_pod(victim.metadata.namespace, victim.metadata.name)
@@ -109,7 +111,7 @@ class RoomMaker:
                 await self._evictors.evict(pod)
         except StoreError:
             return False
-        return True  # it is gone, or going
+        return True  # deleted, or evicted
 
 
 def _still_waits(pod: Pod, seen: Pod) -> bool:

@@ -1,8 +1,9 @@
-"""The bind protocol: when a promise is made, and the one way in which it is taken back.
+"""The bind protocol: how a pod's reservation is written, and the only way to remove it.
 
-A promise is an entry of ``GPUNode.spec.reservations``, written by compare-and-swap on the object
-it was computed from. So any number of these may run against one store; the store decides. The
-order of the steps is what makes it safe (DESIGN section 6); each says below why it is there.
+A reservation is an entry of ``GPUNode.spec.reservations``, written by compare-and-swap on the
+object it was computed from. So any number of replicas may run this protocol against one store, and
+the store decides. The order of the steps makes it safe (DESIGN section 6); a comment at each step
+gives the reason.
 """
 
 import math
@@ -36,62 +37,64 @@ from extender.placement.placement_record import Placement
 
 log = structlog.get_logger()
 
-#: How often a step is begun anew after losing a race; then the pod is left to be retried.
+#: Attempts of a step that loses races. After that the pod is left to kube-scheduler's next attempt.
 ATTEMPTS = 8
-#: So many nodes are initialised with a list for each; for more, all pods are listed together.
+#: Up to this number of nodes, each is initialised with a list of its own pods; for more nodes, all
+#: pods are listed once.
 FEW_NODES = 16
-#: Pods that are looked at before others have a turn.
+#: Pods that are processed before the event loop serves other tasks.
 AT_ONCE = 50
 
 
-#: Bound as kube-scheduler itself binds.
+#: Binds a pod as kube-scheduler would: no charges, no annotations.
 NOTHING = Placement((), {})
 
 
 class Judge(Protocol):
-    """Fits a pod on one very object of a node, as if that held no promise to the pod yet."""
+    """Fits a pod on one version of a GPUNode, ignoring a reservation that the pod has there."""
 
     def __call__(self, pod: Pod, gpunode: GPUNode) -> Placement | Reason: ...
 
 
 class Adopt(Protocol):
-    """The reservation of a pod that sits on a node without our promise; None if it is not ours."""
+    """Returns the reservation to write for a pod that was bound without one; None if the pod needs
+    none."""
 
     def __call__(self, pod: Pod, gpunode: GPUNode) -> Reservation | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BindAsk:
-    """What kube-scheduler wants bound, and what this replica already holds of it."""
+    """A bind call of kube-scheduler, with what this replica has cached for it."""
 
     namespace: str
     name: str
     uid: str
     node: str
-    #: The pod as the filter call showed it; None where this replica did not see that call.
+    #: The pod as the filter call sent it; None if this replica did not serve that call.
     pod: Pod | None
-    #: The node's object as the watch showed it; None where it did not.
+    #: The GPUNode as the watch delivered it; None if it did not.
     gpunode: GPUNode | None
-    #: As this pod fits on this object; None where that is not known yet.
+    #: The placement of ``pod`` on ``gpunode``; None if it was not computed yet.
     placement: Placement | None = None
-    #: When kube-scheduler gives up this call, on the monotonic clock in seconds. What it assumed
-    #: of the node (CPU, ports, volumes) does not hold afterwards.
+    #: When kube-scheduler's call times out, on the monotonic clock in seconds. After that its
+    #: assumptions about the node (CPU, ports, volumes) no longer hold.
     until_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The pod is bound to the node it was asked for, now or already."""
+    """The pod is bound to the requested node, by this call or before it."""
 
-    #: resourceVersion of the pod that was decided about; empty where none was.
+    #: resourceVersion of the pod that the decision was made for; empty if there was none.
     version: str = field(default="", compare=False)
-    #: Why it would have been declined, where that is only observed.
+    #: In mode observe: the reason for which enforce would have declined the bind.
     despite: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """There is no room (any more): kube-scheduler will try the pod again."""
+    """The node has no room (any more); kube-scheduler tries the pod again."""
 
     reason: Reason
     version: str = field(default="", compare=False)
@@ -99,7 +102,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It could not be done; ``message`` says why, for the pod's condition."""
+    """The bind failed; ``message`` gives the reason, for the pod's condition."""
 
     message: str
     version: str = field(default="", compare=False)
@@ -110,7 +113,7 @@ Outcome = Bound | Declined | Failed
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """What this pod is to be bound with; written where it is charged anything."""
+    """The placement to bind the pod with. If it has charges, the reservation is written."""
 
     pod: Pod
     placement: Placement
@@ -119,32 +122,33 @@ class _Reserved:
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """To be begun anew, on what the store says now."""
+    """The step must start again with the store's current objects."""
 
     trouble: StoreError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Want:
-    """One bind that wants its promise."""
+    """One bind that needs its reservation written."""
 
     ask: BindAsk
-    #: As this attempt knows them; None: to be read.
+    #: The objects of this attempt; None: read them from the store.
     pod: Pod | None
     gpunode: GPUNode | None
     done: bool = False
-    #: How it goes on; an error is raised where it was asked for.
+    #: The next step. An exception is raised to the caller of this bind.
     step: Outcome | _Reserved | _Again | Exception = field(default_factory=_Again)
-    #: What is charged to it.
+    #: The reservation to write for it.
     reservation: Reservation | None = None
 
     def go_on(self, step: Outcome | _Reserved | _Again | Exception) -> None:
         self.step, self.done = step, True
 
 
-async def one_by_one(works: Iterable[Awaitable[None]]) -> None:
-    for work in works:
-        await work
+async def one_by_one(calls: Iterable[Awaitable[None]]) -> None:
+    """Await the given calls in sequence."""
+    for call in calls:
+        await call
 
 
 def _too_late(ask: BindAsk, trouble: StoreError | None) -> str:
@@ -159,12 +163,15 @@ def _is_final(step: "Outcome | _Reserved | _Again | Exception") -> bool:
     return not isinstance(step, _Reserved | _Again)
 
 
-class Apart:
-    """Holds back what the store refuses of one node until the others are done. Each ``with`` is
-    about one; a store that does not answer at all is waited for by nobody."""
+class ErrorsByNode:
+    """Collects store errors that concern one node, so that the other nodes are still processed.
+
+    Each ``with`` block handles one node. ``StoreTimeout`` is not collected: if the store does not
+    answer, the other nodes would only wait as well.
+    """
 
     def __init__(self) -> None:
-        self._troubles: list[StoreError] = []
+        self._errors: list[StoreError] = []
 
     def __enter__(self) -> None:
         pass
@@ -172,17 +179,18 @@ class Apart:
     def __exit__(self, _kind: object, err: BaseException | None, _where: object) -> bool:
         if not isinstance(err, StoreError) or isinstance(err, StoreTimeout):
             return False
-        self._troubles.append(err)
+        self._errors.append(err)
         return True
 
-    def complain(self) -> None:
-        """Raise what was held back first."""
-        if self._troubles:
-            raise self._troubles[0]
+    def raise_first(self) -> None:
+        """Raise the first collected error."""
+        if self._errors:
+            raise self._errors[0]
 
 
 class Ledger:
-    """``written`` is told every GPUNode that we wrote, so that the next decision already knows."""
+    """Writes, reads and removes reservations. ``written`` is called with each GPUNode that was
+    written, so that the next decision sees it at once."""
 
     def __init__(
         self,
@@ -205,24 +213,25 @@ class Ledger:
         self._written = written
         self._wall_s = wall_s
         self._new_id = new_id
-        #: Whether it is known what the node's pods sit on.
+        #: Whether the devices of the node's pods are known.
         self._known = known
-        #: Whether every pod is bound as asked, and charged the truth even where that overcommits.
+        #: Mode observe: each pod is bound as requested, and charged what it uses even if that
+        #: overcommits the node.
         self._observes = observes
         self._monotonic_s = monotonic_s
-        #: Awaits calls to the store that need not be made in a sequence.
+        #: Awaits calls to the store that may run concurrently.
         self._together = together
         self._turns = NodeBatcher[_Want](self._reserve)
-        #: Uids of GPUNodes that wait, and to which no Binding from before them can arrive.
+        #: Uids of GPUNodes to initialise whose older Bindings can no longer succeed.
         self._cleared: set[str] = set()
 
     async def bind(self, ask: BindAsk) -> Outcome:
-        """Reserve, then bind; any number of times for the same pod, also at once, and with the same
-        answer each time."""
+        """Reserve, then bind. The call is idempotent: it may be repeated for a pod, also
+        concurrently, with the same result."""
         try:
             outcome = await self._bind(ask)
         except StoreError as err:
-            # Nothing was learned of the pod. A promise made so far stays, which is safe.
+            # The pod's state is unknown. A reservation written so far stays, which is safe.
             outcome = Failed(str(err))
         if isinstance(outcome, Bound) or not self._observes():
             return outcome
@@ -251,36 +260,37 @@ class Ledger:
                 return Bound(pod.metadata.resource_version, despite)
             except StoreError as err:
                 trouble = err
-            # 5. Refused or unanswered: what became of the pod decides.
+            # 5. Rejected or unanswered: the pod's current state decides.
             want.pod = await self._store.read_pod(ask.namespace, ask.name)
             state = _unbound(ask, want.pod)
             if isinstance(state, Pod) and isinstance(trouble, StoreRejected):
                 state = Failed(str(trouble))
             if isinstance(state, Failed):
-                # A promise nobody can use any more; if removing fails, housekeeping will.
+                # No attempt can use the reservation any more. If this removal fails, the reconciler
+                # repeats it.
                 await self.remove(ask.node, ask.uid)
             if not isinstance(state, Pod):
                 return state
-            # Unbound: once more from the start. The promise stays, for this or a rival attempt.
+            # Still unbound: start again. The reservation stays, for this or a concurrent attempt.
         return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
 
     async def _reserve(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
-        """Steps 1 to 3 for all of these, with one write."""
+        """Run steps 1 to 3 for all of these binds, with one write."""
         try:
             await self._reserve_together(node, turn, wants)
         except StoreRejected as err:
-            # What is refused of one must not be the others' harm.
+            # A rejected bind must not fail the others: write each on its own.
             for want in wants:
                 if len(wants) > 1:
                     await self._reserve(node, turn, [want])
                 else:
                     want.go_on(err)
-        except Exception as err:  # noqa: BLE001 - each raises it where it was asked for
+        except Exception as err:  # noqa: BLE001 - raised to the caller of each bind
             for want in wants:
                 want.go_on(err)
 
     async def _reserve_together(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
-        # Who has had the turn before has written it since a watch told of it.
+        # An earlier holder of the lock wrote a newer object than the watch has delivered.
         held = turn.gpunode if turn.used else wants[-1].gpunode
         if any(want.gpunode is None for want in wants):
             held = None
@@ -294,13 +304,13 @@ class Ledger:
         for want in wants:
             try:
                 await self._fit(want, gpunode, fresh=held is None)
-            except Exception as err:  # noqa: BLE001 - raised where it was asked for, by nobody else
+            except Exception as err:  # noqa: BLE001 - raised to the caller of this bind only
                 want.reservation = None
                 want.go_on(err)
             if want.reservation is not None:
                 gpunode = _with(gpunode, want.ask.uid, self._stamped(want.reservation))
-        # 3. Reserve, always, also when there is a promise to the pod already: the write proves that
-        # nobody took one back in between.
+        # 3. Reserve, always, even if the pod has a reservation already: the write proves that no
+        # replica removed it in between.
         trouble: StoreError | None = None
         if gpunode is not before:
             try:
@@ -308,17 +318,18 @@ class Ledger:
             except (StoreConflict, OutcomeUnknown) as err:
                 trouble = err
         for want in wants:
-            # Who was declined may have been so for a promise that was not made after all.
+            # A pod may have been declined because of a reservation that was not written after all.
             if trouble and (want.reservation is not None or isinstance(want.step, Declined)):
                 want.step = _Again(trouble)
             want.gpunode, want.done = gpunode, True
 
     async def _fit_without_gpunode(self, want: _Want, gpunode: GPUNode) -> None:
-        """Pass a pod that requests no GPU: it needs no reservation, so no GPUNode to hold one."""
+        """Pass a pod that requests no GPU: without a GPUNode it can still be bound, because it
+        needs no reservation."""
         ask = want.ask
         try:
             state = _unbound(ask, want.pod or await self._store.read_pod(ask.namespace, ask.name))
-        except Exception as err:  # noqa: BLE001 - raised where it was asked for, by nobody else
+        except Exception as err:  # noqa: BLE001 - raised to the caller of this bind only
             want.go_on(err)
             return
         if not isinstance(state, Pod):
@@ -331,11 +342,12 @@ class Ledger:
             want.go_on(Declined(Reason.NO_REPORT, state.metadata.resource_version))
 
     async def _fit(self, want: _Want, gpunode: GPUNode, fresh: bool) -> None:
-        """``fresh``: as the store has it, and not as a watch told, which may be behind."""
+        """Run steps 1 and 2 for one bind. ``fresh``: ``gpunode`` was read from the store, not
+        delivered by a watch, which may be behind."""
         ask, pod, want.reservation = want.ask, want.pod, None
-        # 1. Know the pod, unbound, at a resourceVersion. Where there is a promise to it already it
-        # is read after that: fitted as an older filter call showed it, it could be promised less
-        # than the attempt that made the promise is about to bind.
+        # 1. Get the pod, unbound, at a resourceVersion. If it has a reservation already, read it
+        # after that reservation. Otherwise an older version from a filter call could reserve less
+        # than the attempt that wrote the reservation is about to bind.
         if pod is None or ask.uid in gpunode.spec.reservations:
             pod = await self._store.read_pod(ask.namespace, ask.name)
         state = _unbound(ask, pod)
@@ -353,8 +365,9 @@ class Ledger:
                 want.step = Declined(placement, state.metadata.resource_version)
                 return
             despite, placement = placement, NOTHING
-            # As a bystander is: who switches to enforcing begins with the truth. One that is not
-            # initialised is charged all that sits there, and may not be before.
+            # Adopt it as an unreserved pod, so that a later switch to mode enforce starts with
+            # correct charges. Not before the node is initialised: that charges all pods on the
+            # node.
             if gpunode.spec.initialised:
                 want.reservation = self._adopt(state, gpunode)
         elif placement.charges:
@@ -362,8 +375,8 @@ class Ledger:
         want.step = _Reserved(state, placement, despite)
 
     async def _bind_unreserved(self, ask: BindAsk, outcome: Declined | Failed) -> Outcome:
-        """While we observe no pod waits for the ledger: who sits on a node without a promise is
-        charged when it is seen there."""
+        """Bind a pod without a reservation, in mode observe. No pod waits for the ledger there: an
+        unreserved pod is charged when it is seen on the node."""
         try:
             state = _unbound(ask, await self._store.read_pod(ask.namespace, ask.name))
             if not isinstance(state, Pod):
@@ -377,14 +390,16 @@ class Ledger:
         return Bound(state.metadata.resource_version, despite)
 
     async def remove(self, node: str, uid: str, left: bool = False) -> bool:
-        """Take a promise back unless its pod may run there; the only way, for anyone, any time.
+        """Remove a reservation unless its pod may run on the node. This is the only way to remove
+        one. Any caller may use it at any time.
 
-        A pod that is gone from the store may have sat on the node, and its containers may run on:
-        what it was promised stays unless the caller knows that it ended, never sat there, or has
-        ``left`` since it was gone (``departed_by``). A report that shows it after all proves more.
+        A pod that is gone from the store may have run on the node, and its containers may still
+        run. So its reservation stays unless the pod is known to have ended, never ran there, or has
+        ``left`` since it was deleted (``departed_by``). A report that still shows the pod overrides
+        ``left``.
 
-        Returns whether the promise is gone. False also when the store does not answer: then it
-        stays, which is safe.
+        Return whether the reservation is gone. Return False also if the store does not answer; then
+        it stays, which is safe.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -392,13 +407,13 @@ class Ledger:
                 if gpunode is None or uid not in gpunode.spec.reservations:
                     return True
                 reservation = gpunode.spec.reservations[uid]
-                # From the store itself: a cache could still show it unbound.
+                # Read from the store: a cache could still show the pod unbound.
                 pod = await self._store.read_pod(reservation.namespace, reservation.name)
                 if pod is not None and pod.metadata.uid == uid:
                     if pod.node == node and not pod.ended:
                         return False
                     if not pod.node:
-                        # Every Binding on its way carries the old resourceVersion and fails now.
+                        # Bindings in flight carry the old resourceVersion and now fail.
                         await self._store.touch_pod(pod, self._new_id())
                 elif not left or _shown(gpunode, uid):
                     return False
@@ -412,10 +427,11 @@ class Ledger:
         return False
 
     async def charge(self, node: str, unreserved_pod: Pod) -> bool:
-        """Write down what a pod takes that sits on the node without a promise, even where that
-        overcommits; for anyone, any time.
+        """Write the reservation of a pod that is bound to the node without one, even if that
+        overcommits a device. Any caller may use it at any time.
 
-        Returns whether that is written, or needs not be. False also when the store does not answer.
+        Return whether the reservation is written or not needed. Return False also if the store does
+        not answer.
         """
         metadata = unreserved_pod.metadata
         for _ in range(ATTEMPTS):
@@ -423,15 +439,15 @@ class Ledger:
                 gpunode = await self._store.read_gpunode(node)
                 if gpunode is None or metadata.uid in gpunode.spec.reservations:
                     return True
-                # After that read: a pod that sits there now was bound without the ledger, or its
-                # promise was taken back because it had ended.
+                # Read after the GPUNode: a pod that is there now was bound without the ledger, or
+                # its reservation was removed because the pod had ended.
                 pod = await self._store.read_pod(metadata.namespace, metadata.name)
                 if pod is None or pod.metadata.uid != metadata.uid:
                     return True
                 if pod.node != node or pod.ended or not gpunode.spec.initialised:
                     return True
                 if not self._known(gpunode):
-                    return False  # what it can sit on is part of what is written
+                    return False  # the reservation lists the devices, which are not known yet
                 if (reservation := self._adopt(pod, gpunode)) is None:
                     return True
                 reservations = {
@@ -448,10 +464,8 @@ class Ledger:
         return False
 
     async def mark(self, gpunode: GPUNode, leave: Collection[str]) -> GPUNode:
-        """Say of exactly these pods that they are to leave the node before they start.
-
-        Of those that have a promise in this very object. Store errors are raised.
-        """
+        """Mark exactly these pods to leave the node before they start, as far as ``gpunode`` has
+        reservations for them. Return the GPUNode that was written; raise store errors."""
         reservations = {
             uid: _marked(reservation, uid in leave)
             for uid, reservation in gpunode.spec.reservations.items()
@@ -463,11 +477,11 @@ class Ledger:
         )
 
     async def note_choice(self, node: str, choice: str) -> bool:
-        """Write the device choice of the Node into its GPUNode, where its agent reads it.
+        """Write the device choice of the Node into its GPUNode, where the agent reads it.
 
-        Reservations stay as they are: filter goes by what the agent reports that it does, and an
-        agent changes that only when no pod on its way counts on it. Returns whether it is written.
-        Store errors are raised.
+        Reservations are unchanged. Filter uses the device choice that the agent reports, and an
+        agent changes it only when no unconfirmed pod depends on it. Return whether it is written;
+        raise store errors.
         """
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)
@@ -482,68 +496,69 @@ class Ledger:
         return False
 
     async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str | None:
-        """A version of the heartbeat of the node's agent that is newer than the pod's removal.
+        """Return a version of the agent's Lease that is newer than the removal of the pod.
 
-        A sample that the agent took when it knew a later version than this one was taken when the
-        pod was gone. Empty where the agent has no Lease; None where the pod is still there, or
-        where the store does not answer.
+        If the agent had seen a later Lease version when it took a sample, the pod was already gone.
+        Return an empty string if the agent has no Lease; None if the pod still exists or the store
+        does not answer.
         """
         try:
             gone = await self._store.read_pod(reservation.namespace, reservation.name)
             if gone is not None and gone.metadata.uid == uid:
                 return None
-            # After that read, and not from a watch, which may be behind it.
+            # Read after the pod, and from the store: a watch may be behind.
             return await self._store.read_heartbeat_version(node)
         except StoreError:
             return None
 
     async def initialise(self, nodes: Iterable[Node]) -> list[str]:
-        """Make the GPUNodes of these nodes ready to take pods; returns the names of those it made.
+        """Make the GPUNodes of these nodes ready to take pods; return the names of the initialised
+        ones.
 
-        A node whose devices are not known gets its object, and is initialised when they are: only
-        then is it known what its pods sit on. Store errors are raised, one that is about a single
-        node when all the others are done; calling again is harmless.
+        A node without known devices gets its GPUNode only. It is initialised once its devices are
+        known, because only then can its pods be charged. The call may be repeated. Raise store
+        errors; an error about a single node is raised after all other nodes are done.
         """
-        apart, waiting = Apart(), list[GPUNode]()
+        errors, waiting = ErrorsByNode(), list[GPUNode]()
         for node in nodes:
-            with apart:
+            with errors:
                 gpunode = await self._read_or_create(node)
                 if gpunode and not gpunode.spec.initialised and self._known(gpunode):
                     waiting.append(gpunode)
-        made = await self._initialise(waiting, apart) if waiting else []
-        apart.complain()
+        made = await self._initialise(waiting, errors) if waiting else []
+        errors.raise_first()
         return made
 
-    async def _initialise(self, waiting: Sequence[GPUNode], apart: "Apart") -> list[str]:
-        # Bindings on their way were promised on an object that is gone: make them fail, so that
-        # the list after this shows every pod that there is and will be without a promise here.
-        # That holds for as long as these objects live, so it is done once for each.
+    async def _initialise(self, waiting: Sequence[GPUNode], errors: "ErrorsByNode") -> list[str]:
+        # Bindings in flight have their reservations in a GPUNode that is gone. Make them fail, so
+        # that the list below contains each pod that is bound without a reservation, now or later.
+        # This holds for the lifetime of the GPUNodes, so it is done once for each.
         uids = {gpunode.metadata.uid for gpunode in waiting}
         self._cleared &= uids
         if uids - self._cleared:
             await self._touch_unbound(waiting[0])
             self._cleared |= uids
-        sitting: dict[str, list[Pod]] = {}
+        pods_on: dict[str, list[Pod]] = {}
         names = [gpunode.name for gpunode in waiting]
         for name in names if len(names) <= FEW_NODES else (None,):
-            # At least all pods that are bound to these, as they are from now on.
+            # The list contains at least all pods that are bound to these nodes from now on.
             async for pods in part_by_part(await self._store.list_pods(name), AT_ONCE):
                 for pod in pods:
                     if pod.node and not pod.ended:
-                        sitting.setdefault(pod.node, []).append(pod)
+                        pods_on.setdefault(pod.node, []).append(pod)
         made: list[str] = []
         for gpunode in waiting:
-            with apart:
-                if await self._charge_all(gpunode, sitting.get(gpunode.name, ())):
+            with errors:
+                if await self._charge_all(gpunode, pods_on.get(gpunode.name, ())):
                     made.append(gpunode.name)
         return made
 
     async def _touch_unbound(self, gpunode: GPUNode) -> None:
-        """Make the Bindings of all pods fail that may be on their way.
+        """Make all Bindings in flight fail, by changing an annotation of each unbound pod.
 
-        A pod that the API server refuses to change (422, 403, an admission webhook that fails)
-        keeps no node from pods: if a Binding of it arrives after all, the pod is charged as any
-        other that was bound without a reservation.
+        The API server may reject the change of a pod (422, 403, a failing admission webhook). That
+        blocks no node: if a Binding of this pod succeeds later, the pod is adopted like any
+        unreserved pod.
         """
         async for pods in part_by_part(await self._store.list_pods(node=""), 10 * AT_ONCE):
             unbound = [
@@ -557,15 +572,15 @@ class Ledger:
         try:
             await self._store.touch_pod(pod, self._new_id())
         except (StoreConflict, StoreNotFound):
-            pass  # changed or gone since it was listed is just as good
+            pass  # changed or deleted since it was listed: its Bindings fail as well
         except StoreRejected as err:
             log.warning("pod_not_touched", pod_uid=pod.metadata.uid, message=str(err))
 
     async def requeue(self, pod: Pod) -> str | None:
-        """Make kube-scheduler try the pod again, as it does when its annotations change.
+        """Make kube-scheduler retry the pod, by changing an annotation of it.
 
-        Returns the annotation that does it: ours, or that of a replica that was faster; None where
-        the pod is bound or gone by now. Store errors are raised.
+        Return the annotation's value, which may be that of a faster replica; None if the pod is
+        bound or gone. Raise store errors.
         """
         retry = self._new_id()
         current: Pod | None = pod
@@ -577,31 +592,33 @@ class Ledger:
             with suppress(StoreConflict, StoreNotFound):
                 await self._store.touch_pod(current, retry, RETRY)
                 return retry
-            # kube-scheduler has just written why it was refused, or another replica has woken it.
+            # kube-scheduler has just written the pod's condition, or another replica has requeued
+            # it.
             current = await self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
         return None
 
-    async def let_go(self, names: Iterable[str]) -> None:
-        """End these GPUNodes, where somebody deletes them: with their Nodes, or by hand.
+    async def remove_finalizer(self, names: Iterable[str]) -> None:
+        """Remove our finalizer from those of these GPUNodes that are being deleted, with their
+        Nodes or by hand.
 
-        Their promises are lost with them, which is safe: nothing is placed on a node without one,
-        and what sits there is charged before the next takes anything. Store errors are raised, one
-        that is about a single node when all the others are done.
+        Their reservations are lost, which is safe: nothing is placed on a node without a GPUNode,
+        and its pods are charged before a new GPUNode takes more. Raise store errors; an error about
+        a single node is raised after all other nodes are done.
         """
-        apart = Apart()
+        errors = ErrorsByNode()
         for name in names:
-            with apart:
+            with errors:
                 gpunode = await self._store.read_gpunode(name)
                 if gpunode is not None and gpunode.metadata.deletion_timestamp:
-                    with suppress(StoreConflict, StoreNotFound):  # the next round looks again
-                        await self._store.let_go(gpunode)
-        apart.complain()
+                    with suppress(StoreConflict, StoreNotFound):  # the next round checks it again
+                        await self._store.remove_finalizer(gpunode)
+        errors.raise_first()
 
     async def _charge_all(self, listed: GPUNode, pods: Iterable[Pod]) -> bool:
-        """Write that ``listed`` holds all that sits there; False if another replica was faster.
+        """Write reservations for all pods on the node; return False if another replica was faster.
 
-        The agent may have written its status since. Nobody has promised anything on this very
-        object before it is initialised, so what sits there is still what was listed.
+        The agent may have written its status since ``listed`` was read. No replica reserves on a
+        GPUNode before it is initialised, so ``pods`` is still complete.
         """
         gpunode: GPUNode | None = listed
         for _ in range(ATTEMPTS):
@@ -633,7 +650,7 @@ class Ledger:
         try:
             return await self._store.create_gpunode(GPUNode(metadata=metadata))
         except StoreConflict:
-            return None  # somebody else was faster; the next round looks again
+            return None  # another client was faster; the next round checks it again
 
     def _stamped(self, reservation: Reservation) -> Reservation:
         since = datetime.fromtimestamp(self._wall_s(), UTC).isoformat(timespec="milliseconds")
@@ -663,20 +680,21 @@ def _reserve(pod: Pod, placement: Placement) -> Reservation:
 
 
 def _unbound(ask: BindAsk, pod: Pod | None) -> Pod | Bound | Failed:
-    """The pod while it is still to be bound, else what is decided about it already."""
-    which = f"pod {ask.namespace}/{ask.name}"
+    """Return the pod if it can still be bound, else the outcome that its state already
+    determines."""
+    subject = f"pod {ask.namespace}/{ask.name}"
     if pod is None:
-        return Failed(f"{which} does not exist")
+        return Failed(f"{subject} does not exist")
     if pod.metadata.uid != ask.uid:
-        return Failed(f"{which} was replaced: its uid is {pod.metadata.uid}, not {ask.uid}")
+        return Failed(f"{subject} was replaced: its uid is {pod.metadata.uid}, not {ask.uid}")
     if (pod.metadata.namespace, pod.metadata.name) != (ask.namespace, ask.name):
-        return Failed(f"{which} is not the pod of uid {ask.uid}")
+        return Failed(f"{subject} is not the pod of uid {ask.uid}")
     if pod.node == ask.node:
         return Bound()
     if pod.node:
-        return Failed(f"{which} is bound to node {pod.node}")
+        return Failed(f"{subject} is bound to node {pod.node}")
     if pod.metadata.deletion_timestamp:
-        return Failed(f"{which} is being deleted")
+        return Failed(f"{subject} is being deleted")
     return pod
 
 

@@ -1,8 +1,9 @@
-"""The seam between the bind protocol and where truth is kept.
+"""The interface between the bind protocol and the store of its objects.
 
-Two stores stand behind it: the Kubernetes API server, and one in memory with the same optimistic
-concurrency. Every read is consistent (not from a cache). Every method may raise the errors of
-``extender.errors``: ``StoreConflict``, ``StoreNotFound``, ``StoreRejected``, ``OutcomeUnknown``.
+It has two implementations: the Kubernetes API server, and a store in memory with the same
+optimistic concurrency. All reads are consistent (not from a cache). All methods may raise the
+errors of ``extender.errors``: ``StoreConflict``, ``StoreNotFound``, ``StoreRejected``,
+``OutcomeUnknown``.
 """
 
 from collections.abc import Mapping
@@ -21,44 +22,47 @@ class Binding:
     namespace: str
     name: str
     uid: str
-    #: Of the pod as it was when the decision was made; a newer pod makes the Binding fail.
+    #: The pod's version at the decision; if the pod is newer, the Binding fails.
     resource_version: str
     node: str
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Store(Protocol):
+    """Reads and writes the objects of the ledger."""
+
     async def read_gpunode(self, name: str) -> GPUNode | None:
-        """The GPUNode, or None when there is none."""
+        """Return the GPUNode, or None if it does not exist."""
 
     async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
-        """Create it (metadata and spec); ``StoreConflict`` when it exists."""
+        """Create the GPUNode (metadata and spec); raise ``StoreConflict`` if it exists."""
 
     async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
-        """Turn the spec of ``before`` into ``spec`` if its resourceVersion is still the newest.
+        """Replace the spec of ``before`` by ``spec`` if its resourceVersion is still the newest.
 
-        Compare-and-swap: ``StoreConflict`` when somebody wrote the object in between.
+        Compare-and-swap: raise ``StoreConflict`` if another client wrote the object in between.
         """
 
-    async def let_go(self, gpunode: GPUNode) -> None:
-        """Take our finalizer off a GPUNode that is being deleted, which ends it.
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
+        """Remove our finalizer from a GPUNode that is being deleted, which completes the deletion.
 
-        ``StoreConflict`` when somebody wrote the object in between.
+        Raise ``StoreConflict`` if another client wrote the object in between.
         """
 
     async def read_pod(self, namespace: str, name: str) -> Pod | None:
-        """The pod, or None when there is none."""
+        """Return the pod, or None if it does not exist."""
 
     async def read_heartbeat_version(self, node: str) -> str:
-        """The resourceVersion of the Lease of the node's agent; empty where there is none."""
+        """Return the resourceVersion of the agent's Lease on the node; empty if it has none."""
 
     async def list_pods(self, node: str | None = None) -> list[Pod]:
-        """Every pod there is, consistently; of a node those that are bound to it, and of the empty
-        name those that no node has."""
+        """Return all pods, consistently. With a node's name: the pods bound to it; with an empty
+        name: the pods bound to no node."""
 
     async def bind(self, binding: Binding) -> None:
-        """Bind, atomically with the annotations; ``StoreConflict`` when a precondition fails."""
+        """Bind the pod and write its annotations, atomically; raise ``StoreConflict`` if a
+        precondition fails."""
 
     async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
-        """Write ``value`` under the annotation ``key``, with the uid and resourceVersion of
-        ``pod`` as preconditions, so that Bindings in flight fail."""
+        """Write ``value`` to the annotation ``key``, with the uid and resourceVersion of ``pod`` as
+        preconditions. The change makes Bindings in flight fail."""

@@ -1,8 +1,8 @@
 """Assumed binds and nominations: what an extender counts before the API server shows it.
 
-An extender writes all of them into its journal's stream, and a console counts what the extenders
-that it follows wrote last. A line expires when its extender has been silent for ``EXPIRES_S``: by
-then its binds have ended, and the API server shows their reservations.
+Each extender writes its assumed binds and nominations into its journal's stream. A console counts
+the last line of each extender that it follows. A line expires if its extender has sent nothing for
+``EXPIRES_S``. By then the binds have ended, and the API server shows their reservations.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,8 @@ EXPIRES_S = SILENT_S
 def assumed_line(
     cluster: ClusterState, coming: Iterable[tuple[str, str, Reservation]], now_s: float
 ) -> AssumedLine:
-    """Return what the extender assumes now; ``coming``: uid, node and reservation of the pods whose
-    bind it expects next."""
+    """Return what the extender assumes now. ``coming`` are the uid, node and reservation of pods
+    whose bind it expects next."""
     binds = {
         (uid, node): reservation
         for node, under_way in cluster.binds_under_way().items()
@@ -62,16 +62,16 @@ def assumed_by(followed: Iterable[Followed]) -> AssumedSeen:
     return AssumedSeen(binds, places if lines else None)
 
 
-class Assuming:
+class AssumedBindsUpdater:
     """Applies the assumed binds and nominations of the extenders whenever they change."""
 
     def __init__(
         self,
         followed: Callable[[], Iterable[Followed]],
-        tell: Callable[[Sequence[Event]], None],
+        apply: Callable[[Sequence[Event]], None],
     ) -> None:
         self._followed = followed
-        self._tell = tell
+        self._apply = apply
         self._last = AssumedSeen({}, None)
 
     def start(self, loops: Loops) -> None:
@@ -80,5 +80,5 @@ class Assuming:
     async def once(self) -> None:
         seen = assumed_by(self._followed())
         if seen != self._last:
-            self._tell([seen])
+            self._apply([seen])
             self._last = seen

@@ -1,7 +1,7 @@
-"""Tells the feed what has changed since the last look: promises, reports, devices, decisions.
+"""Publishes changes since the last check to the feed: reservations, reports, devices, decisions.
 
-It looks at what is, not at what happened, now and then and a few nodes at a time, so that nothing
-that decides has to tell anybody. What came and went between two looks is not seen; its decision is.
+It compares states at intervals, a few nodes at a time. So the code that decides publishes nothing
+itself. A state that appears and disappears between two checks is missed; its decision is not.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from extender.state.decision_records import BindTried, Filtered, Ranked, Record
 log = structlog.get_logger()
 
 LOOK_EVERY_S = 0.5
-#: Nodes, or decisions, that are looked at before others have a turn.
+#: Nodes or decisions that are checked before the event loop serves other tasks.
 AT_ONCE = 50
-#: Whose journals are read: more than are followed at once.
+#: Extenders whose journal position is remembered: more than are followed at once.
 MAX_EXTENDERS = 32
 
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
-    """A node as it was at the last look."""
+    """The state of a node at the last check."""
 
     terms: NodeTerms
-    #: The last snapshot in which anything of it counted differently.
+    #: The last snapshot in which the node's figures changed.
     changed_in: int
     fresh: bool
     reservations: Mapping[str, Reservation]
 
     def is_of(self, terms: NodeTerms, fresh: bool, reservations: Mapping[str, Reservation]) -> bool:
-        """Whether there is nothing new."""
+        """Return whether nothing has changed."""
         return self.terms is terms and self.fresh == fresh and self.reservations is reservations
 
     def health_issues(self) -> dict[str, str]:
-        """Device -> why it is fenced."""
+        """Return why devices are unhealthy, by UUID."""
         return {
             each.device.uuid: each.health_detail or each.health_issue.sentence
             for each in self.terms.devices
@@ -51,7 +51,7 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
         }
 
     def observed(self) -> set[tuple[str, str]]:
-        """Pod and device, of those that a report shows there."""
+        """Return (pod, device) of all pods that a report shows on a device."""
         return {
             (holder.uid, each.device.uuid)
             for each in self.terms.devices
@@ -61,26 +61,30 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChangeFeed:
-    """``name`` begins the ids of the reservations of this process; "" begins those of any."""
+    """Compares the cluster's state with the last check.
+
+    ``name`` is the prefix of the ids of this process's reservations; "" matches those of any
+    process.
+    """
 
     def __init__(self, cluster: ClusterState, journals: Journals, feed: Feed, name: str) -> None:
         self._cluster = cluster
         self._journals = journals
         self._feed = feed
         self._name = name
-        #: None before the first look, of which nothing is news.
+        #: None before the first check, which publishes nothing.
         self._seen: dict[str, _Seen] | None = None
-        #: Extender -> the version of its records at the last look.
+        #: Extender -> the version of its records at the last check.
         self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)
-        #: Decision -> what was told of it, of those on record.
-        self._told: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
+        #: Id of a decision on record -> its last published state.
+        self._published: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
 
     def look(self, now_s: float) -> Iterator[None]:
-        """Tell what is new; calls may come between two steps."""
+        """Publish changes; other tasks may run between two steps."""
         snap = self._cluster.snapshot()
         is_first = self._seen is None
-        # In place, since what goes is let go of node by node: terms of many that changed take
-        # milliseconds to free.
+        # Updated in place, so that old terms are freed node by node: freeing those of many changed
+        # nodes at once takes milliseconds.
         seen: dict[str, _Seen] = {} if self._seen is None else self._seen
         of_all = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
         for number, (terms, changed_in) in enumerate(of_all, 1):
@@ -93,14 +97,14 @@ class ChangeFeed:
                 if known is not None:
                     self._compare(known, now)
                 elif not is_first:
-                    self._feed.tell("node_appeared", node=terms.name)
+                    self._feed.publish("node_appeared", node=terms.name)
                 seen[terms.name] = now
             if number % AT_ONCE == 0:
                 yield
         if len(seen) > len(snap.nodes):
             for name in [name for name in seen if name not in snap.row_of]:
                 del seen[name]
-                self._feed.tell("node_gone", node=name)
+                self._feed.publish("node_gone", node=name)
         self._seen = seen
         yield from self._decisions()
 
@@ -109,18 +113,18 @@ class ChangeFeed:
         if was.reservations is not now.reservations and was.reservations != now.reservations:
             self._compare_reservations(node, was.reservations, now.reservations)
         if was.fresh != now.fresh and now.terms.devices:
-            feed.tell("report_returned" if now.fresh else "report_lost", node=node)
+            feed.publish("report_returned" if now.fresh else "report_lost", node=node)
         if was.changed_in == now.changed_in:
-            return  # as of nearly all
+            return  # the usual case
         unhealthy, health_issues = was.health_issues(), now.health_issues()
         for device in unhealthy.keys() - health_issues.keys():
-            feed.tell("device_healthy", node=node, device=device)
+            feed.publish("device_healthy", node=node, device=device)
         for device, why in health_issues.items():
             if unhealthy.get(device) != why:
-                feed.tell("device_unhealthy", node=node, device=device, message=why)
+                feed.publish("device_unhealthy", node=node, device=device, message=why)
         for uid, device in sorted(now.observed() - was.observed()):
             reservation = now.reservations.get(uid)
-            feed.tell("pod_observed", node=node, device=device, uid=uid, **_pod(reservation))
+            feed.publish("pod_observed", node=node, device=device, uid=uid, **_pod(reservation))
 
     def _compare_reservations(
         self, node: str, was: Mapping[str, Reservation], now: Mapping[str, Reservation]
@@ -128,18 +132,18 @@ class ChangeFeed:
         for uid, reservation in now.items():
             before = was.get(uid)
             if before is None:
-                told = "reservation_made", self._maker(reservation), _amount(reservation)
+                change = "reservation_made", self._maker(reservation), _amount(reservation)
             elif before != reservation:
-                told = "reservation_changed", _change(before, reservation), _amount(reservation)
+                change = "reservation_changed", _change(before, reservation), _amount(reservation)
             else:
                 continue
-            kind, cause, message = told
-            said = _pod(reservation)
-            self._feed.tell(kind, node=node, uid=uid, cause=cause, message=message, **said)
+            kind, cause, message = change
+            of_pod = _pod(reservation)
+            self._feed.publish(kind, node=node, uid=uid, cause=cause, message=message, **of_pod)
         for uid in was.keys() - now.keys():
             cause = self._why_gone(uid, node)
-            said = _pod(was[uid])
-            self._feed.tell("reservation_removed", node=node, uid=uid, cause=cause, **said)
+            of_pod = _pod(was[uid])
+            self._feed.publish("reservation_removed", node=node, uid=uid, cause=cause, **of_pod)
 
     def _maker(self, reservation: Reservation) -> str:
         if ADOPTED in reservation.flags:
@@ -162,9 +166,9 @@ class ChangeFeed:
         news.sort(key=lambda record: record.at_s)
         for number, record in enumerate(news, 1):
             cause, message = _decided(record)
-            if cause and self._told.get(record.decision_id) != cause:
-                self._told[record.decision_id] = cause
-                self._feed.tell(
+            if cause and self._published.get(record.decision_id) != cause:
+                self._published[record.decision_id] = cause
+                self._feed.publish(
                     "decision",
                     node=record.node,
                     namespace=record.namespace,
@@ -179,7 +183,8 @@ class ChangeFeed:
 
 
 def start_watching(loops: Loops, watching: ChangeFeed, begun: asyncio.Event) -> None:
-    """Looks, once all was weighed, and lets others have their turn between two steps."""
+    """Start the loop that publishes changes, once all listed objects were weighed. Other tasks may
+    run between two steps."""
 
     async def look() -> None:
         if not begun.is_set():
@@ -195,7 +200,7 @@ def _pod(reservation: Reservation | None) -> dict[str, str]:
 
 
 def _amount(reservation: Reservation) -> str:
-    """What it is charged at the most on one device, and on which devices that may be."""
+    """Return the largest charge on one device, and on which devices it may be."""
     devices = sorted({uuid for charge in reservation.charges for uuid in charge.candidates})
     most = max((max(c.candidates.values(), default=0) for c in reservation.charges), default=0)
     if len(devices) == 1:
@@ -210,15 +215,14 @@ def _change(before: Reservation, after: Reservation) -> str:
 
 
 def _decided(record: Record) -> tuple[str, str]:
-    """How it stands with the pod by this decision, and why; nothing as long as it is only wished
-    for."""
+    """Return the pod's state by this decision and a message; both empty while it is undecided."""
     bound, filtered = record.part(BindTried), record.part(Filtered)
     if bound is not None:
         reason = REASONS[bound.reason]
         return bound.outcome, bound.message or (reason.sentence if reason else "")
     if filtered is not None and not filtered.fits:
-        told = [f"{n} {reason.sentence}" for code, n in filtered.rejected.items()
+        change = [f"{n} {reason.sentence}" for code, n in filtered.rejected.items()
                 if (reason := REASONS[code])]  # fmt: skip
-        return "rejected", f"none of {filtered.offered} nodes: {', '.join(told)}"
+        return "rejected", f"none of {filtered.offered} nodes: {', '.join(change)}"
     ranked = record.part(Ranked)
     return ("chosen", "") if ranked is not None and ranked.winner else ("", "")

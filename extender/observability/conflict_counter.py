@@ -1,4 +1,4 @@
-"""Counts the writes that a store refuses because somebody else was faster."""
+"""Counts writes that the store rejects because another client wrote first."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ from extender.ledger.store import Binding, Store
 from extender.observability.metrics import Telemetry
 
 
-class ConflictsCounted(Store):
-    """The same store."""
+class ConflictCountingStore(Store):
+    """A store that counts the conflicts of another one."""
 
     def __init__(self, store: Store, telemetry: Telemetry) -> None:
         self._store = store
@@ -29,9 +29,9 @@ class ConflictsCounted(Store):
         with self._counted("spec"):
             return await self._store.write_spec(before, spec)
 
-    async def let_go(self, gpunode: GPUNode) -> None:
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
         with self._counted("finalizer"):
-            await self._store.let_go(gpunode)
+            await self._store.remove_finalizer(gpunode)
 
     async def read_pod(self, namespace: str, name: str) -> Pod | None:
         return await self._store.read_pod(namespace, name)

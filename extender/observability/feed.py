@@ -1,6 +1,7 @@
-"""What happened lately, for those who follow: a bounded past, and a queue for each follower.
+"""The feed of recent changes: a bounded history, and a queue for each follower.
 
-Whoever is too slow for its queue is dropped, not waited for. All of it is called on one event loop.
+A follower that is too slow for its queue is dropped. All methods run on one event loop, except
+``past``.
 """
 
 import asyncio
@@ -9,20 +10,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-#: Happenings that are kept, a quarter of a KiB each, and that may wait for one follower.
+#: Events that are kept, a quarter of a KiB each, and events that may wait for one follower.
 KEPT = 4096
 MOST_WAITING = 1024
 MOST_FOLLOWERS = 32
 
 
 class TooManyFollowers(Exception):
-    """There are ``MOST_FOLLOWERS`` already."""
+    """There are already ``MOST_FOLLOWERS`` followers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """``kind`` is one of a closed set, which docs/debug-api.md explains; what does not apply is
-    empty."""
+    """One change. ``kind`` is from a closed set, see docs/debug-api.md; fields that do not apply
+    are empty."""
 
     number: int
     #: Unix time, seconds.
@@ -35,15 +36,15 @@ class FeedEvent:
     name: str = ""
     uid: str = ""
     decision_id: str = ""
-    #: What brought it about: one of a few words for each kind.
+    #: The cause: one of a few words per kind.
     cause: str = ""
-    #: The same for people, with numbers.
+    #: The cause as a sentence, with numbers.
     message: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """What waits for it; None where nothing more will come."""
+    """A queue of events; None marks its end."""
 
     queue: asyncio.Queue[FeedEvent | None] = field(
         default_factory=lambda: asyncio.Queue(MOST_WAITING)
@@ -52,7 +53,7 @@ class Follower:
 
 
 class Feed:
-    """``generation`` is that of the newest snapshot."""
+    """Keeps and distributes events; ``generation`` returns that of the newest snapshot."""
 
     def __init__(self, wall_s: Callable[[], float], generation: Callable[[], int]) -> None:
         self._wall_s = wall_s
@@ -64,26 +65,27 @@ class Feed:
 
     @classmethod
     def over(cls) -> "Feed":
-        """One in which nothing has happened and nothing will."""
+        """Return a closed feed without events."""
         feed = cls(lambda: 0.0, lambda: 0)
         feed.close()
         return feed
 
-    def tell(self, kind: str, **said: str) -> None:
+    def publish(self, kind: str, **fields: str) -> None:
+        """Publish an event to all followers."""
         feed_event = FeedEvent(
-            next(self._numbers), self._wall_s(), self._generation(), kind, **said
+            next(self._numbers), self._wall_s(), self._generation(), kind, **fields
         )
         self._past.append(feed_event)
         for follower in self._followers:
             _put(follower, feed_event)
 
     def past(self, after: int = 0, since_s: float = float("-inf")) -> list[FeedEvent]:
-        """Those that are kept, the oldest first: with a number above ``after``, not before that
-        Unix time. May be called from any thread."""
+        """Return the kept events, the oldest first: with a number above ``after``, and not before
+        ``since_s`` (Unix time). May be called from any thread."""
         return [each for each in list(self._past) if each.number > after and each.at_s >= since_s]
 
     def join(self) -> Follower:
-        """What happens from here on goes to this follower too, until it leaves; raises
+        """Return a new follower, which receives all later events until it leaves; raise
         ``TooManyFollowers``."""
         if len(self._followers) >= MOST_FOLLOWERS:
             raise TooManyFollowers
@@ -97,7 +99,7 @@ class Feed:
         self._followers.remove(follower)
 
     def close(self) -> None:
-        """Nothing more will come: whoever follows is told to go."""
+        """End the feed: each follower receives the end mark."""
         self.closed = True
         for follower in self._followers:
             _put(follower, None)

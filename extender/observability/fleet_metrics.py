@@ -25,34 +25,38 @@ from extender.state.fleet_totals import (
 from extender.state.heartbeats import age
 from extender.state.pending_pods import Pending
 
-#: Pods and nodes with something wrong, of each kind; the worst are told.
+#: Maximum series of pods, and of nodes, per problem; the worst are reported.
 MOST_OFFENDERS = 100
 
 _FLEET = (
     ("capacity", "Physical memory of all devices, driver reserve included.", "capacity"),
-    ("allocatable", "What of it can be promised.", "allocatable"),
+    ("allocatable", "Part of the capacity that can be reserved.", "allocatable"),
     (
         "reserved",
-        "Charged to pods that sit on a device for certain: the larger of request and use.",
+        "Charged to pods whose device is known: the larger of request and use.",
         "reserved",
     ),
     (
         "awaited",
-        "What pods that no report shows yet add in the worst case, on every device that they may "
-        "be given; so more than they ask for.",
+        "Worst-case charge of unconfirmed pods, on each device that they may get; so more than "
+        "they request.",
         "awaited",
     ),
-    ("committed", "All that is taken of what can be promised, in the worst case.", "committed"),
-    ("used", "Measured use, whoever uses it.", "used"),
+    ("committed", "Allocatable memory that is taken in the worst case.", "committed"),
+    ("used", "Measured use of all processes.", "used"),
     (
         "unattributed",
-        "Used by nobody that is known to be a pod, beyond the tolerance.",
+        "Used by no known pod, above the tolerance.",
         "unattributed",
     ),
-    ("headroom", "What can still be promised; overcommitted devices count as full.", "headroom"),
+    (
+        "headroom",
+        "Memory that can still be reserved; overcommitted devices count as full.",
+        "headroom",
+    ),
     (
         "overcommitted",
-        "Committed beyond what devices have, in the worst case; must be 0.",
+        "Committed above the devices' memory, in the worst case; must be 0.",
         "overcommitted",
     ),
 )
@@ -63,18 +67,23 @@ _DRIFT = {
 }
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
     ("capacity", "Physical memory, driver reserve included.", lambda d: d.device.memory_bytes),
-    ("reserved", "Charged to pods that sit here for certain.", lambda d: d.reservation_bytes),
-    ("used", "Measured use, whoever uses it.", lambda d: d.device.used_bytes),
+    (
+        "reserved",
+        "Charged to pods that are known to use this device.",
+        lambda d: d.reservation_bytes,
+    ),
+    ("used", "Measured use of all processes.", lambda d: d.device.used_bytes),
     (
         "headroom",
-        "What can still be promised; negative if overcommitted.",
+        "Memory that can still be reserved; negative if overcommitted.",
         lambda d: d.headroom_bytes,
     ),
 )
 
 
 class FleetCollector(Collector):
-    """``snapshot`` returns the newest that there is, on any thread; ``pending`` who waits."""
+    """Collects from the newest snapshot, which ``snapshot`` returns on any thread. ``pending``
+    returns the pending pods."""
 
     def __init__(
         self,
@@ -91,7 +100,7 @@ class FleetCollector(Collector):
         self._stale_after_s = stale_after_s
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is read off the fleet to be registered."""
+        """Return no metrics: registering must not read the fleet."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -109,8 +118,8 @@ class FleetCollector(Collector):
     def _overcommitted(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "headroom_overcommitted_bytes",
-            "Bytes committed, in the worst case, beyond what the device has; absent where nothing "
-            "is. Every replica tells the same.",
+            "Bytes committed, in the worst case, above the device's memory; absent if there are "
+            "none. All replicas report the same value.",
             labels=["node", "device"],
         )
         worst = sorted(self._cluster.overcommits.now(), key=lambda over: -over.beyond_bytes)
@@ -121,8 +130,8 @@ class FleetCollector(Collector):
     def _overusing(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "headroom_pod_overuse_bytes",
-            "What a pod uses of a device beyond what it asked for, where it has done so for longer "
-            "than overuse_after_s; absent for all others.",
+            "Bytes that a pod uses on a device above its request, if that has lasted longer than "
+            "overuse_after_s; absent otherwise.",
             labels=["namespace", "pod", "node", "device"],
         )
         worst = sorted(self._cluster.overuses.lasting, key=lambda each: -each.beyond_bytes)
@@ -135,13 +144,13 @@ class FleetCollector(Collector):
         pending, now_s = self._pending(), time.time()
         pods = GaugeMetricFamily(
             "headroom_pending_pods",
-            "Pods that ask for GPUs and that no node has, by the reason that refused most nodes "
-            "for them; not_asked: kube-scheduler has not asked about them.",
+            "Unbound pods that request GPUs, by the reason that rejected most nodes; not_asked: "
+            "kube-scheduler has not called filter for them.",
             labels=["reason"],
         )
         oldest = GaugeMetricFamily(
             "headroom_pending_oldest_seconds",
-            "Age of the oldest of them.",
+            "Age of the oldest of these pods.",
             labels=["reason"],
         )
         for code, count in sorted(pending.pods.items()):
@@ -156,7 +165,7 @@ class FleetCollector(Collector):
         now_s = time.monotonic()
         nodes = GaugeMetricFamily(
             "headroom_nodes",
-            "Nodes by whether they are open to pods, else by the reason that closes them.",
+            "Nodes by state: open to pods, or the reason that closes them.",
             labels=["state"],
         )
         for state, count in nodes_by_state(snap, now_s).items():
@@ -164,7 +173,7 @@ class FleetCollector(Collector):
         yield nodes
         devices = GaugeMetricFamily(
             "headroom_unhealthy_devices",
-            "Devices on which nothing is placed, by the reason; absent where there is none.",
+            "Devices on which nothing is placed, by reason; absent if there are none.",
             labels=["reason"],
         )
         for code, count in unhealthy(snap).items():
@@ -173,13 +182,13 @@ class FleetCollector(Collector):
         ages_s = report_ages_s(snap, self._stale_after_s, now_s)
         yield GaugeMetricFamily(
             "headroom_report_oldest_age_seconds",
-            "Age of the oldest report, of nodes that ever reported.",
+            "Age of the oldest report, among nodes that ever reported.",
             value=max(0.0, *ages_s.values(), 0.0),
         )
         stale = GaugeMetricFamily(
             "headroom_report_age_seconds",
-            "Since when nothing was heard of the agent of a node, where that is too long; absent "
-            "for all others.",
+            "Seconds since the last heartbeat of a node's agent, if its report is stale; absent "
+            "otherwise.",
             labels=["node"],
         )
         late = {name: age_s for name, age_s in ages_s.items() if age_s > self._stale_after_s}
@@ -188,19 +197,19 @@ class FleetCollector(Collector):
         yield stale
 
     def _devices(self, snap: Snapshot, devices: int) -> Iterator[Metric]:
-        told = list(some_devices(snap, self._most_devices))
+        listed = list(some_devices(snap, self._most_devices))
         for name, text, figure in _OF_DEVICE:
             family = GaugeMetricFamily(
                 f"headroom_ledger_device_{name}_bytes", text, labels=["node", "device"]
             )
-            for node, terms in told:
+            for node, terms in listed:
                 if terms.believed:
                     family.add_metric([node, terms.device.uuid], figure(terms))
             yield family
         yield GaugeMetricFamily(
             "headroom_ledger_devices_left_out",
-            "Devices that are in the sums and have no series of their own (setting device_series).",
-            value=devices - len(told),
+            "Devices that are in the sums but have no series of their own (setting device_series).",
+            value=devices - len(listed),
         )
 
 
@@ -209,11 +218,16 @@ def _fleet(fleet: Totals) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             f"headroom_fleet_{name}_bytes", text, value=getattr(fleet, attribute)
         )
-    yield GaugeMetricFamily("headroom_fleet_devices", "Memories of devices.", value=fleet.devices)
+    yield GaugeMetricFamily(
+        "headroom_fleet_devices",
+        "Devices; devices that share one memory count once.",
+        value=fleet.devices,
+    )
     drift = GaugeMetricFamily(
         "headroom_ledger_drift_bytes",
-        "By how much ledger and measurement differ, over all devices: used by pods beyond what "
-        "they asked for; asked for and not used; used by pods that were promised nothing there.",
+        "Difference between ledger and measurement, over all devices: used above the request "
+        "(beyond_request), requested but unused (unused), used without a reservation there "
+        "(unreserved).",
         labels=["kind"],
     )
     for attribute, kind in _DRIFT.items():

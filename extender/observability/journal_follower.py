@@ -1,11 +1,12 @@
-"""Follows the journals of the other extenders, each on a thread of its own.
+"""Follows the journals of the other extenders, each on its own thread.
 
-They are found by name every few seconds, since replicas come and go: a headless Service has an
-address for each. This process is among them, and recognises itself by its name in the first line.
+The extenders' names are resolved every few seconds, because replicas come and go: a headless
+Service resolves to one address for each replica. One of them may be this process, which recognises
+itself by the name in the first line.
 
-If the ports speak TLS, an extender is the server that shows the very certificate that this process
-shows: both have it from the same Secret, which contains no names or addresses of pods. The token
-that is shown is this process's own, never that of a caller.
+If the ports use TLS, an extender must show the same certificate as this process: both read it from
+one Secret, and it contains no names or addresses of pods. This process authenticates with its own
+token, never with that of a caller.
 """
 
 import contextlib
@@ -28,24 +29,27 @@ from extender.state.journal import Journal
 
 log = structlog.get_logger()
 
-#: Extenders that are followed, including those that are gone and whose journal is still shown.
+#: Followed extenders, including stopped ones whose journal is still shown.
 MAX_FOLLOWED = 4
 PATH = "/v1/journal"
-#: Between two looks at the names, and before a stream that broke is opened again.
+#: Seconds between two name resolutions, and before a broken stream is opened again.
 RESOLVE_S = 5.0
 RECONNECT_S = 1.0
 #: An extender sends a line at least every ``journal.STATE_S`` seconds.
 SILENT_S = 15.0
-#: Of one line: a decision carries a pod, which an API server keeps up to 1.5 MiB.
+#: Limit of one line: a decision contains a pod, of which an API server accepts up to 1.5 MiB.
 MAX_LINE_BYTES = 8 << 20
 
 Address = tuple[str, int]
 
 
 class JournalFollower:
-    """``places`` are hosts with or without a port; ``name`` is this process's own, ``cert`` the
-    file of the certificate of the extenders' ports, if they speak TLS. Each journal takes the
-    memory of ``bounds`` for decisions, and half as much for pods."""
+    """Follows the extenders at ``places``, which are hosts with or without a port.
+
+    ``name`` is this process's own name. ``cert`` is the certificate file of the extenders' ports,
+    if they use TLS. Each journal may use the memory of ``bounds`` for decisions, and half of it for
+    pods.
+    """
 
     def __init__(
         self,
@@ -59,26 +63,29 @@ class JournalFollower:
         self._name = name
         self._bounds = bounds
         self._cert = cert
-        #: Header that authenticates this process; empty: none is sent.
+        #: Returns the header that authenticates this process; empty: none is sent.
         self.authorization: Callable[[], str] = str
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         #: Replaced as a whole, for readers on other threads.
         self._streams: dict[Address, _Stream] = {}
         self._own: set[Address] = set()
-        #: Place -> the addresses that its name had last; and why it has none.
+        #: Place -> its last resolved addresses.
         self._addresses: dict[Address, list[Address]] = {}
+        #: Host of a place -> why its name could not be resolved.
         self._unresolved: dict[str, str] = {}
-        #: Journals of extenders whose address another one has taken over; the earliest first.
+        #: Journals of extenders whose address was taken over by another one; the earliest first.
         self._ended: list[Followed] = []
         self._ended_lock = threading.Lock()
 
     def start(self) -> None:
+        """Start to resolve names and to follow."""
         thread = threading.Thread(target=self._look, name="extenders", daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def stop(self) -> None:
+        """Stop all streams."""
         self._stop.set()
         for stream in self._streams.values():
             stream.stop()
@@ -86,7 +93,7 @@ class JournalFollower:
             thread.join(5.0)
 
     def now(self) -> list[Followed]:
-        """Every extender that is or was followed, and names without an address."""
+        """Return all current and former extenders, and names without an address."""
         found = [stream.followed() for at, stream in self._streams.items() if at not in self._own]
         unresolved = [
             Followed(place, Journal(self._bounds), None, None, why)
@@ -101,9 +108,9 @@ class JournalFollower:
                 try:
                     self._addresses[place] = _addresses(place)
                 except (OSError, ValueError) as err:
-                    # The addresses that it had last may be as good as before.
+                    # The addresses of the last resolution may still be valid.
                     if not self._addresses.get(place):
-                        unresolved[place[0]] = f"its name was not resolved: {err}"
+                        unresolved[place[0]] = f"its name could not be resolved: {err}"
             self._unresolved = unresolved
             self._follow({each for found in self._addresses.values() for each in found})
             self._stop.wait(RESOLVE_S)
@@ -122,7 +129,7 @@ class JournalFollower:
         self._make_room(there)
 
     def _make_room(self, there: set[Address]) -> None:
-        """Forget the journals of extenders that have ended, beyond ``MAX_FOLLOWED`` in all."""
+        """Drop the journals of stopped extenders, beyond ``MAX_FOLLOWED`` in all."""
         streams = dict(self._streams)
         ended = sorted(streams.keys() - there, key=lambda address: streams[address].heard_at_s)
         with self._ended_lock:
@@ -134,16 +141,17 @@ class JournalFollower:
         self._streams = streams
 
     def keep(self, followed: Followed) -> None:
-        """An extender has ended, and another one has its address."""
+        """Keep the journal of an extender that stopped and whose address another one has."""
         with self._ended_lock:
             self._ended = [*self._ended, followed][-MAX_FOLLOWED:]
 
     def is_own(self, address: Address) -> None:
+        """Note that the address is this process's own."""
         self._own.add(address)
 
 
 class _Stream:
-    """One extender's stream, opened again whenever it breaks."""
+    """The stream of one extender, opened again whenever it breaks."""
 
     def __init__(
         self,
@@ -197,13 +205,13 @@ class _Stream:
             except (OSError, http.client.HTTPException, BadLine) as err:
                 if not self._stop.is_set():
                     self._trouble = str(err) or type(err).__name__
-            except Exception:  # a thread that ended would not be missed
+            except Exception:  # a thread that ended would go unnoticed
                 log.exception("journal_not_followed", extender=_name(self._address))
-                self._trouble = "its journal could not be taken over: see the log"
+                self._trouble = "its journal could not be read: see the log"
             self._stop.wait(RECONNECT_S)
 
     def _read(self) -> None:
-        """Raises ``OSError``, ``HTTPException`` or ``BadLine``."""
+        """Read the stream until it ends; raise ``OSError``, ``HTTPException`` or ``BadLine``."""
         self._connection = connection = self._connect()
         with contextlib.closing(connection):
             headers = {"Accept": "application/x-ndjson"}
@@ -220,7 +228,8 @@ class _Stream:
                         return
 
     def _take(self, line: bytes) -> bool:
-        """False if there is nothing to follow: the process is this one."""
+        """Apply one line; return False if there is nothing to follow because the process is this
+        one."""
         if not line.endswith(b"\n"):
             raise BadLine("a line of the journal is too long, or was cut off")
         before = self.followed()
@@ -244,8 +253,8 @@ class _Stream:
             return http.client.HTTPConnection(*self._address, timeout=SILENT_S)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        # The first of the file is trusted by itself, whoever signed it. Read each time, since it
-        # is renewed in place.
+        # Trust the file's first certificate itself, whichever CA signed it. Read it each time,
+        # because it is renewed in place.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         end = "-----END CERTIFICATE-----\n"
         context.load_verify_locations(cadata=self._cert.read_text().partition(end)[0] + end)
@@ -253,7 +262,7 @@ class _Stream:
 
 
 def _addresses(place: Address) -> list[Address]:
-    """All that the name stands for."""
+    """Return all addresses that the name resolves to."""
     parts = urlsplit(f"//{place[0]}")
     port = parts.port or place[1]
     found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)

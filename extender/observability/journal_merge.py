@@ -1,4 +1,4 @@
-"""The journals of several extenders, read as one: kube-scheduler's calls may go to any of them."""
+"""Merges the journals of several extenders: kube-scheduler may call any of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,23 +17,24 @@ class Followed:
     journal: Journal
     #: The last state that it sent; None before the first.
     state: StateLine | None
-    #: Seconds since it was heard of; None before that.
+    #: Seconds since its last line; None before the first.
     heard_s: float | None
-    #: Why nothing comes from it at present, in a sentence; "" if something does.
+    #: Why it sends nothing at present, as a sentence; "" if it does.
     trouble: str
-    #: It has ended, and nothing is missed: its name has no such address any more, or another
-    #: extender has it.
+    #: It has stopped, and no line is missing: its name no longer resolves to this address, or
+    #: another extender has the address.
     is_gone: bool = False
     #: The last line about assumed binds and nominations; None before the first.
     assumed: AssumedLine | None = None
 
 
 def none_followed() -> Sequence[Followed]:
+    """Return no extenders."""
     return ()
 
 
 class Journals:
-    """The journal of this process, by its name, and those that it follows."""
+    """The journal of this process (``replica``), and those that it follows."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Journals:
         self.followed = followed
 
     def each(self) -> list[tuple[str, Journal]]:
-        """Name of the extender -> its journal; this process first."""
+        """Return (name of the extender, its journal) of all extenders; this process first."""
         named = ((f.state.replica if f.state else f.place, f.journal) for f in self.followed())
         return [(self.replica, self.own), *named]
 
@@ -57,14 +58,15 @@ class Journals:
                 yield replica, record
 
     def of_uid(self, uid: str) -> Decision | None:
-        """The last filter call about the pod, whichever extender answered it."""
+        """Return the last filter call about the pod, whichever extender answered it."""
         return _newest(journal.of_uid(uid) for _, journal in self.each())
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:
         return _newest(journal.of_pod(namespace, name) for _, journal in self.each())
 
     def latest(self, most: int) -> list[Decision]:
-        """The last filter call about each pod, at most so many, the newest first."""
+        """Return the last filter call about each pod, the newest first, at most ``most`` of
+        them."""
         found: dict[str, Decision] = {}
         of_all = (each for _, journal in self.each() for each in journal.latest(most))
         for decision in sorted(of_all, key=lambda each: -each.at_s):
@@ -73,7 +75,7 @@ class Journals:
 
     @property
     def schedulers(self) -> list[str]:
-        """The last schedulers that asked, by the names that pods gave them."""
+        """Return the schedulers that called last, by the names that pods give them."""
         return list(dict.fromkeys(name for _, j in self.each() for name in j.schedulers))
 
 

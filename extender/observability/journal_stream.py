@@ -1,8 +1,8 @@
 """An extender's journal as lines of JSON, for the processes that show it.
 
-A line is complete by itself: it replaces what an earlier line said of the same decision, or of all
-assumed binds and nominations. So the writer keeps a cursor for each reader and no queue, and a
-reader that was slow, or away, misses nothing but states in between.
+Each line is complete by itself: it replaces the earlier line about the same decision, or about all
+assumed binds and nominations. So the writer needs a cursor for each reader and no queue. A reader
+that was slow or disconnected misses only intermediate states.
 """
 
 from collections import deque
@@ -29,35 +29,37 @@ from extender.state.decision_records import (
 )
 from extender.state.journal import MAX_NODE_SETS, Decision, Journal, NodeSet, OfferedNodes
 
-#: Decisions of which a cursor remembers that their pods were sent.
+#: Decisions for which a cursor remembers that their pods were sent.
 MAX_SHOWN = 1_000
-#: Assumed binds in one line, and nominations: an extender with more sends the first ones.
+#: Limit of assumed binds in one line, and of nominations; further ones are left out.
 MAX_ASSUMED = 500
 _KINDS: tuple[type[Part], ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
 
 
 class BadLine(ValueError):
-    """A line that cannot be read: the extender may be of another version."""
+    """The line cannot be read; the extender may have another version."""
 
 
 class StateLine(msgspec.Struct, frozen=True, tag_field="type", tag="state"):
-    """How the extender is; the first line, and then one at least every few seconds."""
+    """The state of the extender; the first line, then at least one every few seconds."""
 
     replica: str
     version: str
     #: Unix time, seconds.
     at_s: float
     generation: int
-    #: A sentence; empty if it decides.
+    #: A sentence; empty if it is ready.
     not_ready_because: str
     mode: str
-    #: The schedulers that asked about pods.
+    #: The schedulers that called about pods.
     schedulers: tuple[str, ...] = ()
 
 
 class NodesLine(msgspec.Struct, frozen=True, tag_field="type", tag="nodes"):
-    """The names of all nodes, in the order of the bits of ``Offered``; lines of decisions refer to
-    it by its number, and only the last ``MAX_NODE_SETS`` are kept."""
+    """The names of all nodes, in the order of the bits of ``Offered``.
+
+    Lines of decisions refer to it by its number. Only the last ``MAX_NODE_SETS`` are kept.
+    """
 
     number: int
     names: tuple[str, ...]
@@ -71,7 +73,7 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """The last filter call about a pod: the pod as kube-scheduler sent it, and what was found."""
+    """The last filter call about a pod: the pod as kube-scheduler sent it, and the result."""
 
     pod: Pod
     at_s: float
@@ -89,7 +91,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"):
-    """One attempt to place a pod, as it stands now."""
+    """The current state of one attempt to place a pod."""
 
     decision_id: str
     namespace: str
@@ -105,7 +107,7 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
     candidates: Candidates | None = None
     preempted: Preempted | None = None
     bind: BindTried | None = None
-    #: None if the line repeats a decision whose pod was sent before, or the pod is not kept.
+    #: None if the pod of this decision was sent before, or is no longer kept.
     shown: Shown | None = None
 
 
@@ -118,7 +120,7 @@ class AssumedBind(msgspec.Struct, frozen=True):
 
 
 class Nomination(msgspec.Struct, frozen=True):
-    """A pod for which others left the node, or leave it; ``held``: its place is held now."""
+    """A pod for which others leave or left the node; ``held``: its memory is held now."""
 
     uid: str
     node: str
@@ -126,7 +128,7 @@ class Nomination(msgspec.Struct, frozen=True):
 
 
 class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
-    """All assumed binds and nominations of the extender; it replaces the line before it."""
+    """All assumed binds and nominations of the extender; replaces the previous line."""
 
     binds: Annotated[tuple[AssumedBind, ...], Meta(max_length=MAX_ASSUMED)] = ()
     nominations: Annotated[tuple[Nomination, ...], Meta(max_length=MAX_ASSUMED)] = ()
@@ -146,8 +148,11 @@ def encode(line: Line) -> bytes:
 
 
 class Cursor:
-    """The position of one reader. ``after``: the last version of the records that it has read;
-    ``assumed`` returns what the extender assumes now."""
+    """The position of one reader.
+
+    ``after`` is the last version of the records that it has read. ``assumed`` returns what the
+    extender assumes now.
+    """
 
     def __init__(
         self,
@@ -158,15 +163,16 @@ class Cursor:
         self._journal = journal
         self._version = after
         self._assumed = assumed
-        #: None before the first: the reader may hold that of another stream.
+        #: None before the first line: the reader may hold a line of an earlier stream.
         self._assumed_sent: AssumedLine | None = None
         self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
         self._next_set = 1
-        #: Decisions whose filter call was sent, by the time of that call.
+        #: Id of a decision whose filter call was sent -> the time of that call.
         self._shown: Bounded[str, float] = Bounded(MAX_SHOWN)
 
     def lines(self) -> Iterator[Line]:
-        """All that is new, the oldest first. What changes meanwhile comes again next time."""
+        """Yield all new lines, the oldest first. Changes in the meantime are yielded by the next
+        call."""
         records = self._journal.records
         if (until := records.version) != self._version:
             for record in records.newer_than(self._version):
@@ -233,7 +239,7 @@ def _shown(decision: Decision, offered: Offered | None) -> Shown:
 
 
 class Copy:
-    """A journal as the lines of one extender describe it. For one thread; others may read
+    """A journal rebuilt from the lines of one extender. For one thread; other threads may read
     ``journal``, ``state`` and ``assumed`` at any time."""
 
     def __init__(self, journal: Journal) -> None:
@@ -241,11 +247,11 @@ class Copy:
         self.state: StateLine | None = None
         self.assumed: AssumedLine | None = None
         self._sets: Bounded[int, NodeSet] = Bounded(MAX_NODE_SETS)
-        #: The last version of a record: from where to go on.
+        #: The last version of a record, from which to continue.
         self.version = 0
 
     def take(self, raw: bytes) -> None:
-        """Raises ``BadLine``."""
+        """Apply one line; raise ``BadLine``."""
         try:
             line = _decoder.decode(raw)
         except (ValueError, RecursionError) as err:
@@ -264,7 +270,9 @@ class Copy:
     def _put(self, line: DecisionLine) -> None:
         parts = (line.filtered, line.ranked, line.candidates, line.preempted, line.bind)
         if len(line.times) != len(_KINDS):
-            raise BadLine(f"decision {line.decision_id} has {len(line.times)} counts of verbs")
+            raise BadLine(
+                f"decision {line.decision_id} has {len(line.times)} call counts, not {len(_KINDS)}"
+            )
         record = Record(
             line.decision_id, line.namespace, line.name, line.first_at_s, line.at_s, line.node
         )

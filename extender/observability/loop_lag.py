@@ -1,4 +1,5 @@
-"""How late the event loop is: what keeps it, or the interpreter's lock, keeps every call."""
+"""Measures how late the event loop is. Whatever blocks it, or holds the interpreter's lock, delays
+each call."""
 
 import asyncio
 import time
@@ -8,7 +9,7 @@ EVERY_S = 0.05
 
 
 async def sample_lag(observe: Callable[[float], None], every_s: float = EVERY_S) -> None:
-    """For ever: ask to be woken, and tell by how many seconds that was too late."""
+    """Sleep again and again, and pass to ``observe`` by how many seconds each sleep ended late."""
     while True:
         due_s = time.perf_counter() + every_s
         await asyncio.sleep(every_s)

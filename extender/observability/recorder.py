@@ -1,4 +1,4 @@
-"""Puts what has happened where it is read: in the journal, the metrics, the log and the feed."""
+"""Records binds and predictions in the journal, the metrics, the log and the feed."""
 
 import time
 
@@ -18,15 +18,15 @@ from extender.state.prediction_tracker import Outcome
 
 log = structlog.get_logger()
 
-#: Of what failed, on record.
+#: Length limit of a recorded error message.
 MOST_QUOTED = 200
 
 
-def note_bind(
+def record_bind(
     journal: Journal, telemetry: Telemetry, ask: BindAsk, outcome: BindOutcome, took_s: float
 ) -> None:
-    """What became of a bind, under the version of the pod that it was about."""
-    said = type(outcome).__name__.lower()
+    """Record the outcome of a bind, under the version of the pod that was decided about."""
+    outcome_name = type(outcome).__name__.lower()
     reason = outcome.reason if isinstance(outcome, Declined) else None
     if isinstance(outcome, Bound) and outcome.despite is not None:
         reason = outcome.despite
@@ -37,27 +37,27 @@ def note_bind(
     if which:
         at_s, node = time.time(), ask.node if isinstance(outcome, Bound) else ""
         part = BindTried(
-            at_s, micros(took_s), ask.node, said, CODE_OF[reason], message[:MOST_QUOTED]
+            at_s, micros(took_s), ask.node, outcome_name, CODE_OF[reason], message[:MOST_QUOTED]
         )
         journal.records.note(which, ask.namespace, ask.name, part, at_s, node)
-    telemetry.binds.labels(said).inc()
+    telemetry.binds.labels(outcome_name).inc()
     log.info(
         "bind",
         decision_id=which,
         pod=f"{ask.namespace}/{ask.name}",
         pod_uid=ask.uid,
         node=ask.node,
-        outcome=said,
+        outcome=outcome_name,
         reason=reason.code if reason else None,
         took_ms=round(1000 * took_s, 3),
     )
 
 
-def tell_followers(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
-    """That a prediction was missed, whoever made it."""
+def publish_miss(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
+    """Publish a prediction that missed, whichever extender made it."""
     if outcome.surprise is None:
         return
-    feed.tell(
+    feed.publish(
         "prediction_missed",
         node=outcome.node,
         device=",".join(outcome.observed),
@@ -70,8 +70,8 @@ def tell_followers(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
     )
 
 
-def note_outcome(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
-    """How our own prediction for a pod turned out; of a miss also why."""
+def record_prediction(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
+    """Record how this process's prediction for a pod turned out, and why it missed."""
     telemetry.predictions.labels(outcome.result.value).inc()
     if outcome.result is Result.UNSEEN:
         return

@@ -280,7 +280,7 @@ class Verbs:
         self._journal.note(pod, part, part.at_s)
         if observes:
             return extender_v1.encode_preempt(proposed)
-        self._telemetry.preemptions.labels(part.source or "nobody").inc()
+        self._telemetry.preemptions.labels(part.source or "none").inc()
         log.info(
             "preempted",
             decision_id=decision_id(pod.metadata.uid, pod.metadata.resource_version),

@@ -63,8 +63,8 @@ MUTANTS = {
     # Who was bound by somebody else is not written down.
     "no adoption": Mutant(
         "extender/ledger/protocol.py",
-        "if (promise := self._adopt(pod, gpunode)) is None:\n                    return True",
-        "return True\n                promise = None",
+        "if (reservation := self._adopt(pod, gpunode)) is None:\n                    return True",
+        "return True\n                reservation = None",
     ),
     # A bind waits for an answer of a process that takes no part in scheduling.
     "bind asks the console": _bind_asks("CONSOLE"),

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from agent.status.writer import StatusWriter
 from contract.gpunode import GPUNodeStatus, Source
 from contract.kube import Pod
-from extender.ledger.memory_store import AtOnce
+from extender.ledger.memory_store import SyncStore
 from extender.placement.policy import Rules
 from extender.state.changes import (
     DepartureMarked,
@@ -43,7 +43,7 @@ class Departing(RuleBasedStateMachine):
         self.api = Api()
         self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
         self.ledger = Ledger(
-            cast(AtOnce, self.api),
+            cast(SyncStore, self.api),
             judge=lambda pod, gpunode: None,  # type: ignore[arg-type,return-value]
             adopt=lambda pod, gpunode: None,
             written=lambda gpunode: None,

@@ -65,7 +65,7 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.ledger.kube_store:KubernetesStore.read_gpunode": rights(*GPUNODES, "get"),
     "extender.ledger.kube_store:KubernetesStore.create_gpunode": rights(*GPUNODES, "create"),
     "extender.ledger.kube_store:KubernetesStore.write_spec": rights(*GPUNODES, "patch"),
-    "extender.ledger.kube_store:KubernetesStore.let_go": rights(*GPUNODES, "patch"),
+    "extender.ledger.kube_store:KubernetesStore.remove_finalizer": rights(*GPUNODES, "patch"),
     "extender.ledger.kube_store:KubernetesStore.read_pod": rights("", "pods", "get"),
     "extender.ledger.kube_store:KubernetesStore.read_heartbeat_version": (
         rights(*LEASES, "get", where=NAMESPACE)

@@ -117,7 +117,7 @@ def test_who_goes_around_two_replicas_is_charged_and_told_once(new_cluster: NewC
 
 def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: NewCluster) -> None:
     """First nothing comes through, then every connection breaks; the other replica goes on."""
-    blind = "Headroom has not heard from the API server for too long to decide"
+    blind = "Headroom has had no contact with the API server for too long to decide"
     cluster = new_cluster(1, ONE_GPU)
     (node,) = cluster.names
     port, other_port = free_ports(2)

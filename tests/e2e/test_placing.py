@@ -273,7 +273,7 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
             assert kind == "Warning"
             assert message.startswith(saying[reason, source])
         assert time.monotonic() < since_s + 60.0, told
-    assert cluster.metric('headroom_events_total{outcome="told",reason="NoGPUFits"}') == 1
+    assert cluster.metric('headroom_events_total{outcome="written",reason="NoGPUFits"}') == 1
     time.sleep(max(0.0, since_s + 10.0 - time.monotonic()))
     assert filter_calls(cluster) <= asked + 1
 

@@ -86,7 +86,7 @@ def _within(figure: int, most: int) -> None:
 _SETTINGS = (
     b"policy: spread\nmax_body: 16Mi\nresources: [nvidia.com/gpu, 'nvidia.com/mig-*']\n",
     b"stale_after_s: 90\nblind_after_s: 91.5\nmax_body: 64Mi\non_miss: evict\n",
-    b"host: 127.0.0.1\nverbs_port: 8888\nrefuse_unannotated: true\nvisible_devices: charge\n",
+    b"host: 127.0.0.1\nverbs_port: 8888\nreject_unannotated: true\nvisible_devices: charge\n",
     b"nodes: [{name: gpu-a, count: 2, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}]\n"
     b"namespaces: [{name: team, defaultVram: 6Gi}]\n",
     b"stale_after_s: .nan\nblind_after_s: .inf\nmax_body: 1e400\n",

@@ -308,7 +308,7 @@ def test_placement_goes_on_whatever_becomes_of_prometheus(told: World) -> None:
         wire.heal()
         for status, text, says in (
             (500, "", "it answers 500"),
-            (200, '{"status":"success","data":{', "its answer is not as Prometheus writes it"),
+            (200, '{"status":"success","data":{', "its answer is not in the format of Prometheus"),
             (200, '{"status":"error","errorType":"internal","error":"x"}', "internal: x"),
             (503, '{"status":"error","errorType":"timeout","error":"y"}', "503: timeout: y"),
         ):

@@ -220,7 +220,7 @@ class Cluster:
                     if version := ledger.departed_by(node, uid, reservation):
                         self.replicas[i].hear([DepartureMarked(node, uid, version)])
                 case str(name):
-                    ledger.let_go([name])
+                    ledger.remove_finalizer([name])
                 case node:
                     ledger.initialise([node])
 

@@ -61,9 +61,9 @@ def test_a_gpunode_is_let_go_as_it_was_read_or_not_at_all() -> None:
     before = stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
     after = stage.store.write_spec(before, reserving("1"))
     with pytest.raises(StoreConflict):
-        stage.store.let_go(before)
+        stage.store.remove_finalizer(before)
     assert stage.store.read_gpunode("n") == after
-    stage.store.let_go(after)
+    stage.store.remove_finalizer(after)
     assert stage.store.read_gpunode("n") is None
     assert stage.told[-1] == GPUNodeGone("n")
 

@@ -19,8 +19,14 @@ from contract.kube import (
     Terminated,
 )
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError
-from extender.ledger.eviction import LEAVES, NO_ROOM, STAYS, Evictions, Sent
-from extender.ledger.memory_store import Awaited
+from extender.ledger.eviction import (
+    NO_ROOM,
+    NO_ROOM_EVICTED,
+    NO_ROOM_WAITS,
+    EvictionResult,
+    Evictions,
+)
+from extender.ledger.memory_store import AsyncStore
 from extender.placement.overfull_devices import Misplaced
 from tests.blocking import now
 from tests.ledger.test_protocol import DEVICES, Stage, once, raises
@@ -41,7 +47,7 @@ class Evictor:
         self.evicted.append(pod.metadata.uid)
         self.marked.append(EVICTED in self.stage.node().spec.reservations["uid-p"].flags)
 
-    async def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
         self.told.append((pod.metadata.uid, reason, message))
 
 
@@ -52,12 +58,12 @@ class World:
     #: Who is to leave, as the object of the node tells.
     leave: set[str]
 
-    def send_away(self) -> Sent:
+    def send_away(self) -> EvictionResult:
         evictions = self.evictions(self._misplaced)
-        return self.stage._watched(lambda: now(evictions.send_away("n")))
+        return self.stage._watched(lambda: now(evictions.evict_misplaced("n")))
 
     def evictions(self, misplaced: Callable[[GPUNode], Misplaced]) -> Evictions:
-        store, ledger = Awaited(self.stage.store), self.stage.ledger.awaited
+        store, ledger = AsyncStore(self.stage.store), self.stage.ledger.awaited
         return Evictions(store, ledger, self.evictor, misplaced)
 
     def _misplaced(self, gpunode: GPUNode) -> Misplaced:
@@ -95,9 +101,9 @@ def world() -> World:
 
 
 def test_it_is_marked_then_evicted_and_told_why(world: World) -> None:
-    assert world.send_away() == Sent(("uid-p",))
+    assert world.send_away() == EvictionResult(("uid-p",))
     assert world.evictor.marked == [True]
-    assert world.evictor.told == [("uid-p", NO_ROOM, LEAVES)]
+    assert world.evictor.told == [("uid-p", NO_ROOM, NO_ROOM_EVICTED)]
     assert world.stage.calls[:3] == ["read_gpunode", "write_spec", "read_pod"]
     assert world.stage.written[-1] == world.stage.node()
     # What was promised stays until the pod is gone.
@@ -105,7 +111,7 @@ def test_it_is_marked_then_evicted_and_told_why(world: World) -> None:
 
 
 def test_again_it_is_asked_for_again_and_marked_once(world: World) -> None:
-    assert world.send_away() == world.send_away() == Sent(("uid-p",))
+    assert world.send_away() == world.send_away() == EvictionResult(("uid-p",))
     assert "write_spec" not in world.stage.calls
     assert world.flags == [EVICTED]
 
@@ -113,7 +119,7 @@ def test_again_it_is_asked_for_again_and_marked_once(world: World) -> None:
 def test_the_mark_is_taken_back_where_there_is_room_again(world: World) -> None:
     world.send_away()
     world.leave.clear()
-    assert world.send_away() == Sent()
+    assert world.send_away() == EvictionResult()
     assert world.flags == []
 
 
@@ -123,7 +129,7 @@ def test_a_race_lost_is_decided_anew(world: World) -> None:
         world.leave.clear()
 
     world.stage.fault = once("write_spec", "before", others_make_room)
-    assert world.send_away() == Sent()
+    assert world.send_away() == EvictionResult()
     assert world.flags == []
 
 
@@ -139,7 +145,9 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
         world.stage.node(), {"uid-p"}
     ))  # fmt: skip
     evictions = world.evictions(decide)
-    assert world.stage._watched(lambda: now(evictions.send_away("n"))) == Sent(("uid-p",))
+    assert world.stage._watched(lambda: now(evictions.evict_misplaced("n"))) == EvictionResult(
+        ("uid-p",)
+    )
     assert seen == [[], [EVICTED]]
 
 
@@ -160,26 +168,26 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
 )
 def test_one_that_changed_meanwhile_is_left_alone(world: World, meanwhile: Pod) -> None:
     world.stage.fault = once("write_spec", "after", replaced_by(world.stage, meanwhile))
-    assert world.send_away() == Sent()
+    assert world.send_away() == EvictionResult()
     assert world.evictor.evicted == []
 
 
 def test_a_pod_without_a_gate_is_evicted_too_where_it_is_to_leave(world: World) -> None:
     plain = msgspec.structs.replace(gated(), spec=PodSpec(node_name="n"))
     replaced_by(world.stage, plain)()
-    assert world.send_away() == Sent(("uid-p",))
+    assert world.send_away() == EvictionResult(("uid-p",))
 
 
 def test_a_budget_that_refuses_is_told_and_asked_again(world: World) -> None:
     world.evictor.trouble = OutcomeUnknown("429 too many disruptions")
-    assert world.send_away() == Sent((), (("uid-p", "429 too many disruptions"),))
+    assert world.send_away() == EvictionResult((), (("uid-p", "429 too many disruptions"),))
     world.evictor.trouble = None
-    assert world.send_away() == Sent(("uid-p",))
+    assert world.send_away() == EvictionResult(("uid-p",))
 
 
 def test_a_pod_that_changed_since_it_was_read_is_looked_at_again_later(world: World) -> None:
     world.evictor.trouble = StoreConflict("the version is another")
-    assert world.send_away() == Sent()
+    assert world.send_away() == EvictionResult()
 
 
 @pytest.mark.parametrize("operation", ["read_gpunode", "write_spec"])
@@ -189,15 +197,15 @@ def test_what_cannot_be_written_is_not_evicted(world: World, operation: str, whe
     with pytest.raises(OutcomeUnknown):
         world.send_away()
     assert world.evictor.evicted == []
-    assert world.send_away() == Sent(("uid-p",))
+    assert world.send_away() == EvictionResult(("uid-p",))
 
 
 def test_a_node_without_an_object_has_nobody_to_send_away(world: World) -> None:
     world.stage.store.delete_gpunode("n")
-    assert world.send_away() == Sent()
+    assert world.send_away() == EvictionResult()
 
 
 def test_who_is_stuck_is_told_what_to_do(world: World) -> None:
-    now(world.evictions(world._misplaced).tell_stuck(world.stage.pod()))
-    assert world.evictor.told == [("uid-p", NO_ROOM, STAYS)]
+    now(world.evictions(world._misplaced).record_stuck(world.stage.pod()))
+    assert world.evictor.told == [("uid-p", NO_ROOM, NO_ROOM_WAITS)]
     assert world.evictor.evicted == []

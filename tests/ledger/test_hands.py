@@ -106,7 +106,7 @@ def test_what_is_told_stands_beside_the_pod_once(plane: ControlPlane, evictor: B
     placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
     pod = bound(plane, "p" + "x" * 252, placement)
     for _ in range(2):  # another replica tells the same
-        evictor.tell(pod, "NoRoomOnGPU", "There is no room.")
+        evictor.record_event(pod, "NoRoomOnGPU", "There is no room.")
     query = f"fieldSelector=involvedObject.uid={pod.metadata.uid}"
     (event,) = plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events?{query}")["items"]
     assert (event["type"], event["reason"]) == ("Warning", "NoRoomOnGPU")

@@ -204,8 +204,8 @@ class TestGPUNode:
         assert dying is not None
         assert dying.metadata.deletion_timestamp
         with pytest.raises(StoreConflict):
-            store.let_go(before)
-        store.let_go(dying)
+            store.remove_finalizer(before)
+        store.remove_finalizer(dying)
         assert store.read_gpunode(before.name) is None
 
     def test_writing_the_spec_leaves_status_and_unknown_fields_alone(
@@ -304,7 +304,7 @@ class TestBinding:
 
     def test_no_precondition_is_refused_before_it_is_sent(self, store: Blocking) -> None:
         pod = Pod(metadata=ObjectMeta(name="p", namespace=NAMESPACE, uid="u"))
-        with pytest.raises(StoreRejected, match="nothing guards it"):
+        with pytest.raises(StoreRejected, match="the write would be unconditional"):
             store.bind(binding(pod))
 
 
@@ -321,7 +321,7 @@ class TestTouch:
     def test_an_older_version_is_a_conflict(self, store: Blocking, plane: ControlPlane) -> None:
         pod = new_pod(plane)
         store.touch_pod(pod, "1")
-        with pytest.raises(StoreConflict, match=rf"touch pod {NAMESPACE}/x\d+.*409"):
+        with pytest.raises(StoreConflict, match=rf"annotate pod {NAMESPACE}/x\d+.*409"):
             store.touch_pod(pod, "2")
         assert again(store, pod).annotation(TOUCHED) == "1"
 

@@ -10,8 +10,8 @@ from contract.annotations import PREEMPTING
 from contract.kube import Pod
 from contract.preemption import attempt_of
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
-from extender.ledger.memory_store import Awaited, EmbeddedStore
-from extender.ledger.preemption_writer import Made, RoomMaker
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.preemption_writer import PreemptionResult, PreemptionWriter
 from tests.blocking import now
 from tests.builders import pod
 
@@ -19,7 +19,7 @@ NEW = pod(uid="new", name="new", priority=9)
 
 
 @dataclass
-class Evictors:
+class VictimEvictor:
     """Both keep what they were asked, and do what they are told before that."""
 
     asked: list[str] = field(default_factory=list)
@@ -44,16 +44,16 @@ class Evictors:
 class World:
     def __init__(self) -> None:
         self.store = EmbeddedStore(lambda events: None, lambda: 0.0)
-        self.evictors = Evictors()
+        self.evictors = VictimEvictor()
         self.store.admit(NEW)
         for name in ("high", "low"):
             self.store.admit(victim(name))
         self.made = 0
 
-    def make_room(self, seen: Pod | None = None, *names: str) -> Made:
+    def make_room(self, seen: Pod | None = None, *names: str) -> PreemptionResult:
         self.made += 1
-        store = Awaited(self.store)
-        maker = RoomMaker(store, self.evictors, lambda: 5.0, lambda: f"id-{self.made}")
+        store = AsyncStore(self.store)
+        maker = PreemptionWriter(store, self.evictors, lambda: 5.0, lambda: f"id-{self.made}")
         victims = [victim(name) for name in names or ("high", "low")]
         return now(maker.make_room(seen or self.new, "n", victims))
 
@@ -95,13 +95,13 @@ def test_of_two_replicas_one_acts() -> None:
     world = World()
     seen = world.new
     assert world.make_room(seen).begun
-    assert world.make_room(seen) == Made()
+    assert world.make_room(seen) == PreemptionResult()
     assert world.evictors.evicted == ["low", "high"]
 
     # Also where both have read the pod before either writes.
     world = World()
     world.evictors.before = lambda: void(world.store.touch_pod(world.new, "{}", PREEMPTING))
-    assert world.make_room() == Made()
+    assert world.make_room() == PreemptionResult()
     assert world.evictors.evicted == []
 
 
@@ -151,7 +151,7 @@ def test_a_nominated_or_bound_newcomer_needs_no_room() -> None:
         spec = msgspec.structs.replace(NEW.spec, node_name="m")
         as_is = {"nominated": {"status": status}, "bound": {"spec": spec}}[change]
         world.store.admit(msgspec.structs.replace(NEW, **as_is))
-        assert world.make_room(NEW) == Made()
+        assert world.make_room(NEW) == PreemptionResult()
         assert world.evictors.evicted == []
 
 

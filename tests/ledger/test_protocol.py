@@ -164,8 +164,8 @@ class Stage:
         nodes = [Node(metadata=ObjectMeta(name=name, uid=f"node-{name}")) for name in names]
         return self._watched(lambda: self.ledger.initialise(nodes))
 
-    def let_go(self, *names: str) -> None:
-        self._watched(lambda: self.ledger.let_go(names))
+    def remove_finalizer(self, *names: str) -> None:
+        self._watched(lambda: self.ledger.remove_finalizer(names))
 
     def _watched(self, work: Callable[[], T]) -> T:
         self.calls.clear()
@@ -890,7 +890,7 @@ class TestInitialise:
 
 
 class TestLetGo:
-    @pytest.mark.parametrize("operation", ["read_gpunode", "let_go"])
+    @pytest.mark.parametrize("operation", ["read_gpunode", "remove_finalizer"])
     def test_what_the_store_refuses_of_one_node_leaves_the_others_alone(
         self, stage: Stage, operation: str
     ) -> None:
@@ -899,7 +899,7 @@ class TestLetGo:
             stage.store.create_gpunode(GPUNode(metadata=held))
         stage.fault = once(operation, "before", raises(StoreRejected))
         with pytest.raises(StoreRejected):
-            stage.let_go("l", "m")
+            stage.remove_finalizer("l", "m")
         assert stage.store.read_gpunode("l") is not None
         assert stage.store.read_gpunode("m") is None
 

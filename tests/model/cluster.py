@@ -26,7 +26,7 @@ from contract.kube import (
 )
 from contract.reasons import Reason
 from extender.ledger import protocol
-from extender.ledger.memory_store import AtOnce
+from extender.ledger.memory_store import SyncStore
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen
@@ -99,7 +99,7 @@ def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
 # What actors do. ``code`` is the module of the protocol, or a mutant of it.
 
 
-def ledger(store: AtOnce, name: str, code: ModuleType) -> Any:
+def ledger(store: SyncStore, name: str, code: ModuleType) -> Any:
     numbers = itertools.count(1)
     return Ledger(
         store,
@@ -128,7 +128,7 @@ def binds(
     found = fitted(shown, known) if shown and known else None
     foreseen = found if isinstance(found, Placement) else None
 
-    def work(store: AtOnce) -> object:
+    def work(store: SyncStore) -> object:
         ask = protocol.BindAsk(
             metadata.namespace, metadata.name, metadata.uid, node, shown, known, foreseen
         )

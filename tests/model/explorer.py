@@ -26,11 +26,11 @@ from typing import Any
 import msgspec
 
 from extender.errors import OutcomeUnknown, StoreError
-from extender.ledger.memory_store import AtOnce
+from extender.ledger.memory_store import SyncStore
 from tests.model.world import Call, Seam, World, again
 
 #: What an actor does, over the store it is given.
-Program = Callable[[AtOnce], object]
+Program = Callable[[SyncStore], object]
 #: What somebody else does, once; None while it cannot be done.
 Deed = Callable[[World], World | None]
 #: What is wrong with a world; empty when nothing is.

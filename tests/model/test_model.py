@@ -63,16 +63,16 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "elif not placement.charges:",
     ),
     "the Binding goes first": (
-        "            if want.promise is not None:\n",
-        "            if isinstance(want.step, _Promised):\n"
+        "            if want.reservation is not None:\n",
+        "            if isinstance(want.step, _Reserved):\n"
         "                await self._store.bind("
         "_binding(want.step.pod, node, want.step.placement))\n"
-        "            if want.promise is not None:\n",
+        "            if want.reservation is not None:\n",
     ),
     "an existing reservation is not written again": (
-        "            if want.promise is not None:\n",
+        "            if want.reservation is not None:\n",
         "            held_already = want.ask.uid in gpunode.spec.reservations\n"
-        "            if want.promise is not None and not held_already:\n",
+        "            if want.reservation is not None and not held_already:\n",
     ),
     "the reservation carries neither id nor time of its attempt": (
         "attempt=self._new_id(), since=since)",
@@ -94,14 +94,15 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         'resource_version="*",',
     ),
     "a failed bind takes its reservation back": (
-        "            # 5. Refused or unanswered: what became of the pod decides.\n",
+        "            # 5. Rejected or unanswered: the pod's current state decides.\n",
         "            gpunode = await self._store.read_gpunode(ask.node)\n"
         "            rest = {u: r for u, r in gpunode.spec.reservations.items() if u != ask.uid}\n"
         "            spec = msgspec.structs.replace(gpunode.spec, reservations=rest)\n"
         "            gpunode = await self._write(gpunode, spec)\n",
     ),
     "removal does not ask what became of the pod": (
-        "                pod = await self._store.read_pod(promise.namespace, promise.name)\n",
+        "                pod = await self._store.read_pod("
+        "reservation.namespace, reservation.name)\n",
         "                pod = None\n",
     ),
     "removal does not touch an unbound pod": (
@@ -153,25 +154,25 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "part_by_part(early, AT_ONCE)",
     ),
     "initialising charges nobody": (
-        "promises[pod.metadata.uid] = self._stamped(promise)",
+        "reservations[pod.metadata.uid] = self._stamped(reservation)",
         "pass",
     ),
     "who is bound by others is charged in memory only": (
-        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n",
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)\n",
         "                return True\n",
     ),
     "who is bound by others is charged without the resourceVersion": (
-        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n",
-        "                spec = msgspec.structs.replace(gpunode.spec, reservations=promises)\n"
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)\n",
+        "                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)\n"
         "                held = msgspec.structs.replace(gpunode.metadata, resource_version='*')\n"
         "                gpunode = msgspec.structs.replace(gpunode, metadata=held)\n",
     ),
 }
 #: Needs the list to be made elsewhere as well.
 _LISTS_TOO_EARLY = {
-    "        # Bindings on their way were promised": (
+    "        # Bindings in flight have their reservations": (
         "        early = await self._store.list_pods()\n"
-        "        # Bindings on their way were promised"
+        "        # Bindings in flight have their reservations"
     )
 }
 

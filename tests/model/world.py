@@ -118,7 +118,7 @@ class World:
         if held is None:
             raise StoreNotFound(f"GPUNode {before.name} does not exist")
         if before.metadata.resource_version not in (ANY, held.metadata.resource_version):
-            raise StoreConflict(f"GPUNode {before.name} was written by somebody else")
+            raise StoreConflict(f"GPUNode {before.name} was written by another client")
         after = self if held.spec == spec else self.with_gpunode(changed(held, spec=spec))
         return after, after.gpunodes[before.name]
 
@@ -153,12 +153,12 @@ class World:
         if held is None:
             raise StoreNotFound(f"pod {name} does not exist")
         if held.metadata.uid != uid or version not in (ANY, held.metadata.resource_version):
-            raise StoreConflict(f"pod {name} was changed by somebody else")
+            raise StoreConflict(f"pod {name} was changed by another client")
         return held
 
 
 class Seam:
-    """A store ``AtOnce`` whose every call is handed to one function."""
+    """A store ``SyncStore`` whose every call is handed to one function."""
 
     def __init__(self, call: Callable[[Call], Any]) -> None:
         self._call = call

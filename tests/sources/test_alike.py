@@ -8,7 +8,7 @@ import pytest
 from contract.gpunode import GPUNode, decode_gpunode
 from contract.kube import Node, Pod
 from extender.kube.gpunode_reader import GPUNodeReader
-from extender.kube.interning import MOST_KEPT, Alike
+from extender.kube.interning import MOST_KEPT, Interned
 from extender.kube.resources import Kind, watched_kinds
 
 
@@ -129,7 +129,7 @@ def test_a_report_says_what_it_said_and_what_others_say_too_is_kept_once() -> No
 
 
 def test_what_is_kept_is_bounded() -> None:
-    alike = Alike()
+    alike = Interned()
     first = alike.one(["x"])
     assert alike.one(["x"]) is first
     for number in range(MOST_KEPT):
@@ -141,7 +141,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_values_are_bounded_in_bytes() -> None:
-    alike = Alike()
+    alike = Interned()
     for number in range(300):
         value = {"label": f"{number:06}" + "x" * 10_000}
         assert alike.one(value) is value

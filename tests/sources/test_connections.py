@@ -121,10 +121,10 @@ def test_no_call_begins_once_it_was_closed() -> None:
     """A chore that goes through thousands of nodes is to end with the process."""
     configuration = at("http://127.0.0.1:1")  # where nobody listens
     api = KubeApi(configuration)
-    with pytest.raises(NoAnswer, match="rejected"):
+    with pytest.raises(NoAnswer, match="refused"):
         api.call("GET", "/a")
     api.close()
-    with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
+    with pytest.raises(NoAnswer, match="GET /a: not sent, because this process is stopping"):
         api.call("GET", "/a")
 
     async def play() -> None:
@@ -132,7 +132,7 @@ def test_no_call_begins_once_it_was_closed() -> None:
         with pytest.raises(NoAnswer, match="GET /a: ClientConnectorError"):
             await api.call("GET", "/a")
         await api.close()
-        with pytest.raises(NoAnswer, match="GET /a: not sent, as this process ends"):
+        with pytest.raises(NoAnswer, match="GET /a: not sent, because this process is stopping"):
             await api.call("GET", "/a")
 
     asyncio.run(play())
@@ -152,7 +152,7 @@ def test_the_loop_goes_through_the_proxy_that_is_configured(no_proxy: str, said:
 
 
 def test_a_proxy_that_is_none_of_http_is_refused() -> None:
-    with pytest.raises(BadSettings, match=r"proxy-url is socks5://127\.0\.0\.1:1: an HTTP proxy"):
+    with pytest.raises(BadSettings, match=r"proxy-url is socks5://127\.0\.0\.1:1, which is no HTTP proxy"):
         get(at("http://localhost:2", proxy="socks5://127.0.0.1:1"))
 
 

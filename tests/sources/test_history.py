@@ -28,12 +28,12 @@ ASKED_S = 5000.0
 
 def ratio(value: object, at_s: float = AT_S, **labels: str) -> dict[str, Any]:
     """A series of the first kind, with these labels."""
-    return {"metric": {"told": "ratio", **labels}, "value": [at_s, str(value)]}
+    return {"metric": {"figure": "ratio", **labels}, "value": [at_s, str(value)]}
 
 
 def sampled(age_s: float, **labels: str) -> dict[str, Any]:
     """A series of the second kind, of a sample so old."""
-    return {"metric": {"told": "at", **labels}, "value": [AT_S, str(AT_S - age_s)]}
+    return {"metric": {"figure": "at", **labels}, "value": [AT_S, str(AT_S - age_s)]}
 
 
 def body(*series: dict[str, Any], **other: Any) -> bytes:
@@ -178,18 +178,18 @@ SOUND = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"))
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param(b"", "not as Prometheus writes it", id="nothing"),
-        pytest.param(b"<html>502</html>", "not as Prometheus writes it", id="HTML"),
-        pytest.param(SOUND[:-1], "not as Prometheus writes it", id="cut off at the end"),
-        pytest.param(SOUND[: len(SOUND) // 2], "not as Prometheus writes it", id="cut in half"),
-        pytest.param(SOUND + b"x", "not as Prometheus writes it", id="more after it"),
-        pytest.param(b"[" * 100_000, "not as Prometheus writes it", id="deep"),
+        pytest.param(b"", "not in the format of Prometheus", id="nothing"),
+        pytest.param(b"<html>502</html>", "not in the format of Prometheus", id="HTML"),
+        pytest.param(SOUND[:-1], "not in the format of Prometheus", id="cut off at the end"),
+        pytest.param(SOUND[: len(SOUND) // 2], "not in the format of Prometheus", id="cut in half"),
+        pytest.param(SOUND + b"x", "not in the format of Prometheus", id="more after it"),
+        pytest.param(b"[" * 100_000, "not in the format of Prometheus", id="deep"),
         pytest.param(
-            SOUND.replace(b"[", b"[" + b"[" * 100_000), "not as Prometheus", id="deep within"
+            SOUND.replace(b"[", b"[" + b"[" * 100_000), "not in the format", id="deep within"
         ),
-        pytest.param(SOUND.replace(b"vector", b"matrix"), "not as Prometheus", id="a matrix"),
-        pytest.param(SOUND.replace(b"result", b"x", 1), "not as Prometheus", id="of no type"),
-        pytest.param(SOUND.replace(b'"result"', b'"x"'), "not as Prometheus", id="of no series"),
+        pytest.param(SOUND.replace(b"vector", b"matrix"), "not in the format", id="a matrix"),
+        pytest.param(SOUND.replace(b"result", b"x", 1), "not in the format", id="of no type"),
+        pytest.param(SOUND.replace(b'"result"', b'"x"'), "not in the format", id="of no series"),
         pytest.param(
             b'{"status":"error","errorType":"timeout","error":"query timed out"}',
             "it answers with an error: timeout: query timed out",
@@ -214,7 +214,7 @@ def test_what_is_no_answer_is_refused_whole(text: bytes, says: str) -> None:
     ],
 )
 def test_series_of_another_form_are_refused(result: object) -> None:
-    with pytest.raises(Unreadable, match="not as Prometheus writes it"):
+    with pytest.raises(Unreadable, match="not in the format of Prometheus"):
         read(result)
 
 

@@ -120,7 +120,7 @@ def test_it_asks_its_questions_and_hands_on_what_moved(server: StandIn) -> None:
             "it answers with an error: x: y",
             id="an error with 200",
         ),
-        pytest.param(200, "{", "its answer is not as Prometheus writes it", id="malformed"),
+        pytest.param(200, "{", "its answer is not in the format of Prometheus", id="malformed"),
         pytest.param(204, "", "it answers 204", id="no content"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_server_that_keeps_it_waiting_is_left_in_time(
 def test_an_endless_answer_is_read_no_further(
     server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prometheus, "MOST_BYTES", 2 << 20)
+    monkeypatch.setattr(prometheus, "MAX_BYTES", 2 << 20)
     server.manner = "endless"
     assert why(Source(at(server)))[0] == "its answer is larger than 2 MiB"
 

@@ -44,7 +44,7 @@ from contract.kube import (
 )
 from extender.errors import StoreConflict
 from extender.ledger.eviction import Evictions
-from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.ledger.protocol import BindAsk
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, NodeSeen
@@ -108,7 +108,7 @@ class Gated(RuleBasedStateMachine):
             lambda: str(next(self.ids)),
         )
         self.evictions = Evictions(
-            Awaited(self.store),
+            AsyncStore(self.store),
             self.ledger.awaited,
             self,
             lambda gpunode: self.state.misplaced(gpunode, NOW_S),
@@ -202,7 +202,7 @@ class Gated(RuleBasedStateMachine):
         for _ in range(1 + twice):
             for found in unreserved_pods(self.state):
                 self.ledger.charge(found.node, found.pod)
-            now(self.evictions.send_away(NAME))
+            now(self.evictions.evict_misplaced(NAME))
 
     @rule()
     def a_back_off_ends(self) -> None:
@@ -319,7 +319,7 @@ class Gated(RuleBasedStateMachine):
             self.node.delete(uid)
         self.forget(uid)
 
-    async def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
         """Nobody reads it here."""
 
     def gpunode(self) -> GPUNode:

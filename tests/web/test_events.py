@@ -30,7 +30,7 @@ def test_the_past_is_bounded_and_is_continued_after_a_number_or_a_time() -> None
     moments = iter(range(10_000))
     feed = Feed(lambda: float(next(moments)), lambda: 7)
     for number in range(5000):
-        feed.tell("device_healthy", device=str(number))
+        feed.publish("device_healthy", device=str(number))
     past = feed.past()
     assert (len(past), past[-1].device) == (feeds.KEPT, "4999")
     assert [each.number for each in feed.past(after=4998)] == [4999, 5000]
@@ -42,7 +42,7 @@ def test_who_does_not_take_what_waits_is_dropped_and_nobody_else() -> None:
         feed = open_feed()
         slow, quick = feed.join(), feed.join()
         for _ in range(feeds.MOST_WAITING + 1):
-            feed.tell("device_healthy")
+            feed.publish("device_healthy")
             quick.queue.get_nowait()
         assert (slow.dropped, quick.dropped) == (True, False)
 
@@ -95,7 +95,7 @@ def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
             "path": "/v1/events", "raw_path": b"/v1/events", "query_string": b"", "headers": [],
             "http_version": "1.1", "scheme": "http", "root_path": "", "server": ("d", 1),
         }  # fmt: skip
-        feed.tell("device_healthy", node="a")
+        feed.publish("device_healthy", node="a")
         await asyncio.wait_for(asked.app(scope, receive, send), 20)
         assert (sent[0]["status"], len(sent)) == (200, 3)
         assert feed._followers == []
@@ -105,8 +105,8 @@ def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_remembered_comes_as_a_list() -> None:
     feed = open_feed()
-    feed.tell("report_lost", node="a")
-    feed.tell("device_unhealthy", node="a", device="GPU-1", message="Xid 79")
+    feed.publish("report_lost", node="a")
+    feed.publish("device_unhealthy", node="a", device="GPU-1", message="Xid 79")
     asked = Asked(feed=feed)
     first, second = asked.get("/v1/events?follow=false").json()["events"]
     assert (first["kind"], first["device"], second["message"]) == ("report_lost", None, "Xid 79")

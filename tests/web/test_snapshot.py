@@ -283,13 +283,13 @@ def test_one_pod_and_one_size_are_told_to_be_read(fleet: Asked, tmp_path: Path) 
     assert told.startswith(f"default/asked: fits on 0 of 18 nodes; digest {sized['digest']}")
     absent = here(file, "--pod", "a/b")
     assert absent.exit_code == 2
-    assert "pod a/b is not in the snapshot; it has, for example: default/" in absent.stderr
+    assert "pod a/b is not in the snapshot; it contains, for example: default/" in absent.stderr
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("no JSON", "right is what GET /v1/snapshot of the debug API answers"),
+        ("no JSON", "use the answer of GET /v1/snapshot of the debug API"),
         ("{}", "Object missing required field `head`"),
     ],
 )

@@ -26,8 +26,8 @@ from extender.config.settings import Settings
 from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
 from extender.controllers.extended_resource import ExtendedResourceController
 from extender.errors import StoreConflict, StoreRejected
-from extender.ledger.memory_store import Awaited, EmbeddedStore
-from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability import change_feed
 from extender.observability.change_feed import start_watching
 from extender.observability.loop_lag import sample_lag
@@ -159,7 +159,7 @@ class World:
         self.store.delete_pod(pod.metadata.namespace, pod.metadata.name)
         self.report()
 
-    async def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
         self.stuck.append(pod.metadata.name)
 
     def post(self, notice: Notice) -> bool:
@@ -191,7 +191,7 @@ class World:
         vouch = Vouch(stamp, uid, stamp, after=str(self.store.lease_version))
         annotations = {OBSERVED_AT: encode_vouch(vouch)}
         lease = Lease(metadata=ObjectMeta(name=node, annotations=annotations))
-        self.extender.tell([HeartbeatSeen(lease, time.monotonic())])
+        self.extender.enqueue([HeartbeatSeen(lease, time.monotonic())])
 
     def pod(self, name: str) -> Pod:
         found = self.store.read_pod("default", name)
@@ -289,15 +289,17 @@ async def _live(file: Path) -> Told:
         extender.deliver,
         time.monotonic,
         lambda operation, when: world.fault(operation, when) if world else None,
-        extender.tell,
+        extender.enqueue,
     )
     console = Console(
         extender, lambda: extender.pending_events_controller.pending, extender.journal
     )
     world = World(extender, store, file, console)
-    ledger = extender.open_ledger(Awaited(store))
-    extender.send_away(Awaited(store), ledger, world)
-    extender.make_room(RoomMaker(Awaited(store), world, time.time, extender.new_id))
+    ledger = extender.open_ledger(AsyncStore(store))
+    extender.enable_evictions(AsyncStore(store), ledger, world)
+    extender.enable_preemption(
+        PreemptionWriter(AsyncStore(store), world, time.time, extender.new_id)
+    )
     world.verbs = extender.verbs(ledger, shown=lambda pod: None)
     start(world, ledger)
     try:
@@ -318,11 +320,11 @@ def _of(world: World | None) -> World:
 def start(world: World, ledger: Any) -> None:
     """All loops that a replica of a cluster runs, but for those of its servers."""
     extender, each = world.extender, world.extender.loops
-    extender.retrying.start(each, ledger)
+    extender.requeue_controller.start(each, ledger)
     extender.reconciler.start(each, ledger)
     extender.pending_events_controller.start(each, extender.unready)
-    assert extender.preempting is not None
-    extender.preempting.start(each, extender.idle)
+    assert extender.preemption_controller is not None
+    extender.preemption_controller.start(each, extender.idle)
     extender.reloading.start(each)
     ExtendedResourceController(extender.cluster, True, world.show).start(each, extender.unready)
     start_watching(each, world.console.watching, extender.begun)
@@ -341,7 +343,7 @@ async def steps(world: World) -> None:
     extender, store = world.extender, world.store
     world.create("s0", 10)  # it waits for the first node
     for node in NODES:
-        extender.tell([NodeSeen(kube_node(node))])
+        extender.enqueue([NodeSeen(kube_node(node))])
 
     def initialised() -> bool:
         world.report()

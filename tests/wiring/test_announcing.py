@@ -25,7 +25,7 @@ def tell(post: Callable[[Notice], bool], *rounds: Sequence[Notice]) -> None:
         with ThreadPoolExecutor(4) as pool:
             event_recorder = EventRecorder(post, pool)
             for each in rounds:
-                await event_recorder.tell(each)
+                await event_recorder.record(each)
 
     asyncio.run(play())
 

@@ -24,7 +24,7 @@ from extender.config.settings import Settings
 from extender.ledger.protocol import BindAsk, Failed, Ledger
 from extender.observability.assumed_binds_stream import (
     EXPIRES_S,
-    Assuming,
+    AssumedBindsUpdater,
     assumed_by,
     assumed_line,
 )
@@ -98,7 +98,7 @@ class Pair:
         self.copy = Copy(Journal())
         self.wire: list[bytes] = []
         self.connect()
-        self.assuming = Assuming(lambda: [self.followed()], self.console.apply)
+        self.assuming = AssumedBindsUpdater(lambda: [self.followed()], self.console.apply)
 
     def both(self, events: Sequence[Event]) -> None:
         """The extender sees them at once."""

@@ -14,7 +14,7 @@ from contract.decision import decision_of
 from contract.kube import Pod
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.state.changes import Event, NodeSeen
 from extender.state.decision_records import BindTried, Filtered, Ranked
 from tests.builders import DISTRIBUTED, gpunode, kube_node, pod, shared
@@ -30,7 +30,7 @@ class Replicas:
         self.deaf: set[int] = set()
         self.all = [Extender(Settings(), unready=lambda: "") for _ in range(3)]
         self.store = EmbeddedStore(self.tell_all, time.monotonic)
-        self.ledgers = [each.open_ledger(Awaited(self.store)) for each in self.all]
+        self.ledgers = [each.open_ledger(AsyncStore(self.store)) for each in self.all]
         self.verbs = [
             each.verbs(ledger, shown=lambda pod: None)
             for each, ledger in zip(self.all, self.ledgers, strict=True)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNodeSpec
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.store import Binding, Store
-from extender.observability.conflict_counter import ConflictsCounted
+from extender.observability.conflict_counter import ConflictCountingStore
 from extender.observability.metrics import CONFLICTING, Telemetry
 from tests.blocking import now
 from tests.builders import gpunode, pod
@@ -17,7 +17,7 @@ from tests.builders import gpunode, pod
 WRITES: dict[str, Callable[[Store], Coroutine[Any, Any, object]]] = {
     "create": lambda store: store.create_gpunode(gpunode()),
     "spec": lambda store: store.write_spec(gpunode(), GPUNodeSpec()),
-    "finalizer": lambda store: store.let_go(gpunode()),
+    "finalizer": lambda store: store.remove_finalizer(gpunode()),
     "binding": lambda store: store.bind(Binding("ns", "p", "u", "1", "n")),
     "pod": lambda store: store.touch_pod(pod(), "x"),
 }
@@ -43,7 +43,7 @@ def counts(telemetry: Telemetry) -> dict[str, float]:
 @pytest.mark.parametrize("write", CONFLICTING)
 def test_a_conflict_is_counted(write: str) -> None:
     telemetry = Telemetry(CollectorRegistry())
-    store = ConflictsCounted(cast(Store, Refusing(StoreConflict("newer"))), telemetry)
+    store = ConflictCountingStore(cast(Store, Refusing(StoreConflict("newer"))), telemetry)
     with pytest.raises(StoreConflict):
         now(WRITES[write](store))
     assert {name: count for name, count in counts(telemetry).items() if count} == {write: 1}
@@ -51,7 +51,7 @@ def test_a_conflict_is_counted(write: str) -> None:
 
 def test_what_is_refused_for_another_reason_is_no_conflict() -> None:
     telemetry = Telemetry(CollectorRegistry())
-    store = ConflictsCounted(cast(Store, Refusing(StoreRejected("no right"))), telemetry)
+    store = ConflictCountingStore(cast(Store, Refusing(StoreRejected("no right"))), telemetry)
     for write in CONFLICTING:
         with pytest.raises(StoreRejected):
             now(WRITES[write](store))

@@ -79,7 +79,7 @@ def test_what_the_cluster_tells_is_known_in_the_end(
         extender = Extender(Settings(), lambda: "")
         names = [f"n{number}" for number in range(4)]
         for name in names:
-            extender.tell(seen(name))
+            extender.enqueue(seen(name))
             extender.deliver(seen(f"ours-{name}"))
             await asyncio.sleep(0)
         await until_then(lambda: calls[0] >= nth, "the call that fails")
@@ -121,7 +121,9 @@ def test_chores_go_on_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch
         extender.deliver([NodeSeen(kube_node("n"))])
         gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
         extender.deliver([GPUNodeSeen(GPUNode(metadata=gone), 0.0)])
-        await until_then(lambda: {"initialise", "let_go"} <= ledger.called, "both are called")
+        await until_then(
+            lambda: {"initialise", "remove_finalizer"} <= ledger.called, "both are called"
+        )
         assert failures(extender, "nodes") == len(ledger.raised)
         extender.loops.stop()
 
@@ -191,7 +193,7 @@ def test_a_round_without_progress_is_stuck_and_health_says_so() -> None:
 
         assert await health() == (200, "ok\n")
         clock[0] = STUCK_AFTER_S + 1.0
-        assert await health() == (503, "x has not progressed for 31 s\n")
+        assert await health() == (503, "x has made no progress for 31 s\n")
         going.set()
         await until_then(lambda: not going.is_set(), "the round begins")
         assert await health() == (200, "ok\n")

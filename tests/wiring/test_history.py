@@ -24,15 +24,15 @@ class Watched(Extender):
 
     parts: list[ActivitySeen]
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def enqueue(self, events: Sequence[Event]) -> None:
         self.parts += [event for event in events if isinstance(event, ActivitySeen)]
-        super().tell(events)
+        super().enqueue(events)
 
 
 def history_of(
     settings: Settings, extender: Extender
 ) -> contextlib.AbstractAsyncContextManager[None]:
-    return sm_history(settings, extender.telemetry, extender.cluster.activities, extender.tell)
+    return sm_history(settings, extender.telemetry, extender.cluster.activities, extender.enqueue)
 
 
 def answer(ratios: dict[int, float]) -> str:
@@ -44,7 +44,7 @@ def answer(ratios: dict[int, float]) -> str:
         for kind, value in (("ratio", ratio), ("at", now_s))
     )
     return body(
-        *({"metric": {"told": kind, "UUID": uuid}, "value": [now_s, str(value)]}
+        *({"metric": {"figure": kind, "UUID": uuid}, "value": [now_s, str(value)]}
           for kind, uuid, value in told)
     ).decode()  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_what_moved_comes_in_small_parts_and_what_did_not_does_not_come() -> Non
                 }
 
             async with sm_history(
-                settings, extender.telemetry, extender.cluster.activities, extender.tell
+                settings, extender.telemetry, extender.cluster.activities, extender.enqueue
             ):
                 await until_then(lambda: len(activities()) == NODES, "all are known")
                 named = [len(part.nodes) for part in extender.parts if part.nodes]
@@ -99,7 +99,7 @@ def test_without_a_prometheus_nobody_asks() -> None:
     async def play() -> None:
         extender = Extender(Settings(), unready=lambda: "")
         async with sm_history(
-            extender.settings, extender.telemetry, extender.cluster.activities, extender.tell
+            extender.settings, extender.telemetry, extender.cluster.activities, extender.enqueue
         ):
             assert "prometheus" not in {thread.name for thread in threading.enumerate()}
 

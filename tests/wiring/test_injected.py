@@ -18,7 +18,7 @@ NOT_REACHED = {
     "is compared or iterated, not called": {
         "extender.app.cluster_view:ClusterView._turned: called self.outcome_seen",
         "extender.controllers.pending_events:PendingEventsController.at_most: called self._post",
-        "extender.controllers.pending_events:PendingEventsController._tell: called self._post",
+        "extender.controllers.pending_events:PendingEventsController._explain: called self._post",
     },
     "goes on after another exception only": {
         "extender.periodic:Loops.keep.kept: waited await asyncio.sleep(AGAI",
@@ -26,11 +26,11 @@ NOT_REACHED = {
         "extender.controllers.reconcile:ReconcileController._failed: called self._count_failure",
     },
     "belongs to other processes or to tests": {
-        "extender.ledger.protocol:one_by_one: waited await work",
+        "extender.ledger.protocol:one_by_one: waited await call",
         "extender.state.event_queue:EventQueue.idle: waited await self._idle.wait()",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.settle(ledger",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.ready(ledger)",
-        "extender.controllers.reconcile:ReconcileController.once: waited await self.tell()",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.record_events",
     },
     "is handed to a port of HTTP, which answers with 500": {
         "extender.app.extender:Extender.verbs_app: called shown",
@@ -38,12 +38,13 @@ NOT_REACHED = {
     },
     "takes a race or a list that is not played here": {
         "extender.ledger.protocol:Ledger._fit_without_gpunode: waited await self._store.read_p",
-        "extender.ledger.protocol:Ledger._promise: waited await self._promise(node",
+        "extender.ledger.protocol:Ledger._reserve: waited await self._reserve(node",
         "extender.ledger.protocol:Ledger._reserve_together: waited await self._fit_without_",
-        "extender.ledger.protocol:Ledger.wake: waited await self._store.read_p",
+        "extender.ledger.protocol:Ledger.requeue: waited await self._store.read_p",
         "extender.controllers.eviction:EvictionController.once: called self._deliver",
         "extender.periodic:Loops._run.moved: called self._monotonic_s",
-        "extender.controllers.preemption:PreemptionController._tell: waited await self._announce(pod",
+        "extender.controllers.preemption:PreemptionController._announce_nominations: "
+        "waited await self._announce(pod",
     },
 }
 #: Of the other points, those that one play in many does not come to: what comes first decides.

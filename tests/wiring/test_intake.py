@@ -47,7 +47,7 @@ def known(extender: Extender) -> int:
 
 def test_a_burst_is_applied_between_the_turns_of_others() -> None:
     async def script(extender: Extender) -> None:
-        extender.tell(reports())
+        extender.enqueue(reports())
         seen: list[int] = []
         idle = asyncio.create_task(extender.intake.idle())
         await asyncio.sleep(0)
@@ -69,7 +69,7 @@ def test_the_loop_is_woken_once_for_all_that_is_told_before_it_is_done() -> None
                 loop, "call_soon_threadsafe", wraps=loop.call_soon_threadsafe
             ) as requeues:
                 for name in NAMES[first : first + 50]:
-                    extender.tell(reports(names=[name]))
+                    extender.enqueue(reports(names=[name]))
                 assert requeues.call_count == 1
             await extender.intake.idle()
             assert known(extender) == first + 50
@@ -82,7 +82,7 @@ def test_what_threads_tell_at_any_moment_is_taken() -> None:
 
     async def script(extender: Extender) -> None:
         for name in NAMES[:100]:
-            await asyncio.to_thread(extender.tell, reports(names=[name]))
+            await asyncio.to_thread(extender.enqueue, reports(names=[name]))
             await until_then(lambda: not extender.intake.is_behind, "all is taken in")
         work = EventQueue._work
 
@@ -95,7 +95,7 @@ def test_what_threads_tell_at_any_moment_is_taken() -> None:
             return more
 
         with patch.object(EventQueue, "_work", told_at_last):
-            extender.tell(reports(names=NAMES[101:102]))
+            extender.enqueue(reports(names=NAMES[101:102]))
             await until_then(lambda: known(extender) == 102, "all nodes are known")
 
     play(script)
@@ -105,7 +105,7 @@ def test_what_we_did_ourselves_waits_for_nothing_that_was_told() -> None:
     async def script(extender: Extender) -> None:
         extender.deliver([NodeSeen(kube_node("n000")), *reports(names=["n000"])])
         free = extender.cluster.snapshot().nodes[0].devices[0].headroom_bytes
-        extender.tell(reports(version=2))
+        extender.enqueue(reports(version=2))
         await until_then(lambda: known(extender) >= 10, "the first nodes are known")
         reserved = pod("1Gi")
         extender.deliver([BindBegun(reserved, "n000")])
@@ -130,7 +130,7 @@ def test_a_node_that_was_told_of_several_times_is_weighed_once() -> None:
 
         with patch.object(ClusterState, "_weigh_again", weigh):
             for version in range(1, 6):
-                extender.tell(reports(version, NAMES[:4]))
+                extender.enqueue(reports(version, NAMES[:4]))
             await extender.intake.idle()
         assert sorted(weighed) == NAMES[:4]
 
@@ -141,7 +141,7 @@ def test_a_replica_is_not_ready_before_it_has_taken_in_what_was_listed() -> None
     async def script(extender: Extender) -> None:
         lists = {Node: tuple(map(kube_node, NAMES)), GPUNode: ()}
         for kind in KINDS:
-            extender.tell([Relisted(kind, lists.get(kind, ()), 0.0)])
+            extender.enqueue([Relisted(kind, lists.get(kind, ()), 0.0)])
         assert extender.unready() == NOT_TAKEN_IN
         while known(extender) < len(NAMES):
             assert extender.unready() == NOT_TAKEN_IN
@@ -154,7 +154,7 @@ def test_a_replica_is_not_ready_before_it_has_taken_in_what_was_listed() -> None
 
 def test_a_list_that_comes_later_makes_no_replica_unready() -> None:
     async def script(extender: Extender) -> None:
-        extender.tell([Relisted(Node, tuple(map(kube_node, NAMES)), 0.0)])
+        extender.enqueue([Relisted(Node, tuple(map(kube_node, NAMES)), 0.0)])
         while known(extender) < len(NAMES):
             assert extender.unready() == ""
             await asyncio.sleep(0)
@@ -178,7 +178,7 @@ def test_what_keeps_the_loop_is_seen_as_its_lag() -> None:
 def test_a_watch_that_outruns_the_loop_waits() -> None:
     async def script(extender: Extender) -> None:
         many = [[event] for event in reports()]
-        teller = threading.Thread(target=lambda: [extender.tell(each) for each in many])
+        teller = threading.Thread(target=lambda: [extender.enqueue(each) for each in many])
         teller.start()
         teller.join(0.2)  # the loop takes nothing meanwhile
         assert (teller.is_alive(), len(extender.intake._watched)) == (True, 3)

@@ -51,7 +51,7 @@ def test_nobody_is_sent_away_or_told_while_it_observes(
 
         extender = Extender(settings, unready=lambda: "", post=post)
         looks = Looks()
-        extender.reconciler.evicting = cast(EvictionController, looks)
+        extender.reconciler.eviction_controller = cast(EvictionController, looks)
         sitting = [pod("20Gi", uid=f"uid-{name}", name=name, node="n") for name in "ab"]
         extender.deliver(
             [NodeSeen(kube_node("n")), GPUNodeSeen(overcommitted(), 0.0), *map(PodSeen, sitting)]
@@ -83,12 +83,12 @@ def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None
         for settings in (ENFORCE, OBSERVE, OBSERVE, ENFORCE, OBSERVE):
             extender.take(settings)
             requeued.clear()
-            await extender.retrying.once(cast(Ledger, Wakes()))
+            await extender.requeue_controller.once(cast(Ledger, Wakes()))
             said.append(list(requeued))
         # Pods that are gone are not remembered, however long it observes.
         extender.deliver([PodGone(uid) for uid in sorted(once_woken(said))])
-        await extender.retrying.once(cast(Ledger, Wakes()))
-        assert not extender.retrying._released
+        await extender.requeue_controller.once(cast(Ledger, Wakes()))
+        assert not extender.requeue_controller._released
         return said
 
     first, once, again, enforcing, anew = asyncio.run(play())

@@ -15,8 +15,8 @@ from contract.reasons import Reason
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.preemption import NEWCOMER, VICTIM, PreemptionController
-from extender.ledger.memory_store import Awaited, EmbeddedStore
-from extender.ledger.preemption_writer import RoomMaker
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.preemption_writer import PreemptionWriter
 from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
@@ -53,7 +53,7 @@ class World:
         self.store.admit(running(victim, "n"))
         self.journal, self.evicted, self.told = Journal(), list[str](), list[Notice]()
         self.rejected: Sequence[str] = ["n"]
-        maker = RoomMaker(Awaited(self.store), self, time.time, lambda: "attempt")
+        maker = PreemptionWriter(AsyncStore(self.store), self, time.time, lambda: "attempt")
         self.preempting = PreemptionController(
             self.state,
             self.journal,
@@ -152,7 +152,7 @@ def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee()
     async def play(priority: int) -> Outcome:
         extender = Extender(Settings(), unready=lambda: "")
         store = EmbeddedStore(extender.deliver, time.monotonic)
-        ledger = extender.open_ledger(Awaited(store))
+        ledger = extender.open_ledger(AsyncStore(store))
         node, held, victim = full_node("n", [On("a", 20, 1)])
         assert isinstance(held, GPUNodeSeen)
         assert held.gpunode.status is not None

@@ -13,10 +13,10 @@ from extender.app.readiness import unready
 from extender.config.settings import Settings
 from extender.console.process_status import Observed
 from extender.kube.reflector import DEFAULT_PACE, Health
-from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from tests.serving import binding, offer, pod
 
-BLIND = "Headroom has not heard from the API server for too long to decide"
+BLIND = "Headroom has had no contact with the API server for too long to decide"
 
 
 def health(kind: str = "pods", synced: bool = True, age_s: float | None = 1.0) -> Health:
@@ -62,7 +62,7 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         server = EmbeddedStore(extender.deliver, time.monotonic)
         transport = httpx.ASGITransport(extender.app())
         debug = httpx.AsyncClient(transport=transport, base_url="http://debug")
-        verbs = extender.verbs(extender.open_ledger(Awaited(server)), shown=lambda pod: None)
+        verbs = extender.verbs(extender.open_ledger(AsyncStore(server)), shown=lambda pod: None)
         asked = msgspec.json.encode(offer(pod("p", "1Gi"), "n"))
         wanted = msgspec.json.encode(binding(pod("p", "1Gi"), "n"))
 

@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_until_it_is_righ
     file.unlink()
     until(lambda: "cannot be read" in settings(server)["rejected"][0], "it is gone", 10.0)
     assert metric(server, rejected) == before[0] + 2
-    replace(file, "stale_after_s: 60\nrefuse_unannotated: true\nverbs_port: 1\n")
+    replace(file, "stale_after_s: 60\nreject_unannotated: true\nverbs_port: 1\n")
     until(lambda: not settings(server)["rejected"], "the file is right again", 10.0)
     # The command line says the port; what the server began with goes on until it is restarted.
     assert settings(server)["after_restart"] == ["stale_after_s"]

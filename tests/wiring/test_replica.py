@@ -20,7 +20,7 @@ from extender.config.settings import Mode, Settings
 from extender.controllers import reconcile, requeue
 from extender.errors import StoreRejected
 from extender.kube.async_client import CONNECTIONS
-from extender.ledger.memory_store import Awaited, EmbeddedStore
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.ledger.protocol import Ledger
 from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from tests.builders import gpunode, kube_node, namespace, shared
@@ -63,7 +63,7 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         initialised: list[str] = []
 
         class Evictor:
-            async def let_go(self, names: Iterable[str]) -> None:
+            async def remove_finalizer(self, names: Iterable[str]) -> None:
                 raise StoreRejected(f"let go of {list(names)}")
 
             async def initialise(self, nodes: Iterable[Node]) -> list[str]:
@@ -134,7 +134,7 @@ def test_wakes_leave_connections_to_binds() -> None:
         extender, ledger = Extender(Settings(mode=Mode.OBSERVE), unready=lambda: ""), Open()
         waiting = [rejected(f"p{number}") for number in range(3 * requeue.REQUEUED_AT_ONCE)]
         extender.deliver([PodSeen(pod) for pod in waiting])
-        await extender.retrying.once(cast(Ledger, ledger))
+        await extender.requeue_controller.once(cast(Ledger, ledger))
         return ledger.done, ledger.most
 
     most = requeue.REQUEUED_AT_ONCE
@@ -235,7 +235,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
                 await asyncio.sleep(0)
 
         others = asyncio.create_task(calls())
-        await extender.retrying.once(cast(Ledger, None))
+        await extender.requeue_controller.once(cast(Ledger, None))
         others.cancel()
         return turns
 
@@ -246,7 +246,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
 def test_a_pod_is_understood_anew_when_the_default_of_its_namespace_has_changed() -> None:
     async def play() -> list[list[int]]:
         extender = Extender(Settings(), unready=lambda: "")
-        ledger = extender.open_ledger(Awaited(EmbeddedStore(extender.deliver, time.monotonic)))
+        ledger = extender.open_ledger(AsyncStore(EmbeddedStore(extender.deliver, time.monotonic)))
         verbs = extender.verbs(ledger, shown=lambda pod: None)
         node = gpunode(shared("a"), observed_at=datetime.now(UTC).isoformat())
         extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
