@@ -1,8 +1,8 @@
 """Reports whether the cluster is full or fragmented for pods of one size.
 
 It computes how much free memory such a pod can use, and how much no pod can use. All values come
-from one verdict: the arrays that filter decides by. ``state.pod_capacity`` counts the pods that fit,
-because that requires placing them.
+from one verdict: the arrays that filter decides by. ``state.pod_capacity`` counts the pods that
+fit, because that requires placing them.
 """
 
 from dataclasses import dataclass

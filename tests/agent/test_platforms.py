@@ -95,7 +95,7 @@ def test_without_a_process_list_all_use_beyond_the_promises_is_charged_and_that_
     assert reason_for(f"{left_gib}Gi", NodeTerms("n", None, FRESH_S, (terms,))) is None
     said = read(terms, f"{left_gib + 1}Gi")
     assert said[0] == f"n: {Reason.MEMORY_ON_ANY.sentence}"
-    assert "nobody tells whose memory is in use" in said[2]
+    assert "cannot attribute use to pods" in said[2]
     # Nobody can say that a pod that is gone from the lists has left nothing behind.
     assert not status.shows_every_pod
 

@@ -132,25 +132,25 @@ def test_history_wakes_who_waits_for_idler_sms() -> None:
     [
         pytest.param(
             {("A", None): history(0.3)}, BUSY, None,
-            "SM activity 30 %, the 0.95 quantile of 15 minutes, by DCGM's history; "
-            "less than 50 % is asked for",
+            "SM activity 30 %, the 0.95 quantile of 15 minutes in DCGM's history; "
+            "the pod requires less than 50 %",
             id="history is below, the sample is not",
         ),
         pytest.param(
             {("A", None): history(0.6)}, SmActivity(0.1, "gpm"), Reason.SM_ABOVE_LIMIT,
-            "SM activity 60 %, the 0.95 quantile of 15 minutes, by DCGM's history; "
-            "less than 50 % is asked for",
+            "SM activity 60 %, the 0.95 quantile of 15 minutes in DCGM's history; "
+            "the pod requires less than 50 %",
             id="history is above, the sample is not",
         ),
         pytest.param(
             {}, SmActivity(0.125, "nvml-process"), None,
-            "SM activity 12.5 %, the last sample of its node's agent (nvml-process); "
-            "less than 50 % is asked for",
+            "SM activity 12.5 %, the last sample of the node's agent (nvml-process); "
+            "the pod requires less than 50 %",
             id="no history",
         ),
         pytest.param(
             {}, SmActivity(0.1, "nvml"), Reason.SM_ABOVE_LIMIT,
-            "nobody tells how busy its SMs are; less than 50 % is asked for",
+            "SM activity is unknown; the pod requires less than 50 %",
             id="device utilisation",
         ),
     ],

@@ -28,7 +28,7 @@ def test_room_is_counted_with_what_lies_where_nobody_can_be_put() -> None:
     assert (found.replicas_free, found.replicas_stranded) == (6, 3)  # those of b have no room
     assert (found.need_bytes, found.largest_fitting_bytes) == (8 * GIB, 20 * GIB)
     assert told(found, 2, at_least=False) == (
-        "2 such pods fit now, on 1 of 3 nodes; 38.0 GiB are left in all; 14.0 GiB lie on devices "
+        "2 such pods fit now, on 1 of 3 nodes; 38.0 GiB are free in total; 14.0 GiB are on devices "
         "without a free replica"
     )
     assert told(found, 2, at_least=True).startswith("at least 2 such pods fit now")
@@ -40,32 +40,32 @@ def test_room_is_counted_with_what_lies_where_nobody_can_be_put() -> None:
         pytest.param(
             [taken("a", 18), taken("b", 20)],
             "fragmented",
-            "fragmented: 10.0 GiB are left in all, and the largest request that fits is 6.0 GiB",
+            "fragmented: 10.0 GiB are free in total, and the largest request that fits is 6.0 GiB",
             id="enough in all and nowhere together",
         ),
         pytest.param(
             [taken("a", 20)],
             "full",
-            "full: 4.0 GiB are left in all, less than one such pod needs",
+            "full: 4.0 GiB are free in total, less than one such pod needs",
             id="less than one pod needs",
         ),
         pytest.param(
             [taken("a", 4, free=0)],
             "fragmented",
-            "fragmented: 20.0 GiB are left in all, and more than memory is in the way on every "
-            "node; 20.0 GiB lie on devices without a free replica",
+            "fragmented: 20.0 GiB are free in total, and every node also rejects the pod for "
+            "reasons other than memory; 20.0 GiB are on devices without a free replica",
             id="memory without replicas",
         ),
         pytest.param(
             [weighed(shared(), reason=Reason.NOT_INITIALISED)],
             "closed",
-            "no node with a device of this resource takes pods now",
+            "no node with a device of this resource accepts pods now",
             id="no node takes pods",
         ),
         pytest.param(
             [weighed(shared(resource="nvidia.com/other"))],
             "closed",
-            "no node with a device of this resource takes pods now",
+            "no node with a device of this resource accepts pods now",
             id="nobody has the resource",
         ),
     ],

@@ -153,9 +153,7 @@ def test_until_those_on_their_way_have_arrived_all_go_to_their_device() -> None:
     assert chosen("8Gi", shared("A"), shared("B"), reservations=coming) == ["B"]
     node = weighed(shared("A"), shared("B"), reservations=coming, plugin=STEERED)
     assert reason_for("20Gi", node) is Reason.OTHERS_ARRIVING
-    assert because(node.devices[0]) == (
-        "pods on their way are promised another device, and until then all are"
-    )
+    assert because(node.devices[0]) == ("unconfirmed pods on the node must get their device first")
     few = weighed(shared("A"), shared("B", free=1), reservations=coming, plugin=STEERED)
     assert reason_for("8Gi", few) is Reason.OTHERS_ARRIVING
 
