@@ -153,7 +153,7 @@ def weigh(
         reported_bytes = _attributed(mates) if held.all_measured else None
         unattributed_bytes = 0
         if believed:
-            explained_bytes = held.sitting_bytes + held.unobserved_pods_bytes
+            explained_bytes = held.reservation_bytes + held.unobserved_pods_bytes
             if reported_bytes is not None:
                 unattributed_bytes = reported_bytes
             else:
@@ -167,7 +167,7 @@ def weigh(
                 device=device,
                 reserve_bytes=reserve_bytes,
                 allocatable_bytes=allocatable_bytes,
-                reservation_bytes=held.sitting_bytes,
+                reservation_bytes=held.reservation_bytes,
                 unconfirmed_bytes=held.unconfirmed_bytes,
                 unobserved_pods_bytes=held.unobserved_pods_bytes,
                 unattributed_bytes=unattributed_bytes,
@@ -229,7 +229,7 @@ class _Commitments:
         "all_measured",
         "holders",
         "largest_bytes",
-        "sitting_bytes",
+        "reservation_bytes",
         "tenancy",
         "unconfirmed_bytes",
         "unobserved_pods_bytes",
@@ -238,20 +238,20 @@ class _Commitments:
     def __init__(self, tenancy: Tenancy, used_bytes: Sequence[int | None]) -> None:
         """``used_bytes`` has one value for each row of the report's pods; None if unknown."""
         self.tenancy = tenancy
-        sitting: list[Holder] = []
+        occupants: list[Holder] = []
         charged: list[int] = []
-        for sitter in tenancy.sitters:
-            measured = sum_known(sitter.rows, used_bytes)
-            observed = bool(measured) if sitter.elsewhere else True
-            asked = sitter.requested_bytes
-            sitting.append(
-                Holder(sitter.uid, sitter.namespace, sitter.name, asked, measured, observed)
+        for occupant in tenancy.occupants:
+            measured = sum_known(occupant.rows, used_bytes)
+            observed = bool(measured) if occupant.by_environment else True
+            asked = occupant.requested_bytes
+            occupants.append(
+                Holder(occupant.uid, occupant.namespace, occupant.name, asked, measured, observed)
             )
             charged.append(asked if measured is None or measured < asked else measured)
-        coming = tenancy.coming
-        self.sitting_bytes = sum(charged)
+        unconfirmed = tenancy.unconfirmed
+        self.reservation_bytes = sum(charged)
         self.largest_bytes = max([*charged, *tenancy.most_bytes[:2]])
-        self.holders = (*sitting, *coming) if any(tenancy.arrivals) else tuple(sitting)
+        self.holders = (*occupants, *unconfirmed) if any(tenancy.arrivals) else tuple(occupants)
         self.unobserved_pods_bytes = sum(
             [sum_known(rows, used_bytes) or 0 for rows in tenancy.unobserved_pods]
         )
@@ -278,7 +278,7 @@ class _Commitments:
         for gone, others in enumerate(others_with):
             if others is None:
                 continue
-            taken_bytes = self.sitting_bytes - self._freed_bytes(gone) + self._top(others)
+            taken_bytes = self.reservation_bytes - self._freed_bytes(gone) + self._top(others)
             free_bytes = left_bytes - taken_bytes
             if others + 1 < len(most_bytes):
                 next_bytes = most_bytes[others + 1] - most_bytes[others]
@@ -287,7 +287,7 @@ class _Commitments:
                     free_bytes -= next_bytes
             least = free_bytes if least is None else min(least, free_bytes)
         if least is None:
-            return left_bytes - self.sitting_bytes - self.unconfirmed_bytes
+            return left_bytes - self.reservation_bytes - self.unconfirmed_bytes
         return least
 
     def _freed_bytes(self, gone: int) -> int:

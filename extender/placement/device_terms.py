@@ -13,7 +13,7 @@ ALL_PICKS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
+class PluginChoice:
     """The plugin's possible choices of one device, among the devices offered together with it."""
 
     policy: Policy
@@ -37,7 +37,7 @@ class Chance:
         return self._choice.most(self._index, self.picks + newcomers, gone)
 
 
-def chances(
+def plugin_choices(
     devices: Sequence[Device],
     plugin: Plugin,
     device_choice: DeviceChoice,
@@ -45,7 +45,7 @@ def chances(
     reserved: Mapping[str, Set[str]],
     leaving: Sequence[int],
     explained: Sequence[int],
-) -> list[Chance]:
+) -> list[PluginChoice]:
     """Return the plugin's possible choices of each device, in the order of ``devices``.
 
     ``picks``: resource -> replicas that unconfirmed pods wait for. ``reserved``: resource -> the
@@ -63,7 +63,7 @@ def chances(
     # The kubelet may choose among several NUMA nodes regardless of the preferred allocation.
     times_offered = Counter(resource for resource, _ in offered)
     divided = {resource for resource, count in times_offered.items() if count > 1}
-    found: dict[int, Chance] = {}
+    found: dict[int, PluginChoice] = {}
     for (resource, _), slots in offered.items():
         # Gated and pinned nodes are treated as predicted ones, which is safe.
         policy: Policy = plugin.allocation_policy
@@ -83,7 +83,7 @@ def chances(
         stocks = [_stock(devices[slot], leaving[slot]) for slot in slots]
         chosen = choice(policy, stocks, wanted_index)
         for index, (slot, stock) in enumerate(zip(slots, stocks, strict=True)):
-            found[slot] = Chance(
+            found[slot] = PluginChoice(
                 policy=policy,
                 leaving=stock.leaving,
                 unexplained=max(0, devices[slot].replicas.allocated - explained[slot]),

@@ -112,12 +112,12 @@ def _unattributed_alike(
 def _holders(
     before: tuple[Holder, ...], tenancy: Tenancy, used_bytes: Sequence[int | None]
 ) -> tuple[Holder, ...]:
-    sitting: list[Holder] = []
-    for holder, sitter in zip(before, tenancy.sitters, strict=False):
-        rows = sitter.rows
+    holders: list[Holder] = []
+    for holder, occupant in zip(before, tenancy.occupants, strict=False):
+        rows = occupant.rows
         # Most occupants have one row.
         measured_bytes = used_bytes[rows[0]] if len(rows) == 1 else sum_known(rows, used_bytes)
         if measured_bytes != holder.measured_bytes:
             holder = replace(holder, measured_bytes=measured_bytes)
-        sitting.append(holder)
-    return (*sitting, *before[len(sitting) :])
+        holders.append(holder)
+    return (*holders, *before[len(holders) :])
