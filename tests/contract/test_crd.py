@@ -124,7 +124,7 @@ def test_printer_columns_print_what_exists() -> None:
     assert columns.pop("Why") == (f"{of_driver}.message", "string")
     assert columns.pop("Steered") == (".status.plugin.steered", "string")  # printed as a list
     assert [*columns] == [
-        *("Devices", "Memory", "Promised", "Sharing"),
+        *("Devices", "Memory", "Reserved", "Sharing"),
         *("Device-choice", "Obstacle"),
     ]
     assert all(LEVELS[path]["type"] == kind for path, kind in columns.values())

@@ -145,7 +145,7 @@ def test_what_is_promised_names_the_choice() -> None:
     assert [(c.choice, c.candidates) for c in made.charges] == [("A", {"A": 8 * GIB})]
     assert made.annotations["headroom.gpu/devices.0"] == "A"
     assert certainty(node) == "steered"
-    assert because(node.devices[0]).startswith("we choose")
+    assert because(node.devices[0]).startswith("Headroom chooses")
 
 
 def test_until_those_on_their_way_have_arrived_all_go_to_their_device() -> None:
