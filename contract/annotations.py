@@ -64,11 +64,11 @@ FINALIZER = PREFIX + "ledger"
 #: Extended resource of the in-tree mirror, in MiB. The name is equal to that of ``VRAM``.
 MIRROR = PREFIX + "vram"
 #: Pod annotations that users write.
-OF_USERS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
+USER_ANNOTATIONS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
 #: Pod annotations that only extenders write.
-OF_EXTENDERS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
+EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
 #: Prefixes of pod annotations that only extenders write. The index of a container follows.
-OF_EXTENDERS_BY_CONTAINER = (DEVICES, BYTES, FRACTION)
+EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION)
 
 PPM = 1_000_000
 MAX_PROCESSES = 1024
@@ -253,9 +253,9 @@ def parse_share(text: str) -> ShareWish:
         raise BadAnnotation(SHARE, text, "is not none, env or limit", "env") from None
 
 
-def of_extenders(key: str) -> bool:
+def is_extender_annotation(key: str) -> bool:
     """Return whether only extenders write this annotation on pods."""
-    return key in OF_EXTENDERS or key.startswith(OF_EXTENDERS_BY_CONTAINER)
+    return key in EXTENDER_ANNOTATIONS or key.startswith(EXTENDER_ANNOTATION_PREFIXES)
 
 
 def parse_reserve(text: str) -> int:

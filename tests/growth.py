@@ -188,9 +188,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Turns._turns": Per("bind under way", 1_000),
     },
     "extender/placement/demand_pricing.py": {
-        "Mix.demand": Fixed(64 * 500),
-        "Usual._offered": Fixed(256 * 100_000),
-        "Usual._seen": Fixed(4_096 * 1_000),
+        "DemandMix.demand": Fixed(64 * 500),
+        "DemandTracker._offered": Fixed(256 * 100_000),
+        "DemandTracker._seen": Fixed(4_096 * 1_000),
     },
     "extender/placement/snapshot_builder.py": {
         "Table._columns_shown": Per("device", 200),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
 from contract.gpunode import MAX_DEVICE_BYTES, Device
 from extender.placement.device_accounting import allocatable
-from extender.placement.device_health import UNBELIEVED, doubles, health_issues
+from extender.placement.device_health import UNBELIEVED, duplicate_uuids, health_issues
 from extender.placement.occupancy import memories_of
 from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES
@@ -26,7 +26,7 @@ TOO_MUCH_BYTES = 1 << 52
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DeviceArrays:
     """The properties of devices that determine how much a pod can take; arrays of equal shape.
 
     Absent slots have values below zero and yield arbitrary results; mask them.
@@ -42,19 +42,19 @@ class Places:
     mps: NDArray[np.bool_]
 
 
-def places_of(devices: Sequence[Device], reserve_bytes: int) -> Places:
+def device_arrays(devices: Sequence[Device], reserve_bytes: int) -> DeviceArrays:
     """Return one-dimensional arrays of a node's reported devices.
 
     ``reserve_bytes`` stay free on each device. If the report of a device contradicts itself, its
     memory is unknown. Then ``MAX_DEVICE_BYTES`` is the safe assumption for shares of it.
     """
     memories = memories_of(devices)
-    issues = health_issues(devices, memories, doubles(devices))
+    issues = health_issues(devices, memories, duplicate_uuids(devices))
     reported = [
         (device, health_issue not in UNBELIEVED, len(memory))
         for device, (health_issue, _), memory in zip(devices, issues, memories, strict=True)
     ]
-    return Places(
+    return DeviceArrays(
         allocatable_bytes=np.array(
             [allocatable(d, reserve_bytes) if ok else MAX_DEVICE_BYTES for d, ok, _ in reported],
             np.int64,
@@ -66,7 +66,7 @@ def places_of(devices: Sequence[Device], reserve_bytes: int) -> Places:
     )
 
 
-def bytes_of(amount: Amount, count: int, at: Places) -> BytesArray:
+def bytes_of(amount: Amount, count: int, at: DeviceArrays) -> BytesArray:
     """Return the bytes of one container on each device, if it gets up to ``count`` replicas."""
     allocatable = at.allocatable_bytes
     match amount:
@@ -85,7 +85,7 @@ def bytes_of(amount: Amount, count: int, at: Places) -> BytesArray:
             assert_never(amount)
 
 
-def needed(ask: Ask, asks: Sequence[Ask], at: Places) -> BytesArray:
+def needed(ask: Ask, asks: Sequence[Ask], at: DeviceArrays) -> BytesArray:
     """Return the most bytes that a pod with these ``asks`` can take of each device's memory.
 
     Each device is assumed to be allocated for ``ask``.
@@ -102,7 +102,7 @@ def needed(ask: Ask, asks: Sequence[Ask], at: Places) -> BytesArray:
     return need
 
 
-def _largest(ask: Ask, at: Places, any_joint: bool) -> BytesArray:
+def _largest(ask: Ask, at: DeviceArrays, any_joint: bool) -> BytesArray:
     """Return the most bytes of any phase.
 
     All containers of a phase can use a shared memory at once, each with all devices that share it.
@@ -115,7 +115,7 @@ def _largest(ask: Ask, at: Places, any_joint: bool) -> BytesArray:
     return largest
 
 
-def _of_phase(phase: Sequence[Portion], at: Places, any_joint: bool) -> BytesArray:
+def _of_phase(phase: Sequence[Portion], at: DeviceArrays, any_joint: bool) -> BytesArray:
     sizes = [bytes_of(portion.amount, portion.count, at) for portion in phase]
     if len(sizes) == 1 and not any_joint:
         return sizes[0]

@@ -129,7 +129,7 @@ def _class(
     )
 
 
-def told(space: Space, pods: int, at_least: bool) -> str:
+def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
     """Return one sentence: how many ``pods`` fit, or why none does.
 
     ``at_least``: more pods may fit.

@@ -83,7 +83,7 @@ class Market:
 
 
 @dataclass(slots=True)
-class Mix:
+class DemandMix:
     """Demand in bytes, by the set of classes that can serve it."""
 
     demand: dict[Classes, float] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
     return found
 
 
-class Usual:
+class DemandTracker:
     """Tracks the demand of the pods that kube-scheduler asks about, and the resulting prices."""
 
     def __init__(self, wanted: bool) -> None:
@@ -147,7 +147,7 @@ class Usual:
         self.market: Market | None = None
         #: Whether to track demand: from the start, or from the first pod with policy fragmentation.
         self._wanted = wanted
-        self._mix = Mix()
+        self._mix = DemandMix()
         self._seen: Bounded[str, None] = Bounded(REMEMBERED)
         self._pods = 0
         self._look_at = 1

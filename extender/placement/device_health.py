@@ -18,7 +18,7 @@ HealthIssue = tuple[Reason | None, str]
 _OPEN: HealthIssue = (None, "")
 
 
-def doubles(devices: Sequence[Device]) -> dict[str, int]:
+def duplicate_uuids(devices: Sequence[Device]) -> dict[str, int]:
     """Return the UUIDs that several devices report -> how many devices do."""
     times = Counter([device.uuid for device in devices])
     return {uuid: count for uuid, count in times.items() if count > 1}
@@ -32,7 +32,7 @@ def health_issues(
     """Return the health issue of each device, in the order of ``devices``.
 
     ``memories`` has the slots that share each device's memory. ``doubled`` is the result of
-    ``doubles``.
+    ``duplicate_uuids``.
     """
     contradictory: dict[int, str] = {}
     without_memory: dict[int, str] = {}

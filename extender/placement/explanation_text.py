@@ -12,7 +12,7 @@ from extender.placement.sm_reading import Activity
 _DEVICES_DO_NOT_MATTER = frozenset({Reason.NO_SUCH_RESOURCE, Reason.NOT_PINNED})
 
 
-def told(node: NodeExplanation) -> list[str]:
+def explanation_lines(node: NodeExplanation) -> list[str]:
     """Return a headline, details, and a line for each candidate device if devices decide."""
     lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
     lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
-from extender.placement.amounts import Places, needed
+from extender.placement.amounts import DeviceArrays, needed
 from extender.placement.candidate_devices import Mask, candidates, slots_of
 from extender.placement.mps_limits import above_cap
 from extender.placement.request import Ask, VramRequest
@@ -131,7 +131,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     could = candidates(slots, ask.count, snap)
     sharing = columns.sharing
     sharers = columns.sharers.astype(np.int64)
-    places = Places(
+    places = DeviceArrays(
         allocatable_bytes=columns.allocatable_bytes,
         replicas=columns.replicas.astype(np.int64),
         common=(sharing != SHARING.index("none")) | (sharers > 1),

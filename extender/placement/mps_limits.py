@@ -4,14 +4,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ReplicaShare
-from extender.placement.amounts import Places, bytes_of
+from extender.placement.amounts import DeviceArrays, bytes_of
 from extender.placement.request import Ask
 from extender.placement.snapshot import Bytes2D
 
 MIB_BITS = 20
 
 
-def above_cap(ask: Ask, processes: int, memory_bytes: Bytes2D, at: Places) -> NDArray[np.bool_]:
+def above_cap(
+    ask: Ask, processes: int, memory_bytes: Bytes2D, at: DeviceArrays
+) -> NDArray[np.bool_]:
     """Return the mask (n, slots) of devices where a container requests more than MPS allows.
 
     The plugin limits each MPS process to total memory / replicas, in whole MiB. A larger request

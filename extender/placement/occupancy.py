@@ -16,7 +16,7 @@ import msgspec
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
-from extender.placement.device_health import doubles
+from extender.placement.device_health import duplicate_uuids
 from extender.placement.device_plugin_model import Policy
 from extender.placement.device_terms import ALL_PICKS, PluginChoice, plugin_choices
 
@@ -218,7 +218,7 @@ def occupy(
         slots=_once(tuple([_once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in choices])),
         memories=_once(tuple(memories)),
         tenancies=tuple([tenancies[memory] for memory in memories]),
-        doubled=doubles(devices) or _NONE_DOUBLED,
+        doubled=duplicate_uuids(devices) or _NONE_DOUBLED,
         asked_bytes=_once(_asked_bytes(len(status.pods), tenancies.values())),
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
 from contract.gpunode import Charge
-from extender.placement.amounts import bytes_of, places_of
+from extender.placement.amounts import bytes_of, device_arrays
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import AskVerdict, Verdicts
 from extender.placement.request import ContainerAsk, VramRequest
@@ -139,7 +139,7 @@ def _annotations(
 
 
 def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
-    return int(bytes_of(ask.amount, ask.count, places_of([term.device], term.reserve_bytes))[0])
+    return int(bytes_of(ask.amount, ask.count, device_arrays([term.device], term.reserve_bytes))[0])
 
 
 def _fraction(part_bytes: int, whole_bytes: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
-from extender.placement.amounts import Places, needed
+from extender.placement.amounts import DeviceArrays, needed
 from extender.placement.candidate_devices import Mask
 from extender.placement.mps_limits import above_cap
 from extender.placement.request import Ask, VramRequest
@@ -61,7 +61,7 @@ def overruled(
     request: VramRequest,
     snap: Snapshot,
     slots: Mask,
-    places: Places,
+    places: DeviceArrays,
     by_plugin: tuple[Mask, Bytes2D, Bytes2D],
 ) -> Candidates:
     """Return ``by_plugin`` with the rows replaced for nodes where the pod's variable decides.
@@ -81,7 +81,7 @@ def overruled(
     if not at:
         return result
     here = np.array(at)
-    there = Places(**{f: getattr(places, f)[here] for f in Places.__dataclass_fields__})
+    there = DeviceArrays(**{f: getattr(places, f)[here] for f in DeviceArrays.__dataclass_fields__})
     # All containers of the pod use one device.
     together = replace(there, common=np.ones_like(there.common))
     need = needed(ask, request.asks, together)
@@ -119,7 +119,7 @@ def _best(
     snap: Snapshot,
     here: NDArray[np.int64],
     slots: Mask,
-    places: Places,
+    places: DeviceArrays,
     need: Bytes2D,
     room: Bytes2D,
 ) -> Mask:

@@ -31,7 +31,7 @@ from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.pod_limits import has_room_for
 from contract.reasons import Reason
-from extender.placement.demand_pricing import Usual
+from extender.placement.demand_pricing import DemandTracker
 from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.fit import fit
 from extender.placement.measurement_delta import remeasured
@@ -147,7 +147,7 @@ class ClusterState:
         self.observations = PredictionTracker(self._sat)
         #: Which nodes had to send a pod away lately.
         self.back_offs = BackOffs()
-        self.usual = Usual(rules.policy is ScoringPolicy.FRAGMENTATION)
+        self.usual = DemandTracker(rules.policy is ScoringPolicy.FRAGMENTATION)
         #: Nodes that may have somebody to send away, or to keep after all.
         self._crowded: dict[str, None] = {}
         self.overcommits = Overcommits()

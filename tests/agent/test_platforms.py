@@ -14,7 +14,7 @@ from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import explain
-from extender.placement.explanation_text import told
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.policy import Weights
 from extender.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100
@@ -46,7 +46,7 @@ def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, Devi
 def read(terms: DeviceTerms, vram: str) -> list[str]:
     """What explain says of a node with this device."""
     verdicts = judged(vram, NodeTerms("n", None, FRESH_S, (terms,)))[1]
-    return told(explain(verdicts, Weights()).nearest[0])
+    return explanation_lines(explain(verdicts, Weights()).nearest[0])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from contract.gpunode import Device, SmActivity
 from contract.reasons import Reason
 from extender.placement.explain import explain
-from extender.placement.explanation_text import told
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
 from extender.placement.sm_reading import HISTORY, Activity
@@ -164,10 +164,10 @@ def test_the_limit_is_held_against_what_counts_and_the_explanation_says_what(
     verdicts = fit(request(SMALL), snap, snap.rows(["n"]), NOW_S)
     assert verdicts.reason(0) is reason
     (node,) = explain(verdicts, Weights()).nearest
-    assert f"    {line}" in told(node)
+    assert f"    {line}" in explanation_lines(node)
     (plain,) = explain(fit(request("1Gi"), snap, snap.rows(["n"]), NOW_S), Weights()).nearest
     known, _, _ = line.partition("; ")
-    said = [text.strip() for text in told(plain) if "SM" in text]
+    said = [text.strip() for text in explanation_lines(plain) if "SM" in text]
     assert said == ([] if "unknown" in known else [known])
 
 
