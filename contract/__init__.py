@@ -1,5 +1,5 @@
-"""What the extender and the agent say to each other, to users and to Kubernetes.
+"""The contract between extender, agent, users and Kubernetes.
 
-Imports nothing of ours: annotations, quantities, the GPUNode object, the fields of Kubernetes'
-own objects that we read, and the closed list of reasons.
+Imports no other package of Headroom. Holds annotations, quantities, the GPUNode object, the fields
+of Kubernetes' own objects that Headroom reads, and the closed list of reasons.
 """

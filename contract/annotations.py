@@ -1,8 +1,7 @@
-"""The annotations users write and we write: their keys, what they mean, how they are spelled.
+"""Annotations of pods, namespaces, nodes and leases: keys, meanings, parsers.
 
-Every parser takes the text and the key it stood under, and raises ``BadAnnotation`` with that
-key, the value and a right example. Amounts are bytes, at most ``MAX_DEVICE_BYTES`` so that sums of
-them stay in int64, or parts per million; never floats.
+Parsers raise ``BadAnnotation`` with the key, the value and a valid example. Amounts are integers:
+bytes or parts per million. Bytes are at most ``MAX_DEVICE_BYTES``, so that sums stay in int64.
 """
 
 import re
@@ -19,57 +18,57 @@ PREFIX = "headroom.gpu/"
 
 #: Pod: VRAM on each device of each GPU container.
 VRAM = PREFIX + "vram"
-#: Pod: scoring for this pod.
+#: Pod: scoring policy for this pod.
 POLICY = PREFIX + "policy"
 #: Pod: only devices whose SM activity is known and below this.
 MAX_SM = PREFIX + "max-sm"
-#: Pod: processes per container, for MPS, whose cap is per process.
+#: Pod: processes per container. MPS limits the memory of each process.
 PROCESSES = PREFIX + "processes"
-#: Namespace: VRAM of pods that annotate nothing.
+#: Namespace: VRAM of pods without a ``VRAM`` annotation.
 DEFAULT_VRAM = PREFIX + "default-vram"
-#: Written by the webhook: whose default the pod's ``VRAM`` is.
+#: Pod, written by the webhook: the source of the default that it wrote as ``VRAM``.
 VRAM_FROM = PREFIX + "vram-from"
-#: Pod or namespace: whether a gate holds the pod until the device that it got has room for it.
+#: Pod or namespace: whether a gate holds the pod until its device has enough free memory.
 GATED = PREFIX + "gated"
-#: Pod or namespace: how a container learns of its share, and whether it is held to it.
+#: Pod or namespace: whether a container gets variables with its share, and limits that enforce it.
 SHARE = PREFIX + "share"
 #: Label of a namespace: the scheduler of its GPU pods.
 SCHEDULER = PREFIX + "scheduler"
-#: Value of that label: they keep the one that they name.
+#: Value of ``SCHEDULER``: pods keep their own ``spec.schedulerName``.
 NO_SCHEDULER = "none"
-#: Node: who chooses the device (DESIGN section 5).
+#: Node: how the device of a pod is chosen (DESIGN section 5).
 DEVICE_CHOICE = PREFIX + "device-choice"
 #: Node: bytes kept free on every device.
 RESERVE = PREFIX + "reserve"
-#: Node: whether the agent leaves the driver alone, for work on the driver or on the GPUs.
+#: Node: whether the agent stops using the driver, for maintenance of the driver or the GPUs.
 MAINTENANCE = PREFIX + "maintenance"
-#: Written by us on the Binding: where the pod was placed, as JSON.
+#: Pod, written with the Binding: the placement, as JSON.
 PLACEMENT = PREFIX + "placement"
-#: Written by us with it where the devices are certain: this and the index of the container.
+#: Pod, written with the Binding if the devices are certain. Followed by the container's index.
 DEVICES = PREFIX + "devices."
-#: Written by us with it where they are the same wherever the pod may end, likewise by container:
-#: bytes of each device, and their part of its memory.
+#: Pod, written with the Binding if they are equal on all candidate devices: bytes of each device,
+#: and their fraction of its memory. Followed by the container's index.
 BYTES = PREFIX + "bytes."
 FRACTION = PREFIX + "fraction."
-#: Written by us on a refused pod to make kube-scheduler try it again.
+#: Pod, written on an unschedulable pod to requeue it.
 RETRY = PREFIX + "retry"
-#: Written by us on a refused pod for which we evict others: the node on which its place is held,
-#: whom it is made room by, and since when, as JSON.
+#: Pod, written on a preemptor: the nominated node, the victims and the start time, as JSON.
 PREEMPTING = PREFIX + "preempting"
-#: Written by us on an unbound pod so that Bindings in flight for its old version fail.
+#: Pod, written on an unbound pod so that Bindings in flight for its old version fail.
 TOUCHED = PREFIX + "touched"
-#: Lease of an agent: when its newest sample was taken and which status that confirms, as JSON.
+#: Lease of an agent: when its newest sample was taken and which status it confirms, as JSON.
 OBSERVED_AT = PREFIX + "observed-at"
-#: Finalizer that keeps a GPUNode, and so the promises in it, until its node is really gone.
+#: Finalizer that keeps a GPUNode, and the reservations in it, until its node is really gone.
 FINALIZER = PREFIX + "ledger"
 
-#: Extended resource of the in-tree mirror, in MiB: the same word in another place.
+#: Extended resource of the in-tree mirror, in MiB. The name is equal to that of ``VRAM``.
 MIRROR = PREFIX + "vram"
-#: What users write on a pod.
-OF_USERS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
-#: What only extenders write on a pod; of some the index of a container follows.
-OF_EXTENDERS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
-OF_EXTENDERS_BY_CONTAINER = (DEVICES, BYTES, FRACTION)
+#: Pod annotations that users write.
+USER_ANNOTATIONS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
+#: Pod annotations that only extenders write.
+EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
+#: Prefixes of pod annotations that only extenders write. The index of a container follows.
+EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION)
 
 PPM = 1_000_000
 MAX_PROCESSES = 1024
@@ -84,17 +83,19 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share of the device's allocatable memory, in parts per million of it."""
+    """A share of the device's allocatable memory, in parts per million."""
 
     ppm: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShare:
-    """What one replica of the device is worth: allocatable / replicas. On an unshared device
-    that is all of it, which makes the pod exclusive."""
+    """The memory of one replica of the device: allocatable / replicas.
 
-    #: Each process of the container may take it, where the device is shared by MPS.
+    On an unshared device that is all of its memory, which makes the pod exclusive.
+    """
+
+    #: Processes of the container. On a device shared by MPS each of them may take this memory.
     processes: int = 1
 
 
@@ -117,21 +118,21 @@ class DeviceChoice(Enum):
 
 class ShareWish(Enum):
     NONE = "none"
-    #: Variables that say how much of each device the container was given.
+    #: Set variables with the container's share of each device.
     ENV = "env"
-    #: Besides, those by which the driver or MPS holds it to that, where it can.
+    #: Also set the variables by which the driver or MPS enforces the share, if it can.
     LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)
 class VramAnnotation:
-    """``everywhere`` for each GPU container, or ``by_container`` (name -> amount), never both."""
+    """An amount for each GPU container (``everywhere``) or one by container name, never both."""
 
     everywhere: Bytes | Share | None = None
     by_container: Mapping[str, Bytes | Share] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, container: str) -> Bytes | Share | None:
-        """The amount for one container; None when the annotation does not name it."""
+        """Return the amount for one container; None if the annotation does not name it."""
         return self.everywhere if self.everywhere is not None else self.by_container.get(container)
 
 
@@ -140,14 +141,15 @@ _CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
-    """Read ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``."""
+    """Parse ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``."""
     if "=" not in text:
         return VramAnnotation(everywhere=_amount(text, text, key))
     by_container: dict[str, Bytes | Share] = {}
     for part in text.split(","):
         name, _, amount = (piece.strip() for piece in part.partition("="))
         if not _CONTAINER.fullmatch(name):
-            raise BadAnnotation(key, text, f"names no container in {part.strip()!r:.80}", _BY_NAME)
+            why = f"has no valid container name in {part.strip()!r:.80}"
+            raise BadAnnotation(key, text, why, _BY_NAME)
         if name in by_container:
             raise BadAnnotation(key, text, f"names container {name!r} twice", _BY_NAME)
         by_container[name] = _amount(amount, text, key)
@@ -157,26 +159,26 @@ def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
 _BY_NAME = "main=8Gi,cache=2Gi"
 
 
-def _amount(text: str, whole: str, key: str) -> Bytes | Share:
+def _amount(text: str, annotation: str, key: str) -> Bytes | Share:
     text = text.strip()
     if text.endswith("%"):
         ppm = _ppm(text)
         if ppm is None or ppm == 0:
-            raise BadAnnotation(key, whole, "is not a share above 0% and up to 100%", "25%")
+            raise BadAnnotation(key, annotation, "is not a share above 0% and up to 100%", "25%")
         return Share(ppm)
     try:
         count_bytes = parse_bytes(text)
     except BadQuantity as err:
-        raise BadAnnotation(key, whole, f"is not valid: {err.why}", "8Gi") from err
+        raise BadAnnotation(key, annotation, f"is not valid: {err.why}", "8Gi") from err
     if count_bytes <= 0:
-        raise BadAnnotation(key, whole, "is not more than zero bytes", "8Gi")
+        raise BadAnnotation(key, annotation, "is not more than zero bytes", "8Gi")
     if count_bytes > MAX_DEVICE_BYTES:
-        raise BadAnnotation(key, whole, "is more than any device has", "8Gi")
+        raise BadAnnotation(key, annotation, "is more than any device has", "8Gi")
     return Bytes(count_bytes)
 
 
 def _ppm(text: str) -> int | None:
-    """``12.5%`` -> 125000; None when it is no percentage of 0..100."""
+    """Parse a percentage (``12.5%`` -> 125000); None unless it is within 0..100."""
     match = _PERCENT.fullmatch(text)
     if match is None:
         return None
@@ -185,14 +187,14 @@ def _ppm(text: str) -> int | None:
 
 
 def render_vram(vram: VramAnnotation) -> str:
-    """The shortest exact spelling; ``parse_vram`` of it gives ``vram`` back."""
+    """Return the shortest exact text; ``parse_vram`` of it returns ``vram``."""
     if vram.everywhere is not None:
         return render_amount(vram.everywhere)
     return ",".join(f"{name}={render_amount(a)}" for name, a in vram.by_container.items())
 
 
 def render_amount(amount: Bytes | Share) -> str:
-    """``8Gi``, ``12.5%``, or plain bytes where no binary suffix is exact."""
+    """Return ``8Gi``, ``12.5%``, or plain bytes if no binary suffix is exact."""
     if isinstance(amount, Share):
         whole, rest = divmod(amount.ppm, 10_000)
         return f"{whole}.{rest:04d}".rstrip("0").rstrip(".") + "%"
@@ -207,7 +209,7 @@ def parse_policy(text: str) -> ScoringPolicy:
 
 
 def parse_max_sm(text: str) -> int:
-    """``70%`` -> 700000 parts per million of SM activity."""
+    """Parse a limit on SM activity (``70%``) into parts per million (700000)."""
     ppm = _ppm(text.strip())
     if ppm is None or ppm == 0:
         raise BadAnnotation(MAX_SM, text, "is not a share above 0% and up to 100%", "70%")
@@ -251,13 +253,13 @@ def parse_share(text: str) -> ShareWish:
         raise BadAnnotation(SHARE, text, "is not none, env or limit", "env") from None
 
 
-def of_extenders(key: str) -> bool:
-    """Whether an annotation of a pod is one that only extenders write."""
-    return key in OF_EXTENDERS or key.startswith(OF_EXTENDERS_BY_CONTAINER)
+def is_extender_annotation(key: str) -> bool:
+    """Return whether only extenders write this annotation on pods."""
+    return key in EXTENDER_ANNOTATIONS or key.startswith(EXTENDER_ANNOTATION_PREFIXES)
 
 
 def parse_reserve(text: str) -> int:
-    """Bytes kept free on every device of a node; zero is allowed."""
+    """Parse the bytes kept free on every device of a node; zero is allowed."""
     try:
         reserve_bytes = parse_bytes(text.strip())
     except BadQuantity as err:

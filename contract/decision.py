@@ -1,8 +1,8 @@
-"""What an attempt to place a pod is called, by every replica and in every verb alike.
+"""The id of a scheduling attempt, equal in all verbs and all extender replicas.
 
-kube-scheduler shows the whole pod to filter, prioritize and preempt, and the Binding of bind is
-conditional on the very resourceVersion: so the pod's uid and resourceVersion name the attempt, and
-nothing has to be carried from one call to the next.
+kube-scheduler sends the whole pod to filter, prioritize and preempt, and the Binding of bind is
+conditional on its resourceVersion. So the pod's uid and resourceVersion identify the attempt, and
+no state passes from one call to the next.
 """
 
 import msgspec
@@ -18,7 +18,7 @@ class _Placement(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Placement).decode
 
 
-#: Annotation of our Events on pods: the decision that they tell of, or that put the pod there.
+#: Annotation of our Events on pods: the decision that they report, or that placed the pod.
 DECISION = "headroom.gpu/decision"
 
 
@@ -27,8 +27,10 @@ def decision_id(uid: str, resource_version: str) -> str:
 
 
 def decision_of(pod: Pod) -> str:
-    """The decision by which the pod is where it is, as its placement says; empty where none does.
-    Raises nothing: users can write anything there."""
+    """Return the decision that placed the pod, from its placement annotation.
+
+    Empty if there is none or it cannot be decoded: users can write any text there.
+    """
     text = pod.annotation(PLACEMENT)
     if text is None:
         return ""

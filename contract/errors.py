@@ -1,18 +1,18 @@
-"""What others got wrong, said so that they can mend it.
+"""Errors in what other parties wrote, with messages that help them fix it.
 
 ContractError
-├── BadQuantity     a text that is no Kubernetes quantity, or one that no device could hold
-├── BadAnnotation   one of our annotations, with its key, its value and a right example
-└── BadReport       a GPUNode whose status cannot be read at all
+├── BadQuantity     text that is no Kubernetes quantity, or more bytes than any device has
+├── BadAnnotation   one of our annotations, with its key, its value and a valid example
+└── BadReport       a GPUNode that cannot be decoded
 """
 
 
 class ContractError(ValueError):
-    """Base of everything that the other side of the contract can get wrong."""
+    """Base of all errors of this module."""
 
 
 class BadQuantity(ContractError):
-    """``text`` is not a quantity; ``why`` says what is wrong with it in half a sentence."""
+    """``text`` is not a quantity; ``why`` gives the reason in half a sentence."""
 
     def __init__(self, text: str, why: str) -> None:
         super().__init__(f"{shortened(text)} is not a quantity: {why}")
@@ -25,7 +25,7 @@ class BadAnnotation(ContractError):
 
     def __init__(self, key: str, value: str, why: str, example: str) -> None:
         super().__init__(
-            f"annotation {key}: {shortened(value)} {why}; right is, for example, {example!r}"
+            f"annotation {key}: {shortened(value)} {why}. Example: {key}: {_as_yaml(example)}"
         )
         self.key = key
         self.value = value
@@ -38,5 +38,10 @@ class BadReport(ContractError):
 
 
 def shortened(text: str, limit: int = 80) -> str:
-    """Quote ``text`` so that a hostile value cannot fill a log line or a terminal."""
+    """Quote ``text`` and cut it, so that a hostile value cannot fill a log line or a terminal."""
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+def _as_yaml(value: str) -> str:
+    """Quote values that YAML would not read as a string: annotations must be strings."""
+    return f'"{value}"' if value.isdigit() or value in ("true", "false") else value

@@ -1,10 +1,10 @@
-"""The gate: an init container that ends well only when the agent of its node says that there is
-room for the pod where it is.
+"""The gate: an init container that succeeds only if the pod's device has enough free memory.
 
-The webhook makes it. An author can write a container of its name that ends at once, so it counts
-only if it is the webhook's container whole. It comes first, so that no other container of the pod
-has run while it waits. It asks for no GPU: what an init container holds is given to the containers
-after it, and the plugin would not be asked for theirs.
+The agent of the node decides that. The webhook adds the gate. A pod's author could write a
+container of this name that succeeds at once, so it counts only if it equals the webhook's
+container in every field. It is the first init container, so that no other container of the pod
+runs while it waits. It requests no GPU: the kubelet would reuse the init container's devices for
+the later containers, and would not ask the device plugin for theirs.
 """
 
 from typing import Any
@@ -17,14 +17,14 @@ from contract.kube import Container, InitContainer, Pod
 GATE = "headroom-gate"
 
 _SMALL = {"cpu": "100m", "memory": "32Mi"}
-#: What others add to every container of a pod, and neither Python nor the gate reads: tokens of
-#: the ServiceAccount and of a cloud's workload identity, and the variables that name them.
+#: Mounts and variables that other webhooks add to every container, and that cannot change what the
+#: gate does: tokens of the ServiceAccount and of a cloud's workload identity.
 _TOKENS = "/var/run/secrets/"
 _OF_CLOUDS = ("AWS_", "AZURE_")
 
 
 def gate_container(image: str) -> dict[str, Any]:
-    """As docs/device-truth.md describes it."""
+    """Return the gate as docs/device-truth.md describes it, in JSON's types."""
     return {
         "name": GATE,
         "image": image,
@@ -37,7 +37,7 @@ def gate_container(image: str) -> dict[str, Any]:
             for name, path in (("POD_UID", "metadata.uid"), ("HOST_IP", "status.hostIP"))
         ],
         "resources": {"limits": dict(_SMALL), "requests": dict(_SMALL)},
-        # What the strictest of the Pod Security Standards asks for.
+        # The restricted Pod Security Standard requires these.
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -54,7 +54,7 @@ _MADE = msgspec.structs.replace(msgspec.convert(gate_container(""), InitContaine
 
 
 def is_gated(pod: Pod, image: str) -> bool:
-    """Whether nothing of the pod runs before the webhook's gate, made with ``image``, lets it.
+    """Return whether the pod's first init container is the webhook's gate with this ``image``.
 
     Tags and digests are not compared: a pod keeps its gate when the setting names a new version.
     """
@@ -65,7 +65,7 @@ def is_gated(pod: Pod, image: str) -> bool:
 
 
 def is_whole(container: Container) -> bool:
-    """Whether it is what the webhook makes, whatever its image is."""
+    """Return whether the container equals the webhook's gate in every field but the image."""
     if container.name != GATE or not isinstance(container, InitContainer):
         return False
     if asks_for_devices(container):
@@ -77,7 +77,7 @@ def is_whole(container: Container) -> bool:
 
 
 def has_gate(pod: Pod) -> bool:
-    """Whether the first container of the pod has the gate's name and may hold it back."""
+    """Return whether the first init container has the gate's name and can block the pod."""
     first = _first(pod)
     return (
         first is not None
@@ -88,19 +88,19 @@ def has_gate(pod: Pod) -> bool:
 
 
 def waits(pod: Pod) -> bool:
-    """Whether a pod with a gate has not been let through, as far as its kubelet told."""
+    """Return whether the pod has a gate that has not succeeded, according to its status."""
     if not has_gate(pod) or pod.ended:
         return False
     statuses = (pod.status.init_container_statuses if pod.status else None) or []
     return not any(
-        one.state.terminated.exit_code == 0
-        for one in statuses
-        if one.name == GATE and one.state and one.state.terminated
+        each.state.terminated.exit_code == 0
+        for each in statuses
+        if each.name == GATE and each.state and each.state.terminated
     )
 
 
 def asks_for_devices(container: Container) -> bool:
-    """Extended resources are those with a domain in their name."""
+    """Return whether the container requests extended resources: names with a domain."""
     resources = container.resources
     asked = (resources.limits, resources.requests) if resources else ()
     return any("/" in name for amounts in asked for name in amounts or ())
@@ -111,6 +111,6 @@ def _first(pod: Pod) -> InitContainer | None:
 
 
 def repository(image: str) -> str:
-    """The name of an image without tag and digest."""
+    """Return the name of an image without tag and digest."""
     folder, slash, last = image.partition("@")[0].rpartition("/")
     return folder + slash + last.partition(":")[0]

@@ -1,7 +1,7 @@
-"""GPUNode: one object per node, two authors.
+"""The GPUNode object: one per node.
 
-Extenders create it and write ``spec`` (the ledger); the agent writes ``status`` (the report).
-Every memory figure is int64 bytes; in JSON the names are those of the CRD, without a suffix.
+Extenders create it and write ``spec`` (the ledger). The agent writes ``status`` (the report).
+Memory is int64 bytes. The JSON names are those of the CRD, without the suffix ``_bytes``.
 """
 
 from typing import Literal
@@ -17,38 +17,39 @@ VERSION = "v1alpha1"
 PLURAL = "gpunodes"
 KIND = "GPUNode"
 
-#: More than any device has had; a figure above it is a mistake, and sums of many stay in int64.
+#: More than any device has. A larger value is a mistake; the limit keeps sums in int64.
 MAX_DEVICE_BYTES = 1 << 44
 MAX_DEVICES = 256
 MAX_REPLICAS = 1024
-#: Sources of a report, by name, that tell which pod holds which device.
+#: Names of the sources that report which pod holds which device.
 HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
-#: The one that tells which process belongs to which pod.
+#: Name of the source that reports which process belongs to which pod.
 PROCESSES_SOURCE = "proc"
-#: Flag of a promise: its pod was bound by somebody else, and may be of any size.
+#: Flag of a reservation: another scheduler bound the pod, which may be of any size.
 ADOPTED = "adopted"
-#: Flag of a promise: its pod drew a device without room, and is to leave the node before it starts.
+#: Flag of a reservation: the pod got a device without enough free memory. Headroom evicts it before
+#: it starts.
 EVICTED = "evicted"
-#: Use of a device below this that belongs to no pod we know is charged to nobody. No setting, since
-#: extender and agent must say the same of one device.
+#: Unattributed use of a device below this does not count. It is no setting, because extender and
+#: agent must agree.
 UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
-#: More strangers than this on one node are counted, not named.
+#: Limit of unattributed processes listed per node. Their bytes always count.
 MAX_UNATTRIBUTED_PROCESSES = 64
 
-#: Who measures SM activity, best first. Device utilisation, the share of time in which any kernel
-#: ran, is none of them.
+#: Sources of SM activity, best first. Device utilisation, the share of time in which any kernel
+#: ran, is not SM activity.
 SM_SOURCES = ("dcgm", "gpm", "nvml-process")
 
 Sharing = Literal["none", "time-slicing", "mps"]
 
 
 def memory_field(name: str) -> int:
-    """A byte count that may be absent on the wire; absent is -1, which every check refuses."""
+    """Return a field for bytes that JSON may omit: -1 then, which every check rejects."""
     return msgspec.field(default=-1, name=name)
 
 
 class Replicas(KubeStruct, frozen=True):
-    """The shares of one device as the plugin advertises them; an unshared device has one."""
+    """The replicas of one device that the plugin advertises; an unshared device has one."""
 
     free: int = 0
     allocated: int = 0
@@ -60,16 +61,16 @@ class Replicas(KubeStruct, frozen=True):
 
 
 class SmActivity(KubeStruct, frozen=True):
-    """Share of SM cycles with a warp assigned, 0..1, and who measured it."""
+    """Share of SM cycles with a warp assigned, 0..1, and the source that measured it."""
 
     ratio: float
     source: str = ""
-    #: Exponentially weighted over about a minute; None before there is a second sample.
+    #: Exponentially weighted mean over about a minute; None before the second sample.
     smoothed_ratio: float | None = None
 
 
 class Device(KubeStruct, frozen=True):
-    """A physical GPU, or one MIG device, as its node's agent saw it."""
+    """A physical GPU or a MIG device, as the node's agent reports it."""
 
     uuid: str
     index: int = -1
@@ -81,20 +82,20 @@ class Device(KubeStruct, frozen=True):
     numa_node: int | None = None
     #: Physical memory, driver reserve included.
     memory_bytes: int = memory_field("memory")
-    #: Kept by the driver.
+    #: Reserved by the driver.
     reserved_bytes: int = memory_field("reserved")
     #: memory - free - reserved.
     used_bytes: int = memory_field("used")
-    #: Used by processes of no known pod; None where the agent cannot attribute processes.
+    #: Used by processes of no known pod; None if the agent cannot attribute processes.
     unattributed_bytes: int | None = msgspec.field(default=None, name="unattributed")
     sm_activity: SmActivity | None = None
     #: Share of the SMs' warp slots in use, 0..1.
     sm_occupancy_ratio: float | None = msgspec.field(default=None, name="smOccupancy")
-    #: Share of time in which any kernel ran, 0..1: not SM activity, which one small kernel leaves
-    #: near zero.
+    #: Share of time in which any kernel ran, 0..1. A single small kernel keeps it high while SM
+    #: activity is near zero.
     utilization_ratio: float | None = msgspec.field(default=None, name="utilization")
     sharing: Sharing = "none"
-    #: The extended resource the plugin advertises it under, as in nvidia.com/gpu.
+    #: The extended resource as which the plugin advertises it, such as nvidia.com/gpu.
     resource: str = ""
     replicas: Replicas = Replicas()
     healthy: bool = True
@@ -107,7 +108,7 @@ class Device(KubeStruct, frozen=True):
 
 
 class PodUse(KubeStruct, frozen=True):
-    """One container on one device: observed, not promised."""
+    """Observed use of one device by one container; reservations are in ``spec``."""
 
     uid: str
     device: str
@@ -115,78 +116,76 @@ class PodUse(KubeStruct, frozen=True):
     name: str = ""
     container: str = ""
     replica: str = ""
-    #: None where the driver does not tell.
+    #: None if the driver does not report it.
     used_bytes: int | None = msgspec.field(default=None, name="used")
-    #: Where the holding of the device was learned, and where the bytes were, as in
-    #: "checkpoint,nvml".
+    #: The sources of the device and of the bytes, such as "checkpoint,nvml".
     source: str = ""
 
 
 class ContainerLimit(KubeStruct, frozen=True):
-    """What the driver grants one container on one device, and what that uses by its count.
+    """The driver's memory limits of one container on one device, and its use as the driver counts.
 
-    Only drivers from r615 on have such limits. Their count stands beside that of processes and is
-    in no sum with it.
+    Drivers have such limits since r615. The driver's count is independent of the use by processes;
+    the two are never added.
     """
 
     uid: str
     device: str
-    #: As the container runtime numbers it; the kubelet's name where it cannot be another one's.
+    #: The container runtime's id, or the kubelet's container name if that is unambiguous.
     container_id: str
     container: str = ""
     namespace: str = ""
     name: str = ""
     used_bytes: int = memory_field("used")
-    #: From here on the driver may evict it for others; None where there is no such limit.
+    #: Soft limit: the driver may evict memory above it for other containers; None if there is none.
     soft_bytes: int | None = msgspec.field(default=None, name="soft")
-    #: More is refused to it.
+    #: Hard limit: allocations above it fail; None if there is none.
     hard_bytes: int | None = msgspec.field(default=None, name="hard")
 
 
 class UnattributedProcess(KubeStruct, frozen=True):
-    """A process on a device that belongs to no pod we know."""
+    """A process that uses a device and belongs to no known pod."""
 
     device: str
     pid: int
     command: str = ""
-    #: None where the driver does not tell.
+    #: None if the driver does not report it.
     used_bytes: int | None = msgspec.field(default=None, name="used")
 
 
 class Plugin(KubeStruct, frozen=True):
-    """The device plugin and the kubelet as the node shows them; what is not known is said."""
+    """Configuration of the device plugin and the kubelet, as far as the agent can read it."""
 
     allocation_policy: Literal["distributed", "packed", "unknown"] = "unknown"
-    #: As in "envvar" or "cdi-annotations,cdi-cri"; empty where not known.
+    #: Such as "envvar" or "cdi-annotations,cdi-cri"; empty if unknown.
     device_list_strategy: str = ""
-    #: none, best-effort, restricted or single-numa-node; empty where not known.
+    #: none, best-effort, restricted or single-numa-node; empty if unknown.
     topology_manager_policy: str = ""
-    #: Whether a container that asks for several shared replicas is refused at admission; None
-    #: where not known.
+    #: Whether the kubelet rejects a container that requests several shared replicas; None if
+    #: unknown.
     fail_requests_greater_than_one: bool | None = None
     #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees.
     pinning: Literal["honoured", "ignored", "unknown"] = "unknown"
-    #: Resources of which the kubelet takes the device that the ledger chose.
+    #: Resources for which the kubelet allocates the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
-    #: Why resources of the node are not steered, though it asks for that; empty if nothing is in
-    #: the way.
+    #: Why resources are not steered although the node requests it; empty if they are.
     steering_obstacle: str = ""
-    #: Where this was learned, as in "plugin-config,configz".
+    #: The sources of these fields, such as "plugin-config,configz".
     source: str = ""
 
 
 class Source(KubeStruct, frozen=True):
-    """One probe of the agent: whether its part of the truth is in the report."""
+    """One probe of the agent, and whether its data is in the report."""
 
     name: str
-    #: ok; degraded: some of it is missing; absent: all of it, as where nothing serves it here.
+    #: ok; degraded: part of its data is missing; absent: all of it, such as without a service.
     state: Literal["ok", "degraded", "absent"] = "ok"
-    #: What is missing and why; constant while the cause is.
+    #: The missing data and the cause. The text stays equal while the cause lasts.
     message: str = ""
 
 
 class Summary(KubeStruct, frozen=True):
-    """For the printer columns of kubectl; nothing is decided from it."""
+    """Values for kubectl's printer columns; no decision depends on them."""
 
     devices: int = 0
     memory: str = ""
@@ -202,12 +201,12 @@ class Condition(KubeStruct, frozen=True):
 
 
 class GPUNodeStatus(KubeStruct, frozen=True):
-    #: RFC 3339, when the sample was taken, not when it was written.
+    #: RFC 3339, when the sample was taken. It may be written later.
     observed_at: str = ""
     devices: list[Device] = msgspec.field(default_factory=list)
     pods: list[PodUse] = msgspec.field(default_factory=list)
     limits: list[ContainerLimit] = msgspec.field(default_factory=list)
-    #: The largest strangers; their bytes are in the devices' ``unowned``.
+    #: The largest unattributed processes. ``Device.unattributed_bytes`` includes them.
     unattributed_processes: list[UnattributedProcess] = msgspec.field(default_factory=list)
     plugin: Plugin = Plugin()
     sources: list[Source] = msgspec.field(default_factory=list)
@@ -219,11 +218,11 @@ class GPUNodeStatus(KubeStruct, frozen=True):
 
     @property
     def shows_every_pod(self) -> bool:
-        """Whether a pod that is not named has no replica and no process here.
+        """Return whether a pod that the report omits has no replica and no process on the node.
 
-        That takes a source of the holdings, one of the processes, and processes attributed on
-        every device that answers; one that does not is fenced, and what is found on it later is
-        charged then.
+        True if the agent reads the holdings of devices and the processes, and attributes the
+        processes on every device that reports its use. A device that does not is unhealthy; use
+        found on it later counts from then on.
         """
         sound = {source.name for source in self.sources if source.state == "ok"}
         return (
@@ -234,56 +233,57 @@ class GPUNodeStatus(KubeStruct, frozen=True):
 
 
 class Charge(KubeStruct, frozen=True):
-    """What a pod may take of one extended resource of the node."""
+    """The part of a reservation for one extended resource of the node."""
 
     resource: str
-    #: Replicas (whole devices where unshared) of the resource that the pod takes.
+    #: Replicas of the resource that the pod takes: whole devices if they are not shared.
     count: int
-    #: Device uuid -> the most bytes of the pod that can land on it.
+    #: Device uuid -> the most bytes that the pod can take there.
     candidates: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Those of them that it could not be given when this was written: they are named for their
-    #: bytes, because pods bound later can push it there. The others are the prediction.
+    #: The candidates that the plugin would not have chosen when this was written. Memory is
+    #: reserved on them because pods bound later can push the pod there. The other candidates are
+    #: the predicted devices.
     beyond: list[str] = msgspec.field(default_factory=list)
-    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides and not the plugin: then every candidate
-    #: is charged, wherever the replica is that the pod is given.
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides and not the plugin. Then memory stays
+    #: reserved on every candidate, whichever replica the pod gets.
     by_environment: bool = False
-    #: Uuid of the device that the agent is to let the kubelet take; empty where the plugin chooses.
+    #: Uuid of the device that the agent makes the kubelet choose; empty if the plugin chooses.
     choice: str = ""
 
 
 class Reservation(KubeStruct, frozen=True):
-    """A promise of the ledger to one pod; its key in the map is the pod's uid."""
+    """Memory and replicas reserved for one pod; the key in the map is the pod's uid."""
 
     namespace: str
     name: str
     charges: list[Charge] = msgspec.field(default_factory=list)
-    #: The attempt that wrote it last; changes with every bind, so that a late one is recognised.
+    #: The bind attempt that wrote it last. It changes with every bind, which exposes a late one.
     attempt: str = ""
     #: RFC 3339, when that attempt began.
     since: str = ""
     #: ``ADOPTED``, ``EVICTED``.
     flags: list[str] = msgspec.field(default_factory=list)
-    #: Of an adopted pod: its own annotation as it was charged, cut short, empty for none. One that
-    #: we bound has it in its placement.
+    #: Adopted pods only: the VRAM annotation that the reservation is based on, shortened, empty if
+    #: the pod had none. The placement records it for pods that Headroom bound.
     asked: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
-    """Referred to weakly by who reads many versions, hence known to the collector."""
+    """The ledger of the node. Supports weak references, which caches of old versions use."""
 
-    #: Set once the pods already on the node have been charged; before that it takes none.
+    #: Set after the pods already on the node have reservations. Before that it accepts no pod.
     initialised: bool = False
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
-    #: For the printer column: all that is promised, as a quantity.
+    #: For the printer column: the sum of all reservations, as a quantity.
     reserved: str = ""
-    #: The Node's annotation ``headroom.gpu/device-choice``, for its agent to read here; empty if
-    #: the Node has none.
+    #: Copy of the Node's annotation ``headroom.gpu/device-choice`` for the agent; empty if the Node
+    #: has none.
     device_choice: str = ""
 
 
 class GPUNode(KubeStruct, frozen=True):
     metadata: ObjectMeta
-    # By factory: a plain default would not be encoded, and the API server asks for both.
+    # Factories, because msgspec would omit plain defaults, and the API server requires both.
     api_version: str = msgspec.field(default_factory=lambda: API_VERSION)
     kind: str = msgspec.field(default_factory=lambda: KIND)
     spec: GPUNodeSpec = GPUNodeSpec()
@@ -299,7 +299,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_gpunode(body: bytes | msgspec.Raw) -> GPUNode:
-    """Read a GPUNode; raises ``BadReport`` naming the field that cannot be read."""
+    """Decode a GPUNode; raises ``BadReport`` with the field that cannot be read."""
     try:
         return _decoder.decode(body)
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
@@ -319,12 +319,12 @@ _reservations_decoder = msgspec.json.Decoder(_Reservations)
 
 
 def decode_reservations(body: bytes | msgspec.Raw) -> GPUNode:
-    """Read a GPUNode without its status: what one author garbles must not hide the other's half.
+    """Decode a GPUNode without its status, so that a malformed status does not hide the ledger.
 
-    Raises ``BadReport`` when the rest cannot be read either.
+    Raises ``BadReport`` if the spec or the metadata cannot be decoded either.
     """
     try:
-        kept = _reservations_decoder.decode(body)
+        decoded = _reservations_decoder.decode(body)
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
         raise BadReport(f"GPUNode cannot be read: {err}") from err
-    return GPUNode(metadata=kept.metadata, spec=kept.spec)
+    return GPUNode(metadata=decoded.metadata, spec=decoded.spec)

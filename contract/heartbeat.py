@@ -1,10 +1,12 @@
-"""What an agent's Lease says of its report: that a newer sample still shows the same.
+"""The heartbeat in an agent's Lease: a newer sample confirms the status that was written last.
 
-A steady node writes no status. Its heartbeats carry when the newest sample was taken, under
-``headroom.gpu/observed-at``, and name the one status that it confirms, so that a Lease never
-vouches for a report it has not seen. Nobody has to trust the node's clock for that: ``after`` names
-a version of the Lease that the agent knew of before it took the sample, hence whatever happened
-before that version was written happened before the sample.
+The agent writes no status while nothing changes. Its Lease carries the time of the newest sample
+in ``headroom.gpu/observed-at``, and names the one status that the sample confirms. So a Lease never
+confirms a status that the agent has not seen.
+
+The extender need not trust the node's clock. ``after`` names a version of the Lease that the agent
+had read before it took the sample. So everything that happened before that version was written
+happened before the sample.
 """
 
 import msgspec
@@ -14,14 +16,14 @@ from contract.kube import KubeStruct, Lease
 
 
 class Vouch(KubeStruct, frozen=True):
-    """A sample says the same as a status, in all but SM activity."""
+    """Confirms that a sample equals a status in everything but SM activity."""
 
     #: RFC 3339, by the node's clock, when the sample was taken.
     sampled_at: str
     #: The uid of the GPUNode whose status it confirms, and that status's own ``observedAt``.
     gpunode: str
     observed_at: str
-    #: resourceVersion of this Lease as the agent knew it before the sample; empty: of none.
+    #: resourceVersion of this Lease that the agent read before the sample; empty if it read none.
     after: str = ""
 
 
@@ -29,12 +31,12 @@ _decoder = msgspec.json.Decoder(Vouch)
 
 
 def encode_vouch(vouch: Vouch) -> str:
-    """The value of the annotation."""
+    """Return the value of the annotation."""
     return msgspec.json.encode(vouch).decode()
 
 
 def vouch_of(lease: Lease) -> Vouch | None:
-    """What the Lease vouches for; None where that is nothing, or cannot be read."""
+    """Return the confirmation in the Lease; None if there is none or it cannot be decoded."""
     text = (lease.metadata.annotations or {}).get(OBSERVED_AT)
     if text is None:
         return None

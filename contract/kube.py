@@ -1,7 +1,7 @@
-"""The few fields of Kubernetes' own objects that we read, decoded straight into them.
+"""The fields of Kubernetes' own objects that Headroom reads.
 
-Absent and null mean the same on this wire, so every field has a default and lists may be null.
-Unknown fields are passed over without being built.
+Absent and null mean the same in the API, so every field has a default and lists may be null.
+The decoder skips unknown fields without building objects for them.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import msgspec
 class KubeStruct(
     msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True, gc=False
 ):
-    """Base of everything decoded from Kubernetes: trees, in which no collector finds a cycle."""
+    """Base of all decoded objects: trees without cycles, which the garbage collector can skip."""
 
 
 class OwnerReference(KubeStruct, frozen=True):
@@ -30,7 +30,7 @@ class ObjectMeta(KubeStruct, frozen=True):
     uid: str = ""
     resource_version: str = ""
     annotations: Mapping[str, str] | None = None
-    #: Not of Kubernetes: bytes of annotations that were left out because nothing reads them.
+    #: Not a Kubernetes field: bytes of the annotations that are dropped as unused.
     foreign_annotation_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     labels: Mapping[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
@@ -40,13 +40,13 @@ class ObjectMeta(KubeStruct, frozen=True):
 
 
 class ResourceRequirements(KubeStruct, frozen=True):
-    #: Resource name -> quantity. Of an extended resource, limits equal requests.
+    #: Resource name -> quantity. For extended resources, limits equal requests.
     limits: Mapping[str, str | int] | None = None
     requests: Mapping[str, str | int] | None = None
 
 
 class Present(KubeStruct, frozen=True):
-    """An object of which only matters that it is there."""
+    """An object whose presence is all that matters."""
 
 
 class FieldRef(KubeStruct, frozen=True):
@@ -54,7 +54,7 @@ class FieldRef(KubeStruct, frozen=True):
 
 
 class EnvVarSource(KubeStruct, frozen=True):
-    """Where a value comes from; of other places than the pod itself only that it does."""
+    """The source of a variable's value; sources other than the pod's fields are not decoded."""
 
     field_ref: FieldRef | None = None
 
@@ -66,7 +66,7 @@ class EnvVar(KubeStruct, frozen=True):
 
 
 class EnvFromSource(KubeStruct, frozen=True):
-    """A ConfigMap or a Secret, all of it."""
+    """A ConfigMap or a Secret whose keys all become variables."""
 
     prefix: str = ""
 
@@ -90,7 +90,7 @@ class VolumeMount(KubeStruct, frozen=True):
 
 
 class InitContainer(Container, frozen=True):
-    """With what it runs, which is read of one init container only: the gate (contract.gate)."""
+    """An init container, with the fields that identify the gate (``contract.gate``)."""
 
     image: str = ""
     command: list[str] | None = None
@@ -133,8 +133,7 @@ class LabelSelector(KubeStruct, frozen=True):
 
 
 class PodAffinityTerm(KubeStruct, frozen=True):
-    """Which pods it is about; neither given: those of the same namespace as the pod's that says
-    it."""
+    """The pods that the term selects: without namespaces, those in the pod's own namespace."""
 
     label_selector: LabelSelector | None = None
     namespaces: list[str] | None = None
@@ -146,7 +145,7 @@ class WeightedPodAffinityTerm(KubeStruct, frozen=True):
 
 
 class PodAffinity(KubeStruct, frozen=True):
-    """Of affinity and anti-affinity alike."""
+    """Terms of pod affinity or of pod anti-affinity."""
 
     required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
     preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = (
@@ -161,14 +160,14 @@ class Affinity(KubeStruct, frozen=True):
 
 
 class Volume(KubeStruct, frozen=True):
-    """Of the volumes that a node must be able to attach only that they are."""
+    """A volume; only volumes that the node must be able to attach are decoded."""
 
     persistent_volume_claim: Present | None = None
     ephemeral: Present | None = None
 
 
 class SchedulingGate(KubeStruct, frozen=True):
-    """While a pod has any, no scheduler tries it."""
+    """A scheduling gate: no scheduler tries a pod that has one."""
 
     name: str = ""
 
@@ -178,7 +177,7 @@ class PodSpec(KubeStruct, frozen=True):
     init_containers: list[InitContainer] | None = None
     node_name: str | None = None
     priority: int | None = None
-    #: "Never": it waits, and nobody leaves for it.
+    #: "Never": no pod is evicted for it.
     preemption_policy: str | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[SchedulingGate] | None = None
@@ -217,9 +216,9 @@ class PodStatus(KubeStruct, frozen=True):
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     conditions: list[PodCondition] | None = None
-    #: When its kubelet took it.
+    #: When the kubelet accepted it.
     start_time: str | None = None
-    #: The node on which others leave for it.
+    #: The node on which pods are preempted for it.
     nominated_node_name: str | None = None
 
 
@@ -227,25 +226,25 @@ class Pod(KubeStruct, frozen=True):
     metadata: ObjectMeta
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
-    #: Not of Kubernetes: its size as JSON, where that is beyond ``contract.pod_limits``.
+    #: Not a Kubernetes field: the pod's bytes as JSON if they exceed ``MAX_POD_BYTES``, else 0.
     json_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def ended(self) -> bool:
-        """Whether its containers have been seen to end for good.
+        """Return whether the containers have ended for good, according to the pod's status.
 
-        The phase alone is no proof: the garbage collector calls pods of a lost node Failed, while
-        their containers may run there still. A kubelet waits for them.
+        The phase alone is no proof: the pod garbage collector sets the pods of a lost node to
+        Failed, while their containers may still run. A kubelet waits for the containers first.
         """
         status = self.status
         if status is None or status.phase not in ("Succeeded", "Failed"):
             return False
         statuses = (status.container_statuses or []) + (status.init_container_statuses or [])
-        return not any(one.state and one.state.running for one in statuses)
+        return not any(each.state and each.state.running for each in statuses)
 
     @property
     def node(self) -> str:
-        """The node it is bound to; empty while it is not."""
+        """Return the node that the pod is bound to; empty while it is unbound."""
         return self.spec.node_name or ""
 
     def annotation(self, key: str) -> str | None:
@@ -282,7 +281,7 @@ class ResourcePool(KubeStruct, frozen=True):
 
 
 class ResourceSliceSpec(KubeStruct, frozen=True):
-    """The same fields in v1, v1beta2 and v1beta1 of resource.k8s.io."""
+    """Fields that v1, v1beta2 and v1beta1 of resource.k8s.io have in common."""
 
     driver: str = ""
     node_name: str | None = None
@@ -291,7 +290,7 @@ class ResourceSliceSpec(KubeStruct, frozen=True):
 
 
 class ResourceSlice(KubeStruct, frozen=True):
-    """Devices that a DRA driver offers, of one node as a rule."""
+    """Devices that a DRA driver offers, usually those of one node."""
 
     metadata: ObjectMeta
     spec: ResourceSliceSpec = ResourceSliceSpec()
@@ -303,7 +302,7 @@ class DisruptionBudgetSpec(KubeStruct, frozen=True):
 
 class DisruptionBudgetStatus(KubeStruct, frozen=True):
     disruptions_allowed: int = 0
-    #: By name: pods whose eviction has been counted already.
+    #: Pod name -> time: pods whose eviction the budget has already counted.
     disrupted_pods: Mapping[str, Any] | None = None
 
 

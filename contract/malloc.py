@@ -1,11 +1,10 @@
-"""Decides how much freed memory the C library may keep from the system, for either process.
+"""Limits how much freed memory the C library keeps, in the agent and in the extender.
 
-Python hands every block above half a kilobyte to malloc. By default glibc gives each thread an
-arena of its own, eight for each core of the machine, and raises the size from which a block is
-mapped by itself to that of the largest one ever freed. Both buy speed for programs that compute in
-many threads, and both leave holes: in the agent, which mostly sleeps, they were all of its growth,
-seven MiB in the first ten thousand samples, and on a node with many cores there are many more
-arenas; in the extender each page of a list leaves one, in the arena of the thread that read it.
+Python allocates every block above 512 bytes with malloc. By default glibc has up to eight arenas
+for each core, and a block is mapped separately only if it is larger than the largest one ever
+freed. Both speed up programs that compute in many threads, and both fragment the heap. They caused
+all growth of the agent: 7 MiB in the first 10,000 samples, more on nodes with many cores. In the
+extender each page of a list left a hole in the arena of the thread that read it.
 """
 
 import ctypes
@@ -14,11 +13,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 def keep_small(mapped_from_bytes: int, trimmed_from_bytes: int) -> None:
-    """One arena, and what is large goes back when it is freed; before there is another thread.
+    """Use one arena, and return large freed blocks to the system at once.
 
-    A block of ``mapped_from_bytes`` is large, and so are ``trimmed_from_bytes`` free at the end of
-    the heap: below that nothing asks the system for memory again and again. Nothing where the C
-    library is another than glibc, and has no such habits.
+    Call it before other threads start. Blocks of at least ``mapped_from_bytes`` are mapped
+    separately. The heap shrinks when ``trimmed_from_bytes`` are free at its end; smaller values
+    would make the process request the memory again and again. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -27,12 +27,12 @@ MAX_ANNOTATION_BYTES = 256 << 10
 RESERVED_ANNOTATION_BYTES = 8 << 10
 #: Bytes of the pod as JSON. etcd takes 1.5 MiB by default, annotations and status included.
 MAX_POD_BYTES = 1 << 20
-#: Of the reserved bytes, for the annotations that requeue and touch a pod, with their values.
+#: Part of the reserved bytes, for the annotations that requeue and touch a pod.
 _MARK_BYTES = 512
 
 
 def exceeded(pod: Pod) -> str:
-    """Returns what the pod has too much of, its number, its limit and what to do; "" if nothing."""
+    """Return the first limit that the pod exceeds, as a sentence with advice; "" if none."""
     annotations = pod.metadata.annotations or {}
     own = {key: text for key, text in annotations.items() if key.startswith(PREFIX)}
     free_bytes = MAX_ANNOTATION_BYTES - RESERVED_ANNOTATION_BYTES
@@ -69,14 +69,14 @@ def exceeded(pod: Pod) -> str:
             "move values of variables and arguments into ConfigMaps",
         ),
     )
-    for number, most, what, help_text in found:
-        if number > most:
-            return f"pod has {number} {what}, at most {most} are allowed with a GPU; {help_text}"
+    for number, limit, what, help_text in found:
+        if number > limit:
+            return f"pod has {number} {what}, at most {limit} are allowed with a GPU; {help_text}"
     return ""
 
 
 def sized(pod: Pod, json_bytes: int) -> Pod:
-    """Returns the pod with its size in bytes where it is beyond the limit, else as it is."""
+    """Return the pod with ``json_bytes`` set if it exceeds the limit, else the pod unchanged."""
     if json_bytes <= MAX_POD_BYTES:
         return pod
     return msgspec.structs.replace(pod, json_bytes=json_bytes)
@@ -87,13 +87,16 @@ def container_count(pod: Pod) -> int:
 
 
 def annotation_bytes(annotations: Mapping[str, str]) -> int:
-    """Bytes of keys and values in UTF-8, as the API server counts them."""
+    """Return the bytes of keys and values in UTF-8, as the API server counts them."""
     return sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items())
 
 
 def has_room_for(pod: Pod, written: Mapping[str, str]) -> bool:
-    """Whether the API server accepts the pod's annotations with ``written`` on top of them, and a
-    mark that requeues or touches the pod after that."""
+    """Return whether ``written`` can be added to the pod's annotations.
+
+    The API server limits their total size. Space for the marks that requeue and touch the pod
+    stays free.
+    """
     after = {**(pod.metadata.annotations or {}), **written}
     after_bytes = annotation_bytes(after) + pod.metadata.foreign_annotation_bytes
     return after_bytes <= MAX_ANNOTATION_BYTES - _MARK_BYTES

@@ -1,7 +1,7 @@
-"""What we write on a pod for which we evict others: the attempt, of which there is one at a time.
+"""The preemption attempt, which Headroom writes on the preemptor. A pod has at most one.
 
-It is written before anybody is evicted, on condition that the pod is as it was read, so that of any
-number of replicas one alone acts; and every replica reads from it for whom a place is held.
+A replica writes it before it evicts a victim, on condition that the pod's resourceVersion is
+unchanged. So only one replica acts on a pod, and all replicas see which node is held for it.
 """
 
 import msgspec
@@ -11,12 +11,12 @@ from contract.kube import Pod
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    #: Tells one attempt from the next.
+    #: Differs between two attempts for one pod.
     id: str = ""
     node: str = ""
     #: Unix time, seconds.
     since: int = 0
-    #: Uids of those who are evicted.
+    #: Uids of the pods to evict.
     victims: tuple[str, ...] = ()
 
 
@@ -29,7 +29,10 @@ def encode_attempt(attempt: Attempt) -> str:
 
 
 def attempt_of(pod: Pod) -> Attempt | None:
-    """The last one; None where there is none. Raises nothing: users can write anything there."""
+    """Return the pod's last attempt.
+
+    None if there is none or it cannot be decoded: users can write any text there.
+    """
     text = pod.annotation(PREEMPTING)
     if text is None:
         return None

@@ -1,48 +1,47 @@
-"""Kubernetes quantities as whole bytes, read as Kubernetes reads them, and written back.
+"""Kubernetes quantities as whole bytes: parsed as Kubernetes parses them, and formatted.
 
 The grammar and the rounding are those of ``resource.Quantity`` and its ``Value()`` in
-k8s.io/apimachinery. Integers throughout, never floats. Where that type gives no sound answer, we
-refuse or stay exact instead of following it:
+k8s.io/apimachinery. All numbers are integers. This module differs from that type if its result is
+wrong:
 
-* beyond int64 it wraps or caps; here such an amount is refused;
-* text without a digit (``Gi``, ``-``, ``.``) it takes for zero, against its own grammar; refused;
-* the ``Value()`` of many negative amounts is wrong, even positive; here they are exact;
-* on ``1e-999999999`` it does not come back; here the cost is bounded by ``MAX_LENGTH``.
+* above int64 it wraps or caps; this module rejects the amount;
+* it reads text without a digit (``Gi``, ``-``, ``.``) as zero, against its own grammar; rejected;
+* its ``Value()`` of many negative amounts is wrong, even positive; here they are exact;
+* on ``1e-999999999`` it does not return; here ``MAX_LENGTH`` bounds the cost.
 """
 
 import re
 
 from contract.errors import BadQuantity
 
-#: Longer texts are refused, which Kubernetes would not do. 2**63 nanobytes have 28 digits.
+#: Longer texts are rejected, which Kubernetes would not do. 2**63 nanobytes have 28 digits.
 MAX_LENGTH = 64
 MAX_INT64 = (1 << 63) - 1
 
 _SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([a-zA-Z]*|[eE][+-]?[0-9]+)")
-#: Suffix -> power of ten. A lone ``E`` is exa, with digits behind it an exponent.
+#: Suffix -> power of ten. ``E`` alone is exa, ``E`` with digits after it an exponent.
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 #: Suffix -> power of two, largest first.
 _BINARY = {"Ei": 60, "Pi": 50, "Ti": 40, "Gi": 30, "Mi": 20, "Ki": 10}
 
 
 def parse_bytes(text: str) -> int:
-    """Read a quantity as whole bytes.
+    """Parse a quantity into whole bytes; the result may be negative.
 
-    A fraction of a byte is rounded away from zero, so that no amount but zero reads as zero; the
-    answer may be negative. Raises ``BadQuantity`` for what Kubernetes refuses, and for what the
-    head of this module lists.
+    Rounds fractions of a byte away from zero, so that only zero becomes zero. Raises
+    ``BadQuantity`` for text that Kubernetes rejects, and in the cases that the module lists.
     """
     if len(text) > MAX_LENGTH:
         raise BadQuantity(text, f"it is longer than {MAX_LENGTH} characters")
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise BadQuantity(text, "it is not a number with a unit behind it")
+        raise BadQuantity(text, "it is not a number followed by a unit")
     sign, whole, part, suffix = match.groups(default="")
     if not whole + part:
         raise BadQuantity(text, "it has no digits")
     magnitude = int(whole + part) << _BINARY.get(suffix, 0)
     exponent = _exponent(text, suffix) - len(part)
-    # One of the two powers is 1; floor division of the negative rounds the magnitude up.
+    # One of the two powers is 1. Floor division of the negative rounds the magnitude up.
     magnitude = -(-magnitude * _ten_to(exponent) // _ten_to(-exponent))
     if magnitude > MAX_INT64:
         raise BadQuantity(text, "it is too large")
@@ -50,7 +49,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _exponent(text: str, suffix: str) -> int:
-    """The power of ten that ``suffix`` stands for, clamped where a larger one changes nothing."""
+    """Return the power of ten of ``suffix``, clamped if a larger one makes no difference."""
     if suffix in _BINARY:
         return 0
     if suffix in _DECIMAL:
@@ -60,8 +59,7 @@ def _exponent(text: str, suffix: str) -> int:
     exponent = int(suffix[1:])
     if not -MAX_INT64 - 1 <= exponent <= MAX_INT64:
         raise BadQuantity(text, "its exponent is too large")
-    # At most MAX_LENGTH digits stand before it: what is beyond twice that is beyond int64, or
-    # below one byte.
+    # At most MAX_LENGTH digits precede the exponent. Twice that is above int64 or below one byte.
     return max(-2 * MAX_LENGTH, min(2 * MAX_LENGTH, exponent))
 
 
@@ -70,7 +68,7 @@ def _ten_to(exponent: int) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """Spell ``count`` with the largest exact binary unit (``8Gi``), else plainly (``1500``)."""
+    """Format bytes with the largest exact binary unit (``8Gi``), or without (``1500``)."""
     for suffix, shift in _BINARY.items():
         if count and count % (1 << shift) == 0:
             return f"{count >> shift}{suffix}"
@@ -78,6 +76,6 @@ def format_bytes(count: int) -> str:
 
 
 def gib(count_bytes: int, up: bool = False) -> str:
-    """For reading only, rounded down unless ``up``: ``7.5 GiB``, and whole ones from 100 GiB on."""
+    """Format bytes for people: ``7.5 GiB``, without decimals from 100 GiB. Rounds down, or up."""
     tenths = -(-count_bytes * 10 >> 30) if up else count_bytes * 10 >> 30
     return f"{tenths // 10:,} GiB" if tenths >= 1000 else f"{tenths // 10}.{tenths % 10} GiB"

@@ -1,32 +1,36 @@
-"""The closed list of reasons why a pod is not placed on a node.
+"""The closed list of reasons why a pod is unschedulable on a node.
 
-A sentence never changes while its cause does not, holds no number and no node name, and has no
-percent sign: kube-scheduler counts equal sentences ("3 insufficient GPU memory on any device"),
-formats them, and retries a pod whose message keeps changing a hundred times a second.
-Numbers are told by the debug API, from the same verdict.
+A sentence stays equal while its cause lasts, and has no number, node name or percent sign.
+kube-scheduler counts equal sentences ("3 insufficient GPU memory on any device") and formats them.
+It retries a pod whose message keeps changing a hundred times a second. The debug API reports the
+numbers of the same verdict.
 """
 
 from enum import Enum
 
 
 class Reason(Enum):
-    """One cause: ``code`` for programs, ``sentence`` for kube-scheduler, ``evictable`` for us.
+    """One cause: ``code`` for programs, ``sentence`` for kube-scheduler.
 
-    ``evictable`` says whether evicting pods from the node could cure it.
+    ``evictable`` is whether evicting pods from the node could make the pod fit.
     """
 
-    # The pod: no node can help.
-    BAD_VRAM = ("bad_vram", "annotation headroom.gpu/vram is not valid, right is 8Gi", False)
-    BAD_POLICY = ("bad_policy", "annotation headroom.gpu/policy is not valid, right is pack", False)
+    # The pod itself: it fits on no node.
+    BAD_VRAM = ("bad_vram", "annotation headroom.gpu/vram is not valid (example: 8Gi)", False)
+    BAD_POLICY = (
+        "bad_policy",
+        "annotation headroom.gpu/policy is not valid (example: pack)",
+        False,
+    )
     BAD_MAX_SM = ("bad_max_sm", "annotation headroom.gpu/max-sm is not valid", False)
     BAD_PROCESSES = (
         "bad_processes",
-        "annotation headroom.gpu/processes is not valid, right is 1",
+        "annotation headroom.gpu/processes is not valid (example: 1)",
         False,
     )
     BAD_DEFAULT_VRAM = (
         "bad_default_vram",
-        "annotation headroom.gpu/default-vram of the namespace is not valid, right is 4Gi",
+        "annotation headroom.gpu/default-vram of the namespace is not valid (example: 4Gi)",
         False,
     )
     BAD_POD = ("bad_pod", "number of GPUs that the pod asks for cannot be read", False)
@@ -37,12 +41,12 @@ class Reason(Enum):
     )
     UNANNOTATED = ("unannotated", "pod asks for a GPU without annotation headroom.gpu/vram", False)
 
-    # The node: nothing on it can be promised.
+    # The node: Headroom reserves nothing on it.
     UNKNOWN_NODE = ("unknown_node", "node is not known to Headroom", False)
     NO_REPORT = ("no_report", "no GPU report from the node", False)
     LABELS_SAY_TOO_LITTLE = (
         "labels_say_too_little",
-        "no GPU report from the node, and its labels do not say enough of its GPUs",
+        "no GPU report from the node, and its labels describe its GPUs incompletely",
         False,
     )
     STALE_REPORT = ("stale_report", "GPU report of the node is stale", False)
@@ -57,7 +61,7 @@ class Reason(Enum):
         "node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods",
         False,
     )
-    # Its GPUs are being cut up anew, or into what the plugin does not offer.
+    # The node's MIG layout is being changed, or the plugin does not offer its devices.
     MIG_CHANGING = ("mig_changing", "MIG layout of the node is being changed", False)
     MIG_FAILED = ("mig_failed", "MIG layout of the node could not be changed as asked", False)
     MIG_INVALID = (
@@ -67,10 +71,10 @@ class Reason(Enum):
     )
     EVICTED_LATELY = (
         "evicted_lately",
-        "node had to send a pod away a moment ago, whose GPU had no room for it",
+        "node recently evicted a pod that was given a GPU without enough free memory",
         False,
     )
-    # Somebody else gives its GPUs out, and neither knows what the other promised.
+    # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
     DRA_MANAGES = ("dra_manages", "GPUs of the node are managed by a DRA driver", False)
     HAMI_MANAGES = ("hami_manages", "GPUs of the node are managed by HAMi", False)
     KAI_MANAGES = ("kai_manages", "GPUs of the node are managed by KAI", False)
@@ -92,7 +96,7 @@ class Reason(Enum):
     )
     NO_SUCH_RESOURCE = ("no_such_resource", "node reports no GPU of the requested resource", False)
 
-    # A device of the node that the pod could end on.
+    # The candidate devices of the node.
     CONTRADICTORY_REPORT = (
         "contradictory_report",
         "report of a GPU that the pod could get contradicts itself",
@@ -100,7 +104,7 @@ class Reason(Enum):
     )
     MEMORY_UNKNOWN = (
         "memory_unknown",
-        "memory of a GPU that the pod could get is not known, its driver does not tell",
+        "memory of a GPU that the pod could get is unknown: the driver does not report it",
         False,
     )
     UNHEALTHY_DEVICE = ("unhealthy_device", "a GPU that the pod could get is unhealthy", False)
@@ -113,7 +117,7 @@ class Reason(Enum):
     )
     OTHERS_ARRIVING = (
         "others_arriving",
-        "pods on their way to the node are promised another GPU",
+        "unconfirmed pods on the node must get their GPU first",
         False,
     )
     NO_REPLICA = ("no_replica", "no free GPU replica", True)

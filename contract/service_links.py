@@ -1,4 +1,4 @@
-"""Variables of the environment that begin as ours do and are none."""
+"""Environment variables that have the prefix of Headroom's settings but are none."""
 
 import re
 from collections.abc import Mapping
@@ -8,9 +8,12 @@ _URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 def service_links(env: Mapping[str, str]) -> set[str]:
-    """Those by which the kubelet tells pods of the Services of their namespace: the Service
-    headroom-debug is HEADROOM_DEBUG_PORT, and no setting. One that was said besides stays ours."""
-    services = [found[1] for name in env if (found := _SERVICE.fullmatch(name))]
+    """Return the names of the variables that the kubelet sets for Services of the namespace.
+
+    The Service headroom-debug sets HEADROOM_DEBUG_PORT, which is also the name of a setting. Its
+    value shows which of the two it is.
+    """
+    services = [match[1] for name in env if (match := _SERVICE.fullmatch(name))]
     return {
         name
         for name, value in env.items()

@@ -52,14 +52,14 @@ PASSING = {
     "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],
     "extender/placement/overfull_devices.py": ["Misplaced.leave", "Misplaced.stuck"],
-    "extender/placement/prediction_outcome.py": ["_Look._arrived"],
+    "extender/placement/prediction_outcome.py": ["_Replay._arrived"],
     "extender/placement/occupancy.py": [
-        *("_Elsewhere._on", "_Elsewhere.uids", "_Queue._holders", "_Queue._renamed"),
-        *("_Queue._waiting", "_Queue.picks", "_Queue.promised"),
+        *("_ByEnvironment._on", "_ByEnvironment.uids", "_Queue._holders", "_Queue._renamed"),
+        *("_Queue._waiting", "_Queue.picks", "_Queue.reserved"),
         *("_Uses._replicas", "_Uses._resources", "_Uses._rows"),
     ],
     "extender/placement/score.py": ["Ranking.terms"],
-    "extender/placement/victims.py": ["_Search._known"],
+    "extender/placement/victims.py": ["_Search._results"],
     "extender/controllers/promql.py": [
         *("Answer.ratios", "Answer.ages_s", "_Envelope.warnings"),
     ],
@@ -188,9 +188,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "NodeBatcher._turns": Per("bind under way", 1_000),
     },
     "extender/placement/demand_pricing.py": {
-        "Mix.demand": Fixed(64 * 500),
-        "Usual._offered": Fixed(256 * 100_000),
-        "Usual._seen": Fixed(4_096 * 1_000),
+        "DemandMix.demand": Fixed(64 * 500),
+        "DemandTracker._offered": Fixed(256 * 100_000),
+        "DemandTracker._seen": Fixed(4_096 * 1_000),
     },
     "extender/placement/snapshot_builder.py": {
         "Table._columns_shown": Per("device", 200),

@@ -25,7 +25,7 @@ from contract.annotations import (
     DeviceChoice,
     ShareWish,
     VramAnnotation,
-    of_extenders,
+    is_extender_annotation,
     parse_vram,
     render_vram,
 )
@@ -85,7 +85,9 @@ def mutate(pod: Pod, around: AdmissionContext) -> Mutated:
 def _without_ours(draft: Draft) -> Iterator[str]:
     """Of a pod that was copied, with what had been written on the other one."""
     theirs = {
-        key: None for key in sorted(draft.pod.metadata.annotations or ()) if of_extenders(key)
+        key: None
+        for key in sorted(draft.pod.metadata.annotations or ())
+        if is_extender_annotation(key)
     }
     draft.unannotate(theirs.keys())
     for key in theirs:

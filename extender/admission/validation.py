@@ -15,13 +15,13 @@ from contract.annotations import (
     DEVICE_CHOICE,
     GATED,
     MAINTENANCE,
-    OF_USERS,
     PREFIX,
     RESERVE,
     SHARE,
+    USER_ANNOTATIONS,
     VRAM,
     VRAM_FROM,
-    of_extenders,
+    is_extender_annotation,
     parse_device_choice,
     parse_gated,
     parse_maintenance,
@@ -102,7 +102,7 @@ def validate_template(
     warnings.extend(
         f"annotation {key} is removed from its pods: only Headroom writes it"
         for key in sorted(_ours(pod.metadata))
-        if of_extenders(key)
+        if is_extender_annotation(key)
     )
     return Validated(warnings=(*warnings, *_warnings(pod, around)))
 
@@ -158,10 +158,10 @@ def _why_no_gate(around: AdmissionContext) -> str:
 
 
 def _warnings(pod: Pod, around: AdmissionContext) -> Iterator[str]:
-    ours = [key for key in sorted(_ours(pod.metadata)) if not of_extenders(key)]
+    ours = [key for key in sorted(_ours(pod.metadata)) if not is_extender_annotation(key)]
     # No more are shown than an answer holds, and to find what was meant takes long.
-    for key in islice((key for key in ours if key not in OF_USERS), MAX_WARNINGS):
-        near = get_close_matches(key[:MAX_NAME_CHARS], OF_USERS, 1, 0.8)
+    for key in islice((key for key in ours if key not in USER_ANNOTATIONS), MAX_WARNINGS):
+        near = get_close_matches(key[:MAX_NAME_CHARS], USER_ANNOTATIONS, 1, 0.8)
         meant = f"; right is, for example, {near[0]}" if near else ""
         yield f"annotation {shortened(key)} has no effect: a pod has none of that name{meant}"
     if VRAM in ours and not asks_for_gpu(pod, around.rules):

@@ -11,7 +11,7 @@ from extender.console.requested_pods import made_up, of_size, usual_resource
 from extender.errors import BadSettings
 from extender.placement.comparison import verdict_digest
 from extender.placement.explain import explain
-from extender.placement.explanation_text import told
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable
 from extender.state.cluster_state import ClusterState
@@ -95,5 +95,5 @@ def _replayed(state: ClusterState, pod: Pod, now_s: float, sized: bool) -> Repla
             )
         ),
         digest=verdict_digest(verdicts),
-        told=[line for node in found.nearest for line in told(node)],
+        told=[line for node in found.nearest for line in explanation_lines(node)],
     )

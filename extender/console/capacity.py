@@ -21,7 +21,7 @@ from extender.console.context import Context
 from extender.console.requested_pods import made_up, of_size, understood, usual_resource
 from extender.console.responses import listed
 from extender.console.spaces import SpaceView, space_view
-from extender.placement.capacity import device_classes, space, told
+from extender.placement.capacity import capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
 from extender.state.explained_nodes import AMOUNTS
@@ -147,7 +147,7 @@ def router(context: Context) -> APIRouter:
             pods=whole,
             pods_at_least=at_least,
             fullness=found.fullness,
-            message=told(found, whole, at_least),
+            message=capacity_summary(found, whole, at_least),
             space=space_view(found),
             classes=[
                 DeviceClassView(

@@ -24,7 +24,7 @@ from extender.console.node_views import Aged, DeviceView, device_view
 from extender.console.occupant_bodies import HeldView, held_view
 from extender.console.visible_pods import Sees, everything
 from extender.placement.explain import DeviceExplanation, Explanation, NodeExplanation
-from extender.placement.explanation_text import told
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.request import Unreadable, VramRequest
 from extender.state.device_occupants import Held
 from extender.state.explained_nodes import Feasible
@@ -169,7 +169,7 @@ def nearest_view(
         blockers=[held_view(held) for held in shown],
         hidden_blockers=len(hidden),
         hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
-        told=[*told(node), *map(_holds, shown), *_hold_unseen(hidden)],
+        told=[*explanation_lines(node), *map(_holds, shown), *_hold_unseen(hidden)],
     )
 
 

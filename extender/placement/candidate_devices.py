@@ -1,8 +1,8 @@
-"""Which devices a pod could end on, for all nodes at once.
+"""Candidate devices: the devices that the plugin could give to a pod, for all nodes at once.
 
-The kubelet and the plugin choose, by counting replicas, whatever the memory and whatever we think
-of the device's health. What they could do was reckoned when the node was weighed
-(``placement.plugin``); here it is only read.
+The kubelet and the plugin choose by replicas only, regardless of memory and of the health that
+Headroom sees. ``placement.device_plugin_model`` computes what they can choose when a node changes.
+This module reads the result.
 """
 
 import numpy as np
@@ -14,14 +14,16 @@ Mask = NDArray[np.bool_]
 
 
 def slots_of(resource: str, snap: Snapshot) -> Mask:
-    """(nodes, slots) where the node advertises a device under ``resource``."""
+    """Return the mask (nodes, slots) of devices that are advertised as ``resource``."""
     index = snap.resources.get(resource)
     advertised = snap.columns.resource
     return np.zeros(advertised.shape, bool) if index is None else advertised == index
 
 
 def candidates(slots: Mask, count: int, snap: Snapshot) -> Mask:
-    """(nodes, slots) where the plugin could place one of the next ``count`` replicas of these
-    slots' resource."""
+    """Return the mask (nodes, slots) of devices that the next ``count`` replicas could be on.
+
+    ``slots`` are the devices of the requested resource.
+    """
     chosen: Mask = slots & (snap.columns.reach <= count)
     return chosen

@@ -1,8 +1,8 @@
-"""Whether the cluster is full or fragmented, for pods of one size: what of the memory that is left
-such a pod can be given, and what of the rest lies where no pod could be put.
+"""Reports whether the cluster is full or fragmented for pods of one size.
 
-All is read from one verdict, that is from the arrays that filter decides by. How many pods fit is
-not here, since that takes to place them: ``cluster.counting``.
+It computes how much free memory such a pod can use, and how much no pod can use. All values come
+from one verdict: the arrays that filter decides by. ``state.pod_capacity`` counts the pods that
+fit, because that requires placing them.
 """
 
 from dataclasses import dataclass
@@ -18,48 +18,47 @@ from extender.placement.fit import Verdicts
 from extender.placement.snapshot import CODE_OF
 from extender.placement.visible_devices_env import Nodes
 
-#: "closed": no node with a device of the resource takes pods at all.
+#: "closed": no node with a device of the resource accepts pods.
 Fullness = Literal["room", "fragmented", "full", "closed"]
 _ORDER = list(Reason)
-#: Codes of what is said of the pod or of a node as a whole, whatever its devices have.
+#: Codes of reasons that concern the pod or the whole node, regardless of free memory and replicas.
 _CLOSED_CODES = [CODE_OF[r] for r in _ORDER[: _ORDER.index(Reason.NO_SUCH_RESOURCE) + 1]]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """Devices of one make under one resource name."""
+    """Devices of one model and memory size with one resource name."""
 
     resource: str
     model: str
     memory_bytes: int
     devices: int
     nodes: int
-    #: The largest request per device that fits on a node with a device of it that the pod could
-    #: end on; None where more than memory is in the way on all of them.
+    #: The largest request per device that fits on a node with a candidate device of this class;
+    #: None if reasons other than memory reject the pod on all of them.
     largest_fitting_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Of the nodes asked about, for one size of pods."""
+    """The free capacity of nodes for pods of one size."""
 
-    #: That have a device of the resource and take pods; and that have one and take none.
+    #: Nodes with a device of the resource that accept pods, and nodes with one that do not.
     open_nodes: int
     closed_nodes: int
-    #: On which one more pod fits.
+    #: Nodes on which one more pod fits.
     fitting_nodes: int
-    #: What one pod takes of a node, on the devices where that is least; None without devices.
+    #: The least that one pod takes of any open node; None without devices.
     need_bytes: int | None
-    #: Left on the sound devices of the resource, on open nodes; and on closed ones.
+    #: Headroom of the healthy devices of the resource, on open nodes and on closed nodes.
     headroom_bytes: int
     closed_bytes: int
-    #: Of the headroom what lies on devices without a replica for anybody: nobody can be given it.
+    #: Part of the headroom on devices without a free replica: no pod can use it.
     stranded_bytes: int
-    #: Replicas on open nodes that nobody holds, and of those the ones on devices without room for
-    #: such a pod.
+    #: Free replicas on open nodes, and those on devices without enough memory for such a pod.
     replicas_free: int
     replicas_stranded: int
-    #: The largest request per device that fits; None where more than memory is in the way.
+    #: The largest request per device that fits; None if other reasons than memory reject the pod.
     largest_fitting_bytes: int | None
 
     @property
@@ -72,21 +71,21 @@ class Space:
 
 
 def space(verdicts: Verdicts) -> Space:
-    """Of a request for one resource."""
+    """Compute the free capacity for a request for one resource."""
     snap, rows, columns = verdicts.snap, verdicts.rows, verdicts.snap.columns
     verdict = verdicts.asks[0]
     slots = slots_of(verdict.ask.resource, snap)
     sound: Mask = slots & (columns.health_issue == 0)
     opens: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
     has_any = np.asarray(slots.any(axis=1))[rows]
-    # Each of those that share a memory shows all that is left of it.
+    # Each of the devices that share a memory shows the headroom of all of it.
     left = np.maximum(columns.headroom_bytes, 0) // np.maximum(columns.sharers, 1)
     left = np.where(sound, left, 0)[rows]
     free = np.where(sound, columns.replicas_free, 0)[rows].astype(np.int64)
-    awaited = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)[rows]
-    # What is free for pods on their way is free for nobody else.
-    too_few: Nodes = free.sum(axis=1) - awaited < verdict.ask.count
-    nobody: Mask = (free == 0) | too_few[:, None]
+    unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)[rows]
+    # Unconfirmed pods take free replicas that the report does not show as taken yet.
+    too_few: Nodes = free.sum(axis=1) - unconfirmed < verdict.ask.count
+    no_replica: Mask = (free == 0) | too_few[:, None]
     small = verdict.free_bytes < verdict.need_bytes
     needs = verdict.need_bytes[opens][sound[rows][opens]]
     return Space(
@@ -96,7 +95,7 @@ def space(verdicts: Verdicts) -> Space:
         need_bytes=int(needs.min()) * verdict.ask.count if len(needs) else None,
         headroom_bytes=int(left[opens].sum()),
         closed_bytes=int(left[~opens].sum()),
-        stranded_bytes=int(np.where(nobody, left, 0)[opens].sum()),
+        stranded_bytes=int(np.where(no_replica, left, 0)[opens].sum()),
         replicas_free=int(free[opens].sum()),
         replicas_stranded=int(np.where(small, free, 0)[opens].sum()),
         largest_fitting_bytes=largest_fitting(verdicts),
@@ -104,7 +103,7 @@ def space(verdicts: Verdicts) -> Space:
 
 
 def device_classes(verdicts: Verdicts) -> list[DeviceClass]:
-    """The classes under the resource that is asked for, the largest first."""
+    """Return the device classes of the requested resource, largest memory first."""
     found: dict[tuple[int, str], list[tuple[int, int]]] = {}
     resource = verdicts.asks[0].ask.resource
     for i, row in enumerate(verdicts.rows.tolist()):
@@ -130,27 +129,31 @@ def _class(
     )
 
 
-def told(space: Space, pods: int, at_least: bool) -> str:
-    """Full or fragmented, in one sentence; so many ``pods`` fit, or ``at_least``."""
-    left = gib(space.headroom_bytes)
+def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
+    """Return one sentence: how many ``pods`` fit, or why none does.
+
+    ``at_least``: more pods may fit.
+    """
+    free = gib(space.headroom_bytes)
     stranded = (
-        f"; {gib(space.stranded_bytes)} lie on devices without a free replica"
+        f"; {gib(space.stranded_bytes)} are on devices without a free replica"
         if space.stranded_bytes
         else ""
     )
     match space.fullness:
         case "room":
             more = "at least " if at_least else ""
-            on = f"{space.fitting_nodes} of {space.open_nodes + space.closed_nodes} nodes"
+            nodes = space.open_nodes + space.closed_nodes
+            on = f"{space.fitting_nodes} of {nodes} node{'' if nodes == 1 else 's'}"
             fit = "1 such pod fits" if pods == 1 else f"{pods} such pods fit"
-            return f"{more}{fit} now, on {on}; {left} are left in all{stranded}"
+            return f"{more}{fit} now, on {on}; {free} are free in total{stranded}"
         case "closed":
-            return "no node with a device of this resource takes pods now"
+            return "no node with a device of this resource accepts pods now"
         case "full":
-            return f"full: {left} are left in all, less than one such pod needs{stranded}"
+            return f"full: {free} are free in total, less than one such pod needs{stranded}"
         case "fragmented":
             if space.largest_fitting_bytes is None:
-                why = "more than memory is in the way on every node"
+                why = "every node also rejects the pod for reasons other than memory"
             else:
                 why = f"the largest request that fits is {gib(space.largest_fitting_bytes)}"
-            return f"fragmented: {left} are left in all, and {why}{stranded}"
+            return f"fragmented: {free} are free in total, and {why}{stranded}"

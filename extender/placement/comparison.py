@@ -1,5 +1,7 @@
-"""One node beside all others, for one pod: every check that fails there, or how it is ranked and by
-which terms. Read from the verdicts and the ranking that decide."""
+"""Compares one node with all others for one pod: every check that fails, or its rank and terms.
+
+All values come from the verdicts and the ranking that decide.
+"""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,9 +17,9 @@ from extender.placement.policy import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import REASONS
 
-#: Code -> how a verdict is written.
+#: Code -> text of a verdict in the digest.
 _WORDS = [reason.code if reason else "fits" for reason in REASONS]
-#: What holds wherever the other does, and says less.
+#: Reason -> less specific reasons that always hold with it.
 _IMPLIED = {
     Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
     Reason.MEMORY_ON_ANY: {Reason.MEMORY_ON_SOME},
@@ -26,12 +28,12 @@ _IMPLIED = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One of those that the score is the weighted mean of."""
+    """One term of the score, which is the weighted mean of all terms."""
 
     name: str
     #: 0..1
     value: float
-    #: As the settings have it; and as a part of all weights, 0..1.
+    #: The weight in the settings, and its part of the sum of all weights, 0..1.
     weight: float
     part: float
 
@@ -39,23 +41,23 @@ class Term:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     node: NodeExplanation
-    #: All that stands in the way, the reason that filter tells before all; empty where it fits.
+    #: All reasons against the node, filter's reason first; empty if the pod fits.
     failing: tuple[Reason, ...]
-    #: Of the score; empty where the pod does not fit.
+    #: Terms of the score; empty if the pod does not fit.
     terms: tuple[Term, ...]
     #: Nodes on which the pod fits.
     fits: int
-    #: 1 and the number of them with a higher score; None where it does not fit.
+    #: 1 plus the number of fitting nodes with a higher score; None if the pod does not fit.
     rank: int | None
-    #: The others of the same score, which the least memory left and then a hash put in order.
+    #: Other nodes with an equal score. The least free memory, then a hash, breaks ties.
     tied: int
-    #: Empty where none fits.
+    #: The node that wins; empty if the pod fits on no node.
     winner: str
     winner_score: float | None
 
 
 def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None) -> Comparison:
-    """The i-th node of ``verdicts``, of a pod that asks for something."""
+    """Compare the i-th node of ``verdicts`` with the others; the pod must request a GPU."""
     ranking = rank(verdicts, weights, market)
     node = explain_node(verdicts, ranking, i)
     scores, fits = ranking.scores, verdicts.fits
@@ -78,21 +80,25 @@ def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None)
 
 
 def verdict_digest(verdicts: Verdicts) -> str:
-    """Of what is said of every node, in the order of their names, and of no name: another process
-    that knows the same says the same."""
+    """Return a digest of all nodes' verdicts in the order of their names, without the names.
+
+    Processes with equal state return equal digests.
+    """
     order = np.argsort(verdicts.snap.name_rank[verdicts.rows], kind="stable")
     words = (_WORDS[code] for code in verdicts.codes[order].tolist())
     return sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
 def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
-    """All that stands in the way on the i-th node, the reason that filter tells before all; of a
-    node without devices what is said of it as a whole."""
+    """Yield all reasons against the i-th node, filter's reason first.
+
+    For a node without devices these are the reasons that concern the whole node.
+    """
     row = int(verdicts.rows[i])
     node = verdicts.snap.nodes[row]
     found: dict[Reason | None, None] = {verdicts.reason(i): None, node.reason: None}
     for reason, where in verdicts.closed.items():
-        # What has never reported is not late with it.
+        # A node that has never reported has no stale report.
         if where[i] and (node.devices or reason is not Reason.STALE_REPORT):
             found[reason] = None
     for verdict in verdicts.asks if node.devices else ():

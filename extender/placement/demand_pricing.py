@@ -1,15 +1,15 @@
-"""What the pods of this cluster can use: learned from those that were seen, forgotten slowly.
+"""Prices device classes by the demand of recent pods, for the scoring policy fragmentation.
 
-Devices of one size are a *class*: drivers tell almost every model another size. Of each pod that
-kube-scheduler asks about counts how much memory it wants, and on which classes it could have it:
-those large enough of the nodes that were ever offered for pods with the same selectors. What keeps
-the others away need not be understood; what is only full for now has been offered before. So all
-that is remembered is the demand of each set of classes.
+Devices of one memory size are a *class*: drivers report a different size for almost every model.
+Each pod that kube-scheduler asks about adds its memory to the demand for the set of classes that
+it can use. It can use the classes that are large enough and that kube-scheduler has offered for
+pods with equal selectors. So Headroom need not evaluate the selectors, and classes that are full
+now still count. Older pods count less.
 
-A class has a *price*: the demand of all who can use it, each shared out over all the memory that is
-left and that it can use. It is 1 everywhere if every pod can use every device; a class is dear when
-many depend on it who have little else, and dearer the less is left of it. Prices say nothing about
-a single node, so that a new price weighs no node again.
+A class has a *price*. The demand of each set is divided by the free memory of all its classes; the
+price of a class is the sum over the sets that include it. All prices are 1 if every pod can use
+every device. A price rises if many pods depend on the class, and as its free memory shrinks. Prices
+do not depend on single nodes, so a new price does not change the cached fit of any node.
 """
 
 from collections.abc import Mapping
@@ -29,66 +29,65 @@ Prices = NDArray[np.float64]
 Classes = tuple[int, ...]
 MILLION = 1_000_000
 
-#: Sizes closer than this are one class; twice as much, and so on, where there are too many.
+#: Width of a class: sizes are rounded down to it. It doubles until there are at most MOST_CLASSES.
 CLASS_BYTES = 64 << 20
 MOST_CLASSES = 64
-#: Pods after which what was seen counts half.
+#: After this many further pods, the demand of a pod counts half.
 HALF_LIFE_PODS = 2000
-#: Sets of classes that are told apart; beyond them the one with the least demand is forgotten.
+#: Limit of sets of classes; the set with the least demand is dropped.
 MOST_SETS = 32
-#: Pods between two looks at what has changed, at most; among the first ones it is oftener.
+#: At most this many pods between two updates of the prices; the first updates come sooner.
 EVERY_PODS = 64
-#: Of the memory of a class, taken to be left even where all of it is promised: some pods leave.
+#: Fraction of a class's memory that counts as free even if all of it is reserved: some pods end.
 LEFT_AT_LEAST = 0.05
-#: By how much of itself a price must have changed for any to be changed.
+#: Prices are replaced if any of them has changed by more than this fraction.
 MATERIAL = 0.1
-#: Pods that are remembered, so that one that is asked about again counts once, and ways to select
-#: nodes.
+#: Limits of remembered pods, which must count only once, and of remembered node selectors.
 REMEMBERED, MOST_SELECTORS = 4096, 256
-#: Steps in which what a pod costs is told apart, for each mean device at the price of 1: within
-#: one the best fit decides. Finer ones order nodes by differences that mean nothing.
+#: Costs are rounded down to steps. This many steps cost a mean device at price 1. Within one step
+#: the best fit decides: finer steps would rank nodes by noise.
 STEPS = 2.5
-#: Steps at which a node is worth half as much.
+#: Cost, in steps, at which the term is one half.
 HALF_AT_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Market:
-    """The classes of a fleet and their prices; never changed after it was made."""
+    """The device classes of a cluster and their prices. Immutable."""
 
-    #: Sizes that are one class.
+    #: Width of a class.
     unit_bytes: int
-    #: In units, ascending; and the price.
+    #: Sizes of the classes in units, ascending, and their prices.
     sizes: Rows
     prices: Prices
-    #: Of all devices.
+    #: Mean allocatable memory of all devices.
     mean_bytes: float
 
     def classes(self, snap: Snapshot) -> Rows:
-        """Of each row, that of its largest device: an index into the sizes, or one beyond them."""
+        """Return the class of each row's largest device: an index into ``sizes``, or its length."""
         sizes = _sizes(snap, self.unit_bytes)
-        places = np.searchsorted(self.sizes, sizes)
-        known = self.sizes.take(places, mode="clip") == sizes if len(self.sizes) else False
-        return np.where(known, places, len(self.sizes))
+        indices = np.searchsorted(self.sizes, sizes)
+        found = self.sizes.take(indices, mode="clip") == sizes if len(self.sizes) else False
+        return np.where(found, indices, len(self.sizes))
 
     def cheap(self, snap: Snapshot, rows: Rows, taken_bytes: Rows) -> Prices:
-        """(rows,) 0..1: how little of what others need is lost where so much is taken."""
-        # Only those asked about: a fleet has many more.
+        """Return 0..1 for each row: 1 if taking ``taken_bytes`` there costs other pods nothing."""
+        # Only the requested rows: a cluster has many more.
         largest = snap.columns.memory_bytes[rows].max(axis=1, initial=0) // self.unit_bytes
-        places = np.searchsorted(self.sizes, largest)
-        known = self.sizes.take(places, mode="clip") == largest
-        price = np.where(known, self.prices.take(places, mode="clip"), 1.0)
+        indices = np.searchsorted(self.sizes, largest)
+        found = self.sizes.take(indices, mode="clip") == largest
+        price = np.where(found, self.prices.take(indices, mode="clip"), 1.0)
         steps = np.floor(STEPS * price * np.maximum(taken_bytes, 0) / self.mean_bytes)
-        found: Prices = HALF_AT_STEPS / (HALF_AT_STEPS + steps)
-        return found
+        term: Prices = HALF_AT_STEPS / (HALF_AT_STEPS + steps)
+        return term
 
 
 @dataclass(slots=True)
-class Mix:
-    """Demand by the classes that can serve it, in bytes of a class."""
+class DemandMix:
+    """Demand in bytes, by the set of classes that can serve it."""
 
     demand: dict[Classes, float] = field(default_factory=dict)
-    #: What a newer pod's demand is multiplied by: an older one counts less by comparison.
+    #: Multiplier of a new pod's demand. It grows, so that older demand counts less in comparison.
     _gain: float = 1.0
 
     def add(self, classes: Classes, demand_bytes: float) -> None:
@@ -102,7 +101,7 @@ class Mix:
 
 
 def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows) -> Prices:
-    """Of each class, of which so much is left."""
+    """Return the price of each class; ``left_bytes`` is the free memory of each class."""
     whole, asked = float(left_bytes.sum()), sum(demand.values())
     if not asked or not whole:
         return np.ones(len(sizes_bytes))
@@ -116,7 +115,7 @@ def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows)
 
 
 def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
-    """Of the fleet as it is; None where it has no device."""
+    """Return the classes and prices of the snapshot's nodes; None if they have no device."""
     unit = CLASS_BYTES
     sizes = _sizes(snap, unit)
     while len(np.unique(sizes)) > MOST_CLASSES:
@@ -126,13 +125,13 @@ def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
     devices = int((snap.columns.memory_bytes > 0).sum())
     if not devices or not allocatable.any():
         return None
-    known, places = np.unique(sizes, return_inverse=True)
-    # Doubles hold what no int64 would: absurd reports add up, and shares of a sum are all we need.
-    capacity = np.bincount(places, allocatable.sum(axis=1, dtype=np.float64), len(known))
-    free = np.bincount(places, snap.node_headroom_bytes.astype(np.float64), len(known))
+    classes, indices = np.unique(sizes, return_inverse=True)
+    # Floats, because sums of absurd reports would overflow int64, and only ratios matter.
+    capacity = np.bincount(indices, allocatable.sum(axis=1, dtype=np.float64), len(classes))
+    free = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
     mean = max(1.0, float(capacity.sum()) / devices)
     left = free + LEFT_AT_LEAST * capacity
-    return Market(unit, known, prices(demand, known * unit, left), mean)
+    return Market(unit, classes, prices(demand, classes * unit, left), mean)
 
 
 def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
@@ -140,25 +139,28 @@ def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
     return found
 
 
-class Usual:
-    """Learns the mix from what kube-scheduler asks, and keeps the prices that follow from it."""
+class DemandTracker:
+    """Tracks the demand of the pods that kube-scheduler asks about, and the resulting prices."""
 
     def __init__(self, wanted: bool) -> None:
-        #: None until a pod was seen.
+        #: None before the first pod.
         self.market: Market | None = None
-        #: Nothing is learned before a pod's policy asks for it.
+        #: Whether to track demand: from the start, or from the first pod with policy fragmentation.
         self._wanted = wanted
-        self._mix = Mix()
+        self._mix = DemandMix()
         self._seen: Bounded[str, None] = Bounded(REMEMBERED)
         self._pods = 0
         self._look_at = 1
-        #: What a pod says of nodes -> sizes of classes that were offered for such pods.
+        #: Digest of a pod's node constraints -> sizes of classes offered for such pods.
         self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
-        #: Class of each row, as of the last look.
+        #: Class of each row at the last update.
         self._class_of: Rows = np.empty(0, np.int64)
 
     def see(self, request: VramRequest, pod: Pod, snap: Snapshot, offered: Rows) -> None:
-        """A pod that asks for something, and the rows that it may go to (-1: none of ours)."""
+        """Add the demand of a pod that requests GPUs.
+
+        ``offered`` are the rows that kube-scheduler offers, -1 for nodes outside the snapshot.
+        """
         self._wanted = self._wanted or request.policy is ScoringPolicy.FRAGMENTATION
         if not self._wanted or request.uid in self._seen:
             return
@@ -166,25 +168,26 @@ class Usual:
         rows = offered[offered >= 0]
         if self.market is None or rows.max(initial=-1) >= len(self._class_of):
             self._look(snap)
-        here = self.market
-        if here is None or not len(rows):
+        market = self.market
+        if market is None or not len(rows):
             return
-        there = np.bincount(self._class_of[rows], minlength=len(here.sizes) + 1)[:-1] > 0
-        nodes = pod.spec.affinity and pod.spec.affinity.node_affinity
-        said = f"{pod.spec.node_selector} {nodes} {pod.spec.tolerations}"
-        key = blake2b(said.encode(), digest_size=16).digest()  # the text may be long
+        offered_classes = np.bincount(self._class_of[rows], minlength=len(market.sizes) + 1)
+        has_class = offered_classes[:-1] > 0
+        affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
+        constraints = f"{pod.spec.node_selector} {affinity} {pod.spec.tolerations}"
+        key = blake2b(constraints.encode(), digest_size=16).digest()  # the text may be long
         sizes = self._offered[key] = self._offered.get(key, set())
-        sizes.update((here.sizes[there] * here.unit_bytes).tolist())
+        sizes.update((market.sizes[has_class] * market.unit_bytes).tolist())
         for ask in request.asks:
             amounts = [part.amount for phase in ask.phases for part in phase]
             fixed = max(
                 (each.count_bytes for each in amounts if isinstance(each, Bytes)), default=0
             )
-            # Sizes are rounded down, to the unit.
-            can = tuple(sorted(size for size in sizes if size + here.unit_bytes > fixed))
-            if can:
-                worth = max((_worth(each, here) for each in amounts), default=0.0)
-                self._mix.add(can, worth * ask.count)
+            # Sizes are rounded down to the unit.
+            classes = tuple(sorted(size for size in sizes if size + market.unit_bytes > fixed))
+            if classes:
+                worth = max((_worth(each, market) for each in amounts), default=0.0)
+                self._mix.add(classes, worth * ask.count)
         self._pods += 1
         if self._pods >= self._look_at:
             self._look_at = self._pods + min(self._pods, EVERY_PODS)
@@ -205,12 +208,12 @@ def _differs(one: Market, other: Market) -> bool:
     return bool(moved.any()) or abs(one.mean_bytes - other.mean_bytes) > MATERIAL * one.mean_bytes
 
 
-def _worth(amount: Amount, here: Market) -> float:
-    """Bytes of one device; what depends on the device, of a mean one."""
+def _worth(amount: Amount, market: Market) -> float:
+    """Return the bytes of the amount on one device; shares are relative to the mean device."""
     match amount:
         case Bytes(count_bytes):
             return float(count_bytes)
         case Share(ppm):
-            return here.mean_bytes * ppm / MILLION
+            return market.mean_bytes * ppm / MILLION
         case _:
-            return here.mean_bytes
+            return market.mean_bytes

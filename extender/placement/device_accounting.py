@@ -1,30 +1,34 @@
-"""The equation: how much of each device of one node is taken, term by term.
+"""Computes the committed memory of each device of a node, term by term.
 
     allocatable(d) = memory - driver reserved - node reserve
-    committed(d)   = promised(d) + awaited(d) + strays(d) + unowned(d)
+    committed(d)   = reserved(d) + unconfirmed(d) + unreserved pods(d) + unattributed(d)
     headroom(d)    = allocatable(d) - committed(d)
-    room(d)        = what is left for one more pod, if the plugin gives it d
+    free(d)        = what one more pod can use, if the plugin gives it d
 
-*promised*: for each pod that sits on d, the larger of its request and what it was measured to use.
-*awaited*: what pods bound but not yet observed add in the worst case. ``placement.plugin`` says
-how many of them can reach d; those are taken to be the largest. Pods that are ending count as
-there or as gone, whichever is worse: when one has let go of its replica, its memory is free too,
-because the kubelet takes a replica back after the containers have ended. *strays*: measured use of
-pods without a reservation. *unowned*: use that belongs to no pod we know, beyond the tolerance.
+*reserved*: for each pod on d, the larger of its request and its measured use.
 
-A pod whose own NVIDIA_VISIBLE_DEVICES decides its devices is promised to those for certain, and to
-no other: the replica that the plugin gives it counts for the plugin's choice and for nothing else.
-Where it is seen to use another device all the same, it is charged there as well.
+*unconfirmed*: the most that unconfirmed pods can add. ``placement.device_plugin_model`` computes
+how many of them can get d; the largest ones are assumed to. Terminating pods count as present or as
+gone, whichever is worse. When such a pod has released its replica, its memory is free too, because
+the kubelet reclaims a replica after the containers have ended.
 
-A newcomer changes what the others can do: of two equal devices only one is reached by the next pod,
-but both by the next two. So *room* is reckoned with one more pick: where it takes d, all but one of
-those that could reach d are there with it; and where the largest of those that could come in its
-stead has no room, nobody is let in.
+*unreserved pods*: measured use of pods without a reservation.
 
-The terms are those of a *memory*, not of a device: MIG compute instances of one GPU instance share
-one, and each of them shows all that is taken of it.
+*unattributed*: use by no known pod, above the tolerance.
 
-All figures are bytes in Python integers, which do not overflow.
+If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, its memory is reserved on exactly those
+devices. The replica that the plugin gives it counts only for the plugin's next choice. If the pod
+also uses another device, its memory counts there too.
+
+One more pod changes which devices the others can get: the next pod can get only one of two equal
+devices, but the next two pods can get both. So *free* is computed with one more pick. If the new
+pod gets d, all but one of the pods that can get d are assumed to be there. If instead the new pod
+displaces the largest remaining pod to d, and that pod does not fit, no pod fits.
+
+All terms concern a *memory*, not a device. MIG compute instances of one GPU instance share their
+memory, and each of them shows all that is committed of it.
+
+All values are bytes in Python integers, which do not overflow.
 """
 
 from collections import Counter
@@ -41,53 +45,56 @@ from extender.placement.sm_reading import Activity, reported
 
 
 class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
-    """Every term of the equation for one device; of a large fleet there are tens of thousands,
-    through which no garbage collection has to go."""
+    """All terms of one device.
+
+    A large cluster has tens of thousands of them, so the garbage collector does not track them.
+    """
 
     device: Device
     reserve_bytes: int
-    #: Zero where the figures make no sense or the reserves take it all.
+    #: Zero if the reported values are implausible or the reserves take all memory.
     allocatable_bytes: int
     reservation_bytes: int
     unconfirmed_bytes: int
     unobserved_pods_bytes: int
     unattributed_bytes: int
-    #: Whether the agent told whose the memory is. If not, unowned is what is used beyond the
-    #: requests of the pods seen here, and those of idle pods can hide strangers.
+    #: Whether the agent attributes the use to processes. If not, unattributed is the use above the
+    #: requests of the observed pods, and idle pods can hide unattributed use.
     attributed: bool
-    #: Left for a pod that asks for one replica of this device's resource, and for one that asks
-    #: for more, if this device is given to it; negative where nobody may come.
+    #: Free for a pod that requests one replica of this device's resource, and for one that
+    #: requests more, if it gets this device. Negative if no pod may use it.
     free_bytes: int
     several_free_bytes: int
-    #: What all pods on their way ask for together, as if the plugin could give each of them this.
+    #: Sum of the requests of all unconfirmed pods, as if each of them could get this device.
     crowd_bytes: int
-    #: Replicas of this device's resource promised to pods that were not observed yet.
+    #: Replicas of this device's resource that are reserved for unconfirmed pods.
     unconfirmed_replicas: int
-    #: How the plugin is taken to choose.
+    #: The policy by which the plugin is assumed to choose.
     policy: Policy
-    #: How many replicas of its resource must be given out before one of this device can be; None:
-    #: none of it ever can.
+    #: How many replicas of its resource the plugin allocates before one of this device; None if it
+    #: can never allocate one.
     first: int | None
-    #: Replicas of it that are held by pods that are ending.
+    #: Replicas of it that terminating pods hold.
     leaving: int
-    #: Whether the plugin refuses a container that asks for more than one replica of it.
+    #: Whether the plugin rejects a container that requests more than one replica of it.
     single: bool
-    #: Whether nobody in its memory, or on the way to it, asks for more than an equal part of what
-    #: strangers leave of it for each replica: then all replicas can be given to any of them.
+    #: Whether no pod in its memory, and no unconfirmed pod that can get it, requests more than an
+    #: equal part per replica of the memory free of unattributed use and unreserved pods. Then any
+    #: of them can take any replica.
     slot_safe: bool
-    #: Those of the whole memory, where several devices share it.
+    #: Pods in the whole memory, if several devices share it.
     holders: tuple[Holder, ...]
-    #: How many devices share this one's memory, itself included.
+    #: How many devices share its memory, itself included.
     sharers: int
-    #: Why nothing may be placed here, and the particulars.
+    #: Why no pod may be placed here, and the details.
     health_issue: Reason | None
     health_detail: str
-    #: How busy its SMs are; None where nobody who measures that tells.
+    #: SM activity; None if no source reports it.
     activity: Activity | None
 
     @property
     def believed(self) -> bool:
-        """Whether its figures are to be reckoned with."""
+        """Whether the reported values of the device are plausible."""
         return self.health_issue not in UNBELIEVED
 
     @property
@@ -96,7 +103,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def common(self) -> bool:
-        """Whether several pods can be in its memory at once."""
+        """Whether several pods can use its memory at once."""
         return self.shared or self.sharers > 1
 
     @property
@@ -110,13 +117,13 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def certain_free_bytes(self) -> int:
-        """Left for a pod that comes here whatever the plugin gives it and everybody else."""
+        """Free for a pod that uses this device whatever the plugin gives to it and to others."""
         taken_bytes = self.reservation_bytes + self.unobserved_pods_bytes + self.unattributed_bytes
         return self.allocatable_bytes - taken_bytes - self.crowd_bytes
 
     @property
     def headroom_bytes(self) -> int:
-        """Negative when more is committed than there is: the truth is shown, never hidden."""
+        """Memory free for reservation; negative if the device is overcommitted."""
         return self.allocatable_bytes - self.committed_bytes
 
 
@@ -126,8 +133,10 @@ def weigh(
     reserve_bytes: int,
     unattributed_tolerance_bytes: int,
 ) -> tuple[DeviceTerms, ...]:
-    """Weigh every device that the node reports, in the report's order. ``occupancy`` says who is
-    where on it by this report, or by an earlier one for which it was found to be the same."""
+    """Compute the terms of every reported device, in the order of the report.
+
+    ``occupancy`` belongs to this report, or to an earlier report with an equal occupancy.
+    """
     devices, plugin = status.devices, status.plugin
     unhealthy = health_issues(devices, occupancy.memories, occupancy.doubled)
     used_bytes = [known(row.used_bytes) for row in status.pods]
@@ -141,14 +150,14 @@ def weigh(
             held = weighed[memory] = _Commitments(of, used_bytes)
         believed = health_issue not in UNBELIEVED
         mates = [devices[mate] for mate in memory]
-        told_bytes = _attributed(mates) if held.all_measured else None
+        reported_bytes = _attributed(mates) if held.all_measured else None
         unattributed_bytes = 0
         if believed:
-            explained_bytes = held.sitting_bytes + held.unobserved_pods_bytes
-            if told_bytes is not None:
-                unattributed_bytes = told_bytes
+            explained_bytes = held.reservation_bytes + held.unobserved_pods_bytes
+            if reported_bytes is not None:
+                unattributed_bytes = reported_bytes
             else:
-                # All use beyond what is charged for the pods seen here.
+                # All use above what is committed for the observed pods.
                 unattributed_bytes = max([mate.used_bytes for mate in mates]) - explained_bytes
             unattributed_bytes = max(0, unattributed_bytes - unattributed_tolerance_bytes)
         allocatable_bytes = allocatable(device, reserve_bytes) if believed else 0
@@ -158,11 +167,11 @@ def weigh(
                 device=device,
                 reserve_bytes=reserve_bytes,
                 allocatable_bytes=allocatable_bytes,
-                reservation_bytes=held.sitting_bytes,
+                reservation_bytes=held.reservation_bytes,
                 unconfirmed_bytes=held.unconfirmed_bytes,
                 unobserved_pods_bytes=held.unobserved_pods_bytes,
                 unattributed_bytes=unattributed_bytes,
-                attributed=told_bytes is not None,
+                attributed=reported_bytes is not None,
                 free_bytes=held.free_bytes(left_bytes, of.with_newcomer),
                 several_free_bytes=held.free_bytes(left_bytes, of.with_several),
                 crowd_bytes=of.crowd_bytes,
@@ -184,12 +193,12 @@ def weigh(
 
 
 def allocatable(device: Device, reserve_bytes: int) -> int:
-    """Bytes that can be promised of a device whose figures are believed."""
+    """Return the bytes that can be reserved on a device with plausible values."""
     return max(0, device.memory_bytes - device.reserved_bytes - reserve_bytes)
 
 
 def _rejects_several(device: Device, plugin: Plugin) -> bool:
-    """Whether it refuses a container with several shared replicas, after the pod was bound."""
+    """Return whether the plugin rejects a container with several shared replicas at admission."""
     if device.sharing == "none":
         return False
     rejects = plugin.fail_requests_greater_than_one
@@ -197,12 +206,12 @@ def _rejects_several(device: Device, plugin: Plugin) -> bool:
 
 
 def known(used_bytes: int | None) -> int | None:
-    """None where it is absent or cannot be true."""
+    """Return the value, or None if it is absent or negative."""
     return used_bytes if used_bytes is not None and used_bytes >= 0 else None
 
 
 def _attributed(mates: Sequence[Device]) -> int | None:
-    """Bytes of one memory that strangers use; None where the agent cannot attribute processes."""
+    """Return the unattributed bytes of one memory; None if the agent cannot attribute processes."""
     found = 0
     for device in mates:
         unattributed_bytes = known(device.unattributed_bytes)
@@ -213,44 +222,44 @@ def _attributed(mates: Sequence[Device]) -> int | None:
 
 
 class _Commitments:
-    """What is taken of one memory, and the worst that can become of it."""
+    """The committed bytes of one memory, now and in the worst case."""
 
     __slots__ = (
         "_ending_bytes",
         "all_measured",
         "holders",
         "largest_bytes",
-        "sitting_bytes",
+        "reservation_bytes",
         "tenancy",
         "unconfirmed_bytes",
         "unobserved_pods_bytes",
     )
 
     def __init__(self, tenancy: Tenancy, used_bytes: Sequence[int | None]) -> None:
-        """``used_bytes``: of each row of the report's pods; None where it is not known."""
+        """``used_bytes`` has one value for each row of the report's pods; None if unknown."""
         self.tenancy = tenancy
-        sitting: list[Holder] = []
+        occupants: list[Holder] = []
         charged: list[int] = []
-        for sitter in tenancy.sitters:
-            measured = sum_known(sitter.rows, used_bytes)
-            observed = bool(measured) if sitter.elsewhere else True
-            asked = sitter.requested_bytes
-            sitting.append(
-                Holder(sitter.uid, sitter.namespace, sitter.name, asked, measured, observed)
+        for occupant in tenancy.occupants:
+            measured = sum_known(occupant.rows, used_bytes)
+            observed = bool(measured) if occupant.by_environment else True
+            asked = occupant.requested_bytes
+            occupants.append(
+                Holder(occupant.uid, occupant.namespace, occupant.name, asked, measured, observed)
             )
             charged.append(asked if measured is None or measured < asked else measured)
-        coming = tenancy.coming
-        self.sitting_bytes = sum(charged)
+        unconfirmed = tenancy.unconfirmed
+        self.reservation_bytes = sum(charged)
         self.largest_bytes = max([*charged, *tenancy.most_bytes[:2]])
-        self.holders = (*sitting, *coming) if any(tenancy.arrivals) else tuple(sitting)
+        self.holders = (*occupants, *unconfirmed) if any(tenancy.arrivals) else tuple(occupants)
         self.unobserved_pods_bytes = sum(
             [sum_known(rows, used_bytes) or 0 for rows in tenancy.unobserved_pods]
         )
-        #: Whether the driver tells what each pod there uses.
+        #: Whether the driver reports the use of each pod.
         self.all_measured = None not in [used_bytes[row] for row in tenancy.rows]
-        #: Bytes of each pod that is ending, the smallest first.
-        self._ending_bytes = sorted([charged[place] for place in tenancy.ending])
-        #: What those that come add to those that sit, in the worst case.
+        #: Bytes of each terminating pod, the smallest first.
+        self._ending_bytes = sorted([charged[index] for index in tenancy.ending])
+        #: The most that unconfirmed pods can add, less the memory that terminating pods free then.
         self.unconfirmed_bytes = max(
             [
                 self._top(count) - self._freed_bytes(gone)
@@ -259,26 +268,30 @@ class _Commitments:
         )
 
     def free_bytes(self, left_bytes: int, others_with: Sequence[int | None]) -> int:
-        """What is left of ``left_bytes`` for a newcomer beside whom so many others may come."""
+        """Return the bytes of ``left_bytes`` that are free for a new pod.
+
+        ``others_with[n]`` is how many unconfirmed pods can come with it after n replicas were
+        released; None if the new pod cannot get the device then.
+        """
         most_bytes = self.tenancy.most_bytes
         least: int | None = None
         for gone, others in enumerate(others_with):
             if others is None:
                 continue
-            taken_bytes = self.sitting_bytes - self._freed_bytes(gone) + self._top(others)
+            taken_bytes = self.reservation_bytes - self._freed_bytes(gone) + self._top(others)
             free_bytes = left_bytes - taken_bytes
             if others + 1 < len(most_bytes):
                 next_bytes = most_bytes[others + 1] - most_bytes[others]
                 if next_bytes > free_bytes:
-                    # The newcomer can push that one here, if it is given another device itself.
+                    # If the new pod gets another device, it can displace this pod to the device.
                     free_bytes -= next_bytes
             least = free_bytes if least is None else min(least, free_bytes)
         if least is None:
-            return left_bytes - self.sitting_bytes - self.unconfirmed_bytes
+            return left_bytes - self.reservation_bytes - self.unconfirmed_bytes
         return least
 
     def _freed_bytes(self, gone: int) -> int:
-        """What is free at least when so many of the replicas that are leaving have been let go."""
+        """Return the least bytes that are free after ``gone`` replicas were released."""
         if not gone:
             return 0
         staying = self.tenancy.leaving - gone
@@ -290,24 +303,24 @@ class _Commitments:
 
 
 def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | None:
-    """The sum; None where there is nothing to add up, or a figure is not known."""
-    found: int | None = None
+    """Return the sum of the rows' bytes; None if there is no row or a value is unknown."""
+    total: int | None = None
     for row in rows:
         used = used_bytes[row]
         if used is None:
             return None
-        found = used if found is None else found + used
-    return found
+        total = used if total is None else total + used
+    return total
 
 
 def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
-    """The report as it would read if these pods had gone, and what was measured of them freed."""
+    """Return the report as if these pods were gone and their measured use were free."""
     freed_bytes: Counter[str] = Counter()
     freed_replicas: Counter[str] = Counter()
-    going = [use for use in status.pods if use.uid in uids]
-    for use in going:
+    removed = [use for use in status.pods if use.uid in uids]
+    for use in removed:
         freed_bytes[use.device] += max(0, use.used_bytes or 0)
-    for _, device_uuid, _ in {(use.uid, use.device, use.replica) for use in going}:
+    for _, device_uuid, _ in {(use.uid, use.device, use.replica) for use in removed}:
         freed_replicas[device_uuid] += 1
     devices: list[Device] = []
     for device in status.devices:

@@ -1,5 +1,4 @@
-"""Why nothing may be placed on a device, whatever room it has: figures that cannot be true, memory
-that nobody can tell, hardware that is broken."""
+"""Finds reasons to place no pod on a device: implausible values, unknown memory, bad health."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,20 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from contract.gpunode import MAX_DEVICE_BYTES, MAX_REPLICAS, Device
 from contract.reasons import Reason
 
-#: Of a device fenced for one of these the figures are not to be reckoned with.
+#: With one of these issues, no value that the device reports is used.
 UNBELIEVED = frozenset({Reason.CONTRADICTORY_REPORT, Reason.MEMORY_UNKNOWN})
-#: Clients that an MPS server takes; the plugin's control daemon sets no caps for more of them.
+#: Limit of clients of an MPS server; the plugin's control daemon sets no memory limits above it.
 MAX_MPS_REPLICAS = 48
-#: The same where the compute capability is below 7.5, as the daemon reckons it.
+#: The limit below compute capability 7.5, as the daemon applies it.
 MAX_OLD_MPS_REPLICAS = 16
 _OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
-#: The reason, and the particulars.
+#: The reason, and the details.
 HealthIssue = tuple[Reason | None, str]
 _OPEN: HealthIssue = (None, "")
 
 
-def doubles(devices: Sequence[Device]) -> dict[str, int]:
-    """The UUIDs that several of the devices are reported by -> how many."""
+def duplicate_uuids(devices: Sequence[Device]) -> dict[str, int]:
+    """Return the UUIDs that several devices report -> how many devices do."""
     times = Counter([device.uuid for device in devices])
     return {uuid: count for uuid, count in times.items() if count > 1}
 
@@ -30,46 +29,49 @@ def health_issues(
     memories: Sequence[Sequence[int]],
     doubled: Mapping[str, int],
 ) -> list[HealthIssue]:
-    """Of each device, in their order. ``memories`` are the slots of those that share its memory;
-    ``doubled`` is what ``doubles`` says."""
-    wrong: dict[int, str] = {}
-    silent: dict[int, str] = {}
-    sick: dict[str, str] = {}
+    """Return the health issue of each device, in the order of ``devices``.
+
+    ``memories`` has the slots that share each device's memory. ``doubled`` is the result of
+    ``duplicate_uuids``.
+    """
+    contradictory: dict[int, str] = {}
+    without_memory: dict[int, str] = {}
+    unhealthy: dict[str, str] = {}
     for slot, device in enumerate(devices):
         if device.uuid in doubled:
-            wrong[slot] = f"uuid {device.uuid!r} is reported {doubled[device.uuid]} times"
+            contradictory[slot] = f"uuid {device.uuid!r} is reported {doubled[device.uuid]} times"
         elif device.memory_bytes <= 0 and not device.healthy:
-            # Jetson, DGX Spark: absent is absent, and never what the host has.
-            silent[slot] = device.health_reason or "unhealthy"
+            # Jetson, DGX Spark: the driver reports no memory. The host's memory is no substitute.
+            without_memory[slot] = device.health_reason or "unhealthy"
         elif why := _contradiction(device):
-            wrong[slot] = why
+            contradictory[slot] = why
         if not device.healthy:
-            sick[device.uuid] = device.health_reason or "unhealthy"
-    if not (wrong or silent or sick):
+            unhealthy[device.uuid] = device.health_reason or "unhealthy"
+    if not (contradictory or without_memory or unhealthy):
         return [_OPEN] * len(devices)
-    found: list[HealthIssue] = []
+    issues: list[HealthIssue] = []
     for slot, device in enumerate(devices):
         mates = (slot, *memories[slot])
-        if mistaken := _first(wrong, mates):
-            found.append((Reason.CONTRADICTORY_REPORT, mistaken))
-        elif untold := _first(silent, mates):
-            found.append((Reason.MEMORY_UNKNOWN, untold))
-        elif device.uuid in sick:
-            found.append((Reason.UNHEALTHY_DEVICE, sick[device.uuid]))
-        elif device.parent in sick:
-            # What breaks a physical GPU breaks all its instances.
-            found.append((Reason.UNHEALTHY_DEVICE, f"its GPU: {sick[device.parent]}"))
+        if contradiction := _first(contradictory, mates):
+            issues.append((Reason.CONTRADICTORY_REPORT, contradiction))
+        elif no_memory := _first(without_memory, mates):
+            issues.append((Reason.MEMORY_UNKNOWN, no_memory))
+        elif device.uuid in unhealthy:
+            issues.append((Reason.UNHEALTHY_DEVICE, unhealthy[device.uuid]))
+        elif device.parent in unhealthy:
+            # If a physical GPU is broken, all its MIG devices are.
+            issues.append((Reason.UNHEALTHY_DEVICE, f"its GPU: {unhealthy[device.parent]}"))
         else:
-            found.append(_OPEN)
-    return found
+            issues.append(_OPEN)
+    return issues
 
 
-def _first(told: Mapping[int, str], slots: Iterable[int]) -> str:
-    return next((told[slot] for slot in slots if slot in told), "")
+def _first(details: Mapping[int, str], slots: Iterable[int]) -> str:
+    return next((details[slot] for slot in slots if slot in details), "")
 
 
 def _contradiction(device: Device) -> str:
-    """What cannot be true about the device's own figures; empty when they agree."""
+    """Return which of the device's own values is implausible; empty if none is."""
     replicas = device.replicas
     if not device.uuid:
         return "no uuid"
@@ -83,7 +85,7 @@ def _contradiction(device: Device) -> str:
         device.unattributed_bytes is not None
         and not 0 <= device.unattributed_bytes <= device.used_bytes
     ):
-        return f"unowned is {device.unattributed_bytes} of {device.used_bytes} bytes used"
+        return f"unattributed is {device.unattributed_bytes} of {device.used_bytes} bytes used"
     if min(replicas.free, replicas.allocated, replicas.unhealthy) < 0:
         return "a number of replicas is negative"
     if replicas.total > (MAX_REPLICAS if device.sharing != "none" else 1):
@@ -92,11 +94,11 @@ def _contradiction(device: Device) -> str:
 
 
 def _impossible_mps(device: Device) -> str:
-    """Why the plugin cannot share the device by MPS as it is said to; empty where it can."""
+    """Return why the plugin cannot share the device by MPS as reported; empty if it can."""
     if device.kind == "mig":
-        return "a MIG device is said to be shared by MPS, which the plugin refuses"
+        return "a MIG device is reported as shared by MPS, which the plugin does not support"
     old = device.architecture in _OLD_ARCHITECTURES
-    most = MAX_OLD_MPS_REPLICAS if old else MAX_MPS_REPLICAS
-    if device.replicas.total > most:
-        return f"{device.replicas.total} replicas by MPS, which takes {most} clients of this GPU"
+    limit = MAX_OLD_MPS_REPLICAS if old else MAX_MPS_REPLICAS
+    if device.replicas.total > limit:
+        return f"{device.replicas.total} replicas by MPS, which has at most {limit} on this GPU"
     return ""

@@ -1,29 +1,29 @@
-"""Which device the kubelet and the plugin could give next, and how many replicas of it at most.
+"""Models which device the kubelet and the plugin can choose next, and how many replicas of it.
 
-Nobody outside the kubelet decides that. Pods that are bound but not yet observed (*picks on their
-way*) are admitted in any order, each of them or not at all; pods that are ending hold their
-replicas or have let go of them; of equal devices the plugin takes any. What can happen all the
-same follows from counting:
+Only the kubelet decides the order. It admits unconfirmed pods in any order, and may reject any of
+them. Terminating pods hold their replicas or have released them. Between equal devices the plugin
+may choose either. A *pick* is one replica that the plugin allocates. Counting picks bounds what can
+happen:
 
-*distributed* takes the device with the fewest replicas taken, so picks fill the lowest level
-first, like water. A device that could hold its n-th replica at level v gets it when everybody
-else stands at v or higher, or is full: not before all free replicas of others below v are gone.
-So the fewest picks after which a device can have got x replicas are those x and the free replicas
-that others have below the level of the last of them. A replica let go counts for its own device
-only: it lowers it, and another device that lets go only gets in its way.
+*distributed* chooses the device with the fewest replicas taken, so picks fill the lowest level
+first. A device with v replicas taken gets its next one only after all other devices have at least v
+taken or are full. So before a device can get x replicas, the plugin has allocated those x, and all
+free replicas of other devices below the level of the last of them. A released replica helps only
+its own device: it lowers that device's level, and other devices with released replicas come first.
 
-*packed* takes the device with the most, and fills it: a device has its turn when those that hold
-more, and cannot fall below it by letting go, are full.
+*packed* chooses the device with the most replicas taken, and fills it. A device is next once all
+devices with more replicas taken are full, except those that released replicas can put below it.
 
-*steered* takes the device that the ledger chose: the agent answers in the plugin's stead. As long
-as pods are on their way it is the same one for all of them, so that it does not matter for which
-of them the kubelet asks; for the next to come after those it may be any.
+*steered* chooses the device that the ledger chose: the agent answers instead of the plugin. While
+there are unconfirmed pods, it is one device for all of them, because the kubelet does not identify
+the pod. For the next pod after those it can be any device.
 
-Of an unknown policy it is only known that it takes a free replica. Where the topology manager
-aligns, the plugin is offered the replicas of some NUMA nodes only; the first of those is the first
-of its own NUMA node, so every NUMA node is a world of its own, to which all picks may go.
+*unknown* chooses any device with a free replica.
 
-``tests/placement/brute.py`` tries every order, subset and tie and finds the same.
+If the topology manager aligns, the kubelet offers the plugin only the replicas of some NUMA nodes.
+Then each NUMA node is modelled separately, and all picks may go to any of them.
+
+``tests/placement/brute.py`` tries every order, subset and tie, and gets equal results.
 """
 
 from bisect import bisect_right
@@ -40,28 +40,32 @@ class Stock:
     """The replicas of one device as the plugin counts them."""
 
     free: int
-    #: Allocated or unhealthy: the plugin cannot tell one from the other.
+    #: Allocated or unhealthy, which the plugin does not distinguish.
     taken: int
-    #: Of those taken, how many pods hold that are ending: there, or gone already.
+    #: Part of ``taken`` that terminating pods hold or have released already.
     leaving: int = 0
 
 
 class Choice(Protocol):
-    """What the plugin could do with some devices; they are meant by their place in the order."""
+    """The possible choices of the plugin among some devices; ``device`` is an index of them."""
 
     def first(self, device: int) -> int | None:
-        """The picks that must come before the device can be given; None: it never can."""
+        """Return how many picks come before the device at least; None if it is never chosen."""
         ...
 
     def most(self, device: int, picks: int, gone: int) -> int:
-        """The most replicas of the device that so many picks can take, when at most ``gone`` of
-        its replicas that are leaving have been let go."""
+        """Return the most replicas of the device among ``picks`` picks.
+
+        At most ``gone`` of the replicas that terminating pods hold have been released.
+        """
         ...
 
 
 def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None) -> Choice:
-    """The choice among devices of one resource that are offered together; where it is steered,
-    ``promised`` is the place of the device that those on their way go to, if any are."""
+    """Return the choice among devices of one resource that the kubelet offers together.
+
+    ``reserved`` matters for steered devices: the index of the unconfirmed pods' device, if any.
+    """
     match policy:
         case "distributed":
             return _Distributed(stocks)
@@ -82,26 +86,26 @@ class _Distributed:
         for stock in stocks:
             steps[stock.taken] += 1
             steps[stock.taken + stock.free] -= 1
-        #: Level -> free replicas of all devices below it.
+        #: Level -> free replicas of all devices below that level.
         self._below = [0, *accumulate(accumulate(steps))]
 
     def first(self, device: int) -> int | None:
         stock = self._stocks[device]
         if stock.free + stock.leaving == 0:
             return None
-        return self._below[stock.taken - stock.leaving]  # its own are not below that
+        return self._below[stock.taken - stock.leaving]  # the device's own are not below its level
 
     def most(self, device: int, picks: int, gone: int) -> int:
         stock, below = self._stocks[device], self._below
         lowest = stock.taken - gone
 
         def needed(count: int) -> int:
-            """Picks until the device can have got ``count``."""
+            """Return the fewest picks with which the device can get ``count``."""
             level = lowest + count - 1
             own = min(max(level - stock.taken, 0), stock.free)
             return count + below[level] - own
 
-        # Unless somebody is far below it, a device takes one or two: look there first.
+        # Bisect on the count: ``needed`` grows with it.
         return bisect_right(range(1, min(stock.free + gone, picks) + 1), picks, key=needed)
 
 
@@ -113,7 +117,7 @@ class _Packed:
         stock = self._stocks[device]
         if stock.free + stock.leaving == 0:
             return None
-        # What is full must let go of a replica before it can be given.
+        # A full device must release a replica first.
         level = stock.taken - (stock.free == 0)
         return sum(other.free for other in self._stocks if other.taken - other.leaving > level)
 
@@ -136,7 +140,7 @@ class _AnyFree:
 
 
 class _Every:
-    """Devices without a free replica too: whatever is let go of, by whom and when."""
+    """Any device, even without a free replica: other pods may release replicas at any time."""
 
     def first(self, device: int) -> int | None:
         return 0

@@ -1,4 +1,4 @@
-"""What the plugin could do with each device of one node, as its report shows it."""
+"""Applies the model of the device plugin to the reported devices of one node."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -13,28 +13,31 @@ ALL_PICKS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
-    """One device among those that are offered with it."""
+class PluginChoice:
+    """The plugin's possible choices of one device, among the devices offered together with it."""
 
     policy: Policy
-    #: Replicas held by pods that are ending.
+    #: Replicas that terminating pods hold.
     leaving: int
-    #: Replicas that are allocated to nobody the report shows: to somebody we wait for, maybe.
+    #: Replicas allocated to no pod in the report, perhaps to an unconfirmed pod.
     unexplained: int
-    #: Replicas of its resource that pods on their way will be given, on the whole node.
+    #: Replicas of its resource that unconfirmed pods will get, on the whole node.
     picks: int
-    #: What must be given out before one of its replicas can be; None: none of them ever can.
+    #: How many replicas the plugin allocates before one of this device; None if it never can.
     first: int | None
     _choice: Choice
-    _place: int
+    _index: int
 
     def most(self, newcomers: int, gone: int) -> int:
-        """The most replicas of it that pods on their way can be given, ``newcomers`` picks
-        included, when at most ``gone`` of those that are leaving have been let go."""
-        return self._choice.most(self._place, self.picks + newcomers, gone)
+        """Return the most replicas of the device that unconfirmed and new pods can get.
+
+        New pods take ``newcomers`` picks. At most ``gone`` of the replicas that terminating pods
+        hold have been released.
+        """
+        return self._choice.most(self._index, self.picks + newcomers, gone)
 
 
-def chances(
+def plugin_choices(
     devices: Sequence[Device],
     plugin: Plugin,
     device_choice: DeviceChoice,
@@ -42,64 +45,66 @@ def chances(
     reserved: Mapping[str, Set[str]],
     leaving: Sequence[int],
     explained: Sequence[int],
-) -> list[Chance]:
-    """The chance of each device, in their order.
+) -> list[PluginChoice]:
+    """Return the plugin's possible choices of each device, in the order of ``devices``.
 
-    ``picks``: resource -> replicas that pods on their way wait for; ``promised``: resource -> the
-    devices that the ledger chose for them, "" where it left that to the plugin. ``leaving`` and
-    ``explained`` count, by device, the replicas that the report shows in the hands of pods that
-    are ending, and of pods at all.
+    ``picks``: resource -> replicas that unconfirmed pods wait for. ``reserved``: resource -> the
+    devices that the ledger chose for them, "" if the plugin chooses. ``leaving`` and ``explained``
+    have, for each device, the replicas that terminating pods and all pods hold in the report.
     """
     times = Counter(device.uuid for device in devices)
     doubted = {d.resource for d in devices if times[d.uuid] > 1 or not _countable(d)}
-    # Not known is not "none": then the plugin could be offered the devices of one NUMA node only.
+    # If the policy is unknown, the kubelet may offer the devices of one NUMA node only.
     aligned = plugin.topology_manager_policy != "none"
     offered: dict[tuple[str, int | None], list[int]] = {}
     for slot, device in enumerate(devices):
         numa_node = device.numa_node if aligned else None
         offered.setdefault((device.resource, numa_node), []).append(slot)
-    # Of those the kubelet may take a device whatever anybody prefers.
+    # The kubelet may choose among several NUMA nodes regardless of the preferred allocation.
     times_offered = Counter(resource for resource, _ in offered)
     divided = {resource for resource, count in times_offered.items() if count > 1}
-    found: dict[int, Chance] = {}
+    found: dict[int, PluginChoice] = {}
     for (resource, _), slots in offered.items():
-        # Gated and pinned nodes are admitted to as predicted ones are: that is safe.
+        # Gated and pinned nodes are treated as predicted ones, which is safe.
         policy: Policy = plugin.allocation_policy
         wanted = reserved.get(resource, frozenset())
-        place_wanted = None
+        wanted_index = None
         if resource in doubted or any(wanted):
-            # What is left of a time in which it was steered is not the plugin's choice.
+            # The plugin does not choose for pods that were bound while the resource was steered.
             policy = "unknown"
         if resource in plugin.steered and _shared(devices[slot] for slot in slots):
             policy = "unknown"
-            places = {devices[slot].uuid: place for place, slot in enumerate(slots)}
-            if resource not in doubted | divided and wanted <= places.keys() and len(wanted) < 2:
+            index_of = {devices[slot].uuid: index for index, slot in enumerate(slots)}
+            if resource not in doubted | divided and wanted <= index_of.keys() and len(wanted) < 2:
                 policy = "steered"
-                place_wanted = next((places[uuid] for uuid in wanted), None)
+                wanted_index = next((index_of[uuid] for uuid in wanted), None)
         if device_choice is DeviceChoice.ANY:
             policy = "any"
         stocks = [_stock(devices[slot], leaving[slot]) for slot in slots]
-        chosen = choice(policy, stocks, place_wanted)
-        for place, (slot, stock) in enumerate(zip(slots, stocks, strict=True)):
-            found[slot] = Chance(
+        chosen = choice(policy, stocks, wanted_index)
+        for index, (slot, stock) in enumerate(zip(slots, stocks, strict=True)):
+            found[slot] = PluginChoice(
                 policy=policy,
                 leaving=stock.leaving,
                 unexplained=max(0, devices[slot].replicas.allocated - explained[slot]),
                 picks=picks.get(resource, 0),
-                first=chosen.first(place),
+                first=chosen.first(index),
                 _choice=chosen,
-                _place=place,
+                _index=index,
             )
     return [found[slot] for slot in range(len(devices))]
 
 
 def _shared(devices: Iterable[Device]) -> bool:
-    """Whether the agent has an opinion on them, as on those that pods share and on no others."""
+    """Return whether the agent steers these devices: it steers only shared ones."""
     return any(device.sharing != "none" for device in devices)
 
 
 def may_have_free_replica(device: Device) -> bool:
-    """The plugin goes by its own count: figures that cannot be true do not prove there is none."""
+    """Return whether the plugin may have a free replica of the device.
+
+    The plugin counts by itself, so implausible reported counts do not exclude one.
+    """
     replicas = device.replicas
     return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
 

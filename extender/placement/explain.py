@@ -1,4 +1,4 @@
-"""Why: the verdicts of a decision turned into something to read, from the very same arrays."""
+"""Explains verdicts: the reasons and values of a decision, from the arrays that made it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,33 +22,33 @@ from extender.placement.visible_devices_env import by_environment
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 _BY_ITSELF = {
-    "placement": "the variable of the pod follows the placement, so it is not the plugin's choice",
-    "pod": "the pod says itself which devices it sees, and this may be one of them",
+    "placement": "Headroom chooses: NVIDIA_VISIBLE_DEVICES of the pod follows its placement",
+    "pod": "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this device",
 }
-_NOBODY_SHARES = (
-    "none of its {resource} devices is shared: each is one pod's, and whoever chose another than "
-    "its own would meet that pod there"
+_NONE_SHARED = (
+    "its {resource} devices are not shared: the plugin gives each to one pod, so a pod must not use"
+    " another device than its own"
 )
-#: Reasons that come before any device is looked at.
+#: Reasons that are decided before any device is examined.
 _CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES, Reason.NO_GATE)
-#: Of a pod without its gate where only gated ones go.
+#: Detail for a pod without a gate on a node for gated pods.
 _NO_GATE = (
-    f"right is {GATE} as its first init container, without a GPU: nobody else could hold it back"
-    " from a device without room"
+    f"make {GATE} its first init container, without a GPU: only the gate can stop the pod on a"
+    " device without enough free memory"
 )
-#: Verdicts in which memory, and nothing else, decided.
+#: Verdicts that memory alone decided.
 _MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceExplanation:
-    """One device that the pod could end on, with what it needs there and what it lacks."""
+    """One candidate device, with the bytes that the pod needs there and those that are free."""
 
     terms: DeviceTerms
     need_bytes: int
-    #: What the newcomer may count on here.
+    #: Free for this pod, if it gets the device.
     free_bytes: int
-    #: Why it could be given this device.
+    #: Why the pod could get this device.
     because: str
 
     @property
@@ -59,76 +59,83 @@ class DeviceExplanation:
 @dataclass(frozen=True, slots=True)
 class NodeExplanation:
     node: str
-    #: None when the pod fits.
+    #: None if the pod fits.
     reason: Reason | None
-    #: The most that any candidate lacks; None when not memory decides.
+    #: The most bytes that any candidate lacks; None if memory does not decide.
     short_bytes: int | None
     candidates: tuple[DeviceExplanation, ...]
-    #: Where its capacity was learned, if no agent measured it; else empty.
+    #: The source of the capacity if no agent measured it; else empty.
     unmeasured: str = ""
-    #: The particulars of a reason that is not one of single devices; mostly empty.
+    #: Details of a reason that concerns the whole node; mostly empty.
     detail: str = ""
-    #: Whether the node takes nothing, whatever its devices are.
+    #: Whether the node accepts no pod, whatever its devices are.
     closed: bool = False
-    #: Who chooses the device: the plugin, our placement, or the pod by its own variable.
+    #: Which component chooses the device: the plugin, Headroom, or the pod by its own variable.
     chosen_by: Literal["plugin", "placement", "pod"] = "plugin"
-    #: Whether it is for gated pods only.
+    #: Whether the node is for gated pods only.
     gated: bool = False
-    #: 0..1, and the named terms that it is the weighted mean of; None and nothing where the pod
-    #: does not fit, or asks for no GPU.
+    #: 0..1, the weighted mean of ``terms``; None, without terms, if the pod does not fit or
+    #: requests no GPU.
     score: float | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
-    #: Parts per million of SM activity that each candidate must stay below; None: any will do.
+    #: Limit of SM activity for each candidate, in parts per million; None without a limit.
     max_sm_ppm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
+    #: Nodes on which the pod fits.
     fits: int
     #: Reason -> number of nodes, most frequent first.
     reasons: tuple[tuple[Reason, int], ...]
-    #: Nodes that fit first, the one that would win before all; then those that lack least.
+    #: First the winning node, then other nodes that fit, then those that lack the least memory.
     nearest: tuple[NodeExplanation, ...]
-    #: The largest request per device that would fit on some node now, everything else equal;
-    #: None where more than memory is in the way everywhere.
+    #: The largest request per device that would fit on some node now, all else equal; None if all
+    #: nodes have reasons other than memory.
     largest_fitting_bytes: int | None
-    #: The bytes that the pod needs on a device at least, and those of the largest device, if no
+    #: The least bytes that the pod needs on a device, and the bytes of the largest device, if no
     #: device could ever hold the pod; else None.
     too_large: tuple[int, int] | None = None
 
 
 def because(terms: DeviceTerms) -> str:
-    """Why the plugin could give the device to the next pod, or why it cannot."""
-    first, coming = terms.first, terms.unconfirmed_replicas
+    """Return why the plugin could give the device to the next pod, or why it cannot."""
+    first, unconfirmed = terms.first, terms.unconfirmed_replicas
     if terms.policy == "steered" and terms.device.replicas.free > 0:
         if first is None:
-            return "pods on their way are promised another device, and until then all are"
-        return "we choose: the agent makes the kubelet take the device that was promised"
+            return "unconfirmed pods on the node must get their device first"
+        return "Headroom chooses: the agent makes the kubelet allocate the reserved device"
     if first is None:
-        return "no replica of it is free"
+        return "it has no free replica"
     if terms.policy == "any":
-        return "every device counts: annotation headroom.gpu/device-choice of the node is any"
-    ending = ", if pods that are ending have let go of theirs" if terms.leaving else ""
+        return "any device is possible: annotation headroom.gpu/device-choice of the node is any"
+    ending = ", if terminating pods have released theirs" if terms.leaving else ""
     if terms.policy == "unknown":
-        return f"it has a free replica, and how the plugin chooses is not known{ending}"
+        return f"it has a free replica, and the device plugin's policy is unknown{ending}"
     if not terms.shared:
         return f"it is free{ending}" if terms.device.replicas.free else f"it is free next{ending}"
     order = "fewest" if terms.policy == "distributed" else "most"
     if first == 0:
-        return f"it has the {order} replicas taken of those with a free one{ending}"
-    if first <= coming:
-        return f"it is next when {first} of {coming} replicas on their way are given out{ending}"
-    return f"{first - coming} more replicas are given out before one of it"
+        return f"the device plugin's next choice ({order} replicas in use){ending}"
+    if first <= unconfirmed:
+        picks = _replicas(first)
+        return f"the device plugin's next choice after {picks} for unconfirmed pods{ending}"
+    return f"the device plugin allocates {_replicas(first - unconfirmed)} of other devices first"
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def certainty(node: NodeTerms) -> str:
-    """What is known of the device that the next pod for one replica gets.
+    """Return how certain the device of the next pod for one replica is.
 
-    ``exact``: of every resource there is one candidate at most. ``slot-safe``: nobody asks for
-    more than a replica is worth, so that nothing the plugin can do overcommits. Else the device is
-    ``predicted``: a set of candidates, each with room; or ``any``: so the node wishes; or
-    ``pinned``: the device that we choose, for pods that let their variable follow the placement; or
-    ``steered``: the device that we choose, for all.
+    * ``exact``: every resource has at most one candidate device.
+    * ``slot-safe``: no pod requests more than one replica's share, so no choice overcommits.
+    * ``predicted``: each of several candidates must have enough free memory.
+    * ``any``: the node's annotation makes every device a candidate.
+    * ``pinned``: Headroom chooses, for pods whose NVIDIA_VISIBLE_DEVICES follows their placement.
+    * ``steered``: Headroom chooses, for all pods.
     """
     if any(terms.policy == "any" for terms in node.devices):
         return "any"
@@ -149,7 +156,7 @@ def certainty(node: NodeTerms) -> str:
 def explain(
     verdicts: Verdicts, weights: Weights, nearest: int = 5, market: Market | None = None
 ) -> Explanation:
-    """Explain one request against the rows of ``verdicts``; at most ``nearest`` nodes in detail."""
+    """Explain the verdicts of one request, and at most ``nearest`` nodes in detail."""
     request, snap = verdicts.request, verdicts.snap
     ranking = rank(verdicts, weights, market)
     won = np.arange(len(verdicts.rows)) == ranking.winner
@@ -169,7 +176,7 @@ def explain(
 
 
 def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanation:
-    """The i-th node of ``verdicts``, device by device."""
+    """Explain the i-th node of ``verdicts``, device by device."""
     node = verdicts.snap.nodes[int(verdicts.rows[i])]
     chosen_by = _chooser(verdicts.request, node)
     devices = tuple(
@@ -205,7 +212,7 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
     if reason is Reason.NO_GATE:
         return _NO_GATE
     if reason is Reason.NOT_PINNED and node.pins:
-        return _NOBODY_SHARES.format(resource=request.asks[0].resource)
+        return _NONE_SHARED.format(resource=request.asks[0].resource)
     return node.detail if node.reason is None or reason is node.reason else ""
 
 
@@ -216,7 +223,10 @@ def _chooser(request: VramRequest, node: NodeTerms) -> Literal["plugin", "placem
 
 
 def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """(n,) bytes that the worst candidate lacks; the largest int64 where memory does not decide."""
+    """Return the bytes that the worst candidate of each node lacks, (n,).
+
+    The largest int64 if memory does not decide.
+    """
     lacking = np.zeros(len(verdicts.rows), np.int64)
     for verdict in verdicts.asks:
         short = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
@@ -226,20 +236,25 @@ def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
-    """The bytes that the pod needs at least and the bytes of the largest device of that resource,
-    when no device could ever hold the pod; else None."""
+    """Return the pod's least need and the largest device's bytes if no device can ever hold it.
+
+    Both concern one resource. None if some device of each resource is large enough.
+    """
     for verdict in verdicts.asks:
         slots = slots_of(verdict.ask.resource, verdicts.snap)[verdicts.rows]
-        has = verdicts.snap.columns.allocatable_bytes[verdicts.rows][slots]
+        allocatable = verdicts.snap.columns.allocatable_bytes[verdicts.rows][slots]
         needs = verdict.need_bytes[slots]
-        if has.any() and (needs > has).all():
-            return int(needs.min()), int(has.max())
+        if allocatable.any() and (needs > allocatable).all():
+            return int(needs.min()), int(allocatable.max())
     return None
 
 
 def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
-    """The most bytes per device that fit on some node where memory alone is in the way; None where
-    more is, everywhere. ``among``: only on these places of the verdicts."""
+    """Return the most bytes per device that would fit on some node.
+
+    Only nodes without other reasons than memory count; None if there are none. ``among`` limits the
+    search to these indices of the verdicts.
+    """
     by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
     if among is not None:
         by_memory &= np.isin(np.arange(len(verdicts.rows)), among)

@@ -1,4 +1,4 @@
-"""Whether a pod can be placed on each node: on every device that it could end on, or not at all."""
+"""Decides on which nodes a pod fits: it must fit on every candidate device of the node."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
-from extender.placement.amounts import Places, needed
+from extender.placement.amounts import DeviceArrays, needed
 from extender.placement.candidate_devices import Mask, candidates, slots_of
 from extender.placement.mps_limits import above_cap
 from extender.placement.request import Ask, VramRequest
@@ -27,65 +27,65 @@ from extender.placement.visible_devices_env import Nodes, by_environment, overru
 
 Codes = NDArray[np.int8]
 
-#: Why a pod is refused on a node that obeys its variable, unless that is reckoned with there.
+#: Why a node that obeys NVIDIA_VISIBLE_DEVICES rejects a pod, unless its bytes are reserved by it.
 _OBSTACLES = {
     Visible.REJECTED: Reason.CHOOSES_DEVICES,
     Visible.BY_PLACEMENT: Reason.NOT_PINNED,
 }
-#: What a node whose device we choose is not refused for, if on no device there is room.
+#: Codes that a lack of replicas replaces on a steered node without a usable device.
 _NOT_STEERED = (0, CODE_OF[Reason.MEMORY_ON_SOME])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskVerdict:
-    """One ask against every node: what was compared with what.
+    """One ask compared with every node.
 
-    Weighed for all nodes of the snapshot at once, which costs less than picking those asked about
-    from each column first; they are picked from the results, when somebody looks.
+    ``all_*`` arrays cover all nodes of the snapshot, because selecting the requested rows of every
+    column first costs more. The properties select the requested rows of the results.
     """
 
     ask: Ask
     rows: Rows
-    #: (nodes,) code of the first reason; 0 where it fits.
+    #: (nodes,) code of the first reason; 0 if it fits.
     all_codes: Codes
     #: (nodes, slots)
     all_candidates: Mask
     all_need_bytes: Bytes2D
     all_free_bytes: Bytes2D
-    #: (nodes,) where the device is ours to choose, not the plugin's.
+    #: (nodes,) whether Headroom chooses the device, not the plugin.
     all_ours: Nodes
-    #: Reason -> (nodes,) where it holds, in the order in which one is told; of those that are found
-    #: together. Nobody reads it on the way to an answer.
+    #: Reason -> (nodes,) whether it holds, by precedence: the reasons of this ask. Only
+    #: explanations read it.
     all_rejected: Mapping[Reason, Nodes]
 
     @property
     def candidates(self) -> Mask:
-        """(n, slots) devices that it could end on."""
+        """The candidate devices, (n, slots)."""
         return self.all_candidates[self.rows]
 
     @property
     def need_bytes(self) -> Bytes2D:
-        """(n, slots) the most bytes that it could put there."""
+        """The most bytes that the pod can take on each device, (n, slots)."""
         return self.all_need_bytes[self.rows]
 
     @property
     def free_bytes(self) -> Bytes2D:
-        """(n, slots) what is left for it there."""
+        """The bytes that are free for the pod on each device, (n, slots)."""
         return self.all_free_bytes[self.rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdicts:
-    """The answer for each row asked about, in the order asked."""
+    """The verdict for each requested row, in the order of the request."""
 
     request: VramRequest
     snap: Snapshot
     rows: Rows
     codes: Codes
     asks: tuple[AskVerdict, ...]
-    #: The receiver's monotonic clock.
+    #: Time of the extender's monotonic clock.
     now_s: float
-    #: Reason -> (n,) where it holds of the node as a whole, and of this pod there.
+    #: Reason -> (n,) whether it holds for this pod and the whole node.
     closed: Mapping[Reason, Nodes] = field(default_factory=dict)
 
     @property
@@ -98,24 +98,24 @@ class Verdicts:
 
 
 def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdicts:
-    """Say, for each node, whether the request can be placed there.
+    """Decide for each node whether the request fits.
 
-    ``rows`` index the snapshot, int64 (n,), all known; the answer keeps their order.
-    ``now_s`` is the receiver's monotonic clock: a stale node never fits, silence is not memory.
-    A pod that asks for no GPU fits everywhere. Raises nothing: not fitting is an answer.
+    ``rows`` are valid indices into the snapshot, int64 (n,); the verdicts keep their order.
+    ``now_s`` is the extender's monotonic clock: a node with a stale report never fits. A pod that
+    requests no GPU fits everywhere. Raises nothing.
     """
     if not request.asks:
         return Verdicts(request, snap, rows, np.zeros(len(rows), np.int8), (), now_s)
     codes = snap.node_reason[rows].astype(np.int8)
     closed: dict[Reason, Nodes] = {Reason.STALE_REPORT: snap.fresh_until_s[rows] < now_s}
     if obstacle := _OBSTACLES.get(request.visible):
-        # Rare, so no column: the pod could sit on any device, whatever the plugin chose.
+        # The pod can use any device, whatever the plugin chooses. Rare, so it has no column.
         nodes = [snap.nodes[row] for row in rows.tolist()]
         where = [n.obeys_environment and not by_environment(request, n) for n in nodes]
         closed[obstacle] = np.array(where, bool)
     if not request.gated:
-        # What the node promises is kept by gates alone: a pod without one could start on a device
-        # without room, or take what one that has started was given.
+        # Only gates enforce the reservations of a gated node: a pod without a gate could start on a
+        # device without enough memory, or take memory reserved for a running pod.
         closed[Reason.NO_GATE] = snap.gated[rows]
     for reason, at in closed.items():
         codes[(codes == 0) & at] = CODE_OF[reason]
@@ -131,7 +131,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     could = candidates(slots, ask.count, snap)
     sharing = columns.sharing
     sharers = columns.sharers.astype(np.int64)
-    places = Places(
+    places = DeviceArrays(
         allocatable_bytes=columns.allocatable_bytes,
         replicas=columns.replicas.astype(np.int64),
         common=(sharing != SHARING.index("none")) | (sharers > 1),
@@ -141,7 +141,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     need = needed(ask, request.asks, places)
     room = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
     by_itself = None
-    # Who has room and cannot be given is no help, but "on any device" would not be true.
+    # MEMORY_ON_ANY must be true for all devices, not only for the candidates.
     looked_at = slots
     if request.visible is not Visible.BY_PLUGIN:
         by_itself = overruled(ask, request, snap, slots, places, (could, need, room))
@@ -149,9 +149,9 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         looked_at = np.where(by_itself.pinned[:, None], could, could | slots)
     enough = room >= need
     free = (columns.replicas_free * slots).sum(axis=1)
-    awaited = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
+    unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
 
-    # What refuses a node as soon as it is true of one device that the pod could end on.
+    # Each of these rejects a node if it holds for a single candidate device.
     faults = {
         reason: columns.health_issue == CODE_OF[reason]
         for reason in (
@@ -183,31 +183,34 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         could = np.where(steered[:, None], chosen, could)
         looked_at = np.where(steered[:, None], could, looked_at)
         stuck = steered & ~(usable & enough).any(axis=1)
-    # All at once: for a few nodes the number of numpy's calls is what counts.
+    # One array for all faults: with few nodes the number of numpy calls dominates the cost.
     faulty = (could & np.array([*faults.values(), ~enough])).any(axis=2)
     rejected = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
         **({} if by_itself is None else {Reason.NOT_PINNED: by_itself.unshared}),
-        Reason.NO_REPLICA: free - awaited < ask.count,
+        Reason.NO_REPLICA: free - unconfirmed < ask.count,
         **dict(zip(faults, faulty, strict=False)),
-        **({} if stuck is None else {Reason.OTHERS_ARRIVING: stuck & (awaited > 0)}),
+        **({} if stuck is None else {Reason.OTHERS_ARRIVING: stuck & (unconfirmed > 0)}),
         Reason.MEMORY_ON_ANY: ~(looked_at & enough).any(axis=1),
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
     codes = np.zeros(len(snap.nodes), np.int8)
-    for reason, where in reversed(rejected.items()):  # the first one is told
+    for reason, where in reversed(rejected.items()):  # the first reason wins
         codes[where] = CODE_OF[reason]
     if stuck is not None:
-        # Enough memory where replicas are too few.
+        # The devices with enough memory have too few free replicas.
         codes[stuck & np.isin(codes, _NOT_STEERED)] = CODE_OF[Reason.NO_REPLICA]
     ours = steered if by_itself is None else by_itself.pinned
     return AskVerdict(ask, rows, codes, could, need, room, ours, rejected)
 
 
 def _chosen(could: Mask, usable: Mask, left_bytes: Bytes2D, unrest: Bytes2D, spreads: bool) -> Mask:
-    """(n, slots) the device that we choose, as the only one that the pod could end on: the one on
-    which least is left, or most, and which is quiet (``placement.quiet``). Where it fits on none,
-    all that decide why not."""
+    """Return the mask (n, slots) of the device that Headroom chooses, as the only candidate.
+
+    The chosen device has the least free memory, or the most if the policy ``spreads``, adjusted
+    for SM activity (``placement.sm_penalty``). If the pod fits on no device, the mask has all
+    devices that determine the reason.
+    """
     fitting = usable & (left_bytes >= 0)
     cost = unrest - left_bytes if spreads else unrest + left_bytes
     best = np.where(fitting, cost, MOST_BYTES).argmin(axis=1)

@@ -1,7 +1,7 @@
-"""What each kind of request means for every node, kept until the node changes.
+"""Caches the verdicts of each kind of request for every node, until the node changes.
 
-Pods come in few kinds, and between two calls few nodes change: only those are weighed again. What
-is kept equals what ``fit`` says about the whole snapshot, node by node.
+There are few kinds of pods, and few nodes change between two calls, so only those are computed
+again. The cached values equal those of ``fit`` on the whole snapshot.
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ class CachedFit:
 
     weights: Weights
     generation: int
-    #: What scores are relative to: (bytes of the largest device, of the largest node).
+    #: Scores are relative to it: (bytes of the largest device, of the largest node).
     scale: tuple[int, int]
-    #: Code of the first reason, if all reports were fresh.
+    #: Code of the first reason, as if all reports were fresh.
     fresh_codes: Codes
     standing: Standing
 
     def after(self, request: VramRequest, snap: Snapshot) -> "CachedFit":
-        """Return the weighing of a newer snapshot: only nodes that changed are weighed again."""
+        """Return the cached fit for a newer snapshot, computed again only for changed nodes."""
         nodes, scale = len(snap.nodes), _scale(snap)
         changed = np.flatnonzero(snap.changed_in > self.generation)
         if scale != self.scale:
@@ -56,7 +56,7 @@ class CachedFit:
         return CachedFit(self.weights, snap.generation, scale, codes, Standing.of(columns))
 
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
-        """What ``fit`` says about these rows."""
+        """Return the codes that ``fit`` returns for these rows."""
         codes = self.fresh_codes.take(rows)
         stale = snap.fresh_until_s < now_s
         if stale.any():
@@ -72,14 +72,14 @@ class CachedFit:
         now_s: float,
         market: Market | None = None,
     ) -> Ranking:
-        """What ``score.rank`` says about these rows, without the terms."""
+        """Return what ``score.rank`` returns for these rows, without the terms."""
         fits = self.codes(snap, rows, now_s) == 0
-        stands = self.standing.take(rows)
-        return rank_rows(request, snap, rows, fits, stands, now_s, self.weights, market)
+        taken = self.standing.take(rows)
+        return rank_rows(request, snap, rows, fits, taken, now_s, self.weights, market)
 
 
 def _nothing(weights: Weights) -> CachedFit:
-    """Before there was any node."""
+    """Return a cached fit without nodes."""
     none = np.empty(0, np.int64)
     standing = Standing(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
     return CachedFit(weights, -1, (0, 0), np.empty(0, np.int8), standing)
@@ -90,14 +90,14 @@ def _scale(snap: Snapshot) -> tuple[int, int]:
 
 
 class FitCache:
-    """The kinds of request seen last, on the snapshots of one table, which only grow newer."""
+    """Caches the most recent kinds of requests for the successive snapshots of one table."""
 
     def __init__(self, weights: Weights, capacity: int = 64) -> None:
         self._nothing = _nothing(weights)
         self._held: Bounded[Kind, CachedFit] = Bounded(capacity)
 
     def weigh(self, request: VramRequest, snap: Snapshot) -> CachedFit:
-        """Weigh a request that asks for something on every node of the snapshot."""
+        """Return the fit of a request for GPUs on every node of the snapshot."""
         cached = self._held.get(request.kind, self._nothing)
         if cached.generation != snap.generation:
             cached = cached.after(request, snap)
@@ -106,7 +106,7 @@ class FitCache:
 
 
 def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:
-    """A copy; what is added holds anything."""
+    """Return a copy of the given length; added elements are uninitialised."""
     copy = np.empty(length, array.dtype)
     size = min(len(array), length)
     copy[:size] = array[:size]

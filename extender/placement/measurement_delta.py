@@ -1,7 +1,7 @@
-"""Whether a report tells no more than that memory was taken or freed within what is charged anyway.
+"""Updates device terms cheaply if only memory use changed, and only within reservations.
 
-Most reports do: pods use less than they asked for, and what is left for others stays as it was.
-Then nothing has to be weighed; the terms differ in what they quote of the report.
+Most reports are of this kind: pods use less than they requested, so the free memory for others does
+not change. Then the terms need no new computation, only the newly measured values.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from extender.placement.device_accounting import DeviceTerms, known, sum_known
 from extender.placement.occupancy import Holder, Occupancy, Tenancy
 from extender.placement.sm_reading import reported
 
-#: What may differ; of the first two not everything.
+#: Fields of a device that may differ; the first two only within limits.
 _MEASURED = (
     "used_bytes",
     "unattributed_bytes",
@@ -32,9 +32,11 @@ def remeasured(
     now: GPUNodeStatus,
     unattributed_tolerance_bytes: int,
 ) -> tuple[DeviceTerms, ...] | None:
-    """What ``weigh`` says of the report ``now``; None where that takes weighing. ``terms`` are what
-    it says of ``was``, both with this occupancy and the same reserve and tolerance; of SM activity
-    they may tell what others measured."""
+    """Return what ``weigh`` returns for the report ``now``; None if that requires ``weigh``.
+
+    ``terms`` belong to the report ``was``. Both reports have this occupancy, and an equal reserve
+    and tolerance. The SM activity of ``terms`` may be from another source.
+    """
     if (
         was.plugin != now.plugin
         or len(was.devices) != len(now.devices)
@@ -42,27 +44,29 @@ def remeasured(
     ):
         return None
     used_bytes = [known(row.used_bytes) for row in now.pods]
-    quoted: dict[int, tuple[Holder, ...]] = {}
-    found: list[DeviceTerms] = []
+    holders_of: dict[int, tuple[Holder, ...]] = {}
+    updated: list[DeviceTerms] = []
     for each, before, device, tenancy in zip(
         terms, was.devices, now.devices, occupancy.tenancies, strict=True
     ):
         if (
             each.health_issue is not None
             or _settled(before) != _settled(device)
-            or not _strangers_alike(each, before, device, unattributed_tolerance_bytes)
+            or not _unattributed_alike(each, before, device, unattributed_tolerance_bytes)
         ):
             return None
-        if (holders := quoted.get(id(tenancy))) is None:
-            holders = quoted[id(tenancy)] = _holders(each.holders, tenancy, used_bytes)
+        if (holders := holders_of.get(id(tenancy))) is None:
+            holders = holders_of[id(tenancy)] = _holders(each.holders, tenancy, used_bytes)
         activity = reported(device, now.observed_at)
-        found.append(replace(each, device=device, holders=holders, activity=activity))
-    return tuple(found)
+        updated.append(replace(each, device=device, holders=holders, activity=activity))
+    return tuple(updated)
 
 
 def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occupancy) -> bool:
-    """Whether the same pods hold the same replicas, and each row that is charged for what it uses
-    uses the same."""
+    """Return whether pods hold the replicas that they held, and commit as many bytes as before.
+
+    A pod's measured use may change below its request.
+    """
     if len(was) != len(now):
         return False
     for before, row, asked_bytes in zip(was, now, occupancy.asked_bytes, strict=True):
@@ -71,7 +75,7 @@ def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occu
         had, has = before.used_bytes, row.used_bytes
         if had == has:
             continue
-        # Who uses anything at all may sit where nobody else would be seen.
+        # Whether a pod uses memory at all can decide which device it counts on.
         if had is None or has is None or asked_bytes is None or had <= 0 or has <= 0:
             return False
         if max(had, has) > asked_bytes:
@@ -79,10 +83,10 @@ def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occu
     return True
 
 
-def _strangers_alike(
+def _unattributed_alike(
     terms: DeviceTerms, was: Device, now: Device, unattributed_tolerance_bytes: int
 ) -> bool:
-    """Whether the device's figures make sense, and as little is charged for strangers as before."""
+    """Return whether the device's values are plausible and its unattributed use is unchanged."""
     if not 0 <= now.used_bytes <= now.memory_bytes:
         return False
     if was.unattributed_bytes is None or now.unattributed_bytes is None:
@@ -108,12 +112,12 @@ def _strangers_alike(
 def _holders(
     before: tuple[Holder, ...], tenancy: Tenancy, used_bytes: Sequence[int | None]
 ) -> tuple[Holder, ...]:
-    sitting: list[Holder] = []
-    for holder, sitter in zip(before, tenancy.sitters, strict=False):
-        rows = sitter.rows
-        # Nearly all have one.
+    holders: list[Holder] = []
+    for holder, occupant in zip(before, tenancy.occupants, strict=False):
+        rows = occupant.rows
+        # Most occupants have one row.
         measured_bytes = used_bytes[rows[0]] if len(rows) == 1 else sum_known(rows, used_bytes)
         if measured_bytes != holder.measured_bytes:
             holder = replace(holder, measured_bytes=measured_bytes)
-        sitting.append(holder)
-    return (*sitting, *before[len(sitting) :])
+        holders.append(holder)
+    return (*holders, *before[len(holders) :])

@@ -1,22 +1,24 @@
-"""What the plugin lets each process of a pod take where it shares a device by MPS."""
+"""Checks requests against the memory limit that the plugin sets for each MPS process."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ReplicaShare
-from extender.placement.amounts import Places, bytes_of
+from extender.placement.amounts import DeviceArrays, bytes_of
 from extender.placement.request import Ask
 from extender.placement.snapshot import Bytes2D
 
 MIB_BITS = 20
 
 
-def above_cap(ask: Ask, processes: int, memory_bytes: Bytes2D, at: Places) -> NDArray[np.bool_]:
-    """(n, slots) where a container asks for more than its processes may take.
+def above_cap(
+    ask: Ask, processes: int, memory_bytes: Bytes2D, at: DeviceArrays
+) -> NDArray[np.bool_]:
+    """Return the mask (n, slots) of devices where a container requests more than MPS allows.
 
-    The plugin caps each MPS process at total memory / replicas, in whole MiB; waiting for more
-    is waiting for ever. Who asks for what a replica is worth is content with the cap, and charged
-    with it for each of his processes.
+    The plugin limits each MPS process to total memory / replicas, in whole MiB. A larger request
+    can never fit. A container that requests a replica's share accepts the limit, and has that much
+    reserved for each of its processes.
     """
     cap = (memory_bytes // np.maximum(at.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
     above = np.zeros(cap.shape, bool)

@@ -1,8 +1,8 @@
-"""Where a pod that asks for no GPU takes least away from those that do.
+"""Chooses nodes for pods without a GPU, so that GPU pods lose as little as possible.
 
-It takes CPU and memory of the host, and without these nobody can use the devices of a node. So it
-is best on a node that has none; else on the one with the least *spare* GPU memory: what pods could
-still be promised there. Who filled up nodes one by one leaves the others whole.
+Such a pod takes CPU and host memory, which GPU pods on the node also need. It is best placed on a
+node without GPUs, else on the node with the least *spare* GPU memory. Filling nodes one by one
+keeps the others whole.
 """
 
 import numpy as np
@@ -11,30 +11,32 @@ from extender.placement.candidate_devices import Mask
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import MOST_BYTES, NodeTerms, Rows, Snapshot, clamped
 
-#: Less than any node with a device has.
+#: Spare bytes of a node without devices; less than any node with a device has.
 NO_DEVICE = -1
 
 
 def spare_bytes(node: NodeTerms) -> int:
-    """What pods could still be promised on its devices; ``NO_DEVICE`` where there are none. Devices
-    of which nobody told anything count as more than all others."""
+    """Return the bytes free for reservation on the node; ``NO_DEVICE`` if it has no devices.
+
+    A node with GPUs but without a report counts as the largest.
+    """
     if not node.devices:
         return MOST_BYTES if node.equipped else NO_DEVICE
     return clamped(sum(map(_spare_bytes, node.devices)))
 
 
 def _spare_bytes(terms: DeviceTerms) -> int:
-    """Of a device that nobody can be given nothing, and its part of a memory that several share."""
+    """Return the device's part of its memory's headroom; 0 if no pod can get the device."""
     if terms.health_issue is not None or not terms.device.replicas.free:
         return 0
     return max(terms.headroom_bytes, 0) // max(terms.sharers, 1)
 
 
 def aside(snap: Snapshot, rows: Rows) -> Mask:
-    """Which of the rows are best, -1 being a node that is not known: none of these.
+    """Return the mask of the best rows; -1 is an unknown node, which is never best.
 
-    All nodes without devices, which are all alike to us. Of the others one: of equal ones always
-    the first by name, so that pods fill up one node before they begin another.
+    All nodes without devices are equally good. If there are none, exactly one node is best. Its
+    name breaks ties, so that pods fill one node before they use the next.
     """
     best = np.zeros(len(rows), bool)
     known = np.flatnonzero(rows >= 0)

@@ -1,8 +1,7 @@
-"""Who is in each memory of a node, who may come there, and what the plugin can do with its devices:
-all of the equation that does not hang on how many bytes anybody uses.
+"""Computes which pods are in each memory of a node, and which unconfirmed pods can get there.
 
-Memory that a pod takes or frees is most of what agents tell, and changes none of this. So it is
-found once, and kept until something else is told.
+That is the part of ``device_accounting`` that does not depend on measured bytes. Most reports only
+change measured bytes. So the occupancy is kept until something else changes.
 """
 
 from collections import Counter
@@ -17,23 +16,23 @@ import msgspec
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
-from extender.placement.device_health import doubles
+from extender.placement.device_health import duplicate_uuids
 from extender.placement.device_plugin_model import Policy
-from extender.placement.device_terms import ALL_PICKS, Chance, chances
+from extender.placement.device_terms import ALL_PICKS, PluginChoice, plugin_choices
 
 T = TypeVar("T")
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """A pod that sits on a device, or may."""
+    """A pod on a device, or an unconfirmed pod that can get it."""
 
     uid: str
     namespace: str
     name: str
     requested_bytes: int
-    #: None while nothing was measured.
+    #: None without a measurement.
     measured_bytes: int | None
-    #: Whether the node's report shows it there; else the device is one of its candidates.
+    #: Whether the node's report shows the pod there; else the device is one of its candidates.
     observed: bool
 
     @property
@@ -41,54 +40,58 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
         return max(self.requested_bytes, self.measured_bytes or 0)
 
 
-#: Rows of the report's pods, by their place in it.
+#: Indices of rows of the report's pods.
 Rows = tuple[int, ...]
-#: Slots whose devices share one memory, in order; most memories have one.
+#: Slots whose devices share one memory, in order; most memories have one slot.
 Memory = tuple[int, ...]
 
 
-class Sitter(msgspec.Struct, frozen=True, gc=False):
-    """A pod with a reservation that was seen in a memory, or is there for certain."""
+class Occupant(msgspec.Struct, frozen=True, gc=False):
+    """A pod with a reservation that the report shows in a memory, or that certainly uses it."""
 
     uid: str
     namespace: str
     name: str
     requested_bytes: int
-    #: What was measured of it in this memory; none where it was not seen there.
+    #: Its rows of the report in this memory; empty if the report does not show it there.
     rows: Rows
-    #: Whether its own variable decides where it is: then it is seen by what it uses.
-    elsewhere: bool
+    #: Whether its own variable decides its devices: then only its use shows where it is.
+    by_environment: bool
 
 
 class Tenancy(msgspec.Struct, frozen=True, gc=False):
-    """One memory. What pods on their way can take of it is told for each number of the replicas
-    that are leaving, from none up, that may have been let go."""
+    """The pods in one memory, and the unconfirmed pods that can get there.
 
-    sitters: tuple[Sitter, ...]
-    #: Those of the sitters that are ending, by their place.
+    The last three fields have one item for each number of replicas, from 0 to ``leaving``, that
+    terminating pods may have released.
+    """
+
+    occupants: tuple[Occupant, ...]
+    #: Indices of the terminating pods in ``occupants``.
     ending: tuple[int, ...]
-    #: Of all who were measured there, and of each pod to which nothing is promised.
+    #: Rows of all measured pods, and rows of each pod without a reservation.
     rows: Rows
     unobserved_pods: tuple[Rows, ...]
-    #: Whom the plugin could send there, the largest first.
-    coming: tuple[Holder, ...]
-    #: Number of pods -> the most bytes that so many of those that come can ask for.
+    #: Unconfirmed pods that the plugin could send there, the largest first.
+    unconfirmed: tuple[Holder, ...]
+    #: Number of unconfirmed pods -> the most bytes that they can request.
     most_bytes: tuple[int, ...]
-    #: Replicas that are leaving.
+    #: Replicas that terminating pods hold.
     leaving: int
-    #: How many come at most; with one newcomer, or one that takes any number of replicas, among
-    #: them. None where the newcomer cannot.
+    #: The most unconfirmed pods that can get there; then the most that can get there together with
+    #: a new pod, for one replica and for several. None if the new pod cannot get there.
     arrivals: tuple[int, ...]
     with_newcomer: tuple[int | None, ...]
     with_several: tuple[int | None, ...]
 
     @property
     def crowd_bytes(self) -> int:
+        """Sum of the requests of all unconfirmed pods that can get there."""
         return self.most_bytes[-1]
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
-    """One device, as far as the plugin goes; see ``DeviceTerms``."""
+    """The plugin's view of one device; see ``DeviceTerms``."""
 
     policy: Policy
     first: int | None
@@ -97,20 +100,20 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Occupancy(msgspec.Struct, frozen=True, gc=False):
-    """One node; all by its devices, in the report's order."""
+    """The occupancy of one node; tuples are in the order of its reported devices."""
 
     slots: tuple[Slot, ...]
     memories: tuple[Memory, ...]
     tenancies: tuple[Tenancy, ...]
-    #: UUIDs that several devices are reported by.
+    #: UUIDs that several devices report -> how many devices do.
     doubled: Mapping[str, int]
-    #: Of each row of the report's pods what is charged for it at least: what its pod asked for.
-    #: None where there is more to the charge than this row.
+    #: For each row of the report's pods, the request of its pod, up to which measured bytes do not
+    #: matter. None if several rows count together.
     asked_bytes: tuple[int | None, ...]
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
-    """An occupancy, and what it was found of last."""
+    """An occupancy, and the latest inputs for which it is valid."""
 
     status: GPUNodeStatus
     reservations: Mapping[str, Reservation]
@@ -126,7 +129,7 @@ def find(
     device_choice: DeviceChoice,
     before: Found | None,
 ) -> Found:
-    """What ``occupy`` says; the very same object as ``before`` where it would be equal."""
+    """Return the result of ``occupy``; the object in ``before`` if it is still valid."""
     if before is not None and (
         before.device_choice is device_choice
         and before.leaving == leaving
@@ -136,14 +139,14 @@ def find(
         occupancy = before.occupancy
     else:
         occupancy = occupy(status, reservations, leaving, device_choice)
-    return Found(status, reservations, leaving or _NOBODY, device_choice, occupancy)
+    return Found(status, reservations, leaving or _NO_PODS, device_choice, occupancy)
 
 
-_NOBODY: Set[str] = frozenset()
+_NO_PODS: Set[str] = frozenset()
 
 
 def _alike(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
-    """Whether the same is promised to the same, in the same order."""
+    """Return whether the reservations are equal and in equal order."""
     if was is now:
         return True
     return list(was) == list(now) and all(
@@ -170,7 +173,7 @@ _occupied = attrgetter(
 
 
 def _row(use: PodUse) -> tuple[object, ...]:
-    # Some are only there if they use something: any bytes, none, or nobody can tell.
+    # Only the sign of the use matters: whether a pod uses the device, does not, or it is unknown.
     used = use.used_bytes
     uses = None if used is None else (used > 0) - (used < 0)
     return use.uid, use.device, use.replica, uses
@@ -182,37 +185,40 @@ def occupy(
     leaving: Set[str] = frozenset(),
     device_choice: DeviceChoice = DeviceChoice.PREDICTED,
 ) -> Occupancy:
-    """``reservations`` maps pod uid to what was promised, bystanders included; ``leaving`` are the
-    uids of pods that are ending or have ended."""
+    """Compute the occupancy of a node.
+
+    ``reservations`` maps pod uids to reservations, including those of adopted pods. ``leaving`` are
+    the uids of pods that are terminating or have ended.
+    """
     devices = status.devices
     memories = memories_of(devices)
-    elsewhere = _Elsewhere(reservations)
-    uses = _Uses(status, elsewhere.uids)
+    by_environment = _ByEnvironment(reservations)
+    uses = _Uses(status, by_environment.uids)
     queue = _Queue(devices, reservations, uses)
-    ways = _ways(status, uses, queue, leaving, device_choice)
+    choices = _choices(status, uses, queue, leaving, device_choice)
     tenancies: dict[Memory, Tenancy] = {}
     for memory in memories:
         if memory not in tenancies:
-            sitters = _sitting(memory, devices, reservations, uses, elsewhere)
+            occupants = _occupants(memory, devices, reservations, uses, by_environment)
             tenancies[memory] = _tenancy(
-                sitters,
-                # Of those that the plugin did not put there the replica tells nothing.
+                occupants,
+                # Pods by environment release a replica that may belong to another device.
                 tuple(
-                    place
-                    for place, sitter in enumerate(sitters)
-                    if sitter.uid in leaving and sitter.uid not in elsewhere.uids
+                    index
+                    for index, occupant in enumerate(occupants)
+                    if occupant.uid in leaving and occupant.uid not in by_environment.uids
                 ),
                 uses.rows(memory),
                 uses.unobserved_pods(memory, reservations),
-                queue.for_memory(memory, {sitter.uid for sitter in sitters}),
-                [ways[mate] for mate in memory],
+                queue.for_memory(memory, {occupant.uid for occupant in occupants}),
+                [choices[mate] for mate in memory],
                 queue.renamed(memory),
             )
     return Occupancy(
-        slots=_once(tuple([_once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in ways])),
+        slots=_once(tuple([_once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in choices])),
         memories=_once(tuple(memories)),
         tenancies=tuple([tenancies[memory] for memory in memories]),
-        doubled=doubles(devices) or _NONE_DOUBLED,
+        doubled=duplicate_uuids(devices) or _NONE_DOUBLED,
         asked_bytes=_once(_asked_bytes(len(status.pods), tenancies.values())),
     )
 
@@ -220,9 +226,9 @@ def occupy(
 def _asked_bytes(rows: int, tenancies: Iterable[Tenancy]) -> tuple[int | None, ...]:
     asked_bytes: list[int | None] = [None] * rows
     for tenancy in tenancies:
-        for sitter in tenancy.sitters:
-            if len(sitter.rows) == 1:
-                asked_bytes[sitter.rows[0]] = sitter.requested_bytes
+        for occupant in tenancy.occupants:
+            if len(occupant.rows) == 1:
+                asked_bytes[occupant.rows[0]] = occupant.requested_bytes
     return tuple(asked_bytes)
 
 
@@ -235,7 +241,7 @@ def _first(of: Any) -> Any:
 
 
 def _once(of: T) -> T:
-    """Return the first of all equal objects: what most nodes have in common is kept once."""
+    """Return the first of all equal objects, so that nodes share equal values in memory."""
     first: T = _first(of)
     return first
 
@@ -245,22 +251,22 @@ def possibilities(
     reservations: Mapping[str, Reservation],
     leaving: Set[str],
     device_choice: DeviceChoice,
-) -> list[Chance]:
-    """What the plugin could do with each device, in the report's order."""
-    uses = _Uses(status, _Elsewhere(reservations).uids)
+) -> list[PluginChoice]:
+    """Return the plugin's possible choices of each device, in the order of the report."""
+    uses = _Uses(status, _ByEnvironment(reservations).uids)
     queue = _Queue(status.devices, reservations, uses)
-    return _ways(status, uses, queue, leaving, device_choice)
+    return _choices(status, uses, queue, leaving, device_choice)
 
 
-def _ways(
+def _choices(
     status: GPUNodeStatus,
     uses: "_Uses",
     queue: "_Queue",
     leaving: Set[str],
     device_choice: DeviceChoice,
-) -> list[Chance]:
+) -> list[PluginChoice]:
     slots = range(len(status.devices))
-    return chances(
+    return plugin_choices(
         status.devices,
         status.plugin,
         device_choice,
@@ -272,47 +278,46 @@ def _ways(
 
 
 def _tenancy(
-    sitters: list[Sitter],
+    occupants: list[Occupant],
     ending: tuple[int, ...],
     rows: Rows,
     unobserved_pods: tuple[Rows, ...],
-    coming: list[Holder],
-    ways: list[Chance],
+    unconfirmed: list[Holder],
+    choices: list[PluginChoice],
     renamed: int,
 ) -> Tenancy:
-    #: How many may be there that the plugin's choice says nothing about.
-    besides = renamed + sum(way.unexplained for way in ways)
-    # Where devices share the memory it is not looked into which pod leaves which.
-    leaving = ways[0].leaving if len(ways) == 1 else 0
+    #: Pods that may be there regardless of the plugin's choice.
+    unpredicted = renamed + sum(choice.unexplained for choice in choices)
+    # If devices share the memory, it is not tracked which device a terminating pod releases.
+    leaving = choices[0].leaving if len(choices) == 1 else 0
 
     def most(newcomers: int, gone: int) -> int:
-        """The most pods on their way that the plugin can send there, of several devices at most
-        the sum."""
-        if len(ways) == 1:
-            return ways[0].most(newcomers, gone)
-        return sum(way.most(newcomers, way.leaving) for way in ways)
+        """Return the most unconfirmed pods that can get there: the sum over several devices."""
+        if len(choices) == 1:
+            return choices[0].most(newcomers, gone)
+        return sum(choice.most(newcomers, choice.leaving) for choice in choices)
 
     def others(newcomers: int) -> tuple[int | None, ...]:
         found = [most(newcomers, gone) for gone in range(leaving + 1)]
-        return tuple([count + besides - 1 if count else None for count in found])
+        return tuple([count + unpredicted - 1 if count else None for count in found])
 
     tenancy = Tenancy(
-        sitters=tuple(sitters),
+        occupants=tuple(occupants),
         ending=ending,
         rows=rows,
         unobserved_pods=unobserved_pods,
-        coming=tuple(coming),
-        most_bytes=_once((0, *accumulate([holder.requested_bytes for holder in coming]))),
+        unconfirmed=tuple(unconfirmed),
+        most_bytes=_once((0, *accumulate([holder.requested_bytes for holder in unconfirmed]))),
         leaving=leaving,
-        arrivals=_once(tuple([most(0, gone) + besides for gone in range(leaving + 1)])),
+        arrivals=_once(tuple([most(0, gone) + unpredicted for gone in range(leaving + 1)])),
         with_newcomer=_once(others(1)),
         with_several=_once(others(ALL_PICKS)),
     )
-    return tenancy if rows or sitters or coming else _once(tenancy)
+    return tenancy if rows or occupants or unconfirmed else _once(tenancy)
 
 
 def memories_of(devices: Sequence[Device]) -> list[Memory]:
-    """The memory of each slot: compute instances of one GPU instance share theirs."""
+    """Return the memory of each slot: compute instances of one GPU instance share their memory."""
     of: dict[tuple[str, int] | int, list[int]] = {}
     keys: list[tuple[str, int] | int] = []
     for slot, device in enumerate(devices):
@@ -325,12 +330,12 @@ def memories_of(devices: Sequence[Device]) -> list[Memory]:
 class _Uses:
     """The report's rows of pods.
 
-    The rows of one replica are one use of it: an app container reuses what the init container
-    before it held, and the kubelet names both. Pods ``elsewhere`` may use a device without holding
-    a replica of it.
+    Several rows of one replica count once: an app container reuses the replica of an earlier init
+    container, and the kubelet lists both. Pods in ``by_environment`` may use a device without
+    holding a replica of it.
     """
 
-    def __init__(self, status: GPUNodeStatus, elsewhere: Container[str]) -> None:
+    def __init__(self, status: GPUNodeStatus, by_environment: Container[str]) -> None:
         self._pods = status.pods
         slot_of = {device.uuid: slot for slot, device in enumerate(status.devices)}
         self._resources = [device.resource for device in status.devices]
@@ -338,26 +343,26 @@ class _Uses:
         self._replicas: dict[str, dict[int, set[str]]] = {}
         #: slot -> uid -> rows.
         self._rows: list[dict[str, list[int]]] = [{} for _ in status.devices]
-        for place, row in enumerate(status.pods):
+        for index, row in enumerate(status.pods):
             slot = slot_of.get(row.device)
             if slot is None:
                 continue
             replicas = self._replicas.setdefault(row.uid, {}).setdefault(slot, set())
-            if row.replica or row.uid not in elsewhere:
+            if row.replica or row.uid not in by_environment:
                 replicas.add(row.replica)
-            self._rows[slot].setdefault(row.uid, []).append(place)
+            self._rows[slot].setdefault(row.uid, []).append(index)
 
     def uids(self, slot: int) -> Set[str]:
-        """The pods that were observed there."""
+        """Return the pods that the report shows there."""
         return self._rows[slot].keys()
 
     def replicas_of(self, slot: int, uids: Set[str] | None = None) -> int:
-        """How many replicas these pods were observed to hold there; None: all pods."""
+        """Return how many replicas these pods hold there, according to the report; None: all."""
         held = self._rows[slot]
         return sum([len(self._replicas[uid][slot]) for uid in held if uids is None or uid in uids])
 
     def missing(self, uid: str, charge: Charge) -> int:
-        """Replicas of a charge that the pod was not observed to hold."""
+        """Return how many replicas of a charge the pod does not hold yet."""
         held = 0
         for slot, replicas in self._replicas.get(uid, {}).items():
             if self._resources[slot] == charge.resource:
@@ -365,11 +370,11 @@ class _Uses:
         return max(0, charge.count - held)
 
     def of(self, uid: str, memory: Memory) -> Rows:
-        """The rows of one pod in a memory."""
+        """Return the rows of one pod in a memory."""
         return _once(tuple([row for slot in memory for row in self._rows[slot].get(uid, ())]))
 
     def uses_nothing(self, rows: Rows) -> bool:
-        """Whether that was measured of these."""
+        """Return whether all these rows have a measured use of 0."""
         return all(self._pods[row].used_bytes == 0 for row in rows)
 
     def rows(self, memory: Memory) -> Rows:
@@ -383,13 +388,13 @@ class _Uses:
         return tuple([self.of(uid, memory) for uid in uids if uid not in reservations])
 
 
-class _Elsewhere:
-    """Pods whose own variable decides their devices, wherever their replicas are."""
+class _ByEnvironment:
+    """Pods whose own NVIDIA_VISIBLE_DEVICES decides their devices, wherever their replicas are."""
 
     def __init__(self, reservations: Mapping[str, Reservation]) -> None:
         #: uid -> device -> bytes.
         self.uids: dict[str, dict[str, int]] = {}
-        #: Device -> those that are promised to it.
+        #: Device -> uids of pods with a reservation on it.
         self._on: dict[str, list[str]] = {}
         for uid, reservation in reservations.items():
             for charge in reservation.charges:
@@ -399,43 +404,45 @@ class _Elsewhere:
                         reserved[uuid] = reserved.get(uuid, 0) + size
                         self._on.setdefault(uuid, []).append(uid)
 
-    def sitters(
+    def occupants(
         self,
         memory: Memory,
         devices: Sequence[Device],
         reservations: Mapping[str, Reservation],
         uses: _Uses,
-    ) -> list[Sitter]:
-        """Those that are promised to a memory, or are seen to use it."""
+    ) -> list[Occupant]:
+        """Return the pods with a reservation in a memory, or that use it."""
         uuids = [devices[slot].uuid for slot in memory]
         seen = [uid for slot in memory for uid in uses.uids(slot) if uid in self.uids]
         reserved = [uid for uuid in uuids for uid in self._on.get(uuid, ())]
-        found: list[Sitter] = []
+        found: list[Occupant] = []
         for uid in dict.fromkeys([*seen, *reserved]):
             rows = uses.of(uid, memory)
             sizes = [self.uids[uid][uuid] for uuid in uuids if uuid in self.uids[uid]]
             if not sizes:
                 if uses.uses_nothing(rows):
-                    continue  # a replica of the device is its, and the device is not
-                # It uses the device, or nobody can tell that it does not.
+                    continue  # it holds a replica of the device, but does not use the device
+                # It uses the device, or its use is unknown.
                 sizes = list(self.uids[uid].values())
             names = reservations[uid].namespace, reservations[uid].name
-            found.append(Sitter(uid, *names, max(sizes, default=0), rows, elsewhere=True))
+            found.append(Occupant(uid, *names, max(sizes, default=0), rows, by_environment=True))
         return found
 
 
-def _sitting(
+def _occupants(
     memory: Memory,
     devices: Sequence[Device],
     reservations: Mapping[str, Reservation],
     uses: _Uses,
-    elsewhere: _Elsewhere,
-) -> list[Sitter]:
-    """The pods with a reservation that were seen in this memory, or are there for certain."""
-    sitters = elsewhere.sitters(memory, devices, reservations, uses) if elsewhere.uids else []
+    by_environment: _ByEnvironment,
+) -> list[Occupant]:
+    """Return the pods with a reservation that use this memory, by the report or by environment."""
+    occupants = (
+        by_environment.occupants(memory, devices, reservations, uses) if by_environment.uids else []
+    )
     for uid in dict.fromkeys([uid for slot in memory for uid in uses.uids(slot)]):
         reservation = reservations.get(uid)
-        if reservation is None or uid in elsewhere.uids:
+        if reservation is None or uid in by_environment.uids:
             continue
         asked = 0
         for slot in memory:
@@ -443,18 +450,18 @@ def _sitting(
             due = (
                 _due(reservation, device)
                 if uid in uses.uids(slot)
-                # Elsewhere in the same memory it may still be given what it waits for.
+                # The pod may still get further replicas on this device of the memory.
                 else [c for c in reservation.charges if _means(c, device) and uses.missing(uid, c)]
             )
             for charge in due:
                 asked = max(asked, _bytes_on(charge, device))
         names = reservation.namespace, reservation.name
-        sitters.append(Sitter(uid, *names, asked, uses.of(uid, memory), elsewhere=False))
-    return sitters
+        occupants.append(Occupant(uid, *names, asked, uses.of(uid, memory), by_environment=False))
+    return occupants
 
 
 class _Queue:
-    """Pods that wait for replicas: bound, and not observed, or not with all that they asked for."""
+    """Unconfirmed pods: bound, but the report does not show all replicas that they requested."""
 
     def __init__(
         self, devices: Sequence[Device], reservations: Mapping[str, Reservation], uses: _Uses
@@ -462,13 +469,13 @@ class _Queue:
         self._devices = devices
         self._reservations = reservations
         self._holders: dict[str, Holder] = {}
-        #: Resource -> replicas waited for.
+        #: Resource -> replicas that unconfirmed pods wait for.
         self.picks = Counter[str]()
-        #: Resource -> the devices that were chosen for those that wait; "" where none was.
+        #: Resource -> the devices that Headroom chose for them; "" if the plugin chooses.
         self.reserved: dict[str, set[str]] = {}
-        #: Resource -> pod, its charge, the most that it asks for on any device.
+        #: Resource -> (pod, its charge, the most bytes that it needs on any device).
         self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
-        #: Uuid -> those that were promised the device under a name that it had before.
+        #: Uuid -> waiting pods with a reservation on the device under an earlier resource name.
         self._renamed: dict[str, list[tuple[str, Charge, int]]] = {}
         resource_of = {device.uuid: device.resource for device in devices}
         for uid, reservation in reservations.items():
@@ -479,7 +486,7 @@ class _Queue:
                 self.picks[resource] += missing
                 self.reserved.setdefault(resource, set()).add(charge.choice)
                 if charge.by_environment:
-                    continue  # it takes a replica away, and no memory of its device
+                    continue  # it takes a replica, but no memory of the replica's device
                 most_bytes = max(charge.candidates.values(), default=0)
                 waiter = (uid, charge, most_bytes)
                 self._waiting.setdefault(resource, []).append(waiter)
@@ -487,9 +494,11 @@ class _Queue:
                     if resource_of.get(uuid, resource) != resource:
                         self._renamed.setdefault(uuid, []).append(waiter)
 
-    def for_memory(self, memory: Memory, besides: Set[str]) -> list[Holder]:
-        """Whom the plugin could send there as far as the name of the resource decides, the
-        largest first; ``besides`` are there already."""
+    def for_memory(self, memory: Memory, present: Set[str]) -> list[Holder]:
+        """Return the unconfirmed pods that the plugin could send there, the largest first.
+
+        Only the resource name matters here. Pods in ``present`` are already there.
+        """
         asked: dict[str, int] = {}
         for slot in memory:
             device = self._devices[slot]
@@ -499,12 +508,12 @@ class _Queue:
                     size = charge.candidates.get(uuid, most_bytes)
                     if asked.get(uid, -1) < size:
                         asked[uid] = size
-        coming = [self._holder(*pair) for pair in asked.items() if pair[0] not in besides]
-        coming.sort(key=_requested_bytes, reverse=True)
-        return coming
+        unconfirmed = [self._holder(*pair) for pair in asked.items() if pair[0] not in present]
+        unconfirmed.sort(key=_requested_bytes, reverse=True)
+        return unconfirmed
 
     def _holder(self, uid: str, size: int) -> Holder:
-        """Mostly the same for each device."""
+        """Return the holder for a pod; devices share one object if the bytes are equal."""
         holder = self._holders.get(uid)
         if holder is None or holder.requested_bytes != size:
             reservation = self._reservations[uid]
@@ -515,7 +524,7 @@ class _Queue:
         return holder
 
     def renamed(self, memory: Memory) -> int:
-        """How many may come there whatever the plugin thinks of the device's present name."""
+        """Return how many pods may get there under an earlier resource name of the device."""
         if not self._renamed:
             return 0
         return sum([len(self._renamed.get(self._devices[slot].uuid, ())) for slot in memory])
@@ -525,10 +534,10 @@ _requested_bytes = attrgetter("requested_bytes")
 
 
 def _due(reservation: Reservation, device: Device) -> Collection[Charge]:
-    """The charges for which the pod can sit on a device where it was seen.
+    """Return the charges for which the pod can be on a device where the report shows it.
 
-    A plugin that was restarted with another configuration can rename the resource under it; then
-    any of them can be meant.
+    A plugin that restarts with another configuration can rename the resource of a running pod. Then
+    any charge may be the one.
     """
     charges = reservation.charges
     return [charge for charge in charges if _means(charge, device)] or charges
@@ -539,6 +548,6 @@ def _means(charge: Charge, device: Device) -> bool:
 
 
 def _bytes_on(charge: Charge, device: Device) -> int:
-    """What was promised for the device; the most for any, where it was not thought of."""
+    """Return the bytes that the charge reserves on the device; the most of any if it lists none."""
     size = charge.candidates.get(device.uuid)
     return max(charge.candidates.values(), default=0) if size is None else size

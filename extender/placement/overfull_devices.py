@@ -1,17 +1,17 @@
-"""Which pods have to leave a device that has no room for all that sit there.
+"""Selects the pods to evict from a device that lacks memory for all of its pods.
 
-Where every promise was kept nobody has to. But the plugin may have chosen otherwise than could be
-foreseen, or a stranger may have come. Then the memory of a device is *overfull*:
+No pod has to leave while all predictions hold. But the plugin may have chosen a device that was not
+predicted, or unattributed use may have appeared. Then the memory of a device is *overfull*:
 
-    sum over pods that sit there: max(requested, measured) + strays + unowned > allocatable
+    sum over pods on the device: max(requested, measured)
+    + unreserved pods + unattributed > allocatable
 
-and the agent lets no gated pod start on it, as on one that is unhealthy. Whoever has not begun and
-has a controller that makes another one in its stead can leave; the newest first, since the others
-were there before it, and only as many as it takes. Pods that are going already are as good as gone.
-Those that were marked to leave stay so for as long as it takes them.
+The agent lets no gated pod start on an overfull or unhealthy device. Pods that have not started and
+have a controller that replaces them can be evicted: the newest first, and only as many as
+necessary. Terminating pods count as gone. A pod marked for eviction stays marked until it is gone.
 
-To mark more than one at a time could send away two that are in each other's way, where one of them
-would do.
+At most one pod is marked at a time. Marking two could evict both, although evicting one of them is
+enough.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -24,27 +24,27 @@ from extender.placement.occupancy import Holder
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A pod that has not begun: it waits at its gate, or uses no memory yet."""
+    """A pod that has not started: it waits at its gate, or uses no memory yet."""
 
-    #: When its promise was made (RFC 3339): who came last.
+    #: When its reservation was made (RFC 3339): the newest pod leaves first.
     since: str
     gated: bool
-    #: Whether a controller makes another one when it is evicted.
+    #: Whether a controller creates a replacement after its eviction.
     replaced: bool
-    #: Whether the ledger says already that it is to leave.
+    #: Whether the ledger already marks it for eviction.
     marked: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    #: Uids of pods that are to leave the node.
+    #: Uids of pods to evict.
     leave: frozenset[str] = frozenset()
-    #: Of those that are told no at their gate and have no controller: evicted they were lost.
+    #: Uids of gated pods that cannot start, and that no controller would replace after eviction.
     stuck: frozenset[str] = frozenset()
 
 
 def overfull(devices: Iterable[DeviceTerms]) -> bool:
-    """Whether some device has no room for all that sit there, or is no device to start on."""
+    """Return whether some device with pods is overfull or unhealthy."""
     return any(
         terms.reservation_bytes
         and (
@@ -58,22 +58,22 @@ def overfull(devices: Iterable[DeviceTerms]) -> bool:
 def misplaced(
     devices: Sequence[DeviceTerms], idle: Mapping[str, Idle], leaving: Set[str], may_mark: bool
 ) -> Misplaced:
-    """Say who has to leave the node.
+    """Return the pods to evict from the node.
 
-    ``leaving`` are the uids of pods that are ending or have ended; ``may_mark``: whether one more
-    may be sent away now.
+    ``leaving`` are the uids of pods that are terminating or have ended. ``may_mark`` permits one
+    more pod to be marked for eviction.
     """
     leave: set[str] = set()
     stuck: set[str] = set()
     for terms in devices:
         if not terms.believed:
-            continue  # nobody starts there, and nobody knows whether there is room
-        sick = terms.health_issue is Reason.UNHEALTHY_DEVICE
+            continue  # no pod starts there, and its free memory is unknown
+        unhealthy = terms.health_issue is Reason.UNHEALTHY_DEVICE
         sitting = [holder for holder in _sitting(terms) if holder.uid not in leaving | leave]
         excess_bytes = _excess_bytes(terms, sitting)
         for holder in sorted(sitting, key=lambda h: _turn(h, idle), reverse=True):
             pod = idle.get(holder.uid)
-            if pod is None or not (excess_bytes > 0 or (sick and pod.gated)):
+            if pod is None or not (excess_bytes > 0 or (unhealthy and pod.gated)):
                 continue
             if not pod.replaced:
                 if pod.gated:

@@ -1,4 +1,4 @@
-"""What is written down about a pod that fits: its charges for the ledger, its annotations."""
+"""Builds the record of a placement: the ledger's charges and the pod's annotations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
 from contract.gpunode import Charge
-from extender.placement.amounts import bytes_of, places_of
+from extender.placement.amounts import bytes_of, device_arrays
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import AskVerdict, Verdicts
 from extender.placement.request import ContainerAsk, VramRequest
@@ -16,20 +16,21 @@ from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.visible_devices import Visible
 from extender.placement.visible_devices_env import by_environment
 
-#: Of the pod's own annotation, in characters: the pod must not grow beyond what the server takes.
+#: Characters up to which the placement quotes the pod's VRAM annotation. The API server limits the
+#: size of annotations.
 _LONGEST_QUOTED = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A promise about to be made: what the ledger charges and what the Binding carries."""
+    """A reservation to make: charges for the ledger, annotations for the Binding."""
 
     charges: tuple[Charge, ...]
     annotations: Mapping[str, str]
 
 
 def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> Placement:
-    """Write down the i-th node of ``verdicts``, on which the request fits."""
+    """Return the placement on the i-th node of ``verdicts``, on which the request fits."""
     node = snap.nodes[int(verdicts.rows[i])]
     devices = {
         resource: [node.devices[slot] for slot in slots]
@@ -41,7 +42,7 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
 
 
 def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> tuple[Charge, ...]:
-    """What is promised on the i-th node of ``verdicts``, on which the request fits."""
+    """Return the charges on the i-th node of ``verdicts``, on which the request fits."""
     node, possible = snap.nodes[int(verdicts.rows[i])], _possible(verdicts, i)
     by_itself = by_environment(request, node)
     return tuple(
@@ -60,7 +61,10 @@ def _possible(verdicts: Verdicts, i: int) -> dict[str, list[int]]:
 def _charge(
     verdict: AskVerdict, node: NodeTerms, i: int, possible: Sequence[int], by_itself: bool
 ) -> Charge:
-    """``by_itself``: the pod's own variable decides, and nobody can push it further."""
+    """Return the charge for one ask.
+
+    ``by_itself``: the pod's own variable decides its devices, so other pods cannot displace it.
+    """
     named = possible if by_itself else _worth_naming(verdict, node, i)
     steered = len(possible) == 1 and node.devices[possible[0]].policy == "steered"
     return Charge(
@@ -76,8 +80,11 @@ def _charge(
 
 
 def _worth_naming(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
-    """The candidates; and where devices differ in what the pod would ask of them, all of the
-    resource, because pods bound after it can push it on to one that is no candidate yet."""
+    """Return the slots whose bytes the charge must list.
+
+    These are the candidates. If the pod needs different amounts on different devices, they are all
+    devices of the resource, because later pods can displace it to one that is no candidate yet.
+    """
     slots = [
         slot
         for slot, terms in enumerate(node.devices)
@@ -94,7 +101,7 @@ def _annotations(
     possible: Mapping[str, Sequence[DeviceTerms]],
     pinned: bool,
 ) -> dict[str, str]:
-    """The placement as JSON, and per container what the downward API can hand to it whole."""
+    """Return the placement as JSON, and values per container for the downward API."""
     if not request.asks:
         return {}
     containers: dict[str, object] = {}
@@ -102,7 +109,7 @@ def _annotations(
     for ask in request.containers:
         devices = possible[ask.resource]
         sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
-        # Two replicas that are shared can be of one device, however many devices there are.
+        # Two replicas of shared devices can be on one device, however many devices there are.
         unspread = ask.count == 1 or not any(term.shared for term in devices)
         alone = len(request.containers) == 1 and unspread
         certain = pinned or (len(devices) == ask.count and alone)
@@ -132,9 +139,9 @@ def _annotations(
 
 
 def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
-    return int(bytes_of(ask.amount, ask.count, places_of([term.device], term.reserve_bytes))[0])
+    return int(bytes_of(ask.amount, ask.count, device_arrays([term.device], term.reserve_bytes))[0])
 
 
 def _fraction(part_bytes: int, whole_bytes: int) -> str:
-    """Rounded down to four decimals: what a program may safely claim of the device."""
+    """Return the fraction, rounded down to four decimals, so that a program never takes more."""
     return f"0.{part_bytes * 10_000 // whole_bytes:04d}" if part_bytes < whole_bytes else "1.0000"

@@ -1,4 +1,4 @@
-"""The settings that decide placements, as one value handed to every pure function that needs it."""
+"""Settings that decide placements, passed as one value to the functions that need them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,16 +11,16 @@ MIB = 1 << 20
 
 
 class VisibleDevices(Enum):
-    """What becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself where it may be obeyed."""
+    """How to treat pods that set NVIDIA_VISIBLE_DEVICES, on nodes that may obey the variable."""
 
     REJECT = "reject"
-    #: It must have room on every device of the node, and is charged on every one.
+    #: The pod must fit on every device of the node, and gets a reservation on every device.
     CHARGE = "charge"
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much each named term of a score counts (``placement.terms``); not all are 0."""
+    """The weights of the score's terms (``placement.score_terms``); at least one is above 0."""
 
     packing: float = 5
     prediction: float = 5
@@ -35,7 +35,7 @@ class Weights:
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Name -> its part of the whole."""
+        """Name of a term -> its part of the total weight, 0..1."""
         return _parts(self)
 
 
@@ -46,27 +46,27 @@ def _parts(weights: Weights) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    #: Extended resources that are GPUs; a name that ends in ``*`` stands for all that begin so.
+    #: Extended resources that are GPUs. A name that ends in ``*`` is a prefix.
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
-    #: Whether pods that annotate nothing, in namespaces without a default, are refused.
+    #: Whether to reject pods without a VRAM annotation in namespaces without a default.
     reject_unannotated: bool = False
-    #: Whether GPUs that several pods share are given out only where an agent reports them.
+    #: Whether shared GPUs are available only if an agent reports them.
     require_report: bool = True
-    #: Image of the gate that counts on gated nodes; empty: none does.
+    #: Image of the gate that gated nodes require; empty: they accept no gate.
     gate_image: str = ""
-    #: Whether a pod that is no gated one is evicted, too, where it ended on a device without room.
+    #: Whether to evict pods without a gate, too, from a device without enough memory.
     evict_misses: bool = False
-    #: How pods that do not say are scored.
+    #: Scoring policy of pods without a policy annotation.
     policy: ScoringPolicy = ScoringPolicy.PACK
     weights: Weights = Weights()
     visible_devices: VisibleDevices = VisibleDevices.REJECT
-    #: Whether an ``envFrom`` is taken to set NVIDIA_VISIBLE_DEVICES where it could.
+    #: Whether an ``envFrom`` that could set NVIDIA_VISIBLE_DEVICES is assumed to do so.
     suspect_env_from: bool = False
-    #: How long a pod may use more than it asked for before anybody is told.
+    #: How long a pod may use more than it requested before Headroom reports it.
     overuse_after_s: float = 60.0
-    #: How long a place is held for a pod that others left for, once they have left.
+    #: How long the memory stays held for a preemptor after its victims are gone.
     nomination_hold_s: float = 60.0
-    #: Whether pods are evicted for one that only memory keeps from nodes.
+    #: Whether to evict pods for a pod that only lacks memory.
     evict_for_memory: bool = False
 
     def manages(self, resource: str) -> bool:

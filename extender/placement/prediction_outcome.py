@@ -1,24 +1,24 @@
-"""Whether a pod came to sit where it was predicted to, and if not, what turned the prediction.
+"""Compares the observed devices of a pod with the prediction, and finds the cause of a miss.
 
-When a pod is bound, its candidates are what the plugin could do with it, whatever becomes of the
-pods that are on their way with it. Pods that we bind after it can push it on to another device;
-they are let in only where that has room. So once a report shows where the pod is, there are three
-cases:
+When a pod is bound, its candidates are all devices that the plugin could give it, whatever happens
+to the other unconfirmed pods. Pods bound later can displace it to another device. They fit only if
+that device has enough memory. Once a report shows the pod, there are three results:
 
-*hit*      it sits on candidates, beside no more of those on their way than could come there;
-*shifted*  not on candidates, but where pods bound after it can push it, which had room;
-*miss*     neither: something happened between binding and admission that nobody can foresee.
+*hit*      it is on candidates, with no more unconfirmed pods than could get them;
+*shifted*  it is not on candidates, but on devices to which later pods can displace it;
+*miss*     neither: an unpredictable change happened between binding and admission.
 
-Membership alone would not do: of two pods with the candidates A and B at most one may be able to
-come to A. Both there is a miss, of one of them.
+Comparing devices alone is not enough. Of two pods with the candidates A and B perhaps only one can
+get A. If both are on A, one of them is a miss.
 
-What can be foreseen is reckoned once more from what was known at the binding (*basis*), with the
-pods bound since then; and from what was known at each of their bindings, since they relied on what
-had been seen by then. A pod whose own NVIDIA_VISIBLE_DEVICES decides was foretold what it uses, not
-what it is given: it is shown when its processes are, and misses where they are elsewhere.
+The possible devices are computed again from the state at the binding (*basis*) with the pods bound
+since then. They are also computed from the state at each of those later bindings, which relied on
+newer reports. If a pod's own NVIDIA_VISIBLE_DEVICES decides, the prediction concerns the devices
+that it uses. A report confirms it once it shows the pod's processes, and they are a miss on any
+other device.
 
-What cannot be foreseen is looked for in the difference to the report that shows the pod:
-the surprise is the one without which it cannot be where it is.
+An unpredictable change is a difference between the basis and the report that shows the pod. The
+surprise is the change that is necessary to explain the pod's devices.
 """
 
 from collections import Counter
@@ -37,19 +37,19 @@ class Result(Enum):
     HIT = "hit"
     SHIFTED = "shifted"
     MISS = "miss"
-    #: No report showed it: it ended before, its promise was lost, or too much happened meanwhile.
+    #: No report showed the pod: it ended first, lost its reservation, or too much changed.
     UNSEEN = "unseen"
 
 
 class Surprise(Enum):
-    """What can happen between binding and admission without anybody knowing beforehand."""
+    """An unpredictable change between binding and admission."""
 
     RELEASED = "released"
     HEALTH = "health"
     BYPASS = "bypass"
     CONFIGURATION = "configuration"
     DISOBEYED = "disobeyed"
-    #: Of several that happened none explains it alone.
+    #: There were several changes, and none of them alone explains the miss.
     SEVERAL = "several"
     UNKNOWN = "unknown"
 
@@ -59,22 +59,22 @@ class Surprise(Enum):
 
 
 _SENTENCES = {
-    Surprise.RELEASED: "a pod that was not known to be ending let go of its replica before",
-    Surprise.HEALTH: "a replica turned unhealthy, or healthy again, before",
-    Surprise.BYPASS: "a pod that Headroom did not bind was admitted before",
-    Surprise.CONFIGURATION: "the devices, or how the plugin shares them out, changed before",
-    Surprise.DISOBEYED: "NVIDIA_VISIBLE_DEVICES of the pod does not decide what it uses",
-    Surprise.SEVERAL: "several things happened before, and none of them explains it alone",
-    Surprise.UNKNOWN: "nothing that the reports show explains it",
+    Surprise.RELEASED: "a pod that was not terminating released its replica before admission",
+    Surprise.HEALTH: "a replica became unhealthy or healthy before admission",
+    Surprise.BYPASS: "the kubelet first admitted a pod that Headroom did not bind",
+    Surprise.CONFIGURATION: "the devices or the plugin's configuration changed before admission",
+    Surprise.DISOBEYED: "NVIDIA_VISIBLE_DEVICES of the pod does not decide which devices it uses",
+    Surprise.SEVERAL: "several changes happened before admission, and none alone explains it",
+    Surprise.UNKNOWN: "no change in the reports explains it",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What was known of the node when the pod was promised its memory."""
+    """The state of the node when the reservation was made."""
 
     status: GPUNodeStatus
-    #: All promises, the pod's own too, and what bystanders were charged.
+    #: All reservations, including the pod's own and those of adopted pods.
     reservations: Mapping[str, Reservation]
     leaving: Set[str]
     device_choice: DeviceChoice
@@ -82,17 +82,17 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """What came after, up to the report that shows the pod."""
+    """The changes after the basis, up to the report that shows the pod."""
 
     status: GPUNodeStatus
-    #: Promised by us after the pod was.
+    #: Reservations made after the pod's.
     reservations: Mapping[str, Reservation]
-    #: On the node without our promise, and not known at the basis.
+    #: Pods that another scheduler bound to the node after the basis.
     unreserved_pods: Mapping[str, Reservation]
-    #: Pods on their way that were not compared yet: of those that one report shows together the
-    #: one bound last came too many.
+    #: Unconfirmed pods that were not compared yet. If one report shows too many pods on a device,
+    #: the one bound last is the miss.
     later: Set[str]
-    #: What differed from one report to the next (``changes``).
+    #: Differences from one report to the next (``changes``).
     changes: Set[Surprise]
 
 
@@ -106,7 +106,7 @@ class Comparison:
 
 
 def predicted(reservation: Reservation) -> tuple[str, ...]:
-    """The devices that the pod could be given when it was bound."""
+    """Return the candidate devices of the pod when it was bound."""
     devices = (
         uuid
         for charge in reservation.charges
@@ -117,36 +117,38 @@ def predicted(reservation: Reservation) -> tuple[str, ...]:
 
 
 def chosen(reservation: Reservation) -> tuple[str, ...]:
-    """The devices that were chosen for the pod, for its node's agent to have them taken."""
+    """Return the devices that Headroom chose for the pod, which the agent steers it to."""
     return tuple(dict.fromkeys(charge.choice for charge in reservation.charges if charge.choice))
 
 
 def observed(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
-    """The devices on which the report shows the pod."""
+    """Return the devices on which the report shows the pod."""
     return tuple(dict.fromkeys(use.device for use in status.pods if use.uid == uid))
 
 
 def used(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
-    """The devices of which the report shows that the pod uses memory."""
+    """Return the devices whose memory the pod uses, according to the report."""
     devices = (use.device for use in status.pods if use.uid == uid and (use.used_bytes or 0) > 0)
     return tuple(dict.fromkeys(devices))
 
 
 def is_by_environment(reservation: Reservation) -> bool:
-    """Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it uses."""
+    """Return whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it uses."""
     return any(charge.by_environment for charge in reservation.charges)
 
 
 def is_shown(status: GPUNodeStatus, uid: str, reservation: Reservation) -> bool:
-    """Whether the report shows the pod with all replicas that it asked for; or, where its own
-    variable decides, what it uses."""
+    """Return whether the report shows the pod with all replicas that it requested.
+
+    If its own variable decides its devices: whether the report shows which ones it uses.
+    """
     if is_by_environment(reservation):
         return bool(used(status, uid))
     return len(_held(status, {uid})) >= sum(charge.count for charge in reservation.charges) > 0
 
 
 def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
-    """What of one report differs from the one before it and bears on the plugin's choice."""
+    """Return the differences between two reports that affect the plugin's choice."""
     found: set[Surprise] = set()
     if _configuration(before) != _configuration(after):
         found.add(Surprise.CONFIGURATION)
@@ -159,105 +161,106 @@ def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
 def compare(
     uid: str, reservation: Reservation, grounds: Sequence[tuple[Basis, Since]]
 ) -> Comparison:
-    """Compare where the pod was predicted to sit with where it does.
+    """Compare the predicted devices of a pod with its observed devices.
 
-    ``grounds``: what was known when it was bound and came after, then the same for each report on
-    which others were while it was on its way. Each of these was let in with what was known then,
-    so the pod must be where each of them allows.
+    ``grounds`` starts with the pod's own basis and the changes since. Further items belong to the
+    reports on which other pods were bound while this pod was unconfirmed. Those bindings relied on
+    newer reports, so the observed devices must be possible on every ground.
     """
     status = grounds[0][1].status
-    said = predicted(reservation)
-    seen = observed(status, uid)
+    candidates = predicted(reservation)
+    devices = observed(status, uid)
     for basis, since in grounds:
-        look = _Look(basis, since, seen)
-        if not look.explained():
-            return Comparison(Result.MISS, said, seen, _surprise(look))
-    inside = set(seen) <= set(said)
-    return Comparison(Result.HIT if inside else Result.SHIFTED, said, seen)
+        replay = _Replay(basis, since, devices)
+        if not replay.explained():
+            return Comparison(Result.MISS, candidates, devices, _surprise(replay))
+    hit = set(devices) <= set(candidates)
+    return Comparison(Result.HIT if hit else Result.SHIFTED, candidates, devices)
 
 
 def compare_used(uid: str, reservation: Reservation, status: GPUNodeStatus) -> Comparison:
-    """Compare the devices that a pod's own variable names with those that it uses."""
-    said, seen = predicted(reservation), used(status, uid)
-    if set(seen) <= set(said):
-        return Comparison(Result.HIT, said, seen)
-    return Comparison(Result.MISS, said, seen, Surprise.DISOBEYED)
+    """Compare the devices that a pod's own variable names with the devices that it uses."""
+    candidates, devices = predicted(reservation), used(status, uid)
+    if set(devices) <= set(candidates):
+        return Comparison(Result.HIT, candidates, devices)
+    return Comparison(Result.MISS, candidates, devices, Surprise.DISOBEYED)
 
 
-def _surprise(look: "_Look") -> Surprise:
-    happened = look.happened()
-    if Surprise.RELEASED in happened and look.explained(released=True):
+def _surprise(replay: "_Replay") -> Surprise:
+    changed = replay.changed()
+    if Surprise.RELEASED in changed and replay.explained(released=True):
         return Surprise.RELEASED
-    if Surprise.HEALTH in happened and look.explained(health=True):
+    if Surprise.HEALTH in changed and replay.explained(health=True):
         return Surprise.HEALTH
-    if Surprise.BYPASS in happened and look.explained(bypass=True):
+    if Surprise.BYPASS in changed and replay.explained(bypass=True):
         return Surprise.BYPASS
-    if Surprise.CONFIGURATION in happened:
-        return Surprise.CONFIGURATION  # what another configuration could do is not reckoned
-    if len(happened) > 1:
+    if Surprise.CONFIGURATION in changed:
+        return Surprise.CONFIGURATION  # the effects of a changed configuration are not computed
+    if len(changed) > 1:
         return Surprise.SEVERAL
-    return next(iter(happened), Surprise.UNKNOWN)
+    return next(iter(changed), Surprise.UNKNOWN)
 
 
-class _Look:
-    """One pod on its devices, and what could have brought it there."""
+class _Replay:
+    """The choices of the plugin between a basis and the report that shows the pod."""
 
-    def __init__(self, basis: Basis, since: Since, seen: Sequence[str]) -> None:
+    def __init__(self, basis: Basis, since: Since, devices: Sequence[str]) -> None:
         self._basis = basis
         self._since = since
         own = {**since.reservations, **basis.reservations}
-        sat = _held(basis.status, own.keys())
-        arrived = _held(since.status, own.keys() - since.later) - sat
-        # What a pod uses by its own variable is no replica.
-        strangers = {other for other, reservation in own.items() if is_by_environment(reservation)}
-        arrived = {held for held in arrived if held[1] or held[2] not in strangers}
-        #: Device of the pod -> replicas of it that those on their way have by now.
-        self._arrived = {uuid: sum(device == uuid for device, *_ in arrived) for uuid in seen}
+        held_before = _held(basis.status, own.keys())
+        arrived = _held(since.status, own.keys() - since.later) - held_before
+        # Devices that a pod uses by its own variable are no replicas.
+        by_variable = {uid for uid, each in own.items() if is_by_environment(each)}
+        arrived = {held for held in arrived if held[1] or held[2] not in by_variable}
+        #: Device of the pod -> its replicas that pods unconfirmed at the basis have now.
+        self._arrived = {uuid: sum(device == uuid for device, *_ in arrived) for uuid in devices}
         before, now = ({use.uid for use in s.pods} for s in (basis.status, since.status))
         self._gone = before - now
-        known = own.keys() | before
-        heard_of = {o: p for o, p in since.unreserved_pods.items() if o not in basis.reservations}
-        self._unreserved_pods = {**_unobserved_pods(since.status, known), **heard_of}
+        expected = own.keys() | before
+        bound = {o: p for o, p in since.unreserved_pods.items() if o not in basis.reservations}
+        self._unreserved_pods = {**_unobserved_pods(since.status, expected), **bound}
 
-    def happened(self) -> set[Surprise]:
-        found = set(self._since.changes)
+    def changed(self) -> set[Surprise]:
+        surprises = set(self._since.changes)
         if self._gone - self._basis.leaving:
-            found.add(Surprise.RELEASED)
+            surprises.add(Surprise.RELEASED)
         if self._unreserved_pods:
-            found.add(Surprise.BYPASS)
-        return found
+            surprises.add(Surprise.BYPASS)
+        return surprises
 
     def explained(self, released: bool = False, health: bool = False, bypass: bool = False) -> bool:
-        """Whether what was known, and what happened as given, could bring it there."""
+        """Return whether the basis, with the given changes, makes the observed devices possible."""
         basis, since = self._basis, self._since
         status = _with_health(basis.status, since.status) if health else basis.status
         reservations = {**since.reservations, **basis.reservations}
         if bypass:
             reservations |= self._unreserved_pods
         leaving = basis.leaving | self._gone if released else basis.leaving
-        chances = possibilities(status, reservations, leaving, basis.device_choice)
+        choices = possibilities(status, reservations, leaving, basis.device_choice)
         most = {
-            device.uuid: chance.most(0, self._let_go(device.uuid, leaving)) + chance.unexplained
-            for device, chance in zip(status.devices, chances, strict=True)
+            device.uuid: choice.most(0, self._released(device.uuid, leaving)) + choice.unexplained
+            for device, choice in zip(status.devices, choices, strict=True)
         }
         return all(count <= most.get(uuid, 0) for uuid, count in self._arrived.items())
 
-    def _let_go(self, uuid: str, leaving: Set[str]) -> int:
-        """Replicas of the device that pods that were ending hold no longer."""
+    def _released(self, uuid: str, leaving: Set[str]) -> int:
+        """Return how many replicas of the device terminating pods have released."""
         gone = _held(self._basis.status, leaving & self._gone)
         return sum(device == uuid for device, *_ in gone)
 
 
 def _held(status: GPUNodeStatus, uids: Set[str]) -> set[tuple[str, str, str]]:
-    """(device, replica, uid) of these pods; one that init containers leave to others counts once.
+    """Return (device, replica, uid) for the replicas that these pods hold.
 
-    With the uid, because the replica of a pod that is gone can be given to the next.
+    A replica that an app container takes over from an init container counts once. The uid is
+    included because the plugin can give the replica of a deleted pod to another pod.
     """
     return {(use.device, use.replica, use.uid) for use in status.pods if use.uid in uids}
 
 
 def _unobserved_pods(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservation]:
-    """Pods that only the report tells of, as if they had been promised what they hold."""
+    """Return reservations for pods that only the report shows, as if they had reserved replicas."""
     resource_of = {device.uuid: device.resource for device in status.devices}
     held = _held(status, {use.uid for use in status.pods} - known)
     counts = Counter((uid, resource_of.get(device, "")) for device, _, uid in held)
@@ -278,7 +281,7 @@ def _configuration(status: GPUNodeStatus) -> tuple[object, ...]:
 
 
 def _with_health(status: GPUNodeStatus, later: GPUNodeStatus) -> GPUNodeStatus:
-    """The report as if replicas had been as healthy as in a later one."""
+    """Return the report with the replicas' health of a later report."""
     unhealthy = {device.uuid: device.replicas.unhealthy for device in later.devices}
     devices = [_with_unhealthy(d, unhealthy.get(d.uuid, 0)) for d in status.devices]
     return msgspec.structs.replace(status, devices=devices)

@@ -1,9 +1,9 @@
-"""What a pod asks for: bytes per device and replicas per resource, or the reason it cannot be read.
+"""Parses the GPU request of a pod: bytes per device and replicas per resource.
 
-A pod's containers do not all run at once. Native sidecars run beside the app containers; an
-ordinary init container runs beside the sidecars started before it, and its devices are then
-reused. So a request is a list of *phases*, each the containers that hold GPUs together, and the
-most a pod can put on one device is its largest phase.
+A pod's containers do not all run at once. Native sidecars run beside the app containers. An
+ordinary init container runs beside the sidecars started before it, and later containers reuse its
+devices. So a request is a list of *phases*. A phase is a set of containers that hold GPUs at once.
+The most that a pod can take of one device is its largest phase.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,18 +50,18 @@ class ContainerAsk:
     resource: str
     count: int
     amount: Amount
-    #: Where the amount was learned: "annotation", "namespace" or "replica".
+    #: The source of the amount: "annotation", "namespace" or "replica".
     source: str
 
     @property
     def amount_text(self) -> str:
-        """As users write it; "1 replica" where nobody wrote anything."""
+        """The amount as users write it; "1 replica" without an annotation."""
         return "1 replica" if isinstance(self.amount, ReplicaShare) else render_amount(self.amount)
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What one container takes: ``amount`` on the device of each of its ``count`` replicas."""
+    """The part of one container: ``amount`` on the device of each of its ``count`` replicas."""
 
     amount: Amount
     count: int
@@ -69,20 +69,20 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """All that a pod asks of one resource."""
+    """A pod's request for one resource."""
 
     resource: str
     #: The most replicas that it holds at once.
     count: int
     #: The most replicas that one of its containers holds.
     widest: int
-    #: Portions that one shared device may have to hold together, one tuple for each phase.
+    #: Portions that one shared device may have to hold at once, one tuple for each phase.
     phases: tuple[tuple[Portion, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VramRequest:
-    """A pod as understood; ``asks`` is empty when it asks for no GPU that we manage."""
+    """The parsed request of a pod; ``asks`` is empty without a GPU that Headroom manages."""
 
     uid: str
     resource_version: str
@@ -91,36 +91,38 @@ class VramRequest:
     containers: tuple[ContainerAsk, ...]
     asks: tuple[Ask, ...]
     policy: ScoringPolicy
-    #: Parts per million of SM activity that a device must stay below; None: any.
+    #: Limit of a device's SM activity, in parts per million; None without a limit.
     max_sm_ppm: int | None
     #: Processes per container, for MPS.
     processes: int
-    #: Who decides which devices it sees, where the node leaves that to the pod.
+    #: How the devices that the pod sees are decided, if the node leaves that to the pod.
     visible: Visible = Visible.BY_PLUGIN
-    #: Uuid of the device that it may be pinned to; empty: any.
+    #: Uuid of the device to which the pod may be pinned; empty: any.
     pinned_to: str = ""
-    #: Whether it starts only where its node's agent says that the device it got has room for it.
+    #: Whether the pod has a gate, which lets it start only on a device with enough free memory.
     gated: bool = False
-    #: Its own annotation as it stands; None where it has none.
+    #: The VRAM annotation of the pod; None if it has none.
     annotated: str | None = None
 
     @property
     def kind(self) -> "Kind":
-        """All that fitting and scoring look at: of one kind, all nodes stand alike."""
+        """All values that fit and score depend on; requests of equal kind have equal verdicts."""
         pinning = self.visible, self.pinned_to, self.gated
         return self.asks, self.policy, self.max_sm_ppm, self.processes, pinning
 
     @property
     def by_prices(self) -> bool:
-        """Whether what a class of devices is worth to others says where it goes. What a pod takes
-        that wants several devices is a whole node to the next of its kind, which no price of
-        memory knows: those are packed."""
+        """Whether the prices of device classes decide the score.
+
+        Pods that request several devices are packed instead: they take whole nodes from later pods
+        of their kind, which prices of memory do not reflect.
+        """
         several = sum(ask.count for ask in self.asks) > 1
         return self.policy is ScoringPolicy.FRAGMENTATION and not several
 
     @property
     def decision_id(self) -> str:
-        """The same on every replica and in every verb."""
+        """The decision id, equal on every replica and in every verb."""
         return decision_id(self.uid, self.resource_version)
 
 
@@ -129,7 +131,7 @@ Kind = tuple[tuple[Ask, ...], ScoringPolicy, int | None, int, tuple[Visible, str
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A pod that fits nowhere until it is changed: a reason, and a sentence for its author."""
+    """A pod that fits on no node until it is changed: a reason, and a sentence for its author."""
 
     reason: Reason
     message: str
@@ -147,11 +149,11 @@ _REASON_OF_KEY = {
 def understand(
     pod: Pod, default_vram: str | None, rules: Rules, *, enforce_limits: bool = True
 ) -> VramRequest | Unreadable:
-    """Read what ``pod`` asks for.
+    """Parse the request of ``pod``.
 
-    ``default_vram`` is its namespace's ``headroom.gpu/default-vram``, None where it has none. Pods
-    beyond ``contract.pod_limits`` are unreadable, unless ``enforce_limits`` is False.
-    A pod that asks for no GPU of ours is never unreadable, whatever its annotations say.
+    ``default_vram`` is the namespace's ``headroom.gpu/default-vram``, None if it has none. Pods
+    that exceed ``contract.pod_limits`` are unreadable, unless ``enforce_limits`` is False. A pod
+    that requests no GPU that Headroom manages is never unreadable, whatever its annotations are.
     """
     try:
         counts = _counts(pod, rules)
@@ -169,7 +171,7 @@ def understand(
         if rules.reject_unannotated and any(ask.source == "replica" for ask in containers):
             return Unreadable(
                 Reason.UNANNOTATED,
-                f"pod asks for a GPU without annotation {VRAM}; right is, for example, '8Gi'",
+                f"pod asks for a GPU without annotation {VRAM}. Example: {VRAM}: 8Gi",
             )
         return VramRequest(
             uid=pod.metadata.uid,
@@ -196,14 +198,16 @@ def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
         {ask.index for ask in asks if ask.index is not None},
         rules,
     )
-    # Which of several resources a device that it names is of, is not ours to say.
+    # With several resources it is unknown which resource a device in the variable belongs to.
     several = len({ask.resource for ask in asks}) > 1
     return Visible.REJECTED if several and found is not Visible.BY_PLUGIN else found
 
 
 def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
-    """Resource -> replicas of all its containers together, of a pod however large; linear. Counts
-    that cannot be read are 1."""
+    """Return resource -> replicas of all containers, in time linear in the pod's size.
+
+    Counts that cannot be parsed are 1.
+    """
     total: dict[str, int] = {}
     for _, _, container in _containers(pod):
         for resource, quantity in _requested(container).items():
@@ -217,7 +221,7 @@ def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
 
 
 def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
-    """Whether the pod is ours to place: an unreadable count is ours too, so that it is refused."""
+    """Return whether Headroom places the pod. That includes unreadable counts, to reject them."""
     try:
         return bool(_counts(pod, rules))
     except BadQuantity:
@@ -247,7 +251,7 @@ def _counts(pod: Pod, rules: Rules) -> _Counts:
 def _requested(container: Container) -> Mapping[str, str | int]:
     if container.resources is None:
         return {}
-    # Of an extended resource the request equals the limit, and may be left out.
+    # For extended resources the request equals the limit, and may be omitted.
     return {**(container.resources.limits or {}), **(container.resources.requests or {})}
 
 
@@ -263,12 +267,12 @@ def _count(resource: str, quantity: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Amounts:
-    """The pod's annotation before its namespace's default before what a replica is worth."""
+    """Sources of amounts, by precedence: annotation, namespace's default, share of a replica."""
 
     annotated: VramAnnotation | None
     default: VramAnnotation | None
     processes: int
-    #: Where the annotation is from: the webhook writes a namespace's default onto the pod.
+    #: Source of the annotation: the webhook writes a namespace's default onto the pod.
     own: str = "annotation"
 
     @classmethod
@@ -276,7 +280,7 @@ class _Amounts:
         own = pod.annotation(VRAM)
         return cls(
             annotated=None if own is None else parse_vram(own),
-            # A namespace's mistake does not hurt pods that say what they need themselves.
+            # An invalid default of the namespace does not affect pods with their own annotation.
             default=(
                 None
                 if default_vram is None or own is not None
@@ -313,7 +317,10 @@ def _container_asks(
 
 
 def _check_names(pod: Pod, annotation: VramAnnotation, gpu_containers: set[str]) -> None:
-    """A name that is no GPU container is a slip of the pen, and would leave another unannotated."""
+    """Raise ``BadAnnotation`` for a name that is no GPU container.
+
+    It is a typo, and the container that was meant would have no amount.
+    """
     for name in annotation.by_container:
         if name not in gpu_containers:
             known = ", ".join(sorted(gpu_containers))

@@ -1,10 +1,9 @@
-"""Which of the nodes that fit is best: named terms, weighted, decided by us to a single winner.
+"""Ranks the nodes that fit by a weighted score of named terms, and chooses a single winner.
 
-Scores are floats in 0..1 on a scale that does not depend on who else is offered; bytes are only
-compared as integers. Equal scores are settled by the best fit: the least memory left on the node,
-then on the device (with ``spread``, the most); then by a hash of the pod, so that pods of one burst
-do not all ask for the same of many equal nodes. So the same question has the same answer on every
-replica.
+Scores are floats in 0..1. A node's score does not depend on which other nodes are offered. Bytes
+are only compared as integers. The best fit breaks ties: the least memory left on the node, then on
+the device (with ``spread``, the most). A hash of the pod breaks remaining ties, so that a burst of
+pods does not compete for one of many equal nodes. All replicas choose the same winner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,34 +23,33 @@ from extender.placement.request import VramRequest
 from extender.placement.score_terms import CHEAP, KEPT, Scores, report, terms
 from extender.placement.snapshot import Rows, Snapshot
 
-#: Odd, and far from small multiples of a power of two: spreads neighbouring numbers.
+#: Knuth's multiplicative hash constant: it spreads neighbouring numbers.
 _SCATTER = 2_654_435_761
 _HASHES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Scores of the nodes asked about, in their order."""
+    """Scores of the requested rows, in their order."""
 
-    #: (n,) 0..1; 0 where the pod does not fit.
+    #: (n,) 0..1; 0 if the pod does not fit.
     scores: Scores
-    #: Place of the best node among those asked about; None when none fits, or any would do.
+    #: Index of the best node; None if the pod fits on no node or requests no GPU.
     winner: int | None
-    #: Named terms, each (n,) 0..1, whose weighted mean is the score; only where they were asked
-    #: for.
+    #: Named terms, each (n,) 0..1, whose weighted mean is the score; only if requested.
     terms: Mapping[str, Scores] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """Where each node stands for one kind of request, whoever else is offered; all (n,)."""
+    """The part of the score that is cached for one kind of request; all arrays are (n,)."""
 
-    #: Weighted mean of all terms but ``report``, each with its part of the whole weight, and
-    #: without what prices say.
+    #: Weighted sum of all terms but ``report``, with weights relative to the total weight, and
+    #: without prices.
     score: Scores
     node_left_bytes: Rows
     device_left_bytes: Rows
-    #: In the order of ``KEPT``; empty where nobody asks for more than an order.
+    #: In the order of ``KEPT``; empty if only the order of the rows matters.
     terms: tuple[Scores, ...] = ()
 
     @property
@@ -64,20 +62,20 @@ class Standing:
         return cls(score, node_left_bytes, device_left_bytes, tuple(terms))
 
     def take(self, rows: Rows) -> "Standing":
-        """What puts these rows in order."""
+        """Return the values for these rows, without the terms."""
         left = self.node_left_bytes.take(rows), self.device_left_bytes.take(rows)
         return Standing(self.score.take(rows), *left)
 
 
 def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> Ranking:
-    """Rank the nodes that fit; the others score 0. With the terms, for who wants to know why."""
+    """Rank the nodes that fit, with the terms of their scores; other nodes score 0."""
     request, snap, rows = verdicts.request, verdicts.snap, verdicts.rows
     fits, now_s = verdicts.fits, verdicts.now_s
     if not request.asks:
         return Ranking(np.zeros(len(rows)), None)
-    stands = standing(verdicts, weights)
-    ranking = rank_rows(request, snap, rows, fits, stands, now_s, weights, market)
-    named = named_terms(request, snap, rows, stands, now_s, market)
+    cached = standing(verdicts, weights)
+    ranking = rank_rows(request, snap, rows, fits, cached, now_s, weights, market)
+    named = named_terms(request, snap, rows, cached, now_s, market)
     return Ranking(ranking.scores, ranking.winner, {n: term * fits for n, term in named.items()})
 
 
@@ -91,7 +89,7 @@ def rank_rows(
     weights: Weights,
     market: Market | None = None,
 ) -> Ranking:
-    """The same without the terms, from where each of the rows stands."""
+    """Rank the rows that fit from their ``standing``, without the terms of their scores."""
     if not fits.any():
         return Ranking(np.zeros(len(rows)), None)
     score = standing.score + report(snap, rows, now_s) * weights.parts["report"]
@@ -119,8 +117,10 @@ def named_terms(
     now_s: float,
     market: Market | None,
 ) -> dict[str, Scores]:
-    """What the score of each row is the weighted mean of; ``standing`` is of these rows, with its
-    terms."""
+    """Return all terms of the score of each row.
+
+    ``standing`` belongs to these rows and includes its terms.
+    """
     named = dict(zip(KEPT, standing.terms, strict=True))
     named["report"] = np.broadcast_to(report(snap, rows, now_s), rows.shape)
     if request.by_prices:
@@ -136,7 +136,7 @@ def _cheap(snap: Snapshot, rows: Rows, standing: Standing, market: Market | None
 
 
 def standing(verdicts: Verdicts, weights: Weights) -> Standing:
-    """Of each of the rows asked about."""
+    """Compute the cached part of the score for each row of the verdicts."""
     found = terms(verdicts)
     score = np.zeros(len(verdicts.rows))
     for name, value in found.values.items():

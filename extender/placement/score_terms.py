@@ -1,16 +1,16 @@
-"""What speaks for a node, and by how much: named terms, each 0..1, of one request on every node.
+"""Computes the terms of the score, each 0..1, for one request on every node.
 
-A term is of the devices that the pod could end on, and of the worst of them. None depends on who
-else is offered, so that two nodes compare the same in every call.
+A term concerns the worst candidate device of the node. No term depends on which other nodes are
+offered, so two nodes compare equally in every call.
 
 =================  =============================================================================
 packing            by policy: how full the pod leaves its device and its node, or how empty
-prediction         how sure it is that all goes as promised where the plugin chooses: neighbours
-                   of like size, one candidate, room on every device that there is
-sm_activity        how idle the SMs are; 0.5 where nobody knows
-slack              how little the neighbours use beyond what they asked for
-smallest_device    how small the device is that will do; 0.5 where prices say it
-report             how whole and how young what is known of the node is
+prediction         how certain the prediction is if the plugin chooses: neighbours of similar
+                   size, a single candidate, enough free memory on every device
+sm_activity        how idle the SMs are; 0.5 if unknown
+slack              how little the neighbours use above their requests
+smallest_device    how small the candidate device is; 0.5 if prices decide
+report             how complete and how recent the report of the node is
 =================  =============================================================================
 """
 
@@ -30,30 +30,30 @@ from extender.placement.visible_devices_env import Nodes
 
 Scores = NDArray[np.float64]
 MILLION = 1_000_000
-#: All but ``report``, which ages while nothing changes.
+#: The cached terms: all but ``report``, which ages while nothing changes.
 KEPT = ("packing", "prediction", "sm_activity", "slack", "smallest_device")
-#: What prices make up of ``packing`` where a request goes by them (``placement.mix``): it is added
-#: when nodes are ranked, so that another price weighs no node again.
+#: Part of ``packing`` that prices determine for requests with the policy fragmentation
+#: (``placement.demand_pricing``). It is added during ranking, so a new price invalidates no cache.
 CHEAP = 0.9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """Of each of the rows asked about, (n,) each."""
+    """Terms and tie-breakers of the requested rows, (n,) each."""
 
     #: Each of ``KEPT`` -> 0..1, without prices.
     values: Mapping[str, Scores]
-    #: Left on the fullest device that it could end on; what settles equal scores.
+    #: Free bytes on the fullest candidate and on the node after placement; they break ties.
     device_left_bytes: Rows
     node_left_bytes: Rows
 
 
 def terms(verdicts: Verdicts) -> Terms:
-    """Only those of nodes on which the request fits mean anything."""
+    """Compute the terms. They are meaningful only for nodes on which the request fits."""
     snap, asks = verdicts.snap, verdicts.asks
     spreads = verdicts.request.policy is ScoringPolicy.SPREAD
     priced = verdicts.request.by_prices
-    # For a few nodes the number of numpy's calls is what counts.
+    # With few nodes the number of numpy calls dominates the cost.
     device_left, taken = _left(asks[0]), _taken(asks[0])
     worst, prediction = _worst(asks[0], snap), _prediction(asks[0], snap, spreads)
     for verdict in asks[1:]:
@@ -73,7 +73,7 @@ def terms(verdicts: Verdicts) -> Terms:
             packing = (1 - CHEAP) * packing
     smallest = 1 - _within_0_and_1(largest / snap.largest_device_bytes)
     if priced:
-        # Prices know what this guesses at; beside them it costs two percent of a cluster's memory.
+        # Prices already cover this. In addition to them it wasted 2 % of a cluster's memory.
         smallest = np.full(len(smallest), 0.5)
     values = {
         "packing": packing,
@@ -89,7 +89,7 @@ def terms(verdicts: Verdicts) -> Terms:
 
 
 def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
-    """How whole and how young what is known of each row is; one figure where all are alike."""
+    """Return how complete and recent each row's report is; one number if all are equal."""
     whole: Scores | float = 1.0
     if snap.degraded.any():
         whole = np.where(snap.degraded, 0.5, 1.0).take(rows)
@@ -98,7 +98,7 @@ def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
     until_s, from_s = snap.fresh_until_s.take(rows), snap.ageing_from_s.take(rows)
     ageing = from_s < now_s
     young = np.ones(len(rows))
-    # Never those of labels, which are fresh without end, nor those that nobody has heard of.
+    # Nodes known from labels only never become stale, and nodes without a report have no age.
     late = np.flatnonzero(ageing & np.isfinite(until_s))
     lasts_s = np.maximum(until_s[late] - from_s[late], 1e-9)
     young[late] = _within_0_and_1((until_s[late] - now_s) / lasts_s)
@@ -107,7 +107,7 @@ def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
 
 
 def _within_0_and_1(values: Scores) -> Scores:
-    """As ``np.clip``, which takes several times as long for few values."""
+    """Clip the values. ``np.clip`` takes several times as long for few values."""
     return np.minimum(np.maximum(values, 0.0), 1.0)
 
 
@@ -120,25 +120,30 @@ def _left(verdict: AskVerdict) -> Rows:
 
 
 def _taken(verdict: AskVerdict) -> Rows:
-    # Beyond any memory it fits nowhere, and counts for nothing.
+    # A larger need fits on no device, so its score does not matter.
     need = np.minimum(verdict.all_need_bytes, MAX_DEVICE_BYTES)
     taken: Rows = np.where(verdict.all_candidates, need, 0).max(axis=1, initial=0)
     return taken * verdict.ask.count
 
 
 def _worst(verdict: AskVerdict, snap: Snapshot) -> NDArray[np.int64]:
-    """(3, nodes) of the candidates the busiest, the one whose pods exceed their requests most, the
-    largest: parts per million twice, and bytes; -1 where there is none."""
+    """Return the maxima over each node's candidates, (3, nodes); -1 if there is no candidate.
+
+    SM activity and use above requests in parts per million, and memory in bytes.
+    """
     columns = snap.columns
-    figures = np.array([columns.sm_ppm, columns.exceeded_ppm, columns.memory_bytes])
-    worst: NDArray[np.int64] = np.where(verdict.all_candidates, figures, -1).max(axis=2, initial=-1)
+    values = np.array([columns.sm_ppm, columns.exceeded_ppm, columns.memory_bytes])
+    worst: NDArray[np.int64] = np.where(verdict.all_candidates, values, -1).max(axis=2, initial=-1)
     return worst
 
 
 def _prediction(verdict: AskVerdict, snap: Snapshot, spreads: bool) -> Scores:
-    """Above all that the pod makes its device look like those with as many pods, and a little that
-    the device is certain; who wants spreading asks for neither. And that no surprise could hurt,
-    because each device of its resource has room."""
+    """Return how certain the prediction is for each node.
+
+    Most of the weight is on how similar the pod makes its device to others with as many pods. Less
+    is on how few candidates there are. The policy spread ignores both. The rest is on whether every
+    device of the resource has enough free memory, so that even a miss would do no harm.
+    """
     even: Scores | float = 0.5
     certain: Scores | float = 1.0
     if not spreads:
@@ -153,7 +158,7 @@ def _prediction(verdict: AskVerdict, snap: Snapshot, spreads: bool) -> Scores:
 
 def _roomy(verdict: AskVerdict, snap: Snapshot) -> Nodes:
     short: Mask = verdict.all_free_bytes < verdict.all_need_bytes
-    # An unshared device that is held is given to nobody; and to keep off nodes with such ones
-    # would leave none empty for pods that want all of a node's devices.
+    # The plugin gives an allocated unshared device to no other pod. Avoiding nodes with such
+    # devices would leave no empty node for pods that request all devices of a node.
     short = short & (snap.columns.replicas > 1)
     return ~np.asarray((slots_of(verdict.ask.resource, snap) & short).any(axis=1))

@@ -1,24 +1,25 @@
-"""What a busy device costs when the device is ours to choose: bytes, as of memory left unused.
+"""Computes the cost of SM activity, in bytes of unused memory, if Headroom chooses the device.
 
-Packing looks for the device on which least is left, interference for the one that is least busy.
-They are weighed: all SMs busy count as much as a quarter of the node's largest device left over. So
-of two devices on which equally much is left the quieter one is chosen, however little quieter; and
-a device that nobody uses is not opened for the sake of quiet unless that wastes less than a quarter
-of a device. Whose activity nobody knows counts as half busy.
+Packing prefers the device with the least free memory. Low interference requires the device with the
+least SM activity. Full SM activity costs as much as leaving a quarter of the node's largest device
+unused. So of two devices with equal free memory the less busy one is chosen. An idle device is
+chosen only if that wastes less than a quarter of a device. Unknown activity counts as 50 %.
 """
 
 import numpy as np
 
 from extender.placement.snapshot import Bytes2D, Int2D
 
-#: All SMs busy are worth 1 / so much of a device.
+#: Full SM activity costs 1 / this number of a device.
 _PART = 4
 _UNKNOWN_PPM = 500_000
 
 
 def unrest_bytes(sm_ppm: Int2D, allocatable_bytes: Bytes2D) -> Bytes2D:
-    """(n, slots) how many bytes more may be left on an idle device than on this one for it to be
-    as good."""
+    """Return the cost of each device's SM activity in bytes, (n, slots).
+
+    An idle device with this many more free bytes is equally good.
+    """
     ppm = np.where(sm_ppm < 0, _UNKNOWN_PPM, sm_ppm)
     largest = allocatable_bytes.max(axis=1, initial=0)
     bytes_of_ppm = largest // (_PART * 1_000_000)

@@ -1,8 +1,8 @@
-"""How busy the SMs of a device are, as decisions take it, and who says so.
+"""The SM activity of a device as decisions use it, and its source.
 
-Two witnesses: DCGM's history, a high quantile over a window, which tells what a device is wont to
-be; and the last sample of the node's agent. Only what measures SM activity counts: not device
-utilisation, which one small kernel on one SM makes 100 %.
+There are two sources. DCGM's history gives a high quantile over a window, which shows the usual
+load. The node's agent gives its last sample. Device utilisation is not SM activity: one small
+kernel on one SM makes it 100 %.
 """
 
 from math import inf
@@ -11,29 +11,32 @@ import msgspec
 
 from contract.gpunode import SM_SOURCES, Device
 
-#: DCGM's SM_ACTIVE as Prometheus kept it.
+#: Source: DCGM's SM_ACTIVE from Prometheus.
 HISTORY = "dcgm-history"
 
 
 class Activity(msgspec.Struct, frozen=True, gc=False):
-    """The SM activity of one device. There is one for each device of the fleet, so the collector
-    is spared them: they refer to nothing that could refer to them."""
+    """The SM activity of one device.
+
+    The garbage collector does not track these objects: every device of the cluster has one, and
+    they cannot be part of a cycle.
+    """
 
     #: 0..1
     ratio: float
-    #: ``HISTORY``, or who measured it for the agent: one of ``SM_SOURCES``.
+    #: ``HISTORY``, or the agent's source: one of ``SM_SOURCES``.
     source: str
-    #: It is this quantile over so many seconds; None: one sample.
+    #: The quantile and its window in seconds; None for a single sample.
     quantile: float | None = None
     window_s: float | None = None
-    #: Of the newest sample in it: seconds of our monotonic clock; or, where the agent took it, the
-    #: time that the agent says, RFC 3339.
+    #: Time of the newest sample: seconds of the extender's monotonic clock, or RFC 3339 from the
+    #: agent.
     sampled_at_s: float = -inf
     sampled_at: str = ""
 
 
 def reported(device: Device, sampled_at: str) -> Activity | None:
-    """What the agent says; None where it does not, or no sense, or measured something else."""
+    """Return the agent's sample; None if it is absent, out of range or not SM activity."""
     sm = device.sm_activity
     if sm is None or sm.source not in SM_SOURCES or not 0 <= sm.ratio <= 1:
         return None

@@ -1,8 +1,8 @@
-"""The cluster at one instant, in dense columns, never changed after it was made.
+"""An immutable snapshot of the cluster, in dense arrays.
 
-Rows are nodes, columns are slots: slot j of node i is the j-th device that the node reports.
-Every array is read-only; a slot that a node does not have holds -1. Made by
-``placement.table``, which is the only place that fills them.
+Rows are nodes, columns are slots: slot j of node i is the j-th device that the node reports. All
+arrays are read-only. A slot that a node does not have holds -1. Only ``placement.snapshot_builder``
+builds snapshots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,66 +25,66 @@ Rows = NDArray[np.int64]
 #: Code 0 is "fits"; every other code is an index into this tuple.
 REASONS: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
-#: What no column exceeds, nor any need compared with one: differences of two stay in int64.
+#: Limit of all columns and of all needs compared with them: differences of two values fit int64.
 MOST_BYTES = 1 << 61
 SHARING = ("none", "time-slicing", "mps")
 
 
 class NodeTerms(msgspec.Struct, frozen=True, gc=False):
-    """One node weighed: what explanations quote and what the columns are filled from."""
+    """The values of one node, from which the columns are filled and explanations are made."""
 
     name: str
-    #: Why the node as a whole takes nothing; None when its devices decide.
+    #: Why the node accepts no pod; None if its devices decide.
     reason: Reason | None
-    #: Until when its report counts as fresh, in seconds of the receiver's monotonic clock.
+    #: When its report becomes stale, in seconds of the extender's monotonic clock.
     fresh_until_s: float
     devices: tuple[DeviceTerms, ...] = ()
-    #: From when on that report is late, in seconds of the same clock.
+    #: When its report begins to age, in seconds of the same clock.
     ageing_from_s: float = inf
-    #: Whether some of what its agent looks at is missing in the report.
+    #: Whether the report lacks the data of some probe.
     degraded: bool = False
-    #: Where its capacity was learned, if no agent measured it; else empty.
+    #: The source of its capacity if no agent measured it; else empty.
     unmeasured: str = ""
     #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
     obeys_environment: bool = True
-    #: Whether it is pinned: a pod whose variable follows its placement gets the device we choose.
+    #: Whether Headroom chooses the device of pods whose variable follows their placement.
     pins: bool = False
     #: Whether it is for gated pods only.
     gated: bool = False
-    #: The particulars of ``reason``, where there is more to say than its sentence.
+    #: Details of ``reason``, if its sentence is not enough.
     detail: str = ""
-    #: Whether it has GPUs, even if nobody told anything of them.
+    #: Whether it has GPUs, even without a report.
     equipped: bool = True
 
 
 def clamped(count_bytes: int) -> int:
-    """An absurd promise is very large, never small again."""
+    """Limit the value to ``MOST_BYTES``, so that absurd amounts cannot overflow."""
     return max(-MOST_BYTES, min(count_bytes, MOST_BYTES))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The numbers of every (node, slot)."""
+    """The values of every (node, slot)."""
 
     memory_bytes: Bytes2D
     allocatable_bytes: Bytes2D
-    #: What is left here for a pod that asks for one replica, if it lands here; for one that asks
-    #: for more.
+    #: Free for a pod that requests one replica, and for one that requests more, if it gets the
+    #: device.
     free_bytes: Bytes2D
     several_free_bytes: Bytes2D
-    #: What is left if those that are on their way do their worst.
+    #: Allocatable less committed memory, with the worst case of unconfirmed pods.
     headroom_bytes: Bytes2D
     replicas: Int2D
     #: Replicas that no observed pod holds.
     replicas_free: Int2D
-    #: Replicas of the slot's resource promised to pods not observed yet, on the whole node.
+    #: Replicas of the slot's resource reserved for unconfirmed pods, on the whole node.
     replicas_unconfirmed: Int2D
-    #: The fewest replicas that a pod must ask for to be possibly given one of this device; more
-    #: than anybody asks for where it never is.
+    #: The fewest replicas that a pod must request to possibly get one of this device; larger than
+    #: any request if it cannot.
     reach: Int2D
-    #: 1 where the agent makes the kubelet take the device that the ledger chooses.
+    #: 1 if the agent makes the kubelet allocate the device that the ledger chooses.
     steered: Int2D
-    #: 1 where a container that asks for more than one replica is refused after it was bound.
+    #: 1 if the plugin rejects a bound pod with a container that requests several replicas.
     single: Int2D
     #: Index into ``Snapshot.resources``.
     resource: Int2D
@@ -92,11 +92,11 @@ class Columns:
     sharers: Int2D
     #: Index into ``SHARING``.
     sharing: Int2D
-    #: Code of the reason that fences the device; 0 for none.
+    #: Code of the device's health issue; 0 for none.
     health_issue: Int2D
-    #: SM activity in parts per million; -1 where it is not known.
+    #: SM activity in parts per million; -1 if unknown.
     sm_ppm: Int2D
-    #: What its pods use beyond their requests, in parts per million of what can be promised.
+    #: Use of its pods above their requests, in parts per million of the allocatable memory.
     exceeded_ppm: Int2D
 
 
@@ -105,38 +105,38 @@ _columns = attrgetter(*(f.name for f in fields(Columns)))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    #: Grows with every snapshot of one process.
+    #: Increases with every snapshot of a process.
     generation: int
     #: Node name -> row.
     row_of: Mapping[str, int]
     nodes: tuple[NodeTerms, ...]
     resources: Mapping[str, int]
     columns: Columns
-    #: (rows,) code of the reason why a node as a whole takes nothing; 0 for none.
+    #: (rows,) code of the reason why the node accepts no pod; 0 for none.
     node_reason: Int2D
     #: (rows,) whether the node is for gated pods only.
     gated: NDArray[np.bool_]
-    #: (rows,) seconds of the receiver's monotonic clock.
+    #: (rows,) seconds of the extender's monotonic clock.
     fresh_until_s: NDArray[np.float64]
     ageing_from_s: NDArray[np.float64]
-    #: (rows,) whether part of the report is missing, or all of it as labels stand in for it.
+    #: (rows,) whether part of the report is missing, or labels replace it.
     degraded: NDArray[np.bool_]
-    #: (rows,) place of the node's name in the order of names: the last tie-break.
+    #: (rows,) index of the node's name in the sorted names: the last tie-breaker.
     name_rank: Int2D
-    #: (rows,) generation of the first snapshot that has the node as it is.
+    #: (rows,) generation of the first snapshot with the node's current values.
     changed_in: Rows
     #: (rows,) headroom of all devices of the node; overcommitted ones count as full.
     node_headroom_bytes: Rows
-    #: (rows,) what a pod without a GPU is kept away from (``placement.aside``).
+    #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.non_gpu_pods``).
     spare_bytes: Rows
-    #: The memory of the largest device, and of all devices of the node that has most; never 0.
+    #: The memory of the largest device, and the largest sum over a node's devices; at least 1.
     largest_device_bytes: int
     largest_node_bytes: int
 
     def part(self, rows: Rows) -> "Snapshot":
-        """Some of the nodes, in this order; what is the largest remains that of all."""
+        """Return a snapshot of these rows; the largest device and node remain those of all."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
-        # Not take(): it copies the whole of an array that lies slot by slot.
+        # take() would first copy the whole of an array in Fortran order.
         columns = [column[rows] for column in _columns(self.columns)]
         return replace(
             self,
@@ -155,5 +155,5 @@ class Snapshot:
         )
 
     def rows(self, names: Sequence[str]) -> Rows:
-        """Row of each name, in the order given; -1 where it is not known."""
+        """Return the row of each name, in the given order; -1 for unknown names."""
         return np.fromiter(map(self.row_of.get, names, repeat(-1)), np.int64, len(names))

@@ -1,4 +1,4 @@
-"""Fills the columns: a table of nodes that one owner changes, and immutable snapshots of it."""
+"""Builds snapshots: a mutable table of nodes with one owner, and immutable snapshots of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -12,9 +12,9 @@ from extender.placement.device_terms import may_have_free_replica
 from extender.placement.non_gpu_pods import spare_bytes
 from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot, clamped
 
-#: Replica counts are held below this; no plugin advertises as many.
+#: Limit of replica counts; no plugin advertises as many.
 MANY = 1 << 20
-_SHARING = {sharing: place for place, sharing in enumerate(SHARING)}
+_SHARING = {sharing: index for index, sharing in enumerate(SHARING)}
 _COLUMNS = tuple(
     (f.name, np.int64 if f.name.endswith("_bytes") else np.int32) for f in fields(Columns)
 )
@@ -23,8 +23,8 @@ _COLUMNS = tuple(
 class Table:
     """Nodes by name, each with its row of columns.
 
-    A snapshot has copies of the columns that changed since the snapshot before, and shares the
-    others with it.
+    A snapshot copies the columns that changed since the previous snapshot, and shares the others
+    with it.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Table:
         self._resources: dict[str, int] = {}
         self._columns = _absent(0, 0)
         self._per_node = _absent_nodes(0)
-        #: The last snapshot's read-only copies of columns that were not written since.
+        #: Read-only copies from the last snapshot, of columns that have not changed since.
         self._columns_shown: dict[str, NDArray[Any]] = {}
         self._per_node_shown: dict[str, NDArray[Any]] = {}
         self._name_rank = np.empty(0, np.int32)
@@ -43,7 +43,7 @@ class Table:
 
     @classmethod
     def after(cls, snap: Snapshot) -> "Table":
-        """A table of its own that begins with what the snapshot holds."""
+        """Return a new table with the contents of the snapshot."""
         table = cls()
         table._nodes, table._row_of = list(snap.nodes), dict(snap.row_of)
         table._resources = dict(snap.resources)
@@ -66,28 +66,27 @@ class Table:
 
     @property
     def next_generation(self) -> int:
-        """Of the snapshot that shows what is put now."""
+        """The generation of the next snapshot."""
         return self._generation + 1
 
     def put(self, node: NodeTerms) -> None:
-        """Add a node, or replace what was known of it."""
+        """Add or replace a node."""
         row = self._row_of.get(node.name)
         if row is None:
             row = len(self._nodes)
             self._nodes.append(node)
-            # The maps of earlier snapshots are theirs: add to a copy, once per snapshot.
+            # Earlier snapshots share the map, so copy it once per snapshot.
             if not self._members_changed:
                 self._row_of = dict(self._row_of)
                 self._members_changed = True
             self._row_of[node.name] = row
         self._nodes[row] = node
-        self._make_room(len(self._nodes), len(node.devices))
+        self._grow(len(self._nodes), len(node.devices))
         self._write_row(row, node)
         self._latest = None
 
     def put_measured(self, node: NodeTerms) -> None:
-        """The same for a node that is held, of which nothing has changed but how old its report is,
-        how busy its SMs are, and what is only quoted."""
+        """Replace a node whose columns change only in report times and SM activity."""
         row = self._row_of[node.name]
         self._nodes[row] = node
         self._latest = None
@@ -100,12 +99,12 @@ class Table:
             self._write_of_node(row, "changed_in", self.next_generation)
 
     def get(self, name: str) -> NodeTerms | None:
-        """What was put last under the name."""
+        """Return the node of this name; None if there is none."""
         row = self._row_of.get(name)
         return None if row is None else self._nodes[row]
 
     def drop(self, name: str) -> None:
-        """Forget a node; the last one takes over its row."""
+        """Remove a node; the last node moves to its row."""
         if name not in self._row_of:
             return
         last = self._nodes[-1]
@@ -120,7 +119,7 @@ class Table:
             self.put(last)
 
     def snapshot(self) -> Snapshot:
-        """What the table holds now; the same object until it changes."""
+        """Return a snapshot of the table: one object until the table changes."""
         if self._latest is None:
             if self._members_changed:
                 self._name_rank = _ranks([node.name for node in self._nodes])
@@ -150,7 +149,7 @@ class Table:
     def _frozen(
         self, arrays: Mapping[str, NDArray[Any]], shown: dict[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Bring ``shown`` up to date with the arrays, and return a copy of it."""
+        """Update ``shown`` with read-only copies of changed arrays, and return a copy of it."""
         for name, array in arrays.items():
             now = array[: len(self._nodes)]
             if name not in shown or shown[name].shape != now.shape:
@@ -158,7 +157,7 @@ class Table:
                 shown[name].flags.writeable = False
         return dict(shown)
 
-    def _make_room(self, rows: int, slots: int) -> None:
+    def _grow(self, rows: int, slots: int) -> None:
         old_rows, old_slots = self._columns["resource"].shape
         if rows <= old_rows and slots <= old_slots:
             return
@@ -175,10 +174,10 @@ class Table:
     def _write_row(self, row: int, node: NodeTerms) -> None:
         values = [self._values(terms) for terms in node.devices]
         by_column = zip(*values, strict=True) if values else [()] * len(_COLUMNS)
-        for (name, _), figures in zip(_COLUMNS, by_column, strict=True):
+        for (name, _), column_values in zip(_COLUMNS, by_column, strict=True):
             column = self._columns[name]
-            absent = column.shape[1] - len(figures)
-            padded = [*figures, *[-1] * absent]
+            absent = column.shape[1] - len(column_values)
+            padded = [*column_values, *[-1] * absent]
             if column[row].tolist() != padded:
                 column[row] = padded
                 self._columns_shown.pop(name, None)
@@ -197,22 +196,22 @@ class Table:
             "memory_bytes": sum(believed_bytes),
             "largest_device_bytes": max(believed_bytes, default=0),
         }
-        for name, figure in per_node.items():
-            self._write_of_node(row, name, figure)
+        for name, value in per_node.items():
+            self._write_of_node(row, name, value)
 
-    def _write_of_node(self, row: int, name: str, figure: float) -> None:
+    def _write_of_node(self, row: int, name: str, value: float) -> None:
         array = self._per_node[name]
-        if array[row] != figure:
-            array[row] = figure
+        if array[row] != value:
+            array[row] = value
             self._per_node_shown.pop(name, None)
 
     def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
-        """As ``Columns`` has them."""
+        """Return the values of one device in the order of ``Columns``."""
         device = terms.device
-        # Figures that contradict each other could overflow a column; a fence stands for them.
+        # Implausible values could overflow a column. The health issue rejects pods instead.
         believed = terms.believed
         replicas = device.replicas
-        # The plugin goes by its own count, whatever we think of the rest of the report.
+        # The plugin counts free replicas by itself, even if the rest of the report is implausible.
         free = max(replicas.free, int(may_have_free_replica(device)))
         return (
             device.memory_bytes if believed else 0,
@@ -240,7 +239,7 @@ def _sm_ppm(terms: DeviceTerms) -> int:
 
 
 def reach(terms: DeviceTerms) -> int:
-    """The fewest replicas of which one can be of this device, for the next pod to ask."""
+    """Return the fewest replicas that the next pod must request to possibly get this device."""
     if terms.first is None:
         return MANY
     return min(max(1, terms.first - terms.unconfirmed_replicas + 1), MANY)
@@ -256,7 +255,7 @@ def _exceeded_ppm(terms: DeviceTerms) -> int:
 
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:
-    """A snapshot of these nodes from nothing."""
+    """Build a snapshot of these nodes."""
     table = Table()
     for node in nodes:
         table.put(node)
@@ -264,7 +263,7 @@ def build(nodes: Iterable[NodeTerms]) -> Snapshot:
 
 
 def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
-    # Slot by slot in memory: what is asked of a node's slots is then asked of all nodes at once.
+    # Fortran order: operations over the slots of a node then run over all nodes at once.
     return {name: np.full((rows, slots), -1, dtype, order="F") for name, dtype in _COLUMNS}
 
 
@@ -284,7 +283,7 @@ def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
 
 
 def _ranks(names: Sequence[str]) -> NDArray[np.int32]:
-    """Place of each name in the order of names."""
+    """Return the index of each name in the sorted names."""
     ranks = np.empty(len(names), np.int32)
     for rank, row in enumerate(sorted(range(len(names)), key=names.__getitem__)):
         ranks[row] = rank

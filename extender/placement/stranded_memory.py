@@ -1,14 +1,13 @@
-"""What a newcomer does to the memory that cannot be promised because the plugin is not ours.
+"""Estimates how much memory a new pod strands: free memory that the plugin's choice makes unusable.
 
-``distributed`` fills devices level by level: those with equally many replicas taken come next
-together, in any order, so a pod must fit on the fullest of them, and what the others have more
-than that one is out of reach while it is so. A node whose devices hold alike at every level wastes
-nothing; one large pod among small ones closes its node for every large pod. Therefore a pod goes
-best where it makes its device look like those that have as many pods already.
+The policy ``distributed`` fills devices level by level. It chooses any of the devices with equally
+few replicas taken, so a pod must fit on the fullest of them. The additional free memory of the
+others is stranded. A node whose devices are equally full at every level strands nothing. One large
+pod among small ones makes its node unusable for all large pods. So a pod is best placed where its
+device becomes similar to those with as many pods.
 
-Only a preference: what is reckoned wrongly here costs density, never safety. Where a device is
-not chosen by its level, because it is ours to choose, or a pod asks for several replicas, nothing
-is said.
+The estimate is only a preference: errors cost density, never safety. It is 0 if the plugin does not
+choose by levels, because Headroom chooses or because the pod requests several replicas.
 """
 
 import numpy as np
@@ -19,25 +18,25 @@ from extender.placement.snapshot import MOST_BYTES, Rows, Snapshot
 
 
 def more_wasted(verdict: AskVerdict, snap: Snapshot) -> Rows:
-    """(nodes,) bytes by which more is out of reach when the pod comes; negative where it is less.
+    """Return how many more bytes are stranded with the pod, (nodes,); negative if fewer.
 
-    The pod is taken to get the fullest of its candidates, on which it must fit in any case.
+    The pod is assumed to get the fullest of its candidates, on which it must fit in any case.
     """
     could, columns = verdict.all_candidates, snap.columns
     if verdict.ask.count > 1 or not could.size:
         return np.zeros(len(could), np.int64)
-    # For a few nodes the number of numpy's calls is what counts.
+    # With few nodes the number of numpy calls dominates the cost.
     room, level = columns.headroom_bytes, columns.replicas - columns.replicas_free
     given = np.arange(len(could)), np.where(could, room, MOST_BYTES).argmin(axis=1)
     here = level[given]
     alike = columns.resource == columns.resource[given][:, None]
     alike[given] = False
-    #: Those at the level that it leaves, then those at the one that it comes to.
+    #: Other devices at the level that the device leaves, and at the level that it reaches.
     others = alike & (level == np.array([here, here + 1])[:, :, None])
     before = room[given]
     own = np.array([before, before - verdict.all_need_bytes[given]])
     least = np.where(others, room, MOST_BYTES).min(axis=2)
-    # Absurd figures would overflow when they are multiplied.
+    # Limited, because products of absurd values would overflow.
     apart = np.maximum(np.minimum(own - least, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES)
     left, joined = np.where(apart >= 0, apart, -apart * others.sum(axis=2))
     known = could[given] & (columns.replicas[given] > 1) & ~verdict.all_ours

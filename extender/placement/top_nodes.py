@@ -1,4 +1,4 @@
-"""The best of the nodes that were ranked, with the terms of their scores: what a decision keeps."""
+"""Selects the best ranked nodes, with the terms of their scores, for the record of a decision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from extender.placement.snapshot import Rows, Snapshot
 @dataclass(frozen=True, slots=True)
 class Contender:
     node: str
-    #: 0..1, and the named terms of which it is the weighted mean.
+    #: 0..1, the weighted mean of ``terms``.
     score: float
     terms: Mapping[str, float]
 
@@ -29,28 +29,31 @@ def best(
     market: Market | None,
     most: int,
 ) -> tuple[Contender, ...]:
-    """At most so many of the rows that ``ranking`` is about, the winner first, then by score and
-    name; nobody who does not fit. ``standing`` is of all nodes, and what they were ranked by."""
+    """Return at most ``most`` nodes on which the pod fits, ranked by score and name.
+
+    The winner comes first. ``ranking`` belongs to ``rows``; ``standing`` has all nodes of the
+    snapshot.
+    """
     if ranking.winner is None:
         return ()
     scores = ranking.scores
     remaining = scores.copy()
     highest: list[int] = []
-    for _ in range(min(most, len(rows))):  # argpartition is slow where many scores are equal
+    for _ in range(min(most, len(rows))):  # argpartition is slow with many equal scores
         highest.append(int(remaining.argmax()))
         remaining[highest[-1]] = -1.0
     high = np.array(highest)
     high = high[(scores[high] > 0) & (high != ranking.winner)]
     high = high[np.lexsort((snap.name_rank[rows[high]], -scores[high]))]
-    places = np.concatenate(([ranking.winner], high))[:most]
-    among = rows[places]
-    theirs = Standing.of([column.take(among) for column in standing.columns])
-    terms = named_terms(request, snap, among, theirs, now_s, market)
+    indices = np.concatenate(([ranking.winner], high))[:most]
+    top_rows = rows[indices]
+    top_standing = Standing.of([column.take(top_rows) for column in standing.columns])
+    terms = named_terms(request, snap, top_rows, top_standing, now_s, market)
     return tuple(
         Contender(
             snap.nodes[row].name,
-            float(scores[place]),
+            float(scores[index]),
             {name: float(values[i]) for name, values in terms.items()},
         )
-        for i, (row, place) in enumerate(zip(among.tolist(), places.tolist(), strict=True))
+        for i, (row, index) in enumerate(zip(top_rows.tolist(), indices.tolist(), strict=True))
     )

@@ -1,20 +1,23 @@
-"""Who has to leave a node so that a newcomer fits: the smallest set, by kube-scheduler's own order.
+"""Selects victims on a node so that a preemptor fits: the smallest set in kube-scheduler's order.
 
     rank(set) = (violations of disruption budgets, highest priority, sum of priorities, number,
                  latest start of those with the highest priority)
 
-as ``pickOneNodeForPreemption`` compares nodes (pkg/scheduler/framework/preemption); the lowest
-rank is the smallest set. Adding a pod never lowers it, so sets tried in the order of their rank
-need only be tried until one helps: the first is the best, and nobody in it could stay.
+This is how ``pickOneNodeForPreemption`` compares nodes (pkg/scheduler/framework/preemption). The
+set with the lowest rank is the smallest. Adding a pod never lowers the rank. So the search tries
+sets in the order of their rank. The first set that makes the preemptor fit is the best, and it has
+no superfluous victim.
 
-More victims are not always better. The plugin takes the device with the fewest replicas taken, so
-who leaves a device pulls the newcomer to it, memory or not; only weighing the node without them
-tells, and that is what ``helps`` does. It costs a fraction of a millisecond, and a node with 50
-pods has 2^50 sets. So what is cheap to know goes first (``promising``), and of a node with many
-pods the sets on one device are tried, of which one is mostly enough; where it is not,
-kube-scheduler's own way is gone: all leave, and one after the other may stay, the most important
-first. With up to ``FEW`` pods the answer is exact. With more it is exact among sets on one device
-with up to ``FEW`` pods, and else one of which nobody could stay.
+More victims are not always better. The plugin chooses the device with the fewest replicas taken, so
+a victim draws the preemptor to its device, with or without enough memory. Only computing the node
+without the victims shows whether the preemptor fits (``helps``). That takes a fraction of a
+millisecond, and a node with 50 pods has 2^50 sets. So a cheap check (``may_help``) excludes most
+sets first.
+
+On a node with many pods the search tries the sets on each single device, which usually suffice. If
+not, it does what kube-scheduler does: it removes all pods and reprieves one after the other, the
+most important first. The result is exact for up to ``FEW`` pods. For more pods it is exact among
+the sets on one device with up to ``FEW`` pods. Otherwise it is a set without superfluous victims.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
@@ -23,20 +26,20 @@ from heapq import heappop, heappush
 
 #: Pods of which every set is tried: 1,024 of them.
 FEW = 10
-#: What kube-scheduler adds to each priority, so that more victims are never better.
+#: kube-scheduler adds it to each priority, so that each further victim raises the sum.
 OFFSET = 1 << 31
-#: Who has not started yet starts later than everybody.
+#: Start time of pods that have not started: later than any other.
 NOT_STARTED_S = 1 << 62
 
 Rank = tuple[int, int, int, int, int]
-#: Of nobody who has not to leave anyway.
+#: Rank of the empty set.
 NOBODY: Rank = (0, -OFFSET - 1, 0, 0, -NOT_STARTED_S)
 Helps = Callable[[frozenset[str]], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """A pod that may be made to leave."""
+    """A pod that may be evicted."""
 
     uid: str
     priority: int
@@ -54,19 +57,21 @@ class Budget:
 
 @dataclass(slots=True)
 class Tries:
-    """How often nodes may still be weighed for one newcomer, on all nodes together."""
+    """The remaining budget of computations for one preemptor, on all nodes together."""
 
     left: int
 
 
 def importance(pod: Evictable) -> tuple[int, int, str]:
-    """The most important first, as kube-scheduler lists victims; it reads the first one's priority
-    as the highest."""
+    """Return a sort key: the most important pod first, as kube-scheduler lists victims.
+
+    kube-scheduler takes the first victim's priority as the highest.
+    """
     return -pod.priority, pod.started_s, pod.uid
 
 
 def violators(pods: Iterable[Evictable], budgets: Sequence[Budget]) -> list[str]:
-    """Uids of those whose eviction violates a budget, when the most important leave first."""
+    """Return the uids of pods whose eviction violates a budget, most important pods first."""
     left = [budget.allowed for budget in budgets]
     found: list[str] = []
     for pod in sorted(pods, key=importance):
@@ -81,7 +86,7 @@ def violators(pods: Iterable[Evictable], budgets: Sequence[Budget]) -> list[str]
 
 
 def rank(pods: Collection[Evictable], budgets: Sequence[Budget] = ()) -> Rank:
-    """The lower, the rather they are to leave."""
+    """Return the rank of a set of victims; the lowest rank is the best set."""
     if not pods:
         return NOBODY
     highest = max(pod.priority for pod in pods)
@@ -98,22 +103,23 @@ def smallest(
     pods: Sequence[Evictable],
     budgets: Sequence[Budget],
     devices: Sequence[tuple[Rank, Set[str]]],
-    reserving: Helps,
+    may_help: Helps,
     helps: Helps,
     tries: Tries,
     below: Rank | None = None,
     whole: bool = True,
 ) -> frozenset[str] | None:
-    """The set of the lowest rank that helps; empty where nobody has to leave, None where no set
-    helps, or none that ranks lower than ``below``.
+    """Return the set of the lowest rank that makes the preemptor fit.
 
-    ``devices``: of each of them a rank below which no set makes room there, and uids; those in
-    order. ``whole``: of many pods sets on several devices are tried, too, where no set on one
-    helps, which takes a try for each pod. ``promising`` is cheap, and true of a set whenever it is
-    true of a part of it; where it is false nothing helps. ``helps`` is asked at most as often as
-    ``tries`` allows, once for each set.
+    Empty if it fits without victims. None if no set helps, or none with a rank below ``below``.
+
+    ``devices`` has, for each device, the least rank of a set that can help there, and the uids of
+    its pods, in the order of the ranks. ``whole``: with many pods, also try sets on several devices
+    if no set on one device helps, which takes one try for each pod. ``may_help`` is a cheap check:
+    if it is false for a set, no subset of it helps. ``helps`` is called at most once for each set,
+    and at most as often as ``tries`` allows.
     """
-    search = _Search(budgets, reserving, helps, tries)
+    search = _Search(budgets, may_help, helps, tries)
     if len(pods) <= FEW:
         return search.exact(pods, below)
     best: frozenset[str] | None = None
@@ -129,61 +135,61 @@ def smallest(
 
 class _Search:
     def __init__(
-        self, budgets: Sequence[Budget], reserving: Helps, helps: Helps, tries: Tries
+        self, budgets: Sequence[Budget], may_help: Helps, helps: Helps, tries: Tries
     ) -> None:
         self._budgets = budgets
-        self._reserving = reserving
+        self._may_help = may_help
         self._helps = helps
         self._tries = tries
-        #: What is known already, as sets on one device are sets on the node.
-        self._known: dict[frozenset[str], bool] = {}
+        #: Results of ``helps``: sets on one device occur again among the sets on the node.
+        self._results: dict[frozenset[str], bool] = {}
 
     def rank_of(self, uids: Set[str], pods: Iterable[Evictable]) -> Rank:
         return rank([pod for pod in pods if pod.uid in uids], self._budgets)
 
     def exact(self, pods: Sequence[Evictable], below: Rank | None) -> frozenset[str] | None:
-        """Every set in the order of its rank, but for those that cannot help."""
+        """Try every set in the order of its rank, except those that cannot help."""
         ordered = sorted(pods, key=lambda pod: (rank([pod], self._budgets), pod.uid))
         rest = [frozenset(pod.uid for pod in ordered[i:]) for i in range(len(ordered) + 1)]
         heap: list[tuple[Rank, tuple[int, ...]]] = [(NOBODY, ())]
         while heap:
-            its_rank, members = heappop(heap)
-            if below is not None and its_rank >= below:
+            set_rank, members = heappop(heap)
+            if below is not None and set_rank >= below:
                 return None
             uids = frozenset(ordered[i].uid for i in members)
-            if self._does(uids):
+            if self._does_help(uids):
                 return uids
             if self._tries.left <= 0:
                 return None
             for i in range(members[-1] + 1 if members else 0, len(ordered)):
-                if not self._reserving(uids | rest[i]):
-                    break  # nor with fewer of them
+                if not self._may_help(uids | rest[i]):
+                    break  # no smaller set can help either
                 more = (*members, i)
                 heappush(heap, (rank([ordered[j] for j in more], self._budgets), more))
         return None
 
     def spared(self, pods: Sequence[Evictable], below: Rank | None) -> frozenset[str] | None:
-        """All leave but those that may stay: first who violates a budget, then by importance."""
-        leaving = frozenset(pod.uid for pod in pods)
-        if not self._does(leaving):
+        """Remove all pods, then reprieve: first pods with violated budgets, then by importance."""
+        victims = frozenset(pod.uid for pod in pods)
+        if not self._does_help(victims):
             return None
-        guarded = set(violators(pods, self._budgets))
-        turns = sorted(pods, key=lambda pod: (pod.uid not in guarded, importance(pod)))
+        violating = set(violators(pods, self._budgets))
+        turns = sorted(pods, key=lambda pod: (pod.uid not in violating, importance(pod)))
         spared = True
-        while spared:  # who could not stay beside one can perhaps without the other
+        while spared:  # a reprieve can make it possible to reprieve an earlier pod
             spared = False
             for pod in turns:
-                if pod.uid in leaving and self._does(leaving - {pod.uid}):
-                    leaving, spared = leaving - {pod.uid}, True
-        if below is not None and self.rank_of(leaving, pods) >= below:
+                if pod.uid in victims and self._does_help(victims - {pod.uid}):
+                    victims, spared = victims - {pod.uid}, True
+        if below is not None and self.rank_of(victims, pods) >= below:
             return None
-        return leaving
+        return victims
 
-    def _does(self, uids: frozenset[str]) -> bool:
-        known = self._known.get(uids)
-        if known is None:
-            if self._tries.left <= 0 or not self._reserving(uids):
+    def _does_help(self, uids: frozenset[str]) -> bool:
+        result = self._results.get(uids)
+        if result is None:
+            if self._tries.left <= 0 or not self._may_help(uids):
                 return False
             self._tries.left -= 1
-            known = self._known[uids] = self._helps(uids)
-        return known
+            result = self._results[uids] = self._helps(uids)
+        return result

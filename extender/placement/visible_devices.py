@@ -1,8 +1,8 @@
-"""Who says which devices a container sees, as far as its manifest tells.
+"""Finds out from a pod's manifest what decides which devices its containers see.
 
-The container toolkit reads ``NVIDIA_VISIBLE_DEVICES``. The plugin sets it, and what the pod sets
-itself comes later and counts, where it is looked at at all (``Plugin.pinning``). A pod can let it
-follow our placement, by the downward API::
+The container toolkit reads ``NVIDIA_VISIBLE_DEVICES``. The plugin sets it. If the pod sets it too,
+the pod's value wins, on nodes that use the variable at all (``Plugin.pinning``). A pod can make it
+follow the placement by the downward API::
 
     env:
     - name: NVIDIA_VISIBLE_DEVICES
@@ -10,15 +10,15 @@ follow our placement, by the downward API::
         fieldRef:
           fieldPath: metadata.annotations['headroom.gpu/devices.0']
 
-The annotation is written with the Binding, before the kubelet can see the pod. Any other value is
-the pod's own choice, whatever it says: of a ConfigMap we do not know the content, and a uuid is one
-of a node that we have not chosen yet. Only ``none``, ``void`` and the empty value show no device.
+Headroom writes the annotation with the Binding, before the kubelet sees the pod. With any other
+value the pod chooses its devices: the content of a ConfigMap is unknown, and a uuid belongs to a
+node that is not chosen yet. Only ``none``, ``void`` and the empty value show no device.
 
-``envFrom`` brings in a whole ConfigMap or Secret and does not even name the variables. To read
-Secrets is no business of ours, and to suspect each would refuse every pod that takes its settings
-from one. So it is suspected only where the settings say so, and never where a prefix or the pod's
-own ``env``, which counts more, excludes it. What comes in that way unsuspected is found by the
-agent: a process on a device that its pod does not hold is charged there.
+``envFrom`` adds all keys of a ConfigMap or Secret, and the manifest does not name them. Headroom
+does not read Secrets. To suspect every ``envFrom`` would reject all pods with settings in one. So
+Headroom suspects it only if its settings request that, and never if a prefix or the pod's own
+``env``, which wins, excludes it. The agent finds what remains: if a process uses a device that its
+pod does not hold, its memory counts there.
 """
 
 import re
@@ -30,33 +30,35 @@ from contract.kube import Container, EnvVar
 from extender.placement.policy import Rules, VisibleDevices
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-#: Its values that show none at all.
+#: Values of the variable that show no device.
 NO_DEVICES = ("", "none", "void")
 _FOLLOWS = re.compile(rf"metadata\.annotations\['{re.escape(DEVICES)}(\d+)'\]")
 
 
 class Visible(Enum):
-    #: The plugin, as always.
+    """The source of a pod's visible devices, on nodes that obey NVIDIA_VISIBLE_DEVICES."""
+
+    #: The device plugin, as usual.
     BY_PLUGIN = "by-plugin"
-    #: Our placement: on a node that is pinned the pod gets the device that we choose.
+    #: The placement: on a pinned node the pod gets the device that Headroom chooses.
     BY_PLACEMENT = "by-placement"
-    #: The pod itself, and it is charged on every device of a node that may obey it.
+    #: The pod itself. It gets a reservation on every device of a node that may obey it.
     BY_POD = "by-pod"
-    #: The pod itself, and it is refused there.
+    #: The pod itself. Nodes that may obey it reject the pod.
     REJECTED = "rejected"
 
 
 def visible(
     containers: Sequence[Container], asking: Collection[str], placed: Collection[int], rules: Rules
 ) -> Visible:
-    """Who decides for a pod with these containers, init containers included.
+    """Return what decides for a pod with these containers, including init containers.
 
-    ``asking`` names those that ask for GPUs, ``placed`` are the indices of those whose placement is
-    written down. A placement is followed by all that ask or by none: one that does not would be
-    given a device that is not charged to the pod.
+    ``asking`` are the names of GPU containers. ``placed`` are the indices of those whose devices an
+    annotation records. Either all GPU containers follow the placement or none: another one would
+    get a device without a reservation.
     """
     if not any(_set(each) or (rules.suspect_env_from and each.env_from) for each in containers):
-        return Visible.BY_PLUGIN  # so with nearly every pod
+        return Visible.BY_PLUGIN  # nearly all pods
     chooses = any(_chooses(container, rules) for container in containers)
     follows = {container.name for container in containers if _followed(container) is not None}
     partly = not follows.issuperset(asking) or not followed(containers) <= set(placed)
@@ -67,13 +69,13 @@ def visible(
 
 
 def followed(containers: Sequence[Container]) -> set[int]:
-    """The containers, by their index in the pod, whose placement is followed by any of these."""
+    """Return the indices of the containers whose placement any of these containers follows."""
     found = (_followed(container) for container in containers)
     return {index for index in found if index is not None}
 
 
 def _set(container: Container) -> EnvVar | None:
-    """The variable as the container sets it; of two by one name the last counts."""
+    """Return the variable as the container sets it; the last one wins."""
     named = [each for each in container.env or () if each.name == VISIBLE_DEVICES]
     return named[-1] if named else None
 

@@ -1,12 +1,12 @@
-"""Where a pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees, and not the plugin.
+"""Candidate devices if the pod's own NVIDIA_VISIBLE_DEVICES decides, and not the plugin.
 
-*Pinned*: it follows the placement, so the device is ours to choose, of those that are shared: the
-one with room that leaves the least, or the most for a pod that is to be spread. *Anywhere*: it says
-what it likes, and there must be room on every device of the node, whatever it is advertised as.
+*Pinned*: the variable follows the placement, so Headroom chooses a shared device. It chooses the
+one with the least memory left, or with the most for the policy spread. *Anywhere*: the pod sets the
+variable itself, so it must fit on every device of the node, whatever resource they belong to.
 
-The plugin hands out a replica all the same, of any device. It is counted as the plugin counts, and
-says nothing of the memory. Who is on the way may be pushed anywhere by it, so all of them are held
-against each device, and while they could overcommit one, nobody is let in.
+The plugin also allocates a replica, of any device. The replica counts for the plugin's next choice
+but not for memory. It can displace unconfirmed pods to any device, so each device must have enough
+memory for all of them. While they could overcommit a device, no pod fits.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
-from extender.placement.amounts import Places, needed
+from extender.placement.amounts import DeviceArrays, needed
 from extender.placement.candidate_devices import Mask
 from extender.placement.mps_limits import above_cap
 from extender.placement.request import Ask, VramRequest
@@ -34,7 +34,7 @@ Nodes = NDArray[np.bool_]
 
 
 def by_environment(request: VramRequest, node: NodeTerms) -> bool:
-    """Whether the pod's variable, and not the plugin, decides what the pod is given there."""
+    """Return whether the pod's variable, and not the plugin, decides its devices on the node."""
     match request.visible:
         case Visible.BY_PLACEMENT:
             return node.pins
@@ -45,14 +45,14 @@ def by_environment(request: VramRequest, node: NodeTerms) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """(nodes, slots) where an ask could end, what it needs there and what is left for it."""
+    """Candidate devices of an ask, with needed and free bytes; (nodes, slots)."""
 
     could: Mask
     need_bytes: Bytes2D
     free_bytes: Bytes2D
-    #: (nodes,) where it is pinned.
+    #: (nodes,) whether Headroom pins the pod to a device.
     pinned: Nodes
-    #: (nodes,) where it would be, but none of the devices is shared.
+    #: (nodes,) whether the node is pinned but none of its devices is shared.
     unshared: Nodes
 
 
@@ -61,13 +61,13 @@ def overruled(
     request: VramRequest,
     snap: Snapshot,
     slots: Mask,
-    places: Places,
+    places: DeviceArrays,
     by_plugin: tuple[Mask, Bytes2D, Bytes2D],
 ) -> Candidates:
-    """``by_plugin``, with the rows replaced where the pod's variable decides.
+    """Return ``by_plugin`` with the rows replaced for nodes where the pod's variable decides.
 
-    ``slots`` are those of the ask's resource; ``by_plugin`` is where it could end, what it needs
-    there and what is left.
+    ``slots`` are the devices of the ask's resource. ``by_plugin`` has the candidates, the needed
+    bytes and the free bytes if the plugin decides.
     """
     could_by_plugin, need_by_plugin, room_by_plugin = by_plugin
     result = Candidates(
@@ -81,8 +81,8 @@ def overruled(
     if not at:
         return result
     here = np.array(at)
-    there = Places(**{f: getattr(places, f)[here] for f in Places.__dataclass_fields__})
-    # Wherever it is, all its containers are there together.
+    there = DeviceArrays(**{f: getattr(places, f)[here] for f in DeviceArrays.__dataclass_fields__})
+    # All containers of the pod use one device.
     together = replace(there, common=np.ones_like(there.common))
     need = needed(ask, request.asks, together)
     shape = slots[here].shape
@@ -107,7 +107,7 @@ def overruled(
 
 
 def _free_bytes(node: NodeTerms) -> list[int]:
-    """What is left on each device for who is there for certain."""
+    """Return the bytes on each device that are free for a pod that certainly uses it."""
     if any(terms.crowd_bytes and terms.certain_free_bytes < 0 for terms in node.devices):
         return [-MOST_BYTES] * len(node.devices)
     return [clamped(terms.certain_free_bytes) for terms in node.devices]
@@ -119,14 +119,15 @@ def _best(
     snap: Snapshot,
     here: NDArray[np.int64],
     slots: Mask,
-    places: Places,
+    places: DeviceArrays,
     need: Bytes2D,
     room: Bytes2D,
 ) -> Mask:
-    """(n, slots) the device that it is pinned to; several where none will do, all for one reason.
+    """Return the mask (n, slots) of the device to which the pod is pinned.
 
-    None at all where no device is shared: those the plugin gives to one pod each, and two would
-    come to share one.
+    If it fits on no device, the mask has all devices that fail for one common reason. It is empty
+    if no device is shared: the plugin gives each unshared device to one pod, so a pinned pod would
+    share it with another.
     """
     columns = snap.columns
     could: Mask = slots & (columns.sharing[here] > SHARING.index("none"))

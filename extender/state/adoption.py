@@ -20,7 +20,7 @@ from contract.annotations import DEVICES
 from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, Reservation
 from contract.kube import Pod
 from contract.pod_limits import MAX_CONTAINERS, container_count
-from extender.placement.amounts import Places, needed, places_of
+from extender.placement.amounts import DeviceArrays, device_arrays, needed
 from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest, replicas_requested, understand
 from extender.placement.visible_devices import Visible, followed
@@ -52,7 +52,7 @@ def adopt(
             replace(rules, reject_unannotated=False),
             enforce_limits=False,
         )
-    places = places_of(devices, reserve_bytes)
+    places = device_arrays(devices, reserve_bytes)
     charges: list[Charge] = []
     if isinstance(request, VramRequest):
         uuids = None
@@ -96,7 +96,7 @@ def _visible_devices(pod: Pod, devices: Sequence[Device]) -> set[str]:
 
 
 def _charges(
-    request: VramRequest, devices: Sequence[Device], places: Places, visible: Set[str] | None
+    request: VramRequest, devices: Sequence[Device], places: DeviceArrays, certain: Set[str] | None
 ) -> list[Charge]:
     """Return one charge for each resource that the pod requests.
 

@@ -34,7 +34,7 @@ from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.pod_limits import has_room_for
 from contract.reasons import Reason
-from extender.placement.demand_pricing import Usual
+from extender.placement.demand_pricing import DemandTracker
 from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.fit import fit
 from extender.placement.measurement_delta import remeasured
@@ -155,8 +155,8 @@ class ClusterState:
         self.observations = PredictionTracker(self._was_bound)
         #: Nodes that back off after an eviction.
         self.back_offs = BackOffs()
-        self.usual = Usual(rules.policy is ScoringPolicy.FRAGMENTATION)
-        #: Nodes with pods that may have to be evicted, or whose eviction mark may be obsolete.
+        self.usual = DemandTracker(rules.policy is ScoringPolicy.FRAGMENTATION)
+        #: Nodes that may have somebody to send away, or to keep after all.
         self._crowded: dict[str, None] = {}
         self.overcommits = Overcommits()
         #: Pods that use more than they requested.

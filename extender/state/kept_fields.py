@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from contract.annotations import OF_EXTENDERS, OF_USERS, PREFIX
+from contract.annotations import EXTENDER_ANNOTATIONS, PREFIX, USER_ANNOTATIONS
 from contract.gate import is_whole
 from contract.kube import Container, Namespace, Node, ObjectMeta, Pod, Volume
 from contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
@@ -23,7 +23,7 @@ MAX_MARK_CHARS = 256
 #: Annotations of other allocators that are kept of one object: one is enough to name its author.
 MAX_MARKS = 16
 
-_OURS_FIRST = frozenset((*OF_EXTENDERS, *OF_USERS))
+_OURS_FIRST = frozenset((*EXTENDER_ANNOTATIONS, *USER_ANNOTATIONS))
 T = TypeVar("T", bound=Struct)
 C = TypeVar("C", bound=Container)
 

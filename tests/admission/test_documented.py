@@ -12,11 +12,11 @@ import yaml
 
 from contract.annotations import (
     DEFAULT_VRAM,
-    OF_EXTENDERS,
-    OF_EXTENDERS_BY_CONTAINER,
-    OF_USERS,
+    EXTENDER_ANNOTATION_PREFIXES,
+    EXTENDER_ANNOTATIONS,
     PREFIX,
     SCHEDULER,
+    USER_ANNOTATIONS,
 )
 from contract.gate import GATE, gate_container
 from extender.admission import mutation
@@ -138,9 +138,9 @@ def test_the_page_says_what_authors_read() -> None:
 
 def test_the_page_names_all_that_is_written_and_read() -> None:
     text = PAGE.read_text()
-    keys = (*OF_EXTENDERS, *(f"{key}<i>" for key in OF_EXTENDERS_BY_CONTAINER))
+    keys = (*EXTENDER_ANNOTATIONS, *(f"{key}<i>" for key in EXTENDER_ANNOTATION_PREFIXES))
     names = [key.removeprefix(PREFIX) for key in keys]
-    names += [*OF_USERS, DEFAULT_VRAM, SCHEDULER, GATE, VISIBLE_DEVICES]
+    names += [*USER_ANNOTATIONS, DEFAULT_VRAM, SCHEDULER, GATE, VISIBLE_DEVICES]
     names += [mutation.BYTES_VARIABLE, mutation.FRACTION_VARIABLE, mutation.MPS_VARIABLE]
     names += [mutation.CAP_VARIABLES[0], "NVIDIA_GPU_MEMORY_REQUEST"]
     names += ["scheduler_name", "gate_image", "mirror_vram", "webhook_tls_cert"]

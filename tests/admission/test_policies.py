@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.annotations import OF_EXTENDERS, OF_EXTENDERS_BY_CONTAINER
+from contract.annotations import EXTENDER_ANNOTATION_PREFIXES, EXTENDER_ANNOTATIONS
 from contract.gate import gate_container
 from tests.admission.reviews import container, manifest
 from tests.admission.site import (
@@ -119,7 +119,7 @@ class TestAnnotations:
     POLICY = "headroom-pod-annotations"
 
     @pytest.mark.parametrize(
-        "key", [*OF_EXTENDERS, *(f"{key}0" for key in OF_EXTENDERS_BY_CONTAINER)]
+        "key", [*EXTENDER_ANNOTATIONS, *(f"{key}0" for key in EXTENDER_ANNOTATION_PREFIXES)]
     )
     @pytest.mark.parametrize("how", ["created", "changed", "by its status"])
     def test_what_headroom_writes_nobody_else_does(self, site: Site, key: str, how: str) -> None:

@@ -61,43 +61,43 @@ def annotated(**of_users: str) -> dict[str, Any]:
         pytest.param(
             annotated(vram="8GB"),
             "Headroom: annotation headroom.gpu/vram: '8GB' is not valid: "
-            "'GB' is not a unit; units are like Mi, Gi, M and G; right is, for example, '8Gi'",
+            "'GB' is not a unit; units are like Mi, Gi, M and G. Example: headroom.gpu/vram: 8Gi",
             id="vram",
         ),
         pytest.param(
             annotated(vram="mian=8Gi"),
             "Headroom: annotation headroom.gpu/vram: 'mian=8Gi' names container 'mian', "
-            "but the GPU containers are: main; right is, for example, 'main=8Gi'",
+            "but the GPU containers are: main. Example: headroom.gpu/vram: main=8Gi",
             id="a container that is not there",
         ),
         pytest.param(
             annotated(vram="8Gi", policy="dense"),
             "Headroom: annotation headroom.gpu/policy: 'dense' is not pack, spread or "
-            "fragmentation; right is, for example, 'pack'",
+            "fragmentation. Example: headroom.gpu/policy: pack",
             id="policy",
         ),
         pytest.param(
             annotated(vram="8Gi", max_sm="0%"),
             "Headroom: annotation headroom.gpu/max-sm: '0%' is not a share above 0% and up to "
-            "100%; right is, for example, '70%'",
+            "100%. Example: headroom.gpu/max-sm: 70%",
             id="max-sm",
         ),
         pytest.param(
             annotated(vram="8Gi", processes="none"),
-            "Headroom: annotation headroom.gpu/processes: 'none' is not a number from 1 to 1024; "
-            "right is, for example, '2'",
+            "Headroom: annotation headroom.gpu/processes: 'none' is not a number from 1 to 1024. "
+            'Example: headroom.gpu/processes: "2"',
             id="processes",
         ),
         pytest.param(
             annotated(vram="8Gi", gated="yes"),
-            "Headroom: annotation headroom.gpu/gated: 'yes' is not true or false; "
-            "right is, for example, 'true'",
+            "Headroom: annotation headroom.gpu/gated: 'yes' is not true or false. "
+            'Example: headroom.gpu/gated: "true"',
             id="gated",
         ),
         pytest.param(
             annotated(vram="8Gi", share="cap"),
-            "Headroom: annotation headroom.gpu/share: 'cap' is not none, env or limit; "
-            "right is, for example, 'env'",
+            "Headroom: annotation headroom.gpu/share: 'cap' is not none, env or limit. "
+            "Example: headroom.gpu/share: env",
             id="share",
         ),
         pytest.param(

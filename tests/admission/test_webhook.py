@@ -109,7 +109,7 @@ def test_a_bad_annotation_is_refused_with_the_sentence_its_author_needs(site: Si
     assert reply.message == (
         'admission webhook "pods.headroom.gpu" denied the request: Headroom: annotation '
         "headroom.gpu/vram: '8GB' is not valid: 'GB' is not a unit; units are like Mi, Gi, M and "
-        "G; right is, for example, '8Gi'"
+        "G. Example: headroom.gpu/vram: 8Gi"
     )
 
 

@@ -14,7 +14,7 @@ from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import explain
-from extender.placement.explanation_text import told
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.policy import Weights
 from extender.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100
@@ -46,7 +46,7 @@ def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, Devi
 def read(terms: DeviceTerms, vram: str) -> list[str]:
     """What explain says of a node with this device."""
     verdicts = judged(vram, NodeTerms("n", None, FRESH_S, (terms,)))[1]
-    return told(explain(verdicts, Weights()).nearest[0])
+    return explanation_lines(explain(verdicts, Weights()).nearest[0])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_without_a_process_list_all_use_beyond_the_promises_is_charged_and_that_
     assert reason_for(f"{left_gib}Gi", NodeTerms("n", None, FRESH_S, (terms,))) is None
     said = read(terms, f"{left_gib + 1}Gi")
     assert said[0] == f"n: {Reason.MEMORY_ON_ANY.sentence}"
-    assert "nobody tells whose memory is in use" in said[2]
+    assert "cannot attribute use to pods" in said[2]
     # Nobody can say that a pod that is gone from the lists has left nothing behind.
     assert not status.shows_every_pod
 

@@ -14,7 +14,7 @@ from contract.gpunode import Device, GPUNode, Plugin
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.placement.explain import explain
-from extender.placement.explanation_text import told
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
@@ -92,7 +92,7 @@ class Kind:
         (nearest,) = explain(verdicts, Weights()).nearest
         judged = state.judge(self.pod, self.gpunode, float("-inf"))
         assert (judged if isinstance(judged, Reason) else None) is nearest.reason, "bind agrees"
-        return told(nearest)
+        return explanation_lines(nearest)
 
 
 def node(*devices: Device, plugin: Plugin = STOCK, **other: Any) -> GPUNode:

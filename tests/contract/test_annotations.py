@@ -72,9 +72,9 @@ BAD_VRAM = {
     "": "is not valid: it has no digits",
     "8lots": "is not valid: 'lots' is not a unit; units are like Mi, Gi, M and G",
     "8K": "is not valid: 'K' is not a unit; units are like Mi, Gi, M and G",
-    "8 Gi": "is not valid: it is not a number with a unit behind it",
-    "8_000": "is not valid: it is not a number with a unit behind it",
-    "\u0668Gi": "is not valid: it is not a number with a unit behind it",
+    "8 Gi": "is not valid: it is not a number followed by a unit",
+    "8_000": "is not valid: it is not a number followed by a unit",
+    "\u0668Gi": "is not valid: it is not a number followed by a unit",
     "0": "is not more than zero bytes",
     "-8Gi": "is not more than zero bytes",
     "-0.1": "is not more than zero bytes",
@@ -86,13 +86,13 @@ BAD_VRAM = {
     "12.34567%": "is not a share above 0% and up to 100%",
     "-5%": "is not a share above 0% and up to 100%",
     "\u0668%": "is not a share above 0% and up to 100%",
-    "=8Gi": "names no container in '=8Gi'",
-    "Main=8Gi": "names no container in 'Main=8Gi'",
-    "main=8Gi,": "names no container in ''",
-    "main=8Gi,4Gi": "names no container in '4Gi'",
+    "=8Gi": "has no valid container name in '=8Gi'",
+    "Main=8Gi": "has no valid container name in 'Main=8Gi'",
+    "main=8Gi,": "has no valid container name in ''",
+    "main=8Gi,4Gi": "has no valid container name in '4Gi'",
     "main=8Gi,main=4Gi": "names container 'main' twice",
     "main=": "is not valid: it has no digits",
-    "main=8Gi=4Gi": "is not valid: it is not a number with a unit behind it",
+    "main=8Gi=4Gi": "is not valid: it is not a number followed by a unit",
 }
 
 
@@ -124,8 +124,8 @@ def test_other_bad_values_are_explained(parse: Callable[[str], Any], key: str, t
 def explains(err: BadAnnotation, key: str, text: str, parse: Callable[[str], Any]) -> None:
     """The error names the key, the value and an example, and the example is right."""
     assert (err.key, err.value) == (key, text)
-    assert f"annotation {key}: {text!r} {err.why}; right is, for example," in str(err)
-    assert repr(err.example) in str(err)
+    assert f"annotation {key}: {text!r} {err.why}. Example: {key}: " in str(err)
+    assert str(err).strip('"').endswith(err.example)
     parse(err.example)
 
 

@@ -49,8 +49,8 @@ def test_the_table_is_whole() -> None:
     [
         ("", "it has no digits"),
         ("Gi", "it has no digits"),
-        ("8 Gi", "it is not a number with a unit behind it"),
-        ("\u0668Gi", "it is not a number with a unit behind it"),
+        ("8 Gi", "it is not a number followed by a unit"),
+        ("\u0668Gi", "it is not a number followed by a unit"),
         ("8K", "'K' is not a unit; units are like Mi, Gi, M and G"),
         ("8Ei", "it is too large"),
         ("1e999999999", "it is too large"),

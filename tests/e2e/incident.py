@@ -64,12 +64,13 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
         f"why {NAMESPACE}/waits",
         f"{nodes} nodes: insufficient GPU memory on any device",
         f"lower headroom.gpu/vram to {left}Gi or less",
-        f"needs {WAITS_GIB}.0 GiB, {left}.0 GiB left, {WAITS_GIB - left}.0 GiB short",
+        f"needs {WAITS_GIB}.0 GiB, {left}.0 GiB free, {WAITS_GIB - left}.0 GiB short",
     )
     yield ask(
         "Are we full or fragmented?",
         f"capacity --vram {WAITS_GIB}Gi",
-        f"fragmented: {in_all} are left in all, and the largest request that fits is {left}.0 GiB",
+        f"fragmented: {in_all} are free in total, "
+        f"and the largest request that fits is {left}.0 GiB",
     )
     yield ask(
         "Would it fit if that one ended?",

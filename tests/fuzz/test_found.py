@@ -143,7 +143,7 @@ def _many(vram: str) -> dict[str, Any]:
         *(
             pytest.param(sent_pod("long", text * (kib * 1024 // len(text))), why, id=f"{kib} {id}")
             for text, id in [("9", "KiB of digits"), (",", "of commas"), ("a=1Gi,", "of pairs")]
-            for kib, why in [(31, "right is 8Gi"), (256, Reason.POD_TOO_LARGE.sentence)]
+            for kib, why in [(31, "(example: 8Gi)"), (256, Reason.POD_TOO_LARGE.sentence)]
         ),
     ],
 )

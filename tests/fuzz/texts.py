@@ -58,7 +58,7 @@ def _annotations(data: bytes) -> bool:
         try:
             found = parse(text)
         except BadAnnotation as err:
-            if "right is, for example, " not in str(err) or len(str(err)) > _MOST_MESSAGE:
+            if ". Example: headroom.gpu/" not in str(err) or len(str(err)) > _MOST_MESSAGE:
                 raise Harm(f"{parse.__name__}: {err}") from err
             continue
         taken = True

@@ -134,7 +134,7 @@ def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server
         "it may use (80.0 GiB)\n  asks for 90Gi on each"
     )
     assert "3 nodes: insufficient GPU memory on any device" in shown
-    assert "needs 90.0 GiB, 80.0 GiB left, 10.0 GiB short" in shown
+    assert "needs 90.0 GiB, 80.0 GiB free, 10.0 GiB short" in shown
     assert "headroom.gpu/vram" in shown.partition("What would help")[2]
     assert "kube-scheduler offered 3 nodes, of which 0 could take the pod" in shown
     assert run(server.debug, "why", "large", "-n", "team-a").stdout == shown
@@ -145,7 +145,7 @@ def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server
 
 def test_score_says_every_term_or_every_check_that_fails(server: Server) -> None:
     shown = run(server.debug, "score", "team-a/fits", "--node", "shared-0001")
-    assert shown.stdout.startswith("shared-0001: fits, on any of 2 devices\n")
+    assert shown.stdout.startswith("shared-0001: fits, on any of 2 candidates\n")
     terms = re.findall(r"^  (\w+) +([\d.]+) x ([\d.]+) = ([\d.]+)$", shown.stdout, re.MULTILINE)
     assert {"packing", "prediction", "sm_activity"} <= {name for name, *_ in terms}
     for _, value, part, contribution in terms:

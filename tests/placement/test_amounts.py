@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
 from contract.gpunode import MAX_DEVICE_BYTES, Device, Replicas
 from contract.kube import Container
-from extender.placement.amounts import TOO_MUCH_BYTES, bytes_of, needed, places_of
+from extender.placement.amounts import TOO_MUCH_BYTES, bytes_of, device_arrays, needed
 from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES
 from tests.builders import GIB, container, device, mig, pod, request, shared
 
 
 def on(amount: Amount, of: Device, count: int = 1) -> int:
-    return int(bytes_of(amount, count, places_of([of], 0))[0])
+    return int(bytes_of(amount, count, device_arrays([of], 0))[0])
 
 
 def need(of: Device, vram: str | None, *containers: Container, **other: Device) -> int:
     asks = request(pod(vram, *containers)).asks
-    return int(needed(asks[0], asks, places_of([of, *other.values()], 0))[0])
+    return int(needed(asks[0], asks, device_arrays([of, *other.values()], 0))[0])
 
 
 @given(st.integers(1, MAX_DEVICE_BYTES), st.integers(1, PPM))
@@ -71,8 +71,8 @@ def test_instances_of_another_resource_count_in_the_memory_they_share() -> None:
 def test_an_absurd_sum_is_too_much_and_never_small_again(of: Device) -> None:
     most = Portion(Bytes(MAX_DEVICE_BYTES), 1 << 16)
     many = Ask(of.resource, 1 << 28, 1 << 16, ((most,) * (1 << 12),))
-    assert needed(many, (many,), places_of([of], 0))[0] >= MAX_DEVICE_BYTES
-    at = places_of([mig(f"M{i}", 1) for i in range(256)], 0)
+    assert needed(many, (many,), device_arrays([of], 0))[0] >= MAX_DEVICE_BYTES
+    at = device_arrays([mig(f"M{i}", 1) for i in range(256)], 0)
     assert needed(many, (many,), at).min() == TOO_MUCH_BYTES
     others = (Ask(f"r{i}", 1 << 16, 1 << 16, ((most,),)) for i in range(1 << 12))
     assert needed(many, (many, *others), at).min() == MOST_BYTES

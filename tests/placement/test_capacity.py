@@ -4,7 +4,7 @@ import pytest
 
 from contract.gpunode import Replicas
 from contract.reasons import Reason
-from extender.placement.capacity import device_classes, space, told
+from extender.placement.capacity import capacity_summary, device_classes, space
 from extender.placement.snapshot import NodeTerms
 from tests.builders import DISTRIBUTED, GIB, judged, mig, reservation, shared, use, weighed
 
@@ -27,11 +27,11 @@ def test_room_is_counted_with_what_lies_where_nobody_can_be_put() -> None:
     assert found.stranded_bytes == 14 * GIB  # c has no replica
     assert (found.replicas_free, found.replicas_stranded) == (6, 3)  # those of b have no room
     assert (found.need_bytes, found.largest_fitting_bytes) == (8 * GIB, 20 * GIB)
-    assert told(found, 2, at_least=False) == (
-        "2 such pods fit now, on 1 of 3 nodes; 38.0 GiB are left in all; 14.0 GiB lie on devices "
+    assert capacity_summary(found, 2, at_least=False) == (
+        "2 such pods fit now, on 1 of 3 nodes; 38.0 GiB are free in total; 14.0 GiB are on devices "
         "without a free replica"
     )
-    assert told(found, 2, at_least=True).startswith("at least 2 such pods fit now")
+    assert capacity_summary(found, 2, at_least=True).startswith("at least 2 such pods fit now")
 
 
 @pytest.mark.parametrize(
@@ -40,39 +40,39 @@ def test_room_is_counted_with_what_lies_where_nobody_can_be_put() -> None:
         pytest.param(
             [taken("a", 18), taken("b", 20)],
             "fragmented",
-            "fragmented: 10.0 GiB are left in all, and the largest request that fits is 6.0 GiB",
+            "fragmented: 10.0 GiB are free in total, and the largest request that fits is 6.0 GiB",
             id="enough in all and nowhere together",
         ),
         pytest.param(
             [taken("a", 20)],
             "full",
-            "full: 4.0 GiB are left in all, less than one such pod needs",
+            "full: 4.0 GiB are free in total, less than one such pod needs",
             id="less than one pod needs",
         ),
         pytest.param(
             [taken("a", 4, free=0)],
             "fragmented",
-            "fragmented: 20.0 GiB are left in all, and more than memory is in the way on every "
-            "node; 20.0 GiB lie on devices without a free replica",
+            "fragmented: 20.0 GiB are free in total, and every node also rejects the pod for "
+            "reasons other than memory; 20.0 GiB are on devices without a free replica",
             id="memory without replicas",
         ),
         pytest.param(
             [weighed(shared(), reason=Reason.NOT_INITIALISED)],
             "closed",
-            "no node with a device of this resource takes pods now",
+            "no node with a device of this resource accepts pods now",
             id="no node takes pods",
         ),
         pytest.param(
             [weighed(shared(resource="nvidia.com/other"))],
             "closed",
-            "no node with a device of this resource takes pods now",
+            "no node with a device of this resource accepts pods now",
             id="nobody has the resource",
         ),
     ],
 )
 def test_why_no_such_pod_fits(fleet: list[NodeTerms], fullness: str, sentence: str) -> None:
     found = space(judged("8Gi", *fleet)[1])
-    assert (found.fullness, told(found, 0, at_least=False)) == (fullness, sentence)
+    assert (found.fullness, capacity_summary(found, 0, at_least=False)) == (fullness, sentence)
 
 
 def test_memory_of_closed_nodes_is_told_apart() -> None:

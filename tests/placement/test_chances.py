@@ -236,24 +236,24 @@ class TestWords:
     @pytest.mark.parametrize(
         ("found", "words"),
         [
-            pytest.param(weigh(held("a", 0))[0], "it has the fewest replicas taken", id="next"),
-            pytest.param(weigh(held("a", 0), plugin=PACKED)[0], "it has the most", id="packed"),
-            pytest.param(weigh(held("a", 4))[0], "no replica of it is free", id="full"),
-            pytest.param(weigh(held("a", 0), plugin=Plugin())[0], "not known", id="unknown"),
+            pytest.param(weigh(held("a", 0))[0], "(fewest replicas in use)", id="next"),
+            pytest.param(weigh(held("a", 0), plugin=PACKED)[0], "(most replicas", id="packed"),
+            pytest.param(weigh(held("a", 4))[0], "it has no free replica", id="full"),
+            pytest.param(weigh(held("a", 0), plugin=Plugin())[0], "unknown", id="unknown"),
             pytest.param(
                 weigh(held("a", 0), device_choice=DeviceChoice.ANY)[0], "is any", id="any"
             ),
             pytest.param(
                 weigh(held("a", 1), held("b", 0), reservations={"u": reservation({})})[0],
-                "when 1 of 1 replicas on their way are given out",
+                "next choice after 1 replica for unconfirmed pods",
                 id="pushed on",
             ),
             pytest.param(
-                weigh(held("a", 2), held("b", 0))[0], "2 more replicas are given out", id="later"
+                weigh(held("a", 2), held("b", 0))[0], "2 replicas of other devices", id="later"
             ),
             pytest.param(
                 weigh(held("a", 4), pods=rows(a=4), leaving={"s-a-0"})[0],
-                "if pods that are ending",
+                "if terminating pods have released theirs",
                 id="ending",
             ),
         ],

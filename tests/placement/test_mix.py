@@ -14,9 +14,9 @@ from extender.placement.demand_pricing import (
     MOST_CLASSES,
     MOST_SELECTORS,
     MOST_SETS,
+    DemandMix,
+    DemandTracker,
     Market,
-    Mix,
-    Usual,
     market,
     prices,
 )
@@ -61,7 +61,7 @@ def _selecting(made: Pod, selector: dict[str, str]) -> Pod:
     return msgspec.structs.replace(made, spec=spec)
 
 
-def see(usual: Usual, snap: Snapshot, asked: Pod, *rows: int) -> None:
+def see(usual: DemandTracker, snap: Snapshot, asked: Pod, *rows: int) -> None:
     usual.see(request(asked), asked, snap, np.array(rows or range(len(snap.nodes)), np.int64))
 
 
@@ -97,7 +97,7 @@ def test_prices_pay_for_all_that_is_asked_for(
 
 
 def test_what_was_seen_long_ago_counts_half_after_a_half_life() -> None:
-    mix = Mix()
+    mix = DemandMix()
     mix.add((1,), 1.0)
     for _ in range(HALF_LIFE_PODS):
         mix.add((2,), 1.0)
@@ -120,7 +120,7 @@ def test_a_class_grows_dearer_as_it_fills(promised_gib: int, left_gib: float) ->
 
 
 def test_the_mix_is_bounded_and_keeps_what_is_asked_for_most() -> None:
-    mix = Mix()
+    mix = DemandMix()
     mix.add((0,), 1e9)
     for size in range(3 * MOST_SETS):
         mix.add((size + 1,), 1.0)
@@ -129,7 +129,7 @@ def test_the_mix_is_bounded_and_keeps_what_is_asked_for_most() -> None:
 
 
 def test_pods_are_seen_once_and_by_what_was_ever_offered_for_their_selectors() -> None:
-    usual, snap = Usual(wanted=True), fleet()
+    usual, snap = DemandTracker(wanted=True), fleet()
     see(usual, snap, wants("a", "8Gi"))
     see(usual, snap, wants("b", "8Gi"), 0)  # the small ones are full for now
     see(usual, snap, wants("b", "8Gi"), 0)
@@ -146,17 +146,17 @@ def test_pods_are_seen_once_and_by_what_was_ever_offered_for_their_selectors() -
 
 
 def test_nothing_is_learned_before_a_pod_wants_it() -> None:
-    usual, snap = Usual(wanted=False), fleet()
+    usual, snap = DemandTracker(wanted=False), fleet()
     plain = pod("8Gi", name="plain", uid="plain")
     usual.see(request(plain), plain, snap, np.arange(5))
     assert usual.market is None
     see(usual, snap, wants("a", "8Gi"))
     assert usual.market is not None
-    assert not Usual(wanted=True).see(request(plain), plain, snap, np.arange(5))
+    assert not DemandTracker(wanted=True).see(request(plain), plain, snap, np.arange(5))
 
 
 def test_prices_stay_until_they_differ_and_are_looked_at_rarely() -> None:
-    usual, snap = Usual(wanted=True), fleet()
+    usual, snap = DemandTracker(wanted=True), fleet()
     markets = set()
     for number in range(2000):
         see(usual, snap, wants(f"p{number}", "32Gi" if number % 2 else "8Gi"))
@@ -169,7 +169,7 @@ def test_prices_stay_until_they_differ_and_are_looked_at_rarely() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    usual, snap = Usual(wanted=True), fleet()
+    usual, snap = DemandTracker(wanted=True), fleet()
     for number in range(2 * MOST_SELECTORS):
         see(usual, snap, wants(f"p{number}", "8Gi", {"n": str(number)}))
     assert len(usual._offered) == MOST_SELECTORS
@@ -180,7 +180,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_a_fleet_that_changes_is_looked_at_again() -> None:
-    usual = Usual(wanted=True)
+    usual = DemandTracker(wanted=True)
     see(usual, fleet(), wants("a", "8Gi"))
     grown = build([*fleet().nodes, node("larger", 2 * LARGE)])
     see(usual, grown, wants("b", "100Gi"))
@@ -235,7 +235,7 @@ def test_it_costs_little_to_look() -> None:
     """Counts, not seconds: a look at 5,000 nodes happens once for so many pods."""
     looks = 0
 
-    class Counted(Usual):
+    class Counted(DemandTracker):
         def _look(self, snap: Snapshot) -> None:
             nonlocal looks
             looks += 1
@@ -248,7 +248,7 @@ def test_it_costs_little_to_look() -> None:
 
 
 def test_a_whole_device_on_unshared_nodes_counts_as_a_mean_one() -> None:
-    usual = Usual(wanted=True)
+    usual = DemandTracker(wanted=True)
     snap = build([weighed(device(), name="n")])
     plain = pod(None, container(), name="x", uid="x")
     usual.see(request(plain), plain, snap, np.arange(1))

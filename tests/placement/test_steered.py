@@ -145,7 +145,7 @@ def test_what_is_promised_names_the_choice() -> None:
     assert [(c.choice, c.candidates) for c in made.charges] == [("A", {"A": 8 * GIB})]
     assert made.annotations["headroom.gpu/devices.0"] == "A"
     assert certainty(node) == "steered"
-    assert because(node.devices[0]).startswith("we choose")
+    assert because(node.devices[0]).startswith("Headroom chooses")
 
 
 def test_until_those_on_their_way_have_arrived_all_go_to_their_device() -> None:
@@ -153,9 +153,7 @@ def test_until_those_on_their_way_have_arrived_all_go_to_their_device() -> None:
     assert chosen("8Gi", shared("A"), shared("B"), reservations=coming) == ["B"]
     node = weighed(shared("A"), shared("B"), reservations=coming, plugin=STEERED)
     assert reason_for("20Gi", node) is Reason.OTHERS_ARRIVING
-    assert because(node.devices[0]) == (
-        "pods on their way are promised another device, and until then all are"
-    )
+    assert because(node.devices[0]) == ("unconfirmed pods on the node must get their device first")
     few = weighed(shared("A"), shared("B", free=1), reservations=coming, plugin=STEERED)
     assert reason_for("8Gi", few) is Reason.OTHERS_ARRIVING
 

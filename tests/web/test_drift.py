@@ -87,7 +87,7 @@ def test_drift_tells_of_each_pod_what_was_said_and_what_is() -> None:
         assert b["observed"] == [
             {"uuid": "GPU-shared-0", "reservation_bytes": None, "measured_bytes": GI}
         ]
-        assert b["message"] == "nothing that the reports show explains it"
+        assert b["message"] == "no change in the reports explains it"
         assert told["results"] == {"hit": 1, "shifted": 0, "miss": 1, "unseen": 0}
         (miss,) = told["misses"]
         assert (miss["name"], miss["surprise"]) == ("b", "unknown")

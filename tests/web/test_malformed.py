@@ -174,13 +174,13 @@ def test_pod_of_nearly_one_megabyte_is_handled(server: Server) -> None:
 )  # fmt: skip
 def test_bad_annotation_fits_no_node_for_one_constant_sentence(server: Server, vram: str) -> None:
     answer = server.post("/filter", offer(pod("bad", vram), "gpu-a", "nowhere")).json()
-    sentence = "annotation headroom.gpu/vram is not valid, right is 8Gi"
+    sentence = "annotation headroom.gpu/vram is not valid (example: 8Gi)"
     assert answer["NodeNames"] == []
     assert answer["FailedAndUnresolvableNodes"] == {"gpu-a": sentence, "nowhere": sentence}
     told = server.get("/v1/explain/pods/default/bad").json()
     assert told["verdict"] == "unreadable"
     assert told["message"].startswith("annotation headroom.gpu/vram: ")
-    assert "right is, for example, " in told["message"]
+    assert ". Example: headroom.gpu/vram: " in told["message"]
     assert len(told["message"]) < 400
 
 

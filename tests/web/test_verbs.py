@@ -147,7 +147,7 @@ def test_an_autoscalers_template_is_answered_as_a_new_empty_node(server: Server)
     del capacity_only["status"]["allocatable"]
     contradictory = template("contradictory", count="3")
     without_gpu = {"metadata": {"name": "cpu"}, "status": {"allocatable": {"cpu": "8"}}}
-    too_little = "no GPU report from the node, and its labels do not say enough of its GPUs"
+    too_little = "no GPU report from the node, and its labels describe its GPUs incompletely"
     nodes = plain, reserving, capacity_only, contradictory, without_gpu
     assert filtered(server, pod("fits", "16Gi"), *nodes) == {
         "plain": "",
