@@ -56,13 +56,13 @@ class SharingReading:
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """Something that should have been read and was not; ``what`` never changes while it lasts."""
+    """Something that could not be read. ``what`` stays the same while the cause lasts."""
 
     source: str
     what: str
 
 
-# What the survey of the devices (agent.probes.device_probe) reads besides memory and processes.
+# Further readings of the devices (agent.probes.device_probe).
 
 
 @dataclass(frozen=True, slots=True)
