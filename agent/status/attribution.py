@@ -12,8 +12,8 @@ source is degraded.
 The kubelet names containers and cgroups number them, so processes cannot be assigned to a named
 container. Each pod's bytes on a memory are in its first row there, in the order of device,
 container and replica. Its other rows there have 0, so the sum over a pod's rows is its use. A pod
-may use a memory of which it holds no replica: it chose its device itself, or the kubelet has removed
-it while its processes still run. Its row has no replica.
+may use a memory of which it holds no replica: it chose its device itself, or the kubelet has
+removed it while its processes still run. Its row has no replica.
 
 Nothing is attributed, and unattributed use is absent, if processes cannot be read, if the driver
 lists none, or if it does not report the bytes of a pod's process.
@@ -43,7 +43,7 @@ _Device = TypeVar("_Device", Device, DeviceReading)
 #: Difference in bytes that is not reported, because figures are read at different times.
 TOLERANCE_BYTES = 64 << 20
 
-#: The first 15 characters, which the kernel keeps, of the MPS server's and control daemon's command.
+#: Command of the MPS server and control daemon; the kernel keeps only 15 characters.
 _MPS_COMMAND = "nvidia-cuda-mps"
 
 

@@ -3,9 +3,10 @@
 There is no queue. Each time the writer compares the last *accepted* status with the newest one. So
 a failed write cannot lose the newest status or send an old one after it.
 
-A heartbeat confirms the written status. It names the last accepted status and the time of the newest
-sample, and is sent only if that sample shows nothing new except SM activity. If status writes fail
-while the Lease can be renewed, the node must become stale, and not look alive with old figures.
+A heartbeat confirms the written status. It names the last accepted status and the time of the
+newest sample. It is sent only if that sample shows nothing new except SM activity. If status writes
+fail while the Lease can be renewed, the node must become stale, and not look alive with old
+figures.
 
 A status is written at most once a second, and for SM activity alone at most once a minute.
 """
@@ -104,7 +105,7 @@ class StatusWriter:
     def deliver(self, status: GPUNodeStatus, sampled_at_s: float) -> float:
         """Write status and heartbeat if due. ``sampled_at_s`` is the monotonic start of the sample.
 
-        Return the seconds until a new sample is needed, because a write was postponed or has failed;
+        Return the seconds until a new sample is needed because a write was postponed or has failed;
         infinity if none is needed.
         """
         at_s = self._monotonic()

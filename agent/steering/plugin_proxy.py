@@ -37,7 +37,7 @@ _PATIENCE_S = 10.0
 #: Time limits in seconds of ``choose`` and of a call to the plugin.
 ANSWER_S = 1.0
 PLUGIN_S = 5.0
-#: Threads for ``choose``. The kubelet makes one call at a time; more are for calls that are late.
+#: Threads for ``choose``. The kubelet makes one call at a time; others may still run late.
 _CHOOSING = 4
 #: Seconds within which an allocation must appear in a sample of the checkpoint.
 _REMEMBERED_S = 120.0
