@@ -119,9 +119,7 @@ FLAGS = (
     Flag("local-port", "9411", "port", "port of health and the report, on the loopback", int),
     Flag("resource", "nvidia.com/gpu", "name", f"resource name of whole GPUs; {_STATED}"),
     Flag("replicas", "1", "count", f"replicas of each GPU; {_STATED}", int),
-    Flag(
-        "sharing", "none", "", f"how the plugin shares GPUs; {_STATED}", choices=get_args(Sharing)
-    ),
+    Flag("sharing", "none", "", f"how GPUs are shared; {_STATED}", choices=get_args(Sharing)),
     Flag(
         "checkpoint",
         _CHECKPOINT,

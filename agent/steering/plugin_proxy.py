@@ -37,7 +37,7 @@ _PATIENCE_S = 10.0
 #: Time limits in seconds of ``choose`` and of a call to the plugin.
 ANSWER_S = 1.0
 PLUGIN_S = 5.0
-#: Threads for ``choose``. The kubelet makes one call at a time; others may still run late.
+#: Threads for ``choose``: one for the call in progress, the others for calls that run late.
 _CHOOSING = 4
 #: Seconds within which an allocation must appear in a sample of the checkpoint.
 _REMEMBERED_S = 120.0
@@ -57,7 +57,7 @@ Choose = Callable[[Wish], Sequence[str] | None]
 
 
 class PluginProxy:
-    """Listens in ``folder``, where ``plugin`` has its socket, on a socket with prefix ``PREFIX``."""
+    """Listens in ``folder``, on a socket named like that of ``plugin`` with prefix ``PREFIX``."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ _MENDS = {
     ),
     "nvidia.com/gpu.deploy": "wait for the GPU Operator; see its driver and MIG managers' pods",
     "agent's own cgroup": "take the GPU memory limit off the agent's pod",
-    "not what NVML tells": "see whether dcgm-exporter's pod there is stuck, and restart it",
+    "not what NVML reports": "see whether dcgm-exporter's pod there is stuck, and restart it",
 }
 
 

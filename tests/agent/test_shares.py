@@ -89,7 +89,7 @@ def test_after_a_reduction_only_what_is_advertised_is_counted_and_the_rest_is_sa
         plugins=[configured(replicas={GPU: 2})],
     )
     assert counts(told) == {"A": (1, 1, 0), "B": (2, 0, 0)}
-    assert why(told) == [f"{GPU} is held that the plugin no longer advertises"]
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_after_a_renaming_the_new_name_counts() -> None:
@@ -100,7 +100,7 @@ def test_after_a_renaming_the_new_name_counts() -> None:
     )
     found, _ = shares(DEVICES, told, {})
     assert found["A"] == Share("time-slicing", SHARED, Replicas(free=2))
-    assert why(told) == [f"{GPU} is held that the plugin no longer advertises"]
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
@@ -110,7 +110,7 @@ def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
         plugins=[configured()],
     )
     assert counts(told)["A"] == (2, 0, 0)
-    assert why(told) == [f"{GPU} is held that the plugin no longer advertises"]
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_while_the_plugin_is_away_nothing_is_free() -> None:
@@ -160,7 +160,7 @@ def test_what_flags_say_wins_and_who_holds_what_is_still_the_kubelet_s() -> None
 
 def test_devices_that_the_driver_does_not_list_are_said() -> None:
     told = Told(registered=[registered(GPU, "A")], holdings=held("C", resource=GPU))
-    assert why(told) == [f"{GPU} is held of devices that the driver does not list"]
+    assert why(told) == [f"a pod holds {GPU} of a device that the driver does not list"]
     other = Told(registered=[registered(GPU, "A")], holdings=held("nic", resource="other/nic"))
     assert why(other) == []
 
@@ -196,7 +196,7 @@ def test_labels_that_contradict_the_plugin_are_said() -> None:
     labels = of_labels(LABELS)
     assert labels is not None
     told = Told(plugins=[labels, configured()])
-    assert why(told) == ["sharing is not that of the plugin's configuration"]
+    assert why(told) == ["sharing differs from the plugin's configuration"]
 
 
 def test_each_part_of_the_configuration_comes_from_the_best_source_that_tells_it() -> None:
