@@ -38,7 +38,7 @@ from agent.probes.readings import (
 )
 from agent.status.attribution import attribute
 from agent.status.driver_memory_limits import grants
-from agent.status.sharing import Share, Told, plugin, shares
+from agent.status.sharing import Share, SharingReadings, plugin, shares
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
     MAX_UNATTRIBUTED_PROCESSES,
@@ -98,7 +98,7 @@ def summarise(
             what = "driver does not report its reserve, which counts as 0"
             complaints.append(Degraded(read.source, what))
     now = rfc3339(observed_at)
-    told = Told(
+    sharing_readings = SharingReadings(
         _last(of, SharingReading),
         _all(of, RegisteredReading),
         _all(of, HoldingReading),
@@ -107,7 +107,7 @@ def summarise(
         _all(of, TopologyReading),
     )
     last = {device.uuid: device for device in before.devices} if before is not None else {}
-    shared, more = shares(ordered, told, last)
+    shared, more = shares(ordered, sharing_readings, last)
     complaints += more
     devices = [_device(read, shared.get(read.uuid, Share())) for read in ordered]
     # The process probe reads either all processes or none.
@@ -116,7 +116,7 @@ def summarise(
     attributed = attribute(
         ordered,
         {device.uuid: device.used_bytes for device in devices if device.used_bytes >= 0},
-        told.holdings,
+        sharing_readings.holdings,
         looked if looked or seen else None,
         _all(of, MirrorReading),
     )
@@ -129,7 +129,9 @@ def summarise(
         _smoothed(device, last.get(device.uuid), observed_at, before)
         for device in _surveyed(devices, of, now, before)
     ]
-    limits = grants(ordered, told.holdings, _all(of, MirrorReading), _all(of, LimitReading))
+    limits = grants(
+        ordered, sharing_readings.holdings, _all(of, MirrorReading), _all(of, LimitReading)
+    )
     sources = _sources(driver, _all(of, SourceReading), complaints)
     return GPUNodeStatus(
         observed_at=now,
@@ -138,7 +140,7 @@ def summarise(
         limits=limits[:MAX_PODS],
         unattributed_processes=attributed.strangers[:MAX_UNATTRIBUTED_PROCESSES],
         plugin=msgspec.structs.replace(
-            plugin(told),
+            plugin(sharing_readings),
             steered=sorted(r.resource for r in _all(of, SteeredReading)),
             steering_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
         ),

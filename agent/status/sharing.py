@@ -46,7 +46,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SharingReadings:
     """All readings of one sample about sharing."""
 
     flags: SharingReading | None = None
@@ -70,35 +70,35 @@ class _Counts:
 
 
 def shares(
-    devices: Sequence[DeviceReading], told: Told, before: Mapping[str, Device]
+    devices: Sequence[DeviceReading], readings: SharingReadings, before: Mapping[str, Device]
 ) -> tuple[dict[str, Share], list[Degraded]]:
     """Return device -> how it is shared, and the contradictions between sources.
 
     ``before`` are the devices as last reported. They are needed for a device whose only replica is
     unhealthy, because no source lists that replica any more.
     """
-    counts = _counts(devices, told)
+    counts = _counts(devices, readings)
     found: dict[str, Share] = {}
     complaints: list[Degraded] = []
     for device in devices:
-        if told.flags is not None and device.kind == "gpu":
-            found[device.uuid] = _stated(device, told.flags, counts)
+        if readings.flags is not None and device.kind == "gpu":
+            found[device.uuid] = _stated(device, readings.flags, counts)
             continue
         last = before.get(device.uuid)
         resource = _resource(device, counts, last)
         if resource:
-            found[device.uuid], more = _share(device, resource, counts[resource], told, last)
+            found[device.uuid], more = _share(device, resource, counts[resource], readings, last)
             complaints += more
-        elif told.flags is not None:
+        elif readings.flags is not None:
             why = "resource of MIG devices is not known"
-            complaints.append(Degraded(told.flags.source, why))
-    return found, complaints + _strange(devices, told, counts, found)
+            complaints.append(Degraded(readings.flags.source, why))
+    return found, complaints + _contradictions(devices, readings, counts, found)
 
 
-def plugin(told: Told) -> Plugin:
+def plugin(readings: SharingReadings) -> Plugin:
     """Return the plugin's configuration, each part from the source with the highest priority."""
-    readings = sorted(told.plugins, key=lambda r: _BY_TRUST.index(r.source))
-    used: list[str] = [] if told.flags is None else [told.flags.source]
+    plugins = sorted(readings.plugins, key=lambda r: _BY_TRUST.index(r.source))
+    used: list[str] = [] if readings.flags is None else [readings.flags.source]
 
     def first(of: Iterable[tuple[str, _T | None]]) -> _T | None:
         for source, value in of:
@@ -108,15 +108,17 @@ def plugin(told: Told) -> Plugin:
                 return value
         return None
 
-    policy: Policy | None = first([(r.source, r.allocation_policy) for r in readings])
-    listed = [(r.source, r.device_list_strategy or None) for r in readings]
-    answered = {answer.strategies: answer.source for answer in told.answers if answer.strategies}
+    policy: Policy | None = first([(r.source, r.allocation_policy) for r in plugins])
+    listed = [(r.source, r.device_list_strategy or None) for r in plugins]
+    answered = {
+        answer.strategies: answer.source for answer in readings.answers if answer.strategies
+    }
     if len(answered) == 1:  # different answers: some are older than a configuration change
         listed += [(source, tuple(sorted(shown))) for shown, source in answered.items()]
     strategies = first(listed)
-    rejects = first((r.source, r.fail_requests_greater_than_one) for r in readings)
-    seen = next((r for r in readings if r.source == "plugin"), PluginReading(""))
-    by_trust = sorted(told.topologies, key=lambda r: _TOPOLOGY_BY_TRUST.index(r.source))
+    rejects = first((r.source, r.fail_requests_greater_than_one) for r in plugins)
+    seen = next((r for r in plugins if r.source == "plugin"), PluginReading(""))
+    by_trust = sorted(readings.topologies, key=lambda r: _TOPOLOGY_BY_TRUST.index(r.source))
     topology = first((r.source, r.policy) for r in by_trust)
     return Plugin(
         allocation_policy=policy or "unknown",
@@ -128,17 +130,17 @@ def plugin(told: Told) -> Plugin:
     )
 
 
-def _counts(devices: Sequence[DeviceReading], told: Told) -> dict[str, _Counts]:
+def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict[str, _Counts]:
     """Return resource -> its replicas, for all resources with replicas of the node's devices."""
-    ids = {replica for reading in told.registered for replica in reading.healthy}
-    ids |= {holding.replica for holding in told.holdings}
+    ids = {replica for reading in readings.registered for replica in reading.healthy}
+    ids |= {holding.replica for holding in readings.holdings}
     device_of = resolve(ids, devices)
     counts: dict[str, _Counts] = {}
-    for reading in told.registered:
+    for reading in readings.registered:
         count = counts.setdefault(reading.resource, _Counts())
         for replica in reading.healthy & device_of.keys():
             count.healthy.setdefault(device_of[replica], set()).add(replica)
-    for holding in told.holdings:
+    for holding in readings.holdings:
         if holding.replica in device_of and holding.resource in counts:
             held = counts[holding.resource].held
             held.setdefault(device_of[holding.replica], set()).add(holding.replica)
@@ -149,7 +151,7 @@ def _counts(devices: Sequence[DeviceReading], told: Told) -> dict[str, _Counts]:
         numbers = [parse(replica).number for ids in seen.values() for replica in ids]
         count.shared = any(number is not None for number in numbers)
         most = max((number + 1 for number in numbers if number is not None), default=0)
-        stated = [(r.replicas or {}).get(resource, 0) for r in told.plugins]
+        stated = [(r.replicas or {}).get(resource, 0) for r in readings.plugins]
         count.each = min(MAX_REPLICAS, max([most, *stated[:1]])) if count.shared else 1
     return counts
 
@@ -171,7 +173,11 @@ def _resource(device: DeviceReading, counts: Mapping[str, _Counts], last: Device
 
 
 def _share(
-    device: DeviceReading, resource: str, count: _Counts, told: Told, last: Device | None
+    device: DeviceReading,
+    resource: str,
+    count: _Counts,
+    readings: SharingReadings,
+    last: Device | None,
 ) -> tuple[Share, list[Degraded]]:
     healthy = count.healthy.get(device.uuid, set())
     total = count.each
@@ -185,7 +191,7 @@ def _share(
     )
     if not (count.shared or (last is not None and last.sharing != "none" and not count.healthy)):
         return Share("none", resource, replicas), []
-    sharing = _kind(resource, told)
+    sharing = _kind(resource, readings)
     if sharing is None and last is not None and last.sharing != "none":
         sharing = last.sharing
     if sharing is not None:
@@ -194,10 +200,10 @@ def _share(
     return Share("time-slicing", resource, replicas), [Degraded("plugin", why)]
 
 
-def _kind(resource: str, told: Told) -> Sharing | None:
+def _kind(resource: str, readings: SharingReadings) -> Sharing | None:
     """Return whether a shared resource uses MPS or time-slicing; None if unknown."""
-    by_source = {r.source: r.sharing for r in told.plugins}
-    answers = {answer.mps for answer in told.answers if answer.resource == resource}
+    by_source = {r.source: r.sharing for r in readings.plugins}
+    answers = {answer.mps for answer in readings.answers if answer.resource == resource}
     if by_source.get("plugin") in ("mps", "time-slicing"):
         return by_source["plugin"]
     if len(answers) == 1:
@@ -215,17 +221,17 @@ def _stated(device: DeviceReading, flags: SharingReading, counts: Mapping[str, _
     return Share(flags.sharing, flags.resource, Replicas(free=free, allocated=allocated))
 
 
-def _strange(
+def _contradictions(
     devices: Sequence[DeviceReading],
-    told: Told,
+    readings: SharingReadings,
     counts: Mapping[str, _Counts],
     found: Mapping[str, Share],
 ) -> list[Degraded]:
     """Return the contradictions between sources."""
     complaints: list[Degraded] = []
     plugin_up = any(count.healthy for count in counts.values())
-    device_of = resolve({holding.replica for holding in told.holdings}, devices)
-    for holding in told.holdings:
+    device_of = resolve({holding.replica for holding in readings.holdings}, devices)
+    for holding in readings.holdings:
         source = holding.source.partition(",")[0]
         ours = holding.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
         if holding.replica not in device_of:
@@ -237,7 +243,7 @@ def _strange(
         ):
             why = f"a pod holds {holding.resource} that the plugin does not advertise any more"
             complaints.append(Degraded(source, why))
-    labelled = {r.source: r.sharing for r in told.plugins}
+    labelled = {r.source: r.sharing for r in readings.plugins}
     if len(labelled) == 2 and len(set(labelled.values())) == 2:
         complaints.append(Degraded("labels", "sharing differs from the plugin's configuration"))
     return complaints
