@@ -1,1 +1,1 @@
-"""The node agent: what NVML and DCGM really measure, reported as a GPUNode's status."""
+"""The node agent: reports what NVML and DCGM measure as the status of a GPUNode."""

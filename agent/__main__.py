@@ -1,9 +1,9 @@
-"""The agent's process: the only place that wires, and one loop.
+"""The agent's process: builds all components and runs the sampling loop.
 
-One thread samples and publishes. It never waits for a driver call longer than its deadline: those
-are made in threads of their own (agent.deadline), so a call that hangs costs its device and not the
-heartbeat. Where the driver was replaced the process executes itself anew (agent.restart); exit
-status 3 asks for a new container, when that did not help.
+One thread samples and publishes. Driver calls run in other threads and have a deadline
+(agent.deadline), so a call that hangs makes its device unhealthy but does not stop heartbeats. If
+the driver was replaced, the process restarts itself (agent.restart). If that does not help, it
+exits with status 3, and the kubelet creates a new container.
 """
 
 import gc
@@ -56,20 +56,21 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-#: Of --once: no driver, or a device that is not healthy.
+#: Exit status of --once if there is no driver or a device is unhealthy.
 UNWELL_STATUS = 1
 BAD_SETTINGS_STATUS = 2
 
-#: From here on memory that is freed goes back to the system.
+#: malloc returns freed blocks of at least this size to the system.
 _LARGE_BYTES = 64 << 10
-#: Objects that are made between two collections of garbage: Python's 700 take a tenth of a sample
-#: on a node with thousands of processes, and nearly nothing of a sample is a cycle.
+#: New objects between two garbage collections. With Python's default of 700, collections take a
+#: tenth of a sample on a node with thousands of processes, and samples contain almost no cycles.
 _COLLECTED_AFTER = 20_000
-#: However often the checkpoint changes: at least this, and more where a sample costs much.
+#: Minimum of seconds between two samples, however often the checkpoint changes. See ``apart_s``.
 SAMPLES_APART_S = 0.5
-#: Share of one core that samples may take while pods arrive all the time.
+#: Share of one core that samples may take while pods arrive continuously.
 CORE_SHARE = 0.02
-#: When the agent ends: how long pods on their way may take to arrive where the ledger chose.
+#: Seconds to wait for unconfirmed pods when the agent ends, so they get the device that the ledger
+#: chose.
 LEAVE_WITHIN_S = 6.0
 
 
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr()
     stop = threading.Event()
-    #: Set where a sample is due before its time.
+    #: Set to request a sample before it is due.
     requeue = threading.Event()
 
     def end(*_: object) -> None:
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def log_to_stderr() -> None:
-    """One JSON object a line."""
+    """Configure logging: one JSON object per line on stderr."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -113,7 +114,7 @@ def log_to_stderr() -> None:
 
 
 class Sampler:
-    """Takes samples: every probe once, then those that look closer at what was found."""
+    """Takes samples: reads every probe, then every follower, which adds to the readings."""
 
     def __init__(self, settings: Settings, survey: Survey) -> None:
         self.survey = survey
@@ -130,7 +131,7 @@ class Sampler:
         self._last: GPUNodeStatus | None = None
 
     def take(self) -> tuple[GPUNodeStatus, list[Reading]]:
-        # Taken before the sample: a pod removed after it may still be in there.
+        # Taken before the sample: a pod that was removed later may still be in it.
         observed_at = datetime.now(UTC)
         readings = [reading for probe in self.probes for reading in probe.read()]
         for follower in self.followers:
@@ -140,7 +141,7 @@ class Sampler:
 
 
 def _print_once(settings: Settings, sampler: Sampler, stop: threading.Event) -> int:
-    """Print a table, or JSON; the exit status says whether all is well."""
+    """Print a table or JSON; return the exit status, 0 if driver and devices are healthy."""
     status, readings = sampler.take()
     if settings.pause_s:
         # SM activity compares two samples.
@@ -161,7 +162,7 @@ def _print_json(status: GPUNodeStatus) -> None:
 def _run(
     settings: Settings, sampler: Sampler, stop: threading.Event, requeue: threading.Event
 ) -> int:
-    # A sample may wait for a call that hangs: for one about the driver, then for the devices'.
+    # A sample may wait for two hanging calls: one about the driver, then one about a device.
     stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
     board = Board(settings.node, time.monotonic, stale_after_s)
     status_writer: StatusWriter | None = None
@@ -198,7 +199,7 @@ def _run(
         with watched(settings.checkpoint, requeue.set):
             _loop(settings, sampler, status_writer, board, stop, requeue)
     except GivenUp as err:
-        _log.error("driver_gone", reason=str(err), hint="exiting, for a new container")
+        _log.error("driver_gone", reason=str(err), hint="exiting so that the container restarts")
         return GIVEN_UP_STATUS
     finally:
         if choices is not None:
@@ -214,9 +215,9 @@ def _run(
 def _leave(
     allocation: "PreferredAllocation", sampler: Sampler, status_writer: StatusWriter, board: Board
 ) -> None:
-    """Give the kubelet back to the plugin, if no reservation counts on our choice any more.
+    """Return the resources to their plugins if no reservation depends on the agent's choice.
 
-    Otherwise the resource has no replicas until the next agent, as after an agent that was killed.
+    Otherwise the resources have no replicas until the next agent starts, as after a kill.
     """
     if not allocation.has_resources:
         allocation.stop()
@@ -231,7 +232,7 @@ def _leave(
         time.sleep(SAMPLES_APART_S)
     may_leave = allocation.may_leave
     if not may_leave:
-        why = "pods on their way are charged on the device that this agent would choose"
+        why = "reservations of unconfirmed pods are for the device that this agent would choose"
         _log.warning("plugin_not_brought_back", reason=why, hint="the next agent does it")
     allocation.stop(may_leave)
 
@@ -256,45 +257,44 @@ def _loop(
         if status_writer is not None:
             wanted_s = status_writer.deliver(status, began_s)
         _restart_where_due(restarts, readings, sampler.survey.hanging)
-        del status, readings  # or two samples are in memory while the next one is taken
+        del status, readings  # do not keep them in memory while the next sample is taken
         cpu_s = time.process_time() - began_cpu_s
         now_s = time.monotonic()
         due_s = next_due_s(due_s, now_s, settings.interval_s, wanted_s)
         if requeue.wait(due_s - now_s):
-            # Pods often come in company: one sample for all that came within this time.
+            # Several pods often arrive together, so take one sample for all of them.
             stop.wait(began_s + apart_s(cpu_s, settings.interval_s) - time.monotonic())
             requeue.clear()
 
 
 def apart_s(cpu_s: float, interval_s: float) -> float:
-    """Seconds from one sample, which cost ``cpu_s``, to the next at the earliest."""
+    """Return the minimum of seconds between two samples, the first of which took ``cpu_s``."""
     return max(SAMPLES_APART_S, min(cpu_s / CORE_SHARE, interval_s))
 
 
 def next_due_s(due_s: float, now_s: float, interval_s: float, wanted_s: float) -> float:
-    """When to take the next sample, at the latest; all but ``interval_s`` and ``wanted_s``, which
-    says in how many seconds somebody wants one, are times of one clock.
+    """Return the time of the next sample, on the clock of ``due_s`` and ``now_s``.
 
-    Those that took too long are skipped, not caught up with; and one that somebody woke us for,
-    before it was due, does not put off those after it.
+    ``wanted_s`` is the number of seconds after which a sample is needed earlier. Missed samples are
+    skipped. An early sample does not delay the following ones.
     """
     return min(max(due_s + interval_s, now_s), now_s + min(interval_s, wanted_s))
 
 
 def _restart_where_due(restarts: Restarts, readings: Iterable[Reading], hanging: bool) -> None:
-    """Become a new process where only that can reach the driver. Raises ``GivenUp``."""
+    """Restart the process if only a new one can use the driver. Raises ``GivenUp``."""
     (driver,) = (reading for reading in readings if isinstance(reading, DriverReading))
     if not driver.why_not:
         restarts.well()
     elif driver.gone and not hanging and restarts.due():
-        # Not while a call hangs: the kernel would wait for its thread, perhaps for ever, and
-        # nobody would be left to say so.
-        _log.warning("driver_gone", reason=driver.why_not, hint="starting anew")
+        # Not while a call hangs: execve waits for the call's thread, perhaps forever, and the agent
+        # could not report that.
+        _log.warning("driver_gone", reason=driver.why_not, hint="restarting the process")
         restarts.restart(sys.executable, sys.orig_argv)
 
 
 def survey_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> Survey:
-    """The probe of the devices, as the settings want it."""
+    """Build the probe of the devices from the settings."""
     gate = Gate()
     return Survey(
         NvmlProbe(gate, settings.driver_timeout_s, cgroup=own_cgroup()),
@@ -322,11 +322,11 @@ def _allocation(
     choices: "ChoiceWatch",
     requeue: threading.Event,
 ) -> "PreferredAllocation":
-    """Steering, which makes the kubelet take the device that the ledger chose."""
+    """Build the component that makes the kubelet allocate the device that the ledger chose."""
     from agent.steering.preferred_allocation import PreferredAllocation
 
     def mode() -> DeviceChoice | None:
-        # The Node itself is read less often; it is asked if there is no GPUNode to watch.
+        # The GPUNode is watched, so it is more current. Without one the Node's annotation counts.
         choice = api.device_choice if choices.device_choice is None else choices.device_choice
         if choice is None:
             return None
@@ -346,7 +346,7 @@ def _allocation(
 def _cluster(
     settings: Settings, board: Board, requeue: threading.Event
 ) -> "tuple[StatusWriter, GateService, NodeApi, KubernetesPublisher, ChoiceWatch]":
-    """Whoever delivers to the cluster, answers for it, and asks it."""
+    """Build the components that use the API server. Raises ``_CannotStart``."""
     try:
         from agent.kube.client import NoCluster, connect
         from agent.probes.node_probe import NodeApi
@@ -354,7 +354,7 @@ def _cluster(
         from agent.steering.device_choice_watch import ChoiceWatch
     except ImportError as err:
         raise _CannotStart(
-            f"{err}; right is: pip install 'headroom-gpu[agent]', or --no-publish"
+            f"{err}. Run pip install 'headroom-gpu[agent]', or pass --no-publish"
         ) from err
     try:
         server = connect()

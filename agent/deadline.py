@@ -1,9 +1,8 @@
-"""Decides how long we wait for somebody else's code, and what is left of it when it never returns.
+"""Runs calls that may hang in threads, and waits for them with a deadline.
 
-A driver call that hangs cannot be cancelled: it sits in the driver, and its thread with it. So such
-calls are made in threads of their own, one for each thing that can hang by itself, and awaited with
-a deadline. Whoever misses it is abandoned: nobody waits for it, nothing more is given to its thread
-and no second thread is made for it, until it returns. What it brings then is too old, and dropped.
+A driver call that hangs cannot be cancelled, and blocks its thread. So each thing that can hang
+independently has its own thread. A call that misses its deadline is abandoned: its result is
+dropped, and until it returns its thread gets no new call and no second thread is started.
 """
 
 import queue
@@ -14,23 +13,24 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: When the process ends, calls that are awaited get this long together, and each call ``LEAST_S``.
+#: When the process ends, it waits for pending calls this many seconds together, and at least
+#: ``LEAST_S`` for each call.
 ENDING_S = 1.0
 LEAST_S = 0.2
-#: How soon a wait notices that the process ends.
+#: Seconds until a wait notices that the process ends.
 _LOOK_S = 0.25
 
 _ends_at_s = float("inf")
 
 
 def hurry() -> None:
-    """From now on wait for calls only briefly, because the process ends. For signal handlers."""
+    """Wait for calls only briefly from now on, because the process ends. For signal handlers."""
     global _ends_at_s
     _ends_at_s = min(_ends_at_s, time.monotonic() + ENDING_S)
 
 
 class Hanging(Exception):
-    """The job did not return in time, or the one before it still has not."""
+    """The job did not return in time, or the previous one has not returned yet."""
 
 
 class _Job(Generic[T]):
@@ -43,7 +43,7 @@ class _Job(Generic[T]):
     def run(self) -> None:
         try:
             self._value = self._work()
-        except Exception as err:  # noqa: BLE001 - handed to whoever awaits the job
+        except Exception as err:  # noqa: BLE001 - raised again by the caller of ``result``
             self._error = err
         self._ended.set()
 
@@ -64,7 +64,7 @@ class _Job(Generic[T]):
 
 
 class Worker(Generic[T]):
-    """One thread, and at most one job in it. Not for use by several threads at a time."""
+    """A thread that runs one job at a time. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -82,9 +82,10 @@ class Worker(Generic[T]):
         return None if self._thread is None else self._thread.ident
 
     def give(self, work: Callable[[], T]) -> bool:
-        """Have ``work`` done; False, and it is not, while the last job has not returned.
+        """Start ``work`` and return True.
 
-        Also where the machine has no thread for it.
+        Return False, without starting it, if the last job has not returned or no thread can be
+        started.
         """
         if self.busy:
             return False
@@ -94,16 +95,16 @@ class Worker(Generic[T]):
             try:
                 thread.start()
             except RuntimeError:
-                return False  # the machine has no thread left for us; perhaps next time
+                return False  # no thread can be started now; the next call tries again
             self._thread = thread
         self._last = _Job(work)
         self._jobs.put(self._last)
         return True
 
     def result(self, until_s: float) -> T:
-        """What the last job returned or raised; ``Hanging`` where it has not by ``until_s``.
+        """Return the last job's result, or raise its exception.
 
-        ``until_s`` is a time of the monotonic clock.
+        Raises ``Hanging`` if it has not ended at ``until_s`` (monotonic clock).
         """
         if self._last is None:
             raise Hanging
@@ -117,4 +118,4 @@ class Worker(Generic[T]):
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
-            del job  # what it read is not kept until the next one comes
+            del job  # free the result, which could be large, before the next job comes

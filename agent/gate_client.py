@@ -1,11 +1,11 @@
-"""The gate of a pod: waits until the agent of its node says that the pod may start.
+"""The gate client of a pod: waits until the agent of its node allows the pod to start.
 
-Run as the pod's first init container (docs/device-truth.md). Its exit status is 0 only after a
-yes; 2 where it was not told what to ask; 143 where it was ended. Whatever else happens it waits,
-and says why: no agent answers, the agent does not know yet, there is no room. It never gives up by
-itself, because the kubelet would start it anew with a back-off of minutes.
+It runs as the pod's first init container (docs/device-truth.md). The exit status is 0 only after
+the answer "yes", 2 if its environment is incomplete, and 143 if it was terminated. In all other
+cases it waits and prints the reason: no agent answers, the agent cannot decide yet, or there is no
+room. It does not give up, because the kubelet would restart it with a back-off of minutes.
 
-It imports nothing but what Python brings along, and starts quickly: every gated pod waits for it.
+It imports only the standard library and starts quickly, because every gated pod waits for it.
 """
 
 import http.client
@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 PORT = "9410"
-#: Seconds for one question.
+#: Timeout of one request in seconds.
 TIMEOUT_S = 10.0
-#: Seconds until the next question: at first, and at most.
+#: Seconds until the next request: at first, and at most.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 3.0
-#: Seconds after which it says the same again.
+#: Seconds after which the same text is printed again.
 REPEAT_S = 60.0
-#: Larger than any answer of an agent.
+#: Maximum size of an answer; an agent's is smaller.
 _MOST_BYTES = 1 << 16
 _MOST_REASON = 500
 
 USAGE_STATUS = 2
 ENDED_STATUS = 128 + signal.SIGTERM
 
-_RIGHT = """right is, in the manifest of the init container:
+_EXAMPLE = """in the manifest of the init container, write:
   env:
   - {name: POD_UID, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}
   - {name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
@@ -41,7 +41,7 @@ _RIGHT = """right is, in the manifest of the init container:
 
 
 class BadEnvironment(Exception):
-    """The text says what is wrong and what is right."""
+    """The environment is incomplete. The text describes the error and how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +59,22 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Answer:
     yes: bool
-    #: One line for whoever reads the log of the container.
+    #: One line for the log of the container.
     text: str
 
 
 def read_question(env: Mapping[str, str]) -> Question:
     for name in ("POD_UID", "HOST_IP"):
         if not env.get(name):
-            raise BadEnvironment(f"{name} is not set; {_RIGHT}")
+            raise BadEnvironment(f"{name} is not set; {_EXAMPLE}")
     port = env.get("HEADROOM_AGENT_PORT", PORT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise BadEnvironment(f"HEADROOM_AGENT_PORT {port!r} is no port; right is, e.g., {PORT}\n")
+        raise BadEnvironment(f"HEADROOM_AGENT_PORT {port!r} is not a port. Example: {PORT}\n")
     return Question(env["POD_UID"], env["HOST_IP"], int(port))
 
 
 def ask(question: Question, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Ask once. Raises nothing: no answer is no yes."""
+    """Send one request. Raises nothing: a failure is an answer other than yes."""
     connection = http.client.HTTPConnection(question.host, question.port, timeout=timeout_s)
     try:
         connection.request("GET", f"/v1/gate?pod_uid={quote(question.uid, safe='')}")
@@ -89,25 +89,27 @@ def ask(question: Question, timeout_s: float = TIMEOUT_S) -> Answer:
 
 
 def _read(status: int, body: bytes, question: Question) -> Answer:
-    """Whoever listens there in the agent's stead does not say yes by chance."""
+    """Parse a response. Only status 200 with the answer "yes" is a yes, in case another server
+    listens at the agent's address."""
     try:
-        told = json.loads(body)
-        answer, reason = told.get("answer"), _line(told.get("reason") or told.get("error"))
+        verdict = json.loads(body)
+        answer = verdict.get("answer")
+        reason = _line(verdict.get("reason") or verdict.get("error"))
     except (ValueError, AttributeError, RecursionError):
         answer, reason = None, None
     if status == 200 and answer == "yes":
         return Answer(True, "yes: every GPU of this pod has room for it")
     if answer == "no":
-        return Answer(False, f"no: {reason}; waiting to be placed elsewhere, or for room")
+        return Answer(False, f"no: {reason}; waiting for free memory, or for eviction of this pod")
     if answer == "not yet":
         return Answer(False, f"waiting: {reason}")
     if reason:
         return Answer(False, f"waiting: the agent at {question.url} answers {status}: {reason}")
-    return Answer(False, f"waiting: what answers at {question.url} is no agent: status {status}")
+    return Answer(False, f"waiting: {question.url} is not an agent: it answers {status}")
 
 
 def _line(reason: object) -> str:
-    """A reason that can be printed on one line; empty where there is none."""
+    """Return a reason as one printable line; empty if there is none."""
     text = reason if isinstance(reason, str) else ""
     return " ".join(text.encode("utf-8", "replace").decode().split())[:_MOST_REASON]
 
@@ -119,21 +121,21 @@ def wait(
     monotonic: Callable[[], float] = time.monotonic,
     lot: Callable[[], float] = random.random,
 ) -> None:
-    """Return when the answer was yes."""
+    """Ask until the answer is yes, and print each new answer. ``lot`` returns a jitter, 0..1."""
     began_s = monotonic()
     wait_s = FIRST_WAIT_S
-    said, said_at_s = "", 0.0
+    printed, printed_at_s = "", 0.0
     while True:
         answer = ask(question)
         now_s = monotonic()
         if answer.yes:
             say(f"{answer.text} (asked for {now_s - began_s:.1f} s)")
             return
-        if answer.text != said or now_s - said_at_s >= REPEAT_S:
+        if answer.text != printed or now_s - printed_at_s >= REPEAT_S:
             say(answer.text)
-            # What changes is worth a closer look: pods mostly wait for a report that is on its way.
-            wait_s = FIRST_WAIT_S if answer.text != said else wait_s
-            said, said_at_s = answer.text, now_s
+            # After a change ask more often: most pods only wait for the next report of the agent.
+            wait_s = FIRST_WAIT_S if answer.text != printed else wait_s
+            printed, printed_at_s = answer.text, now_s
         sleep(wait_s * (0.5 + lot()))
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
@@ -144,7 +146,7 @@ def main() -> int:
         sys.stdout.flush()
 
     def end(*_: object) -> None:
-        # As the first process of its container it would otherwise not heed the signal at all.
+        # The first process of a container ignores SIGTERM unless it has a handler.
         sys.exit(ENDED_STATUS)
 
     signal.signal(signal.SIGTERM, end)

@@ -1,22 +1,24 @@
-"""Decides whether a gated pod may start: only where the ledger charges it. Pure.
+"""Decides whether a gated pod may start: only if the ledger counts it on its actual devices. Pure.
 
-A promise names candidates; which of them the pod got, the kubelet decides. The promise is
-*narrowed* to the devices the pod got once the GPUNode's own status shows it there: from that
-version of the object on, whoever weighs the node charges the pod on these devices, and a promise
-that was weighed on an older version fails its compare-and-swap. So, with our own newest sample:
+A reservation names candidate devices, and the kubelet decides which of them the pod gets. Once the
+GPUNode's status shows the pod's devices, its reservation counts on these devices only: the
+reservation is *narrowed*. From that version of the GPUNode on, extenders compute with the narrowed
+reservation. A reservation computed with an older version fails its compare-and-swap. So the answer,
+from the agent's newest sample, is:
 
-    not yet   it holds fewer replicas than promised, or is promised nothing, or the GPUNode does not
-              show it where it is; or a pod that sits there is not in the ledger, so that nobody
-              can say what it will take; or pods on their way could still take the room
-    no        what sits on one of its devices is more than allocatable, or the device is broken, or
-              the ledger says that the pod is to leave the node
-    yes       everything that sits there, or may come, fits:
+    not yet   the pod has no reservation, or holds fewer replicas than reserved, or the GPUNode does
+              not show its devices yet; or a pod without a reservation holds a replica of such a
+              device, so its future use is unknown; or unconfirmed pods could still use the memory
+    no        the pods on one of its devices need more than is allocatable, or the device is
+              unhealthy, or the ledger marks the pod as evicted
+    yes       on each of its devices everything fits, including unconfirmed pods:
 
-    sum over pods there, or that may come: max(promised, measured)
-        + measured use of pods without a promise + unowned use beyond the tolerance  <=  allocatable
+    sum over pods there, or that may come: max(reserved, measured)
+        + measured use of pods without a reservation
+        + unattributed use above the tolerance  <=  allocatable
 
-Two pods that are too much together are both told no, whichever asks first: the agent keeps no
-memory of its answers that a restart could lose. When one of them goes, the other is told yes.
+If two pods together need too much, both get "no". The agent stores no answers, so a restart loses
+nothing. When one of the two pods is gone, the other gets "yes".
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,21 +43,23 @@ from contract.gpunode import (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is left out of the equation of each device, as the extender does it."""
+    """The amounts excluded from the accounting of each device, as in the extender."""
 
+    #: Memory that the node's annotation keeps free.
     reserve_bytes: int
+    #: Unattributed use that is ignored.
     tolerance_bytes: int
 
 
-#: Why nobody is answered for where ``limits`` are None.
+#: Reason for "not yet" while ``limits`` returns None.
 LIMITS_UNKNOWN = "the annotations of the node are not known"
 
 
 def limits(reserve_bytes: int | None) -> Limits | None:
-    """What holds on this node, for gate and steering alike.
+    """Return the limits of this node, for gate and steering.
 
-    None where it is not known what the node's annotation keeps free: taken for nothing, that
-    could be given to a pod.
+    None if the node's annotation is unknown: assuming that it keeps nothing free could give that
+    memory to a pod.
     """
     return None if reserve_bytes is None else Limits(reserve_bytes, UNATTRIBUTED_TOLERANCE_BYTES)
 
@@ -63,29 +67,29 @@ def limits(reserve_bytes: int | None) -> Limits | None:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     answer: Literal["yes", "no", "not yet"]
-    #: Says nothing of other pods: whoever is on the node may ask.
+    #: Contains nothing about other pods, because any pod can ask.
     reason: str = ""
 
 
 def judge(node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits) -> Verdict:
-    """Whether the pod may start.
+    """Return whether the pod may start.
 
-    ``node`` must have been read consistently; ``sample`` is our own, newest and fresh.
+    ``node`` must have been read consistently. ``sample`` is the agent's newest and must be fresh.
     """
     reservation = node.spec.reservations.get(uid)
     if reservation is None or not node.spec.initialised:
-        return Verdict("not yet", "no memory is promised to this pod on this node")
+        return Verdict("not yet", "no memory is reserved for this pod on this node")
     if EVICTED in reservation.flags:
-        return Verdict("no", "this pod is to leave the node, where its device has no room for it")
+        return Verdict("no", "this pod is being evicted: its device has no room for it")
     if HOLDINGS_SOURCES.isdisjoint(s.name for s in sample.sources if s.state == "ok"):
-        return Verdict("not yet", "the kubelet does not tell which pod holds which device")
+        return Verdict("not yet", "the kubelet does not report which pod holds which device")
     held = _held(sample, uid)
     if not held or any(missing(sample, uid, charge) for charge in reservation.charges):
         return Verdict("not yet", "this pod does not hold all its devices yet")
     if node.status is None or _held(node.status, uid) != held:
-        return Verdict("not yet", "the report of where this pod is was not written yet")
+        return Verdict("not yet", "the GPUNode does not show the devices of this pod yet")
     if not {uuid for uuid, _ in held} <= {device.uuid for device in sample.devices}:
-        return Verdict("not yet", "a device of this pod is not known")
+        return Verdict("not yet", "a device of this pod is not among the node's devices")
     verdicts = [
         _room(memory, node.spec, sample, uid, limits)
         for memory in memories(sample.devices)
@@ -102,21 +106,21 @@ def _room(
     uid: str,
     limits: Limits,
 ) -> Verdict:
-    """Whether all that sits in one memory, or may come, fits."""
+    """Return whether all pods on one memory, and those that may still come, fit."""
     first = memory[0]
     if not all(device.healthy for device in memory):
-        return Verdict("no", "the device that this pod got is unhealthy")
+        return Verdict("no", "the device of this pod is unhealthy")
     if min(first.memory_bytes, first.reserved_bytes, first.used_bytes) < 0:
-        return Verdict("not yet", "the memory of the device that this pod got is not known")
+        return Verdict("not yet", "the memory of this pod's device is not known")
     allocatable_bytes = first.memory_bytes - first.reserved_bytes - limits.reserve_bytes
     rows = rows_in(memory, sample)
     if any(row.replica and reserved_for(row, spec) not in spec.reservations for row in rows):
-        return Verdict("not yet", "a pod on its device is not in the ledger yet")
+        return Verdict("not yet", "a pod on the same device has no reservation yet")
     seen = {reserved_for(row, spec) for row in rows}
-    sitting_bytes = taken_bytes(memory, spec, rows, limits.tolerance_bytes)
-    if sitting_bytes > allocatable_bytes:
-        return Verdict("no", "the device that this pod got has no room for it")
-    # Of an unshared device nobody gets a replica while this pod has it.
+    present_bytes = taken_bytes(memory, spec, rows, limits.tolerance_bytes)
+    if present_bytes > allocatable_bytes:
+        return Verdict("no", "the device of this pod has no room for it")
+    # No other pod gets a replica of an unshared device while this pod holds it.
     shared = first.sharing != "none" or len(memory) > 1
     coming = spec.reservations.items() if shared else ()
     assumed_bytes = sum(
@@ -125,8 +129,8 @@ def _room(
         if other not in seen
         and any(_may_come(sample, other, c, memory) for c in reservation.charges)
     )
-    if sitting_bytes + assumed_bytes > allocatable_bytes:
-        return Verdict("not yet", "pods on their way to this node could take the room")
+    if present_bytes + assumed_bytes > allocatable_bytes:
+        return Verdict("not yet", "pods that are starting on this node could need the memory")
     return Verdict("yes")
 
 
@@ -142,8 +146,11 @@ def taken_bytes(
     tolerance_bytes: int,
     unattributed_use_bytes: int = 0,
 ) -> int:
-    """What those that sit in one memory were promised or use, whichever is more, and what nobody
-    that we know uses. A pod without a promise counts as ``unattributed_use_bytes`` at least."""
+    """Return the bytes taken from one memory.
+
+    Each pod counts with the larger of reservation and use. A pod without a reservation counts with
+    at least ``unattributed_use_bytes``. Unattributed use above the tolerance is added.
+    """
     explained_bytes = 0
     for key in {reserved_for(row, spec) for row in rows} | certain(spec, memory):
         figures = [row.used_bytes for row in rows if reserved_for(row, spec) == key]
@@ -158,14 +165,15 @@ def taken_bytes(
 
 
 def _held(status: GPUNodeStatus, uid: str) -> set[tuple[str, str]]:
-    """(device, replica) of the pod."""
+    """Return (device, replica) of everything that the pod holds."""
     return {(row.device, row.replica) for row in status.pods if row.uid == uid and row.replica}
 
 
 def missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
-    """Replicas of a charge that the pod does not hold; one held by two containers counts once.
+    """Return the number of a charge's replicas that the pod does not hold.
 
-    By device, not by resource alone: a plugin that was configured anew can have renamed it.
+    A replica held by two containers counts once. Devices count too, not only the resource, because
+    a changed plugin configuration can rename the resource.
     """
     meant = {
         device.uuid
@@ -176,7 +184,8 @@ def missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
 
 
 def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:
-    """Those whose own variable shows them one of these devices, wherever their replicas are."""
+    """Return the uids of pods that use one of these devices through their own
+    NVIDIA_VISIBLE_DEVICES, independent of their replicas."""
     uuids = {device.uuid for device in memory}
     return {
         uid
@@ -196,8 +205,11 @@ def _may_come(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[
 
 
 def reserved_for(row: PodUse, spec: GPUNodeSpec) -> str:
-    """The uid that a row's pod has in the ledger; PodResources alone tells names only, and the
-    kubelet knows a static pod by another uid than the API server."""
+    """Return the uid that a row's pod has in the ledger, or "namespace/name" if it has none.
+
+    Rows may have a name only (PodResources). A static pod has different uids at the kubelet and at
+    the API server.
+    """
     if row.uid and not is_static(row.uid):
         return row.uid
     named = [
@@ -209,10 +221,11 @@ def reserved_for(row: PodUse, spec: GPUNodeSpec) -> str:
 
 
 def asked(reservation: Reservation, memory: Iterable[Device], uses: bool) -> int:
-    """The most that was promised for any device of the memory, of every charge that can be there.
+    """Return the bytes reserved on a memory: for each charge the maximum over its devices.
 
-    Where a device was not thought of it is the most for any, as the extender has it. Whose own
-    variable decides is not there by a replica alone, unless it ``uses`` the memory, or may.
+    A device that is no candidate counts with the maximum of all candidates, as in the extender. A
+    charge by the pod's own variable counts only on its candidates, unless the pod ``uses`` this
+    memory.
     """
     memory = list(memory)
     there = [
@@ -235,8 +248,8 @@ def asked(reservation: Reservation, memory: Iterable[Device], uses: bool) -> int
 
 
 def _unattributed(memory: Sequence[Device], rows: Sequence[PodUse], explained_bytes: int) -> int:
-    """Where processes cannot be told apart it is all use beyond what is charged."""
-    told = [device.unattributed_bytes for device in memory]
-    if None in told or any(row.used_bytes is None for row in rows):
+    """Return the unattributed bytes; if they are not reported, all use above the reservations."""
+    figures = [device.unattributed_bytes for device in memory]
+    if None in figures or any(row.used_bytes is None for row in rows):
         return max(0, max(device.used_bytes for device in memory) - explained_bytes)
-    return sum(figure for figure in told if figure is not None)
+    return sum(figure for figure in figures if figure is not None)

@@ -1,7 +1,8 @@
-"""Answers gated pods: asks the API server for the ledger, seldom, and goes by the newest sample.
+"""Answers gated pods, from the ledger at the API server and the newest sample.
 
-However many pods ask, the GPUNode is read at most once a second. One that is a second old may be
-short of promises made since, but those were weighed on a version that shows the pod where it is.
+The GPUNode is read at most once a second, no matter how many pods ask. A copy that is one second
+old may lack newer reservations. But those were made with a version of the GPUNode that already
+shows the pod on its devices.
 """
 
 import threading
@@ -22,13 +23,16 @@ READ_EVERY_S = 1.0
 
 class Ledger(Protocol):
     def gpunode(self) -> GPUNode | None:
-        """Our own GPUNode, not from a cache. Raises ``NotDelivered`` and ``BadReport``."""
+        """Return the node's GPUNode, read consistently. Raises ``NotDelivered``, ``BadReport``."""
         ...
 
 
 class GateService:
-    """``sample`` is the newest one, None where it is not fresh; ``reserve_bytes`` what the node's
-    annotation keeps free on every device, None where that is not known."""
+    """Decides for each gated pod whether it may start.
+
+    ``sample`` returns the newest sample, None if it is stale. ``reserve_bytes`` returns the memory
+    that the node's annotation keeps free on every device, None if unknown.
+    """
 
     def __init__(
         self,
@@ -47,14 +51,14 @@ class GateService:
         self._why_not = ""
 
     def ask(self, uid: str) -> Verdict:
-        """Raises nothing."""
+        """Return whether the pod with this uid may start. Raises nothing."""
         with self._lock:
             now_s = self._monotonic()
             if self._read_at_s is None or now_s - self._read_at_s >= READ_EVERY_S:
                 self._read_ledger()
                 self._read_at_s = self._monotonic()
             node, why_not = self._read, self._why_not
-        # Only now: a sample that is newer than what was read shows no less of who holds what.
+        # Taken after the read, so the sample is at least as new as the ledger.
         sample, known = self._sample(), limits(self._reserve_bytes())
         if node is None:
             return Verdict("not yet", why_not)

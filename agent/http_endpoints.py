@@ -1,12 +1,12 @@
 """HTTP endpoints of the agent: /metrics and /v1/gate for the cluster, health and the report.
 
-Nothing here measures: a scrape costs no driver call, and an agent without any extender or cluster
-still serves. Only /v1/gate asks the API server, and at most once a second.
+No endpoint measures: a scrape causes no driver call. All of them work without extender and cluster,
+except /v1/gate, which reads the API server, at most once a second.
 
-Two ports, so that no pod can delay the health probe. The public one is reached by every pod. The
-local one listens on the loopback of the agent's own network namespace: it is reached by the probe
-in the container, and by ``kubectl port-forward`` and ``kubectl exec``, which the API server has
-authorised. The report names the pods and processes of every tenant, so only the local port has it.
+There are two ports, so that no pod can delay the health probe. Every pod can reach the public port.
+The local port listens on the loopback of the agent's network namespace. The probe in the container
+can reach it, and so can ``kubectl port-forward`` and ``kubectl exec``, which the API server
+authorises. The report names pods and processes of every tenant, so only the local port serves it.
 """
 
 import re
@@ -26,17 +26,17 @@ _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 LOCAL_HOST = "127.0.0.1"
-#: To `curl --fail --retry`: start; ask again; give up, until the kubelet runs it anew.
+#: Chosen for `curl --fail --retry`: it succeeds on 200, repeats on 503 and fails on 409.
 GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
-#: Seconds for which rendered metrics are given to everybody who asks.
+#: Seconds for which a rendered exposition is reused.
 METRICS_FOR_S = 1.0
 _GATE_THREADS = 4
 
 
 class Board:
-    """The newest sample, shown by one thread and read by others."""
+    """The newest sample, written by one thread and read by others."""
 
     def __init__(self, node: str, monotonic: Callable[[], float], stale_after_s: float) -> None:
         self.node = node
@@ -53,7 +53,7 @@ class Board:
 
     @property
     def shown(self) -> Shown | None:
-        """None before the first sample."""
+        """The newest sample; None before the first one."""
         if self._newest is None:
             return None
         status, pod_sm, at_s = self._newest
@@ -61,22 +61,22 @@ class Board:
 
     @property
     def fresh(self) -> GPUNodeStatus | None:
-        """The newest status; None where it is too old to go by."""
+        """The newest status; None if it is stale."""
         shown = self.shown
         return shown.status if shown is not None and shown.age_s <= self._stale_after_s else None
 
     @property
     def alive(self) -> bool:
-        """False only where a restart helps: no samples come, nor the first one in its time.
+        """Whether samples arrive in time, including the first one. If not, a restart helps.
 
-        A driver call that hangs does not stop them, and would hang again in the next process.
+        A driver call that hangs does not stop samples, and would hang again in a new process.
         """
         since_s = self._began_s if self._newest is None else self._newest[2]
         return self.monotonic() - since_s <= self._stale_after_s
 
 
 class _Metrics:
-    """The exposition, rendered at most once in ``METRICS_FOR_S`` however many clients ask."""
+    """Renders the exposition, at most once in ``METRICS_FOR_S`` seconds."""
 
     def __init__(self, registry: CollectorRegistry, monotonic: Callable[[], float]) -> None:
         self._registry = registry
@@ -110,8 +110,8 @@ class Server:
         answers: Mapping[tuple[str, str], int] | None = None,
         stuck: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``ask`` answers for the pod of a uid; None where there is no cluster. ``stuck``: whether
-        the kubelet's calls for devices are not answered any more."""
+        """``ask`` decides whether the pod with a uid may start; None if there is no cluster.
+        ``stuck`` returns whether the agent has stopped answering the kubelet's calls."""
         self._board = board
         self._ask = ask
         self._stuck = stuck
@@ -166,7 +166,7 @@ class Server:
 
     def _no_report(self, _: str) -> Answer:
         example = f"kubectl -n headroom-system port-forward pod/NAME {self.local_port}"
-        why = f"the report is given on the loopback only; example: {example}\n"
+        why = f"the report is served on the loopback only. Example: {example}\n"
         return Answer(403, why.encode())
 
     def _gate(self, query: str) -> Answer:

@@ -1,9 +1,9 @@
-"""A port for GET requests, on which no client can keep others from being answered.
+"""An HTTP server for GET requests on which no client can block others.
 
-One thread with an event loop serves every connection, so a connection costs little, and a client
-that is slow costs nothing but its own connection. What may block runs in threads of its own route:
-a slow route delays no other one. Limits hold for each connection (bytes, seconds), and for all
-together: beyond ``MAX_CONNECTIONS`` the address that has the most of them loses one.
+One thread with an event loop serves all connections, so a slow client costs only its connection. A
+route that may block has its own threads, so it does not delay other routes. Bytes and seconds of
+each connection are limited. If there are more than ``MAX_CONNECTIONS``, the address with the most
+connections loses one.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ import structlog
 _log = structlog.get_logger()
 
 MAX_CONNECTIONS = 256
-#: Request line and headers of a request. It has no body.
+#: Maximum size of request line and headers. Requests have no body.
 MAX_REQUEST_BYTES = 16 << 10
-#: Seconds that a client may take to send its request, and for all of it with the answer.
+#: Seconds within which the request must arrive, and within which the connection must end.
 REQUEST_S = 5.0
 CONNECTION_S = 30.0
 #: Bytes of an answer that the kernel buffers while the client does not read.
 _SEND_BUFFER_BYTES = 64 << 10
-#: Connections that wait to be accepted, and how many of them the loop accepts in one go.
+#: Connections that may wait to be accepted, and the number that the loop accepts at once.
 _BACKLOG = 1024
 _ACCEPT_AT_ONCE = 64
 _END = b"\r\n\r\n"
@@ -64,9 +64,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    #: Answers a query string.
+    #: Takes the query string.
     answer: Callable[[str], Answer]
-    #: Threads that it has, because it may block; 0: it never blocks.
+    #: Number of its threads if it may block; 0 if it never blocks.
     threads: int = 0
 
 
@@ -78,8 +78,8 @@ class _Connection:
 
 
 class _Threads:
-    """Threads for what may block. Daemons, unlike those of an executor: an answer that never comes
-    must not keep the process from ending."""
+    """The threads of a route that may block. They are daemons, unlike an executor's, so that a
+    blocked one does not keep the process from ending."""
 
     def __init__(self, name: str, count: int) -> None:
         self._count = count
@@ -100,10 +100,10 @@ class _Threads:
         while (job := self._jobs.get()) is not None:
             future, work = job
             if not future.set_running_or_notify_cancel():
-                continue  # its client was given up
+                continue  # the connection was closed
             try:
                 future.set_result(work())
-            except Exception as err:  # noqa: BLE001 - handed to whoever awaits it
+            except Exception as err:  # noqa: BLE001 - raised again by the caller that awaits it
                 future.set_exception(err)
 
 
@@ -119,7 +119,7 @@ class HttpPort:
             for path, route in routes.items()
             if route.threads
         }
-        #: Address -> its connections, the earliest first.
+        #: Address -> its connections, oldest first.
         self._open: defaultdict[str, dict[_Connection, None]] = defaultdict(dict)
         self._count = 0
         self._loop = asyncio.new_event_loop()
@@ -139,7 +139,7 @@ class HttpPort:
             threads.close()
 
     async def respond(self, request: bytes) -> Answer:
-        """The answer to a request line with its headers."""
+        """Return the answer to a request, given as request line and headers."""
         try:
             method, target, _ = request.partition(b"\r\n")[0].decode("ascii").split(" ")
         except ValueError:
@@ -154,7 +154,7 @@ class HttpPort:
             if threads := self._threads.get(path):
                 return await asyncio.wrap_future(threads.give(lambda: route.answer(query)))
             return route.answer(query)
-        except Exception:  # noqa: BLE001 - one request that fails ends no other
+        except Exception:  # noqa: BLE001 - a failed request must not affect others
             _log.exception("answer_failed", path=path)
             return Answer(500, b"the agent could not answer; its log has the error\n")
 
@@ -184,11 +184,11 @@ class HttpPort:
             async with asyncio.timeout(CONNECTION_S):
                 await self._exchange(connection, reader, writer)
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
-            pass  # a client that hangs up, is too slow or sends too much
+            pass  # the client closed the connection, was too slow or sent too much
         except asyncio.CancelledError:
-            pass  # given up for others; before Python 3.12 the loop would log it
+            pass  # closed in favour of others; before Python 3.12 the loop would log it
         finally:
-            # One that has ended cannot be aborted: its transport has no loop any more.
+            # A closed transport has no loop, so aborting it would fail.
             if writer.get_extra_info("socket").fileno() >= 0:
                 writer.transport.abort()
             self._remove(connection)
@@ -229,7 +229,7 @@ class HttpPort:
 
 
 def _report(_: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
-    """Log what the loop could not do, such as accept a connection without a free descriptor."""
+    """Log errors of the event loop, such as no free descriptor for a new connection."""
     error = context.get("exception")
     if not isinstance(error, ConnectionError | TimeoutError):
         _log.error("port_failed", reason=str(context.get("message", "")), error=repr(error))

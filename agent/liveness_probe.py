@@ -1,8 +1,8 @@
-"""The probe of the agent's container: exit status 0 if the agent answers 200 on its local port.
+"""The exec probe of the agent's container: exit status 0 if the local port answers 200.
 
-``python -m agent.liveness_probe [PATH [PORT]]``; PATH is /healthz or /readyz. The kubelet
-runs it in the container, because every pod can reach a port that the kubelet reaches. It imports
-little, since it runs several times a minute.
+``python -m agent.liveness_probe [PATH [PORT]]``; PATH is /healthz or /readyz. It runs in the
+container, because every pod could reach a port that the kubelet can reach. It imports little, since
+it runs several times a minute.
 """
 
 import socket

@@ -1,9 +1,9 @@
-"""What /metrics says: the newest sample as Prometheus has it, and how the agent itself fares.
+"""Metrics of the newest sample and of the agent itself, for /metrics.
 
-Label names are dcgm-exporter's, figures are bytes and ratios 0..1. What a device does is told by
-``headroom_device_*`` and what a pod does by ``headroom_pod_*``, so that no sum counts both. Of MIG,
-as dcgm-exporter has it, ``UUID`` and ``modelName`` are the physical GPU's and GPU_I_ID and
-GPU_I_PROFILE tell the instance: compute instances that share its memory are one series.
+Label names are those of dcgm-exporter. Values are bytes and ratios 0..1. Devices have
+``headroom_device_*`` and pods ``headroom_pod_*``, so no sum counts both. With MIG, as in
+dcgm-exporter, ``UUID`` and ``modelName`` are the physical GPU's, and ``GPU_I_ID`` and
+``GPU_I_PROFILE`` identify the GPU instance. Compute instances that share its memory are one series.
 """
 
 import re
@@ -28,7 +28,7 @@ POD_LABELS = ("namespace", "pod", "container", "pod_uid")
 #: "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "... MIG 1c.2g.20gb": the last is one compute slice of two.
 _MIG_NAME = re.compile(r"(?P<model>.*) MIG (?:\d+c\.)?(?P<profile>\d+g\.\d+gb\S*)")
 
-#: What a reason says -> its code; a reason may have several.
+#: (Part of a reason, its code). A reason may have several codes.
 _CODES = (
     ("XID ", "xid"),
     ("GPU is lost", "lost"),
@@ -53,13 +53,16 @@ class Shown:
     node: str
     status: GPUNodeStatus
     age_s: float
-    #: (pod's uid, device) -> its share of SM time, where processes are told apart.
+    #: (pod uid, device) -> share of SM time, if the driver measures processes.
     pod_sm: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 class AgentCollector(Collector):
-    """``shown`` is None before the first sample; ``writes`` counts (what, outcome), ``answers``
-    (resource, result), None where nothing is steered."""
+    """Collects the metrics.
+
+    ``shown`` returns None before the first sample. ``writes`` counts (kind, outcome). ``answers``
+    counts (resource, result), and is None if the agent cannot steer.
+    """
 
     def __init__(
         self,
@@ -88,15 +91,17 @@ class AgentCollector(Collector):
 
 
 def reason_codes(reason: str) -> list[str]:
-    """What is wrong with a device in words that do not change; "other" where none of ours fits."""
+    """Return the stable codes of a health reason; "other" if no code matches."""
     if not reason:
         return []
-    told = [next((code for text, code in _CODES if text in part), "") for part in reason.split(";")]
-    return list(dict.fromkeys(filter(None, told))) or ["other"]
+    found = [
+        next((code for text, code in _CODES if text in part), "") for part in reason.split(";")
+    ]
+    return list(dict.fromkeys(filter(None, found))) or ["other"]
 
 
 def profile_of(device: Device) -> str:
-    """The MIG profile of its GPU instance, as in 1g.10gb; empty for a whole GPU."""
+    """Return the MIG profile of the GPU instance, such as 1g.10gb; empty for a whole GPU."""
     match = _MIG_NAME.fullmatch(device.model) if device.kind == "mig" else None
     return match["profile"] if match else ""
 
@@ -104,7 +109,7 @@ def profile_of(device: Device) -> str:
 def _steered(counts: Mapping[tuple[str, str], int]) -> Metric:
     family = CounterMetricFamily(
         "headroom_agent_steered",
-        "Containers for which the kubelet asked us, by what became of it",
+        "Containers for which the kubelet asked the agent for a preferred allocation, by result",
         labels=["resource", "result"],
     )
     for (resource, result), count in sorted(dict(counts).items()):
@@ -115,7 +120,7 @@ def _steered(counts: Mapping[tuple[str, str], int]) -> Metric:
 def _writes(counts: Mapping[tuple[str, str], int]) -> Metric:
     family = CounterMetricFamily(
         "headroom_agent_writes",
-        "Reports and heartbeats that the API server accepted, and those it did not",
+        "Reports and heartbeats sent to the API server, by outcome",
         labels=["kind", "outcome"],
     )
     for kind in ("report", "heartbeat"):
@@ -137,7 +142,7 @@ def _agent(status: GPUNodeStatus) -> Iterator[Metric]:
     yield info
     state = GaugeMetricFamily(
         "headroom_agent_source_state",
-        "1 for the state that a source of the report is in",
+        "1 for the current state of a source of the report, 0 for the other states",
         labels=["source", "state"],
     )
     for source in status.sources:
@@ -171,27 +176,27 @@ def _devices(shown: Shown) -> Iterator[Metric]:
 
     yield family(
         "headroom_device_memory_bytes",
-        "Physical memory, driver reserve included",
+        "Physical memory, including the driver's reserve",
         of_first(lambda d: d.memory_bytes),
     )
     yield family(
         "headroom_device_reserved_bytes",
-        "Kept by the driver",
+        "Memory reserved by the driver",
         of_first(lambda d: d.reserved_bytes),
     )
     yield family(
         "headroom_device_used_bytes",
-        "memory - free - reserved",
+        "Used memory: memory - free - reserved",
         of_first(lambda d: d.used_bytes),
     )
     yield family(
         "headroom_device_unattributed_bytes",
-        "Used by nobody that is known to be a pod; left out where processes cannot be told apart",
+        "Used memory that belongs to no known pod; absent if it cannot be attributed",
         lambda devices: [((), _total(d.unattributed_bytes for d in devices))],
     )
     yield family(
         "headroom_device_sm_activity_ratio",
-        "Share of SM cycles with a warp assigned, and who measured it",
+        "Share of SM cycles with a warp assigned, by source of the measurement",
         lambda devices: [
             ([d.sm_activity.source], d.sm_activity.ratio) for d in devices[:1] if d.sm_activity
         ],
@@ -199,7 +204,7 @@ def _devices(shown: Shown) -> Iterator[Metric]:
     )
     yield family(
         "headroom_device_sm_activity_smoothed_ratio",
-        "The same, weighted exponentially over about a minute",
+        "Share of SM cycles with a warp assigned, as an exponential average over about a minute",
         lambda devices: [
             ([d.sm_activity.source], d.sm_activity.smoothed_ratio)
             for d in devices[:1]
@@ -219,18 +224,18 @@ def _devices(shown: Shown) -> Iterator[Metric]:
     )
     yield family(
         "headroom_device_replicas",
-        "Shares of the device as the plugin advertises them; one where it is not shared",
+        "Replicas of the device that the plugin advertises; 1 if it is not shared",
         _replicas,
         *("resource", "sharing", "state"),
     )
     yield family(
         "headroom_device_healthy",
-        "1 where the device can be trusted",
+        "1 if the device is healthy, 0 if not",
         lambda devices: [((), all(d.healthy for d in devices))],
     )
     yield family(
         "headroom_device_unhealthy_reason",
-        "1 for each thing that is wrong with the device",
+        "1 for each reason why the device is unhealthy",
         lambda devices: [
             ([code], 1.0)
             for code in dict.fromkeys(c for d in devices for c in reason_codes(d.health_reason))
@@ -240,10 +245,11 @@ def _devices(shown: Shown) -> Iterator[Metric]:
 
 
 def _replicas(devices: Sequence[Device]) -> Iterable[tuple[Sequence[str], float]]:
-    """Compute instances are advertised each by itself, and so are counted together here."""
+    """Yield the replicas by resource, sharing and state. Compute instances of one GPU instance are
+    advertised separately, and added up here."""
     counts = Counter[tuple[str, str, str]]()
     for device in devices:
-        if not device.resource:  # nobody told how it is advertised
+        if not device.resource:  # its resource is not known
             continue
         for state, count in msgspec.structs.asdict(device.replicas).items():
             counts[device.resource, device.sharing, state] += count
@@ -255,20 +261,20 @@ def _pods(shown: Shown) -> Iterator[Metric]:
     labels = [*DEVICE_LABELS, *POD_LABELS]
     used: dict[tuple[str, ...], int | None] = {}
     held = Counter[tuple[str, ...]]()
-    #: (pod, device) -> the labels of its first row there, which stand for the pod.
+    #: (pod uid, device) -> the labels of the pod's first row there.
     first: dict[tuple[str, str], tuple[str, ...]] = {}
     for row in shown.status.pods:
         if row.device not in devices:
             continue
-        whose = (row.namespace, row.name, row.container, row.uid)
-        key = (*_labels(shown.node, devices[row.device]), *whose)
+        pod_labels = (row.namespace, row.name, row.container, row.uid)
+        key = (*_labels(shown.node, devices[row.device]), *pod_labels)
         used[key] = _sum(used.get(key, 0), row.used_bytes)
         held[key] += bool(row.replica)
         first.setdefault((row.uid, row.device), key)
     memory = GaugeMetricFamily(
         "headroom_pod_used_bytes",
-        "Memory of a device that a pod uses, told once for each pod and device, with the first of"
-        " its containers there",
+        "Memory of a device that a pod uses: one series for each pod and device, with the pod's"
+        " first container there",
         labels=labels,
     )
     for key, figure in used.items():
@@ -283,12 +289,12 @@ def _pods(shown: Shown) -> Iterator[Metric]:
     yield replicas
     sm = GaugeMetricFamily(
         "headroom_pod_sm_activity_ratio",
-        "Share of a device's SM time that the processes of a pod had",
+        "Share of a device's SM time that the processes of a pod used",
         labels=[*labels, "source"],
     )
-    for place, ratio in shown.pod_sm.items():
-        if place in first:
-            sm.add_metric([*first[place], "nvml-process"], ratio)
+    for pod_device, ratio in shown.pod_sm.items():
+        if pod_device in first:
+            sm.add_metric([*first[pod_device], "nvml-process"], ratio)
     yield sm
 
 
@@ -297,24 +303,24 @@ def _limits(shown: Shown) -> Iterator[Metric]:
     labels = [*DEVICE_LABELS, *POD_LABELS, "container_id"]
     used = GaugeMetricFamily(
         "headroom_container_used_bytes",
-        "Memory of a device that a container uses by the driver's own count (r615 and newer)",
+        "Memory of a device that a container uses, as counted by the driver (r615 and newer)",
         labels=labels,
     )
     limited = GaugeMetricFamily(
         "headroom_container_limit_bytes",
-        "Memory of a device that the driver grants a container: from soft on it may be evicted,"
-        " beyond hard it gets no more",
+        "The driver's limits of a container on a device: above soft its memory may be evicted,"
+        " allocations beyond hard fail",
         labels=[*labels, "limit"],
     )
     for row in shown.status.limits:
         if row.device not in devices:
             continue
-        whose = (row.namespace, row.name, row.container, row.uid, row.container_id)
-        place = (*_labels(shown.node, devices[row.device]), *whose)
-        used.add_metric(place, row.used_bytes)
+        pod_labels = (row.namespace, row.name, row.container, row.uid, row.container_id)
+        key = (*_labels(shown.node, devices[row.device]), *pod_labels)
+        used.add_metric(key, row.used_bytes)
         for kind, figure in (("soft", row.soft_bytes), ("hard", row.hard_bytes)):
             if figure is not None:
-                limited.add_metric([*place, kind], figure)
+                limited.add_metric([*key, kind], figure)
     yield used
     yield limited
 

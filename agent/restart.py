@@ -1,9 +1,9 @@
-"""Decides when the process replaces itself, and when it gives up and ends.
+"""Decides when the process restarts itself, and when it gives up and exits.
 
-A driver that was replaced under us can only be reached by a new process: NVML's library is loaded
-once and never again. So the process executes itself anew: its id, its container and its place in
-the node stay. Where that does not help, because the container holds the old library for itself, the
-kubelet has to make a new one: after some tries in a row the process ends with ``GIVEN_UP_STATUS``.
+Only a new process can use a driver that was replaced, because NVML's library is loaded once. So the
+process restarts with execve, and keeps its pid and container. That does not help if the container
+has its own copy of the old library, so that the kubelet has to create a new container. After
+``MOST_TRIES`` restarts in a row the process exits with ``GIVEN_UP_STATUS``.
 """
 
 import os
@@ -13,14 +13,14 @@ from typing import NoReturn
 
 GIVEN_UP_STATUS = 3
 
-#: Where the tries in a row are handed on: "<tries> <time of the last, monotonic>".
+#: Variable that passes on the restarts in a row: "<number> <monotonic time of the last>".
 VARIABLE = "HEADROOM_AGENT_RESTARTS"
 MOST_TRIES = 5
 _FIRST_WAIT_S = 1.0
 
 
 class GivenUp(Exception):
-    """Restarting did not help."""
+    """Several restarts in a row did not help."""
 
 
 class Restarts:
@@ -36,19 +36,19 @@ class Restarts:
             self._tries, self._last_s = 0, 0.0
 
     def well(self) -> None:
-        """The driver answers: the next trouble is another one."""
+        """Reset the count, because the driver answers."""
         self._tries = 0
         self._environment.pop(VARIABLE, None)
 
     def due(self) -> bool:
-        """Whether to restart now; each try of a row waits twice as long. Raises ``GivenUp``."""
+        """Return whether to restart now. The wait doubles with each try. Raises ``GivenUp``."""
         if self._tries >= MOST_TRIES:
             raise GivenUp(f"{self._tries} restarts in a row did not help")
         wait_s = _FIRST_WAIT_S * 2.0 ** (self._tries - 1) if self._tries else 0.0
         return self._monotonic() - self._last_s >= wait_s
 
     def restart(self, executable: str, argv: Sequence[str]) -> NoReturn:
-        """Become a new process of the same id; ``argv`` is sys.orig_argv."""
+        """Replace this process by a new one with the same pid; ``argv`` is sys.orig_argv."""
         self._environment[VARIABLE] = f"{self._tries + 1} {self._monotonic()}"
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What the agent can be told: flags, with environment variables where a manifest needs them."""
+"""Settings of the agent: command-line flags, most of them with an environment variable."""
 
 import argparse
 import difflib
@@ -18,152 +18,161 @@ _POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    #: Name of the node, and so of its GPUNode and of our Lease.
+    #: Name of the node, its GPUNode and its Lease.
     node: str
-    #: Where the Lease lives.
+    #: Namespace of the Lease.
     namespace: str
     #: Seconds between two samples.
     interval_s: float
-    #: Seconds between two heartbeats; after three without one the node is stale.
+    #: Seconds between two heartbeats; after three missed heartbeats the node is stale.
     heartbeat_s: float
     host: str
-    #: 0: any free port.
+    #: Public port; 0: any free port.
     port: int
-    #: On the loopback; 0: any free port.
+    #: Port on the loopback; 0: any free port.
     local_port: int
-    #: How the device plugin shares whole GPUs, where it is stated rather than seen.
+    #: How the device plugin shares whole GPUs; used if ``sharing_stated``, otherwise detected.
     resource: str
     replicas: int
     sharing: Sharing
-    #: The node's dcgm-exporter, as in http://HOST:9400/metrics; empty: not read.
+    #: Metrics URL of the node's dcgm-exporter; empty: DCGM is not used.
     dcgm_url: str
-    #: Seconds between two scrapes of it.
+    #: Seconds between two scrapes of dcgm-exporter.
     dcgm_interval_s: float
-    #: Seconds after which a driver call counts as one that hangs.
+    #: Seconds after which a driver call counts as hanging.
     driver_timeout_s: float
-    #: Where fences are remembered across restarts; None: nowhere.
+    #: File that stores the health of devices across restarts; None: no file.
     state: Path | None
     sharing_stated: bool
-    #: The device manager's checkpoint.
+    #: The checkpoint of the kubelet's device manager.
     checkpoint: Path
-    #: The socket of PodResources.
+    #: The socket of the kubelet's PodResources service.
     pod_resources: Path
     #: The host's /proc.
     proc: Path
     #: The host's cgroups (v2).
     cgroups: Path
-    #: Device choice of a node whose annotation names none.
+    #: Device choice of a node without the annotation.
     device_choice: DeviceChoice
-    #: Print one sample and end.
+    #: Print one sample and exit.
     once: bool
-    #: Seconds between the first sample and the one that is printed: some figures compare two.
+    #: Seconds between the two samples of ``once``: some figures compare two samples.
     pause_s: float
     #: Print each status on stdout as JSON.
     as_json: bool
-    #: Whether to report to a cluster; metrics are served in any case.
+    #: Whether to report to a cluster; metrics are always served.
     publish: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One thing that the agent can be told."""
+    """One setting of the agent."""
 
-    #: Without its dashes; the variable is made of it, where it is not ``variable``.
+    #: Name of the flag without dashes. The variable's name is derived from it.
     flag: str
     default: str
-    #: Of the value, as in the reference page; empty for a switch.
+    #: Unit of the value in the reference page; empty for a switch or a choice.
     unit: str
-    #: What it decides.
+    #: Description for --help and the reference page.
     consequence: str
     kind: Callable[[str], object] = str
     choices: tuple[str, ...] | None = None
+    #: Name of the variable, if it is not derived from the flag.
     variable: str = ""
 
     @property
     def env(self) -> str:
-        """The variable; empty where a manifest has no use for one."""
+        """Name of the environment variable; empty for switches and interactive flags."""
         if self.variable or not (self.unit or self.choices) or self.flag in _BY_HAND:
             return self.variable
         return f"{PREFIX}{self.flag.replace('-', '_').upper()}"
 
 
 PREFIX = "HEADROOM_"
-#: Of commands that people type.
+#: Flags without a variable, because they are used interactively.
 _BY_HAND = ("pause",)
-_STATED = "stated, not seen: wins over what plugin and kubelet tell"
+_STATED = "overrides the sharing detected from plugin and kubelet"
 FLAGS = (
     Flag(
         "node",
         "",
         "name",
-        "the node, and so the GPUNode and the Lease that are written; needed to publish",
+        "name of the node, its GPUNode and its Lease; required to publish",
         variable="NODE_NAME",
     ),
-    Flag("namespace", "headroom-system", "name", "where the Lease of the heartbeat is"),
+    Flag("namespace", "headroom-system", "name", "namespace of the heartbeat's Lease"),
     Flag(
         "interval",
         "5",
         "s",
-        "between two samples: how old what is known of a device's use can be; 1 at least",
+        "seconds between two samples, so the maximum age of usage figures; at least 1",
         float,
     ),
     Flag(
         "heartbeat",
         "30",
         "s",
-        "between two heartbeats: after three without one the node takes no new pods",
+        "seconds between two heartbeats; after three missed ones the node takes no new pods",
         float,
     ),
-    Flag("listen", "0.0.0.0:9410", "HOST:PORT", "where metrics and the gate are served"),
-    Flag("local-port", "9411", "port", "of the loopback: health and the report", int),
-    Flag("resource", "nvidia.com/gpu", "name", f"which resource the whole GPUs are; {_STATED}"),
-    Flag("replicas", "1", "count", f"shares of each GPU; {_STATED}", int),
-    Flag("sharing", "none", "", f"how the plugin shares; {_STATED}", choices=get_args(Sharing)),
+    Flag("listen", "0.0.0.0:9410", "HOST:PORT", "address of metrics and the gate"),
+    Flag("local-port", "9411", "port", "port of health and the report, on the loopback", int),
+    Flag("resource", "nvidia.com/gpu", "name", f"resource name of whole GPUs; {_STATED}"),
+    Flag("replicas", "1", "count", f"replicas of each GPU; {_STATED}", int),
+    Flag("sharing", "none", "", f"how GPUs are shared; {_STATED}", choices=get_args(Sharing)),
     Flag(
         "checkpoint",
         _CHECKPOINT,
         "path",
-        "the kubelet's device manager: which pod holds which replica",
+        "checkpoint of the kubelet's device manager, which shows which pod holds which replica",
         Path,
     ),
-    Flag("pod-resources", _POD_RESOURCES, "path", "the same of the kubelet, by socket", Path),
-    Flag("proc", "/proc", "path", "the host's /proc: which process is of which pod", Path),
-    Flag("cgroups", "/sys/fs/cgroup", "path", "the host's /sys/fs/cgroup: limits", Path),
+    Flag(
+        "pod-resources",
+        _POD_RESOURCES,
+        "path",
+        "socket of the kubelet's PodResources service, which shows the names of these pods",
+        Path,
+    ),
+    Flag("proc", "/proc", "path", "the host's /proc, to find the pod of each process", Path),
+    Flag("cgroups", "/sys/fs/cgroup", "path", "the host's cgroups, for memory limits", Path),
     Flag(
         "dcgm-url",
         "",
         "URL",
-        "the node's dcgm-exporter, for SM activity: http://HOST:9400/metrics; else NVML tells",
+        "the node's dcgm-exporter, such as http://HOST:9400/metrics; without it SM activity comes"
+        " from NVML",
     ),
-    Flag("dcgm-interval", "10", "s", "between two scrapes of it", float),
+    Flag("dcgm-interval", "10", "s", "seconds between two scrapes of dcgm-exporter", float),
     Flag(
         "driver-timeout",
         "10",
         "s",
-        "of a driver call: one that hangs longer costs its device, not the heartbeat",
+        "timeout of a driver call; one that hangs longer makes its device unhealthy, and heartbeats"
+        " go on",
         float,
     ),
     Flag(
         "state",
         "",
         "path",
-        "file in which fences outlive a restart; else a failed device is tried again after one",
+        "file that keeps devices unhealthy across restarts of the agent; without it a failed device"
+        " is healthy again after a restart",
     ),
     Flag(
         "device-choice",
         "predicted",
         "",
-        f"of a node without the annotation {DEVICE_CHOICE}: steered makes the kubelet take the"
-        " device that the ledger chose",
+        f"device choice of a node without the annotation {DEVICE_CHOICE}; with steered the kubelet"
+        " allocates the device that the ledger chose",
         choices=(DeviceChoice.PREDICTED.value, DeviceChoice.STEERED.value),
     ),
-    Flag("pause", "1", "s", "before the sample of --once, since some figures compare two", float),
-    Flag("once", "", "", "print who uses the GPUs as a table, and end"),
-    Flag("json", "", "", "print each status as JSON; no cluster, no server"),
-    Flag("no-publish", "", "", "serve metrics only"),
+    Flag("pause", "1", "s", "seconds between the two samples of --once", float),
+    Flag("once", "", "", "print the use of the GPUs as a table and exit"),
+    Flag("json", "", "", "print each status as JSON; no cluster, no HTTP server"),
+    Flag("no-publish", "", "", "serve metrics only, without a cluster"),
 )
-#: Variables of ours that are for others: the gate of a pod, people, and this process itself when it
-#: begins anew.
+#: Other variables with our prefix: of the gate client, of people, and of ``agent.restart``.
 OTHERS = (
     "HEADROOM_AGENT_PORT",
     "HEADROOM_AGENT_RESTARTS",
@@ -174,15 +183,17 @@ OTHERS = (
 
 
 def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
-    """Read the command line, and before it what the environment says; ends the process with a
-    message (status 2) where it cannot be used."""
+    """Read the settings from the command line, with defaults from the environment.
+
+    Exits with a message and status 2 if a setting is invalid.
+    """
     parser = argparse.ArgumentParser(
-        prog="headroom-agent", description="Reports what the GPUs of this node really measure."
+        prog="headroom-agent", description="Reports memory and SM activity of this node's GPUs."
     )
     for knob in FLAGS:
-        told = knob.consequence + (f" (${knob.env})" if knob.env else "")
+        help_text = knob.consequence + (f" (${knob.env})" if knob.env else "")
         if not knob.unit and knob.choices is None:
-            parser.add_argument(f"--{knob.flag}", action="store_true", help=told)
+            parser.add_argument(f"--{knob.flag}", action="store_true", help=help_text)
             continue
         stated = knob.flag in ("resource", "replicas", "sharing")
         parser.add_argument(
@@ -191,60 +202,65 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
             type=knob.kind,
             choices=knob.choices,
             metavar=None if knob.choices else knob.unit.split(",")[0].upper(),
-            help=told,
+            help=help_text,
         )
     args = parser.parse_args(argv)
     known = {knob.env for knob in FLAGS} | {*OTHERS} | service_links(env)
     for name in sorted(env):
         if name.startswith(PREFIX) and name not in known:
             close = difflib.get_close_matches(name, sorted(known - {""}), 1)
-            right = f"; right is, perhaps, {close[0]}" if close else ", see docs/settings.md"
-            parser.error(f"${name} is no setting of the agent{right}")
+            hint = f"; did you mean {close[0]}?" if close else ", see docs/settings.md"
+            parser.error(f"${name} is not a setting of the agent{hint}")
     sharing_stated = any((args.resource, args.replicas is not None, args.sharing))
     args.resource = args.resource or "nvidia.com/gpu"
     args.replicas = 1 if args.replicas is None else args.replicas
     args.sharing = args.sharing or "none"
     host, _, port = args.listen.rpartition(":")
     if not args.node and not (args.once or args.json):
-        parser.error("no node name: set NODE_NAME or pass --node, for example --node gpu-node-1")
+        parser.error("no node name: set NODE_NAME or pass --node. Example: --node gpu-node-1")
     if not port.isdecimal() or len(port) > 5 or not 0 <= int(port) < 1 << 16:
-        parser.error(f"--listen {args.listen!r} is not HOST:PORT; right is, for example, :9410")
+        parser.error(f"--listen {args.listen!r} is not HOST:PORT. Example: --listen :9410")
     if not 0 <= args.local_port < 1 << 16:
         parser.error(f"--local-port {args.local_port} is not 0..65535. Example: --local-port 9411")
     if args.sharing not in get_args(Sharing):
-        parser.error(f"--sharing {args.sharing!r} is none of {', '.join(get_args(Sharing))}")
+        parser.error(
+            f"--sharing {args.sharing!r} is not one of {', '.join(get_args(Sharing))}. "
+            "Example: --replicas 4 --sharing time-slicing"
+        )
     if not 1 <= args.replicas <= MAX_REPLICAS:
-        parser.error(f"--replicas {args.replicas} is not 1..{MAX_REPLICAS}")
+        parser.error(
+            f"--replicas {args.replicas} is not 1..{MAX_REPLICAS}. "
+            "Example: --replicas 4 --sharing time-slicing"
+        )
     if (args.replicas > 1) != (args.sharing != "none"):
         parser.error(
-            f"--replicas {args.replicas} and --sharing {args.sharing} contradict each other; "
-            "right is, for example, --replicas 4 --sharing time-slicing"
+            f"--replicas {args.replicas} and --sharing {args.sharing} contradict each other. "
+            "Example: --replicas 4 --sharing time-slicing"
         )
     if not 1 <= args.interval <= args.heartbeat:
         parser.error(
-            f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}); "
-            "right is, for example, --interval 5 --heartbeat 30"
+            f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}). "
+            "Example: --interval 5 --heartbeat 30"
         )
     url = urllib.parse.urlsplit(args.dcgm_url)
     if args.dcgm_url and not (url.scheme == "http" and url.hostname and _has_port(url)):
         parser.error(
-            f"--dcgm-url {args.dcgm_url!r} cannot be scraped; "
-            "right is, for example, --dcgm-url http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
+            f"--dcgm-url {args.dcgm_url!r} cannot be scraped. "
+            "Example: --dcgm-url http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
         )
     if not args.dcgm_interval > 0:
         parser.error(
-            f"--dcgm-interval {args.dcgm_interval} is not more than 0; "
-            "right is, for example, --dcgm-interval 10"
+            f"--dcgm-interval {args.dcgm_interval} is not more than 0. Example: --dcgm-interval 10"
         )
     if not 0 <= args.pause <= 60:
-        parser.error(f"--pause {args.pause} is not 0..60; right is, for example, --pause 1")
+        parser.error(f"--pause {args.pause} is not 0..60. Example: --pause 1")
     if not 0 < args.driver_timeout <= args.heartbeat:
         parser.error(
             f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
-            f"({args.heartbeat}); right is, for example, --driver-timeout 10"
+            f"({args.heartbeat}). Example: --driver-timeout 10"
         )
     choices = [DeviceChoice.PREDICTED.value, DeviceChoice.STEERED.value]
-    if args.device_choice not in choices:  # argparse does not look at what the environment says
+    if args.device_choice not in choices:  # argparse does not check values of the environment
         parser.error(
             f"--device-choice {args.device_choice!r} is not one of {', '.join(choices)}. "
             "Example: --device-choice steered"
@@ -284,7 +300,7 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
 
 
 def _has_port(url: urllib.parse.SplitResult) -> bool:
-    """Whether the port is left out or one that exists."""
+    """Return whether the port is valid or left out."""
     try:
         return url.port is None or url.port > 0
     except ValueError:

@@ -1,7 +1,7 @@
-"""How the API server is reached: address, connections, and the token of each request.
+"""Connects to the API server: address, connections, and the token of each request.
 
-In a pod the kubelet mounts all of it. The ``kubernetes`` package, whose import takes 17 MiB on
-every GPU node, is needed for kubeconfigs only.
+In a pod, the kubelet provides all of it. Only kubeconfigs need the package ``kubernetes``, whose
+import would take 17 MiB on every GPU node.
 """
 
 import os
@@ -14,19 +14,19 @@ from typing import Any
 import urllib3
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-#: The kubelet replaces the token well before it ends.
+#: Seconds for which a token is reused. The kubelet replaces the file well before it expires.
 _TOKEN_FOR_S = 60.0
-#: A watch keeps one connection; the others are used in turn by samples, gates and steering.
+#: A watch keeps one connection open; samples, gates and steering share the others.
 _CONNECTIONS = 8
 
 
 class NoCluster(Exception):
-    """There is no configuration that says where the API server is."""
+    """No configuration of an API server was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    #: As in https://10.96.0.1:443.
+    #: Base URL, such as https://10.96.0.1:443.
     address: str
     pool: urllib3.PoolManager
     #: Headers that authenticate a request, such as a token. Raises ``OSError``.
@@ -34,7 +34,7 @@ class ApiServer:
 
 
 def connect() -> ApiServer:
-    """The API server of the cluster we run in, or $KUBECONFIG's. Raises ``NoCluster``."""
+    """Return the API server of the pod's cluster, or of $KUBECONFIG. Raises ``NoCluster``."""
     try:
         if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
             return in_cluster(os.environ)
@@ -48,7 +48,7 @@ def in_cluster(
     account: Path = ACCOUNT,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> ApiServer:
-    """Read what the kubelet mounts into a pod. Raises ``OSError`` if the token is missing."""
+    """Return the API server of the pod's cluster. Raises ``OSError`` if the token is missing."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
     pool = urllib3.PoolManager(
         maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account / "ca.crt")
@@ -77,11 +77,11 @@ class _Token:
 
 
 def _of_kubeconfig() -> ApiServer:
-    """Raises ``OSError``."""
+    """Return the API server of the kubeconfig. Raises ``OSError``."""
     from kubernetes import client, config
     from kubernetes.config import ConfigException
 
-    # Not config.load_config: it prefers a kubeconfig in our home, and prints.
+    # Not config.load_config: it prefers a kubeconfig in the home directory, and prints.
     untyped: Any = config
     try:
         untyped.load_kube_config()
@@ -91,7 +91,7 @@ def _of_kubeconfig() -> ApiServer:
 
 
 def of_client(client: Any) -> ApiServer:
-    """The API server of a ``kubernetes.client.ApiClient``, which renews tokens by itself."""
+    """Return the API server of a ``kubernetes.client.ApiClient``, which renews its own tokens."""
     from kubernetes.config import ConfigException
 
     def authentication() -> dict[str, str]:

@@ -1,15 +1,18 @@
-"""Decides to which pod and container a process belongs, from the text of its cgroup file. Pure.
+"""Decides which pod and container a process belongs to, from the text of its cgroup file. Pure.
 
     0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-…
     0::/kubepods/burstable/pod<uid>/<64 hex>
 
-The first is the kubelet's systemd driver (dashes of the uid become underscores), the second its
-cgroupfs driver. A guaranteed pod has no level for its quality of service; version 1 repeats the
-path for each controller; Docker, kind and pods in pods put something before it; a reader in a
-cgroup namespace of its own sees ``/../..`` in its place; CRI-O may add a level below. Where runtime
-and kubelet have different drivers, one level names pod and container, with colons between them:
-``kubepods-pod<uid>.slice:cri-containerd:<64 hex>``. The uid of a static pod is a hash, 32 hex
-digits without dashes.
+The first line is from the kubelet's systemd driver, which replaces the uid's dashes by
+underscores. The second is from its cgroupfs driver. Variants:
+
+* A guaranteed pod has no level for its quality of service.
+* Cgroups v1 repeat the path for each controller.
+* Docker, kind and nested clusters add a prefix. In a cgroup namespace the prefix is ``/../..``.
+* CRI-O may add a level below the container.
+* If runtime and kubelet use different drivers, one level has both pod and container:
+  ``kubepods-pod<uid>.slice:cri-containerd:<64 hex>``.
+* The uid of a static pod is a hash of 32 hex digits without dashes.
 """
 
 import re
@@ -24,9 +27,9 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    #: Uids, outermost first; none: a process of the machine itself.
+    #: Uids of the pods, outermost first; empty for a process outside of all pods.
     pods: tuple[str, ...]
-    #: The container within the innermost pod; empty where the path does not say.
+    #: The container in the innermost pod; empty if the path has none.
     container_id: str
 
 
@@ -35,28 +38,28 @@ NOBODY = Owner((), "")
 
 @lru_cache(maxsize=1024)
 def owner(text: str) -> Owner:
-    """Return the owner of a process; the most detailed line counts.
+    """Return the owner of a process, from the most detailed line of its cgroup file.
 
-    The processes of one container have the same text, and get the same answer.
+    Cached, because all processes of a container have the same text.
     """
     found = [_of_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") >= 2]
     return max(found, key=lambda each: (len(each.pods), bool(each.container_id)), default=NOBODY)
 
 
 def pod_of(part: str) -> str:
-    """The uid in the name of a pod's level; empty where it is none's."""
+    """Return the pod uid in the name of a path level; empty if it is not a pod's."""
     match = _POD.fullmatch(part)
     return match["uid"].replace("_", "-") if match else ""
 
 
 def container_of(part: str) -> str:
-    """The id in the name of a container's level; empty where it is none's."""
+    """Return the container id in the name of a path level; empty if it is not a container's."""
     match = _CONTAINER.fullmatch(part)
     return match["id"] if match else ""
 
 
 def is_static(uid: str) -> bool:
-    """Whether a pod's uid is the hash of a static one's manifest."""
+    """Return whether a uid is that of a static pod: a hash of its manifest."""
     return _HASH.fullmatch(uid) is not None
 
 

@@ -1,16 +1,16 @@
-"""The DCGM probe: what the node's dcgm-exporter tells, read over HTTP and taken with care.
+"""The DCGM probe: scrapes the node's dcgm-exporter over HTTP.
 
-An exposition is a copy of DCGM's newest values, which DCGM itself refreshes every 30 s (the
-exporter's default), and it carries no times. So we know of a sample only how long ago anything in
-the whole exposition last changed: temperatures, clocks and energy counters move with every
-collection, and one that does not move at all for minutes is no longer collected.
+An exposition is a copy of DCGM's newest values, without timestamps. DCGM refreshes them every 30 s
+(the exporter's default). So the age of a value is not known, only how long ago anything in the
+exposition changed. Temperatures, clocks and energy counters change with every collection. If
+nothing changes for minutes, DCGM does not collect any more.
 
 The exporter may repeat a device's series for each pod that shares it (KUBERNETES_VIRTUAL_GPUS), and
-puts true figures of single pods in some of the copies. So series of one device are never added up:
-the one without a pod is the device's; where all have one, they are copies, and the largest counts.
+some copies contain figures of single pods. So series of one device are never added up. The series
+without a pod is the device's. If all have a pod, they are copies, and the largest value counts.
 
-MIG series carry the UUID of the whole GPU and the number of the GPU instance. Nothing is decided
-from Hostname (hostname since 4.6.0): a UUID says whose figures these are.
+MIG series have the UUID of the whole GPU and the number of the GPU instance. The label Hostname
+(hostname since 4.6.0) is not used, because the UUID identifies the device.
 """
 
 import contextlib
@@ -35,28 +35,28 @@ from contract.gpunode import MAX_DEVICE_BYTES
 
 SOURCE = "dcgm"
 
-#: Seconds for one scrape, connection, headers and body together.
+#: Seconds for one scrape: connection, headers and body together.
 TIMEOUT_S = 3.0
-#: An exposition in which nothing moved for so long is not collected any more.
+#: An exposition without any change for this many seconds is stale.
 STALE_AFTER_S = 120.0
-#: A node of 16 GPUs cut into 7 instances each, 40 counters, 10 pods, is below 8 MiB.
+#: Maximum size. A node of 16 GPUs with 7 instances each, 40 counters and 10 pods needs 8 MiB.
 MOST_BYTES = 16 << 20
 _MIB = 1 << 20
-#: What DCGM gives for a figure that it does not have: in 32 bits and as a double, each with three
-#: more that say why, and in 64 bits, of which a double keeps no differences. Exporters before 2.4
-#: pass them on. No figure of ours can be one.
+#: Values that DCGM uses for a missing figure: the blank of 32-bit integers and of doubles, each
+#: with three variants for the reason, and that of 64-bit integers. Exporters before 2.4 export
+#: them. A real figure never has such a value.
 _BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
 _MOST_XID = 1 << 16
-#: What the parser raises; the second where it stumbles.
+#: Errors that the parser raises for a malformed exposition.
 _NOT_READ = (ValueError, LookupError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
 class DcgmReading:
-    """One GPU or GPU instance; None where the exporter does not tell, or no sense."""
+    """Figures of one GPU or GPU instance; None if missing or invalid."""
 
     uuid: str
-    #: None: the whole GPU.
+    #: Number of the GPU instance; None for the whole GPU.
     gpu_instance: int | None
     sm_ratio: float | None = None
     occupancy_ratio: float | None = None
@@ -65,19 +65,19 @@ class DcgmReading:
     free_bytes: int | None = None
     reserved_bytes: int | None = None
     total_bytes: int | None = None
-    #: The last one; the exporter keeps it until it is restarted.
+    #: The last XID; the exporter keeps it until it restarts.
     xid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
     readings: tuple[DcgmReading, ...]
-    #: Seconds since anything in it changed, as far as we have seen.
+    #: Seconds since the last observed change in it.
     age_s: float
 
 
 class Unreadable(Exception):
-    """The exporter did not answer, or not with an exposition."""
+    """The exporter did not answer, or its answer is not an exposition."""
 
 
 def _bytes(mebibytes: float) -> int | None:
@@ -91,7 +91,7 @@ def _xid(number: float) -> int | None:
     return int(number) if whole else None
 
 
-#: Metric -> our field, and what makes it one of our figures.
+#: Metric -> field of ``DcgmReading``, and the conversion to its unit.
 _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
     "DCGM_FI_PROF_SM_ACTIVE": ("sm_ratio", ratio),
     "DCGM_FI_PROF_SM_OCCUPANCY": ("occupancy_ratio", ratio),
@@ -102,7 +102,7 @@ _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
     "DCGM_FI_DEV_FB_TOTAL": ("total_bytes", _bytes),
     "DCGM_FI_DEV_XID_ERRORS": ("xid", _xid),
 }
-#: Under these names exporters and relabelling rules tell the same.
+#: Label names that exporters and relabelling rules use for the same value.
 _UUIDS = ("UUID", "uuid", "gpu_uuid", "GPU_UUID")
 _INSTANCES = ("GPU_I_ID", "gpu_i_id")
 _INSTANCE = re.compile("[0-9]{1,4}")
@@ -110,15 +110,15 @@ _PODS = ("pod", "pod_name", "exported_pod")
 
 
 def parse(text: str) -> tuple[list[DcgmReading], int]:
-    """The figures of every device, and how many of our lines could not be read or made no sense."""
+    """Return the figures of every device, and the number of lines that could not be used."""
     lines = [line for line in text.splitlines() if line.partition("{")[0].strip() in _METRICS]
     samples, bad = _samples(lines)
-    #: device -> field -> (whether it is without a pod, value) of each series
+    #: device -> field -> (whether the series has no pod, value) of each series
     found: dict[tuple[str, int | None], dict[str, list[tuple[bool, float]]]] = {}
     for sample in samples:
         try:
             blank = float(sample.value) in _BLANKS
-        except OverflowError:  # the parser makes whole numbers of any length
+        except OverflowError:  # the parser returns integers of any size
             bad += 1
             continue
         if blank:
@@ -133,9 +133,9 @@ def parse(text: str) -> tuple[list[DcgmReading], int]:
         found.setdefault(key, {}).setdefault(field, []).append((alone, value))
     readings = []
     for (uuid, instance), series in found.items():
-        # max: a series without a pod before all others, then the largest.
-        told: dict[str, Any] = {name: max(values)[1] for name, values in series.items()}
-        readings.append(DcgmReading(uuid, instance, **told))
+        # max prefers a series without a pod, then the largest value.
+        figures: dict[str, Any] = {name: max(values)[1] for name, values in series.items()}
+        readings.append(DcgmReading(uuid, instance, **figures))
     return readings, bad
 
 
@@ -144,7 +144,7 @@ def _samples(lines: list[str]) -> tuple[list[Sample], int]:
         return _parsed(lines), 0
     except _NOT_READ:
         pass
-    # One line that cannot be read must not hide the others.
+    # A malformed line must not hide the others.
     good: list[Sample] = []
     bad = 0
     for line in lines:
@@ -172,7 +172,7 @@ def _label(labels: Mapping[str, str], names: Iterable[str]) -> str:
 
 
 class Exporter:
-    """One exporter, scraped in a thread of its own; ``newest`` never waits for it twice."""
+    """Scrapes one exporter in its own thread. Only the first call of ``newest`` waits for it."""
 
     def __init__(
         self,
@@ -189,24 +189,24 @@ class Exporter:
         self._socket: socket.socket | None = None
         self._begun_s = -math.inf
         self._pending = False
-        #: Whether the pending scrape was cut off.
+        #: Whether the pending scrape was aborted.
         self._late = False
         self._digest = b""
         self._changed_s = 0.0
         self._readings: tuple[DcgmReading, ...] = ()
         self._read_s = -math.inf
-        #: Why there is nothing newer; constant while the cause is.
-        self._trouble = "not asked yet"
-        #: Lines of the last exposition that made no sense.
+        #: Why there is no newer exposition. The text stays the same while the cause lasts.
+        self._trouble = "not scraped yet"
+        #: Number of lines of the last exposition that could not be used.
         self.bad_lines = 0
-        #: How many expositions were read completely.
+        #: Number of expositions that were read completely.
         self.scrapes = 0
 
     def newest(self) -> Exposition:
-        """The newest exposition that was read completely. Raises ``Unreadable``.
+        """Return the newest complete exposition. Raises ``Unreadable``.
 
-        The first call waits for the first scrape, so that an agent that only looks once sees
-        something; no other call waits.
+        The first call waits for the first scrape, because ``--once`` takes few samples. Later calls
+        do not wait.
         """
         first = self._begun_s == -math.inf
         now_s = self._monotonic()
@@ -228,7 +228,7 @@ class Exporter:
         self._worker.close()
 
     def _collect(self, until_s: float) -> None:
-        """Take the scrape's result if there is one; cut it off where it takes too long."""
+        """Take the scrape's result if it has ended; abort the scrape if it takes too long."""
         try:
             body = self._worker.result(until_s)
         except Hanging:
@@ -243,7 +243,7 @@ class Exporter:
             self._trouble = self._too_late if late else _why(err)
             return
         self._pending = False
-        if self._late:  # cut off, which looks like the end of a body without a length
+        if self._late:  # aborted, which looks like the end of a body without a length
             return
         digest = hashlib.blake2b(body, digest_size=16).digest()
         if digest != self._digest:
@@ -278,7 +278,7 @@ class Exporter:
             connection.close()
 
     def _cut(self) -> None:
-        """End a scrape from outside: its timeout is for each read, and drops come for ever."""
+        """Abort the scrape. Its own timeout restarts with every byte, so it may never expire."""
         cut = self._socket
         if cut is not None:
             with contextlib.suppress(OSError):

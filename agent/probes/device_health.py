@@ -1,22 +1,21 @@
-"""Decides which devices are fenced, why, since when, and what proves them well again. Pure.
+"""Decides which devices are unhealthy, why, since when, and when they are healthy again. Pure.
 
-Most causes are there to be read at every sample, and end with the sample that no longer shows them:
+Most causes can be read at every sample. They end with the first sample that does not show them:
 
-    lost, reset required, calls that hang or fail        the calls are answered again
+    lost, reset required, calls that hang or fail        the calls succeed again
     the driver asks for a recovery                        it asks for none
-    row remaps pending or failed, pages pending          the driver says so no longer
+    row remaps pending or failed, pages pending          the driver does not report them any more
     uncorrectable ECC errors since the driver loaded     the counter is zero again: reset or reload
 
-An XID is told once, to whoever listens, and leaves nothing behind that could be read. If the driver
-tells which recovery it wants (from 565 on, see docs/agent.md), that decides: an XID makes the
-device unhealthy for the sample in which it came, and from then on only the recovery that the driver
-asks for does. If the driver does not tell, the XID is remembered, across restarts of the agent too,
-until the driver was loaded again (its module or its version is another, or the machine's boot is)
-or maintenance of the node has ended.
+An XID is an event: the driver reports it once, and it cannot be read later. There are two cases:
 
-XIDs in ``HARMLESS`` never make a device unhealthy. A device that fails takes all its MIG devices
-with it. An XID of a device that the driver does not name counts for every device, as in NVIDIA's
-plugin.
+* The driver reports which recovery it needs (from 565 on, see docs/agent.md). Then an XID makes the
+  device unhealthy for one sample only. After that the requested recovery decides.
+* The driver does not report it. Then the XID is remembered, across restarts of the agent too, until
+  the driver is loaded again (another module load, version or boot) or the node's maintenance ends.
+
+XIDs in ``HARMLESS`` never make a device unhealthy. All MIG devices of an unhealthy device are
+unhealthy too. An XID without a device counts for every device, as in NVIDIA's plugin.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,26 +23,26 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-#: XIDs after which the device works: number -> what it says. The first five are those of NVIDIA's
-#: device plugin (internal/rm/health.go, v0.18); the others have no action for the GPU in NVIDIA's
-#: catalog of XIDs (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The plugin has 109 as
-#: well; in the catalog it takes a reset.
+#: XIDs after which the device works: number -> meaning. The first five are those of NVIDIA's
+#: device plugin (internal/rm/health.go, v0.18). The others need no action for the GPU according to
+#: NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The plugin also
+#: ignores 109, but the catalog demands a reset for it.
 HARMLESS = {
     13: "an exception in the graphics engine, by the application",
     31: "a memory page fault, by the application",
     43: "a channel was reset, by the application",
     45: "a channel was removed after another error",
     68: "an exception in the video processor, by the application",
-    63: "a row remap was recorded; the check of pending remaps tells whether it takes a reset",
+    63: "a row remap was recorded; the check of pending remaps shows whether it takes a reset",
     92: "many single-bit errors, which were corrected",
     94: "a contained memory error, which ended the application",
     121: "a corrected error of the link between CPU and GPU",
-    154: "the recovery that the driver asks for has changed, which is read itself",
+    154: "the recovery that the driver asks for has changed, which is read separately",
 }
 
-#: What the API server takes; more, and it would refuse the whole report.
+#: Maximum length of a reason: the API server rejects a report with a longer one.
 _MOST_REASON = 1000
-#: More would not fence it better.
+#: Maximum number of XIDs remembered for one device.
 _MOST_XIDS = 16
 
 #: nvmlDeviceGpuRecoveryAction_t of r615 (nvidia-ml-py 13.615.71); 0 is none. In the first 580
@@ -57,29 +56,32 @@ _RECOVERIES = {
     6: "a bus reset",
     7: "a reboot of the system",
 }
-#: Those that reset the GPU; a reboot does not wait for us.
+#: Recoveries that reset the GPU, for which no process may have it open.
 _RESETS = frozenset({1, 4, 6})
 
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """What the driver says of the state of one physical GPU; None where it does not tell."""
+    """Health of one physical GPU as the driver reports it; None if it does not report it."""
 
     uncorrected_errors: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     pages_pending: bool | None = None
-    #: What it asks for, by NVML's number; 0: nothing.
+    #: The recovery that it asks for, by NVML's number; 0: none.
     recovery: int | None = None
 
     @property
     def needs_reset(self) -> bool:
-        """Whether the driver asks for what no process may have the device open for."""
+        """Whether the driver asks for a reset, during which no process may have the device open."""
         return self.recovery in _RESETS
 
     @property
     def causes(self) -> list[str]:
-        """Constant while the cause is: a count would be written with every error."""
+        """The reasons that speak against the GPU.
+
+        They contain no counts: each new error would otherwise cause a write of the report.
+        """
         found = []
         if self.recovery:
             found.append(f"driver asks for {_RECOVERIES.get(self.recovery, 'a recovery')}")
@@ -96,44 +98,46 @@ class Checkup:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    #: Of the physical GPU; None where the driver does not name it.
+    #: UUID of the physical GPU; None if the driver does not report it.
     uuid: str | None
     number: int
     source: str
 
 
 class Patient(msgspec.Struct, frozen=True):
-    """What is remembered of a device that is fenced."""
+    """The remembered state of an unhealthy device."""
 
+    #: Start of the trouble, RFC 3339.
     since: str
-    #: "79 (nvml)"; none where nothing but the samples speaks against it.
+    #: XIDs with their source, such as "79 (nvml)"; empty if all causes can be read.
     xids: list[str] = msgspec.field(default_factory=list)
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """All that has to survive a restart of the agent."""
+    """The state that survives a restart of the agent (the content of ``--state``)."""
 
-    #: Which load of which driver this is about; empty: none has been seen yet.
+    #: Identifies driver version and module load; empty if no driver has answered yet.
     driver: str = ""
+    #: UUID -> state of the unhealthy device.
     patients: dict[str, Patient] = msgspec.field(default_factory=dict)
-    #: uuid -> the last XID in DCGM's gauge, which keeps it until the exporter is restarted.
+    #: UUID -> the last XID in DCGM's gauge, which keeps it until the exporter restarts.
     gauges: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One sample, by physical GPU."""
+    """The health data of one sample, by UUID of the physical GPU."""
 
     #: RFC 3339.
     now: str
-    #: Empty where no driver answers.
+    #: Identifies driver version and module load; empty if no driver answers.
     driver: str
-    #: What speaks against each device that is there now; empty: nothing.
+    #: Every present device -> the reasons against it; an empty list means healthy.
     causes: Mapping[str, list[str]]
     checkups: Mapping[str, Checkup] = field(default_factory=dict)
-    #: Events since the last sample.
+    #: XID events since the last sample.
     xids: Iterable[Xid] = ()
-    #: DCGM's gauge; 0: none yet.
+    #: DCGM's gauge of the last XID; 0: no XID yet.
     gauges: Mapping[str, int] = field(default_factory=dict)
     #: Whether maintenance of the node has just ended.
     maintained: bool = False
@@ -146,7 +150,7 @@ class HealthIssue:
 
 
 def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, HealthIssue]]:
-    """What is to be remembered now, and the devices of ``sight`` that are fenced."""
+    """Return the state to remember, and the unhealthy devices of ``sight``."""
     reloaded = before.driver != "" and sight.driver not in {"", before.driver}
     raised = _raised(before, sight)
     patients: dict[str, Patient] = {}
@@ -154,12 +158,12 @@ def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, HealthIssue]]
     for uuid in {*before.patients, *sight.causes}:
         known = before.patients.get(uuid)
         recovery = sight.checkups[uuid].recovery if uuid in sight.checkups else None
-        well_again = reloaded or sight.maintained or recovery == 0
-        xids = [] if known is None or well_again else list(known.xids)
+        recovered = reloaded or sight.maintained or recovery == 0
+        xids = [] if known is None or recovered else list(known.xids)
         xids += [text for text in raised.get(uuid, ()) if text not in xids]
         xids = xids[:_MOST_XIDS]
         if uuid not in sight.causes:
-            if known is not None and xids:  # not there now: what it did is not forgiven
+            if known is not None and xids:  # the device is missing now: keep its XIDs
                 patients[uuid] = Patient(known.since, xids)
             continue
         reasons = [*sight.causes[uuid], *([_reason(xids, recovery)] if xids else [])]
@@ -173,12 +177,12 @@ def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, HealthIssue]]
 
 
 def _raised(before: Memory, sight: Sight) -> dict[str, list[str]]:
-    """uuid -> its new XIDs that count, as they are remembered."""
+    """Return UUID -> its new XIDs that make it unhealthy, with their source."""
     gauged = [
         Xid(uuid, number, "dcgm")
         for uuid, number in sight.gauges.items()
-        # Edges only: the gauge still shows what was long repaired, and the first time it is seen
-        # that may be years ago.
+        # Only changes count: the gauge keeps showing an XID after the repair, so the first value
+        # that the agent sees may be old.
         if number != before.gauges.get(uuid, number)
     ]
     found: dict[str, list[str]] = {}
@@ -192,7 +196,7 @@ def _raised(before: Memory, sight: Sight) -> dict[str, list[str]]:
 
 
 def _reason(xids: list[str], recovery: int | None) -> str:
-    until = "the GPU is reset or the driver loaded anew"
+    until = "the GPU is reset or the driver is loaded again"
     if recovery is not None:
         until = "the driver asks for no recovery"
     return f"XID {', '.join(xids)}: unhealthy until {until}"

@@ -1,8 +1,8 @@
-"""What is really in use: NVML, DCGM and XID events, joined into one account of each device.
+"""Joins NVML, DCGM and XID events into the readings of each device.
 
-NVML is the truth about memory. DCGM is the best witness of SM activity and one of XIDs; its memory
-figures only check NVML's: where the two disagree about a device by more than time and rounding can
-explain, that is said, and nothing is changed.
+Memory figures come from NVML. DCGM is the best source of SM activity and a second source of XIDs.
+Its memory figures only check NVML's. If the two differ by more than timing and rounding explain,
+the source ``dcgm`` is reported as degraded, and the figures stay as they are.
 """
 
 import os
@@ -31,18 +31,18 @@ from agent.probes.xids import XidWatch
 
 _log = structlog.get_logger()
 
-#: DCGM may show what was true this long ago: its interval, ours between scrapes, and a little.
+#: Maximum age of DCGM's figures: its collection interval, our scrape interval, and a margin.
 _WINDOW_S = 60.0
-#: What rounding to MiB, thrice, and a moment between two calls may make of a figure.
+#: Difference that rounding three figures to MiB, and the time between two calls, can cause.
 _TOLERANCE_BYTES = 64 << 20
-#: So many scrapes in a row must disagree: a peak between two of our samples is no disagreement.
+#: Consecutive scrapes that must disagree: a peak between two of our samples is no disagreement.
 _IN_A_ROW = 3
-#: Directories that are looked through for our own cgroup, once.
+#: Maximum number of directories searched for the agent's own cgroup.
 _MOST_CGROUPS = 20_000
 
 
 class Survey:
-    """The probe of the devices. ``close`` lets its threads end."""
+    """Reads all devices of the node. ``close`` ends its threads."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Survey:
         monotonic: Callable[[], float],
         now: Callable[[], str],
     ) -> None:
-        """``incarnation`` tells one load of the driver from the next; ``now`` is RFC 3339."""
+        """``incarnation`` identifies one load of the driver; ``now`` returns RFC 3339 text."""
         self._nvml = nvml
         self._xids = xids
         self._exporter = exporter
@@ -68,14 +68,14 @@ class Survey:
         self._check = CrossCheck()
         self._hanging = False
         self._unusable = False
-        #: Whether the driver was left alone at the last sample.
+        #: Whether the driver was released for maintenance at the last sample.
         self._maintained = False
-        #: Why the driver is to be left alone; empty: it is not. Set by the composition root.
+        #: Returns why the driver must be released, empty if it need not be. Set in ``__main__``.
         self.maintenance: Callable[[], str] = lambda: ""
 
     @property
     def hanging(self) -> bool:
-        """Whether some driver call has not returned."""
+        """Whether a driver call has not returned."""
         return self._hanging or self._limits.hanging
 
     def read(self) -> Iterable[Reading]:
@@ -95,10 +95,10 @@ class Survey:
         return readings
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """What the driver grants the containers that hold devices."""
+        """Return the driver's memory limits of the containers that hold devices."""
         found = self._limits.follow(readings)
         if self._unusable:
-            # An open device cannot be reset, and there is none whose use has to be seen.
+            # A device cannot be reset while it is open, and no device is usable.
             self._nvml.release(may_close=self._closable)
         return found
 
@@ -128,9 +128,9 @@ class Survey:
             self._monotonic(), self._exporter.scrapes, found.devices, exposition.readings
         )
         if self._exporter.bad_lines:
-            wrong.append("some of its lines make no sense and were left out")
+            wrong.append("some of its lines cannot be read and were ignored")
         if not exposition.readings:
-            wrong.append("it exports nothing of any device")
+            wrong.append("it exports no metrics of any device")
         elif not any(r.sm_ratio is not None for r in exposition.readings):
             wrong.append("it does not export DCGM_FI_PROF_SM_ACTIVE")
         state = SourceReading("dcgm", "degraded" if wrong else "ok", "; ".join(wrong))
@@ -164,17 +164,17 @@ class Survey:
         self._memory, health_issues = judge(self._memory, sight)
         self._state.write(self._memory)
         lacks = [*self._xids.lacks, *([self._state.trouble] if self._state.trouble else [])]
-        heard = SourceReading("xid", "degraded" if lacks else "ok", "; ".join(lacks))
-        return [*_unhealthy(found.devices, health_issues), *([heard] if answers else [])]
+        source = SourceReading("xid", "degraded" if lacks else "ok", "; ".join(lacks))
+        return [*_unhealthy(found.devices, health_issues), *([source] if answers else [])]
 
 
 @dataclass(slots=True)
 class CrossCheck:
-    """Whether DCGM's memory figures can be those of the devices that NVML tells of."""
+    """Compares DCGM's memory figures with NVML's."""
 
-    #: (GPU, instance) -> (when last, bytes used) of all that was so in the last minute, by NVML.
+    #: (GPU, instance) -> (time last seen, bytes used) of NVML's figures of the last minute.
     _used: dict[tuple[str, int | None], deque[tuple[float, int]]] = field(default_factory=dict)
-    #: (GPU, instance) -> scrapes in a row that disagreed about what is used.
+    #: (GPU, instance) -> consecutive scrapes that disagreed about used memory.
     _doubts: dict[tuple[str, int | None], int] = field(default_factory=dict)
     _compared: int = 0
 
@@ -185,7 +185,7 @@ class CrossCheck:
         devices: Iterable[DeviceReading],
         readings: Iterable[DcgmReading],
     ) -> list[str]:
-        """What cannot be true of both; ``scrapes`` counts the expositions read so far."""
+        """Return the contradictions. ``scrapes`` is the number of expositions read so far."""
         known = {_key(device): device for device in devices}
         for key, device in known.items():
             if device.memory is not None:
@@ -205,7 +205,7 @@ class CrossCheck:
         for reading in readings:
             key = (reading.uuid, reading.gpu_instance)
             if reading.uuid not in parents:
-                wrong.append("it tells of devices that this node does not have")
+                wrong.append("it exports metrics of devices that this node does not have")
             elif key in known:
                 wrong += self._differences(key, known[key], reading, again)
         return list(dict.fromkeys(wrong))
@@ -222,32 +222,33 @@ class CrossCheck:
         parts = (reading.used_bytes, reading.free_bytes, reading.reserved_bytes)
         total_bytes = reading.total_bytes
         if total_bytes is None:
-            told = [part for part in parts if part is not None]
-            total_bytes = sum(told) if len(told) == len(parts) else None
+            known = [part for part in parts if part is not None]
+            total_bytes = sum(known) if len(known) == len(parts) else None
         if total_bytes is not None and abs(total_bytes - memory.total_bytes) > slack_bytes:
-            wrong.append(f"{device.uuid}: its memory is not what NVML tells")
+            wrong.append(f"{device.uuid}: its memory is not what NVML reports")
         if reading.used_bytes is not None and not again:
-            # Some versions count the driver's reserve as used, some do not.
+            # Some exporter versions count the driver's reserve as used, some do not.
             least = min(used for _, used in series) - (memory.reserved_bytes or 0) - slack_bytes
             most = max(used for _, used in series) + slack_bytes
             fits = least <= reading.used_bytes <= most
             self._doubts[key] = 0 if fits else self._doubts.get(key, 0) + 1
         if self._doubts.get(key, 0) >= _IN_A_ROW:
-            wrong.append(f"{device.uuid}: its used memory is not what NVML tells")
+            wrong.append(f"{device.uuid}: its used memory is not what NVML reports")
         return wrong
 
 
 def _activity(
     readings: Iterable[DcgmReading], devices: Iterable[DeviceReading]
 ) -> list[ActivityReading]:
-    told = {(r.uuid, r.gpu_instance): r for r in readings}
+    by_key = {(r.uuid, r.gpu_instance): r for r in readings}
     found: list[ActivityReading] = []
     for device in devices:
-        reading = told.get(_key(device))
+        reading = by_key.get(_key(device))
         if reading is not None:
             sm_ratio, occupancy_ratio = reading.sm_ratio, reading.occupancy_ratio
             found.append(ActivityReading("dcgm", device.uuid, sm_ratio, occupancy_ratio))
-            # Any kernel keeps the engine active. NVML comes first, and knows it of no instance.
+            # Utilisation: any kernel keeps the engine active. NVML's figure has priority, but NVML
+            # has none for MIG instances.
             engine = ActivityReading(
                 "dcgm-engine", device.uuid, utilization_ratio=reading.engine_ratio
             )
@@ -256,7 +257,7 @@ def _activity(
 
 
 def _gauges(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str, int]:
-    """The XID of each GPU that is here; an instance's counts for the GPU it is cut from."""
+    """Return the last XID of each present GPU; one of a MIG instance counts for its GPU."""
     known = set(present)
     found: dict[str, int] = {}
     for reading in readings:
@@ -284,9 +285,9 @@ def _key(device: DeviceReading) -> tuple[str, int | None]:
 
 
 def incarnation(root: Path = Path("/")) -> str:
-    """Changes with every boot and every load of the driver's module.
+    """Return an identifier that changes with every boot and every load of the driver's module.
 
-    The kernel numbers what it shows in sysfs anew for every module that is loaded.
+    The kernel gives a module's directory in sysfs a new inode at every load.
     """
     try:
         boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
@@ -300,12 +301,12 @@ def incarnation(root: Path = Path("/")) -> str:
 
 
 def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str | None:
-    """The full path of our own cgroup's directory; empty if it is not found.
+    """Return the full path of the agent's own cgroup directory; empty if it is not found.
 
-    None if there are no cgroups v2, and so no limits of GPU memory. ``pid`` is our process id in
-    the host's namespace; left out, it is our own, as with hostPID. In a private cgroup namespace,
-    the default of most runtimes, the kernel shows our cgroup as "/", so its directory is looked for
-    in the host's cgroups.
+    None if there are no cgroups v2, and so no limits of GPU memory. ``pid`` is the agent's process
+    id in the host's namespace; by default its own pid, as with hostPID. In a private cgroup
+    namespace, the default of most runtimes, the kernel shows the agent's cgroup as "/". Then its
+    directory is searched for in the host's cgroups.
     """
     mount = root / "sys/fs/cgroup"
     try:
@@ -322,7 +323,7 @@ def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str | None:
     for folder_name, _, _ in islice(os.walk(mount), 1, _MOST_CGROUPS):
         try:
             processes = Path(folder_name, "cgroup.procs").read_text().split()
-        except OSError:  # a threaded cgroup has none to read
+        except OSError:  # cgroup.procs of a threaded cgroup cannot be read
             continue
         if wanted in processes:
             return folder_name

@@ -1,9 +1,11 @@
-"""What the driver itself grants containers: limits per cgroup, which drivers have from r615 on.
+"""Reads the driver's GPU memory limits of containers, which are per cgroup (r615 and newer).
 
-The driver counts for each cgroup what its processes take of a device, and refuses what is beyond
-the hard limit. It is asked for every container of every pod that holds a device, by the directory
-of the container's cgroup: limits are set there, and not on the pod's. A limit is reported and
-nothing is decided from it: who may set one is who runs the container.
+For each cgroup the driver counts the memory that its processes use on a device. Allocations beyond
+the hard limit fail. The probe reads the limits of every container of every pod that holds a device,
+by the directory of the container's cgroup, because limits are set there and not on the pod's.
+
+Limits are only reported. No decision depends on them, because the user who runs the container can
+set them.
 """
 
 import os
@@ -32,17 +34,19 @@ _log = structlog.get_logger()
 
 SOURCE = "limits"
 
-#: Nothing is decided from limits, and finding the cgroups of 768 pods takes a tenth of a sample.
+#: Seconds between two reads. No decision depends on limits, and finding the cgroups of 768 pods
+#: takes a tenth of a sample's time.
 ASK_EVERY_S = 15.0
 
+#: Maximum depth of a pod's cgroup. Example:
 #: kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/<pod>
 _MOST_LEVELS = 4
 
-_Container = tuple[str, str, str]  # uid of the pod, id, directory
+_Container = tuple[str, str, str]  # uid of the pod, container id, directory
 
 
 class LimitsProbe:
-    """``root`` is the host's /sys/fs/cgroup, or where it is mounted."""
+    """Reads the limits of containers. ``root`` is the host's /sys/fs/cgroup."""
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class LimitsProbe:
     ) -> None:
         self._ask_every_s = ask_every_s
         self._monotonic = monotonic
-        #: When the driver was last asked, and what came of it.
+        #: When the limits were last read, and the result.
         self._asked_s = float("-inf")
         self._last: list[Reading] = []
         self._gate = gate
@@ -70,7 +74,7 @@ class LimitsProbe:
         self._worker.close()
 
     def follow(self, readings: Sequence[Reading]) -> list[Reading]:
-        """A ``LimitReading`` for each container that has a limit or memory; raises nothing."""
+        """Return a ``LimitReading`` for each container with a limit or memory. Raises nothing."""
         pods = _holders(readings)
         if not pods or any(isinstance(r, DriverReading) and r.why_not for r in readings):
             self._asked_s = float("-inf")
@@ -93,18 +97,19 @@ class LimitsProbe:
             why = str(err)
         except Exception as err:  # noqa: BLE001 - a probe never raises
             _log.error("limits_not_read", exc_info=err)
-            why = f"the agent cannot read them: {type(err).__name__}"
+            why = f"the agent cannot read the limits: {type(err).__name__}"
         return [SourceReading(SOURCE, "degraded", why)]
 
     def _look(self, pods: Mapping[str, set[str]]) -> list[Reading]:
-        """``pods`` are the uids of those that hold some of each device."""
+        """Read all limits. ``pods`` maps each device to the uids of the pods that hold it."""
         if not self._gate.has(LIMITS_CALL):
-            return [SourceReading(SOURCE, "absent", "this driver has none; r615 and newer do")]
+            why = "this driver has no memory limits; r615 and newer have them"
+            return [SourceReading(SOURCE, "absent", why)]
         if not (self._root / "cgroup.controllers").exists():
             return [SourceReading(SOURCE, "absent", f"{self._root} has no cgroups (v2)")]
         seen = dict(_pods(str(self._root), 0))
-        if not seen:  # not even that of the agent itself
-            why = f"no pod's cgroup is seen in {self._root}: the host's has to be mounted there"
+        if not seen:  # not even the agent's own pod
+            why = f"no pod's cgroup is in {self._root}: mount the host's /sys/fs/cgroup there"
             return [SourceReading(SOURCE, "degraded", why)]
         asked = {
             device: [
@@ -139,7 +144,7 @@ class LimitsProbe:
 
 
 def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
-    """Device -> uids of the pods that hold some of it. MIG devices have no limits."""
+    """Return device -> uids of the pods that hold it. MIG devices have no limits."""
     devices = [r for r in readings if isinstance(r, DeviceReading)]
     sound = {d.uuid for d in devices if d.kind == "gpu" and not d.fault}
     holdings = [r for r in readings if isinstance(r, HoldingReading) and r.uid]
@@ -153,7 +158,7 @@ def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
 
 
 def _pods(folder: str, level: int) -> Iterator[tuple[str, str]]:
-    """Uid and cgroup directory of every pod; what is not below the kubelet's is not looked at."""
+    """Yield uid and cgroup directory of every pod below the kubelet's top-level cgroups."""
     for each in _folders(folder):
         if uid := pod_of(each.name):
             yield uid, each.path
@@ -162,7 +167,7 @@ def _pods(folder: str, level: int) -> Iterator[tuple[str, str]]:
 
 
 def _folders(folder: str) -> list[os.DirEntry[str]]:
-    """What lies in a folder; of one that went meanwhile, nothing."""
+    """Return the subdirectories of a directory; none if it was removed meanwhile."""
     try:
         with os.scandir(folder) as entries:
             return [each for each in entries if each.is_dir(follow_symlinks=False)]
@@ -171,5 +176,5 @@ def _folders(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _limit(figure: int | None) -> int | None:
-    """None where it is no limit: of zero bytes, or of more than any device has."""
+    """Return the limit in bytes; None for zero, or for more than any device has."""
     return figure if figure and figure <= MAX_DEVICE_BYTES else None

@@ -1,7 +1,7 @@
-"""What the agent remembers across restarts, in one small file that a reboot may well remove.
+"""Stores the health state of devices in a file, so it survives restarts of the agent.
 
-It belongs on the node, under /run: a pod's own folders go with the pod, and with them the fences of
-devices that failed. Where no file is named the agent remembers until it ends.
+The file belongs on the node, under /run: a pod's own directories are deleted with the pod. It may
+be lost at a reboot. Without a file the agent keeps the state in memory.
 """
 
 import os
@@ -23,23 +23,23 @@ class StateFile:
 
     @property
     def trouble(self) -> str:
-        """What was lost, or will be; empty where nothing is."""
+        """Why the file cannot be written or read; empty if it can."""
         return self._not_written or self._not_read
 
     def read(self) -> Memory:
-        """What was last written; nothing where there is no file yet or it cannot be read."""
+        """Return the stored state; an empty one if there is no file or it cannot be read."""
         if self._path is None:
             return Memory()
         try:
             return _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
             return Memory()
-        except (OSError, ValueError, RecursionError) as err:  # of msgspec, too
+        except (OSError, ValueError, RecursionError) as err:  # msgspec raises the last two
             self._not_read = f"{self._path} cannot be read, earlier XIDs are not known: {err}"
             return Memory()
 
     def write(self, memory: Memory) -> None:
-        """Keep ``memory``; whole or not at all, and only where it differs from what is kept."""
+        """Replace the file atomically, if ``memory`` differs from the file's content."""
         if self._path is None or memory == self._kept:
             return
         unfinished = self._path.with_suffix(".unfinished")
@@ -49,6 +49,6 @@ class StateFile:
             os.replace(unfinished, self._path)
         except OSError as err:
             why = err.strerror or type(err).__name__
-            self._not_written = f"{self._path} cannot be written, a restart forgets XIDs: {why}"
+            self._not_written = f"{self._path} cannot be written, XIDs are lost at a restart: {why}"
         else:
             self._kept, self._not_written = memory, ""

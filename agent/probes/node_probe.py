@@ -1,9 +1,9 @@
-"""What only the API server can say of our own node: its labels, the kubelet's live configuration
-and the uids that static pods have there.
+"""Reads data about the agent's node from the API server, once a minute.
 
-Every one of these is optional. The rights for the second and third are not given by default (the
-kubelet's configuration needs ``nodes/proxy``, a right to do much more), and one that is
-missing makes its part absent, no more. Asked seldom: nothing here moves.
+These are the node's labels and annotations, the kubelet's live configuration, and the uids that
+static pods have in the API. Each is optional: without the permission only its part is absent. By
+default the agent may read neither the kubelet's configuration, which needs the powerful
+``nodes/proxy``, nor pods.
 """
 
 import contextlib
@@ -45,14 +45,14 @@ MIRRORS = "mirrors"
 _T = TypeVar("_T")
 
 _EVERY_S = 60.0
-#: Where k3s writes its arguments and those of its file, as a list in JSON.
+#: Annotation in which k3s stores its arguments, as a JSON list.
 _K3S_ARGUMENTS = "k3s.io/node-args"
 _OPERATOR_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 _HASH_ANNOTATION = "kubernetes.io/config.hash"
 _SHARING: dict[str, Sharing] = {
     "none": "none",
     "time-slicing": "time-slicing",
-    "time-sharing": "time-slicing",  # GKE's word
+    "time-sharing": "time-slicing",  # GKE's name for it
     "mps": "mps",
 }
 
@@ -75,8 +75,8 @@ class _Configz(msgspec.Struct):
     kubeletconfig: _KubeletConfig
 
 
-class _Refused(Exception):
-    """The text is constant for one cause."""
+class _Failed(Exception):
+    """A request failed. The text is the same for the same cause."""
 
 
 class NodeApi:
@@ -93,30 +93,31 @@ class NodeApi:
         self._timeout_s = timeout_s
         self._due_s = float("-inf")
         self._last: list[Reading] = []
-        #: Hash of a static pod -> what the API knows of it; None where it could not be learned.
+        #: Hash of a static pod -> its mirror pod in the API; None if it could not be read.
         self._mirrors: dict[str, MirrorReading | None] = {}
-        self._rejected = ""
+        #: Why the last mirror pod could not be read.
+        self._mirror_error = ""
         self._reached = False
-        #: Why the agent has to leave the driver alone; empty: it need not.
+        #: Why the agent must release the driver; empty if it need not.
         self.maintenance = ""
-        #: What the node's annotation keeps free on every device; None where it is not known.
+        #: Memory that the node's annotation keeps free on every device; None if it is not known.
         self.reserve_bytes: int | None = None
-        #: The node's annotation of that name, "" for none; None if it is not known, or is no mode.
+        #: The node's device-choice annotation, "" if it has none; None if unknown or invalid.
         self.device_choice: str | None = None
 
     def read(self) -> Iterable[Reading]:
         now_s = self._monotonic_s()
         if now_s >= self._due_s:
             self._last = self._labels()
-            if self._reached:  # else one wait is enough
+            if self._reached:  # do not wait for a second timeout
                 self._last = [*self._last, *self._configz()]
-            # Those that could not be learned are asked for again.
+            # Mirror pods that could not be read are requested again.
             self._mirrors = {uid: found for uid, found in self._mirrors.items() if found}
             self._due_s = now_s + _EVERY_S
         return self._last
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """The uids of the static pods among those that hold devices."""
+        """Return the API uids of the static pods that hold devices."""
         wanted = {
             r.uid: (r.namespace, r.name)
             for r in readings
@@ -131,19 +132,19 @@ class NodeApi:
         found = [self._mirrors[uid] for uid in wanted]
         source = SourceReading(MIRRORS)
         if not all(found):
-            why = f"uids of static pods are not known: {self._rejected}"
+            why = f"uids of static pods are not known: {self._mirror_error}"
             source = SourceReading(MIRRORS, "degraded", why)
         return [*(each for each in found if each is not None), source]
 
     def _labels(self) -> list[Reading]:
         try:
             node = self._get(f"/api/v1/nodes/{self._node}", _Object)
-        except _Refused as err:
+        except _Failed as err:
             return [SourceReading(LABELS, "absent", str(err))]
         try:
             self.reserve_bytes = parse_reserve(node.metadata.annotations.get(RESERVE, "0"))
         except BadAnnotation:
-            self.reserve_bytes = None  # the extender says what is wrong with it
+            self.reserve_bytes = None  # the extender reports what is wrong with it
         choice = node.metadata.annotations.get(DEVICE_CHOICE, "")
         try:
             self.device_choice = choice and parse_device_choice(choice).value
@@ -157,22 +158,22 @@ class NodeApi:
     def _configz(self) -> list[Reading]:
         try:
             found = self._get(f"/api/v1/nodes/{self._node}/proxy/configz", _Configz)
-        except _Refused as err:
+        except _Failed as err:
             return [SourceReading(CONFIGZ, "absent", str(err))]
         policy = found.kubeletconfig.topology_manager_policy
         if policy and policy not in TOPOLOGY_POLICIES:
-            why = "it names no policy of the topology manager that is known"
+            why = "its topology manager policy is not known to this agent"
             return [SourceReading(CONFIGZ, "degraded", why)]
         return [SourceReading(CONFIGZ), TopologyReading(CONFIGZ, policy)]
 
     def _mirror(self, uid: str, namespace: str, name: str) -> MirrorReading | None:
         try:
             pod = self._get(f"/api/v1/namespaces/{namespace}/pods/{name}", _Object)
-        except _Refused as err:
-            self._rejected = str(err)
+        except _Failed as err:
+            self._mirror_error = str(err)
             return None
         if pod.metadata.annotations.get(_HASH_ANNOTATION) != uid:
-            self._rejected = "the pod of that name is another one"
+            self._mirror_error = "the pod of that name is another one"
             return None
         return MirrorReading(MIRRORS, uid, pod.metadata.uid, namespace, name)
 
@@ -181,21 +182,21 @@ class NodeApi:
             answer = request(self._server, "GET", path, self._timeout_s)
         except NotReached as err:
             self._reached = False
-            raise _Refused("API server is not reached") from err
+            raise _Failed("API server is not reached") from err
         self._reached = True
         if answer.status != 200:
-            raise _Refused(f"API server answers {answer.status}")
+            raise _Failed(f"API server answers {answer.status}")
         try:
             return msgspec.json.decode(answer.data, type=kind)
         except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
-            raise _Refused("API server's answer cannot be read") from err
+            raise _Failed("API server's answer cannot be read") from err
 
 
 def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
-    """Why the agent has to leave the driver alone; empty where nothing says that.
+    """Return why the agent must release the driver; empty if it need not.
 
-    The GPU Operator pauses what uses the driver by such a value of its label, for as long as it
-    upgrades the driver or changes MIG.
+    While the GPU Operator upgrades the driver or changes MIG, it sets its label to a value that
+    starts with "paused", which stops the users of the driver.
     """
     deploy = labels.get(_OPERATOR_LABEL, "true")
     if deploy.startswith("paused"):
@@ -207,9 +208,9 @@ def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) ->
 
 
 def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
-    """The policy in the arguments that k3s hands to its kubelet; None where there is none to see.
+    """Return the topology policy in the arguments of k3s; None if the node has no such annotation.
 
-    The flag is absent: the kubelet's default, unless its files say otherwise.
+    Without the flag it is the kubelet's default, unless its files set another policy.
     """
     try:
         arguments = msgspec.json.decode(annotations.get(_K3S_ARGUMENTS, ""), type=list[str])
@@ -227,18 +228,19 @@ def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
 
 
 def of_labels(labels: Mapping[str, str]) -> PluginReading | None:
-    """What GFD's labels, or GKE's, tell of the plugin; None where there are none.
+    """Return the plugin's configuration from the labels of GFD or GKE; None if there are none.
 
-    Of a node with several models they describe one at random, so they are the last to be believed.
+    On a node with several GPU models they describe a random one, so they have the lowest priority.
     """
-    told = labels.get("nvidia.com/gpu.sharing-strategy")
+    strategy = labels.get("nvidia.com/gpu.sharing-strategy")
     count = labels.get("nvidia.com/gpu.replicas", "")
     renamed = not labels.get("nvidia.com/gpu.product", "").endswith("-SHARED")
     gke = labels.get("cloud.google.com/gke-gpu-sharing-strategy")
-    if told is None and gke is not None:
-        told, count = gke, labels.get("cloud.google.com/gke-max-shared-clients-per-gpu", "")
+    if strategy is None and gke is not None:
+        strategy = gke
+        count = labels.get("cloud.google.com/gke-max-shared-clients-per-gpu", "")
         renamed = False
-    sharing = _SHARING.get(told or "")
+    sharing = _SHARING.get(strategy or "")
     if sharing is None:
         return None
     replicas: dict[str, int] = {}

@@ -1,15 +1,16 @@
-"""One gate for every driver call: decides what an NVML error code means to us.
+"""The only access to NVML: makes every driver call and gives each error code one meaning.
 
-NVML knows some thirty error codes and callers elsewhere guess at each of them. Here every code has
-exactly one of seven outcomes, and what leaves the gate is a value, ``None`` (absent) or one of
+NVML has about thirty error codes. Here each code has exactly one outcome. A call returns a value,
+returns ``None`` (the driver, the device or our permissions lack it), or raises one of
 
     NvmlError
-    ├── NoDriver       no NVIDIA driver here: not a GPU node, or not one yet; asked again later
-    ├── DriverGone     the driver went or was replaced under us. pynvml caches function pointers and
-    │                  never unloads the library, so only a new process can talk to the new driver
+    ├── NoDriver       no NVIDIA driver here: not a GPU node, or not yet; tried again later
+    ├── DriverGone     the driver was unloaded or replaced while the agent runs. pynvml caches
+    │                  function pointers and never unloads the library, so only a new process can
+    │                  use the new driver
     ├── DeviceFault    this device cannot be trusted; the others can
-    │   └── DeviceLost     it fell off the bus or asks for a reset: whichever call says so
-    └── StaleHandle    the handle names nothing any more: resolve it again by UUID
+    │   └── DeviceLost     it fell off the bus or needs a reset, whichever call reports that
+    └── StaleHandle    the handle is not valid any more: resolve it again by UUID
 """
 
 import ctypes
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class NvmlError(Exception):
-    """Base of what the gate raises."""
+    """Base class of all errors that ``Gate`` raises."""
 
 
 class NoDriver(NvmlError):
@@ -50,11 +51,11 @@ class StaleHandle(NvmlError):
 
 
 class _TooSmall(NvmlError):
-    """The array given was too short; never leaves the gate."""
+    """The array passed to the driver was too short. ``Gate`` handles it and never raises it."""
 
 
 class Outcome(Enum):
-    """Everything that a refused driver call can mean to us."""
+    """The possible meanings of a failed driver call."""
 
     ABSENT = "absent"
     NO_PERMISSION = "no permission"
@@ -65,10 +66,11 @@ class Outcome(Enum):
     NO_DRIVER = "no driver"
 
 
-#: NVML code -> outcome. What is not listed (lost, reset required, timeout, unknown, codes of
-#: drivers to come) is a fault of the device: not understanding an answer is no reason to trust it.
+#: NVML error code -> outcome. All other codes (lost, reset required, timeout, unknown, codes of
+#: future drivers) are a fault of the device: an answer that we do not understand is no reason to
+#: trust the device.
 OUTCOMES = {
-    0: Outcome.ABSENT,  # pynvml raises "SUCCESS" where a sizing call found nothing
+    0: Outcome.ABSENT,  # pynvml raises "SUCCESS" if a sizing call found nothing
     1: Outcome.DRIVER_GONE,  # UNINITIALIZED
     2: Outcome.STALE_HANDLE,  # INVALID_ARGUMENT
     3: Outcome.ABSENT,  # NOT_SUPPORTED
@@ -81,10 +83,10 @@ OUTCOMES = {
     18: Outcome.DRIVER_GONE,  # LIB_RM_VERSION_MISMATCH
     25: Outcome.ABSENT,  # ARGUMENT_VERSION_MISMATCH: an old driver
     26: Outcome.ABSENT,  # DEPRECATED
-    28: Outcome.ABSENT,  # GPU_NOT_FOUND: the node has none
+    28: Outcome.ABSENT,  # GPU_NOT_FOUND: the node has no GPU
 }
 
-#: Do not fail where no GPU is left: a node whose only GPU fell off the bus must still report that.
+#: Do not fail if there is no GPU: a node whose only GPU fell off the bus must still report that.
 _INIT_NO_GPUS = 1
 
 #: GPU_IS_LOST and RESET_REQUIRED.
@@ -93,8 +95,8 @@ _DRIVER_NOT_LOADED = 9
 _NOT_FOUND = 6
 _TIMEOUT = 10
 
-#: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH and DEPRECATED: another driver has the call.
-_NOT_HAD = {13, 25, 26}
+#: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH and DEPRECATED: this driver version lacks the call.
+_UNSUPPORTED = {13, 25, 26}
 LIMITS_CALL = "nvmlDeviceGetMemoryLimits_v1"
 
 _FIRST_PROCESSES = 64
@@ -110,7 +112,7 @@ def outcome_of(code: int) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the driver (r615 and newer) grants the processes of one cgroup on one device, bytes."""
+    """The driver's memory limits (r615 and newer) for one cgroup on one device, in bytes."""
 
     used_bytes: int
     #: None: no limit.
@@ -120,12 +122,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the driver says of one device, in bytes, as it says it."""
+    """Memory of one device in bytes, exactly as the driver reports it."""
 
     total_bytes: int
     free_bytes: int
-    #: Kept by the driver; None where it cannot tell (older than r510). Never derived from `used`,
-    #: which the two versions of the call define differently.
+    #: Reserved by the driver; None if the driver does not report it (older than r510). Never
+    #: derived from `used`, which the two versions of the call define differently.
     reserved_bytes: int | None
 
 
@@ -133,29 +135,29 @@ class Sample(NamedTuple):
     """SM utilisation of one process on a device."""
 
     pid: int
-    #: By the driver's clock.
+    #: Time of the sample by the driver's clock.
     at_us: int
     sm_percent: int
 
 
 class Gate:
-    """The only thing in the agent that touches NVML.
+    """The only code in the agent that calls NVML.
 
-    ``library`` is the module ``pynvml`` of nvidia-ml-py, or anything that offers the same names;
-    left out, it is imported by ``start``, so that the agent can be imported where it is missing.
+    ``library`` is the module ``pynvml`` of nvidia-ml-py, or an object with the same names. Without
+    it ``start`` imports pynvml, so the agent can be imported on machines without the package.
     """
 
     def __init__(self, library: Any = None) -> None:  # pynvml has no types
         self._library = library
         self._started = False
-        #: Thread -> the call that it is in, for whoever wonders why it does not return.
+        #: Thread id -> the driver call that it is in, to report calls that do not return.
         self._calls: dict[int, str] = {}
-        #: Calls that the driver refused for want of a privilege, since the reader last cleared it.
+        #: Calls that failed for lack of permission. The caller clears it before each sample.
         self.forbidden: set[str] = set()
-        #: Calls that the driver does not have, which only another driver changes. Of a call with
-        #: several versions, the newest that is not in here is made.
+        #: Calls that this driver does not have. Of a call with several versions, the newest that
+        #: is not in here is made.
         self._missing: set[str] = set()
-        #: Call -> the most entries that a list of it had.
+        #: Call -> the longest list that it has returned.
         self._lengths: dict[str, int] = {}
 
     def start(self) -> None:
@@ -167,8 +169,8 @@ class Gate:
                 import pynvml
             except ImportError as err:
                 raise NoDriver(
-                    "Python package nvidia-ml-py is missing; "
-                    "right is: pip install 'headroom-gpu[agent]'"
+                    "Python package nvidia-ml-py is missing. "
+                    "Install it with: pip install 'headroom-gpu[agent]'"
                 ) from err
             self._library = pynvml
         try:
@@ -179,16 +181,16 @@ class Gate:
             raise NoDriver(f"NVML cannot be initialised: {err}") from err
         except DriverGone as err:
             if getattr(err.__cause__, "value", None) == _DRIVER_NOT_LOADED:
-                raise NoDriver(str(err)) from err  # it was never there for us: it may still come
+                raise NoDriver(str(err)) from err  # never loaded so far: it may still be loaded
             raise
         if not self._started:
             why = "permission to open /dev/nvidiactl" if self.forbidden else "nvmlInitWithFlags"
             raise NoDriver(f"NVML cannot be initialised: no {why}")
 
     def stop(self) -> None:
-        """Close the driver, so that it can be unloaded and its devices reset; ``start`` opens it.
+        """Close the driver, so it can be unloaded and its devices reset; ``start`` opens it again.
 
-        No other call may be under way. Raises as ``ask`` does.
+        No other call may be in progress. Raises the errors of ``ask``.
         """
         if self._started:
             self._started = False
@@ -198,7 +200,10 @@ class Gate:
                 self._library.nvmlShutdown()
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Call ``name`` of pynvml; None where the driver, the device or our rights lack it."""
+        """Call pynvml's function ``name`` and return its value.
+
+        None if the driver or the device lacks the call, or the agent lacks the permission.
+        """
         function: Callable[..., Any] | None = getattr(self._library, name, None)
         if function is None:
             return None
@@ -207,7 +212,7 @@ class Gate:
         return None
 
     def does(self, name: str, *args: Any) -> bool:
-        """As ``ask``, of a call that returns nothing: whether it was made."""
+        """Call a function that returns nothing, as ``ask`` does; return whether it succeeded."""
         function: Callable[..., Any] | None = getattr(self._library, name, None)
         if function is None:
             return False
@@ -217,17 +222,17 @@ class Gate:
         return False
 
     def has(self, name: str) -> bool:
-        """Whether the driver has a call, as far as it can be told without making it."""
+        """Return whether the driver library exports a call, without making it."""
         with self._settled(name):
             return name not in self._missing and bool(self._library._nvmlGetFunctionPointer(name))
         return False
 
     def struct(self, name: str) -> Any:
-        """An empty struct of pynvml's, to be filled and passed to ``ask``."""
+        """Return an empty pynvml struct, to be filled and passed to ``ask``."""
         return getattr(self._library, name)()
 
     def memory(self, handle: Any) -> Memory | None:
-        """Bytes of one device, or None where the driver does not tell (integrated GPUs)."""
+        """Return the memory of one device; None if the driver lacks it (integrated GPUs)."""
         if _MEMORY_V2 not in self._missing:
             with self._settled(_MEMORY_V2):
                 v2 = self._library.nvmlDeviceGetMemoryInfo(handle, self._library.nvmlMemory_v2)
@@ -236,10 +241,11 @@ class Gate:
         return None if v1 is None else Memory(int(v1.total), int(v1.free), None)
 
     def processes(self, handle: Any) -> dict[int, int | None] | None:
-        """pid -> bytes on the device (None: the driver does not tell), of every kind of process.
+        """Return pid -> bytes on the device, for compute, graphics and MPS processes.
 
-        None where the driver does not list processes at all. One pid may be in several lists, each
-        time with all it uses: the largest figure counts, not the sum.
+        The bytes are None if the driver does not report them. The result is None if the driver
+        does not list processes at all. One pid may be in several lists, each time with its whole
+        use, so the largest figure counts, not the sum.
         """
         found: dict[int, int | None] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
@@ -252,10 +258,10 @@ class Gate:
         return found
 
     def process_samples(self, handle: Any, since_us: int) -> list[Sample] | None:
-        """Utilisation of each process since a time of the wall clock.
+        """Return the utilisation of each process since ``since_us`` (wall clock, microseconds).
 
-        Empty where no process did anything, which the driver calls NOT_FOUND; None where it does
-        not measure processes.
+        Empty if no process was active, for which the driver answers NOT_FOUND. None if the driver
+        does not measure processes.
         """
 
         def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
@@ -272,9 +278,9 @@ class Gate:
         )
 
     def limits(self, handle: Any, cgroup: str) -> Limits | None:
-        """What processes of a cgroup (full path of its directory) may take and do take.
+        """Return memory limits and use of a cgroup, given by the full path of its directory.
 
-        None where the driver has no such limits: it is older than r615, or the device is MIG.
+        None if the driver has no such limits: it is older than r615, or the device is MIG.
         """
         struct = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
         if struct is None:
@@ -292,7 +298,7 @@ class Gate:
         return None
 
     def event(self, events: Any, wait_ms: int) -> Any:
-        """The next event of a set, or None where none came in time."""
+        """Return the next event of an event set; None if none came within ``wait_ms``."""
         with self._settled("nvmlEventSetWait_v2"):
             try:
                 return self._library.nvmlEventSetWait_v2(events, wait_ms)
@@ -303,16 +309,16 @@ class Gate:
 
     @staticmethod
     def same(handle: Any, other: Any) -> bool:
-        """Whether two handles name one device; only for handles of one moment."""
+        """Return whether two handles, resolved in the same cycle, name the same device."""
         return bool(_address(handle) == _address(other))
 
     def why_late(self, thread_id: int | None) -> str:
-        """Why the thread has not returned, by the driver call that it is in, if any."""
+        """Return why a thread has not returned, with the driver call that it is in, if any."""
         call = None if thread_id is None else self._calls.get(thread_id)
         return f"driver call {call} hangs" if call else "reading it takes too long"
 
     def _processes(self, name: str, handle: Any) -> list[tuple[int, int | None]] | None:
-        """One process list, by the newest version of the call that the driver has."""
+        """Return one process list, read with the newest version of the call the driver has."""
 
         def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
             return int(call(handle, ctypes.byref(count), array))
@@ -332,10 +338,11 @@ class Gate:
         fill: Callable[[Any, ctypes.c_uint, Any], int],
         read: Callable[[bytes, int, int], list[T]],
     ) -> list[T] | None:
-        """What a call writes into an array that it is given; None where the driver lacks it.
+        """Return what a call writes into an array; None if the driver lacks the call.
 
-        pynvml asks twice: how many, then which. In between processes come, and drivers that answer
-        the first question with SUCCESS make it report none. So the array is brought along.
+        pynvml makes two calls: one for the number of entries, one for the entries. Processes can
+        start in between, and if the driver answers the first call with SUCCESS, pynvml returns no
+        entries. So this passes an array with the first call.
         """
         kind = getattr(self._library, struct, None)
         if kind is None:
@@ -361,24 +368,23 @@ class Gate:
 
     @contextmanager
     def _settled(self, name: str) -> Iterator[None]:
-        """Turn the library's errors into ours; passes over what is merely absent."""
+        """Translate pynvml's errors into ours. Ignores those that mean that a call is absent."""
         thread_id = threading.get_ident()
         self._calls[thread_id] = name
         try:
             yield
         except (ValueError, OSError, ctypes.ArgumentError) as err:
-            # A name that is no text, a function with other arguments than pynvml thinks.
+            # Example: a name that is not UTF-8, or a function with unexpected arguments.
             raise DeviceFault(f"answer of {name} cannot be read: {type(err).__name__}") from err
         except getattr(self._library, "NVMLLibraryMismatchError", ()):
-            self._missing.add(
-                name
-            )  # how pynvml says FUNCTION_NOT_FOUND of a call without a version
+            # pynvml raises this for FUNCTION_NOT_FOUND of a call without a version.
+            self._missing.add(name)
             return
         except self._library.NVMLError as err:
             text = f"{err} (NVML {err.value})"
             match outcome_of(err.value):
                 case Outcome.ABSENT:
-                    if err.value in _NOT_HAD:
+                    if err.value in _UNSUPPORTED:
                         self._missing.add(name)
                 case Outcome.NO_PERMISSION:
                     self.forbidden.add(name)

@@ -1,17 +1,17 @@
-"""Decides how long the entries are that a driver wrote into a buffer of ours. Pure.
+"""Decodes process lists and samples that the driver writes into a buffer. Pure.
 
-Drivers disagree about the layout of one and the same call, and none reports which one it uses (the
-table in docs/agent.md). So the buffer is filled with a pattern first: what the driver has not
-written tells where its last entry ends. This is checked with every list, not once: an empty list
-shows nothing, and a wrong length reads as other processes with other memory.
+Drivers use different entry sizes for the same call, and none reports which one it uses (the table
+in docs/agent.md). So the buffer is filled with a pattern first, and the untouched part shows where
+the last entry ends. Every list is checked, not only the first: an empty list shows nothing, and a
+wrong size would yield other processes with other memory.
 """
 
 import struct
 from collections.abc import Iterator
 
-#: No process id, and no byte of a figure that a driver writes.
+#: Fill pattern: entries that a driver writes do not consist of this byte.
 POISON = 0xA5
-#: Length of an entry of a process list -> process id and bytes, at the same place in all of them.
+#: Size of an entry of a process list in bytes -> its layout: process id, bytes used.
 _PROCESSES = {
     16: struct.Struct("<I4xQ"),
     24: struct.Struct("<I4xQ8x"),
@@ -22,14 +22,14 @@ _NOT_AVAILABLE = (1 << 64) - 1
 
 
 class UnknownLayout(ValueError):
-    """Nothing that a driver is known to write."""
+    """The entries have a size that no known driver writes."""
 
 
 def processes(written: bytes, count: int, room: int) -> list[tuple[int, int | None]]:
-    """Process id and bytes (None: not known to the driver) of the first ``count`` entries.
+    """Return process id and bytes (None: unknown to the driver) of the first ``count`` entries.
 
-    ``written`` was poisoned, and has ``LONGEST_BYTES`` for each of the ``room`` entries that the
-    driver was told of. Raises ``UnknownLayout``.
+    ``written`` was filled with ``POISON`` and has ``LONGEST_BYTES`` for each of ``room`` entries,
+    the array length passed to the driver. Raises ``UnknownLayout``.
     """
     entry_bytes = _entry_bytes(written, count, room)
     entries = _PROCESSES[entry_bytes].iter_unpack(written[: count * entry_bytes])
@@ -37,7 +37,7 @@ def processes(written: bytes, count: int, room: int) -> list[tuple[int, int | No
 
 
 def samples(written: bytes, count: int) -> Iterator[tuple[int, int, int]]:
-    """Process id, time (microseconds) and percent of the SMs, of utilisation samples."""
+    """Yield process id, time (microseconds) and SM utilisation (percent) of each sample."""
     return struct.Struct("<I4xQI12x").iter_unpack(written[: count * 32])
 
 
@@ -49,8 +49,10 @@ def _entry_bytes(written: bytes, count: int, room: int) -> int:
 
 
 def _is_end(written: bytes, end: int, room_end: int) -> bool:
-    """Whether nothing was written from ``end`` on, or zeros up to ``room_end``: some drivers clear
-    the whole array first."""
+    """Return whether the driver wrote nothing from ``end`` on, or only zeros up to ``room_end``.
+
+    Some drivers clear the whole array first.
+    """
     is_cleared = written.count(0, end, room_end) == room_end - end
     return _is_untouched(written, end) or (is_cleared and _is_untouched(written, room_end))
 

@@ -1,12 +1,12 @@
-"""The NVML probe: which devices the node has, what each holds, and which cannot be trusted.
+"""The NVML probe: reads the node's devices, their memory and processes, and their faults.
 
-Handles live for one cycle: they are resolved anew each time, because a driver reload, a MIG change
-or a device that fell off the bus makes old ones name nothing, or something else. Between cycles
-only identities are kept. A lost GPU no longer tells its UUID, but its index still counts, so
-what was last seen at that index is what was lost.
+Handles are used for one cycle only and then resolved again. After a driver reload, a MIG change or
+a lost device, an old handle is invalid or names another device. Between cycles the probe keeps only
+identities. A lost GPU does not report its UUID, but it still has its index. So the device last seen
+at that index is the lost one.
 
-Every physical GPU is read in a thread of its own and awaited with a deadline, and so are the calls
-that are about no device: one that never returns takes its device with it and nothing else.
+Every physical GPU is read in its own thread, with a deadline. Calls about the driver itself have
+another thread. A call that never returns makes only its own device unhealthy.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ from contract.gpunode import MAX_DEVICES
 _log = structlog.get_logger()
 
 T = TypeVar("T")
-#: Asks the driver by the name of a function, with what comes after the handle; None where it does
-#: not tell.
+#: Calls the named NVML function with a device handle and the given arguments; returns None if the
+#: driver has no answer.
 Ask = Callable[..., Any]
 
 SOURCE = "nvml"
@@ -52,10 +52,10 @@ SOURCE = "nvml"
 _MIG_ENABLED = 1
 _MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 _MIG_UNREADABLE = "MIG is on and no instance can be read"
-_MIG_FORBIDDEN = "whether MIG is on may not be read"
+_MIG_FORBIDDEN = "the agent has no permission to read the MIG mode"
 _UNCHECKED_CGROUP = (
-    "whether the agent's own cgroup has a GPU memory limit, which would hide the devices' memory,"
-    " cannot be checked: mount the host's /sys/fs/cgroup there"
+    "cannot check the agent's own cgroup for a GPU memory limit, which would hide the devices'"
+    " memory: mount the host's /sys/fs/cgroup into the agent's container"
 )
 #: PCI classes of display and 3D controllers.
 _GPU_CLASSES = ("0x0300", "0x0302")
@@ -79,26 +79,26 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "excl
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All that one look at the driver tells."""
+    """Everything that one cycle read from the driver."""
 
     driver: DriverReading
     devices: list[DeviceReading] = field(default_factory=list)
     facts: list[FactsReading] = field(default_factory=list)
-    #: Of several sources for one device.
+    #: A device may have readings of several sources.
     activity: list[ActivityReading] = field(default_factory=list)
-    #: Physical GPU -> its state.
+    #: UUID of the physical GPU -> its health state.
     checkups: dict[str, Checkup] = field(default_factory=dict)
     degraded: list[Degraded] = field(default_factory=list)
-    #: Whether some call has not returned.
+    #: Whether a driver call has not returned.
     hanging: bool = False
-    #: Whether no GPU is left that is neither lost nor waits for a reset. The driver counts the
-    #: devices that are there when it is opened, so it has to be opened again to see others.
+    #: Whether every GPU is lost or waits for a reset. The driver counts devices when it is opened,
+    #: so it must be opened again to see others.
     unusable: bool = False
 
 
 @dataclass(slots=True)
 class _Gpu:
-    """What one index tells: the GPU there, or the MIG devices it is cut into."""
+    """Readings of one index: of the GPU, or of its MIG devices."""
 
     devices: list[DeviceReading] = field(default_factory=list)
     facts: list[FactsReading] = field(default_factory=list)
@@ -115,8 +115,11 @@ class _System:
 
 
 class NvmlProbe:
-    """``cgroup`` is the full path of our own cgroup's directory: empty if it is not known, None if
-    the machine has no cgroups that could have limits."""
+    """Reads all devices through NVML.
+
+    ``cgroup`` is the full path of the agent's own cgroup directory. It is empty if unknown, and
+    None if the machine has no cgroups that could have limits.
+    """
 
     def __init__(
         self,
@@ -131,20 +134,20 @@ class NvmlProbe:
         self._cgroup = cgroup
         self._system: Worker[_System] = Worker("nvml")
         self._workers: dict[int, Worker[_Gpu]] = {}
-        #: By index, each used by the worker of that index alone.
+        #: GPU index -> its meter, used only by the worker of that index.
         self._meters: dict[int, Meter] = {}
-        #: index of the physical GPU -> what was last seen there, MIG devices included; no figures.
+        #: GPU index -> the devices last seen there, including MIG devices, without figures.
         self._identities: dict[int, list[DeviceReading]] = {}
         #: Indices of GPUs whose MIG instances could not be read at the last sample.
         self._unread: set[int] = set()
-        #: Why the driver is left alone, as it was logged last.
-        self._left_alone = ""
+        #: Why the driver was released, as last logged; empty if it is open.
+        self._released_for = ""
 
     def look(self) -> Found:
-        """Every device of the node; takes no longer than two deadlines, and raises nothing."""
-        if self._left_alone:
-            _log.info("driver_opened_again", reason=f"no longer: {self._left_alone}")
-            self._left_alone = ""
+        """Read every device of the node. Takes at most two deadlines and raises nothing."""
+        if self._released_for:
+            _log.info("driver_opened_again", reason=f"no longer: {self._released_for}")
+            self._released_for = ""
         try:
             system = self._in_time(self._system, self._ask_system)
         except NoDriver as err:
@@ -155,16 +158,17 @@ class NvmlProbe:
             why_not = f"driver does not answer: {err}"
             return replace(self._blind(DriverReading(SOURCE, why_not=why_not)), hanging=True)
         except Exception as err:  # noqa: BLE001 - a probe never raises
-            # A fault without a device: nothing of this driver can be trusted.
+            # The fault is not of one device: nothing that this driver reports can be trusted.
             return self._blind(
-                DriverReading(SOURCE, why_not=f"driver does not answer: {_told(err)}")
+                DriverReading(SOURCE, why_not=f"driver does not answer: {_reason(err)}")
             )
         return self._look_at_devices(system)
 
     def release(self, *, may_close: bool) -> bool:
-        """Close the driver until the next ``look``; whether that was done.
+        """Close the driver until the next ``look``; return whether it was closed.
 
-        It is not while a call is under way: ours, or one of others, who say so by ``may_close``.
+        The driver stays open while a call of this probe is in progress. ``may_close`` is false
+        while other code has a call in progress.
         """
         busy = self._system.busy or any(worker.busy for worker in self._workers.values())
         if not may_close or busy:
@@ -181,15 +185,15 @@ class NvmlProbe:
         return True
 
     def released(self, why: str, *, may_close: bool) -> Found:
-        """What is reported while the driver is left alone; it is closed as soon as it can be."""
+        """Close the driver as soon as possible; return what to report while it is released."""
         closed = self.release(may_close=may_close)
         state = "released" if closed else "being released"
-        if closed and why != self._left_alone:
+        if closed and why != self._released_for:
             _log.info("driver_released", reason=why)
-            self._left_alone = why
+            self._released_for = why
         return self._blind(
             DriverReading(SOURCE, why_not=f"driver is {state}: {why}"),
-            f"the driver is left alone: {why}",
+            f"the driver is released: {why}",
         )
 
     def _close_driver(self) -> _System:
@@ -223,11 +227,11 @@ class NvmlProbe:
             try:
                 gpu = self._result(worker, given[index], until_s)
             except DriverGone as err:
-                gone = err  # the others are awaited all the same: they are of this look
+                gone = err  # wait for the other workers too: their results belong to this cycle
             except Hanging as err:
                 lost[index], hanging = str(err), True
             except Exception as err:  # noqa: BLE001 - a probe never raises
-                lost[index] = _told(err)
+                lost[index] = _reason(err)
                 unusable += isinstance(err, DeviceLost)
             else:
                 unusable += any(c.needs_reset for c in gpu.checkups.values())
@@ -242,12 +246,12 @@ class NvmlProbe:
         for index, why in lost.items():
             known = [d for d in self._identities.get(index, []) if d.uuid not in present]
             if not known:
-                what = f"device {index} does not tell its UUID: {why}"
+                what = f"device {index} does not report its UUID: {why}"
                 found.degraded.append(Degraded(SOURCE, what))
             seen[index] = [replace(device, fault=why) for device in known]
-        told = [d for devices in seen.values() for d in devices if d.memory is not None]
-        if any(device.processes is None for device in told):  # vGPU guests, WSL
-            what = "driver lists no processes: of the memory in use nobody can tell whose it is"
+        measured = [d for devices in seen.values() for d in devices if d.memory is not None]
+        if any(device.processes is None for device in measured):  # vGPU guests, WSL
+            what = "driver lists no processes: memory in use cannot be attributed to pods"
             found.degraded.append(Degraded(SOURCE, what))
         self._identities = {
             index: [replace(d, memory=None, processes=None, fault="") for d in devices]
@@ -259,14 +263,15 @@ class NvmlProbe:
         )
         if not system.count and (attached := self._attached()):
             what = (
-                f"the kernel has {attached} of NVIDIA's GPUs and the driver shows none to this"
-                " container: delete the agent's pod when the driver is ready"
+                f"the kernel has {attached} NVIDIA GPU{'s' if attached != 1 else ''}, but the"
+                " driver shows none to this container: delete the agent's pod when the driver is"
+                " ready"
             )
             found.degraded.append(Degraded(SOURCE, what))
         return replace(found, hanging=hanging, unusable=unusable == system.count)
 
     def _attached(self) -> int:
-        """NVIDIA's GPUs that the kernel has given to NVIDIA's driver."""
+        """Return the number of GPUs that the kernel has bound to NVIDIA's driver."""
         found = 0
         for device in self._sysfs.glob("bus/pci/devices/*"):
             with contextlib.suppress(OSError):
@@ -275,10 +280,10 @@ class NvmlProbe:
         return found
 
     def _part(self, index: int) -> None:
-        """Give back what the driver keeps for the GPU that was at ``index``, and then its thread.
+        """Free the driver's samples for the GPU that was at ``index``, then close its thread.
 
-        In that thread, since the call may hang like any other; where one hangs there already, what
-        is kept is lost with it. Should the GPU come back, it has to wait for the thread.
+        The call runs in that thread because it may hang like any other call. If a call hangs there
+        already, the samples are lost. If the GPU comes back, it has to wait for the thread.
         """
         if (meter := self._meters.pop(index, None)) is not None:
             self._workers[index].give(_bound_back(meter))
@@ -286,12 +291,12 @@ class NvmlProbe:
             self._workers.pop(index).close()
 
     def _gone(self, err: DriverGone) -> Found:
-        why_not = f"driver was unloaded or replaced: {err}; the agent starts itself anew"
+        why_not = f"driver was unloaded or replaced: {err}; the agent restarts itself"
         found = self._blind(DriverReading(SOURCE, why_not=why_not, gone=True))
         return replace(found, hanging=any(w.busy for w in self._workers.values()))
 
     def _blind(self, driver: DriverReading, fault: str = "the driver does not answer") -> Found:
-        """Nothing is known now; the devices seen last are still named, none can be trusted."""
+        """Report the devices seen last with ``fault``, because nothing can be read now."""
         devices = [
             replace(device, fault=fault)
             for devices in self._identities.values()
@@ -303,7 +308,7 @@ class NvmlProbe:
         return self._result(worker, worker.give(work), time.monotonic() + self._deadline_s)
 
     def _result(self, worker: Worker[T], given: bool, until_s: float) -> T:
-        """What the worker's job returned; raises ``Hanging``, naming the call that it sits in."""
+        """Return the result of the worker's job. Raises ``Hanging`` with the pending call."""
         try:
             if given:
                 return worker.result(until_s)
@@ -318,16 +323,16 @@ class NvmlProbe:
         cuda = self._gate.ask("nvmlSystemGetCudaDriverVersion")
         count = self._gate.ask("nvmlDeviceGetCount")
         if count is None:
-            raise NoDriver("driver does not tell how many devices there are")
+            raise NoDriver("driver does not report the number of devices")
         if count > MAX_DEVICES:
-            raise NoDriver(f"driver counts more than {MAX_DEVICES} devices")
+            raise NoDriver(f"driver reports more than {MAX_DEVICES} devices")
         cuda_version = "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}"
         return _System(version, cuda_version, count)
 
     def _at(self, index: int) -> _Gpu:
-        """The GPU at ``index``, or its MIG devices where it is cut into those.
+        """Read the GPU at ``index``, or its MIG devices if MIG is on.
 
-        Raises ``DeviceFault`` or ``StaleHandle`` where it cannot be told which of the two it is.
+        Raises ``DeviceFault`` or ``StaleHandle`` if it cannot be read which of the two applies.
         """
         handle = self._gate.ask("nvmlDeviceGetHandleByIndex", index)
         uuid = None if handle is None else self._gate.ask("nvmlDeviceGetUUID", handle)
@@ -350,12 +355,12 @@ class NvmlProbe:
             self._complain(gpu, index, instances)
         except (DeviceFault, StaleHandle) as err:
             if self._identities.get(index):
-                raise  # what was last seen here is at fault: perhaps MIG devices, not this GPU
+                raise  # report the devices last seen here, which may be MIG devices
             gpu.devices.append(replace(device, fault=str(err)))
             return gpu
         gpu.devices = [self._measured(device, handle)] if instances is None else instances
         if mode is not None and mode[0] != mode[1]:
-            # It changes as soon as nobody uses the device: whoever came now would be in the way.
+            # The mode changes once no process uses the device, so a new pod would delay it.
             why = "its MIG mode is about to change, which takes a reset"
             gpu.devices = [replace(d, fault=d.fault or why) for d in gpu.devices]
         try:
@@ -365,9 +370,10 @@ class NvmlProbe:
         return gpu
 
     def _more(self, gpu: _Gpu, handle: Any, uuid: str, index: int) -> None:
-        """All that is good to know: what fails of it is said, and only a lost device is at fault.
+        """Read activity, health and facts of a GPU.
 
-        Raises ``DeviceLost`` and ``DriverGone``.
+        A call that fails degrades the source; only a lost device becomes unhealthy. Raises
+        ``DeviceLost`` and ``DriverGone``.
         """
         by_instance: dict[int, list[str]] | None = None
         if any(device.kind == "mig" for device in gpu.devices):
@@ -381,14 +387,14 @@ class NvmlProbe:
                 gpu.activity.append(reading)
 
         def alone(question: Callable[[], T]) -> T | None:
-            """One that fails spoils no answer to the others."""
+            """Return None and record the failure, so that other calls are still made."""
             try:
                 return question()
             except DeviceLost:
                 raise
             except (DeviceFault, StaleHandle) as err:
-                if (said := Degraded(SOURCE, f"{uuid}: {err}")) not in gpu.degraded:
-                    gpu.degraded.append(said)
+                if (degraded := Degraded(SOURCE, f"{uuid}: {err}")) not in gpu.degraded:
+                    gpu.degraded.append(degraded)
                 return None
 
         def ask(name: str, *args: Any) -> Any:
@@ -421,9 +427,9 @@ class NvmlProbe:
         )
 
     def _numa_node(self, bus_id: str) -> int | None:
-        """The node whose memory is near the device, from the kernel, where the plugin has it too.
+        """Return the NUMA node that the device is attached to, from sysfs as the plugin does.
 
-        NVML's NumaNodeId is another thing: the node that the device's own memory is (Grace).
+        NVML's NumaNodeId is something else: the NUMA node of the device's own memory (Grace).
         """
         domain, colon, rest = bus_id.lower().partition(":")
         path = self._sysfs / "bus/pci/devices" / f"{domain[-4:]}{colon}{rest}" / "numa_node"
@@ -434,7 +440,7 @@ class NvmlProbe:
         return node if bus_id and node >= 0 else None
 
     def _minor(self, handle: Any) -> int | None:
-        """Good to know only: what fails of it is passed over, but for a lost device."""
+        """Return the minor number; None if it cannot be read. Raises ``DeviceLost``."""
         try:
             minor = self._gate.ask("nvmlDeviceGetMinorNumber", handle)
         except DeviceLost:
@@ -444,23 +450,23 @@ class NvmlProbe:
         return minor if isinstance(minor, int) else None
 
     def _instances(self, handle: Any, gpu: DeviceReading) -> Iterator[DeviceReading]:
-        """The MIG devices of one GPU.
+        """Yield the MIG devices of one GPU.
 
-        Compute instances of one GPU instance share its memory, so all of one (parent, GPU
-        instance) report the figures of the first; processes may be listed by each for itself.
+        Compute instances of one GPU instance share its memory, so all of them report the memory of
+        the first one. Each may list its own processes.
         """
         read: dict[int, DeviceReading] = {}
         for slot in range(self._gate.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             try:
                 part = self._gate.ask(_MIG_HANDLE, handle, slot)
             except StaleHandle:
-                part = None  # some drivers say INVALID_ARGUMENT, not NOT_FOUND, for an empty slot
+                part = None  # some drivers answer INVALID_ARGUMENT for an empty slot
             if part is None:
                 continue
             uuid = self._gate.ask("nvmlDeviceGetUUID", part)
             instance = self._gate.ask("nvmlDeviceGetGpuInstanceId", part)
             if uuid is None or instance is None:
-                raise DeviceFault(f"MIG device {slot} tells no UUID or no GPU instance")
+                raise DeviceFault(f"MIG device {slot} reports no UUID or no GPU instance")
             device = DeviceReading(
                 SOURCE,
                 uuid=uuid,
@@ -476,7 +482,7 @@ class NvmlProbe:
             yield replace(measured, memory=first.memory, fault=first.fault or measured.fault)
 
     def _complain(self, gpu: _Gpu, index: int, instances: list[DeviceReading] | None) -> None:
-        """Degrade the source, and log once, if the instances of a GPU cannot be read."""
+        """Degrade the source if the MIG instances of a GPU cannot be read, and log that once."""
         unread = [d for d in instances or () if d.kind == "gpu"]
         gpu.degraded += [Degraded(SOURCE, f"{d.uuid}: {d.fault}") for d in unread]
         if not unread:
@@ -489,17 +495,17 @@ class NvmlProbe:
     def _why_no_instance(self) -> str:
         if _MIG_HANDLE in self._gate.forbidden:
             return f"{_MIG_UNREADABLE}: the agent's container has no permission"
-        return f"{_MIG_UNREADABLE}: there is none, or they are not shown to the agent's container"
+        return f"{_MIG_UNREADABLE}: none exists, or the agent's container cannot see them"
 
     def _measured(self, device: DeviceReading, handle: Any) -> DeviceReading:
-        """``device`` with its figures; a handle that went stale meanwhile is resolved once more."""
+        """Return ``device`` with its figures; a stale handle is resolved again, once."""
         try:
             try:
                 return self._figures(device, handle)
             except StaleHandle:
                 again = self._gate.ask("nvmlDeviceGetHandleByUUID", device.uuid)
                 if again is None:
-                    return replace(device, fault="device went while it was read")
+                    return replace(device, fault="device disappeared while it was read")
                 return self._figures(device, again)
         except (DeviceFault, StaleHandle) as err:
             return replace(device, fault=str(err))
@@ -507,17 +513,17 @@ class NvmlProbe:
     def _figures(self, device: DeviceReading, handle: Any) -> DeviceReading:
         memory = self._gate.memory(handle)
         processes = self._gate.processes(handle)
-        fault = "" if memory is not None else "driver does not tell the memory of this device"
+        fault = "" if memory is not None else "driver does not report the memory of this device"
         return replace(device, memory=memory, processes=processes, fault=fault)
 
 
 def _named_once(devices: Iterable[DeviceReading]) -> Iterator[DeviceReading]:
-    """Every UUID once; what is said of one that several devices give cannot be trusted."""
+    """Yield each UUID once; a UUID that several devices report is marked as faulty."""
     by_uuid: dict[str, list[DeviceReading]] = {}
     for device in devices:
         by_uuid.setdefault(device.uuid, []).append(device)
     for first, *others in by_uuid.values():
-        yield replace(first, fault="driver gives its UUID to two devices") if others else first
+        yield replace(first, fault="driver reports its UUID for two devices") if others else first
 
 
 def _bound_back(meter: Meter) -> Callable[[], _Gpu]:
@@ -533,8 +539,8 @@ def _bound(work: Callable[[int], _Gpu], index: int) -> Callable[[], _Gpu]:
     return lambda: work(index)
 
 
-def _told(err: Exception) -> str:
-    """What an error says of the driver; of what is a mistake of ours, its name."""
+def _reason(err: Exception) -> str:
+    """Return the driver's error as text; for a bug in the agent, the name of the exception."""
     if isinstance(err, (DeviceFault, StaleHandle)):
         return str(err)
     _log.error("driver_not_read", exc_info=err)
@@ -549,11 +555,11 @@ def _checkup(ask: Ask) -> Checkup:
     remapped = ask("nvmlDeviceGetRemappedRows")
     pages = ask("nvmlDeviceGetRetiredPagesPendingStatus")
     recovery = ask("nvmlDeviceGetFieldValues", [_RECOVERY_ACTION])
-    told = recovery is not None and recovery[0].nvmlReturn == 0
+    has_recovery = recovery is not None and recovery[0].nvmlReturn == 0
     return Checkup(
         uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
         pages_pending=None if pages is None else bool(pages),
-        recovery=int(recovery[0].value.uiVal) if told else None,
+        recovery=int(recovery[0].value.uiVal) if has_recovery else None,
     )

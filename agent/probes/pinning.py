@@ -1,10 +1,10 @@
 """Decides whether a pod can choose its device by its own NVIDIA_VISIBLE_DEVICES. Pure.
 
-The container toolkit looks for CDI annotations first, then for volume mounts, then at the variable,
-of which the pod's own value is the last and counts. CDI devices that the runtime injects by itself
-set the variable to ``void``. So only a plugin that uses the variable alone leaves the choice open,
-and then the toolkit must obey it, which its administrator can forbid for unprivileged pods. Where
-the plugin hands out device files besides (PASS_DEVICE_SPECS), the pod sees its pick as well.
+The container toolkit uses CDI annotations first, then volume mounts, then the variable. The pod's
+own value of the variable overrides the plugin's. CDI devices that the runtime injects set the
+variable to ``void``. So a pod can choose only if the plugin uses the variable alone, and the
+toolkit honours it. The administrator can forbid that for unprivileged pods. If the plugin also
+passes device files (PASS_DEVICE_SPECS), the pod additionally sees the device that the plugin chose.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 Pinning = Literal["honoured", "ignored", "unknown"]
 
-#: Modes of the NVIDIA runtime in which a bare uuid in the variable means the device.
+#: Modes of the NVIDIA runtime in which the variable may contain a bare UUID.
 _BARE_UUID_MODES = {"auto", "legacy", "jit-cdi"}
 
 
@@ -21,22 +21,25 @@ def pinning(
     toolkit_obeys_environment: bool | None,
     passes_device_specs: bool | None = False,
 ) -> Pinning:
-    """``strategies`` are the plugin's; empty where they are not known."""
+    """Return whether a pod's own variable has an effect.
+
+    ``strategies`` are the plugin's device list strategies, empty if they are not known.
+    """
     if not strategies:
         return "unknown"
     if "envvar" not in strategies:
         return "ignored"
     if len(set(strategies)) > 1:
-        return "unknown"  # which of them counts depends on the runtime's mode
+        return "unknown"  # which strategy takes effect depends on the runtime's mode
     if toolkit_obeys_environment is None or (toolkit_obeys_environment and passes_device_specs):
         return "unknown"
     return "honoured" if toolkit_obeys_environment else "ignored"
 
 
 def obeys_environment(toolkit: Mapping[str, Any]) -> bool | None:
-    """Of the toolkit's config.toml, as decoded; None where the value would have to be a CDI name.
+    """Return whether the toolkit honours the variable, from its decoded config.toml.
 
-    What is not in there has the toolkit's own default.
+    None if the value would have to be a CDI name. Missing settings have the toolkit's default.
     """
     if toolkit.get("accept-nvidia-visible-devices-envvar-when-unprivileged", True) is not True:
         return False

@@ -1,13 +1,12 @@
-"""How device plugin, container toolkit and kubelet are configured, as their processes show it.
+"""Reads the configuration of device plugin, container toolkit and kubelet from their processes.
 
-Both processes are found by their sockets in the kubelet's folder: the process that listens there is
-the plugin or the kubelet, whatever its name is and wherever its distribution puts it.
+Plugin and kubelet are found by their sockets in the kubelet's directory: whichever process listens
+there is the plugin or the kubelet. Process names and install paths differ between distributions.
 
-The plugin reads flags, then its environment, then a file, the first that says something counts; all
-three are there for a reader of /proc who may look into processes (root with CAP_SYS_PTRACE).
-Files are read again only when they changed: the plugin's config-manager replaces the file and
-signals the plugin, whose process stays. All reads have one deadline together, because a file, and
-even a command line, can lie on a file system that does not answer.
+The plugin uses its flags first, then its environment, then its file. All three can be read through
+/proc by root with CAP_SYS_PTRACE. Files are read again only if they changed: the plugin's
+config-manager replaces the file and signals the plugin, whose process stays. All reads share one
+deadline, because a file, and even a command line, can be on a file system that does not answer.
 """
 
 import os
@@ -34,7 +33,7 @@ from contract.gpunode import MAX_REPLICAS, Sharing
 PLUGIN = "plugin"
 KUBELET = "kubelet"
 
-#: The sockets that the stock plugin names after its resources, and the kubelet's own.
+#: The sockets of NVIDIA's plugin, one for each resource, and the kubelet's own.
 _PLUGIN_SOCKETS = "nvidia-*.sock"
 _KUBELET_SOCKET = "kubelet.sock"
 #: Sockets of GKE's own device plugin (container-engine-accelerators), which has other flags.
@@ -55,7 +54,7 @@ _MOST_DOTS = 64
 #: configuration.
 _K3S = ("k3s", "k3s-server", "k3s-agent")
 _K3S_FILES = "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d"
-#: Of the toolkit: as the GPU Operator installs it, and as its packages do.
+#: Configuration files of the toolkit, as installed by the GPU Operator and by its packages.
 _TOOLKIT = (
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-runtime/config.toml",
@@ -69,15 +68,18 @@ class _Listener:
     #: Inode and time of change of the socket.
     socket: tuple[int, int]
     pid: int = 0
-    #: When the process started; a pid alone is given out again.
+    #: Start time of the process, because a pid can be reused.
     start: str = ""
+    #: Whether the process is outside the agent's PID namespace.
     hidden: bool = False
 
 
 class ConfigurationProbe:
-    """``root`` is /proc or where the host's is mounted; ``sockets`` is the kubelet's folder of
-    device plugins; ``listening`` returns the pid behind a socket, as
-    ``agent.probes.socket_peer.listener``."""
+    """Reads the configuration of device plugin and kubelet.
+
+    ``root`` is the host's /proc. ``sockets`` is the kubelet's directory of device plugins.
+    ``listening`` returns the pid behind a socket, like ``agent.probes.socket_peer.listener``.
+    """
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class ConfigurationProbe:
         self._cycle += 1
 
     def _listener(self, path: Path) -> _Listener | None:
-        """None where there is no socket."""
+        """Return the process that listens on a socket; None if there is no socket."""
         try:
             there = path.stat()
         except OSError:
@@ -125,7 +127,7 @@ class ConfigurationProbe:
         socket = (there.st_ino, there.st_ctime_ns)
         known = self._found.get(path)
         if known is not None and known.socket == socket:
-            # Connecting again is needless while the same process has the same socket.
+            # Do not connect again while the same process has the same socket.
             if known.pid and self._start(known.pid) == known.start:
                 return known
             if not known.pid and self._cycle % _RETRY_EVERY:
@@ -139,18 +141,18 @@ class ConfigurationProbe:
         return _Listener(socket, pid, self._start(pid))
 
     def _start(self, pid: int) -> str:
-        """When it started; empty where it is gone."""
+        """Return the start time of a process; empty if it has ended."""
         values = (_text(self._root / str(pid) / "stat") or "").rpartition(")")[2].split()
         return values[19] if len(values) > 19 else ""
 
     def _only(self, name: str, sockets: str, source: str) -> tuple[Path | None, Reading]:
-        """The folder of the only process that listens, or how that failed."""
+        """Return the /proc directory of the only process that listens, or why there is none."""
         listeners = [each for path, each in self._found.items() if path.match(sockets)]
         if any(each.hidden for each in listeners):
             why = f"{name} is not in the agent's PID namespace: the agent needs hostPID: true"
             return None, SourceReading(source, "degraded", why)
         match sorted({each.pid for each in listeners if each.start}):
-            # A process that ends has no command line any more.
+            # A process that is ending has no command line.
             case [pid] if _text(self._root / str(pid) / "cmdline"):
                 return self._root / str(pid), SourceReading(source)
             case [_]:
@@ -162,7 +164,7 @@ class ConfigurationProbe:
     def _plugin(self) -> Iterable[Reading]:
         process, source = self._only("device plugin", _PLUGIN_SOCKETS, PLUGIN)
         if process is None and self._only("device plugin", _GKE_SOCKETS, PLUGIN)[0] is not None:
-            why = "it is GKE's own: the labels of the node tell how it shares"
+            why = "it is GKE's own: the labels of the node show how it shares"
             return [SourceReading(PLUGIN, "absent", why)]
         if process is None:
             return [source]
@@ -174,7 +176,7 @@ class ConfigurationProbe:
         try:
             file = self._file(process, path) if path else {}
             reading = _plugin_reading(flags, environment, file)
-        except (OSError, ValueError, TypeError) as err:  # it may hold anything that YAML can say
+        except (OSError, ValueError, TypeError) as err:  # the file may contain any YAML
             why = f"configuration of the device plugin cannot be read ({type(err).__name__})"
             return [SourceReading(PLUGIN, "degraded", why)]
         return [replace(reading, toolkit_obeys_environment=self._toolkit()), source]
@@ -197,12 +199,12 @@ class ConfigurationProbe:
             why = f"configuration of the kubelet cannot be read ({type(err).__name__})"
             return [SourceReading(KUBELET, "degraded", why)]
         if policy is None:
-            why = "k3s hides the kubelet's flags; its files set no policy of the topology manager"
+            why = "k3s hides the kubelet's flags, and its files set no topology manager policy"
             return [SourceReading(KUBELET, "absent", why)]
         return [TopologyReading(KUBELET, policy), source]
 
     def _topology_policy(self, process: Path) -> str | None:
-        """None where it may be set by flags that cannot be seen."""
+        """Return the topology manager policy; None if hidden flags may set it."""
         flags = _flags(process)
         hidden = (_text(process / "comm") or "").strip() in _K3S
         if hidden:
@@ -210,7 +212,7 @@ class ConfigurationProbe:
         policy = flags.get("topology-manager-policy", "")
         files = [flags["config"]] if "config" in flags else []
         if "config-dir" in flags:
-            # Files in there replace what the configuration says, in the order of their names.
+            # Drop-in files override the configuration file, in the order of their names.
             folder = _inside(process, flags["config-dir"])
             files += sorted(str(each) for each in _configs(folder, process))
         for path in reversed(files):
@@ -221,17 +223,20 @@ class ConfigurationProbe:
             return None
         policy = policy or "none"
         if policy not in TOPOLOGY_POLICIES:
-            raise ValueError("no policy of the topology manager")
+            raise ValueError("not a topology manager policy")
         return policy
 
     def _file(self, process: Path, path: str) -> Any:
-        """A YAML or TOML file as a process sees it. Raises ``OSError`` and ``ValueError``."""
+        """Return a decoded YAML or TOML file of a process's mount namespace.
+
+        Raises ``OSError`` and ``ValueError``.
+        """
         there = _inside(process, path)
-        # A pipe or a device would never end.
+        # Reading a pipe or a device might not end.
         with open(os.open(there, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise OSError(f"{path} is no regular file")
+                raise OSError(f"{path} is not a regular file")
             signature = (found.st_ino, found.st_mtime_ns, found.st_size)
             last = self._parsed.get(there)
             if last is None or last[0] != signature:
@@ -244,7 +249,7 @@ class ConfigurationProbe:
 
 
 def _inside(process: Path, path: str) -> Path:
-    """``path`` as the process would open it; ``cwd`` lies in its own mounts, as ``root`` does."""
+    """Return ``path`` as seen by the process, through its ``root`` or ``cwd`` in /proc."""
     own = Path(path)
     return process / ("root" if own.is_absolute() else "cwd") / path.lstrip("/")
 
@@ -255,43 +260,43 @@ def _configs(folder: Path, process: Path) -> Iterable[str]:
 
 
 def _decoded(text: str, toml: bool) -> Any:
-    """Raises ``ValueError``."""
+    """Decode TOML or YAML. Raises ``ValueError``."""
     if toml:
         if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
-            raise ValueError("names tables without end")
+            raise ValueError("too many nested tables in one line")
         try:
             return tomllib.loads(text)
         except RecursionError as err:
-            raise ValueError("no TOML") from err
+            raise ValueError("not TOML") from err
     try:
         import yaml
     except ImportError as err:
         raise ValueError("Python package pyyaml is missing") from err
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where there is one in C
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader, if it is installed
     depth = 0
     try:
         for event in yaml.parse(text, loader):
-            if isinstance(event, yaml.AliasEvent):  # a few hundred bytes can stand for gigabytes
-                raise ValueError("aliases are not read")
+            if isinstance(event, yaml.AliasEvent):  # a few hundred bytes can expand to gigabytes
+                raise ValueError("aliases are not supported")
             if isinstance(event, yaml.ScalarEvent):
                 if event.value == "<<":
-                    raise ValueError("merge keys are not read")
+                    raise ValueError("merge keys are not supported")
                 if len(event.value) > _MOST_VALUE_CHARS:
                     raise ValueError("a value is too long")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_DEPTH:  # each level is one of the stack, which ends the process
+            if depth > _MOST_DEPTH:  # each level uses stack, and an overflow ends the process
                 raise ValueError("nested too deeply")
         return yaml.load(text, loader)
     except (yaml.YAMLError, RecursionError, LookupError, AttributeError) as err:
-        # The last two where a value is not what its tag says, as in "!!bool maybe".
-        raise ValueError("no YAML") from err
+        # The last two are raised if a value does not match its tag, as in "!!bool maybe".
+        raise ValueError("not YAML") from err
 
 
 def _plugin_reading(
     flags: Mapping[str, str], environment: Mapping[str, str], file: Any
 ) -> PluginReading:
-    """Raises ``ValueError`` where the file is not the plugin's."""
+    """Combine flags, environment and file. Raises ``ValueError`` if the file is invalid."""
     config = _mapping(file)
     own = _mapping(_mapping(config.get("flags")).get("plugin"))
 
@@ -301,9 +306,9 @@ def _plugin_reading(
     strategies = setting("device-list-strategy", "DEVICE_LIST_STRATEGY", "deviceListStrategy")
     if isinstance(strategies, str) or strategies is None:
         strategies = (strategies or "envvar").split(",")
-    # Nothing else is printed: aliases within aliases have no end.
+    # Only strings are reported: other values could be arbitrarily large.
     if not all(isinstance(each, str) for each in strategies):
-        raise ValueError("a strategy is no word")
+        raise ValueError("a strategy is not a string")
     policy = setting(
         "shared-devices-allocation-policy",
         "SHARED_DEVICES_ALLOCATION_POLICY",
@@ -314,7 +319,7 @@ def _plugin_reading(
         PLUGIN,
         sharing,
         replicas,
-        "packed" if policy == "packed" else "distributed",  # the only one before v0.20
+        "packed" if policy == "packed" else "distributed",  # the only policy before v0.20
         tuple(sorted({each.strip() for each in strategies})),
         rejects,
         passes_device_specs=_switched_on(
@@ -325,17 +330,18 @@ def _plugin_reading(
 
 
 def _switched_on(value: Any, named: bool) -> bool:
-    """Of a setting that is a switch: a flag that is named without a value counts as on."""
+    """Return whether a boolean setting is on; a flag without a value counts as on."""
     if value is None or value == "":
         return named
     return isinstance(value, bool | int | str) and str(value).lower() in ("1", "t", "true")
 
 
 def _sharing(sharing: Mapping[str, Any]) -> tuple[Sharing, dict[str, int], bool | None]:
-    """Strategy, replicas by resource as advertised, and whether several are refused.
+    """Return strategy, resource as advertised -> replicas, and whether requests for more than one
+    replica are rejected (None: unknown).
 
-    MPS wins where both are configured. With MPS the plugin refuses several by default, and before
-    v0.20 in any case: that it was told not to proves nothing.
+    If both strategies are configured, MPS applies. With MPS the plugin rejects such requests by
+    default, and before v0.20 always. So ``failRequestsGreaterThanOne: false`` proves nothing.
     """
     kinds: tuple[tuple[Literal["mps", "time-slicing"], str], ...] = (
         ("mps", "mps"),
@@ -359,7 +365,7 @@ def _sharing(sharing: Mapping[str, Any]) -> tuple[Sharing, dict[str, int], bool 
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Raises ``ValueError`` where it is something else; what is not there is empty."""
+    """Return ``value`` as a mapping; None counts as empty. Raises ``ValueError``."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -368,14 +374,15 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _flags(process: Path) -> dict[str, str]:
-    """--name=value and --name value; of a flag that comes twice the values are joined."""
+    """Return the flags of a process; see ``parse_flags``."""
     arguments = (_text(process / "cmdline") or "").split("\0")[1:]
     return parse_flags(arguments)
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+    """Parse --name=value and --name value; values of a repeated flag are joined with commas."""
     found: dict[str, str] = {}
-    # Of a process that ended meanwhile there are none.
+    # The list is empty if the process has ended.
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
         if not argument.startswith("-"):
             continue

@@ -1,8 +1,8 @@
-"""Whose the processes are that the driver lists: /proc and its cgroups.
+"""Finds the pod of each process that the driver lists, from /proc and cgroups.
 
-The driver lists process ids of the caller's own namespace. An agent that does not share the host's
-(``hostPID``) is told of few or none and finds fewer in /proc; it must not take that for strangers,
-so then nothing is attributed at all, and said.
+The driver lists process ids of the caller's PID namespace. Without ``hostPID`` the agent sees few
+or no processes, and must not count all other use as unattributed. Then the probe returns no
+processes and reports its source as degraded.
 """
 
 import contextlib
@@ -18,20 +18,23 @@ from agent.probes.readings import DeviceReading, ProcessReading, Reading, Source
 SOURCE = "proc"
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-#: /proc tells starts in ticks, rounded down.
+#: /proc has start times in ticks, rounded down.
 _TICK_S = 1 / _TICKS_PER_S
 _MOST_BYTES = 1 << 16
 
-#: A process that the driver goes on listing is looked at again after this time. Its pid could be
-#: given to another process in between only if the kernel went through all pids in that time.
+#: Interval in seconds at which a process that the driver still lists is checked again. Within it
+#: another process could have the same pid only if the kernel had used up all pids.
 LOOK_AGAIN_S = 15.0
 
 
-_NO_HOST_PID = "processes of others cannot be seen: the agent needs hostPID: true"
+_NO_HOST_PID = "processes of other containers cannot be seen: the agent needs hostPID: true"
 
 
 class ProcessProbe:
-    """``root`` is /proc or where the host's is mounted; ``boot_s`` is the kernel's uptime."""
+    """Reads the processes that devices list.
+
+    ``root`` is the host's /proc, ``boot_s`` returns the seconds since boot.
+    """
 
     def __init__(
         self,
@@ -42,16 +45,16 @@ class ProcessProbe:
         self._root = root
         self._boot_s = boot_s
         self._look_again_s = look_again_s
-        #: When all processes were looked at last.
+        #: When all processes were last checked, in seconds since boot.
         self._looked_s = float("-inf")
-        #: pid -> what it was when last seen alive, of the processes of the last sample.
+        #: pid -> its last reading while it ran, for the processes of the last sample.
         self._last: dict[int, ProcessReading] = {}
-        #: pid -> signature of its directory in /proc when it was read.
+        #: pid -> signature of its /proc directory when it was read.
         self._signatures: dict[int, int] = {}
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """A ``ProcessReading`` for each process that a device lists."""
-        # Whoever is listed had started by now; an id that started later was given out again.
+        """Return a ``ProcessReading`` for each process that a device lists."""
+        # All listed processes have started by now. A pid that started later was reused.
         listed_at_s = self._boot_s()
         pids = {pid for r in readings if isinstance(r, DeviceReading) for pid in r.processes or ()}
         if why := self._why_hidden():
@@ -65,13 +68,14 @@ class ProcessProbe:
             del self._signatures[pid]
         source = SourceReading(SOURCE)
         if not all(process.known for process in found.values()):
-            source = SourceReading(SOURCE, "degraded", "processes may not be looked at")
+            source = SourceReading(SOURCE, "degraded", "no permission to read processes in /proc")
         return [*found.values(), source]
 
     def _unchanged(self) -> dict[int, ProcessReading]:
-        """The processes of pods that still are the same processes.
+        """Return the known processes of pods whose pids still belong to the same process.
 
-        A pod's process stays in its pod. Others are read again, for the names that they may take.
+        A process does not leave its pod. Other processes are read again, because their command can
+        change.
         """
         return {
             pid: process
@@ -86,11 +90,11 @@ class ProcessProbe:
             return None
 
     def _why_hidden(self) -> str:
-        """Why the host's processes cannot be seen; empty where they can.
+        """Return why the host's processes cannot be seen; empty if they can.
 
-        The host's /proc mounted into a namespace of ours names us by another id than we have. In
-        the host's namespace number 2 is the kernel's. Elsewhere number 1 tells: is it one of our
-        own container, this is the container's namespace.
+        Without hostPID, the host's /proc shows another pid for the agent than its own. In the
+        host's namespace pid 2 is a kernel thread. In another one, pid 1 decides: if it has the
+        agent's cgroup, this is the namespace of the agent's container.
         """
         with contextlib.suppress(OSError):
             if (self._root / "self").readlink().name != str(os.getpid()):
@@ -99,15 +103,15 @@ class ProcessProbe:
             return ""
         first, own = _read(self._root / "1/cgroup"), _read(self._root / "self/cgroup")
         if first is None:
-            return "processes of others cannot be seen: /proc is not readable"
+            return "processes of other containers cannot be seen: /proc is not readable"
         if first == own:
             return _NO_HOST_PID
         return ""
 
     def _process(self, pid: int, listed_at_s: float) -> ProcessReading:
-        if pid == 0:  # one of a namespace that the driver does not show us
+        if pid == 0:  # a process in a PID namespace that the agent cannot see
             return ProcessReading(SOURCE, pid, known=False)
-        # What is read through the open folder is of one process, even if its id is given out again.
+        # All files read through the open directory are of one process, even if the pid is reused.
         try:
             folder = os.open(self._root / str(pid), os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
@@ -118,21 +122,23 @@ class ProcessProbe:
             command, started_s = _stat(_read_at(folder, "stat"))
             if started_s > listed_at_s + _TICK_S:
                 return self._gone(pid)
-            whose = owner(_read_at(folder, "cgroup"))
+            owned_by = owner(_read_at(folder, "cgroup"))
             self._signatures[pid] = _signature(os.fstat(folder))
         except PermissionError:
             return ProcessReading(SOURCE, pid, known=False)
         except OSError:
             return self._gone(pid)
         except ValueError:
-            # A kernel that writes its files differently: not understood is not nobody's.
+            # An unknown file format: the owner is unknown, which does not mean that there is none.
             return ProcessReading(SOURCE, pid, known=False)
         finally:
             os.close(folder)
-        return ProcessReading(SOURCE, pid, sys.intern(command), whose.pods, whose.container_id)
+        return ProcessReading(
+            SOURCE, pid, sys.intern(command), owned_by.pods, owned_by.container_id
+        )
 
     def _gone(self, pid: int) -> ProcessReading:
-        """It ended since it was listed, so what it held then was its last owner's."""
+        """Return the reading of a process that ended after it was listed, with its last owner."""
         last = self._last.get(pid)
         pods, container_id = NOBODY.pods, NOBODY.container_id
         if last is not None:
@@ -141,13 +147,13 @@ class ProcessProbe:
 
 
 def _signature(folder: os.stat_result) -> int:
-    """Identity of a process's directory: another process with this pid has another inode."""
+    """Return the identity of a /proc directory: it differs if the pid is reused."""
     return folder.st_ino << 64 | folder.st_ctime_ns
 
 
 def _stat(text: str) -> tuple[str, float]:
-    """Command and start, in seconds since boot. Raises ``ValueError``."""
-    # The command stands in parentheses and may contain some.
+    """Return command and start time in seconds since boot. Raises ``ValueError``."""
+    # The command is in parentheses and may contain parentheses.
     head, end, tail = text.rpartition(")")
     values = tail.split()
     if not end or len(values) < 20:

@@ -1,7 +1,7 @@
-"""What a probe is: one method, whose readings each name where they were learned.
+"""The interface of a probe, and its readings, each with the source that it comes from.
 
-A probe degrades alone. What it cannot read it leaves out, or says in a ``Degraded``; it never makes
-a value up, never stops another probe and never raises.
+A failing probe does not affect the others. It leaves out what it cannot read, or reports that in a
+``Degraded``. It never invents a value and never raises.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,39 +14,39 @@ from contract.gpunode import Sharing
 
 @dataclass(frozen=True, slots=True)
 class DriverReading:
-    """Whether the node has a driver; ``why_not`` is empty where it has."""
+    """Whether the node has a driver; ``why_not`` is empty if it has."""
 
     source: str
     version: str = ""
     why_not: str = ""
     cuda_version: str = ""
-    #: The driver went or was replaced under us: only a new process can talk to the next one.
+    #: The driver was unloaded or replaced while the agent runs: only a new process can use another.
     gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One GPU or MIG device as one source saw it; ``fault`` is empty where it may be trusted."""
+    """One GPU or MIG device as one source reports it; ``fault`` is empty if it can be trusted."""
 
     source: str
     uuid: str
     index: int
     model: str = ""
     kind: Literal["gpu", "mig"] = "gpu"
-    #: MIG only.
+    #: UUID of the physical GPU and number of the GPU instance; MIG devices only.
     parent: str | None = None
     gpu_instance: int | None = None
     memory: Memory | None = None
-    #: pid -> bytes, None where the driver does not tell; None for all where it lists nobody.
+    #: pid -> bytes (None: not reported); None if the driver lists no processes.
     processes: Mapping[int, int | None] | None = None
     fault: str = ""
-    #: The N of /dev/nvidiaN; None where the driver does not tell.
+    #: The N of /dev/nvidiaN; None if the driver does not report it.
     minor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SharingReading:
-    """How the device plugin shares the node's whole GPUs; ``replicas`` of each of them."""
+    """How the device plugin shares the node's whole GPUs: ``replicas`` of each GPU."""
 
     source: str
     resource: str
@@ -56,48 +56,48 @@ class SharingReading:
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """Something that should have been read and was not; ``what`` never changes while it lasts."""
+    """Something that could not be read. ``what`` stays the same while the cause lasts."""
 
     source: str
     what: str
 
 
-# What the survey of the devices (agent.probes.device_probe) reads besides memory and processes.
+# Further readings of the devices (agent.probes.device_probe).
 
 
 @dataclass(frozen=True, slots=True)
 class FactsReading:
-    """What a device is; empty or None where nobody tells."""
+    """Properties of a device; empty or None if unknown."""
 
     source: str
     uuid: str
     pci_bus_id: str = ""
     architecture: str = ""
     compute_mode: str = ""
-    #: The host's NUMA node that the device hangs on, as the device plugin tells the kubelet.
+    #: The host's NUMA node that the device is attached to, as the plugin reports to the kubelet.
     numa_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityReading:
-    """How busy a device is, all ratios 0..1; None where ``source`` does not measure it."""
+    """How busy a device is: ratios 0..1, None if ``source`` does not measure them."""
 
-    #: Who measured ``sm_ratio``: dcgm, gpm or nvml-process.
+    #: Source of ``sm_ratio``: dcgm, gpm or nvml-process.
     source: str
     uuid: str
     #: Share of SM cycles with a warp assigned.
     sm_ratio: float | None = None
     #: Share of the SMs' warp slots in use.
     occupancy_ratio: float | None = None
-    #: Share of time in which any kernel ran: not SM activity.
+    #: Share of time in which any kernel ran, which is not SM activity.
     utilization_ratio: float | None = None
-    #: pid -> its share of SM time; empty where nobody tells processes apart.
+    #: pid -> its share of SM time; empty if the source does not measure single processes.
     sm_by_pid: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class HealthIssueReading:
-    """Why nothing should be placed on a device, and since when (RFC 3339) that is known."""
+    """Why no pod should be placed on a device, and since when (RFC 3339)."""
 
     uuid: str
     reason: str
@@ -106,34 +106,34 @@ class HealthIssueReading:
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """How one source of the truth fared; ``message`` is constant while the cause is."""
+    """The state of one source. ``message`` stays the same while the cause lasts."""
 
     source: str
     state: Literal["ok", "degraded", "absent"] = "ok"
     message: str = ""
 
 
-# By whom: what kubelet, plugin and processes tell.
+# Readings of kubelet, device plugin and processes.
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingReading:
-    """A container holds a replica, as the kubelet has it."""
+    """A replica that a container holds, according to the kubelet."""
 
     source: str
-    #: Empty where only the name is known.
+    #: Empty if only the name is known.
     uid: str
     container: str
     resource: str
     replica: str
-    #: Both empty where only the uid is known.
+    #: Both empty if only the uid is known.
     namespace: str = ""
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredReading:
-    """The healthy replicas of one resource, taken or not, as the plugin told the kubelet."""
+    """The healthy replicas of one resource, allocated or not, as the plugin registered them."""
 
     source: str
     resource: str
@@ -142,36 +142,36 @@ class RegisteredReading:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReading:
-    """How the plugin told a container its devices when it was admitted."""
+    """How the plugin passed the devices to a container when the pod was admitted."""
 
     source: str
     resource: str
-    #: As DEVICE_LIST_STRATEGY names them.
+    #: Values of DEVICE_LIST_STRATEGY.
     strategies: frozenset[str]
     mps: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """Whose a process is. Its pods are outermost first: a cluster can run inside a pod."""
+    """The pods that a process belongs to, outermost first: a cluster can run inside a pod."""
 
     source: str
     pid: int
-    #: Empty where it went before it could be looked at.
+    #: Empty if the process ended before it was read.
     command: str = ""
     pods: tuple[str, ...] = ()
     container_id: str = ""
-    #: Whether it can be said at all that no pod has it.
+    #: Whether its pods could be read. If true and ``pods`` is empty, it belongs to no pod.
     known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LimitReading:
-    """What the driver grants one container on one device, and what that uses; None: no limit."""
+    """The driver's limits for one container on one device, and its use; None: no limit."""
 
     source: str
     device: str
-    #: As cgroups name the pod: of a static one, its hash.
+    #: The pod's uid in its cgroup's name; for a static pod, the hash of its manifest.
     uid: str
     container_id: str
     used_bytes: int
@@ -181,7 +181,7 @@ class LimitReading:
 
 @dataclass(frozen=True, slots=True)
 class MirrorReading:
-    """A static pod: the hash that kubelet and cgroups know, and the uid that the API knows."""
+    """A static pod: its hash (kubelet, cgroups) and the uid of its mirror pod (API server)."""
 
     source: str
     hash: str
@@ -192,19 +192,19 @@ class MirrorReading:
 
 @dataclass(frozen=True, slots=True)
 class PluginReading:
-    """The device plugin's configuration as one source tells it; None and empty: not told."""
+    """The device plugin's configuration from one source; None or empty if it is not known."""
 
     source: str
     sharing: Sharing | None = None
-    #: Resource as it is advertised -> replicas of each device.
+    #: Resource as advertised -> replicas of each device.
     replicas: Mapping[str, int] | None = None
     allocation_policy: Literal["distributed", "packed"] | None = None
     device_list_strategy: tuple[str, ...] = ()
     fail_requests_greater_than_one: bool | None = None
-    #: Whether the container toolkit obeys a pod's own NVIDIA_VISIBLE_DEVICES where the plugin
-    #: does not stand in the way.
+    #: Whether the container toolkit honours a pod's own NVIDIA_VISIBLE_DEVICES if the plugin's
+    #: strategy allows that.
     toolkit_obeys_environment: bool | None = None
-    #: Whether the plugin hands out device files too, whatever the variable says.
+    #: Whether the plugin also passes device files, independent of the variable.
     passes_device_specs: bool = False
 
 
@@ -221,14 +221,14 @@ class TopologyReading:
 
 @dataclass(frozen=True, slots=True)
 class SteeredReading:
-    """Of this resource the kubelet takes the device that the ledger chose."""
+    """A steered resource: the kubelet allocates the device that the ledger chose."""
 
     resource: str
 
 
 @dataclass(frozen=True, slots=True)
 class ObstacleReading:
-    """Why resources are not steered, though the node asks for that."""
+    """Why resources are not steered although the node's device choice is ``steered``."""
 
     reason: str
 
@@ -257,19 +257,19 @@ Reading = (
 
 class Probe(Protocol):
     def read(self) -> Iterable[Reading]:
-        """Everything this probe knows now."""
+        """Return all readings of this probe."""
         ...
 
 
 class Follower(Protocol):
-    """A probe that looks closer at what others found."""
+    """A probe that adds readings to what other probes found."""
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredSharing:
-    """The plugin's sharing as our own flags state it, which wins over what is seen."""
+    """The plugin's sharing as set by the agent's flags, which override what is detected."""
 
     resource: str
     replicas: int

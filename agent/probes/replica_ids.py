@@ -1,11 +1,11 @@
-"""Decides which device a replica id of a device plugin means. Pure.
+"""Maps the replica ids of a device plugin to devices. Pure.
 
 GPU-<uuid>  MIG-<uuid>            a whole device
-GPU-<uuid>::3  MIG-<uuid>::3      a share of one, by NVIDIA's plugin
-MIG-GPU-<uuid>/<gi>/<ci>          a MIG device as drivers before r470 named it
-nvidia0/vgpu3  nvidia0/gi1        GKE's plugin: a share, a MIG device of /dev/nvidia0
-nvidia0/gi1/vgpu2                 both
-all                               WSL: the one device that there is
+GPU-<uuid>::3  MIG-<uuid>::3      a replica of a shared device, by NVIDIA's plugin
+MIG-GPU-<uuid>/<gi>/<ci>          a MIG device, as drivers before r470 named it
+nvidia0/vgpu3  nvidia0/gi1        GKE's plugin: a replica, a MIG device of /dev/nvidia0
+nvidia0/gi1/vgpu2                 GKE's plugin: a replica of a MIG device
+all                               WSL: the only device
 """
 
 import re
@@ -22,10 +22,10 @@ _GKE = re.compile(r"nvidia(?P<minor>\d{1,6})(?:/gi(?P<instance>\d{1,6}))?")
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """An id taken apart."""
+    """The parts of a replica id."""
 
     device: str
-    #: Which share of the device; None where the id is that of a whole one.
+    #: Number of the replica; None if the id is that of a whole device.
     number: int | None
 
 
@@ -37,23 +37,26 @@ def parse(replica: str) -> Replica:
 
 
 def resolve(replicas: Iterable[str], devices: Sequence[DeviceReading]) -> dict[str, str]:
-    """Replica id -> uuid of its device; what means none of ``devices``, or several, is left out."""
+    """Return replica id -> UUID of its device.
+
+    Ids that match none of ``devices``, or several, are left out.
+    """
     by_uuid = {device.uuid for device in devices}
     cache: dict[str, str | None] = {}
     found: dict[str, str] = {}
     for replica in replicas:
         name = parse(replica).device
         if name not in cache:
-            cache[name] = name if name in by_uuid else _by_place(name, devices)
+            cache[name] = name if name in by_uuid else _by_position(name, devices)
         uuid = cache[name]
         if uuid is not None:
             found[replica] = uuid
     return found
 
 
-def _by_place(name: str, devices: Sequence[DeviceReading]) -> str | None:
+def _by_position(name: str, devices: Sequence[DeviceReading]) -> str | None:
     if match := _LEGACY_MIG.fullmatch(name):
-        # Compute instances of one GPU instance cannot be told apart by what the driver lists.
+        # The driver's list does not distinguish compute instances of one GPU instance.
         there = [
             device.uuid
             for device in devices
@@ -72,5 +75,5 @@ def _by_place(name: str, devices: Sequence[DeviceReading]) -> str | None:
 
 
 def _minor(device: DeviceReading) -> int:
-    """Where the driver does not tell, it numbers devices in the same order as a rule."""
+    """Return the minor number; by default the index, which usually has the same order."""
     return device.index if device.minor is None else device.minor

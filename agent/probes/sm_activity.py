@@ -1,14 +1,14 @@
-"""Decides what "SM activity" is: the share of SM cycles with a warp assigned, by the best witness.
+"""Measures SM activity: the share of SM cycles with a warp assigned. The best source is used:
 
     dcgm           dcgm-exporter's SM_ACTIVE; needs its profiling counters (agent.probes.dcgm)
     gpm            NVML's own counters, Hopper and newer, per GPU instance too
-    nvml-process   SM time summed over processes, capped at 1; not on MIG
+    nvml-process   SM time summed over processes, at most 1; not on MIG
 
-Plain device utilisation is none of them: it is the share of time in which any kernel ran, and one
-small kernel on one SM makes it 100 %. It is reported under its own name.
+Device utilisation is not SM activity. It is the share of time in which any kernel ran, so one small
+kernel on one SM makes it 100 %. It is reported as a separate figure.
 
-GPM compares two samples, which we keep from one cycle to the next, so the first cycle has no
-figure. Its memory is the driver's and is given back when a device or instance goes.
+GPM compares two samples. The driver allocates them, the meter keeps them from one cycle to the
+next, and frees them when the device or instance disappears. So the first cycle has no figure.
 """
 
 import math
@@ -25,19 +25,19 @@ from contract.gpunode import SM_SOURCES
 GPM_APART_S = 0.1
 _SM_UTIL, _SM_OCCUPANCY = 2, 3
 _METRICS_VERSION = 1
-#: How far back the first question for process samples reaches.
+#: Period covered by the first query for process samples.
 _FIRST_WINDOW_US = 1_000_000
-#: Counters of one moment may add up to a little more than all; more than this is no ratio.
+#: Counters may add up to slightly more than 1; a higher value is invalid.
 _MOST_RATIO = 1.01
 
 
 def ratio(value: float) -> float | None:
-    """``value`` as a ratio 0..1, or None where it cannot be one."""
+    """Return ``value`` as a ratio 0..1; None if it is invalid."""
     return min(value, 1.0) if math.isfinite(value) and 0 <= value <= _MOST_RATIO else None
 
 
 def best(readings: Iterable[ActivityReading]) -> list[ActivityReading]:
-    """One reading for each device: of every figure the best source's."""
+    """Return one reading for each device, with each figure from the best source that has it."""
     found: dict[str, ActivityReading] = {}
     for reading in sorted(readings, key=lambda r: _rank(r.source)):
         known = found.setdefault(reading.uuid, replace(reading, source=""))
@@ -65,13 +65,13 @@ class _Pair:
     older: Any
     newer: Any
     taken_s: float
-    #: What the last two samples that were far enough apart said.
+    #: Result of the last two samples that were at least ``GPM_APART_S`` apart.
     sm_ratio: float | None = None
     occupancy_ratio: float | None = None
 
 
 class Meter:
-    """Measures one physical GPU and its instances; for one thread at a time."""
+    """Measures one physical GPU and its instances. Not thread-safe."""
 
     def __init__(
         self,
@@ -82,18 +82,18 @@ class Meter:
         self._gate = gate
         self._monotonic = monotonic
         self._wall_us = wall_us
-        #: (uuid of the GPU, GPU instance) -> its samples; None: it has no GPM.
+        #: (UUID of the GPU, GPU instance) -> its GPM samples; None if it has no GPM.
         self._pairs: dict[tuple[str, int | None], _Pair | None] = {}
-        #: uuid -> when its newest process sample was taken, by the driver's clock.
+        #: UUID -> time of its newest process sample by the driver's clock.
         self._seen_us: dict[str, int] = {}
 
     def measure(
         self, handle: Any, uuid: str, instances: Mapping[int, Collection[str]] | None = None
     ) -> list[ActivityReading | Degraded]:
-        """How busy the GPU is, or each of its ``instances`` (-> uuids of their MIG devices).
+        """Measure the GPU, or each of its ``instances`` (number -> UUIDs of their MIG devices).
 
-        What fails is left out and said: a counter that cannot be read is no reason to distrust the
-        memory figures. Raises ``DeviceLost`` and ``DriverGone``.
+        A counter that cannot be read yields a ``Degraded``; the device's other figures are not
+        affected. Raises ``DeviceLost`` and ``DriverGone``.
         """
         found: list[ActivityReading | Degraded] = []
         for read in (self._gpm, self._processes, self._utilization):
@@ -106,7 +106,7 @@ class Meter:
         return found
 
     def keep(self, uuids: Collection[str]) -> None:
-        """Forget every GPU but these, and give its samples back."""
+        """Free the samples of all GPUs except these."""
         for key in [key for key in self._pairs if key[0] not in uuids]:
             self._free(key)
         for uuid in [uuid for uuid in self._seen_us if uuid not in uuids]:
@@ -130,7 +130,7 @@ class Meter:
         ]
 
     def _pair(self, key: tuple[str, int | None], handle: Any) -> _Pair | None:
-        """The samples of ``key`` with a new one taken; None where it has no GPM."""
+        """Take a sample and return the pair of samples of ``key``; None if it has no GPM."""
         if key not in self._pairs:
             support = self._gate.ask("nvmlGpmQueryDeviceSupport", handle)
             pair = None
@@ -144,12 +144,12 @@ class Meter:
             return pair
         first = pair.taken_s == -math.inf
         try:
-            if not self._sample(key, handle, pair.older):  # overwritten: it is the newest now
+            if not self._sample(key, handle, pair.older):  # overwrites the older sample
                 self._free(key)
-                self._pairs[key] = None  # the device could, this instance of it cannot
+                self._pairs[key] = None  # the device has GPM, but not this instance
                 return None
         except NvmlError:
-            self._free(key)  # begin anew: what the failed call left in the sample nobody knows
+            self._free(key)  # the failed call may have left anything in the sample: start again
             raise
         pair.older, pair.newer = pair.newer, pair.older
         pair.taken_s = self._monotonic()
@@ -171,7 +171,7 @@ class Meter:
         if self._gate.ask("nvmlGpmMetricsGet", asked) is None:
             return None, None
         sm, occupancy = (
-            # Percent here, a ratio everywhere else.
+            # NVML reports percent.
             ratio(metric.value / 100) if metric.nvmlReturn == 0 else None
             for metric in asked.metrics[:2]
         )
@@ -183,16 +183,16 @@ class Meter:
             try:
                 self._gate.ask("nvmlGpmSampleFree", sample)
             except NvmlError:
-                return  # the driver that it belonged to is gone, and the memory with it
+                return  # the driver is gone, and the sample's memory with it
 
     def _processes(
         self, handle: Any, uuid: str, instances: Mapping[int, Collection[str]] | None
     ) -> list[ActivityReading | Degraded]:
         if instances is not None:
-            return []  # the driver does not measure processes of MIG devices
+            return []  # NVML does not measure processes of MIG devices
         now_us = self._wall_us()
         since_us = self._seen_us.get(uuid, now_us)
-        if since_us >= now_us:  # the first question, or the wall clock was set back
+        if since_us >= now_us:  # the first query, or the wall clock was set back
             since_us = now_us - _FIRST_WINDOW_US
         samples = self._gate.process_samples(handle, since_us)
         if samples is None:
@@ -211,7 +211,7 @@ class Meter:
         self, handle: Any, uuid: str, instances: Mapping[int, Collection[str]] | None
     ) -> list[ActivityReading | Degraded]:
         if instances is not None:
-            return []  # nor the utilisation of MIG devices
+            return []  # NVML does not measure the utilisation of MIG devices
         rates = self._gate.ask("nvmlDeviceGetUtilizationRates", handle)
         if rates is None:
             return []

@@ -1,7 +1,7 @@
 """Finds the process that listens on a Unix socket.
 
-The kernel records who called ``listen`` (SO_PEERCRED, unix(7)). Any process can take the name of
-another one, but only root can create a socket in the kubelet's folders.
+The kernel records the process that called ``listen`` (SO_PEERCRED, unix(7)). Any process can use
+the name of another one, but only root can create a socket in the kubelet's directories.
 """
 
 import socket
@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
-#: A listener whose queue is full does not answer at once.
+#: Timeout in seconds: a listener with a full queue does not accept at once.
 _CONNECT_S = 1.0
 
 
@@ -18,7 +18,7 @@ class Hidden(OSError):
 
 
 def listener(path: Path) -> int:
-    """The process id of the listener, in our own PID namespace.
+    """Return the process id of the listener, in the agent's PID namespace.
 
     Raises ``OSError`` if no process listens there, and ``Hidden`` if the process cannot be seen.
     """

@@ -1,7 +1,7 @@
-"""Listens for XIDs: the driver tells each of them once, to whoever waits at that moment.
+"""Receives XID events: the driver reports each of them once, to the processes that wait for it.
 
-The wait has a thread of its own, since it is a driver call that takes seconds by design. It is
-watched from outside like every other: one that has not returned long after its timeout is said.
+The wait is a driver call that takes seconds by design, so it has its own thread. If the call does
+not return long after its timeout, the source ``xid`` is reported as degraded.
 """
 
 import threading
@@ -15,19 +15,21 @@ from agent.probes.nvml import DriverGone, Gate, NvmlError
 SOURCE = "nvml"
 _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError
 
-#: One wait; devices that came meanwhile are listened to after it.
+#: Duration of one wait; new devices are registered after it.
 WAIT_MS = 2000
 _PAUSE_S = 1.0
-#: Until it is looked again whether there is anything to listen to.
+#: Pause between two checks while no device is watched.
 _IDLE_S = 0.25
-#: So often is waited before devices that could not be listened to are tried again.
-_WAITS_BEFORE_AGAIN = 3
+#: Number of waits before devices that could not be registered are tried again.
+_WAITS_BEFORE_RETRY = 3
 
 
 class XidWatch:
-    """A wait that is ``deadline_s`` over its time counts as one that hangs.
+    """Receives the XIDs of the watched GPUs in its own thread.
 
-    ``watch`` and ``drain`` are for the sampling thread and never block."""
+    A wait that takes ``deadline_s`` longer than its timeout is reported as hanging. ``watch`` and
+    ``drain`` are called by the sampling thread and never block.
+    """
 
     def __init__(
         self,
@@ -42,15 +44,16 @@ class XidWatch:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._wanted: frozenset[str] = frozenset()
-        self._heard: list[Xid] = []
-        self._deaf: dict[str, str] = {}
+        self._received: list[Xid] = []
+        #: UUID -> why its XIDs are not received.
+        self._failed: dict[str, str] = {}
         self._returned_s = 0.0
         self._listening = False
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
     def watch(self, uuids: Collection[str]) -> None:
-        """Listen to these physical GPUs from now on; to none, and ``quiet`` becomes true."""
+        """Watch exactly these physical GPUs from now on. If none, ``quiet`` soon becomes true."""
         with self._lock:
             self._wanted = frozenset(uuids)
         if self._thread is None and uuids:
@@ -59,30 +62,31 @@ class XidWatch:
             try:
                 thread.start()
             except RuntimeError:
-                return  # the machine has no thread left for us; perhaps next time
+                return  # no thread can be started now; the next sample tries again
             self._thread = thread
 
     @property
     def quiet(self) -> bool:
-        """Whether no call is under way, and none will be until ``watch`` names a GPU."""
+        """Whether no driver call is in progress, and none starts until ``watch`` names a GPU."""
         with self._lock:
             return not self._wanted and not self._listening
 
     def drain(self) -> list[Xid]:
-        """Everything heard since the last call."""
+        """Return the XIDs received since the last call."""
         with self._lock:
-            heard, self._heard = self._heard, []
-        return heard
+            received, self._received = self._received, []
+        return received
 
     @property
     def lacks(self) -> list[str]:
-        """What is not listened to, and why; each constant while the cause is."""
+        """The devices whose XIDs are not received, and why. Texts last as long as their cause."""
         if self._thread is None:
-            return ["no thread could be started, XIDs are not heard"] if self._wanted else []
+            return ["no thread could be started, XIDs are not received"] if self._wanted else []
         if self._monotonic() - self._returned_s > self._wait_ms / 1000 + self._deadline_s:
-            return ["driver call nvmlEventSetWait_v2 hangs, XIDs are not heard"]
+            return ["driver call nvmlEventSetWait_v2 hangs, XIDs are not received"]
         with self._lock:
-            return [f"no XID events of {uuid}: {why}" for uuid, why in sorted(self._deaf.items())]
+            failed = sorted(self._failed.items())
+            return [f"no XID events of {uuid}: {why}" for uuid, why in failed]
 
     def close(self) -> None:
         self._stop.set()
@@ -90,26 +94,26 @@ class XidWatch:
     def _listen(self) -> None:
         while not self._stop.is_set():
             with self._lock:
-                heard = self._wanted
-                self._listening = bool(heard)
-            if not heard:
-                self._now_deaf({})
+                watched = self._wanted
+                self._listening = bool(watched)
+            if not watched:
+                self._set_failed({})
                 self._returned_s = self._monotonic()
                 self._stop.wait(_IDLE_S)
                 continue
             events = None
             try:
-                events, handles = self._registered(heard)
-                again = len(handles) < len(heard)
+                events, handles = self._registered(watched)
+                incomplete = len(handles) < len(watched)
                 waits = 0
-                while not self._stop.is_set() and self._wanted == heard:
-                    if again and waits == _WAITS_BEFORE_AGAIN:
+                while not self._stop.is_set() and self._wanted == watched:
+                    if incomplete and waits == _WAITS_BEFORE_RETRY:
                         break
                     self._wait(events, handles)
                     waits += 1
             except NvmlError as err:
-                # One device that is lost ends every wait; the others are heard after the pause.
-                self._now_deaf(dict.fromkeys(heard, str(err)))
+                # A lost device ends the wait for all; the others are watched after the pause.
+                self._set_failed(dict.fromkeys(watched, str(err)))
                 self._stop.wait(_PAUSE_S)
             finally:
                 self._free(events)
@@ -118,8 +122,8 @@ class XidWatch:
             self._returned_s = self._monotonic()
 
     def _registered(self, uuids: frozenset[str]) -> tuple[Any, dict[str, Any]]:
-        """An event set that hears these devices, as far as the driver allows, and their handles."""
-        deaf: dict[str, str] = {}
+        """Return an event set for these devices, and the handles that could be registered."""
+        failed: dict[str, str] = {}
         handles: dict[str, Any] = {}
         events = self._gate.ask("nvmlEventSetCreate")
         for uuid in uuids:
@@ -127,16 +131,16 @@ class XidWatch:
                 handle = self._gate.ask("nvmlDeviceGetHandleByUUID", uuid)
                 kinds = handle and self._gate.ask("nvmlDeviceGetSupportedEventTypes", handle)
                 if events is None or not kinds or not kinds & _XID_EVENTS:
-                    deaf[uuid] = "the driver has none"
+                    failed[uuid] = "the driver does not support them"
                 elif self._gate.does("nvmlDeviceRegisterEvents", handle, _XID_EVENTS, events):
                     handles[uuid] = handle
                 else:
-                    deaf[uuid] = "the driver does not register them"
+                    failed[uuid] = "the driver does not register them"
             except DriverGone:
                 raise
             except NvmlError as err:
-                deaf[uuid] = str(err)
-        self._now_deaf(deaf)
+                failed[uuid] = str(err)
+        self._set_failed(failed)
         return events, handles
 
     def _wait(self, events: Any, handles: dict[str, Any]) -> None:
@@ -149,10 +153,10 @@ class XidWatch:
         if event is None or event.eventType != _XID_EVENTS:
             return
         with self._lock:
-            self._heard.append(Xid(self._named(event, handles), int(event.eventData), SOURCE))
+            self._received.append(Xid(self._uuid_of(event, handles), int(event.eventData), SOURCE))
 
-    def _named(self, event: Any, handles: dict[str, Any]) -> str | None:
-        """Which of ours it is; by the handle first, since a lost device does not tell its UUID."""
+    def _uuid_of(self, event: Any, handles: dict[str, Any]) -> str | None:
+        """Return the event's device; None if unknown. A lost device has a handle, but no UUID."""
         for uuid, handle in handles.items():
             if self._gate.same(handle, event.device):
                 return uuid
@@ -162,9 +166,9 @@ class XidWatch:
             return None
         return uuid if uuid in handles else None
 
-    def _now_deaf(self, deaf: dict[str, str]) -> None:
+    def _set_failed(self, failed: dict[str, str]) -> None:
         with self._lock:
-            self._deaf = deaf
+            self._failed = failed
 
     def _free(self, events: Any) -> None:
         try:

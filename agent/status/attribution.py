@@ -1,25 +1,26 @@
-"""Decides whose the memory of each device is. Pure.
+"""Attributes the memory of each device to pods. Pure.
 
-A *memory* is a device's, or that of a MIG GPU instance, which its compute instances share. On each:
+A *memory* is that of a device, or of a MIG GPU instance, whose compute instances share it:
 
-    used = what processes of pods use + unowned
+    used = use by processes of pods + unattributed use
 
-*unowned* is all the rest: what processes of no pod use, and what is used and nobody lists. Where
-the two sides do not add up (figures are read a moment apart), strangers are charged with what they
-list at least, and more than 64 MiB too much is said.
+Unattributed use is the rest: of processes outside of pods, and memory that no listed process uses.
+The figures are read at slightly different times. If they do not add up, unattributed use is at
+least what the processes outside of pods use. If the processes list more than 64 MiB too much, the
+source is degraded.
 
-Bytes are told once. A process belongs to a pod and to one of its containers, but the kubelet names
-containers and cgroups number them, so a pod's bytes on a memory stand in its first row there, in
-the order of device, container and replica, and its other rows there say 0. Whoever adds the rows of
-a pod gets what it uses. A pod that uses a memory of which it holds nothing (it chose its device
-itself, or it is gone from the kubelet's lists while its processes live) has a row with no replica.
+The kubelet names containers and cgroups number them, so processes cannot be assigned to a named
+container. Each pod's bytes on a memory are in its first row there, in the order of device,
+container and replica. Its other rows there have 0, so the sum over a pod's rows is its use. A pod
+may use a memory of which it holds no replica: it chose its device itself, or the kubelet has
+removed it while its processes still run. Its row has no replica.
 
-Nothing is attributed, and unowned is absent, where processes cannot be looked at, where the driver
-lists none, and where it does not tell what a pod's process uses.
+Nothing is attributed, and unattributed use is absent, if processes cannot be read, if the driver
+lists none, or if it does not report the bytes of a pod's process.
 
-MPS: where the driver counts clients' memory to the server as well, processes list more than is
-used; that much, and no more than the clients list, is taken from the server. Where the clients of a
-server list nothing at all, the server's figure is theirs in unknown parts, and so is absent.
+With MPS some drivers count the clients' memory for the server too, so the processes list more than
+is used. The excess, up to what the clients list, is subtracted from the server. If the clients list
+no memory at all, the server's figure belongs to them in unknown parts, so all figures are absent.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,27 +40,28 @@ from contract.gpunode import MAX_DEVICE_BYTES, Device, PodUse, UnattributedProce
 
 _Device = TypeVar("_Device", Device, DeviceReading)
 
-#: Figures read a moment apart may differ by that much without a word.
+#: Difference in bytes that is not reported, because figures are read at different times.
 TOLERANCE_BYTES = 64 << 20
 
-#: The kernel keeps 15 characters of a command: the server's and its control daemon's.
+#: Command of the MPS server and control daemon; the kernel keeps only 15 characters.
 _MPS_COMMAND = "nvidia-cuda-mps"
 
 
 @dataclass(frozen=True, slots=True)
 class Attributed:
     pods: list[PodUse]
-    #: Device -> bytes; None where they cannot be told from those of pods.
+    #: Device -> bytes; None if they cannot be computed.
     unattributed: Mapping[str, int | None]
+    #: Processes that belong to no pod.
     strangers: list[UnattributedProcess]
     complaints: list[Degraded]
 
 
 @dataclass(slots=True)
 class _Use:
-    """What the processes of one memory use."""
+    """The use of one memory by processes."""
 
-    #: Pod -> bytes; None where one of its processes does not tell.
+    #: Pod uid -> bytes; None if the bytes of one of its processes are unknown.
     pods: dict[str, int | None] = field(default_factory=dict)
     strangers: list[tuple[ProcessReading, int | None]] = field(default_factory=list)
 
@@ -73,8 +75,8 @@ def attribute(
 ) -> Attributed:
     """Attribute the memory of each device.
 
-    ``used`` are the devices' own figures where there are any; ``processes`` is None where nobody
-    could look at them.
+    ``used`` are the used bytes that devices report. ``processes`` is None if processes could not be
+    read.
     """
     mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
     held = list(_held(devices, holdings, mirror_uids))
@@ -115,7 +117,7 @@ def attribute(
 
 
 def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
-    """The devices by the memory that they have or share, in their order; each uuid once."""
+    """Group the devices by the memory that they have or share, in their order; each UUID once."""
     found: dict[tuple[str, int | None], list[_Device]] = {}
     for device in {device.uuid: device for device in devices}.values():
         shared = device.kind == "mig" and device.parent is not None
@@ -129,7 +131,7 @@ def _held(
     holdings: Iterable[HoldingReading],
     mirror_uids: Mapping[str, str],
 ) -> Iterable[tuple[str, HoldingReading]]:
-    """(device, holding under the uid that the API knows), for those of devices of ours."""
+    """Yield (device, holding with the uid of the API server) for holdings of the node's devices."""
     holdings = list(holdings)
     device_of = resolve({holding.replica for holding in holdings}, devices)
     for holding in holdings:
@@ -145,7 +147,7 @@ def _use(
     known: Collection[str],
     mirror_uids: Mapping[str, str],
 ) -> _Use | None:
-    """What each pod and each stranger uses; None where that cannot be told at all."""
+    """Return the use of each pod and of each process outside of pods; None if it is unknown."""
     listed = _listed(memory)
     if processes is None or listed is None:
         return None
@@ -171,9 +173,9 @@ def _use(
 
 
 def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
-    """pid -> bytes, of devices that all list the same memory; None where they list nobody.
+    """Return pid -> bytes on a memory, from all its devices; None if none lists processes.
 
-    A figure that no device can have is none.
+    Impossible figures are replaced by None.
     """
     lists = [device.processes for device in memory if device.processes is not None]
     if not lists:
@@ -181,15 +183,18 @@ def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
     found: dict[int, int | None] = {}
     for each in lists:
         for pid, figure in each.items():
-            known, told = found.get(pid), None if figure is None else _possible(figure)
-            found[pid] = told if known is None else max(known, told or 0)
+            known, used_bytes = found.get(pid), None if figure is None else _possible(figure)
+            found[pid] = used_bytes if known is None else max(known, used_bytes or 0)
     return found
 
 
 def owner(
     process: ProcessReading, known: Collection[str], mirror_uids: Mapping[str, str]
 ) -> str | None:
-    """The uid of its pod: of one in another, that which the kubelet here knows, or the outer."""
+    """Return the uid of a process's pod; None if it has none.
+
+    If pods are nested, it is the pod that this node's kubelet has, or else the outermost.
+    """
     uids = [mirror_uids.get(uid, uid) for uid in process.pods]
     for uid in uids:
         if uid in known:
@@ -200,7 +205,7 @@ def owner(
 
 
 def _named(process: ProcessReading) -> str:
-    if process.pods:  # or it would not be a stranger
+    if process.pods:  # only static pods have a pod here without an owner
         return f"{process.command} (static pod)"
     return process.command
 
@@ -208,18 +213,18 @@ def _named(process: ProcessReading) -> str:
 def _netted(
     processes: Sequence[ProcessReading], figures: dict[int, int | None], used_bytes: int | None
 ) -> dict[int, int | None]:
-    """The figures without what is counted to an MPS server a second time."""
+    """Return the figures without memory that is counted twice, for MPS server and client."""
     is_server = {p.pid for p in processes if p.command.startswith(_MPS_COMMAND)}
     servers = {pid: b for pid, b in figures.items() if b and pid in is_server}
     clients = [b for pid, b in figures.items() if pid not in servers]
     if not servers or not clients:
         return figures
-    told_bytes = sum(b for b in clients if b is not None)
-    if told_bytes == 0:
+    client_bytes = sum(b for b in clients if b is not None)
+    if client_bytes == 0:
         return dict.fromkeys(figures)
     if used_bytes is None or None in clients:
         return figures
-    twice_bytes = min(told_bytes, max(0, told_bytes + sum(servers.values()) - used_bytes))
+    twice_bytes = min(client_bytes, max(0, client_bytes + sum(servers.values()) - used_bytes))
     netted = dict(figures)
     for server, figure in servers.items():
         taken_bytes = min(figure, twice_bytes)
@@ -235,14 +240,14 @@ def _rows(
     names: Mapping[str, tuple[str, str]],
 ) -> Iterable[PodUse]:
     left: dict[str, int | None] = {} if use is None else dict(use.pods)
-    told: set[str] = set()
+    reported: set[str] = set()
     for uuid, holding in rows:
         used_bytes: int | None = None
         source = holding.source
         if use is not None and holding.uid:
-            # No process is no use; the pod's further rows have nothing left to tell.
-            used_bytes = 0 if holding.uid in told else left.pop(holding.uid, 0)
-            told.add(holding.uid)
+            # A pod without processes uses 0. Only the pod's first row has its bytes.
+            used_bytes = 0 if holding.uid in reported else left.pop(holding.uid, 0)
+            reported.add(holding.uid)
             source = f"{source},proc,{first.source}"
         yield PodUse(
             uid=holding.uid,
@@ -267,7 +272,7 @@ def _rows(
 
 
 def _left(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
-    """What no pod uses (None: cannot be told), and whether processes list far too much."""
+    """Return the bytes that no pod uses (None: unknown), and whether processes list too much."""
     owned = list(use.pods.values())
     if None in owned:
         return None, False
@@ -285,5 +290,5 @@ def _plus(one: int | None, other: int | None) -> int | None:
 
 
 def _possible(figure: int) -> int | None:
-    """``figure``, or None where no device has that much: then it is a mistake of somebody's."""
+    """Return ``figure``; None if no device has that much memory, so the figure is wrong."""
     return figure if 0 <= figure <= MAX_DEVICE_BYTES else None

@@ -1,10 +1,10 @@
-"""Decides what a sample says of the node, and whether that is worth a write. Pure.
+"""Builds the GPUNode status from one sample, and decides whether to write it. Pure.
 
-    used = memory - free - reserved         (bytes; nothing below zero)
+    used = memory - free - reserved         (bytes, at least 0)
 
-Absent is absent: a figure the driver did not give is left out and the device is unhealthy, with the
-reason. Numbers that contradict each other are passed on as they came, nothing is computed from
-them, and the device is unhealthy as well.
+If the driver does not report a figure, it is left out and the device is unhealthy, with the reason.
+Figures that contradict each other are reported unchanged, nothing is computed from them, and the
+device is unhealthy too.
 """
 
 import math
@@ -38,7 +38,7 @@ from agent.probes.readings import (
 )
 from agent.status.attribution import attribute
 from agent.status.driver_memory_limits import grants
-from agent.status.sharing import Share, Told, plugin, shares
+from agent.status.sharing import Share, SharingReadings, plugin, shares
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
     MAX_UNATTRIBUTED_PROCESSES,
@@ -52,25 +52,26 @@ from contract.gpunode import (
 )
 
 _R = TypeVar("_R")
-#: Readings by their type; Any stands for it.
+#: Type of reading -> readings of that type.
 _ByKind = dict[type, list[Any]]
 
 _ABSENT = -1
 
-#: What the CRD takes.
+# Limits of the CRD.
 MAX_PODS = 4096
 MAX_SOURCES = 32
 MAX_MESSAGE = 1024
 
-#: How long a sample of SM activity counts.
+#: Time constant in seconds of the exponential smoothing of SM activity.
 SMOOTHED_OVER_S = 60.0
 
-#: A write for memory that grew, at least this much (or 1 % of the device) and at most this often.
+#: Growth of used memory is written if it is at least this much, or 1 % of the device, and at most
+#: this often.
 GROWN_BYTES = 64 << 20
 GROWN_EVERY_S = 5.0
-#: A write for memory that was freed, however little, since pods may be waiting for it.
+#: Any amount of freed memory is written, at most this often, because pods may wait for it.
 FREED_EVERY_S = 1.0
-#: A write for SM activity alone.
+#: A change of SM activity alone is written if it is at least this much, and at most this often.
 SM_MOVED_RATIO = 0.1
 SM_EVERY_S = 60.0
 
@@ -81,10 +82,11 @@ def summarise(
     agent_version: str = "",
     before: GPUNodeStatus | None = None,
 ) -> GPUNodeStatus:
-    """Turn one sample into the status of the GPUNode.
+    """Build the status of the GPUNode from one sample.
 
-    ``observed_at`` (with a zone) is when the sample began: whatever went later may still be in it.
-    ``before`` gives conditions that did not change the time at which they last did.
+    ``observed_at`` (with a time zone) is when the sample began; pods that ended later may still be
+    in it. ``before`` is the previous status. From it come the transition times of unchanged
+    conditions, the start of health issues and smoothed SM activity.
     """
     of = _by_kind(readings)
     driver = _last(of, DriverReading) or DriverReading("", why_not="no probe looked for a driver")
@@ -93,10 +95,10 @@ def summarise(
     ordered = sorted(found.values(), key=lambda d: (d.index, d.gpu_instance or 0, d.uuid))
     for read in ordered:
         if read.memory is not None and read.memory.reserved_bytes is None:
-            what = "driver does not tell its reserve, taken as 0"
+            what = "driver does not report its reserve, which counts as 0"
             complaints.append(Degraded(read.source, what))
     now = rfc3339(observed_at)
-    told = Told(
+    sharing_readings = SharingReadings(
         _last(of, SharingReading),
         _all(of, RegisteredReading),
         _all(of, HoldingReading),
@@ -105,16 +107,16 @@ def summarise(
         _all(of, TopologyReading),
     )
     last = {device.uuid: device for device in before.devices} if before is not None else {}
-    shared, more = shares(ordered, told, last)
+    shared, more = shares(ordered, sharing_readings, last)
     complaints += more
     devices = [_device(read, shared.get(read.uuid, Share())) for read in ordered]
-    # Processes are looked at all or not at all.
+    # The process probe reads either all processes or none.
     looked = {process.pid: process for process in _all(of, ProcessReading)}
     seen = any(r.source == "proc" and r.state == "ok" for r in _all(of, SourceReading))
     attributed = attribute(
         ordered,
         {device.uuid: device.used_bytes for device in devices if device.used_bytes >= 0},
-        told.holdings,
+        sharing_readings.holdings,
         looked if looked or seen else None,
         _all(of, MirrorReading),
     )
@@ -127,7 +129,9 @@ def summarise(
         _smoothed(device, last.get(device.uuid), observed_at, before)
         for device in _surveyed(devices, of, now, before)
     ]
-    limits = grants(ordered, told.holdings, _all(of, MirrorReading), _all(of, LimitReading))
+    limits = grants(
+        ordered, sharing_readings.holdings, _all(of, MirrorReading), _all(of, LimitReading)
+    )
     sources = _sources(driver, _all(of, SourceReading), complaints)
     return GPUNodeStatus(
         observed_at=now,
@@ -136,7 +140,7 @@ def summarise(
         limits=limits[:MAX_PODS],
         unattributed_processes=attributed.strangers[:MAX_UNATTRIBUTED_PROCESSES],
         plugin=msgspec.structs.replace(
-            plugin(told),
+            plugin(sharing_readings),
             steered=sorted(r.resource for r in _all(of, SteeredReading)),
             steering_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
         ),
@@ -152,10 +156,10 @@ def summarise(
 def worth_writing(
     before: GPUNodeStatus | None, after: GPUNodeStatus, since_last_write_s: float
 ) -> bool:
-    """Whether a decision somewhere could depend on writing ``after`` over ``before``.
+    """Return whether ``after`` differs enough from ``before`` to be written.
 
-    ``before`` is what was last written (None: nothing yet), not what was last measured: so slow
-    growth adds up and a write that failed is simply still due.
+    ``before`` is the last written status (None: none yet), not the last sample. So slow growth adds
+    up, and a failed write stays due.
     """
     if before is None or _structure(before) != _structure(after):
         return True
@@ -174,7 +178,7 @@ def worth_writing(
 
 
 def rfc3339(moment: datetime) -> str:
-    """``moment`` in UTC with microseconds, as Kubernetes' MicroTime and date-time read it."""
+    """Return ``moment`` in UTC with microseconds, the format of Kubernetes' MicroTime."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -202,7 +206,7 @@ def _device(read: DeviceReading, share: Share) -> Device:
 def _surveyed(
     devices: list[Device], of: _ByKind, now: str, before: GPUNodeStatus | None
 ) -> list[Device]:
-    """``devices`` with what the survey read of each besides memory."""
+    """Return ``devices`` with their facts, activity and health."""
     facts = {r.uuid: r for r in _all(of, FactsReading)}
     activity = {r.uuid: r for r in _all(of, ActivityReading)}
     health_issues = {r.uuid: r for r in _all(of, HealthIssueReading)}
@@ -252,13 +256,13 @@ def _with(
 
 
 def _memory(memory: Memory | None) -> tuple[int, int, int, str]:
-    """Memory, reserved and used bytes, each -1 where absent, and what contradicts itself."""
+    """Return memory, reserved and used bytes, each -1 if absent, and any contradiction."""
     if memory is None:
         return _ABSENT, _ABSENT, _ABSENT, "no memory figures"
     total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
     reserved_bytes = memory.reserved_bytes or 0
     wrong = ""
-    # No figures in these texts: they would change, and be written, with every sample.
+    # The texts contain no figures: every sample would change them and cause a write.
     if not 0 < total_bytes <= MAX_DEVICE_BYTES:
         wrong = "driver reports an impossible amount of memory"
     elif not 0 <= free_bytes <= total_bytes:
@@ -267,17 +271,17 @@ def _memory(memory: Memory | None) -> tuple[int, int, int, str]:
         wrong = "driver reports more memory reserved than there is"
     if wrong:
         return _wire_bytes(total_bytes), _wire_bytes(reserved_bytes), _ABSENT, wrong
-    # Free and reserved come from two calls and may be a moment apart.
+    # Free and reserved memory may be read by two calls, so the difference can be negative.
     return total_bytes, reserved_bytes, max(0, total_bytes - free_bytes - reserved_bytes), ""
 
 
 def _wire_bytes(figure: int) -> int:
-    """``figure``, or absent where the API server could not even store it as int64."""
+    """Return ``figure``; absent if the API server could not store it as int64."""
     return figure if 0 <= figure < 1 << 63 else _ABSENT
 
 
 def _summary(devices: list[Device]) -> Summary:
-    # Compute instances of one GPU instance share its memory: count it once.
+    # Compute instances of one GPU instance share its memory, which is counted once.
     memory = {
         (d.parent, d.gpu_instance) if d.kind == "mig" else (d.uuid, None): d.memory_bytes
         for d in devices
@@ -291,14 +295,14 @@ def _summary(devices: list[Device]) -> Summary:
 
 
 def _sources(
-    driver: DriverReading, told: list[SourceReading], complaints: list[Degraded]
+    driver: DriverReading, readings: list[SourceReading], complaints: list[Degraded]
 ) -> list[Source]:
-    """A row for each source, with all that is said against it; a complaint makes it degraded."""
+    """Return one row for each source, with all messages about it. A complaint degrades it."""
     rows: dict[str, SourceReading] = {}
     if driver.source:
         state: Literal["ok", "absent"] = "absent" if driver.why_not else "ok"
         rows[driver.source] = SourceReading(driver.source, state, driver.why_not)
-    rows |= {reading.source: reading for reading in told}
+    rows |= {reading.source: reading for reading in readings}
     messages: dict[str, dict[str, None]] = {
         source: {reading.message: None} for source, reading in rows.items() if reading.message
     }
@@ -318,7 +322,7 @@ def _sources(
 
 
 def _conditions(driver: DriverReading, sources: list[Source]) -> list[Condition]:
-    # What is absent may not belong here at all; its row says so, the condition does not.
+    # An absent source may not exist on this node, so it is in its row but not in the condition.
     missing = {f"{row.name}: {row.message}" for row in sources if row.state == "degraded"}
     lacks = "; ".join(sorted(missing))[:MAX_MESSAGE]
     return [
@@ -340,9 +344,9 @@ def _conditions(driver: DriverReading, sources: list[Source]) -> list[Condition]
 def _smoothed(
     device: Device, last: Device | None, observed_at: datetime, before: GPUNodeStatus | None
 ) -> Device:
-    """``device`` with its SM activity weighted exponentially over time, of one source only.
+    """Return ``device`` with smoothed SM activity: an exponential average of one source's values.
 
-    A sample's weight falls to 1/e in a minute, however often samples are taken.
+    A sample's weight falls to 1/e in a minute, independent of the sampling interval.
     """
     now, was = device.sm_activity, None if last is None else last.sm_activity
     if now is None or was is None or before is None or now.source != was.source:
@@ -369,7 +373,7 @@ def _dated(conditions: list[Condition], now: str, before: GPUNodeStatus | None) 
 
 
 def _structure(status: GPUNodeStatus) -> object:
-    """All that must be told at once: everything but figures that move by themselves, and times."""
+    """Return the parts whose change is written at once: all but varying figures and times."""
     devices = [
         msgspec.structs.replace(
             device,
@@ -411,7 +415,7 @@ def _presence(figure: int | None) -> int:
 
 
 def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
-    """(bytes, memory of their device), in an order that only depends on the structure."""
+    """Return (bytes, memory of the device) in an order that depends only on the structure."""
     memory = {device.uuid: device.memory_bytes for device in status.devices}
     found: list[tuple[int, int]] = []
     for device in status.devices:

@@ -1,7 +1,7 @@
-"""Decides whose the limits are that the driver grants cgroups. Pure.
+"""Assigns the driver's memory limits, which are per cgroup, to containers. Pure.
 
-The kubelet names containers and cgroups number them. So a container's name is told only where its
-pod has one container on the device and one limit there.
+The kubelet names containers and cgroups number them. So a container's name is known only if its pod
+has one container and one limit on the device.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ def grants(
     mirrors: Iterable[MirrorReading],
     readings: Sequence[LimitReading],
 ) -> list[ContainerLimit]:
-    """What was read, with the names that the kubelet has for it."""
+    """Return the limits that were read, with pod and container names from the kubelet."""
     mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
     device_of = resolve({holding.replica for holding in holdings}, devices)
     names = {h.uid: (h.namespace, h.name) for h in holdings if h.name}

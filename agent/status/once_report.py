@@ -1,17 +1,17 @@
-"""Decides what `headroom agent --once` prints: the node's devices and who uses them. Pure."""
+"""Formats the output of `headroom agent --once`: the node's devices and their users. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse
 
 _HEAD = ("", "device", "memory", "used", "unattributed", "free", "SM", "health")
-#: Left of their columns; figures are right.
+#: Columns that are left-aligned; figures are right-aligned.
 _LEFT = {0, 1, 7}
 _UNKNOWN = "?"
 
 
 def table(node: str, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], float]) -> str:
-    """Lines for a terminal; ``pod_sm`` is (pod's uid, device) -> share of SM time."""
+    """Return the lines for a terminal. ``pod_sm`` is (pod uid, device) -> share of SM time."""
     rows: list[Sequence[str]] = [_HEAD]
     for device in status.devices:
         rows.append(_row(device))
@@ -35,7 +35,7 @@ def table(node: str, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], flo
 
 
 def well(status: GPUNodeStatus) -> bool:
-    """Whether there is a driver and nothing wrong with any device."""
+    """Return whether the driver is ready and all devices are healthy."""
     ready = all(c.status == "True" for c in status.conditions if c.type == "DriverReady")
     return ready and all(device.healthy for device in status.devices)
 
@@ -47,7 +47,7 @@ def size(figure: int | None) -> str:
 
 
 def clean(text: str) -> str:
-    """A process chooses its own name; a terminal must not obey it."""
+    """Replace unprintable characters: a process name could contain terminal commands."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
@@ -97,14 +97,14 @@ def _shared(device: Device) -> Iterable[str]:
 def _pods(
     device: Device, rows: Iterable[PodUse], pod_sm: Mapping[tuple[str, str], float]
 ) -> Iterable[Sequence[str]]:
-    told: set[str] = set()
+    shown: set[str] = set()
     for row in rows:
         if row.device != device.uuid:
             continue
         name = f"{row.namespace}/{row.name}" if row.name else f"pod {row.uid}"
-        first = row.uid not in told or not row.uid
-        told.add(row.uid)
-        # Bytes and SM are a pod's, and stand in its first row.
+        first = row.uid not in shown or not row.uid
+        shown.add(row.uid)
+        # Bytes and SM share are per pod, so only its first row shows them.
         sm = pod_sm.get((row.uid, row.device)) if first else None
         yield (
             "",
@@ -118,7 +118,7 @@ def _pods(
 
 
 def _limit(row: ContainerLimit) -> Sequence[str]:
-    """What the driver grants stands below the device's memory, what it counts below its use."""
+    """Return a row with a limit in the memory column and the driver's count in the use column."""
     name = f"{row.namespace}/{row.name}" if row.name else f"pod {row.uid}"
     limited = row.soft_bytes is not None or row.hard_bytes is not None
     what = f"  {'limit' if limited else 'count'} of {name} {row.container or row.container_id[:12]}"
@@ -132,7 +132,7 @@ def _percent(ratio: float) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    # The last column may be as long as it likes.
+    # The last column needs no width.
     widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(_HEAD) - 1)]
     for row in rows:
         cells = [

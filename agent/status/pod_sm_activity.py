@@ -1,7 +1,7 @@
-"""Decides how busy each pod keeps each device, where the driver tells its processes apart. Pure.
+"""Computes each pod's share of a device's SM time, if the driver measures processes. Pure.
 
-It is told beside the report, not in it: no placement depends on it. Only sampled processes count,
-so where nothing is told of a pod that has processes on a device, it was idle there.
+It is exported as a metric and is not in the report, because no placement depends on it. Only active
+processes are sampled. A pod that has processes on a device but no figure was idle there.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from agent.status.attribution import owner
 
 
 def pod_sm(readings: Iterable[Reading]) -> dict[tuple[str, str], float]:
-    """(pod's uid, device) -> share of the device's SM time, 0..1."""
+    """Return (pod uid, device) -> share of the device's SM time, 0..1."""
     readings = list(readings)
     processes = {r.pid: r for r in readings if isinstance(r, ProcessReading)}
     mirrors = {r.hash: r.uid for r in readings if isinstance(r, MirrorReading)}

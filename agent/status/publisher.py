@@ -1,4 +1,4 @@
-"""How reports and heartbeats reach the API server: a status patch and a Lease."""
+"""Writes reports and heartbeats to the API server: status patches and a Lease."""
 
 from datetime import datetime
 from typing import Any
@@ -23,7 +23,7 @@ class _Reported(KubeStruct, frozen=True):
 
 
 class _Partial(KubeStruct, frozen=True):
-    """What we read of answers; the metadata alone has no status."""
+    """The parts of an answer that are decoded; PartialObjectMetadata has no status."""
 
     metadata: ObjectMeta = ObjectMeta()
     status: _Reported | None = None
@@ -33,7 +33,7 @@ _partial = msgspec.json.Decoder(_Partial)
 
 
 class KubernetesPublisher:
-    """Status patches and the Lease."""
+    """Writes the status of the node's GPUNode, and its Lease."""
 
     def __init__(
         self,
@@ -64,14 +64,17 @@ class KubernetesPublisher:
         return self._read("application/json")
 
     def gpunode(self) -> GPUNode | None:
-        """The whole object as etcd has it; None where there is none. Raises ``BadReport`` too."""
+        """Return the GPUNode, read consistently; None if it does not exist.
+
+        Raises ``NotDelivered`` and ``BadReport``.
+        """
         answer = self._send("GET", self._gpunode, accept="application/json")
         if answer.status == 404:
             return None
         return decode_gpunode(self._accepted(answer, f"GPUNode {self._node}"))
 
     def _read(self, accept: str) -> tuple[Held, str]:
-        # resourceVersion=0: from the API server's cache, which is as old as a heartbeat may be.
+        # resourceVersion=0 reads from the API server's cache, which is fresh enough for heartbeats.
         answer = self._send("GET", f"{self._gpunode}?resourceVersion=0", accept=accept)
         if answer.status == 404:
             return Held(), ""
@@ -116,21 +119,20 @@ class KubernetesPublisher:
         hint = ""
         if answer.status == 403:
             hint = (
-                f"; this agent says that its node is {self._node}: $NODE_NAME must come from"
-                " spec.nodeName of its pod, and its service account must be that of"
-                " deploy/base/rbac.yaml"
+                f"; this agent's node is {self._node}: $NODE_NAME must be set from spec.nodeName"
+                " of its pod, and the pod must use the service account of deploy/base/rbac.yaml"
             )
         raise NotDelivered(
-            f"{what} was refused with {answer.status}: {error_message(answer.data)}{hint}",
+            f"{what} was rejected with {answer.status}: {error_message(answer.data)}{hint}",
             min(float(wait), 10 * LONGEST_BACK_OFF_S) if wait.isdecimal() else 0.0,
         )
 
 
 def status_patch(status: GPUNodeStatus) -> dict[str, Any]:
-    """``status`` as a merge patch that replaces all of the last one.
+    """Return ``status`` as a merge patch that replaces the whole previous status.
 
-    Our encoding leaves defaults out, and a merge patch keeps what it does not name: the last pod
-    would stay for ever. So every field is named; null removes it.
+    The encoding omits default values, and a merge patch keeps fields that it does not name, so the
+    last pod would never be removed. So the patch names every field; null removes it.
     """
     built = msgspec.to_builtins(status)
     return {key: _named(getattr(status, name), built.get(key)) for name, key in _fields(status)}

@@ -1,14 +1,14 @@
-"""Decides when the API server hears from us, and keeps trying until it has.
+"""Decides when to write a status or a heartbeat, and repeats failed writes.
 
-Nothing is queued. What is due is always computed from the last status that was *accepted* and the
-newest one, so a failed write cannot lose the newest report nor send an old one after it.
+There is no queue. Each time the writer compares the last *accepted* status with the newest one. So
+a failed write cannot lose the newest status or send an old one after it.
 
-The heartbeat vouches for the report: it names the status that was accepted last and when the newest
-sample was taken, and is sent only while that sample says the same, SM activity aside, which never
-goes alone more than once a minute. If status writes are refused while the Lease goes through, the
-node must go stale, not look alive with figures that are no longer true.
+A heartbeat confirms the written status. It names the last accepted status and the time of the
+newest sample. It is sent only if that sample shows nothing new except SM activity. If status writes
+fail while the Lease can be renewed, the node must become stale, and not look alive with old
+figures.
 
-However often samples come, and whatever they say, a status is written at most once a second.
+A status is written at most once a second, and for SM activity alone at most once a minute.
 """
 
 import math
@@ -33,7 +33,7 @@ LONGEST_BACK_OFF_S = 30.0
 
 
 class NotDelivered(Exception):
-    """The API server did not take it; ``retry_after_s`` is the wait that it asked for, if any."""
+    """A write failed; ``retry_after_s`` is the wait that the API server asked for, or 0."""
 
     def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -41,39 +41,39 @@ class NotDelivered(Exception):
 
 
 class NotThereYet(NotDelivered):
-    """No extender has created this node's GPUNode; agents wait, they may not create it."""
+    """No extender has created this node's GPUNode yet. Agents wait, as they may not create it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A GPUNode at the API server: which object, and which version of it; empty: there is none."""
+    """Uid and resourceVersion of a GPUNode at the API server; empty if there is none."""
 
     uid: str = ""
     version: str = ""
 
 
 class Publisher(Protocol):
-    """Where reports go. Every method raises ``NotDelivered``, and nothing else."""
+    """Writes to the API server. Every method raises only ``NotDelivered``."""
 
     def report(self, status: GPUNodeStatus) -> Held:
-        """Write ``status``; returns the GPUNode that took it."""
+        """Write ``status``, and return the GPUNode that has it."""
         ...
 
     def held(self) -> Held:
-        """The GPUNode as it is now."""
+        """Return the current GPUNode."""
         ...
 
     def reported(self) -> tuple[Held, str]:
-        """The same, and its status's ``observedAt``; costs the whole object."""
+        """Return the current GPUNode and ``observedAt`` of its status. Reads the whole object."""
         ...
 
     def heartbeat(self, now: datetime, vouch: Vouch) -> str:
-        """Renew the Lease; returns its resourceVersion."""
+        """Renew the Lease, and return its resourceVersion."""
         ...
 
 
 class StatusWriter:
-    """Hands each new status to the publisher when it is due; ``deliver`` never raises."""
+    """Passes each new status to the publisher when it is due. ``deliver`` never raises."""
 
     def __init__(
         self,
@@ -88,25 +88,25 @@ class StatusWriter:
         self._monotonic = monotonic
         self._now = now
         self._chance = chance
-        #: The last status that was accepted, the GPUNode that was last seen to hold it, and when it
-        #: was written; None: it is not known what the API server holds.
+        #: The last accepted status, the version of the GPUNode that has it, and when it was
+        #: written. The status is None if it is not known what the API server has.
         self._written: GPUNodeStatus | None = None
         self._held = Held()
         self._written_at_s = 0.0
         self._beat_at_s: float | None = None
-        #: The Lease's resourceVersion, and when we were told of it.
+        #: The Lease's resourceVersion, and when the API server returned it.
         self._lease = ""
-        self._told_at_s = 0.0
+        self._lease_at_s = 0.0
         self._failures = 0
         self._not_before_s = 0.0
-        #: (report or heartbeat, accepted or failed) -> how often.
+        #: (report or heartbeat, accepted or failed) -> number of writes.
         self.writes = Counter[tuple[str, str]]()
 
     def deliver(self, status: GPUNodeStatus, sampled_at_s: float) -> float:
-        """Write what is due of a status whose sample began at ``sampled_at_s`` (monotonic clock).
+        """Write status and heartbeat if due. ``sampled_at_s`` is the monotonic start of the sample.
 
-        Returns in how many seconds a new sample is wanted, since something is held back or has
-        failed; infinity where nothing is.
+        Return the seconds until a new sample is needed because a write was postponed or has failed;
+        infinity if none is needed.
         """
         at_s = self._monotonic()
         if self._failures and at_s < self._not_before_s:
@@ -136,22 +136,25 @@ class StatusWriter:
             self._beat(status, sampled_at_s, at_s)
 
     def _still_holds(self, written: GPUNodeStatus) -> bool:
-        """Whether the API server has what we believe it has. It has not where the GPUNode was made
-        anew, where somebody else wrote, or where an older write of ours was late on its way."""
+        """Return whether the API server still has the last written status.
+
+        It does not if the GPUNode was recreated, if another client wrote its status, or if an older
+        write of this agent arrived late.
+        """
         held = self._publisher.held()
         if held == self._held:
             return True
         if held.uid != self._held.uid:
             return False
-        held, observed_at = self._publisher.reported()  # most likely only promises were written
+        held, observed_at = self._publisher.reported()  # usually only the reservations changed
         if held.uid != self._held.uid or observed_at != written.observed_at:
             return False
         self._held = held
         return True
 
     def _report(self, status: GPUNodeStatus, at_s: float) -> None:
-        # Until it is answered: one that is not may have been taken, and no heartbeat may vouch for
-        # the one before it.
+        # A write without an answer may have been accepted, so until there is an answer no heartbeat
+        # may confirm the previous status.
         self._written = None
         with self._counted("report"):
             self._held = self._publisher.report(status)
@@ -164,11 +167,11 @@ class StatusWriter:
             sampled_at=status.observed_at,
             gpunode=self._held.uid,
             observed_at=self._written.observed_at,
-            after=self._lease if self._told_at_s <= sampled_at_s else "",
+            after=self._lease if self._lease_at_s <= sampled_at_s else "",
         )
         with self._counted("heartbeat"):
             self._lease = self._publisher.heartbeat(self._now(), vouch)
-        self._told_at_s = self._monotonic()
+        self._lease_at_s = self._monotonic()
         self._beat_at_s = at_s
 
     @contextmanager
@@ -181,14 +184,15 @@ class StatusWriter:
         self.writes[what, "accepted"] += 1
 
     def _held_back_s(self, status: GPUNodeStatus, since_s: float) -> float:
-        """Seconds until what the newest status says beyond the last one written may go; infinity
-        where it says the same. SM activity never waits for its turn: it rides along."""
+        """Return the seconds until the changes of the newest status may be written; infinity if
+        there are none. Changes of SM activity alone do not count."""
         for gap_s in (FREED_EVERY_S, GROWN_EVERY_S):
             if worth_writing(self._written, status, gap_s):
                 return max(0.0, gap_s - since_s)
         return math.inf
 
     def _back_off_s(self) -> float:
-        """Doubles up to the longest; half of it by chance, so that 5,000 agents do not agree."""
+        """Return a delay that doubles up to the maximum. Half of it is random, so that 5,000 agents
+        do not retry together."""
         longest_s = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** min(self._failures - 1, 10))
         return longest_s * self._chance.uniform(0.5, 1.0)

@@ -1,22 +1,23 @@
-"""Decides which replicas a container should get, for a pod whose name nobody tells. Pure.
+"""Chooses the replicas for one container, without knowing its pod. Pure.
 
-The kubelet asks for "one of these" and does not say for whom. The ledger knows whom it sent here
-and the kubelet's checkpoint who has arrived, so it is for one of those still on their way, or for
-a stranger. All that are on their way were promised the same device (the extender sees to it), so
-for most of the time there is nothing to guess.
+The kubelet asks for some of the available replicas and does not name the pod. The ledger has the
+pods with a reservation on this node, and the checkpoint the pods that have devices. So the request
+is of an unconfirmed pod (with a reservation, without its devices) or of a pod without a
+reservation. The extender reserves the same device for all unconfirmed pods of a resource at a
+time, so usually there is nothing to guess.
 
-That device is a wish. It is not followed where it has no room for the largest of those on their
-way: because a stranger sits there now, or somebody took more than was promised; nor where it has
-no replica left, or the kubelet does not offer it. Then it is the fullest that has room for the
-largest. While one is on its way nothing else is promised on this node but on that very device,
-so what is found free elsewhere is free. Nowhere room is a refusal: the pod fails, and nothing is
-overcommitted.
+1. If that device has enough free memory for the largest unconfirmed pod, it is chosen. It may lack
+   memory because of overuse or of a pod without a reservation. It may also lack free replicas.
+2. Otherwise the fullest device with enough memory for the largest unconfirmed pod is chosen. Until
+   the unconfirmed pods arrive, the extender reserves nothing on other devices of the node. So
+   memory that is free on another device stays free.
+3. If no device has enough, the request is rejected: the pod fails, and nothing is overcommitted.
 
-Who was promised no device by name, as when nobody steered, was promised what the plugin's own order
-comes to, and so were others after it: of the devices with room it is the one the plugin would take.
+Reservations made while the resource was not steered name no device. The extender assumed the
+plugin's order for them, so of the devices with enough memory the plugin's next choice is chosen.
 
-A stranger comes where most is left: who was bound by somebody else is charged and never refused,
-unless one of ours, which it could be, would have to be.
+If no pod that Headroom scheduled is unconfirmed, the request is of another pod. It gets the device
+with the most free memory, and is never rejected.
 """
 
 from collections.abc import Sequence, Set
@@ -39,24 +40,24 @@ from contract.gpunode import (
     Reservation,
 )
 
-#: Times the replicas taken of a device: the plugin takes the device with the least of it.
+#: Allocation policy -> factor of the allocated replicas: the plugin takes the lowest product.
 _ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    #: Empty: as the plugin likes.
+    #: Empty: the plugin chooses.
     replicas: tuple[str, ...]
     device: str = ""
-    #: The device that those on their way were promised; empty where they were promised several.
+    #: The device reserved for the unconfirmed pods; empty if their reservations differ.
     reserved: str = ""
-    #: How many pods of ours are on their way.
+    #: Number of unconfirmed pods that Headroom scheduled.
     awaited: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """The largest that is on its way asks for this much, and no device has it."""
+    """No device has the memory that the largest unconfirmed pod reserved."""
 
     asked_bytes: int
 
@@ -71,19 +72,19 @@ def choose(
     steered: bool = True,
     arrived_before: Set[str] = frozenset(),
 ) -> Choice | NoRoom:
-    """The replicas for one container.
+    """Choose the replicas for one container.
 
-    ``steered`` says whether the GPUNode tells the extender that we choose. Where it does not, what
-    was promised since counts on the plugin's own choice. ``arrived_before`` are uids of pods that
-    had devices of this kubelet at some time.
+    ``steered``: whether the resource is steered according to the GPUNode's status. If not, the
+    extender's reservations assume the plugin's own choice. ``arrived_before`` are uids of pods that
+    have had devices since the kubelet started.
 
-    ``spec`` must have been read consistently and after the kubelet asked; so must ``entries``, of
-    the checkpoint. ``sample`` is our own, newest and fresh.
+    ``spec`` (a consistent read) and ``entries`` (of the checkpoint) must have been read after the
+    kubelet's request. ``sample`` is the agent's newest sample and must be fresh.
     """
     seen = _holders(sample, spec)
     sample = arrived(sample, entries, wish)
-    # Who held something and let go of all of it has ended, and is not on its way, though the
-    # promise may not have been taken back yet.
+    # A pod that held devices and holds none any more has ended. It is not unconfirmed, although its
+    # reservation may still exist.
     ended = (seen | arrived_before) - _holders(sample, spec)
     free = _by_device(wish.available)
     waiting = [
@@ -108,8 +109,11 @@ def choose(
     order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
 
     def best_for(these: Sequence[_Waiting]) -> _Room | None:
-        """What was promised, or the next in the plugin's order, or else the fullest, where any of
-        these has room."""
+        """Return the best device that has room for each of these pods; None if there is none.
+
+        The reserved device is first, then the plugin's order if no device is reserved, then the
+        fullest device.
+        """
         good = [room for room in rooms if room.takes(these)]
         return min(
             good,
@@ -125,7 +129,7 @@ def choose(
     best = (best_for(waiting) if waiting else None) or (best_for(ours) if ours else None)
     if best is None and ours:
         if not rooms and any(not charge.choice for _, _, charge in ours):
-            return Choice(())  # several of one container, promised when nobody steered
+            return Choice(())  # one container wants several replicas, reserved without steering
         return NoRoom(max(_most_bytes(charge) for _, _, charge in ours))
     if best is None and rooms:
         best = max(rooms, key=lambda room: (room.healthy, room.left_bytes, room.device))
@@ -135,7 +139,8 @@ def choose(
 
 
 def arrived(sample: GPUNodeStatus, entries: Sequence[Entry], wish: Wish) -> GPUNodeStatus:
-    """The sample as it would read now: who was admitted since is in it, and who let go is not."""
+    """Return the sample with the assignments of the checkpoint: without rows of replicas that are
+    free again, and with rows of containers admitted since."""
     offered = set(wish.available) - set(wish.must_include)
     holders = {
         replica: entry for entry in entries for replica in entry.replicas if replica not in offered
@@ -144,7 +149,7 @@ def arrived(sample: GPUNodeStatus, entries: Sequence[Entry], wish: Wish) -> GPUN
         row
         for row in sample.pods
         if row.replica not in offered
-        # A static pod has another uid in the checkpoint than in the API.
+        # A static pod has different uids in the checkpoint and in the API.
         and (
             (holder := holders.get(row.replica)) is None
             or holder.pod_uid == row.uid
@@ -171,7 +176,7 @@ def _holders(sample: GPUNodeStatus, spec: GPUNodeSpec) -> set[str]:
 
 
 def device_of(replica: str) -> str:
-    """The uuid in a replica's id."""
+    """Return the device UUID in a replica id."""
     return replica.partition("::")[0]
 
 
@@ -186,12 +191,14 @@ class _Room:
     sitting: Set[str]
     healthy: bool
     left_bytes: int
-    #: Replicas that the plugin cannot give: allocated, or unhealthy.
+    #: Number of replicas that are allocated or unhealthy.
     taken: int
 
     def takes(self, these: Sequence[_Waiting]) -> bool:
-        """Whether each of these has room here. Of a pod that sits here already all that it asks
-        for on the device is counted."""
+        """Return whether the device has enough free memory for any one of these pods.
+
+        A pod that already holds a replica here needs no more: all of its reservation is counted.
+        """
         coming = (
             asked(reservation, self.memory, uses=False)
             for uid, reservation, _ in these
@@ -211,7 +218,7 @@ def _room(
 ) -> _Room:
     rows = rows_in(memory, sample)
     allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
-    # Who says nothing is charged what a replica is worth.
+    # A pod without a reservation counts with the memory of one replica.
     unattributed_use_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
     taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, unattributed_use_bytes)
     return _Room(
@@ -233,7 +240,8 @@ def _by_device(replicas: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _given(wish: Wish, free: Sequence[str]) -> tuple[str, ...]:
-    """What the container gets if all the rest comes from one device; empty where it cannot."""
+    """Return the container's replicas if one device provides all but ``must_include``; empty if
+    the device has too few."""
     rest = [replica for replica in free if replica not in wish.must_include]
     needed = wish.size - len(wish.must_include)
     return (*wish.must_include, *rest[:needed]) if 0 < needed <= len(rest) else ()

@@ -1,6 +1,7 @@
-"""Follows which device choice the node is to have, as an extender copies it to our GPUNode.
+"""Watches the node's device choice, which the extender copies to ``spec.deviceChoice`` of the
+GPUNode.
 
-One watch of one object: it costs nothing while nothing changes, and a change is known at once.
+A watch of this one object reports a change at once and costs nothing while nothing changes.
 """
 
 import random
@@ -17,8 +18,9 @@ from contract.kube import KubeStruct
 
 _log = structlog.get_logger()
 
-#: Seconds after which the API server ends a watch, and bookmarks come at least once a minute.
+#: Seconds after which the API server ends a watch.
 _WATCH_S = 300
+#: Seconds without a line after which a watch counts as broken. Bookmarks come once a minute.
 _QUIET_S = 150.0
 #: Seconds between two watches; doubled after each failure.
 _PAUSE_S = 1.0
@@ -43,26 +45,26 @@ _decoder = msgspec.json.Decoder(_Change)
 
 
 class ChoiceWatch:
-    """``changed`` is called from a thread of ours after each change."""
+    """Watches in its own thread, from which it calls ``changed`` after each change."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], object]) -> None:
         self._server = server
         self._path = (
             f"/apis/{GROUP}/{VERSION}/{PLURAL}?watch=true&fieldSelector=metadata.name%3D{node}"
-            # With this version the watch begins with the object as it is.
+            # With resourceVersion=0 the watch begins with the current object.
             f"&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds={_WATCH_S}"
         )
         self._changed = changed
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="choice", daemon=True)
-        #: ``spec.deviceChoice``, "" for none; None until it is known.
+        #: ``spec.deviceChoice``, "" if it is not set; None until it is known.
         self.device_choice: str | None = None
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the next line of the watch; nothing waits for the thread."""
+        """Make the thread end after the next line of the watch; do not wait for it."""
         self._end.set()
 
     def _run(self) -> None:
@@ -92,7 +94,7 @@ class ChoiceWatch:
             raise NotReached(f"a line of the watch cannot be read: {err}") from err
         if change.type == "ERROR":
             raise NotReached("the API server ended the watch with an error")
-        # An object that was deleted is made again, with the same choice.
+        # A deleted object is ignored: the extender creates it again with the same choice.
         if change.type in ("ADDED", "MODIFIED"):
             choice = change.object.spec.device_choice
             if choice != self.device_choice:

@@ -1,11 +1,11 @@
-"""Which resources of a node can be steered, and what is in the way of the others. Pure."""
+"""Decides which resources of a node can be steered, and why the others cannot. Pure."""
 
 from dataclasses import dataclass
 
 from contract.gpunode import GPUNodeStatus
 
 NOT_PERMITTED = (
-    "not permitted: the agent has the kubelet's folder of device plugins read-only"
+    "not permitted: the agent has the kubelet's device plugin directory read-only"
     " (chart value agent.steering.permitted, or component deploy/components/steering)"
 )
 NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"
@@ -15,14 +15,18 @@ SHARING_UNKNOWN = "how the device plugin shares the GPUs cannot be read"
 @dataclass(frozen=True, slots=True)
 class Eligibility:
     resources: frozenset[str] = frozenset()
-    #: Resources that must not be steered. What cannot be read for a while stays as it is.
+    #: Resources that must not be steered. While data is missing, a resource is in neither set and
+    #: its steering stays as it is.
     excluded: frozenset[str] = frozenset()
-    #: A sentence for each thing that is in the way.
+    #: One sentence for each reason why a resource is not steered.
     obstacles: tuple[str, ...] = ()
 
 
 def eligibility(sample: GPUNodeStatus, permitted: bool) -> Eligibility:
-    """``permitted`` says whether the agent may write in the kubelet's folder of device plugins."""
+    """Return which resources can be steered.
+
+    ``permitted``: whether the agent may write to the kubelet's device plugin directory.
+    """
     if not permitted:
         return Eligibility(obstacles=(NOT_PERMITTED,))
     numa_nodes: dict[str, set[int | None]] = {}
@@ -36,7 +40,8 @@ def eligibility(sample: GPUNodeStatus, permitted: bool) -> Eligibility:
         return Eligibility(obstacles=(SHARING_UNKNOWN if unread else NOTHING_SHARED,))
     if plugin.topology_manager_policy == "none":
         return Eligibility(shared)
-    # The kubelet offers the GPUs of one NUMA node only, or takes another one than we prefer.
+    # With a topology policy the kubelet may offer GPUs of one NUMA node only, or ignore the
+    # preferred GPU.
     divided = frozenset(resource for resource, nodes in numa_nodes.items() if len(nodes) > 1)
     policy = plugin.topology_manager_policy
     stated = f"has policy {policy}" if policy else "has a policy that cannot be read"

@@ -1,4 +1,4 @@
-"""The messages of the device plugin API (v1beta1) that a relay reads or writes itself. Pure."""
+"""The messages of the device plugin API (v1beta1) that the plugin proxy reads or writes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _VERSION = "v1beta1"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one container is to be given: ``size`` of ``available``, ``must_include`` among them."""
+    """One container's request: ``size`` replicas of ``available``, including ``must_include``."""
 
     available: tuple[str, ...]
     must_include: tuple[str, ...]
@@ -18,7 +18,7 @@ class Wish:
 
 
 def wishes(request: bytes) -> list[Wish]:
-    """Of a ``PreferredAllocationRequest``, one for each container. Raises ``BadMessage``."""
+    """Decode a ``PreferredAllocationRequest``: one wish per container. Raises ``BadMessage``."""
     return [_wish(message(value)) for number, value in fields(request) if number == 1]
 
 
@@ -26,7 +26,7 @@ def _wish(container: bytes) -> Wish:
     parts = list(fields(container))
     size = next((value for number, value in parts if number == 3), 0)
     if not isinstance(size, int):
-        raise BadMessage("allocation_size is no number")
+        raise BadMessage("allocation_size is not a number")
     return Wish(
         tuple(text(value) for number, value in parts if number == 1),
         tuple(text(value) for number, value in parts if number == 2),
@@ -35,12 +35,12 @@ def _wish(container: bytes) -> Wish:
 
 
 def preferred(replicas: Sequence[Sequence[str]]) -> bytes:
-    """A ``PreferredAllocationResponse``: the replicas for each container."""
+    """Encode a ``PreferredAllocationResponse`` with the replicas for each container."""
     return b"".join(field(1, b"".join(field(1, each) for each in some)) for some in replicas)
 
 
 def allocated(request: bytes) -> list[str]:
-    """All replicas of an ``AllocateRequest``. Raises ``BadMessage``."""
+    """Return all replicas of an ``AllocateRequest``. Raises ``BadMessage``."""
     return [
         text(replica)
         for number, container in fields(request)
@@ -51,10 +51,10 @@ def allocated(request: bytes) -> list[str]:
 
 
 def registration(endpoint: str, resource: str, options: bytes) -> bytes:
-    """A ``RegisterRequest``; ``options`` are the plugin's own ``DevicePluginOptions``."""
+    """Encode a ``RegisterRequest`` with the plugin's own ``DevicePluginOptions``."""
     return field(1, _VERSION) + field(2, endpoint) + field(3, resource) + field(4, options)
 
 
 def asks_for_preference(options: bytes) -> bool:
-    """Whether ``DevicePluginOptions`` make the kubelet ask before it takes a device."""
+    """Return whether ``DevicePluginOptions`` have ``get_preferred_allocation_available``."""
     return bool(dict(fields(options)).get(2, 0))

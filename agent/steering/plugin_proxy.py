@@ -1,12 +1,12 @@
-"""A device plugin that is none: the kubelet asks it, and the plugin behind it answers.
+"""A proxy between the kubelet and a device plugin.
 
-Every message passes as it came, byte for byte, errors included. One call is answered here:
-GetPreferredAllocation, by which a plugin names the replicas that it would like a container to get;
-and that one too is passed on where ``choose`` has no opinion.
+It forwards every message and error unchanged, byte for byte. It answers only one call itself:
+GetPreferredAllocation, which returns the replicas that a container should get. If ``choose``
+returns None, that call is forwarded too.
 
-The kubelet sets no deadline and admits no other pod while it waits, so every call ends in time
-here, with an error if need be. Streams stay open for each registration that there ever was, and
-hold no thread.
+The kubelet's calls have no deadline, and the kubelet admits no other pod while it waits. So the
+proxy ends every call in time, with an error if necessary. The streams of earlier registrations stay
+open; none of them uses a thread.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ PREFIX = "headroom-"
 
 _SERVICE = "v1beta1.DevicePlugin"
 _REGISTER = "/v1beta1.Registration/Register"
-#: A plugin that was restarted is found again this soon.
+#: Reconnects soon after the plugin has restarted.
 _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
 _PATIENCE_S = 10.0
-#: Seconds for ``choose``, and for the plugin behind.
+#: Time limits in seconds of ``choose`` and of a call to the plugin.
 ANSWER_S = 1.0
 PLUGIN_S = 5.0
-#: Calls of the kubelet come one after the other; the others are those that did not end in time.
+#: Threads for ``choose``: one for the call in progress, the others for calls that run late.
 _CHOOSING = 4
-#: So long after an allocation the kubelet's checkpoint may still not show it in a sample.
+#: Seconds within which an allocation must appear in a sample of the checkpoint.
 _REMEMBERED_S = 120.0
-#: The thread of the calls is stuck if it has done nothing for so long.
+#: Seconds without activity after which the event loop counts as stuck.
 _STUCK_AFTER_S = 10.0
 _BEAT_EVERY_S = 1.0
 
@@ -49,15 +49,15 @@ T = TypeVar("T")
 
 
 class Rejected(Exception):
-    """Nobody may be given a device; the text reaches the pod's status."""
+    """The container must not get a device. The text appears in the pod's status."""
 
 
-#: Of the replicas that are free, those that the container should get; None: as the plugin likes.
+#: Returns the replicas that the container should get; None if the plugin should choose.
 Choose = Callable[[Wish], Sequence[str] | None]
 
 
 class PluginProxy:
-    """Listens beside ``plugin``, a socket in ``folder``, under a name that tells whose it is."""
+    """Listens in ``folder``, on a socket named like that of ``plugin`` with prefix ``PREFIX``."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class PluginProxy:
         self._choose = choose
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        #: Of the streams to the kubelet the one that began last: it is of the latest registration.
+        #: The stream to the kubelet that started last, which is of the latest registration.
         self._newest: object | None = None
-        #: Replica -> times of its allocations through us that no sample has shown yet. An init
-        #: container and the container after it get the same replica.
+        #: Replica -> times of its allocations through the proxy that no sample has shown yet. An
+        #: init container and the container after it get the same replica.
         self._passed: defaultdict[str, list[float]] = defaultdict(list)
         self._pool = ThreadPoolExecutor(_CHOOSING, "choosing")
         self._beat_s = monotonic()
@@ -91,7 +91,7 @@ class PluginProxy:
 
     @property
     def listening(self) -> bool:
-        """False once somebody has removed the socket, as a kubelet does that starts."""
+        """Whether the proxy's socket still exists. A kubelet removes it when it starts."""
         return self._identity is not None and identity(self._socket) == self._identity
 
     @property
@@ -101,11 +101,11 @@ class PluginProxy:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether calls are not taken any more: only a new process helps."""
+        """Whether the event loop is stuck, so that only a new process helps."""
         return self._monotonic() - self._beat_s > _STUCK_AFTER_S
 
     def take_passed(self, replicas: Sequence[str]) -> bool:
-        """Whether these were allocated through us; each allocation counts once."""
+        """Return whether these were allocated through the proxy; each allocation counts once."""
         since_s = self._monotonic() - _REMEMBERED_S
         known = True
         with self._lock:
@@ -117,11 +117,11 @@ class PluginProxy:
         return known
 
     def options(self) -> bytes:
-        """The plugin's own. Raises ``grpc.RpcError``."""
+        """Return the plugin's ``DevicePluginOptions``. Raises ``grpc.RpcError``."""
         return self._await(self._call("GetDevicePluginOptions", b"", _PATIENCE_S))
 
     def stop(self) -> None:
-        """The kubelet takes the end of its stream for the end of all devices."""
+        """End the server. The kubelet then counts all devices of the resource as gone."""
         self._await(self._end())
         self._end_thread()
         if self.listening:
@@ -159,7 +159,7 @@ class PluginProxy:
         self._loop.call_later(_BEAT_EVERY_S, self._beat)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        """From another thread."""
+        """Run a coroutine in the event loop, from another thread, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * _PATIENCE_S)
 
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
@@ -174,7 +174,7 @@ class PluginProxy:
                 return await self._call(method, request, PLUGIN_S)
             except grpc.RpcError as err:
                 await context.abort(_code(err), _details(err))
-                raise  # abort has raised
+                raise  # never reached: abort raises
 
         return call
 
@@ -183,7 +183,7 @@ class PluginProxy:
         try:
             replicas = allocated(request)
         except BadMessage:
-            replicas = []  # the plugin has understood it
+            replicas = []  # the plugin has accepted the request all the same
         now_s = self._monotonic()
         with self._lock:
             for replica in replicas:
@@ -203,7 +203,7 @@ class PluginProxy:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(err))
         except TimeoutError:
             _log.warning("no_choice_in_time", answer_s=ANSWER_S)
-            why = f"Headroom: its agent has not chosen a GPU within {ANSWER_S:g} s"
+            why = f"Headroom: the agent did not choose a GPU within {ANSWER_S:g} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
         known = [each for each in chosen if each is not None]
         if len(known) < len(chosen):
@@ -228,7 +228,10 @@ class PluginProxy:
 
 
 def register(folder: Path, endpoint: str, resource: str, options: bytes) -> None:
-    """Tell the kubelet whom to ask from now on; anyone may, for anyone. Raises ``RpcError``."""
+    """Register ``endpoint`` with the kubelet for a resource. Raises ``grpc.RpcError``.
+
+    Any process may register any endpoint.
+    """
     with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}") as channel:
         channel.unary_unary(_REGISTER)(
             registration(endpoint, resource, options), timeout=_PATIENCE_S
@@ -236,7 +239,7 @@ def register(folder: Path, endpoint: str, resource: str, options: bytes) -> None
 
 
 def options_of(folder: Path, plugin: str) -> bytes:
-    """What a plugin says of itself. Raises ``RpcError``."""
+    """Return a plugin's encoded ``DevicePluginOptions``. Raises ``grpc.RpcError``."""
     with grpc.insecure_channel(f"unix:{folder / plugin}") as channel:
         answer: bytes = channel.unary_unary(f"/{_SERVICE}/GetDevicePluginOptions")(
             b"", timeout=_PATIENCE_S
@@ -245,7 +248,7 @@ def options_of(folder: Path, plugin: str) -> bytes:
 
 
 def identity(socket: Path) -> tuple[int, int] | None:
-    """Of a socket: it is another one when somebody listens anew."""
+    """Return the identity of a socket, which changes when it is created again; None if missing."""
     try:
         found = socket.stat()
     except OSError:

@@ -1,19 +1,20 @@
-"""Sees to it that the kubelet asks the relay, and the plugin again when the agent goes.
+"""Registers the plugin proxy with the kubelet, and the plugin again when the agent ends.
 
-What a kubelet makes of two that register for one resource (1.34 to 1.36, read and tried): it asks
-whoever registered last, listens to both, and when the stream of *either* ends it drops whoever is
-current and takes all devices for gone. So:
+If two endpoints register for one resource, the kubelet (1.34 to 1.36, from its source and tests)
+calls the endpoint that registered last, and reads the device lists of both. When the stream of
+*either* ends, it drops the current endpoint and counts all devices as gone. Consequences:
 
-* A plugin that starts anew registers, and is current until we register once more. It makes its
-  socket a moment before that, so we register when we see the socket and again later, in case we
-  were faster than it: its registration cannot be seen. Until then nothing is said to be steered.
-* A kubelet that starts anew forgets everybody and removes our socket; the plugin makes its own
-  anew, as above.
-* The plugin is brought back only after the kubelet has noticed that we are gone: earlier, the
-  kubelet would drop the plugin for us.
-* Of an agent that is killed while it registers a message can be read after the end of its streams:
-  then the kubelet takes devices for healthy that nobody gives out. So whoever finds the socket of
-  a killed agent brings the plugin back, whatever the kubelet says of the devices.
+* A plugin that restarts registers, and is the current endpoint until the proxy registers again. The
+  plugin creates its socket just before it registers, and its registration cannot be observed. So
+  the proxy registers when it sees the new socket, and again later, in case it was first. Until the
+  last of these registrations the resource is not reported as steered.
+* A kubelet that restarts forgets all endpoints and removes the proxy's socket. The plugin then
+  creates its socket again, as above.
+* The plugin is registered again only after the kubelet has noticed that the proxy is gone. Before
+  that, the end of the proxy's stream would make the kubelet drop the plugin.
+* If an agent is killed while it registers, the kubelet may read its message after the end of its
+  streams. Then it counts devices as healthy that no endpoint serves. So an agent that finds the
+  socket of a killed agent registers the plugin again, whatever the kubelet reports.
 """
 
 import contextlib
@@ -42,32 +43,34 @@ from agent.steering.plugin_proxy import (
 _log = structlog.get_logger()
 
 LOOK_EVERY_S = 0.2
-#: Ages of the plugin's socket, or the kubelet's, at which we register; after the last we are sure.
+#: Ages in seconds of the newest socket (plugin or kubelet) at which the proxy registers. After the
+#: last one the proxy is certainly the current endpoint.
 REGISTER_AT_S = (0.0, 1.0, 3.0)
 RETRY_S = 1.0
-#: How long a kubelet may take to notice that we are gone, or the plugin back.
+#: Seconds to wait until the kubelet notices that the proxy is gone, or that the plugin is back.
 NOTICE_S = 3.0
-#: How long the plugin's devices must be there before they count as back.
+#: Seconds for which the plugin's devices must stay healthy to count as back.
 STAYS_S = 1.0
 _BACK_TRIES = 5
 
-#: Whether the kubelet has healthy devices of the resource; None: it does not tell.
+#: Returns whether the kubelet has healthy devices of the resource; None if unknown.
 Healthy = Callable[[str], bool | None]
 
 
 def plugin_socket(resource: str) -> str:
-    """The stock plugin's socket, by the name of its resource."""
+    """Return the name of the socket that NVIDIA's plugin creates for a resource."""
     return f"nvidia-{resource.removeprefix('nvidia.com/')}.sock"
 
 
 def resource_of(socket: str) -> str:
+    """Return the resource of a plugin's socket."""
     return f"nvidia.com/{socket.removeprefix('nvidia-').removesuffix('.sock')}"
 
 
 class Seat:
-    """The place at the kubelet: of several agents on a node only one has it, the others wait.
+    """A lock that only one of several agents on a node can hold; the others wait.
 
-    A lock on the folder itself: a kubelet that starts removes what is in there.
+    It locks the kubelet's directory itself, because a kubelet that starts removes all files in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +78,7 @@ class Seat:
         self._lock: int | None = None
 
     def take(self) -> bool:
-        """Whether it is ours, now or already."""
+        """Try to take the lock; return whether this agent holds it."""
         if self._lock is None:
             try:
                 lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -96,7 +99,10 @@ class Seat:
 
 
 class PluginRegistration:
-    """Of one resource. ``folder`` is the kubelet's for device plugins."""
+    """Keeps the proxy of one resource registered.
+
+    ``folder`` is the kubelet's device plugin directory.
+    """
 
     def __init__(
         self,
@@ -117,19 +123,20 @@ class PluginRegistration:
         self._changed = changed
         self._monotonic = monotonic
         self._proxy: PluginProxy | None = None
-        #: Sockets of plugin and kubelet, since when they are these, and how often we registered.
+        #: Identities of the plugin's and the kubelet's socket, since when they have been these, and
+        #: the number of registrations since then.
         self._seen: tuple[object, object] | None = None
         self._since_s = 0.0
         self._registered = 0
         self._retry_at_s = 0.0
-        #: Why the kubelet does not ask us; empty if it does or is about to.
+        #: Why the kubelet does not call the proxy; empty if it does or soon will.
         self.trouble = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
     def steers(self) -> bool:
-        """Whether it is certain that the kubelet asks us, and nobody else."""
+        """Whether the proxy is certainly the kubelet's current endpoint."""
         proxy = self._proxy
         return (
             proxy is not None
@@ -140,15 +147,15 @@ class PluginRegistration:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the kubelet's calls are not answered any more."""
+        """Whether the proxy has stopped answering the kubelet's calls."""
         return self._proxy is not None and self._proxy.is_stuck
 
     def take_passed(self, replicas: tuple[str, ...]) -> bool:
-        """Whether a container got these through us; each time counts once."""
+        """Return whether these were allocated through the proxy; each allocation counts once."""
         return self._proxy is not None and self._proxy.take_passed(replicas)
 
     def bypassed(self) -> None:
-        """Somebody got a device without us: be current again."""
+        """Register again, because a container got a device without the proxy."""
         _log.warning("steering_bypassed", resource=self.resource)
         self._seen = None
 
@@ -156,8 +163,10 @@ class PluginRegistration:
         self._thread.start()
 
     def stop(self, bring_plugin_back: bool = True) -> None:
-        """Give the resource back to its plugin, or leave it without replicas; then a socket shows
-        the next agent that the plugin has to be brought back."""
+        """Return the resource to its plugin, or leave it without replicas.
+
+        In the second case a socket stays, so that the next agent registers the plugin again.
+        """
         self._end.set()
         self._thread.join()
         if self._proxy is None:
@@ -169,7 +178,7 @@ class PluginRegistration:
             _leave_socket(self._folder / (PREFIX + self._plugin))
 
     def look(self) -> None:
-        """Register where that is due."""
+        """Register the proxy if a registration is due."""
         plugin = identity(self._folder / self._plugin)
         kubelet = identity(self._folder / "kubelet.sock")
         now_s = self._monotonic()
@@ -178,7 +187,7 @@ class PluginRegistration:
             missing = self._plugin if plugin is None else "kubelet.sock"
             away = plugin is None or kubelet is None
             self.trouble = (
-                f"there is no socket {missing}" if away else "another agent of the node steers it"
+                f"there is no socket {missing}" if away else "another agent on the node steers it"
             )
             return
         if self._proxy is None or not self._proxy.listening:
@@ -203,11 +212,11 @@ class PluginRegistration:
                 self.trouble = ""
                 _log.info("steering_registered", resource=self.resource)
                 return True
-            trouble = "the plugin does not let the kubelet ask which device to take"
+            trouble = "the device plugin does not support GetPreferredAllocation"
         except grpc.RpcError as err:
-            trouble = _said(err)
+            trouble = _status(err)
         except BadMessage:
-            trouble = "what the plugin says of itself cannot be read"
+            trouble = "the device plugin's options cannot be read"
         if trouble != self.trouble:
             _log.warning("steering_not_registered", resource=self.resource, reason=trouble)
             self.trouble = trouble
@@ -218,7 +227,7 @@ class PluginRegistration:
         while not self._end.wait(LOOK_EVERY_S):
             try:
                 self.look()
-            except Exception:  # noqa: BLE001 - a thread that ended would leave it to itself, unseen
+            except Exception:  # noqa: BLE001 - without this thread the proxy would not register
                 _log.exception("steering_broken", resource=self.resource)
             if self.steers != steered:
                 steered = not steered
@@ -226,10 +235,10 @@ class PluginRegistration:
 
 
 def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
-    """Register the plugin in its own name, once the kubelet knows that we are gone.
+    """Register the plugin itself, once the kubelet has noticed that the proxy is gone.
 
-    Where the kubelet does not tell, it is given time instead. A plugin that does not answer needs
-    no help: it registers when it starts.
+    Waits at most ``NOTICE_S`` for that. A plugin that does not answer needs no help: it registers
+    when it starts. Return whether the plugin is back.
     """
     resource = resource_of(plugin)
     _until(lambda: healthy(resource) is False)
@@ -237,7 +246,7 @@ def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
         try:
             register(folder, plugin, resource, options_of(folder, plugin))
         except grpc.RpcError as err:
-            _log.warning("plugin_not_brought_back", resource=resource, reason=_said(err))
+            _log.warning("plugin_not_brought_back", resource=resource, reason=_status(err))
             time.sleep(RETRY_S)
             continue
         _until(lambda: healthy(resource) is True)
@@ -249,22 +258,22 @@ def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """The plugins whose place an agent took that did not live to bring them back."""
+    """Return the plugins that a killed agent has left unregistered."""
     return sorted(each.name.removeprefix(PREFIX) for each in folder.glob(f"{PREFIX}*.sock"))
 
 
 def restore(folder: Path, plugin: str, healthy: Healthy) -> None:
-    """Bring back a plugin that an agent left behind, and leave no trace of that agent."""
+    """Register a plugin that a killed agent left unregistered, and remove that agent's socket."""
     bring_back(folder, plugin, healthy)
     try:
         (folder / (PREFIX + plugin)).unlink(missing_ok=True)
     except OSError as err:
-        # An agent that may not steer has the folder read-only; the next kubelet empties it.
+        # Without permission to steer the directory is read-only. A kubelet that starts clears it.
         _log.info("steering_socket_stays", plugin=plugin, reason=err.strerror)
 
 
 def _leave_socket(path: Path) -> None:
-    """As an agent that was killed leaves one."""
+    """Create a socket file like the one that a killed agent leaves."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
         path.unlink(missing_ok=True)
         made.bind(str(path))
@@ -276,5 +285,5 @@ def _until(done: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _said(err: grpc.RpcError) -> str:
+def _status(err: grpc.RpcError) -> str:
     return f"{err.code().name}: {err.details()}"

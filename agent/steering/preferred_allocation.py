@@ -1,7 +1,8 @@
-"""Answers the kubelet for every steered resource: reads ledger, checkpoint and sample, and decides.
+"""Answers the kubelet's GetPreferredAllocation for every steered resource.
 
-The kubelet admits one pod after the other and waits for the answer, however long it takes. So the
-ledger is read anew each time: the promise to a pod was written before the pod was bound.
+The answer follows ledger, checkpoint and sample. The kubelet admits one pod at a time and waits for
+the answer without a timeout. The extender writes a reservation before it binds the pod, so a read
+of the ledger after the kubelet's request includes that pod's reservation.
 """
 
 import os
@@ -39,27 +40,26 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 
-#: How long the kubelet is made to wait for the ledger, or for a first sample: within the time that
-#: the relay gives.
+#: Seconds to wait for the ledger or a first sample, within the time limit of the plugin proxy.
 PATIENCE_S = 0.8 * ANSWER_S
 _RETRY_S = 0.2
-#: Pods that are remembered, at most: as many as a GPUNode has reservations.
+#: Maximum number of remembered pods: the maximum of reservations of a GPUNode.
 MAX_ARRIVALS = 4096
-#: When the agent ends: how long giving a resource back, which has begun, may still take.
+#: Seconds that the return of a resource to its plugin may still take when the agent ends.
 RETURN_WITHIN_S = 5.0
 
 
 class Ledger(Protocol):
     def gpunode(self) -> GPUNode | None:
-        """Our own GPUNode, not from a cache. Raises ``NotDelivered`` and ``BadReport``."""
+        """Return the node's GPUNode, read consistently. Raises ``NotDelivered``, ``BadReport``."""
         ...
 
 
 class Arrivals:
-    """Remembers the uids of pods that have had a device of this kubelet.
+    """Remembers the uids of pods that have had devices since the kubelet started.
 
-    A pod that has none any more has ended, though its reservation may not have been removed yet:
-    it is not on its way. A kubelet that starts again may admit a pod once more.
+    Such a pod without devices has ended and is not unconfirmed, although its reservation may still
+    exist. The uids are forgotten when the kubelet restarts, because it may admit a pod again.
     """
 
     def __init__(self, kubelet: Path) -> None:
@@ -69,7 +69,7 @@ class Arrivals:
         self._uids: dict[str, None] = {}
 
     def see(self, uids: Iterable[str]) -> Set[str]:
-        """Add these; returns all that are remembered."""
+        """Add uids, and return all that are remembered."""
         with self._lock:
             if (since := identity(self._kubelet)) != self._since:
                 self._since, self._uids = since, {}
@@ -80,12 +80,12 @@ class Arrivals:
 
 
 class PreferredAllocation:
-    """Steers the shared resources of the node while its mode is ``steered``.
+    """Steers the shared resources of the node while its device choice is ``steered``.
 
-    ``sample`` is the newest one, None if it is not fresh; ``reserve_bytes`` what the node's
-    annotation keeps free on every device, None if that is not known; ``mode`` is the device choice
-    that the node is to have, None if it is not known yet; ``changed`` is called when a sample is
-    due because something is steered or is not any more.
+    ``sample`` returns the newest sample, None if it is stale. ``reserve_bytes`` returns the memory
+    that the node's annotation keeps free on every device, None if unknown. ``mode`` returns the
+    node's device choice, None if unknown. ``changed`` requests a sample, because the set of steered
+    resources has changed.
     """
 
     def __init__(
@@ -110,21 +110,21 @@ class PreferredAllocation:
         self._changed = changed
         self._seat = Seat(self._folder)
         self._registrations: dict[str, PluginRegistration] = {}
-        #: Resources that are given back: None while pods on their way count on our choice, then
-        #: what gives them back.
+        #: Resources that are being returned to the plugin. The value is None while reservations of
+        #: unconfirmed pods depend on the agent's choice, then the thread that returns the resource.
         self._returning: dict[str, threading.Thread | None] = {}
-        #: Plugin -> the socket that an agent left in its place, and what brings it back.
+        #: Plugin -> the socket that a killed agent left, and the thread that restores the plugin.
         self._restored: dict[str, tuple[object, threading.Thread]] = {}
-        #: Resource -> who held what when it was last looked, since we steer it.
+        #: Resource -> (pod uid, container, replica) at the last sample in which it was steered.
         self._held: dict[str, set[tuple[str, str, str]]] = {}
         self._arrivals = Arrivals(self._folder / "kubelet.sock")
         self._leaving = False
-        #: (resource, how it went) -> how often.
+        #: (resource, result) -> number of answers.
         self.answers = Counter[tuple[str, str]]()
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Report what is steered and what is in the way, and detect pods that bypassed the
-        agent."""
+        """Report which resources are steered, and why others are not; detect allocations that
+        bypassed the agent."""
         obstacles = [] if self._leaving else self._adjust()
         if (sample := self._sample()) is not None:
             self._arrivals.see(row.uid for row in sample.pods if row.replica)
@@ -136,7 +136,7 @@ class PreferredAllocation:
             }
             steers = registration.steers
             before = self._held.pop(resource, None)
-            # All of them, so that none is counted later for somebody else.
+            # Check all of them, so that no recorded allocation is matched with a later container.
             unknown = [
                 each for each in held - (before or set()) if not registration.take_passed(each[2:])
             ]
@@ -152,16 +152,16 @@ class PreferredAllocation:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the kubelet's calls are not answered any more."""
+        """Whether the agent has stopped answering the kubelet's calls."""
         return any(registration.is_stuck for registration in list(self._registrations.values()))
 
     @property
     def has_resources(self) -> bool:
-        """Whether the kubelet may ask us for any resource."""
+        """Whether the kubelet may call the agent for any resource."""
         return bool(self._registrations)
 
     def leave(self) -> None:
-        """Report from now on that nothing is steered, while every pod is still answered for."""
+        """Report from now on that nothing is steered, but keep answering the kubelet."""
         self._leaving = True
 
     @property
@@ -170,7 +170,7 @@ class PreferredAllocation:
         return may_choose_again(self._ledger)
 
     def stop(self, bring_back: bool = True) -> None:
-        """Give every resource back to its plugin, or leave it without replicas."""
+        """Return every resource to its plugin, or leave it without replicas."""
         for resource, registration in self._registrations.items():
             if (thread := self._returning.get(resource)) is not None:
                 thread.join(RETURN_WITHIN_S)
@@ -180,7 +180,7 @@ class PreferredAllocation:
         self._kubelet.close()
 
     def _adjust(self) -> list[str]:
-        """Begin and end steering as the mode asks for; returns what is in the way of it."""
+        """Start and end steering according to the mode; return the reasons that prevent it."""
         mode, sample = self._mode(), self._sample()
         for resource, thread in list(self._returning.items()):
             if thread is not None and not thread.is_alive():
@@ -219,19 +219,19 @@ class PreferredAllocation:
         return [*found.obstacles, *troubles]
 
     def _give_back(self, resource: str, registration: PluginRegistration) -> None:
-        """Report first that the resource is not steered; once no pod on its way counts on our
-        choice, let the plugin choose."""
+        """Report that the resource is not steered; return it to the plugin once no reservation of
+        an unconfirmed pod depends on the agent's choice."""
         if resource not in self._returning:
             self._returning[resource] = None
             _log.info("steering_ends", resource=resource)
-            self._changed()  # the next sample may find no pod on its way
+            self._changed()  # at the next sample there may be no unconfirmed pod
         elif self._returning[resource] is None and may_choose_again(self._ledger, resource):
             thread = threading.Thread(target=registration.stop, name="return", daemon=True)
             self._returning[resource] = thread
             thread.start()
 
     def _restore(self) -> None:
-        """Bring back the plugins whose place an agent took that did not live to give it back."""
+        """Register the plugins again that a killed agent has left unregistered."""
         for plugin in leftovers(self._folder):
             resource = resource_of(plugin)
             socket = identity(self._folder / (PREFIX + plugin))
@@ -250,13 +250,16 @@ class PreferredAllocation:
         return lambda wish: self._choose(resource, wish)
 
     def _choose(self, resource: str, wish: Wish) -> Sequence[str] | None:
-        """Raises ``Refused``."""
+        """Return the replicas for a container; None if the plugin should choose.
+
+        Raises ``Rejected``.
+        """
         began_s = time.monotonic()
         sample = self._soon(self._sample, "no fresh sample of the devices")
         if not any(
             device.resource == resource and device.sharing != "none" for device in sample.devices
         ):
-            return None  # elsewhere there is little to choose; the extender goes by the same rule
+            return None  # unshared devices are not steered; the extender uses the same rule
         node = self._soon(self._read_ledger, "the ledger cannot be read")
         steered = node.status is not None and resource in node.status.plugin.steered
         entries = self._soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
@@ -267,7 +270,9 @@ class PreferredAllocation:
         if isinstance(found, NoRoom):
             self.answers[resource, "rejected"] += 1
             _log.warning("steering_rejected", resource=resource, asked_bytes=found.asked_bytes)
-            raise Rejected("Headroom: no GPU of this node has room for a pod on its way to it")
+            raise Rejected(
+                "Headroom: no GPU of this node has enough free memory for a pod bound to the node"
+            )
         result = "plugin" if not found.replicas else "stranger" if not found.awaited else "reserved"
         if found.reserved and found.device != found.reserved:
             result = "elsewhere"
@@ -302,7 +307,7 @@ class PreferredAllocation:
         try:
             return read_checkpoint(self._checkpoint).entries
         except FileNotFoundError:
-            return ()  # nobody was ever given anything
+            return ()  # no device has ever been allocated
         except (BadCheckpoint, OSError):
             return None
 
@@ -311,11 +316,11 @@ class PreferredAllocation:
 
 
 def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
-    """Whether the plugin may choose: the GPUNode says that the resource (any, if none is named) is
-    not steered, and no pod that has not arrived is charged on one device because an agent would
-    have chosen that.
+    """Return whether the plugin may choose devices of the resource (if empty: of all resources).
 
-    Before, the plugin could choose a device on which nothing is reserved for the pod.
+    It may if the GPUNode reports that the resource is not steered, and no reservation of an
+    unconfirmed pod is for one device because an agent would choose it. Before that, the plugin
+    could choose a device on which nothing is reserved for the pod.
     """
     try:
         node = ledger.gpunode()
@@ -336,7 +341,7 @@ def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
 
 
 def healthy(kubelet: PodResources, resource: str) -> bool | None:
-    """Whether the kubelet has healthy devices of the resource; None where it does not tell."""
+    """Return whether the kubelet has healthy devices of the resource; None if unknown."""
     try:
         return bool(kubelet.healthy().get(resource))
     except Unanswered:

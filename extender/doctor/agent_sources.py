@@ -90,11 +90,9 @@ _FIXES_BY_MESSAGE = {
         "when the work on the driver is done, remove the annotation: "
         "kubectl annotate node NAME headroom.gpu/maintenance-"
     ),
-    "nvidia.com/gpu.deploy": (
-        "wait for the GPU Operator; check the pods of its driver and MIG managers"
-    ),
-    "agent's own cgroup": "remove the GPU memory limit from the agent's pod",
-    "not what NVML": "check whether the dcgm-exporter's pod on the node is stuck, and restart it",
+    "nvidia.com/gpu.deploy": "wait for the GPU Operator; see its driver and MIG managers' pods",
+    "agent's own cgroup": "take the GPU memory limit off the agent's pod",
+    "not what NVML reports": "see whether dcgm-exporter's pod there is stuck, and restart it",
 }
 
 

@@ -212,10 +212,10 @@ class TestOwnNodeOnly:
         unless(404, installed, "DELETE", f"{LEASES}/agent-a", AT_ONCE)
         before = installed.call("GET", f"{GPUNODES}/agent-a")
         with publishing(installed, sits_on, "agent-a") as publisher:
-            rejected = "status of GPUNode agent-a was refused with 403: .*" + said
+            rejected = "status of GPUNode agent-a was rejected with 403: .*" + said
             with pytest.raises(NotDelivered, match=f"{rejected}.*spec.nodeName of its pod"):
                 publisher.report(status(used_bytes=9))
-            rejected = f"Lease {SYSTEM}/agent-a was refused with 403: .*{said}"
+            rejected = f"Lease {SYSTEM}/agent-a was rejected with 403: .*{said}"
             with pytest.raises(NotDelivered, match=rejected):
                 publisher.heartbeat(NOW, vouch())  # would create it
             with publishing(installed, "agent-a", "agent-a") as owner:

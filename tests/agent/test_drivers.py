@@ -42,7 +42,7 @@ def test_every_branch_is_read(branch: Branch, report: Report, environment: dict[
     asks = "" if branch.recovery_code else "driver asks for a GPU reset"
     assert [d.get("healthReason", "") for d in status["devices"]] == ["", "", asks]
     nvml = next(source for source in status["sources"] if source["name"] == "nvml")
-    why = "" if branch.has_memory_v2 else "driver does not tell its reserve, taken as 0"
+    why = "" if branch.has_memory_v2 else "driver does not report its reserve, which counts as 0"
     assert nvml.get("message", "") == why
 
 

@@ -119,14 +119,14 @@ def lost(status: GPUNodeStatus) -> list[str]:
     """What those who go by the report do not learn from it."""
     (device,), pods = status.devices, status.pods
     missing = {
-        "who holds what": not any(pod.replica for pod in pods),
-        "uids of who holds what": any(pod.replica and not pod.uid for pod in pods),
-        "names of who uses memory": any(pod.used_bytes and not pod.name for pod in pods),
-        "what each pod uses": {pod.used_bytes for pod in pods} == {None},
-        "what is unowned": device.unattributed_bytes is None,
+        "which pod holds which replica": not any(pod.replica for pod in pods),
+        "uids of pods that hold replicas": any(pod.replica and not pod.uid for pod in pods),
+        "names of pods that use memory": any(pod.used_bytes and not pod.name for pod in pods),
+        "the use of each pod": {pod.used_bytes for pod in pods} == {None},
+        "unattributed use": device.unattributed_bytes is None,
     }
     told = [what for what, absent in missing.items() if absent]
-    found = [f"not told: {', '.join(told)}"] if told else []
+    found = [f"missing: {', '.join(told)}"] if told else []
     counts = msgspec.structs.asdict(device.replicas)
     if counts != {"free": 2, "allocated": 2, "unhealthy": 0}:
         found.append(f"replicas: {', '.join(f'{n} {state}' for state, n in counts.items())}")
@@ -135,16 +135,16 @@ def lost(status: GPUNodeStatus) -> list[str]:
 
 FAULTS: list[tuple[str, Callable[[World], None]]] = [
     ("the kubelet's socket is gone", World.kubelet_gone),
-    ("nobody answers on the kubelet's socket", World.kubelet_silent),
+    ("the kubelet's socket does not answer", World.kubelet_silent),
     ("the checkpoint is gone", World.checkpoint_gone),
-    ("the checkpoint is garbled", World.checkpoint_garbled),
-    ("the checkpoint is not what its checksum says", World.checkpoint_altered),
-    ("both are gone", World.both_gone),
+    ("the checkpoint is corrupt", World.checkpoint_garbled),
+    ("the checkpoint's checksum is wrong", World.checkpoint_altered),
+    ("socket and checkpoint are gone", World.both_gone),
     ("the plugin's socket is gone", World.plugin_gone),
-    ("the plugin is away", World.plugin_away),
-    ("two plugins are seen, and no kubelet", World.two_plugins),
-    ("the plugin's configuration is garbled", World.configuration_garbled),
-    ("the plugin's environment may not be read", World.environment_hidden),
+    ("the plugin is down", World.plugin_away),
+    ("two plugins listen, and no kubelet", World.two_plugins),
+    ("the plugin's configuration is corrupt", World.configuration_garbled),
+    ("no permission to read the plugin's environment", World.environment_hidden),
     ("the agent does not see the host's processes", World.processes_hidden),
 ]
 

@@ -97,9 +97,7 @@ def test_a_pod_that_landed_where_nobody_thought_is_weighed_there() -> None:
     reservations = {"p": reservation(60, "GPU-b"), "q": reservation(40, "GPU-a")}
     assert ask(reservations, here).answer == "yes"
     reservations["q"] = reservation(41, "GPU-a")
-    assert ask(reservations, here) == Verdict(
-        "no", "the device that this pod got has no room for it"
-    )
+    assert ask(reservations, here) == Verdict("no", "the device of this pod has no room for it")
     # Whichever of the two goes, the other may start.
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is on its way
     del reservations["q"]

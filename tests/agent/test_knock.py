@@ -105,7 +105,7 @@ def test_it_says_why_it_waits_and_asks_less_and_less_often_until_that_changes() 
         said, slept_s = waited(question)
     assert said == [
         "waiting: the report is not written",
-        "no: there is no room; waiting to be placed elsewhere, or for room",
+        "no: there is no room; waiting for free memory, or for eviction of this pod",
         "yes: every GPU of this pod has room for it (asked for 0.0 s)",
     ]
     assert slept_s == [
@@ -150,7 +150,7 @@ def test_it_says_so_where_no_agent_answers() -> None:
 def test_what_it_was_not_told_is_named_with_a_right_example(
     env: dict[str, str], named: str
 ) -> None:
-    with pytest.raises(BadEnvironment, match=f"^{named} .*right is"):
+    with pytest.raises(BadEnvironment, match=f"^{named} .*(write|Example):"):
         read_question(env)
 
 

@@ -94,7 +94,7 @@ def test_a_record_whose_checksum_is_wrong_is_used_and_not_vouched_for(tmp_path: 
     found = list(KubeletProbe(file, tmp_path / "no socket").read())
     assert [r.uid for r in found if isinstance(r, HoldingReading)] == ["u"]
     (row,) = [r for r in found if isinstance(r, SourceReading) and r.source == "checkpoint"]
-    assert (row.state, row.message) == ("degraded", "its checksum is not that of its content")
+    assert (row.state, row.message) == ("degraded", "its checksum does not match its content")
 
 
 def test_while_a_record_changes_with_every_sample_its_checksum_is_computed_seldom(

@@ -88,7 +88,10 @@ def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whol
 def test_a_driver_before_r615_is_said_to_have_none(whole: Whole) -> None:
     whole.missing = (CALL,)
     status = reported(whole, "--pause", "0.1")
-    assert source(status) == ("absent", "this driver has none; r615 and newer do")
+    assert source(status) == (
+        "absent",
+        "this driver has no memory limits; r615 and newer have them",
+    )
     assert "limits" not in status
     assert all(pod["used"] == GIB for pod in status["pods"])
 
@@ -239,7 +242,7 @@ def test_a_call_that_fails_is_said_and_one_that_is_not_supported_tells_nothing(
 def test_cgroups_that_are_not_those_of_the_host_are_said(
     probe: Callable[..., LimitsProbe], tmp_path: Path
 ) -> None:
-    why = f"no pod's cgroup is seen in {tmp_path}: the host's has to be mounted there"
+    why = f"no pod's cgroup is in {tmp_path}: mount the host's /sys/fs/cgroup there"
     asking = probe(mistaken)
     assert asking.follow(SAMPLE) == [SourceReading("limits", "degraded", why)]
     # A pod that was only admitted has none yet, and others have.
@@ -282,7 +285,7 @@ def test_a_pynvml_that_changed_its_insides_is_said(tmp_path: Path) -> None:
     del changed._nvmlGetFunctionPointer
     with capture_logs():
         found = LimitsProbe(Gate(changed), 30.0, tmp_path).follow(SAMPLE)
-    why = "the agent cannot read them: AttributeError"
+    why = "the agent cannot read the limits: AttributeError"
     assert found == [SourceReading("limits", "degraded", why)]
 
 

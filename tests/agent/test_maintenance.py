@@ -43,7 +43,7 @@ def test_the_driver_is_closed_for_maintenance_and_opened_after_it(survey: Start)
     assert not opened(agent)
     assert agent.ask("vitals")["samples"] == 0
     assert {(d["uuid"], d["healthReason"]) for d in status["devices"]} == {
-        (uuid, "the driver is left alone: annotation x is true") for uuid in ("GPU-a", "GPU-b")
+        (uuid, "the driver is released: annotation x is true") for uuid in ("GPU-a", "GPU-b")
     }
     assert not any(d["healthy"] for d in status["devices"])
     agent.ask("steps 3")
@@ -73,7 +73,7 @@ def test_a_driver_that_was_replaced_in_the_meantime_is_that_of_a_new_process(sur
     agent.until(lambda status: ready(status)[1].startswith("driver is released"))
     agent.driver.say("", "driver 590.1", "library 580.95.05")
     agent.ask("maintain")
-    assert "starts itself anew" in ready(agent.step())[1]
+    assert "restarts itself" in ready(agent.step())[1]
 
 
 @pytest.mark.parametrize("said", ["fail all 15", "fail all 16", "recovery 1"])

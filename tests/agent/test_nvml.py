@@ -597,13 +597,13 @@ def test_incarnation_changes_with_boot_and_module(tmp_path: Path) -> None:
         ),
         pytest.param(
             {"nvmlDeviceGetMigDeviceHandleByIndex": refusing(6)},
-            "MIG is on and no instance can be read: there is none, or they are not shown to the"
-            " agent's container",
+            "MIG is on and no instance can be read: none exists, or the agent's container"
+            " cannot see them",
             id="none is shown",
         ),
         pytest.param(
             {"nvmlDeviceGetMigMode": refusing(4)},
-            "whether MIG is on may not be read",
+            "the agent has no permission to read the MIG mode",
             id="the mode may not be read",
         ),
     ],
@@ -682,7 +682,7 @@ def test_gpus_that_the_kernel_has_and_the_driver_does_not_show_are_said(tmp_path
     probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: 0), sysfs=tmp_path)
     _PROBES.append(probe)
     (degraded,) = probe.look().degraded
-    assert degraded.what.startswith("the kernel has 1 of NVIDIA's GPUs and the driver shows none")
+    assert degraded.what.startswith("the kernel has 1 NVIDIA GPU, but the driver shows none")
 
 
 def test_gpus_that_appear_later_are_seen() -> None:
@@ -747,7 +747,7 @@ def play(opened: Gate, calls: dict[str, Any]) -> None:
 def test_a_uuid_that_two_devices_give_is_named_once_and_not_trusted() -> None:
     opened = gate(nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetUUID=lambda handle: "GPU-same")
     (device,) = probing(opened).look().devices
-    assert (device.uuid, device.fault) == ("GPU-same", "driver gives its UUID to two devices")
+    assert (device.uuid, device.fault) == ("GPU-same", "driver reports its UUID for two devices")
 
 
 @settings(deadline=None)

@@ -86,7 +86,7 @@ def test_compute_instances_of_one_gpu_instance_report_its_memory(report: Report)
 def test_device_lost_before_the_agent_came_is_said_without_inventing_one(report: Report) -> None:
     status = report(A100 + "fail all 15\n" + B100)
     assert [d["uuid"] for d in status["devices"]] == ["GPU-b"]
-    assert "device 0 does not tell its UUID: GPU is lost" in condition(status, "Complete")[1]
+    assert "device 0 does not report its UUID: GPU is lost" in condition(status, "Complete")[1]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_device_lost_before_the_agent_came_is_said_without_inventing_one(report:
         pytest.param(
             777, "an error that only this driver knows", id="code that pynvml does not know"
         ),
-        pytest.param(3, "does not tell the memory", id="integrated GPU without memory figures"),
+        pytest.param(3, "does not report the memory", id="integrated GPU without memory figures"),
         pytest.param(2, "Invalid Argument", id="handle that stays stale"),
     ],
 )
@@ -252,7 +252,7 @@ def test_driver_that_is_replaced_is_told_and_the_same_process_begins_anew(
         told = printed(process, lambda status: condition(status, "DriverReady")[0] == "False")
         assert condition(told, "DriverReady")[1] == (
             "driver was unloaded or replaced: RM has detected an NVML/RM version mismatch. "
-            "(NVML 18); the agent starts itself anew"
+            "(NVML 18); the agent restarts itself"
         )
         (device,) = told["devices"]
         assert (device["healthy"], "used" in device) == (False, False)
@@ -303,7 +303,7 @@ def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
             until(lambda: http.get("/v1/report").status_code == 200, "a report")
             first = http.get("/v1/report").json()
             assert [d["uuid"] for d in first["devices"]] == ["GPU-b"]
-            what = "device 0 does not tell its UUID: driver call nvmlDeviceGetMemoryInfo_v2 hangs"
+            what = "device 0 does not report its UUID: driver call nvmlDeviceGetMemoryInfo_v2 hangs"
             assert condition(first, "Complete") == ("False", f"nvml: {what}")
 
             def later() -> bool:

@@ -54,7 +54,7 @@ def read(terms: DeviceTerms, vram: str) -> list[str]:
     [
         pytest.param(
             TELLS_NOTHING,
-            "driver does not tell the memory of this device",
+            "driver does not report the memory of this device",
             id="Jetson: not supported",
         ),
         pytest.param(

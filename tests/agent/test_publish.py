@@ -185,7 +185,7 @@ def test_refusal_says_what_was_refused_and_why(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
     api.reject["PATCH", f"{GPUNODE}/status"] = (403, {})
-    with pytest.raises(NotDelivered, match=r"status of GPUNode n1 was refused with 403.*the test"):
+    with pytest.raises(NotDelivered, match=r"status of GPUNode n1 was rejected with 403.*the test"):
         publisher.report(status())
 
 

@@ -15,7 +15,7 @@ from agent.probes.readings import (
     SharingReading,
     TopologyReading,
 )
-from agent.status.sharing import Share, Told, plugin, shares
+from agent.status.sharing import Share, SharingReadings, plugin, shares
 from contract.gpunode import Device, Replicas
 
 GPU = "nvidia.com/gpu"
@@ -39,7 +39,9 @@ def configured(source: str = "plugin", **changes: Any) -> PluginReading:
     return PluginReading(source, **{"sharing": "time-slicing", **changes})
 
 
-def counts(told: Told, before: Mapping[str, Device] | None = None) -> dict[str, tuple[int, ...]]:
+def counts(
+    told: SharingReadings, before: Mapping[str, Device] | None = None
+) -> dict[str, tuple[int, ...]]:
     found, _ = shares(DEVICES, told, before or {})
     return {
         uuid: (share.replicas.free, share.replicas.allocated, share.replicas.unhealthy)
@@ -47,14 +49,14 @@ def counts(told: Told, before: Mapping[str, Device] | None = None) -> dict[str, 
     }
 
 
-def why(told: Told) -> list[str]:
+def why(told: SharingReadings) -> list[str]:
     return sorted({complaint.what for complaint in shares(DEVICES, told, {})[1]})
 
 
 def test_replicas_are_free_taken_or_unhealthy() -> None:
     ids = replicas(4, "A", "B")
     ids.remove("A::2")
-    told = Told(
+    told = SharingReadings(
         registered=[registered(GPU, *ids)],
         holdings=held("A::0", "B::1", "B::3"),
         plugins=[configured()],
@@ -64,18 +66,20 @@ def test_replicas_are_free_taken_or_unhealthy() -> None:
 
 
 def test_a_taken_replica_that_is_unhealthy_is_no_longer_one_that_comes_back() -> None:
-    told = Told(registered=[registered(GPU, "A::0", "B::0", "B::1")], holdings=held("A::1"))
+    told = SharingReadings(
+        registered=[registered(GPU, "A::0", "B::0", "B::1")], holdings=held("A::1")
+    )
     assert counts(told)["A"] == (1, 0, 1)
 
 
 def test_an_init_container_and_the_one_after_it_take_one_replica() -> None:
     twice = [*held("A::0"), HoldingReading("checkpoint", "u", "first", GPU, "A::0")]
-    told = Told(registered=[registered(GPU, *replicas(2, "A"))], holdings=twice)
+    told = SharingReadings(registered=[registered(GPU, *replicas(2, "A"))], holdings=twice)
     assert counts(told)["A"] == (1, 1, 0)
 
 
 def test_the_plugin_s_configuration_knows_of_a_last_replica_that_is_unhealthy() -> None:
-    told = Told(
+    told = SharingReadings(
         registered=[registered(GPU, *replicas(3, "A"))],
         plugins=[configured(replicas={GPU: 4})],
     )
@@ -83,46 +87,46 @@ def test_the_plugin_s_configuration_knows_of_a_last_replica_that_is_unhealthy() 
 
 
 def test_after_a_reduction_only_what_is_advertised_is_counted_and_the_rest_is_said() -> None:
-    told = Told(
+    told = SharingReadings(
         registered=[registered(GPU, *replicas(2, "A", "B"))],
         holdings=held("A::0", "A::3"),
         plugins=[configured(replicas={GPU: 2})],
     )
     assert counts(told) == {"A": (1, 1, 0), "B": (2, 0, 0)}
-    assert why(told) == [f"{GPU} is held that the plugin no longer advertises"]
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_after_a_renaming_the_new_name_counts() -> None:
-    told = Told(
+    told = SharingReadings(
         registered=[registered(GPU), registered(SHARED, *replicas(2, "A", "B"))],
         holdings=held("A::0"),
         plugins=[configured()],
     )
     found, _ = shares(DEVICES, told, {})
     assert found["A"] == Share("time-slicing", SHARED, Replicas(free=2))
-    assert why(told) == [f"{GPU} is held that the plugin no longer advertises"]
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
-    told = Told(
+    told = SharingReadings(
         registered=[registered(GPU, *replicas(2, "A", "B"))],
         holdings=held("A"),
         plugins=[configured()],
     )
     assert counts(told)["A"] == (2, 0, 0)
-    assert why(told) == [f"{GPU} is held that the plugin no longer advertises"]
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_while_the_plugin_is_away_nothing_is_free() -> None:
     shared = Device(uuid="A", sharing="mps", resource=GPU, replicas=Replicas(free=3, allocated=1))
-    told = Told(registered=[registered(GPU)], holdings=held("A::0"))
+    told = SharingReadings(registered=[registered(GPU)], holdings=held("A::0"))
     found, _ = shares(DEVICES, told, {"A": shared})
     assert found == {"A": Share("mps", GPU, Replicas(unhealthy=4))}
 
 
 def test_an_unshared_device_that_fell_ill_is_still_the_plugin_s() -> None:
     known = {"A": Device(uuid="A", resource=GPU, replicas=Replicas(free=1))}
-    told = Told(registered=[registered(GPU, "B")])
+    told = SharingReadings(registered=[registered(GPU, "B")])
     assert counts(told, known) == {"A": (0, 0, 1), "B": (1, 0, 0)}
     assert counts(told) == {"B": (1, 0, 0)}  # never seen: not invented
 
@@ -132,7 +136,7 @@ def test_mig_devices_have_the_resource_of_their_profile() -> None:
         DeviceReading("nvml", f"MIG-{n}", 0, kind="mig", parent="P", gpu_instance=n)
         for n in range(2)
     ]
-    told = Told(
+    told = SharingReadings(
         registered=[
             registered("nvidia.com/mig-1g.10gb", "MIG-0"),
             registered("nvidia.com/mig-2g.20gb", "MIG-1::0", "MIG-1::1"),
@@ -148,7 +152,7 @@ def test_mig_devices_have_the_resource_of_their_profile() -> None:
 
 
 def test_what_flags_say_wins_and_who_holds_what_is_still_the_kubelet_s() -> None:
-    told = Told(
+    told = SharingReadings(
         flags=SharingReading("flags", GPU, 4, "mps"),
         registered=[registered(GPU, *replicas(2, "A", "B"))],
         holdings=held("A::0"),
@@ -159,9 +163,11 @@ def test_what_flags_say_wins_and_who_holds_what_is_still_the_kubelet_s() -> None
 
 
 def test_devices_that_the_driver_does_not_list_are_said() -> None:
-    told = Told(registered=[registered(GPU, "A")], holdings=held("C", resource=GPU))
-    assert why(told) == [f"{GPU} is held of devices that the driver does not list"]
-    other = Told(registered=[registered(GPU, "A")], holdings=held("nic", resource="other/nic"))
+    told = SharingReadings(registered=[registered(GPU, "A")], holdings=held("C", resource=GPU))
+    assert why(told) == [f"a pod holds {GPU} of a device that the driver does not list"]
+    other = SharingReadings(
+        registered=[registered(GPU, "A")], holdings=held("nic", resource="other/nic")
+    )
     assert why(other) == []
 
 
@@ -186,7 +192,9 @@ LABELS = {
 def test_how_replicas_are_shared_is_told_by_the_best_witness(
     plugins: list[PluginReading], answers: list[AnswerReading], expected: str
 ) -> None:
-    told = Told(registered=[registered(GPU, *replicas(2, "A"))], plugins=plugins, answers=answers)
+    told = SharingReadings(
+        registered=[registered(GPU, *replicas(2, "A"))], plugins=plugins, answers=answers
+    )
     found, _ = shares(DEVICES, told, {})
     assert found["A"].sharing == expected
     assert bool(why(told)) == (not plugins and not answers)
@@ -195,13 +203,13 @@ def test_how_replicas_are_shared_is_told_by_the_best_witness(
 def test_labels_that_contradict_the_plugin_are_said() -> None:
     labels = of_labels(LABELS)
     assert labels is not None
-    told = Told(plugins=[labels, configured()])
-    assert why(told) == ["sharing is not that of the plugin's configuration"]
+    told = SharingReadings(plugins=[labels, configured()])
+    assert why(told) == ["sharing differs from the plugin's configuration"]
 
 
 def test_each_part_of_the_configuration_comes_from_the_best_source_that_tells_it() -> None:
     found = plugin(
-        Told(
+        SharingReadings(
             plugins=[
                 configured("labels", fail_requests_greater_than_one=True),
                 configured("plugin", allocation_policy="packed", toolkit_obeys_environment=True),
@@ -223,13 +231,13 @@ def test_each_part_of_the_configuration_comes_from_the_best_source_that_tells_it
 
 def test_nobody_is_pinned_where_the_plugin_hands_out_device_files_too() -> None:
     one = configured("plugin", toolkit_obeys_environment=True, passes_device_specs=True)
-    assert plugin(Told(plugins=[one], answers=ANSWERED)).pinning == "unknown"
+    assert plugin(SharingReadings(plugins=[one], answers=ANSWERED)).pinning == "unknown"
 
 
 def test_answers_of_two_configurations_tell_none() -> None:
     two = [*ANSWERED, AnswerReading("checkpoint", GPU, frozenset({"cdi-cri"}), mps=False)]
-    assert plugin(Told(answers=two)).device_list_strategy == ""
-    assert plugin(Told()).pinning == "unknown"
+    assert plugin(SharingReadings(answers=two)).device_list_strategy == ""
+    assert plugin(SharingReadings()).pinning == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.driver import Gpu, Instance, b200, h100
 Start = Callable[..., Survey]
 Status = dict[str, Any]
 
-FENCED = "XID 79 (nvml): unhealthy until the GPU is reset or the driver loaded anew"
+FENCED = "XID 79 (nvml): unhealthy until the GPU is reset or the driver is loaded again"
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_file_that_cannot_be_written_or_read_is_said(survey: Start, tmp_path: Pa
     assert "cannot be read, earlier XIDs are not known" in xid["message"]
     other = survey(agent.driver, "--state", "/proc/nowhere/state")
     (xid,) = [s for s in other.step()["sources"] if s["name"] == "xid"]
-    assert "cannot be written, a restart forgets XIDs" in xid["message"]
+    assert "cannot be written, XIDs are lost at a restart" in xid["message"]
 
 
 def test_fence_ends_when_the_driver_asks_for_no_recovery(survey: Start) -> None:
@@ -125,7 +125,7 @@ def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) ->
     assert not unhealthy(agent.step())
     exporter.text = text
     assert reasons(agent.until(unhealthy)) == {
-        "GPU-b": "XID 79 (dcgm): unhealthy until the GPU is reset or the driver loaded anew"
+        "GPU-b": "XID 79 (dcgm): unhealthy until the GPU is reset or the driver is loaded again"
     }
     # After the reset the exporter still shows it, until it is restarted.
     agent.driver.say("GPU-b", "recovery 1")
@@ -138,7 +138,7 @@ def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) ->
 @pytest.mark.parametrize(
     ("fails", "why"),
     [
-        ("nvmlDeviceGetSupportedEventTypes 3", "the driver has none"),
+        ("nvmlDeviceGetSupportedEventTypes 3", "the driver does not support them"),
         ("nvmlDeviceRegisterEvents 3", "the driver does not register them"),
         ("nvmlDeviceRegisterEvents 4", "the driver does not register them"),
     ],

@@ -288,7 +288,7 @@ KINDS = (
         ),
     ),
     Kind(
-        "Jetson, DGX Spark: the driver does not tell the memory",
+        "Jetson, DGX Spark: the driver does not report the memory",
         "8 GiB",
         pod("8Gi"),
         node(
@@ -298,7 +298,7 @@ KINDS = (
                 reserved_bytes=-1,
                 used_bytes=-1,
                 healthy=False,
-                health_reason="driver does not tell the memory of this device",
+                health_reason="driver does not report the memory of this device",
             )
         ),
     ),

@@ -17,8 +17,12 @@ from tests.cluster.test_state import state_of
 from tests.controlplane import ROOT
 
 DRIVERLESS = ("nvml", "absent", "driver does not answer: Unknown Error (NVML 999)")
-BLIND = ("proc", "degraded", "processes of others cannot be seen: the agent needs hostPID: true")
-HIDDEN = ("proc", "degraded", "processes may not be looked at")
+BLIND = (
+    "proc",
+    "degraded",
+    "processes of other containers cannot be seen: the agent needs hostPID: true",
+)
+HIDDEN = ("proc", "degraded", "no permission to read processes in /proc")
 NO_FILE = ("checkpoint", "absent", "no file; it is mounted from /var/lib/kubelet/device-plugins")
 NO_SOCKET = ("podresources", "absent", "no socket; it is mounted from /var/lib/kubelet/...")
 NO_PLUGIN = ("plugin", "absent", "no device plugin listens on its socket")
@@ -37,7 +41,7 @@ HIDDEN_KUBELET = (
 K3S = (
     "kubelet",
     "absent",
-    "k3s hides the kubelet's flags; its files set no policy of the topology manager",
+    "k3s hides the kubelet's flags, and its files set no topology manager policy",
 )
 NO_MIG = (
     "nvml",
@@ -106,7 +110,7 @@ def test_without_both_ways_to_know_who_holds_what_one_thing_is_said() -> None:
 
 def test_what_lacks_the_checkpoint_alone_is_mended_with_it() -> None:
     """PodResources is read, and replicas are counted by it."""
-    nameless = "names pods without their uids, and there is no checkpoint to tell them"
+    nameless = "lists pods without their uids, and there is no checkpoint to look them up"
     sources = status(NO_FILE, ("podresources", "degraded", nameless)).sources
     said = GPUNodeStatus(devices=[device("a", replicas=Replicas(free=1))], sources=sources)
     file, socket = source_findings(said)
@@ -122,7 +126,9 @@ def test_what_lacks_the_checkpoint_alone_is_mended_with_it() -> None:
         pytest.param(NO_PLUGIN, id="strategy and policy are told by others"),
         pytest.param(NO_LABELS, id="the plugin itself tells"),
         pytest.param(("gpm", "absent", "not supported"), id="older GPUs have none"),
-        pytest.param(("limits", "absent", "this driver has none"), id="older drivers have none"),
+        pytest.param(
+            ("limits", "absent", "this driver has no memory limits"), id="older drivers have none"
+        ),
         pytest.param(("proc", "ok", ""), id="nothing is missing"),
     ],
 )
@@ -131,9 +137,9 @@ def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, str, str]) 
 
 
 def test_gkes_plugin_is_not_missed_if_labels_tell_how_it_shares() -> None:
-    source = ("plugin", "absent", "it is GKE's own: the labels of the node tell how it shares")
-    assert list(source_findings(status(source, plugin=Plugin(source="labels")))) == []
-    assert list(source_findings(status(source, plugin=Plugin())))
+    source = ("plugin", "absent", "it is GKE's own: the labels of the node show how it shares")
+    assert list(lacking(status(source, plugin=Plugin(source="labels")))) == []
+    assert list(lacking(status(source, plugin=Plugin())))
 
 
 def test_every_fault_that_the_agent_documents_has_something_that_mends_it() -> None:

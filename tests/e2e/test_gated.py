@@ -126,7 +126,7 @@ def test_a_pod_that_no_controller_makes_again_waits_and_starts_when_there_is_roo
     cluster.until(lambda: "waits at its gate" in told(), "its user is told what to do")
     assert "alone" not in running(machine)
     assert "deletionTimestamp" not in cluster.pod("alone")["metadata"]
-    no = "no: the device that this pod got has no room for it"
+    no = "no: the device of this pod has no room for it"
     cluster.until(
         lambda: any(no in gate.output for gate in gates(machine, "alone")),
         "its gate says why it waits",

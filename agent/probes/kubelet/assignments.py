@@ -1,11 +1,12 @@
-"""Decides which container holds which replica, from what the kubelet wrote and what it says. Pure.
+"""Decides which container holds which replica, from checkpoint and PodResources. Pure.
 
-The checkpoint knows uids, PodResources knows names; they meet where container, resource and
-replicas are the same, because no two living pods hold one replica. So a pod of the same name that
-came back is told from the one before: its replicas stand under its own uid.
+The checkpoint has the uids of pods, PodResources has their names. Entries with equal container,
+resource and replicas are of the same pod, because no two running pods hold the same replica. So a
+recreated pod of the same name is distinguished from its predecessor by its uid.
 
-An entry that PodResources does not name belongs to a pod that ended, or to a kubelet that does not
-know its pods yet. Which of the two, the caller knows from time; until then the checkpoint wins.
+There are two reasons why PodResources may not list an entry of the checkpoint: the pod has ended,
+or the kubelet has just started and has not loaded its pods. The caller decides that by time. Until
+then the checkpoint counts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,13 +23,13 @@ Name = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class Joined:
     holdings: list[HoldingReading]
-    #: Uids of entries that PodResources does not name.
+    #: Uids of entries that PodResources does not list.
     unlisted: frozenset[str] = frozenset()
-    #: Uid -> name, of those that it names.
+    #: Uid -> name of the pods that PodResources lists.
     names: Mapping[str, Name] = field(default_factory=dict)
-    #: Whether PodResources names a replica that the checkpoint does not.
+    #: Whether PodResources lists a replica that the checkpoint does not have.
     unwritten: bool = False
-    #: Whether several pods could be the one that an entry is of.
+    #: Whether an entry matches several pods.
     ambiguous: bool = False
 
 
@@ -38,12 +39,12 @@ def join(
     known_names: Mapping[str, Name],
     ended: Collection[str] = (),
 ) -> Joined:
-    """Join the two views.
+    """Join checkpoint and PodResources.
 
-    ``known_names`` are those of earlier joins; ``ended`` are uids whose entries are to be left out.
+    ``known_names`` are uid -> name of earlier joins. Entries of the uids ``ended`` are left out.
     """
     names, ambiguous = _names(entries, listed)
-    told = {**{uid: known_names[uid] for uid in known_names}, **names}
+    all_names = {**known_names, **names}
     unlisted = frozenset(entry.pod_uid for entry in entries) - names.keys()
     holdings = [
         HoldingReading(
@@ -52,7 +53,7 @@ def join(
             entry.container,
             entry.resource,
             replica,
-            *told.get(entry.pod_uid, ("", "")),
+            *all_names.get(entry.pod_uid, ("", "")),
         )
         for entry in entries
         if entry.pod_uid not in ended or entry.pod_uid in names
@@ -72,7 +73,7 @@ def join(
 def _names(
     entries: Sequence[Entry], listed: Sequence[ListedContainer]
 ) -> tuple[dict[str, Name], bool]:
-    """Uid -> name where they meet, and whether somewhere more than two did."""
+    """Return uid -> name of the unique matches, and whether any match was ambiguous."""
     holders: dict[tuple[str, str, frozenset[str]], set[Name]] = {}
     for container in listed:
         for resource, replicas in container.devices.items():

@@ -1,12 +1,12 @@
-"""The kubelet's record of assigned devices: read from a file, and checked against its checksum.
+"""Reads the checkpoint of the kubelet's device manager, and verifies its checksum.
 
-The device manager writes it at every allocation, before the container starts, and whenever a plugin
-says something new of its devices. It is the one place where pod uids and replica ids meet. Three
-things to know of it: pods that ended stay in it until the next allocation; ``RegisteredDevices``
-has the healthy ones only; an ordinary init container keeps its entry as long as its pod lives.
+The device manager writes the file at every allocation, before the container starts, and whenever a
+plugin reports a change of its devices. It is the only place with both pod uids and replica ids.
+Pods that ended stay in it until the next allocation. ``RegisteredDevices`` has only healthy
+replicas. An ordinary init container keeps its entry as long as its pod exists.
 
 The checksum is FNV-1a over what Go's ``spew`` prints of the structures, types included. So it also
-tells a kubelet whose structures are others than ours; such a record is used, but not vouched for.
+differs if a kubelet's structures differ from ours. Such a file is used, but reported as unverified.
 """
 
 import base64
@@ -25,24 +25,24 @@ _MOST_BYTES = 64 << 20
 
 
 class BadCheckpoint(Exception):
-    """There is a file, and it is not what a kubelet writes."""
+    """The file is not a kubelet's checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one container was given of one resource."""
+    """The replicas of one resource that one container was allocated."""
 
     pod_uid: str
     container: str
     resource: str
     replicas: tuple[str, ...]
-    #: How the plugin told the container its devices; None where that cannot be read.
+    #: The plugin's answer to ``Allocate``; None if it cannot be read.
     answer: "Answer | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The part of the plugin's answer to an allocation that tells how it is configured."""
+    """The part of the plugin's answer to ``Allocate`` that shows how the plugin is configured."""
 
     environment: Mapping[str, str]
     annotations: tuple[str, ...] = ()
@@ -52,13 +52,13 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     entries: tuple[Entry, ...]
-    #: Resource -> replicas that are healthy.
+    #: Resource -> healthy replicas.
     registered: Mapping[str, tuple[str, ...]]
-    #: Whether the checksum is that of the content; None where it was not computed.
+    #: Whether the checksum matches the content; None if it was not computed.
     verified: bool | None
 
 
-#: As long as a report may tell them, and longer than a kubelet writes any.
+# The report's limits. A kubelet writes nothing longer.
 _Uid = Annotated[str, msgspec.Meta(max_length=128)]
 _Container = Annotated[str, msgspec.Meta(max_length=63)]
 _Replica = Annotated[str, msgspec.Meta(max_length=256)]
@@ -68,7 +68,7 @@ class _Entry(msgspec.Struct):
     pod_uid: _Uid = msgspec.field(name="PodUID")
     container: _Container = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
-    #: By NUMA node; a plain list before Kubernetes 1.20.
+    #: NUMA node -> replicas; a plain list before Kubernetes 1.20.
     replicas: dict[str, list[_Replica] | None] | list[_Replica] | None = msgspec.field(
         name="DeviceIDs"
     )
@@ -89,9 +89,9 @@ _decoder = msgspec.json.Decoder(_File)
 
 
 def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
-    """Read the record, and compute its checksum. Raises ``BadCheckpoint`` and ``OSError``.
+    """Read the file, and check its checksum if ``verify`` is set.
 
-    The checksum of 768 pods takes a tenth of a second of CPU.
+    The checksum of 768 pods takes 0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
     """
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES)
@@ -104,7 +104,7 @@ def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
         verified = file.checksum == _fnv1a(_print(file.data)) if verify else None
         entries = tuple(_entry(entry) for entry in file.data.pod_device_entries or ())
     except (msgspec.MsgspecError, ValueError, RecursionError) as err:
-        # No detail of the content: it would change with every write of it.
+        # The text contains no content, because that changes with every write of the file.
         raise BadCheckpoint(f"not a device manager's checkpoint ({type(err).__name__})") from err
     registered = {
         resource: tuple(sorted(replicas or ()))
@@ -123,7 +123,7 @@ def _entry(entry: _Entry) -> Entry:
 
 @lru_cache(maxsize=256)
 def _answer(encoded: str | None) -> Answer | None:
-    """A ``ContainerAllocateResponse`` of the device plugin API (v1beta1)."""
+    """Decode a ``ContainerAllocateResponse`` of the device plugin API (v1beta1)."""
     if encoded is None:
         return None
     try:
@@ -146,9 +146,9 @@ def _first_text(value: bytes | int) -> str:
 
 
 def _print(data: _Data) -> Iterator[bytes]:
-    """What spew prints of the device manager's ``checkpointData`` with ``%#v``, in parts.
+    """Yield what spew prints of the device manager's ``checkpointData`` with ``%#v``.
 
-    All of them together may be a megabyte.
+    It is yielded in parts because the whole may have a megabyte.
     """
     yield b"(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
     if data.pod_device_entries is None:
@@ -193,7 +193,7 @@ def _print_texts(texts: Iterable[str] | None) -> bytes:
 
 
 def _fnv1a(parts: Iterable[bytes]) -> int:
-    """Of 32 bits."""
+    """Return the 32-bit FNV-1a hash."""
     digest = 0x811C9DC5
     for part in parts:
         for byte in part:

@@ -1,7 +1,7 @@
-"""Tells at once when a file was written anew: inotify, and a look every second in any case.
+"""Watches a file for changes, with inotify and a check every second.
 
-inotify only saves the wait. Where it is refused (its instances are counted by user), where the
-folder is not there yet or was replaced, the look alone finds the change.
+inotify only reports a change sooner. The check alone finds changes if inotify is not available (its
+instances are limited per user), or if the directory is missing or was replaced.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _Signature = tuple[int, int, int]
 
 @contextmanager
 def watched(path: Path, changed: Callable[[], object]) -> Iterator[None]:
-    """Within, ``changed`` is called, from another thread, after each change of ``path``."""
+    """Call ``changed`` in another thread after each change of ``path``, until the context ends."""
     end_read, end_write = os.pipe()
     watch = threading.Thread(
         target=_watch, args=(path, _signature(path), changed, end_read), daemon=True
@@ -46,14 +46,14 @@ def _watch(path: Path, last: _Signature | None, changed: Callable[[], object], e
         folder: _Signature | None = None
         while True:
             if notify is not None and (now := _signature(path.parent, content=False)) != folder:
-                # A folder that was replaced has no watch yet; adding one twice changes nothing.
+                # A replaced directory has no watch yet. Adding a watch twice has no effect.
                 folder = now if _add(notify, path.parent) else None
             waiting = [end] if notify is None else [end, notify]
             ready, _, _ = select.select(waiting, [], [], LOOK_EVERY_S)
             if end in ready:
                 return
             if notify is not None and notify in ready:
-                os.read(notify, 1 << 16)  # which file it was, the look below finds out
+                os.read(notify, 1 << 16)  # the check below finds out whether it was this file
             if (now := _signature(path)) != last:
                 last = now
                 changed()
@@ -71,7 +71,7 @@ def _signature(path: Path, content: bool = True) -> _Signature | None:
 
 
 def _open() -> int | None:
-    """A descriptor of inotify; None where it is refused."""
+    """Return an inotify descriptor; None if the kernel grants no more of them."""
     notify = int(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
     if notify >= 0:
         return notify

@@ -1,8 +1,9 @@
-"""The kubelet's PodResources service (v1): who holds which replica, and which are healthy.
+"""Client of the kubelet's PodResources service (v1): which container holds which replica, and
+which replicas are healthy.
 
-It names pods by namespace and name, never by uid, and leaves ordinary init containers out. Right
-after a restart the kubelet does not know its pods yet and the answer is empty; it also refuses
-whoever asks too often (ten calls at once, a hundred a second, for all clients together).
+It has namespace and name of pods, but no uid, and it omits ordinary init containers. Right after a
+restart the kubelet has not loaded its pods, and the answer is empty. The kubelet limits the rate
+for all clients together: 100 calls per second, with bursts of ten.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ _MOST_BYTES = 16 << 20
 
 
 class Unanswered(Exception):
-    """The service gave no answer; the text is constant for one cause."""
+    """The service did not answer. The text is the same for the same cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +30,29 @@ class ListedContainer:
 
 
 class PodResources:
-    """One connection, made when it is needed and made anew after every failure."""
+    """One connection to the service, opened when needed and opened again after every failure."""
 
     def __init__(self, socket: str, timeout_s: float = 2.0) -> None:
         self._socket = socket
         self._timeout_s = timeout_s
         self._channel: Any = None  # grpcio has no types
-        #: Parsed pods of the last answer: parsing 768 pods takes most of a sample's time.
+        #: Message -> parsed pod of the last answer. Parsing 768 pods takes most of a sample's time.
         self._pods: dict[bytes, list[ListedContainer]] = {}
         self._healthy: tuple[bytes, dict[str, frozenset[str]]] = (b"", {})
 
     def containers(self) -> list[ListedContainer]:
-        """Every container of the node. Raises ``Unanswered``."""
+        """Return every container of the node. Raises ``Unanswered``."""
         answer = self._call("List")
         try:
             pods = [message(pod) for number, pod in fields(answer) if number == 1]
-            # Each pod is read once, for as long as the kubelet repeats it.
+            # A message that the last answer had too is not parsed again.
             self._pods = {pod: self._pods.get(pod) or _containers(pod) for pod in pods}
         except BadMessage as err:
             raise Unanswered("kubelet's answer to List cannot be read") from err
         return [container for pod in pods for container in self._pods[pod]]
 
     def healthy(self) -> dict[str, frozenset[str]]:
-        """Resource -> replicas that can be assigned, taken or not. Raises ``Unanswered``."""
+        """Return resource -> healthy replicas, allocated or not. Raises ``Unanswered``."""
         answer = self._call("GetAllocatableResources")
         if answer != self._healthy[0]:
             self._healthy = answer, _devices(answer, field=1)
@@ -67,7 +68,8 @@ class PodResources:
             import grpc
         except ImportError:
             raise Unanswered(
-                "Python package grpcio is missing; right is: pip install 'headroom-gpu[agent]'"
+                "Python package grpcio is missing. Install it with: "
+                "pip install 'headroom-gpu[agent]'"
             ) from None
         if self._channel is None:
             options = [("grpc.max_receive_message_length", _MOST_BYTES)]
@@ -83,13 +85,13 @@ class PodResources:
 
 
 def _code(err: Any) -> str:
-    """The status of a call; its text is left out, which has times and addresses in it."""
+    """Return the status code of a call, without its text, which varies (times, addresses)."""
     code: str = err.code().name
     return code
 
 
 def _containers(pod: bytes) -> list[ListedContainer]:
-    """Those of a ``PodResources`` message. Raises ``BadMessage`` and ``Unanswered``."""
+    """Return a ``PodResources`` message's containers. Raises ``BadMessage`` and ``Unanswered``."""
     found: list[ListedContainer] = []
     parts = list(fields(pod))
     name, namespace = _text(parts, 1), _text(parts, 2)
@@ -103,7 +105,10 @@ def _containers(pod: bytes) -> list[ListedContainer]:
 
 
 def _devices(holder: bytes, field: int) -> dict[str, frozenset[str]]:
-    """Of a message whose field of that number is ``ContainerDevices``, which may come repeated."""
+    """Return resource -> replicas from the ``ContainerDevices`` in the given field of a message.
+
+    The field, and a resource in it, may be repeated. Raises ``Unanswered``.
+    """
     found: dict[str, frozenset[str]] = {}
     try:
         for number, devices in fields(holder):
@@ -118,5 +123,5 @@ def _devices(holder: bytes, field: int) -> dict[str, frozenset[str]]:
 
 
 def _text(parts: list[tuple[int, bytes | int]], number: int) -> str:
-    """Protobuf's rule: the last one counts, and what is not there is empty."""
+    """Return a string field: as in protobuf, the last one counts, and a missing one is empty."""
     return text(dict(parts).get(number, b""))

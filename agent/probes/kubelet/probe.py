@@ -1,8 +1,8 @@
-"""The kubelet's two views of its devices as one probe.
+"""Reads the kubelet's device assignments from its checkpoint and PodResources, and joins them.
 
-Order matters: the checkpoint is read first, so an entry of it that PodResources does not name has
-ended and is not merely newer; what PodResources names and the checkpoint did not is looked for in
-the checkpoint once more.
+The checkpoint is read first. So an entry that PodResources does not list afterwards has ended, and
+is not just newer. If PodResources lists replicas that the checkpoint does not have, the checkpoint
+is read again.
 """
 
 import os
@@ -21,14 +21,18 @@ PODRESOURCES = "podresources"
 #: While the checkpoint changes with every sample, its checksum is computed this often.
 VERIFY_EVERY_S = 300.0
 
-#: A kubelet that started less than this ago may not know its pods yet.
+#: Seconds after its start in which a kubelet may not have loaded its pods.
 SETTLED_AFTER_S = 10.0
 
 _VOLUME_MOUNTS = "/var/run/nvidia-container-devices"
 
 
 class KubeletProbe:
-    """``wall_s`` is compared with the socket's time of birth, ``monotonic_s`` measures patience."""
+    """Reads device assignments.
+
+    ``wall_s`` is compared with the creation time of the kubelet's socket. ``monotonic_s`` measures
+    how long a pod has been unlisted.
+    """
 
     def __init__(
         self,
@@ -45,10 +49,10 @@ class KubeletProbe:
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._settled_after_s = settled_after_s
-        #: Uid -> since when PodResources, asked all the time, does not name it.
+        #: Uid -> since when every answer of PodResources has omitted it.
         self._unlisted_since_s: dict[str, float] = {}
         self._names: dict[str, Name] = {}
-        #: The socket is made anew at every start of the kubelet.
+        #: Inode and creation time of the socket, which the kubelet creates at every start.
         self._birth: tuple[int, int] | None = None
 
     def read(self) -> Iterable[Reading]:
@@ -72,7 +76,7 @@ class KubeletProbe:
     def _ask(
         self,
     ) -> tuple[list[ListedContainer] | None, dict[str, frozenset[str]] | None, SourceReading]:
-        """Containers, healthy replicas (None: not told), and how it went."""
+        """Return containers and healthy replicas (None: not answered), and the source's state."""
         try:
             found = self._socket.stat()
         except OSError as err:
@@ -95,7 +99,7 @@ class KubeletProbe:
 
     def _join(self, entries: Sequence[Entry], listed: Sequence[ListedContainer] | None) -> Joined:
         if listed is None:
-            # Not asked is not denied: patience starts anew when there is an answer.
+            # Without an answer no pod counts as unlisted: start again with the next answer.
             self._unlisted_since_s.clear()
             return join(entries, (), self._names)
         now_s = self._monotonic_s()
@@ -112,22 +116,23 @@ class KubeletProbe:
             if settled or now_s - since_s >= self._settled_after_s
         }
         for uid in ended:
-            self._unlisted_since_s[uid] = float("-inf")  # a later doubt does not revive it
+            self._unlisted_since_s[uid] = float("-inf")  # it stays ended
         if not ended:
             return first
         return join(entries, listed, self._names, ended)
 
     def _age_s(self) -> float:
-        """Of the kubelet; a clock that was set back makes it young, which is the safe side."""
+        """Return the kubelet's age. A clock that was set back makes it younger, which is safe."""
         assert self._birth is not None
         return self._wall_s() - self._birth[1] / 1e9
 
 
 class _CheckpointFile:
-    """Parsed again only if it changed.
+    """The checkpoint, parsed again only if the file changed.
 
-    The checksum costs more than all else, so it waits for the first sample in which the file has
-    not changed, at most ``VERIFY_EVERY_S``. A file that follows a bad one is checked at once.
+    The checksum is the most expensive part. So it is computed at the first sample in which the file
+    has not changed, and at least every ``VERIFY_EVERY_S``. A file after a bad one is verified at
+    once.
     """
 
     def __init__(self, path: Path, monotonic_s: Callable[[], float]) -> None:
@@ -172,7 +177,7 @@ class _CheckpointFile:
         if verify:
             self._verified_s = self._monotonic_s()
         if checkpoint.verified is False:
-            why = "its checksum is not that of its content"
+            why = "its checksum does not match its content"
             return checkpoint, SourceReading(CHECKPOINT, "degraded", why)
         return checkpoint, SourceReading(CHECKPOINT)
 
@@ -180,16 +185,20 @@ class _CheckpointFile:
 def _registered(
     checkpoint: Checkpoint | None, healthy: dict[str, frozenset[str]] | None
 ) -> Iterable[Reading]:
-    """PodResources tells of now; the checkpoint of when it was last written."""
+    """Yield the healthy replicas of each resource.
+
+    They are read from PodResources, which is current, or else from the checkpoint, which is as old
+    as its last write.
+    """
     if healthy is not None:
-        # A resource without healthy replicas is not in the answer; the checkpoint remembers it.
+        # PodResources omits resources without healthy replicas; the checkpoint has them.
         known = set() if checkpoint is None else set(checkpoint.registered)
         for resource in sorted(known | healthy.keys()):
-            told = healthy.get(resource, frozenset())
-            yield RegisteredReading(PODRESOURCES, resource, told)
+            replicas = healthy.get(resource, frozenset())
+            yield RegisteredReading(PODRESOURCES, resource, replicas)
     elif checkpoint is not None:
-        for resource, replicas in sorted(checkpoint.registered.items()):
-            yield RegisteredReading(CHECKPOINT, resource, frozenset(replicas))
+        for resource, ids in sorted(checkpoint.registered.items()):
+            yield RegisteredReading(CHECKPOINT, resource, frozenset(ids))
 
 
 def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
@@ -203,7 +212,7 @@ def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
 
 
 def _strategies(entry: Entry) -> frozenset[str]:
-    """Which of the plugin's strategies the answer shows (facts: ``Allocate`` in its server.go)."""
+    """Return the plugin's strategies, as its answer shows them (see ``Allocate`` in server.go)."""
     answer = entry.answer
     if answer is None:
         return frozenset()
@@ -224,17 +233,17 @@ def _judged(
     unlisted_since_s: dict[str, float],
     checkpoint: Checkpoint | None,
 ) -> SourceReading:
-    """How PodResources fared, once it was compared."""
+    """Return the state of PodResources after the comparison with the checkpoint."""
     if listed is None or service.state != "ok":
         return service
     if any(since_s != float("-inf") for since_s in unlisted_since_s.values()):
-        why = "does not name pods that the checkpoint has; they are believed to be there"
+        why = "does not list pods that the checkpoint has; they still count as running"
     elif checkpoint is None and joined.unwritten:
-        why = "names pods without their uids, and there is no checkpoint to tell them"
+        why = "lists pods without their uids, and there is no checkpoint to look them up"
     elif joined.unwritten:
-        why = "names replicas that the checkpoint does not have"
+        why = "lists replicas that the checkpoint does not have"
     elif joined.ambiguous:
-        why = "several pods could be the one that the checkpoint has"
+        why = "several pods match the same entry of the checkpoint"
     else:
         return service
     return SourceReading(PODRESOURCES, "degraded", why)

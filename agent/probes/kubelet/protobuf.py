@@ -1,18 +1,21 @@
 """Reads protobuf messages field by field, and writes the few that the agent sends.
 
-The agent knows a handful of messages and a few fields of each; that is cheaper than the protobuf
-runtime and generated code, and cannot break with their versions.
+The agent needs a few fields of a few messages. Reading them directly is cheaper than the protobuf
+runtime with generated code, and does not depend on their versions.
 """
 
 from collections.abc import Iterator
 
 
 class BadMessage(ValueError):
-    """Not a protobuf message, or one in which a field is not what it should be."""
+    """The bytes are not a protobuf message, or a field has an unexpected type."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """(number, value) of each field as it comes: bytes where it has a length, else a number."""
+    """Yield (number, value) of each field in order: an int for a varint, otherwise bytes.
+
+    Raises ``BadMessage``.
+    """
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -50,7 +53,7 @@ def text(value: bytes | int) -> str:
 
 
 def field(number: int, value: bytes | str | int) -> bytes:
-    """One field as it is written; a message is its fields one after the other."""
+    """Encode one field. A message is the concatenation of its fields."""
     if isinstance(value, int):
         return _as_varint(number << 3) + _as_varint(value)
     content = value.encode() if isinstance(value, str) else value
@@ -58,7 +61,7 @@ def field(number: int, value: bytes | str | int) -> bytes:
 
 
 def _as_varint(value: int) -> bytes:
-    """Of a number that is not negative."""
+    """Encode a number of at least 0."""
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)
