@@ -95,7 +95,9 @@ class _Steered:
     def preferred(self, plugin: StandInPlugin, call: Preferred) -> Ids:
         found = self._agent.choice(call, self._checkpoint())
         if isinstance(found, NoRoom):
-            raise PluginRefused("no GPU of this node has enough free memory for a pod bound to the node")
+            raise PluginRefused(
+                "no GPU of this node has enough free memory for a pod bound to the node"
+            )
         return frozenset(found) or self._plugin.preferred(plugin, call)
 
     def some(self, replicas: Ids, count: int) -> Ids:

@@ -96,7 +96,7 @@ def _visible_devices(pod: Pod, devices: Sequence[Device]) -> set[str]:
 
 
 def _charges(
-    request: VramRequest, devices: Sequence[Device], places: DeviceArrays, certain: Set[str] | None
+    request: VramRequest, devices: Sequence[Device], places: DeviceArrays, visible: Set[str] | None
 ) -> list[Charge]:
     """Return one charge for each resource that the pod requests.
 

@@ -138,8 +138,8 @@ def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, str, str]) 
 
 def test_gkes_plugin_is_not_missed_if_labels_tell_how_it_shares() -> None:
     source = ("plugin", "absent", "it is GKE's own: the labels of the node show how it shares")
-    assert list(lacking(status(source, plugin=Plugin(source="labels")))) == []
-    assert list(lacking(status(source, plugin=Plugin())))
+    assert list(source_findings(status(source, plugin=Plugin(source="labels")))) == []
+    assert list(source_findings(status(source, plugin=Plugin())))
 
 
 def test_every_fault_that_the_agent_documents_has_something_that_mends_it() -> None:
