@@ -1,7 +1,7 @@
-"""What a pod takes of a node as kube-scheduler counts it: requests by resource, replicas included.
+"""Sums a pod's requests by resource, as kube-scheduler counts them, including GPU replicas.
 
-Exact, in fractions: of two sums it is asked which is larger. What cannot be read counts as nothing
-where a pod leaves; the API server takes no such pods.
+Amounts are exact decimals because sums are compared. A quantity that cannot be parsed counts as
+zero. The API server accepts no such pods.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,12 +20,12 @@ _SUFFIXES: Mapping[str, Decimal] = {
     "m": Decimal("1e-3"),
 }
 NOTHING = Decimal(0)
-#: No node has as much of anything.
-MOST = Decimal("1e30")
+#: Larger amounts are not valid: no node has as much of anything.
+MAX_AMOUNT = Decimal("1e30")
 
 
 def demands(pod: Pod) -> dict[str, Decimal]:
-    """The sum of what runs together, or an init container's part where that is larger."""
+    """Return the sum over containers that run together, or an init container's share if larger."""
     sidecars: dict[str, Decimal] = {}
     initial: dict[str, Decimal] = {}
     for container in pod.spec.init_containers or ():
@@ -48,7 +48,7 @@ def total(parts: Iterable[Demands]) -> dict[str, Decimal]:
 
 
 def amount(quantity: str | int) -> Decimal:
-    """A Kubernetes quantity as a number."""
+    """Convert a Kubernetes quantity to a number."""
     text = str(quantity)[:MAX_LENGTH]
     for length in (2, 1):
         if (factor := _SUFFIXES.get(text[-length:])) is not None:
@@ -58,7 +58,7 @@ def amount(quantity: str | int) -> Decimal:
         factor = Decimal(1)
     try:
         found = Decimal(text)
-        return found * factor if abs(found) < MOST else NOTHING
+        return found * factor if abs(found) < MAX_AMOUNT else NOTHING
     except ArithmeticError:
         return NOTHING
 
@@ -67,7 +67,7 @@ def _requests(container: Container) -> dict[str, Decimal]:
     resources = container.resources
     if resources is None:
         return {}
-    # Where only a limit is given, that is what is requested.
+    # A limit without a request is also the request.
     given = {**(resources.limits or {}), **(resources.requests or {})}
     return {name: amount(text) for name, text in given.items()}
 

@@ -1,8 +1,8 @@
-"""The same inputs without names: whoever gets them can replay them, and learns who runs what not.
+"""Redacts names from recorded inputs, so that they can be replayed without revealing who runs what.
 
-Names become numbers in the order of the names, so that whatever is ordered by name stays so, and of
-the same state the same. What nobody decides by is left out, not renamed; sentences of agents are
-cut, since they may quote what they found.
+Names become numbers in the order of the names. This keeps every order by name, and the same state
+always yields the same output. Fields that no decision depends on are dropped, not renamed. Messages
+of agents are dropped because they may contain names.
 """
 
 import re
@@ -42,20 +42,20 @@ from extender.state.dump import Decided, NodeFacts, Settled, SmHistory
 
 C = TypeVar("C", bound=Container)
 
-#: Labels of a node that say what GPUs it has.
-_TELLING = (
+#: Prefixes of node labels that describe the GPUs of the node.
+_GPU_LABELS = (
     "nvidia.com/",
     "cloud.google.com/gke-",
     "karpenter.k8s.aws/instance-gpu-",
     "eks.amazonaws.com/instance-gpu-",
     "node.kubernetes.io/instance-type",
 )
-_OF_NODES = (RESERVE, DEVICE_CHOICE)
-_OF_PODS = (POLICY, MAX_SM, PROCESSES)
+_NODE_ANNOTATIONS = (RESERVE, DEVICE_CHOICE)
+_POD_ANNOTATIONS = (POLICY, MAX_SM, PROCESSES)
 
 
 class Redaction:
-    """``nodes``, ``pods`` and ``namespaces`` are all that there are, in any order."""
+    """``nodes``, ``pods`` and ``namespaces`` are complete lists, in any order."""
 
     def __init__(
         self, rules: Rules, nodes: Iterable[str], pods: Iterable[Pod], namespaces: Iterable[str]
@@ -72,7 +72,7 @@ class Redaction:
             self.of("uid", pod.metadata.uid)
 
     def of(self, kind: str, name: str) -> str:
-        """What stands for the name; nothing for nothing."""
+        """Return the replacement of the name; an empty name stays empty."""
         if not name:
             return ""
         return self._names.setdefault((kind, name), f"{kind}-{len(self._names):06d}")
@@ -99,9 +99,9 @@ class Redaction:
         )
 
     def pod(self, of: Pod) -> Pod:
-        """``of`` holds no values of variables any more."""
+        """Redact a pod from which values of environment variables are already removed."""
         spec, status, metadata = of.spec, of.status, of.metadata
-        annotations = {key: text for key in _OF_PODS if (text := _word(of.annotation(key)))}
+        annotations = {key: text for key in _POD_ANNOTATIONS if (text := _word(of.annotation(key)))}
         if (vram := of.annotation(VRAM)) is not None:
             annotations[VRAM] = self._amount(vram)
         owners = [
@@ -148,8 +148,8 @@ class Redaction:
         return msgspec.structs.replace(of, pod=pod, decision_id=which)
 
     def _amount(self, text: str) -> str:
-        """An amount of VRAM with other names of containers; "?" for what is none, which is refused
-        as well."""
+        """Replace the container names in a VRAM annotation. An invalid amount becomes "?", which is
+        invalid as well."""
         parts = []
         for part in text.split(","):
             name, equals, amount = part.rpartition("=")
@@ -180,7 +180,7 @@ class Redaction:
         )
 
     def _image(self, image: str) -> str:
-        """Of a gate: the tag may stay away, since it decides nothing."""
+        """Redact a gate's image. The tag is dropped because no decision depends on it."""
         return self.of("image", repository(image))
 
     def _managed(self, amounts: Mapping[str, str | int] | None) -> dict[str, str | int] | None:
@@ -191,7 +191,7 @@ class Redaction:
         labels = {
             key: text
             for key, text in (of.metadata.labels or {}).items()
-            if key.startswith(_TELLING)
+            if key.startswith(_GPU_LABELS)
         }
         given = of.metadata.annotations or {}
         offered = of.status.allocatable if of.status else None
@@ -201,7 +201,7 @@ class Redaction:
                 name=name,
                 uid=name,
                 labels=labels or None,
-                annotations={key: given[key] for key in _OF_NODES if key in given} or None,
+                annotations={key: given[key] for key in _NODE_ANNOTATIONS if key in given} or None,
             ),
             spec=NodeSpec(unschedulable=of.spec.unschedulable) if of.spec else None,
             status=NodeStatus(allocatable=self._managed(offered)),
@@ -267,7 +267,7 @@ class Redaction:
 
 
 def _word(text: str | None) -> str:
-    """What is short and plain cannot be much of a secret; anything else is as bad as before."""
+    """Return short plain text as it is, because it can hardly contain a secret; "?" otherwise."""
     if text is None:
         return ""
     return text if re.fullmatch(r"[+-]?[0-9a-zA-Z.]{1,16}%?", text) else "?"

@@ -36,7 +36,7 @@ from extender.state.heartbeats import NEVER_S
 from extender.state.journal import Decision, Journal
 from extender.state.node_whatif import rejection_beside
 from extender.state.nominations import yields
-from extender.state.selectors import eligible, sites
+from extender.state.selectors import eligibility_key, eligible
 
 #: For so long the room that a pod was woken for is kept for it.
 CLAIM_S = 2.0
@@ -164,7 +164,7 @@ class RequeueHints:
         """What is remembered of the pod, with what is read off it once for each of its versions."""
         wait = self._waits.setdefault(pod.metadata.uid, _Wait(seen=pod.annotation(RETRY)))
         wait.pod, wait.rejected, wait.request = pod, rejected_by_us(pod), None
-        wait.may_run = sites(pod)
+        wait.may_run = eligibility_key(pod)
         return wait
 
     def requeued(self, uid: str, retry: str) -> None:

@@ -106,7 +106,7 @@ def obstacles(pod: Pod, node: Node) -> Iterator[Obstacle]:
         yield Obstacle("affinity")
 
 
-def sites(pod: Pod) -> bytes:
+def eligibility_key(pod: Pod) -> bytes:
     """Equal only for pods that are eligible on the same nodes."""
     affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
     required = affinity and affinity.required_during_scheduling_ignored_during_execution
