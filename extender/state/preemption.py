@@ -367,8 +367,8 @@ class _Candidate:
         return 0, highest, summed, count, -max(pod.started_s for _, pod in evictable)
 
     def victims(self, below: Rank | None, whole: bool) -> tuple[Victims | None, bool]:
-        """Return the smallest set of victims, and whether the preemptor fits without further victims
-        once the leaving pods have gone.
+        """Return the smallest set of victims, and whether the preemptor fits without victims once
+        the pods have gone that are leaving anyway.
 
         The set must have a lower rank than ``below``, if given; ``whole`` is passed to
         ``smallest``.

@@ -73,15 +73,15 @@ def recorded(
 
 _CHOICES = {
     "proposed": "kube-scheduler proposed these victims",
-    "corrected": "kube-scheduler proposed other victims, whose eviction is not enough or frees more "
-    "than needed",
+    "corrected": "kube-scheduler proposed other victims, whose eviction is not enough or frees "
+    "more than needed",
     "added": "kube-scheduler proposed no victims there, because only GPU memory is short",
     "controller": "kube-scheduler did not ask, because only GPU memory is short",
 }
 
 
 def summary(part: Preempted) -> str:
-    """Summarize a preemption in one sentence, without details of pods that the reader may not see."""
+    """Summarize a preemption in one sentence that names no victims."""
     leave = _leave(len(part.victims) + part.others)
     return f"{leave} node {part.node} for this pod: {_CHOICES.get(part.source, part.source)}."
 

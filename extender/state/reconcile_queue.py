@@ -64,9 +64,9 @@ def leftovers(
 
     A bind in progress has a reservation but no bound pod yet, so a reservation without a bound pod
     is kept until it is ``orphan_after_s`` old. A reservation is also kept while a report shows the
-    pod on a device: its memory is not free. If the end of a pod was not observed, the reservation is
-    kept until a sample taken after the pod was gone no longer shows it. ``on``: names of the nodes
-    to check, None for all.
+    pod on a device: its memory is not free. If the end of a pod was not observed, the reservation
+    is kept until a sample taken after the pod was gone no longer shows it. ``on``: names of the
+    nodes to check, None for all.
     """
     found: list[Leftover | Unmarked] = []
     held = state.gpunodes() if on is None else map(state.gpunode, on)
@@ -96,8 +96,8 @@ def leftovers(
 
 
 def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
-    """Return whether a sample taken after the pod was gone confirms the report, and the report would
-    show the pod if it still held memory."""
+    """Return whether a sample taken after the pod was gone confirms the report, and the report
+    would show the pod if it still held memory."""
     confirmation = state.confirmation(gpunode.name)
     return (
         confirmation is not None
