@@ -91,7 +91,7 @@ _SHARING: Mapping[str, Sharing] = {
 
 @dataclass(frozen=True, slots=True)
 class _LabelledGPUs:
-    """What one kind of labels states about the GPUs of a node."""
+    """The GPUs of a node according to one kind of labels."""
 
     set_by: str
     #: None if the labels contain no count: the kubelet's allocatable decides.

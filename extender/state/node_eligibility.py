@@ -68,23 +68,23 @@ def obstacle(
     node: Node | None,
     gpunode: GPUNode | None,
     status: GPUNodeStatus | None,
-    wished: NodeWishes,
+    settings: NodeWishes,
     manager: Reason | None,
     backs_off: bool,
     rules: Rules,
 ) -> tuple[Reason | None, str]:
     """Return why no pod is placed on the node, or None, and a detail for people.
 
-    Without a reason the detail is a warning, or empty. ``status`` is what is known of the node's
-    devices; ``manager`` names a foreign allocator; ``backs_off``: whether a pod was evicted from
-    the node recently.
+    Without a reason the detail is a warning, or empty. ``status`` is the node's report, from its agent
+    or its labels; ``manager`` names a foreign allocator; ``backs_off``: whether a pod was evicted
+    from the node recently.
     """
     if node is None:
         return Reason.UNKNOWN_NODE, ""
     if manager is not None:
         return manager, ""
-    if wished.reason is not None:
-        return wished.reason, ""
+    if settings.reason is not None:
+        return settings.reason, ""
     if (by_mig := mig_obstacle(node)) is not None:
         return by_mig
     if backs_off:
@@ -94,9 +94,9 @@ def obstacle(
         return reason, why_not_believed(node, rules)
     if gpunode is None or not gpunode.spec.initialised:
         return Reason.NOT_INITIALISED, ""
-    if wished.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
+    if settings.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
         return Reason.CANNOT_PIN, why_not_pinned(status.plugin)
-    if wished.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
+    if settings.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
         why = status.plugin.steering_obstacle or "its agent has not reported that it steers"
         return None, f"annotation {DEVICE_CHOICE}: steered has no effect: {why}"
     return None, ""

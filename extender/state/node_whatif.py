@@ -52,14 +52,14 @@ def overdue_s(state: ClusterState, pod: Pod, now_s: float) -> float | None:
 
 
 def node_without(
-    state: ClusterState, name: str, gone: Set[str], pod: Pod, beside: Iterable[Pod] = ()
+    state: ClusterState, name: str, gone: Set[str], pod: Pod, assumed_pods: Iterable[Pod] = ()
 ) -> NodeTerms:
     """Return the node as filter would see it for ``pod``, once the pods with the uids ``gone`` have
-    left and their memory is free. The pods ``beside`` count as being bound to it."""
+    left and their memory is free. ``assumed_pods`` count as being bound to it."""
     gpunode = state.gpunode(name)
     assumed = state.binding_to(name)
     if gpunode is not None:
-        for other in beside:
+        for other in assumed_pods:
             if (reservation := state.adopt(other, gpunode)) is not None:
                 assumed.setdefault(other.metadata.uid, reservation)
         if gpunode.status is not None:

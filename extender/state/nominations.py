@@ -23,7 +23,7 @@ from contract.preemption import attempt_of
 
 #: A hold lasts this long after kube-scheduler cleared the nomination.
 CLEARED_S = 15.0
-#: Maximum time from our preempt answer until kube-scheduler writes the nomination to the pod.
+#: Maximum time from the preempt answer until kube-scheduler writes the nomination to the pod.
 EXPECTED_S = 5.0
 #: Maximum duration of a hold, even if pods keep leaving the node: they may have other reasons.
 LONGEST_S = 1800.0
@@ -78,7 +78,7 @@ class Nominations:
         self._followed: Mapping[str, Place] | None = None
 
     def follow(self, places: Mapping[str, Place] | None) -> None:
-        """Replace all holds by these, by uid; None: use the nominations of the pods seen here."""
+        """Replace all holds with these, by uid; None: use the nominations of the pods seen here."""
         self._followed = places
 
     def see(self, pod: Pod) -> None:
@@ -96,7 +96,7 @@ class Nominations:
                 hold.for_s, hold.since_s = min(CLEARED_S, self._hold_s), None
 
     def expect(self, pod: Pod, node: str, now_s: float) -> None:
-        """Hold the node for a pod that kube-scheduler is about to nominate after our answer.
+        """Hold the node for a pod that kube-scheduler is about to nominate after Headroom's answer.
 
         Pods that leave the node later do not extend this hold. If the nomination never shows up,
         the pod may be gone, and nothing else would end the hold.
@@ -185,16 +185,16 @@ def priority(pod: Pod) -> int:
     return pod.spec.priority or 0
 
 
-def yields(pod: Pod, nominee: Pod, both: bool) -> bool:
-    """Return whether the nominee takes precedence over the pod on a node; ``both``: the pod is
-    nominated there as well.
+def yields(pod: Pod, nominee: Pod, is_nominated: bool) -> bool:
+    """Return whether the nominee takes precedence over the pod on a node; ``is_nominated``: the
+    pod is nominated there as well.
 
     Of two nominees with the same priority the older one comes first. If each waited for the other,
     neither would ever be bound.
     """
     if pod.metadata.uid == nominee.metadata.uid or priority(nominee) < priority(pod):
         return False
-    if priority(nominee) > priority(pod) or not both:
+    if priority(nominee) > priority(pod) or not is_nominated:
         return True
     return _age(nominee) < _age(pod)
 

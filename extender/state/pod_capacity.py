@@ -33,35 +33,35 @@ def counted(
         node = verdicts.snap.nodes[int(verdicts.rows[i])].name
         gpunode = cluster.gpunode(node)
         if gpunode is not None:
-            most = _replicas(verdicts, i) // verdicts.asks[0].ask.count
+            limit = _replicas(verdicts, i) // verdicts.asks[0].ask.count
             guess = _guess(verdicts, i)
-            yield i, count_on(cluster, gpunode, verdicts.request, most, verdicts.now_s, guess)
+            yield i, count_on(cluster, gpunode, verdicts.request, limit, verdicts.now_s, guess)
 
 
 def count_on(
     cluster: ClusterState,
     gpunode: GPUNode,
     request: VramRequest,
-    most: int,
+    limit: int,
     now_s: float,
     guess: int = 0,
 ) -> int:
     """Return how many pods fit on this version of the GPUNode.
 
-    ``most``: the number that the free replicas allow; ``guess``: the number to try first.
+    ``limit``: the maximum that the free replicas allow; ``guess``: the number to try first.
     """
     current = gpunode
     reservation = _reserve(cluster, current, request, now_s)
-    if reservation is None or most < 1:
+    if reservation is None or limit < 1:
         return 0
     if any(charge.choice or charge.by_environment for charge in reservation.charges):
         count = 0
-        while reservation is not None and count < most:
+        while reservation is not None and count < limit:
             current, count = _with(current, [reservation], count), count + 1
             reservation = _reserve(cluster, current, request, now_s)
         return count
-    fits, open_to = 1, most
-    guesses = iter((min(guess, most), guess + 1))
+    fits, open_to = 1, limit
+    guesses = iter((min(guess, limit), guess + 1))
     while fits < open_to:
         probe = next(guesses, 0)
         if not fits < probe <= open_to:

@@ -29,11 +29,11 @@ def demands(pod: Pod) -> dict[str, Decimal]:
     sidecars: dict[str, Decimal] = {}
     initial: dict[str, Decimal] = {}
     for container in pod.spec.init_containers or ():
-        asked = _requests(container)
+        requests = _requests(container)
         if container.restart_policy == "Always":
-            sidecars = total([sidecars, asked])
+            sidecars = total([sidecars, requests])
         else:
-            initial = _larger(initial, total([sidecars, asked]))
+            initial = _larger(initial, total([sidecars, requests]))
     together = total([sidecars, *map(_requests, pod.spec.containers or ())])
     overhead = {name: amount(text) for name, text in (pod.spec.overhead or {}).items()}
     return total([_larger(initial, together), overhead])
@@ -42,8 +42,8 @@ def demands(pod: Pod) -> dict[str, Decimal]:
 def total(parts: Iterable[Demands]) -> dict[str, Decimal]:
     found: dict[str, Decimal] = {}
     for part in parts:
-        for name, asked in part.items():
-            found[name] = found.get(name, NOTHING) + asked
+        for name, quantity in part.items():
+            found[name] = found.get(name, NOTHING) + quantity
     return found
 
 

@@ -1,4 +1,4 @@
-"""Tracks each pod from its reservation to the report that shows it, and rates the prediction.
+"""Tracks each pod from its reservation to the report that shows it, and evaluates the prediction.
 
 Each reservation is compared once: when a report shows the pod with all its replicas, or when the
 reservation is removed and no report ever did. A pod that a report already shows when this replica
@@ -37,7 +37,7 @@ MAX_ENTRIES = 262_144
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is known about the node in addition to its GPUNode."""
+    """Facts about the node in addition to its GPUNode."""
 
     unreserved_pods: Mapping[str, Reservation]
     leaving: Set[str]
@@ -65,7 +65,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Baseline:
-    """What was known when memory was reserved based on one report, and what changed afterwards."""
+    """The facts known when memory was reserved based on one report, and later changes."""
 
     basis: Basis
     reservations: dict[str, Reservation] = field(default_factory=dict)

@@ -444,14 +444,14 @@ class _Candidate:
     @cached_property
     def _needs(self) -> Needs:
         search = self._search
-        beside = search.held_for.get(self.name, ())
-        return Needs(search.state, self.name, search.demands, self._proposed, beside)
+        nominees = search.held_for.get(self.name, ())
+        return Needs(search.state, self.name, search.demands, self._proposed, nominees)
 
     def _fits(self, uids: frozenset[str]) -> bool:
         search = self._search
         gone = uids | self._leaving
-        beside = search.held_for.get(self.name, ())
-        terms = node_without(search.state, self.name, gone, search.pod, beside)
+        nominees = search.held_for.get(self.name, ())
+        terms = node_without(search.state, self.name, gone, search.pod, nominees)
         verdicts = fit(search.request, build([terms]), np.zeros(1, np.int64), search.now_s)
         return bool(verdicts.fits[0])
 

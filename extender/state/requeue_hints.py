@@ -319,13 +319,13 @@ class _Look:
             self._rows[key] = sorted(row_of[name] for name in names if name in row_of)
         return self._rows[key]
 
-    def _fit(self, kind: int, request: VramRequest, asked: Rows) -> None:
+    def _fit(self, kind: int, request: VramRequest, wanted: Rows) -> None:
         """Fit the request on these rows; only few nodes improve between two passes."""
         if kind not in self._fits:
             nothing = np.zeros(len(self.snap.nodes), bool)
             self._fits[kind] = nothing, nothing.copy()
         known, fits = self._fits[kind]
-        rows = asked[~known[asked]]
+        rows = wanted[~known[wanted]]
         if len(rows):
             verdicts = fit(request, self.snap.part(rows), np.arange(len(rows)), self.now_s)
             known[rows] = True
@@ -335,12 +335,12 @@ class _Look:
         """Return the claiming pods that take precedence over the pod: all but the pod itself and
         nominees that it outranks."""
         node_of = self.state.nominations.node_of
-        both = node_of(pod.metadata.uid) == name
+        is_nominated = node_of(pod.metadata.uid) == name
         return [
             other
             for other in claiming
             if other.metadata.uid != pod.metadata.uid
-            and (node_of(other.metadata.uid) != name or yields(pod, other, both))
+            and (node_of(other.metadata.uid) != name or yields(pod, other, is_nominated))
         ]
 
     def fits_beside(self, pod: Pod, kind: int, name: str, others: list[Pod]) -> bool | None:
@@ -359,9 +359,9 @@ class _Look:
 
 
 def _claim(claims: dict[str, list[Pod]], name: str, pod: Pod) -> None:
-    there = claims.setdefault(name, [])
-    if all(other.metadata.uid != pod.metadata.uid for other in there):
-        there.append(pod)
+    claiming = claims.setdefault(name, [])
+    if all(other.metadata.uid != pod.metadata.uid for other in claiming):
+        claiming.append(pod)
 
 
 def rejected_by_us(pod: Pod) -> bool:

@@ -32,7 +32,7 @@ class Needs:
         freed = total(sitting[pod.metadata.uid] for pod in proposed)
         node = state.node(name)
         offers = (node.status.allocatable if node and node.status else None) or {}
-        beside = total(map(demands, held_for))
+        held = total(map(demands, held_for))
         #: For each resource, what each pod on the node requests, and the amount to free.
         self._terms: list[tuple[dict[str, int], int]] = []
         for key, wanted in asked.items():
@@ -41,7 +41,7 @@ class Needs:
             taken = {uid: _nanos(of.get(key, NOTHING)) for uid, of in sitting.items()}
             if key in offers and (state.rules.manages(key) or key == MIRROR):
                 # Only GPU pods request these resources, so the missing amount is known.
-                left = amount(offers[key]) - wanted - beside.get(key, NOTHING)
+                left = amount(offers[key]) - wanted - held.get(key, NOTHING)
                 self._terms.append((taken, sum(taken.values()) - _nanos(left)))
             else:
                 self._terms.append((taken, _nanos(freed.get(key, NOTHING))))

@@ -105,8 +105,8 @@ def _terms(pod: Pod) -> Iterator[PodAffinityTerm]:
         return
     if affinity.pod_affinity:
         yield from affinity.pod_affinity.required_during_scheduling_ignored_during_execution or ()
-    for either in (affinity.pod_affinity, affinity.pod_anti_affinity):
-        weighted = either and either.preferred_during_scheduling_ignored_during_execution
+    for kind in (affinity.pod_affinity, affinity.pod_anti_affinity):
+        weighted = kind and kind.preferred_during_scheduling_ignored_during_execution
         yield from (each.pod_affinity_term for each in weighted or ())
 
 

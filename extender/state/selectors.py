@@ -2,7 +2,7 @@
 cordon, as kube-scheduler does.
 
 All other checks of kube-scheduler, such as CPU, volumes, topology spread and affinity between pods,
-are not modeled here. ``not_modeled`` returns those that apply to a pod.
+are not modeled found_here. ``not_modeled`` returns those that apply to a pod.
 """
 
 from collections import Counter
@@ -81,10 +81,10 @@ def eligible_nodes(pod: Pod, snap: Snapshot, node_of: Callable[[str], Node | Non
     found: dict[int, tuple[Obstacle, ...]] = {}
     for row, terms in enumerate(snap.nodes):
         node = node_of(terms.name)
-        if node is None or not (here := tuple(obstacles(pod, node))):
+        if node is None or not (found_here := tuple(obstacles(pod, node))):
             rows.append(row)
         else:
-            found[row] = here
+            found[row] = found_here
     return Eligible(np.array(rows, np.int64), found)
 
 

@@ -149,8 +149,8 @@ class Simulation:
             *model.spec.reservations,
             *(p.metadata.uid for p in self._cluster.unreserved_pods(like)),
         ]
-        there = self.snapshot().row_of
-        free = (n for n in itertools.count(1) if f"{like}+{n}" not in there)
+        existing = self.snapshot().row_of
+        free = (n for n in itertools.count(1) if f"{like}+{n}" not in existing)
         names: list[str] = []
         for number in itertools.islice(free, count):
             status = _idle(model.status, f"+{number}")

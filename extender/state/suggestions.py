@@ -106,12 +106,12 @@ def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -
     """Return the occupants of the devices that are too full for the pod, the largest first."""
     if node.reason is None or not node.reason.evictable:
         return []
-    asked = {verdict.ask.resource for verdict in verdicts.asks}
+    requested = {verdict.ask.resource for verdict in verdicts.asks}
     terms = verdicts.snap.nodes[verdicts.snap.row_of[node.node]].devices
     short = {each.terms.device.uuid for each in node.candidates if each.short_bytes}
     found: dict[str, Held] = {}
     for each in terms:
-        if each.device.uuid in short or (not short and each.device.resource in asked):
+        if each.device.uuid in short or (not short and each.device.resource in requested):
             for held in holders(cluster, node.node, each):
                 found.setdefault(held.uid, held)
     return sorted(found.values(), key=lambda held: -held.charged_bytes)
@@ -155,23 +155,23 @@ def _wait(
     where: Feasible,
 ) -> Iterator[Suggestion]:
     """Suggest waiting for the smallest pod whose end makes the pod fit on a nearest node."""
-    could = [
+    candidates = [
         (held.charged_bytes, node.node, held)
-        for node, there in zip(explanation.nearest, holding, strict=True)
-        for held in there
+        for node, occupants in zip(explanation.nearest, holding, strict=True)
+        for held in occupants
         # A pod that holds less than is missing does not help. If only a replica is missing, every
         # pod may help.
         if held.charged_bytes >= (node.short_bytes or 0)
     ]
-    could.sort(key=lambda each: (each[0], each[1], each[2].uid))
-    for _, node, held in islice(could, _MAX_SIMULATED):
+    candidates.sort(key=lambda each: (each[0], each[1], each[2].uid))
+    for _, node, held in islice(candidates, _MAX_SIMULATED):
         if fits_after_eviction(cluster, pod, node, {held.uid}, verdicts.now_s):
-            who, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
+            name, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
             unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))
             sentence = (
-                f"wait for pod {who}, which holds {size} on node {node}{since}: when it ends there "
-                f"is room{unchecked}"
+                f"wait for pod {name}, which holds {size} on node {node}{since}: when it ends "
+                f"there is room{unchecked}"
             )
             yield Suggestion("wait", sentence, node, held)
             return
@@ -182,10 +182,12 @@ def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
     single = {row: found[0] for row, found in where.eligible.obstacles.items() if len(found) == 1}
     rows = np.array(list(single), np.int64)
     fits = fit(verdicts.request, verdicts.snap, rows, verdicts.now_s).fits
-    roomy = [row for row, fit_there in zip(rows.tolist(), fits.tolist(), strict=True) if fit_there]
-    counts = Counter(single[row] for row in roomy)
+    fitting = [
+        row for row, fit_there in zip(rows.tolist(), fits.tolist(), strict=True) if fit_there
+    ]
+    counts = Counter(single[row] for row in fitting)
     for obstacle, nodes in counts.most_common(_MAX_OBSTACLES):
-        first = min(verdicts.snap.nodes[row].name for row in roomy if single[row] == obstacle)
+        first = min(verdicts.snap.nodes[row].name for row in fitting if single[row] == obstacle)
         # kube-scheduler has not made its other checks for these nodes.
         sentence = f"{_without(obstacle, nodes, first)}{but_not_checked(where.not_modeled)}"
         recreates = obstacle.code != "cordoned"
