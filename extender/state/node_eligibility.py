@@ -75,9 +75,9 @@ def obstacle(
 ) -> tuple[Reason | None, str]:
     """Return why no pod is placed on the node, or None, and a detail for people.
 
-    Without a reason the detail is a warning, or empty. ``status`` is the node's report, from its agent
-    or its labels; ``manager`` names a foreign allocator; ``backs_off``: whether a pod was evicted
-    from the node recently.
+    Without a reason the detail is a warning, or empty. ``status`` is the node's report, from its
+    agent or its labels; ``manager`` names a foreign allocator; ``backs_off``: whether a pod was
+    evicted from the node recently.
     """
     if node is None:
         return Reason.UNKNOWN_NODE, ""
