@@ -2,7 +2,7 @@
 cordon, as kube-scheduler does.
 
 All other checks of kube-scheduler, such as CPU, volumes, topology spread and affinity between pods,
-are not modeled found_here. ``not_modeled`` returns those that apply to a pod.
+are not modeled here. ``not_modeled`` returns those that apply to a pod.
 """
 
 from collections import Counter
