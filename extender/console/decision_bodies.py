@@ -18,7 +18,7 @@ from extender.state.decision_records import (
     Ranked,
     Record,
 )
-from extender.state.preemption_report import told
+from extender.state.preemption_report import sentences
 
 
 class PhaseView(BaseModel):
@@ -266,7 +266,7 @@ def _preempt_view(record: Record, replica: str, sees: Sees) -> PreemptView | Non
         helpless=part.helpless,
         soon=part.soon,
         cut_short=part.cut_short,
-        told=list(told(msgspec.structs.replace(part, victims=seen), hidden)),
+        told=list(sentences(msgspec.structs.replace(part, victims=seen), hidden)),
     )
 
 

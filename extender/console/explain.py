@@ -25,7 +25,7 @@ from extender.state.device_occupants import Held
 from extender.state.explained_nodes import feasible
 from extender.state.quotas import exceeded
 from extender.state.selectors import eligible_nodes
-from extender.state.suggestions import Suggestions, advice, allowed, blockers
+from extender.state.suggestions import Suggestion, blockers, suggest, within_quotas
 
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
@@ -61,7 +61,7 @@ def router(context: Context) -> APIRouter:
             sees,
         )
         last, offered = _last(found), _offered(found)
-        explanation, helps, digest, where = None, list[Suggestions](), "", None
+        explanation, helps, digest, where = None, list[Suggestion](), "", None
         holding: list[list[Held]] = []
         if isinstance(request, VramRequest):
             rows = np.arange(len(snap.nodes), dtype=np.int64)
@@ -74,10 +74,10 @@ def router(context: Context) -> APIRouter:
             explanation = explain(verdicts, cluster.rules.weights, market=market)
             holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
             if not pod.node:
-                helps = advice(cluster, pod, verdicts, explanation, holding, where)
+                helps = suggest(cluster, pod, verdicts, explanation, holding, where)
         if any(each.recreates for each in helps):
             quotas = context.quotas(namespace)
-            helps = allowed(helps, None if quotas is None else exceeded(quotas))
+            helps = within_quotas(helps, None if quotas is None else exceeded(quotas))
         now_s, at_s = context.monotonic_s(), context.wall_s()
 
         def aged(terms: DeviceTerms) -> float | None:

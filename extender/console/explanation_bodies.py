@@ -29,7 +29,7 @@ from extender.placement.request import Unreadable, VramRequest
 from extender.state.device_occupants import Held
 from extender.state.explained_nodes import Feasible
 from extender.state.journal import scheduler_of
-from extender.state.suggestions import Suggestions, but_not_checked
+from extender.state.suggestions import Suggestion, but_not_checked
 
 #: kube-scheduler tries what nothing woke again after so long, unless it is told otherwise.
 FLUSHED_AFTER = timedelta(minutes=5)
@@ -184,7 +184,7 @@ class Explained:
     #: How its request was changed after it was bound.
     changed: str
     digest: str
-    advice: Sequence[Suggestions]
+    advice: Sequence[Suggestion]
     #: Of each of the nearest nodes.
     blockers: Sequence[Sequence[Held]]
     last: DecisionView | None
@@ -322,7 +322,7 @@ def _hold_unseen(hidden: Sequence[Held]) -> list[str]:
     return [f"  {who} {gib(sum(held.charged_bytes for held in hidden))}"]
 
 
-def _advice_view(one: Suggestions) -> SuggestionsView:
+def _advice_view(one: Suggestion) -> SuggestionsView:
     return SuggestionsView(
         kind=one.kind,
         sentence=one.sentence,

@@ -25,7 +25,7 @@ from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.explained_nodes import feasible
-from extender.state.selectors import Eligible, eligible_nodes, sites
+from extender.state.selectors import Eligible, eligibility_key, eligible_nodes
 
 #: Each costs a look at every node.
 PODS = 50
@@ -110,10 +110,10 @@ def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligibl
         return view.model_copy(update={"message": request.message})
     rows = np.arange(len(snap.nodes), dtype=np.int64)
     everywhere = fit(request, snap, rows, context.monotonic_s())
-    if (sites_of_pod := sites(pod)) not in known:
-        known[sites_of_pod] = eligible_nodes(pod, snap, cluster.node)
+    if (key := eligibility_key(pod)) not in known:
+        known[key] = eligible_nodes(pod, snap, cluster.node)
     offered = decision.offered_nodes.names() if decision and decision.offered_nodes else None
-    where = feasible(pod, known[sites_of_pod], everywhere, offered)
+    where = feasible(pod, known[key], everywhere, offered)
     verdicts = fit(request, snap, where.rows, everywhere.now_s)
     found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
     nearest = next(iter(found.nearest), None)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from extender.state.suggestions import Suggestions
+from extender.state.suggestions import Suggestion
 
 #: Whether the caller may see a pod, by its namespace and name. May ask the API server: for threads.
 Sees = Callable[[str, str], bool]
@@ -13,7 +13,7 @@ def everything(namespace: str, name: str) -> bool:
     return True
 
 
-def unnamed(advice: Suggestions, sees: Sees) -> Suggestions:
+def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:
     """The advice without the pod to wait for, if the caller may not see that pod."""
     held = advice.held
     if held is None or sees(held.namespace, held.name):

@@ -40,7 +40,7 @@ from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.explained_nodes import AMOUNTS
 from extender.state.quotas import QuotaRoom
-from extender.state.selectors import Eligible, eligible_nodes, not_modeled, sites
+from extender.state.selectors import Eligible, eligibility_key, eligible_nodes, not_modeled
 from extender.state.simulation import NotPlaced, Placed, Simulation
 
 _LIMITS: dict[int | str, dict[str, Any]] = {
@@ -264,7 +264,7 @@ def _placed(
         if why := each.not_tried or (room.take(each.request) if room else ""):
             yield each, _NotTried(why)
             continue
-        may_run = sites(each.pod)
+        may_run = eligibility_key(each.pod)
         if may_run not in rows:
             rows[may_run] = simulation.eligible(each.pod)
         yield each, simulation.place(each.request, rows[may_run])

@@ -8,7 +8,7 @@ from contract.reasons import Reason
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Decision
-from extender.state.pending_pods import Pending, main_reason, told_by_condition
+from extender.state.pending_pods import Pending, main_reason, rejections_in_condition
 
 #: Between two rounds.
 EVERY_S = 1.0
@@ -63,5 +63,5 @@ class PendingPods:
         uid = pod.metadata.uid
         known = self._conditions.get(uid)
         if known is None or known[0] is not pod:
-            known = self._conditions[uid] = pod, told_by_condition(pod)
+            known = self._conditions[uid] = pod, rejections_in_condition(pod)
         return known[1]

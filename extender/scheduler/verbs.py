@@ -35,7 +35,7 @@ from extender.state.node_whatif import rejection_beside
 from extender.state.pending_pods import main_reason
 from extender.state.preemption import Offer, answered, preemption
 from extender.state.preemption_report import recorded
-from extender.state.scheduling_preferences import prefers, shuns
+from extender.state.scheduling_preferences import prefers, prefers_no_schedule
 
 log = structlog.get_logger()
 
@@ -393,13 +393,13 @@ class Verbs:
     ) -> _Chosen | None:
         """The best of several rows, unless users' preferences could make kube-scheduler take
         another."""
-        if len(rows) < 2 or prefers(pod) or self._cluster.neighbours.speak_of(pod):
+        if len(rows) < 2 or prefers(pod) or self._cluster.neighbours.match(pod):
             return None
         first = self._first(request, rows, snap)
         if first is None:
             return None
         node = self._cluster.node(snap.nodes[int(rows[first.place])].name)
-        return None if node is None or shuns(node, pod) else first
+        return None if node is None or prefers_no_schedule(node, pod) else first
 
     def _crowded(self, pod: Pod, now_s: float) -> bool:
         """Whether the refused pod had better come again when fewer do."""

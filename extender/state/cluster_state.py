@@ -86,7 +86,7 @@ from extender.state.overcommitted_devices import Overcommits, any_overcommitted
 from extender.state.overuse import Overuses
 from extender.state.prediction_tracker import Circumstances, PredictionTracker
 from extender.state.request_drift import RequestDrift, as_bound
-from extender.state.scheduling_preferences import Neighbours, says
+from extender.state.scheduling_preferences import Neighbours, has_affinity_terms
 from extender.state.sm_activity import Activities, grew_idler
 from extender.state.unstarted_pods import idle_on
 
@@ -628,8 +628,8 @@ class ClusterState:
         self._table.put_measured(after)
 
     def concerns(self, pod: Pod) -> bool:
-        """Whether the state keeps anything of this pod. May be called from any thread."""
-        return asks_for_gpu(pod, self.rules) or bool(of_pod(pod)) or says(pod)
+        """Whether anything is kept of this pod; from any thread."""
+        return asks_for_gpu(pod, self.rules) or bool(of_pod(pod)) or has_affinity_terms(pod)
 
     def _relist(self, event: Relisted) -> Iterator[None]:
         """Drop the objects that are not in the list, then apply the listed ones."""

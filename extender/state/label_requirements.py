@@ -1,14 +1,15 @@
-"""Whether labels are as one line of a selector asks, of pods and of nodes alike."""
+"""Evaluates one requirement of a label selector, for pods and nodes alike."""
 
 from collections.abc import Mapping
 
 from contract.kube import NodeSelectorRequirement
 
 
-def holds(asked: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool | None:
-    """None: it is none of the operators that all selectors know."""
-    value, values = labels.get(asked.key), asked.values or ()
-    match asked.operator:
+def holds(requirement: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool | None:
+    """Return whether the labels meet the requirement; None if not all selectors support its
+    operator."""
+    value, values = labels.get(requirement.key), requirement.values or ()
+    match requirement.operator:
         case "In":
             return value in values
         case "NotIn":

@@ -1,9 +1,9 @@
-"""Whether the MIG layout of a node is one that can be relied on, from what its labels say of it.
+"""Checks by a node's labels whether its MIG layout is stable and valid.
 
-NVIDIA's MIG manager takes the devices apart while pods may still be bound: a device in the last
-report can be gone before the next pod is admitted. It says ``success`` when it is done. GPU feature
-discovery calls a layout invalid that strategy ``single`` cannot offer: profiles that differ, whole
-GPUs beside MIG devices, a GPU with none.
+NVIDIA's MIG manager reconfigures devices while pods may still be bound: a device in the last report
+can be gone before the next pod is admitted. It sets the label to ``success`` when it is done. GPU
+feature discovery marks a layout as invalid if strategy ``single`` cannot offer it: different
+profiles, whole GPUs next to MIG devices, or a GPU without MIG devices.
 """
 
 from contract.kube import Node
@@ -17,7 +17,7 @@ _INVALID = "-MIG-INVALID"
 
 
 def mig_obstacle(node: Node) -> tuple[Reason, str] | None:
-    """Why nothing can be placed on the node, and what says so; None where MIG is no obstacle."""
+    """Return why MIG makes the node unusable, and the label that shows it; None if it does not."""
     labels = node.metadata.labels or {}
     state = labels.get(STATE, _DONE)
     if state != _DONE:

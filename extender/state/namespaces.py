@@ -1,24 +1,24 @@
-"""The namespaces, and what pods that annotate nothing ask for in each."""
+"""The namespaces and the default VRAM request of pods in each."""
 
 from contract.annotations import DEFAULT_VRAM
 from contract.kube import Namespace
 
 
 class Namespaces:
-    """Written by the thread that owns the cluster state; what has one name may be read by any."""
+    """Written by the thread that owns the cluster state; lookups by name work from any thread."""
 
     def __init__(self) -> None:
         self._held: dict[str, Namespace] = {}
         self._default_vram: dict[str, str] = {}
 
     def see(self, namespace: Namespace) -> bool:
-        """Says whether pods there ask for something else from now on."""
+        """Record the namespace; return whether the default request of its pods changed."""
         name = namespace.metadata.name
         self._held[name] = namespace
         return self._put(name, (namespace.metadata.annotations or {}).get(DEFAULT_VRAM))
 
     def lose(self, name: str) -> bool:
-        """Says the same."""
+        """Remove the namespace; return whether the default request of its pods changed."""
         self._held.pop(name, None)
         return self._put(name, None)
 
@@ -41,5 +41,5 @@ class Namespaces:
         return self._default_vram.get(name)
 
     def default_vrams(self) -> dict[str, str]:
-        """Namespace -> what pods that annotate nothing ask for there, where anything is said."""
+        """Return namespace -> default VRAM request, of the namespaces that have one."""
         return dict(self._default_vram)

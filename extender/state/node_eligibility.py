@@ -1,4 +1,4 @@
-"""What a node's annotations wish, and what keeps every pod from the node whatever it asks for."""
+"""Reads a node's annotations, and finds what makes the node unusable for every GPU pod."""
 
 from dataclasses import dataclass
 
@@ -21,15 +21,17 @@ from extender.state.mig_layout import mig_obstacle
 
 @dataclass(frozen=True, slots=True)
 class NodeWishes:
-    #: Kept free on each device.
+    """The settings in a node's annotations."""
+
+    #: Memory to keep free on each device.
     reserve_bytes: int = 0
     device_choice: DeviceChoice = DeviceChoice.PREDICTED
-    #: Why nothing is placed there while one of the annotations cannot be read.
+    #: Set while one of the annotations is not valid: no pod is placed on the node.
     reason: Reason | None = None
 
 
 def wishes(node: Node | None) -> NodeWishes:
-    """What the node's annotations ask for."""
+    """Parse the node's annotations."""
     annotations = (node.metadata.annotations if node else None) or {}
     reserve, choice = annotations.get(RESERVE), annotations.get(DEVICE_CHOICE)
     try:
@@ -42,8 +44,10 @@ def wishes(node: Node | None) -> NodeWishes:
 
 
 def choice_to_note(node: Node | None, gpunode: GPUNode) -> str | None:
-    """The node's annotation ``headroom.gpu/device-choice``, "" for none, if its GPUNode has another
-    one; None if they agree. One that cannot be read is not noted."""
+    """Return the device choice to copy from the Node's annotation to its GPUNode; "" removes it.
+
+    None if both agree or the annotation is not valid.
+    """
     if node is None:
         return None
     text = (node.metadata.annotations or {}).get(DEVICE_CHOICE, "")
@@ -55,32 +59,32 @@ def choice_to_note(node: Node | None, gpunode: GPUNode) -> str | None:
 
 
 def offers_gpus(node: Node | None, rules: Rules) -> bool:
-    """Whether the node has any of ours, as far as it says itself."""
-    offers = node.status.allocatable if node and node.status else None
-    return any(rules.manages(resource) for resource in offers or ())
+    """Return whether the node's allocatable contains a managed resource."""
+    allocatable = node.status.allocatable if node and node.status else None
+    return any(rules.manages(resource) for resource in allocatable or ())
 
 
 def obstacle(
     node: Node | None,
     gpunode: GPUNode | None,
     status: GPUNodeStatus | None,
-    wished: NodeWishes,
+    settings: NodeWishes,
     manager: Reason | None,
     backs_off: bool,
     rules: Rules,
 ) -> tuple[Reason | None, str]:
-    """Why nothing is placed on the node, None for no reason, and what says so, or what else is
-    amiss.
+    """Return why no pod is placed on the node, or None, and a detail for people.
 
-    ``status``: what is known of its devices; ``manager``: who else gives them out; ``backs_off``:
-    whether a pod was sent away from there lately.
+    Without a reason the detail is a warning, or empty. ``status`` is the node's report, from its
+    agent or its labels; ``manager`` names a foreign allocator; ``backs_off``: whether a pod was
+    evicted from the node recently.
     """
     if node is None:
         return Reason.UNKNOWN_NODE, ""
     if manager is not None:
         return manager, ""
-    if wished.reason is not None:
-        return wished.reason, ""
+    if settings.reason is not None:
+        return settings.reason, ""
     if (by_mig := mig_obstacle(node)) is not None:
         return by_mig
     if backs_off:
@@ -90,9 +94,9 @@ def obstacle(
         return reason, why_not_believed(node, rules)
     if gpunode is None or not gpunode.spec.initialised:
         return Reason.NOT_INITIALISED, ""
-    if wished.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
+    if settings.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
         return Reason.CANNOT_PIN, why_not_pinned(status.plugin)
-    if wished.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
+    if settings.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
         why = status.plugin.steering_obstacle or "its agent has not reported that it steers"
         return None, f"annotation {DEVICE_CHOICE}: steered has no effect: {why}"
     return None, ""

@@ -1,8 +1,8 @@
-"""Answers for nodes that are not in the cluster yet: an autoscaler's templates.
+"""Fits pods on nodes that are not in the cluster yet: an autoscaler's templates.
 
-A new node is empty, so what its labels say of its GPUs is enough, whatever ``require_report`` says
-of the nodes that are there: nothing on it could be measured. Before a pod is bound to the node,
-bind asks for the agent's report as always.
+A new node is empty and nothing on it could be measured. So its labels are enough, whatever
+``require_report`` demands of existing nodes. Before a pod is bound to the node, bind still requires
+the agent's report.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from extender.state.changes import Event, GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.label_inventory import believed
 
-#: Nodes of one call that are looked at; the others count as unknown.
+#: Maximum number of nodes that one call examines; the others count as unknown.
 MOST_NODES = 100
 
 
@@ -39,25 +39,24 @@ _decode = msgspec.json.Decoder(_Node).decode
 
 
 def codes_of_new(items: Sequence[msgspec.Raw], request: VramRequest, rules: Rules) -> Codes:
-    """The code of each node's reason; 0 where the pod fits. Nodes that cannot be read stay
-    unknown."""
+    """Return the code of each node's reason; 0 if the pod fits. Invalid nodes count as unknown."""
     codes = np.full(len(items), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
-    read = {}
-    for place, item in enumerate(items[:MOST_NODES]):
+    decoded = {}
+    for i, item in enumerate(items[:MOST_NODES]):
         try:
-            read[place] = _decode(item)
+            decoded[i] = _decode(item)
         except (ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
             continue
-    imagined = ClusterState(replace(rules, require_report=False), 0.0, 0.0)
-    imagined.apply(e for node in read.values() for e in _as_ready(node, imagined.rules))
-    snap = imagined.snapshot()
-    rows = snap.rows([node.metadata.name for node in read.values()])
-    codes[list(read)] = fit(request, snap, rows, NEVER_STALE_S).codes
+    state = ClusterState(replace(rules, require_report=False), 0.0, 0.0)
+    state.apply(e for node in decoded.values() for e in _as_ready(node, state.rules))
+    snap = state.snapshot()
+    rows = snap.rows([node.metadata.name for node in decoded.values()])
+    codes[list(decoded)] = fit(request, snap, rows, NEVER_STALE_S).codes
     return codes
 
 
 def _as_ready(node: _Node, rules: Rules) -> tuple[Event, ...]:
-    """The node when its agent has reported what its labels say, and nothing is reserved on it."""
+    """Return the events of an idle node whose agent has reported exactly what its labels state."""
     status = node.status
     if status is not None and status.allocatable is None:  # Kubernetes' own default
         status = msgspec.structs.replace(status, allocatable=status.capacity)

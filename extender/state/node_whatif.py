@@ -1,5 +1,5 @@
-"""What a node will be like once others have left it, or come to it: who leaves anyway, and whether
-a pod would fit then."""
+"""Predicts a node after other pods have left it or were added to it: which pods are leaving anyway,
+and whether a pod would fit then."""
 
 from collections.abc import Iterable, Set
 
@@ -15,14 +15,16 @@ from extender.placement.snapshot_builder import build
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
 
-#: After its grace period a pod that is being deleted should have been gone for so long.
+#: A terminating pod is overdue if it still exists this long after its grace period.
 OVERDUE_S = 60.0
 
 
 def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> set[str]:
-    """Uids of pods that the node is charged for and that will be gone within so many seconds
-    without anybody's doing: they are being deleted, have ended, or are gone and their memory is
-    not yet free."""
+    """Return the uids of pods that leave the node within ``within_s`` seconds in any case.
+
+    Memory of the node is still charged for them. They are terminating, have ended, or are deleted
+    but their memory is not yet free.
+    """
     gpunode = state.gpunode(name)
     reservations = gpunode.spec.reservations if gpunode else {}
     status = gpunode.status if gpunode else None
@@ -34,7 +36,7 @@ def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> se
 def _goes_soon(state: ClusterState, uid: str, name: str, now_s: float, within_s: float) -> bool:
     pod = state.pod(uid)
     if pod is None:
-        # One that was never seen may be so new that only its promise is known yet.
+        # A pod that was never seen may be so new that only its reservation is known.
         return state.departures.seen(uid) is not None
     if pod.ended:
         return True
@@ -43,21 +45,21 @@ def _goes_soon(state: ClusterState, uid: str, name: str, now_s: float, within_s:
 
 
 def overdue_s(state: ClusterState, pod: Pod, now_s: float) -> float | None:
-    """Seconds since the grace period of a pod that is being deleted is over, negative while it
-    is not; None of any other."""
+    """Return the seconds since the end of a terminating pod's grace period, negative before it;
+    None if the pod is not terminating."""
     deleted = pod.metadata.deletion_timestamp
     return age(deleted, state.epoch_s + now_s) if deleted else None
 
 
-def vacated(
-    state: ClusterState, name: str, gone: Set[str], pod: Pod, beside: Iterable[Pod] = ()
+def node_without(
+    state: ClusterState, name: str, gone: Set[str], pod: Pod, assumed_pods: Iterable[Pod] = ()
 ) -> NodeTerms:
-    """The node as filter would see it for the pod once those with the uids ``gone`` have left
-    and their memory is free, and with the pods ``beside`` on their way to it."""
+    """Return the node as filter would see it for ``pod``, once the pods with the uids ``gone`` have
+    left and their memory is free. ``assumed_pods`` count as being bound to it."""
     gpunode = state.gpunode(name)
     assumed = state.binding_to(name)
     if gpunode is not None:
-        for other in beside:
+        for other in assumed_pods:
             if (reservation := state.adopt(other, gpunode)) is not None:
                 assumed.setdefault(other.metadata.uid, reservation)
         if gpunode.status is not None:
@@ -70,25 +72,25 @@ def vacated(
 def fits_after_eviction(
     state: ClusterState, pod: Pod, node: str, victims: Set[str], now_s: float
 ) -> bool:
-    """Whether the pod would fit on the node once the pods with these uids have gone."""
+    """Return whether the pod would fit on the node once the pods with these uids have gone."""
     request, gpunode = state.understand(pod), state.gpunode(node)
     if isinstance(request, VramRequest) and not request.asks:
         return True
     if isinstance(request, Unreadable) or gpunode is None or gpunode.status is None:
         return False
-    snap = build([vacated(state, node, victims, pod)])
+    snap = build([node_without(state, node, victims, pod)])
     return bool(fit(request, snap, snap.rows([node]), now_s).fits[0])
 
 
 def rejection_beside(
-    state: ClusterState, pod: Pod, node: str, coming: Iterable[Pod], now_s: float
+    state: ClusterState, pod: Pod, node: str, assumed_pods: Iterable[Pod], now_s: float
 ) -> Reason | None:
-    """Why the pod would not fit on the node if these others were being bound to it as well."""
+    """Return why the pod would not fit on the node if ``assumed_pods`` were being bound to it."""
     request, gpunode = state.understand(pod), state.gpunode(node)
     if isinstance(request, Unreadable):
         return request.reason
     assumed = state.binding_to(node)
-    for other in coming:
+    for other in assumed_pods:
         if gpunode is not None and (reservation := state.adopt(other, gpunode)) is not None:
             assumed.setdefault(other.metadata.uid, reservation)
     snap = build([state.terms_of(node, gpunode, {pod.metadata.uid}, assumed)])

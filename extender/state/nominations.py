@@ -1,18 +1,18 @@
-"""For whom places are held: pods for which others leave a node, until they are bound there.
+"""Holds nodes for nominated pods while their victims leave, until the pods are bound there.
 
-Between the eviction and the bind the memory comes free, and whoever asked first would get it. So
-filter counts the *nominees* of a node as if they were being bound to it, against every pod that
-does not outrank them, on all replicas: the nomination is on the pod, in
-``status.nominatedNodeName`` where kube-scheduler made room, in the annotation
-``headroom.gpu/preempting`` where we did.
+Memory becomes free between the eviction and the bind, and any other pod could take it. So filter
+counts the *nominees* of a node as if they were being bound to it, against every pod that does not
+outrank them. All replicas do so because the nomination is on the pod: in
+``status.nominatedNodeName`` if kube-scheduler preempted, in the annotation
+``headroom.gpu/preempting`` if Headroom did.
 
-kube-scheduler takes its nomination back when it tries the pod while memory is not free yet and
-finds nobody else to evict; the place is held a while longer. A hold lasts as long as somebody is
-leaving the node, and ``hold_s`` more, but no longer than ``LONGEST_S``: a nominee that does not
-come keeps nobody out for ever. It ends at once when the nominee is bound, gone, or nominated
-elsewhere.
+kube-scheduler clears its nomination if it retries the pod before the memory is free and finds no
+other victim. The node is held a while longer then. A hold lasts while a pod is leaving the node,
+plus ``hold_s``, but at most ``LONGEST_S``: a nominee that is never bound must not block the node
+forever. The hold ends at once when the nominee is bound, deleted, or nominated elsewhere.
 
-A process that decides nothing takes the holds from the extenders that it follows.
+A process that decides nothing, such as the console, takes the holds from the extenders that it
+follows.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from contract.kube import Pod
 from contract.preemption import attempt_of
 
-#: Since kube-scheduler took a nomination back.
+#: A hold lasts this long after kube-scheduler cleared the nomination.
 CLEARED_S = 15.0
-#: From our answer to kube-scheduler until it writes the nomination on the pod.
+#: Maximum time from the preempt answer until kube-scheduler writes the nomination to the pod.
 EXPECTED_S = 5.0
-#: A hold ends after so long even if pods leave the node all the time: it may be for other reasons.
+#: Maximum duration of a hold, even if pods keep leaving the node: they may have other reasons.
 LONGEST_S = 1800.0
 
 
@@ -33,21 +33,22 @@ LONGEST_S = 1800.0
 class _Hold:
     pod: Pod
     node: str
-    #: How long it lasts after somebody left last, and since when: on the receiver's clock.
+    #: How long the hold lasts after a pod was last leaving the node, and when that was, on the
+    #: receiver's clock.
     for_s: float
     since_s: float | None = None
-    #: The attempt of ours; empty where kube-scheduler nominated the pod.
+    #: Id of Headroom's preemption attempt; empty if kube-scheduler nominated the pod.
     by: str = ""
-    #: Whether no nomination was seen yet.
+    #: Whether the nomination is expected but not yet seen on the pod.
     expected: bool = False
-    #: When it was counted first.
+    #: When the hold was first counted.
     began_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A hold without its clocks. ``held`` is false once the hold is over: if the pod stays
-    nominated, it still goes before younger nominees of that node."""
+    """A hold without its clocks. ``held`` is false once the hold is over. While the pod stays
+    nominated, it still takes precedence over younger nominees of the node."""
 
     node: str
     held: bool
@@ -58,9 +59,12 @@ def no_pod(uid: str) -> Pod | None:
 
 
 class Nominations:
-    """``hold_s``: seconds for which a place is held once nobody is leaving any more; ``ours``:
-    whether our own nominations count, which else nobody makes but users who may write on a pod.
-    ``unbound`` returns the unbound pod of a uid. ``held_for`` may be called from any thread."""
+    """Tracks which node is held for which pod.
+
+    ``hold_s``: seconds for which a node is held after the last pod has left it. ``ours``: whether
+    annotations with Headroom's nominations count; if Headroom does not preempt, only users write
+    them. ``unbound`` returns the unbound pod of a uid. ``held_for`` may be called from any thread.
+    """
 
     def __init__(
         self, hold_s: float, ours: bool, unbound: Callable[[str], Pod | None] = no_pod
@@ -69,16 +73,16 @@ class Nominations:
         self._ours = ours
         self._unbound = unbound
         self._holds: dict[str, _Hold] = {}
-        #: Uid -> place, as the extenders say; None if this process decides itself, or reads from no
-        #: extender.
+        #: Uid -> place, as reported by the extenders. None if this process decides itself or
+        #: follows no extender.
         self._followed: Mapping[str, Place] | None = None
 
     def follow(self, places: Mapping[str, Place] | None) -> None:
-        """Hold exactly these places from now on, by uid; None: those of the pods seen here."""
+        """Replace all holds with these, by uid; None: use the nominations of the pods seen here."""
         self._followed = places
 
     def see(self, pod: Pod) -> None:
-        """An unbound pod, as it is now."""
+        """Record the current version of an unbound pod."""
         uid, (node, by) = pod.metadata.uid, self._nomination(pod)
         hold = self._holds.get(uid)
         if node and (hold is None or hold.node != node or (by and hold.by != by)):
@@ -92,10 +96,11 @@ class Nominations:
                 hold.for_s, hold.since_s = min(CLEARED_S, self._hold_s), None
 
     def expect(self, pod: Pod, node: str, now_s: float) -> None:
-        """kube-scheduler is about to nominate the pod, as we told it to.
+        """Hold the node for a pod that kube-scheduler is about to nominate after Headroom's answer.
 
-        Somebody leaving the node later does not prolong this: if no nomination is seen, the pod
-        may be gone, and nothing else would ever tell."""
+        Pods that leave the node later do not extend this hold. If the nomination never shows up,
+        the pod may be gone, and nothing else would end the hold.
+        """
         hold = self._holds.get(pod.metadata.uid)
         if hold is None or hold.node != node:
             self._holds[pod.metadata.uid] = _Hold(pod, node, EXPECTED_S, now_s, expected=True)
@@ -104,8 +109,8 @@ class Nominations:
         self._holds.pop(uid, None)
 
     def _nomination(self, pod: Pod) -> tuple[str, str]:
-        """The node on which room is made for an unbound pod, and the attempt of ours; empty where
-        there is none."""
+        """Return the node nominated for an unbound pod, and the id of Headroom's attempt; empty
+        strings if there is none."""
         by_scheduler = pod.status.nominated_node_name if pod.status else None
         if by_scheduler:
             return by_scheduler, ""
@@ -113,7 +118,7 @@ class Nominations:
         return (attempt.node, attempt.id) if attempt else ("", "")
 
     def node_of(self, uid: str) -> str:
-        """The node that was held for the pod last; empty where none was."""
+        """Return the node that was last held for the pod; empty if there was none."""
         if self._followed is not None:
             place = self._followed.get(uid)
             return place.node if place else ""
@@ -123,7 +128,7 @@ class Nominations:
     def nominees(
         self, now_s: float, is_left: Callable[[str], bool]
     ) -> Mapping[str, tuple[Pod, ...]]:
-        """Node -> for whom it is held; ``is_left`` says of a node whether somebody is leaving."""
+        """Return node -> its nominees. ``is_left`` returns whether a pod is leaving the node."""
         if self._followed is not None:
             places = ((self._unbound(uid), place) for uid, place in self._followed.items())
             return _by_node((pod, at.node) for pod, at in places if pod is not None and at.held)
@@ -139,7 +144,7 @@ class Nominations:
         return _by_node(found)
 
     def places(self, now_s: float, is_left: Callable[[str], bool]) -> Mapping[str, Place]:
-        """All holds by uid, for ``follow``; unlike ``nominees`` it starts no clock."""
+        """Return all holds by uid, for ``follow``. Unlike ``nominees`` it starts no clock."""
         return {
             uid: Place(hold.node, _is_held(hold, now_s, is_left))
             for uid, hold in list(self._holds.items())
@@ -149,17 +154,17 @@ class Nominations:
     def held_for(
         self, pod: Pod, now_s: float, is_left: Callable[[str], bool]
     ) -> dict[str, list[Pod]]:
-        """Node -> the nominees that the pod leaves it to; ``is_left`` as above."""
+        """Return node -> the nominees that take precedence over the pod there."""
         own = self.node_of(pod.metadata.uid)
         return {
             node: others
-            for node, all_there in self.nominees(now_s, is_left).items()
-            if (others := [other for other in all_there if yields(pod, other, own == node)])
+            for node, nominees in self.nominees(now_s, is_left).items()
+            if (others := [other for other in nominees if yields(pod, other, own == node)])
         }
 
 
 def _left_at_s(hold: _Hold, now_s: float, is_left: Callable[[str], bool]) -> float:
-    """When somebody was leaving last."""
+    """Return when a pod was last leaving the node of the hold."""
     leaves = is_left(hold.node) and not hold.expected
     return now_s if hold.since_s is None or leaves else hold.since_s
 
@@ -180,15 +185,16 @@ def priority(pod: Pod) -> int:
     return pod.spec.priority or 0
 
 
-def yields(pod: Pod, nominee: Pod, both: bool) -> bool:
-    """Whether the pod leaves a node to the nominee; ``both``: it is nominated there itself.
+def yields(pod: Pod, nominee: Pod, is_nominated: bool) -> bool:
+    """Return whether the nominee takes precedence over the pod on a node; ``is_nominated``: the
+    pod is nominated there as well.
 
-    Of two nominees of one priority the older one goes first: if each waited for the other, neither
-    would ever come.
+    Of two nominees with the same priority the older one comes first. If each waited for the other,
+    neither would ever be bound.
     """
     if pod.metadata.uid == nominee.metadata.uid or priority(nominee) < priority(pod):
         return False
-    if priority(nominee) > priority(pod) or not both:
+    if priority(nominee) > priority(pod) or not is_nominated:
         return True
     return _age(nominee) < _age(pod)
 

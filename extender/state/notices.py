@@ -1,8 +1,8 @@
-"""What somebody has to be told: each becomes a Kubernetes Event on a pod or a node, once.
+"""Notices about pods and nodes; each becomes one Kubernetes Event.
 
-A notice is read off what is, not off what happened, so that a replica that starts late or misses
-the moment tells it all the same; its key is the same on every replica, and another for each
-occurrence.
+A notice is derived from the current state, not from a change of it. So a replica that starts late
+or misses the moment reports it all the same. The key of a notice is the same on every replica and
+differs for each occurrence.
 """
 
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contract.annotations import PLACEMENT
+from contract.annotations import PLACEMENT, VRAM
 from contract.decision import decision_of
 from contract.gpunode import UnattributedProcess
 from contract.kube import Node, Pod
-from contract.quantity import format_bytes, gib
+from contract.quantity import gib
 from extender.state.cluster_state import ClusterState
 from extender.state.overcommitted_devices import Overcommit
 
-#: Named in one message; of more it is said how many there are.
-_MOST_NAMES = 3
+#: Maximum number of names in one message; of the others it contains only the count.
+_MAX_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What an Event is about; ``namespace`` is empty for a node."""
+    """The object of an Event; ``namespace`` is empty for a node."""
 
     kind: str
     namespace: str
@@ -35,14 +35,14 @@ class Subject:
 @dataclass(frozen=True, slots=True)
 class Notice:
     about: Subject
-    #: In the words of Kubernetes Events: what ``kubectl get events`` can be filtered by.
+    #: The Event's reason, by which ``kubectl get events`` can filter.
     reason: str
     message: str
-    #: Tells one occurrence from the next.
+    #: Distinguishes one occurrence from the next.
     key: str
-    #: Whether it is told again when its message has changed, in the same Event.
+    #: Whether the same Event is updated when the message changes.
     follows: bool = False
-    #: The decision that it tells of, where there is one.
+    #: The decision that the notice is about, if any.
     decision_id: str = ""
 
 
@@ -52,13 +52,15 @@ def pod_subject(pod: Pod) -> Subject:
 
 
 def pod_notice(pod: Pod, reason: str, message: str, key: str) -> Notice:
-    """Of a pod that is bound; names the decision by which it is where it is, if that was ours."""
+    """Build a notice about a bound pod, with the id of the decision that placed it, if any."""
     return Notice(pod_subject(pod), reason, message, key, decision_id=decision_of(pod))
 
 
 def notices(state: ClusterState) -> Iterator[Notice]:
-    """One by one: of a fleet whose driver fails everywhere there are tens of thousands. The state
-    may change between two of them."""
+    """Yield all notices one by one: if a driver fails everywhere there are tens of thousands.
+
+    The state may change between two of them.
+    """
     yield from _overcommitting(state)
     yield from _edited(state)
     yield from _overcommitted_nodes(state)
@@ -67,7 +69,7 @@ def notices(state: ClusterState) -> Iterator[Notice]:
 
 
 def _overcommitting(state: ClusterState) -> Iterator[Notice]:
-    """Pods that came around us to a device that had no room for them."""
+    """Yield notices about unreserved pods on devices that had no headroom for them."""
     worst: dict[str, Overcommit] = {}
     for over in state.overcommits.now():
         for holder in over.holders:
@@ -76,21 +78,21 @@ def _overcommitting(state: ClusterState) -> Iterator[Notice]:
                 worst[holder.uid] = over
     for uid, over in worst.items():
         pod = state.pod(uid)
-        if pod is None or not _came_around_us(pod, over.node):
+        if pod is None or not _is_unreserved(pod, over.node):
             continue
         yield pod_notice(
             pod,
             "Overcommitted",
-            f"This pod was bound without Headroom, to a node without room for it: with it device "
-            f"{over.device} of {over.node} is or may be committed "
-            f"{format_bytes(over.beyond_bytes)} beyond its {format_bytes(over.allocatable_bytes)}. "
-            "It is charged all the same; to have it placed where it fits, delete it and create it "
-            "anew with the scheduler that asks Headroom.",
+            f"This pod was bound without Headroom to a node without enough free GPU memory. Device "
+            f"{over.device} of node {over.node} is, or may become, overcommitted by "
+            f"{gib(over.beyond_bytes, up=True)} (allocatable: {gib(over.allocatable_bytes)}). "
+            "Headroom charges the pod's memory all the same. To place the pod where it fits, "
+            "delete it and create it again with a scheduler that uses Headroom.",
             key=over.node,
         )
 
 
-def _came_around_us(pod: Pod, node: str) -> bool:
+def _is_unreserved(pod: Pod, node: str) -> bool:
     return pod.node == node and pod.annotation(PLACEMENT) is None
 
 
@@ -100,48 +102,48 @@ def _edited(state: ClusterState) -> Iterator[Notice]:
 
 
 def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
-    """Devices that are short because of pods that came around us, or of processes of no pod."""
+    """Yield notices about devices overcommitted by unreserved pods or unattributed processes."""
     for over in state.overcommits.now():
         node = state.node(over.node)
         if node is None:
             continue
-        outsiders = [
+        unreserved = [
             pod
             for holder in over.holders
-            if (pod := state.pod(holder.uid)) is not None and _came_around_us(pod, over.node)
+            if (pod := state.pod(holder.uid)) is not None and _is_unreserved(pod, over.node)
         ]
-        strangers = _strangers(state, over) if over.unattributed_bytes else []
+        processes = _unattributed(state, over) if over.unattributed_bytes else []
         causes = [
-            # Events on nodes are in namespace default, for people who may read no other pods.
-            f"{_count(outsiders)} bound without Headroom (kubectl headroom top pod -A --search "
-            f"{over.node} says which)"
-            if outsiders
+            # Events on nodes are in namespace default, and their readers may not read other pods.
+            f"{_count(unreserved)} bound without Headroom (to list: kubectl headroom top pod -A "
+            f"--search {over.node})"
+            if unreserved
             else "",
-            f"{format_bytes(over.unattributed_bytes)} used by no pod "
-            f"({_some([f'{each.command} {each.pid}' for each in strangers])})"
+            f"{gib(over.unattributed_bytes, up=True)} used by processes of no known pod "
+            f"({_some([f'{each.command} {each.pid}' for each in processes])})"
             if over.unattributed_bytes
             else "",
-            f"{format_bytes(over.unobserved_pods_bytes)} used by pods without a reservation there"
+            f"{gib(over.unobserved_pods_bytes, up=True)} used by pods without a reservation there"
             if over.unobserved_pods_bytes
             else "",
         ]
         if not any(causes):
             continue
-        # Not all strangers: short ones come and go, and each would be told.
-        who = sorted(pod.metadata.uid for pod in outsiders)
-        who += [f"pid {each.pid}" for each in strangers[:1]]
+        # Only the largest process: small ones come and go, and each would be another occurrence.
+        causers = sorted(pod.metadata.uid for pod in unreserved)
+        causers += [f"pid {each.pid}" for each in processes[:1]]
         yield Notice(
             _node_subject(node),
             "GPUOvercommitted",
-            f"Device {over.device} is committed {format_bytes(over.beyond_bytes)} beyond its "
-            f"{format_bytes(over.allocatable_bytes)}: {', '.join(filter(None, causes))}. No pod is "
-            "placed there until that has changed.",
-            key="\n".join((over.device, *who)),
+            f"Device {over.device} is overcommitted by {gib(over.beyond_bytes, up=True)} "
+            f"(allocatable: {gib(over.allocatable_bytes)}): {', '.join(filter(None, causes))}. "
+            "No pod is placed on it until memory is freed.",
+            key="\n".join((over.device, *causers)),
         )
 
 
-def _strangers(state: ClusterState, over: Overcommit) -> list[UnattributedProcess]:
-    """The largest first."""
+def _unattributed(state: ClusterState, over: Overcommit) -> list[UnattributedProcess]:
+    """Return the unattributed processes on the device, the largest first."""
     gpunode = state.gpunode(over.node)
     if gpunode is None or gpunode.status is None:
         return []
@@ -156,11 +158,11 @@ def _unhealthy(state: ClusterState) -> Iterator[Notice]:
         node = state.node(snap.nodes[row].name)
         if node is None or terms.health_issue is None:
             continue
-        why = f": {terms.health_detail}" if terms.health_detail else ""
+        why = f" ({terms.health_detail})" if terms.health_detail else ""
         yield Notice(
             _node_subject(node),
             "GPUFenced",
-            f"No pod is placed on device {terms.device.uuid}, {terms.health_issue.sentence}{why}.",
+            f"No pod is placed on device {terms.device.uuid}: {terms.health_issue.sentence}{why}.",
             key="\n".join(
                 (terms.device.uuid, terms.health_issue.code, terms.device.unhealthy_since)
             ),
@@ -168,7 +170,8 @@ def _unhealthy(state: ClusterState) -> Iterator[Notice]:
 
 
 def _overusing(state: ClusterState) -> Iterator[Notice]:
-    """Told once, and again when it is twice as much."""
+    """Yield notices about pods that use more than requested: a new one each time the excess has
+    doubled."""
     for over in state.overuses.lasting:
         pod = state.pod(over.uid)
         if pod is None:
@@ -176,11 +179,11 @@ def _overusing(state: ClusterState) -> Iterator[Notice]:
         yield pod_notice(
             pod,
             "GPUMemoryOveruse",
-            f"This pod uses {gib(over.measured_bytes, up=True)} of device {over.device} of "
+            f"This pod uses {gib(over.measured_bytes, up=True)} of device {over.device} of node "
             f"{over.node}, {gib(over.beyond_bytes, up=True)} more than the "
-            f"{gib(over.requested_bytes, up=True)} that it asked "
-            "for, and goes on to. It is charged what it uses, and other pods of the device "
-            "may run out of memory; ask for more, or make it use less.",
+            f"{gib(over.requested_bytes, up=True)} that it requested. Headroom charges what the "
+            "pod uses, and other pods on the device may run out of memory. Request more in "
+            f"annotation {VRAM}, or reduce the pod's use.",
             key=f"{over.device}\n{over.beyond_bytes.bit_length()}",
         )
 
@@ -195,6 +198,6 @@ def _count(pods: list[Pod]) -> str:
 
 def _some(names: list[str]) -> str:
     if not names:
-        return "it is not known by whom"
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        return "process unknown"
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

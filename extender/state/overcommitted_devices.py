@@ -1,7 +1,8 @@
-"""Which devices are committed beyond what they have, and with whom.
+"""Tracks overcommitted devices and the pods on them.
 
-Nothing we promise makes one; a pod that others bound does, a stranger that grows, or a device that
-turns out smaller. The truth is charged, and told here until it is no more.
+Headroom's own reservations never overcommit a device. An unreserved pod can, as can an unattributed
+process that grows, or a device that turns out to be smaller. The actual use is charged, and the
+device is reported here until it is no longer overcommitted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,23 +18,23 @@ class Overcommit:
 
     node: str
     device: str
-    #: Committed beyond the device's allocatable memory, in the worst case.
+    #: How far the worst-case use exceeds the device's allocatable memory.
     beyond_bytes: int
     allocatable_bytes: int
     holders: tuple[Holder, ...]
-    #: Used by pods to which nothing is promised there, and by nobody that is known to be a pod.
+    #: Memory used by pods without a reservation there, and by processes of no known pod.
     unobserved_pods_bytes: int = 0
     unattributed_bytes: int = 0
 
 
 class Overcommits:
-    """Written by the thread that owns the cluster state; may be read by any."""
+    """Written by the thread that owns the cluster state; may be read by any thread."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, tuple[Overcommit, ...]] = {}
 
     def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
-        """What the node's devices hold now; promises that may never be made do not belong here."""
+        """Record the node's devices as they are now, without reservations that are only assumed."""
         if found := tuple(_overcommitted(node, terms)):
             self._of_node[node] = found
         else:
@@ -52,8 +53,7 @@ def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
 
 def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcommit]:
     for term in terms:
-        # Of figures that contradict one another, or are missing, nothing follows, least of all an
-        # alarm.
+        # Contradictory or missing figures prove nothing and must not raise an alarm.
         if term.headroom_bytes < 0 and term.believed:
             yield Overcommit(
                 node,

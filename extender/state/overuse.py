@@ -1,7 +1,7 @@
-"""Which pods use more of a device than they asked for, and go on to.
+"""Tracks pods that keep using more memory of a device than they requested.
 
-A report that grows is charged at once; a pod is told of only when it has gone on for a while, since
-many take more at their start than they keep.
+Measured use is charged at once. Overuse is reported only after it has lasted for a while, because
+many pods use more during their start than later.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,40 +27,40 @@ class Overuse:
         return self.measured_bytes - self.requested_bytes
 
     @property
-    def place(self) -> tuple[str, str]:
+    def key(self) -> tuple[str, str]:
         return self.uid, self.device
 
 
 class Overuses:
-    """Written by the thread that owns the cluster state; ``lasting`` may be read by any."""
+    """Written by the thread that owns the cluster state; ``lasting`` may be read by any thread."""
 
     def __init__(self, lasting_s: float) -> None:
-        #: Shorter overuse is nobody's business.
+        #: Shorter overuse is not reported.
         self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
-        #: (pod, device) -> when it was first looked at, on the monotonic clock.
+        #: (pod, device) -> when ``look`` first found it, on the monotonic clock.
         self._since_s: dict[tuple[str, str], float] = {}
-        #: Those that have gone on for so long; replaced, never changed in place.
+        #: Overuse of at least ``lasting_s``; replaced, never changed in place.
         self.lasting: tuple[Overuse, ...] = ()
 
     def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
-        """What the node's devices hold now."""
+        """Record the node's devices as they are now."""
         if found := tuple(_overuses(node, terms)):
             self._of_node[node] = found
         else:
             self._of_node.pop(node, None)
 
     def look(self, now_s: float) -> None:
-        """Note who has come and gone since the last look."""
+        """Update since when each overuse lasts, and ``lasting``."""
         found = [each for of_node in self._of_node.values() for each in of_node]
-        self._since_s = {each.place: self._since_s.get(each.place, now_s) for each in found}
+        self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in found}
         self.lasting = tuple(
-            each for each in found if now_s - self._since_s[each.place] >= self._lasting_s
+            each for each in found if now_s - self._since_s[each.key] >= self._lasting_s
         )
 
 
 def first_of_each_memory(terms: Sequence[DeviceTerms]) -> Iterator[DeviceTerms]:
-    """One device for each memory: those that share one tell the same of it."""
+    """Yield one device for each memory: devices that share a memory have the same figures."""
     seen: set[tuple[str | None, int | None]] = set()
     for term in terms:
         if term.sharers > 1:

@@ -1,7 +1,7 @@
-"""Why pods wait, and what their authors are told of it.
+"""Explains why pods are pending, in metrics and Events.
 
-kube-scheduler counts our constant reasons into the pod's condition; the numbers are told here, in
-one Event for each pod, made of its last decision and of the newest snapshot.
+kube-scheduler counts Headroom's constant reasons in the pod's condition. The figures are here, in
+one Event for each pod, built from the pod's last decision and the newest snapshot.
 """
 
 import re
@@ -22,13 +22,13 @@ from extender.state.cluster_state import ClusterState
 from extender.state.explained_nodes import feasible
 from extender.state.journal import Decision
 from extender.state.notices import Notice, pod_subject
-from extender.state.selectors import Eligible, eligible_nodes, sites
+from extender.state.selectors import Eligible, eligibility_key, eligible_nodes
 
-#: The code of who waits and was never refused by us: kube-scheduler has not asked about it.
+#: Code of pending pods that Headroom has not rejected: kube-scheduler has not asked about them.
 NOT_ASKED = "not_asked"
-#: Reasons that one message tells.
-_MOST_REASONS = 3
-#: As kube-scheduler counts them; the longest first, since some begin like others.
+#: Maximum number of reasons in one message.
+_MAX_REASONS = 3
+#: Counted reasons in kube-scheduler's message. Longest first: some are prefixes of others.
 _COUNTED = re.compile(
     r"(\d+) ("
     + "|".join(sorted((re.escape(r.sentence) for r in Reason), key=len, reverse=True))
@@ -39,20 +39,23 @@ _REASON_OF = {reason.sentence: reason for reason in Reason}
 
 @dataclass(slots=True)
 class Pending:
-    """Pods that no node has, by the code of the reason that most nodes were refused for."""
+    """Unbound pods, by the code of the reason for which most nodes were rejected."""
 
     pods: Counter[str] = field(default_factory=Counter)
-    #: When the oldest of them was created, RFC 3339.
+    #: When the oldest pod of each code was created, RFC 3339.
     oldest: dict[str, str] = field(default_factory=dict)
 
     def add(self, code: str, created: str) -> None:
         self.pods[code] += 1
-        if created:  # else nobody knows its age
+        if created:  # else its age is unknown
             self.oldest[code] = min(self.oldest.get(code, created), created)
 
 
-def told_by_condition(pod: Pod) -> dict[Reason, int]:
-    """Nodes by our reason, as kube-scheduler quotes it on the pod: what every replica can read."""
+def rejections_in_condition(pod: Pod) -> dict[Reason, int]:
+    """Return Headroom's reasons with the numbers of nodes, parsed from the pod's condition.
+
+    Every replica can read the condition, also of decisions that another replica made.
+    """
     found: Counter[Reason] = Counter()
     for condition in (pod.status and pod.status.conditions) or ():
         if condition.type == "PodScheduled" and condition.status == "False":
@@ -62,44 +65,49 @@ def told_by_condition(pod: Pod) -> dict[Reason, int]:
 
 
 def main_reason(rejected: Mapping[Reason, int]) -> str:
-    """The code of the reason for most nodes; ``NOT_ASKED`` where there is none."""
+    """Return the code of the reason for most nodes; ``NOT_ASKED`` if there is none."""
     if not rejected:
         return NOT_ASKED
     return min(rejected, key=lambda reason: (-rejected[reason], reason.code)).code
 
 
 class Explaining:
-    """One snapshot, and what was explained of it, since many pods ask for the same. On any thread,
-    one at a time."""
+    """Explains pods on one snapshot, and caches explanations because many pods request the same.
+
+    May be used on any thread, by one thread at a time.
+    """
 
     def __init__(self, state: ClusterState, snap: Snapshot, now_s: float) -> None:
         self._state, self._snap, self._now_s = state, snap, now_s
         self._eligible: dict[bytes, Eligible] = {}
         self._everywhere: dict[Kind, Verdicts] = {}
-        #: By kind of request, where the pods may run, and the nodes that were offered.
+        #: Key: kind of request, eligibility key of the pod, and the nodes that were offered.
         self._explanations: dict[tuple[Kind, bytes, bytes], Explanation] = {}
 
     def notice(self, pod: Pod, decision: Decision, again: bool = False) -> Notice | None:
-        """What the pod's author is told; None where it would fit now and so is about to be tried
-        again. ``again``: it was looked at before; then kube-scheduler does not offer that node."""
+        """Return the notice for the pod's author; None if the pod fits now and is retried soon.
+
+        ``again``: the pod already fitted at an earlier call, so kube-scheduler evidently does not
+        offer the node on which it fits.
+        """
         found = self._explained(pod, decision)
         nearest = found.nearest[0] if found and found.nearest else None
         if nearest is not None and nearest.reason is None and not again:
             return None
         metadata = pod.metadata
-        parts = [_counted(decision), _told(found, nearest) if found and nearest else ""]
+        parts = [_counted(decision), _nearest(found, nearest) if found and nearest else ""]
         parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
         message = " ".join(filter(None, parts))
         which = decision.decision_id
         return Notice(pod_subject(pod), "NoGPUFits", message, "", follows=True, decision_id=which)
 
     def _explained(self, pod: Pod, decision: Decision) -> Explanation | None:
-        """Explain the pod on the nodes that it may run on."""
+        """Explain the pod on its eligible nodes."""
         request, snap = self._state.understand(pod), self._snap
         if not isinstance(request, VramRequest):
             return None
         named = decision.offered_nodes
-        key = request.kind, (where := sites(pod)), named.bits if named else b""
+        key = request.kind, (where := eligibility_key(pod)), named.bits if named else b""
         if key in self._explanations:
             return self._explanations[key]
         if where not in self._eligible:
@@ -117,14 +125,15 @@ class Explaining:
 
 def _counted(decision: Decision) -> str:
     rejected = sorted(decision.rejected.items(), key=lambda each: (-each[1], each[0].code))
-    told = [f"{count} {reason.sentence}" for reason, count in rejected[:_MOST_REASONS]]
-    if more := sum(count for _, count in rejected[_MOST_REASONS:]):
-        told.append(f"{more} for other reasons")
-    return f"None of {decision.offered} nodes: {'; '.join(told)}."
+    reasons = [f"{count} {reason.sentence}" for reason, count in rejected[:_MAX_REASONS]]
+    if more := sum(count for _, count in rejected[_MAX_REASONS:]):
+        reasons.append(f"{more} for other reasons")
+    nodes = "1 node" if decision.offered == 1 else f"{decision.offered} nodes"
+    return f"0 of {nodes} can take the pod: {'; '.join(reasons)}."
 
 
-def _told(found: Explanation, node: NodeExplanation) -> str:
-    """The device that decides on the node that comes nearest."""
+def _nearest(found: Explanation, node: NodeExplanation) -> str:
+    """Describe what is missing on the decisive device of the nearest node."""
     if node.reason is None:
         return f"It would fit on {node.node}, which kube-scheduler does not offer."
     if found.too_large is not None:

@@ -1,10 +1,10 @@
-"""How many equal pods fit on a node now, by promising them to it: what is left is weighed with all
-that were promised before, and nothing is divided.
+"""Counts how many equal pods fit on a node now, by making reservations for them on a copy.
 
-They count as on their way, as in a burst. Promises to equal pods are equal, so that those before
-the last may be made at once: the answer is found by halving what the replicas leave open. Where
-the device is chosen for each pod, its promise hangs on the one before, and they are made one by
-one.
+Dividing the free memory would ignore which devices the pods get. So each count is checked with the
+reservations of all previous pods in place. The pods count as unconfirmed, as in a burst.
+Reservations of equal pods are equal, so many can be made at once, and binary search between 1 and
+the free replicas finds the answer. If a device is chosen for each pod, its reservation depends on
+the previous one, and reservations are made one by one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,40 +23,45 @@ _ONE = np.zeros(1, np.int64)
 
 
 def counted(
-    cluster: ClusterState, verdicts: Verdicts, among: Iterable[int]
+    cluster: ClusterState, verdicts: Verdicts, positions: Iterable[int]
 ) -> Iterator[tuple[int, int]]:
-    """(place, pods that fit there), of each of these places of the verdicts, on which one fits."""
-    for i in among:
+    """Yield (position, number of pods that fit) for these positions in the verdicts.
+
+    At least one pod must fit at each position.
+    """
+    for i in positions:
         node = verdicts.snap.nodes[int(verdicts.rows[i])].name
         gpunode = cluster.gpunode(node)
         if gpunode is not None:
-            most = _replicas(verdicts, i) // verdicts.asks[0].ask.count
-            guess = _by_size(verdicts, i)
-            yield i, count_on(cluster, gpunode, verdicts.request, most, verdicts.now_s, guess)
+            limit = _replicas(verdicts, i) // verdicts.asks[0].ask.count
+            guess = _guess(verdicts, i)
+            yield i, count_on(cluster, gpunode, verdicts.request, limit, verdicts.now_s, guess)
 
 
 def count_on(
     cluster: ClusterState,
     gpunode: GPUNode,
     request: VramRequest,
-    most: int,
+    limit: int,
     now_s: float,
     guess: int = 0,
 ) -> int:
-    """How many pods fit on this very object; ``most``: no more than the free replicas allow;
-    ``guess``: what is tried first."""
-    held = gpunode
-    reservation = _reserve(cluster, held, request, now_s)
-    if reservation is None or most < 1:
+    """Return how many pods fit on this version of the GPUNode.
+
+    ``limit``: the maximum that the free replicas allow; ``guess``: the number to try first.
+    """
+    current = gpunode
+    reservation = _reserve(cluster, current, request, now_s)
+    if reservation is None or limit < 1:
         return 0
     if any(charge.choice or charge.by_environment for charge in reservation.charges):
         count = 0
-        while reservation is not None and count < most:
-            held, count = _with(held, [reservation], count), count + 1
-            reservation = _reserve(cluster, held, request, now_s)
+        while reservation is not None and count < limit:
+            current, count = _with(current, [reservation], count), count + 1
+            reservation = _reserve(cluster, current, request, now_s)
         return count
-    fits, open_to = 1, most
-    guesses = iter((min(guess, most), guess + 1))
+    fits, open_to = 1, limit
+    guesses = iter((min(guess, limit), guess + 1))
     while fits < open_to:
         probe = next(guesses, 0)
         if not fits < probe <= open_to:
@@ -72,7 +77,7 @@ def count_on(
 def _reserve(
     cluster: ClusterState, gpunode: GPUNode, request: VramRequest, now_s: float
 ) -> Reservation | None:
-    """What one more pod would be promised there; None where it does not fit."""
+    """Return the reservation that one more pod would get; None if it does not fit."""
     snap = build([cluster.weighed(gpunode)])
     verdicts = fit(request, snap, _ONE, now_s)
     if not verdicts.fits[0]:
@@ -81,24 +86,26 @@ def _reserve(
     return Reservation(request.namespace, request.name, list(charges))
 
 
-def _with(gpunode: GPUNode, reservations: list[Reservation], named: int) -> GPUNode:
-    """The node with these promises to pods numbered from ``named``."""
-    more = {f"count-{named + n}": reservation for n, reservation in enumerate(reservations)}
+def _with(gpunode: GPUNode, reservations: list[Reservation], first: int) -> GPUNode:
+    """Return the GPUNode with more reservations, for pods numbered from ``first``."""
+    more = {f"count-{first + n}": reservation for n, reservation in enumerate(reservations)}
     spec = msgspec.structs.replace(gpunode.spec, reservations={**gpunode.spec.reservations, **more})
     return msgspec.structs.replace(gpunode, spec=spec)
 
 
 def _replicas(verdicts: Verdicts, i: int) -> int:
-    """Replicas that the pod could be given there, of all devices together."""
+    """Return the number of replicas that pods could get on the node, over all devices."""
     columns, row = verdicts.snap.columns, int(verdicts.rows[i])
     slots = columns.resource[row] == verdicts.snap.resources[verdicts.asks[0].ask.resource]
     free = columns.replicas_free[row][slots].sum(dtype=np.int64)
     return int(free - columns.replicas_unconfirmed[row][slots].max(initial=0))
 
 
-def _by_size(verdicts: Verdicts, i: int) -> int:
-    """What the rooms would hold if the devices could be chosen: mostly near, and no answer."""
+def _guess(verdicts: Verdicts, i: int) -> int:
+    """Return how many pods would fit if their devices could be chosen: a close first guess."""
     verdict, row = verdicts.asks[0], int(verdicts.rows[i])
-    need, room = verdict.all_need_bytes[row], verdict.all_free_bytes[row]
-    sizes = room[room >= need] // np.maximum(need[room >= need], 1)
+    need_bytes, free_bytes = verdict.all_need_bytes[row], verdict.all_free_bytes[row]
+    sizes = free_bytes[free_bytes >= need_bytes] // np.maximum(
+        need_bytes[free_bytes >= need_bytes], 1
+    )
     return int(np.minimum(sizes, MAX_REPLICAS).sum()) // verdict.ask.count

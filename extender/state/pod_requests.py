@@ -1,7 +1,7 @@
-"""What a pod takes of a node as kube-scheduler counts it: requests by resource, replicas included.
+"""Sums a pod's requests by resource, as kube-scheduler counts them, including GPU replicas.
 
-Exact, in fractions: of two sums it is asked which is larger. What cannot be read counts as nothing
-where a pod leaves; the API server takes no such pods.
+Amounts are exact decimals because sums are compared. A quantity that cannot be parsed counts as
+zero. The API server accepts no such pods.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,20 +20,20 @@ _SUFFIXES: Mapping[str, Decimal] = {
     "m": Decimal("1e-3"),
 }
 NOTHING = Decimal(0)
-#: No node has as much of anything.
-MOST = Decimal("1e30")
+#: Larger amounts are not valid: no node has as much of anything.
+MAX_AMOUNT = Decimal("1e30")
 
 
 def demands(pod: Pod) -> dict[str, Decimal]:
-    """The sum of what runs together, or an init container's part where that is larger."""
+    """Return the sum over containers that run together, or an init container's share if larger."""
     sidecars: dict[str, Decimal] = {}
     initial: dict[str, Decimal] = {}
     for container in pod.spec.init_containers or ():
-        asked = _requests(container)
+        requests = _requests(container)
         if container.restart_policy == "Always":
-            sidecars = total([sidecars, asked])
+            sidecars = total([sidecars, requests])
         else:
-            initial = _larger(initial, total([sidecars, asked]))
+            initial = _larger(initial, total([sidecars, requests]))
     together = total([sidecars, *map(_requests, pod.spec.containers or ())])
     overhead = {name: amount(text) for name, text in (pod.spec.overhead or {}).items()}
     return total([_larger(initial, together), overhead])
@@ -42,13 +42,13 @@ def demands(pod: Pod) -> dict[str, Decimal]:
 def total(parts: Iterable[Demands]) -> dict[str, Decimal]:
     found: dict[str, Decimal] = {}
     for part in parts:
-        for name, asked in part.items():
-            found[name] = found.get(name, NOTHING) + asked
+        for name, quantity in part.items():
+            found[name] = found.get(name, NOTHING) + quantity
     return found
 
 
 def amount(quantity: str | int) -> Decimal:
-    """A Kubernetes quantity as a number."""
+    """Convert a Kubernetes quantity to a number."""
     text = str(quantity)[:MAX_LENGTH]
     for length in (2, 1):
         if (factor := _SUFFIXES.get(text[-length:])) is not None:
@@ -58,7 +58,7 @@ def amount(quantity: str | int) -> Decimal:
         factor = Decimal(1)
     try:
         found = Decimal(text)
-        return found * factor if abs(found) < MOST else NOTHING
+        return found * factor if abs(found) < MAX_AMOUNT else NOTHING
     except ArithmeticError:
         return NOTHING
 
@@ -67,7 +67,7 @@ def _requests(container: Container) -> dict[str, Decimal]:
     resources = container.resources
     if resources is None:
         return {}
-    # Where only a limit is given, that is what is requested.
+    # A limit without a request is also the request.
     given = {**(resources.limits or {}), **(resources.requests or {})}
     return {name: amount(text) for name, text in given.items()}
 

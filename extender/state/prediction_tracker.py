@@ -1,9 +1,10 @@
-"""Follows every pod from its promise to the report that shows it, and says how it was predicted.
+"""Tracks each pod from its reservation to the report that shows it, and evaluates the prediction.
 
-Each promise is compared once: when a report shows the pod with all that it asked for, or when the
-promise goes and none ever did. What this replica first sees as shown already, as after its start,
-it never compares: what was known when it was promised is not known here. A pod that was compared is
-not compared again while its promise stands, whatever a later or older report says of it.
+Each reservation is compared once: when a report shows the pod with all its replicas, or when the
+reservation is removed and no report ever did. A pod that a report already shows when this replica
+first sees it, such as after a start, is never compared: it is unknown here what was known when the
+memory was reserved. A compared pod is not compared again while its reservation exists, whatever
+later or older reports contain.
 """
 
 from collections import Counter, deque
@@ -26,17 +27,17 @@ from extender.placement.prediction_outcome import (
     predicted,
 )
 
-#: Misses that are kept to be shown.
+#: Maximum number of misses kept for display.
 REMEMBERED = 200
-#: Pods remembered in all grounds of one node and of all nodes: of reports, reservations and
-#: unreserved pods. An entry takes about 250 bytes.
+#: Maximum number of pods in all baselines of one node, and of all nodes: in reports, reservations
+#: and among unreserved pods. An entry takes about 250 bytes.
 MAX_NODE_ENTRIES = 16_384
 MAX_ENTRIES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is known of the node besides its object."""
+    """Facts about the node in addition to its GPUNode."""
 
     unreserved_pods: Mapping[str, Reservation]
     leaving: Set[str]
@@ -45,7 +46,7 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the prediction for one pod turned out."""
+    """The result of the prediction for one pod."""
 
     node: str
     uid: str
@@ -54,18 +55,17 @@ class Outcome:
     surprise: Surprise | None
     predicted: tuple[str, ...]
     observed: tuple[str, ...]
-    #: From the promise to the report, as this replica heard of them.
+    #: From the reservation to the report, by when this replica received them.
     window_s: float
-    #: When that was, on the monotonic clock.
+    #: When the pod was compared, on the monotonic clock.
     at_s: float
-    #: The most that any device of the pod was overcommitted with it there.
+    #: The largest overcommitment of any device of the pod, with the pod on it.
     overcommitted_bytes: int = 0
 
 
 @dataclass(slots=True)
-class _Ground:
-    """What was known when pods were promised memory on one and the same report, and what came
-    after."""
+class _Baseline:
+    """The facts known when memory was reserved based on one report, and later changes."""
 
     basis: Basis
     reservations: dict[str, Reservation] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class _Ground:
 
     @property
     def entries(self) -> int:
-        """Pods that are remembered in it."""
+        """Number of pods in the baseline, plus one."""
         known = (
             self.basis.status.pods,
             self.basis.reservations,
@@ -87,138 +87,140 @@ class _Ground:
 @dataclass(slots=True)
 class _Pending:
     reservation: Reservation
-    #: The one on which it was promised; those after it are others', who relied on what was known.
-    #: None if the pod's own variable decides: its devices were known for certain.
-    ground: _Ground | None
+    #: The baseline when the pod was reserved; later baselines belong to pods reserved afterwards.
+    #: None if an environment variable of the pod decides: then its devices were certain.
+    baseline: _Baseline | None
     at_s: float
 
 
 @dataclass(slots=True)
-class _Followed:
-    """One GPUNode: a new one of the same name begins anew."""
+class _TrackedNode:
+    """One GPUNode; another one with the same name starts from scratch."""
 
     uid: str
     status: GPUNodeStatus
-    #: When it was heard of last, on the monotonic clock.
+    #: When the last version was received, on the monotonic clock.
     at_s: float
-    #: What it promised then.
+    #: The reservations of that version.
     reservations: Mapping[str, Reservation] = field(default_factory=dict)
-    #: In the order in which they were promised.
+    #: In the order of their reservations.
     pending: dict[str, _Pending] = field(default_factory=dict)
-    #: From that of the first that is pending on.
-    grounds: list[_Ground] = field(default_factory=list)
-    #: None where it was shown before it was followed.
+    #: Those since the first pending pod was reserved.
+    baselines: list[_Baseline] = field(default_factory=list)
+    #: None for a pod that a report showed before it was tracked.
     settled: dict[str, Outcome | None] = field(default_factory=dict)
-    #: Pods remembered in all grounds.
+    #: Number of pods in all baselines.
     entries: int = 0
 
 
 class PredictionTracker:
-    """``sat(uid, node)``: whether a pod, there or gone, was bound to the node."""
+    """``was_bound(uid, node)``: whether a pod, existing or deleted, was bound to the node."""
 
-    def __init__(self, sat: Callable[[str, str], bool]) -> None:
-        self._sat = sat
-        self._nodes: dict[str, _Followed] = {}
-        #: Compared, and not weighed yet.
+    def __init__(self, was_bound: Callable[[str, str], bool]) -> None:
+        self._was_bound = was_bound
+        self._nodes: dict[str, _TrackedNode] = {}
+        #: Compared, but the node's devices are not computed with the pod yet.
         self._fresh: dict[str, list[Outcome]] = {}
-        #: Pods remembered in the grounds of all nodes.
+        #: Number of pods in the baselines of all nodes.
         self._entries = 0
         self._done: list[Outcome] = []
-        #: Since this replica was started, whoever bound the pods.
+        #: Since the start of this replica, whichever replica bound the pods.
         self.totals: Counter[Result] = Counter()
         self.misses: deque[Outcome] = deque(maxlen=REMEMBERED)
 
     def take(self) -> list[Outcome]:
-        """What turned out since the last call."""
+        """Return the outcomes since the last call."""
         done, self._done = self._done, []
         return done
 
     def of_pod(self, node: str, uid: str) -> Outcome | None:
-        followed = self._nodes.get(node)
-        return followed.settled.get(uid) if followed else None
+        tracked = self._nodes.get(node)
+        return tracked.settled.get(uid) if tracked else None
 
     def is_pending(self, node: str, uid: str) -> bool:
-        followed = self._nodes.get(node)
-        return followed is not None and uid in followed.pending
+        tracked = self._nodes.get(node)
+        return tracked is not None and uid in tracked.pending
 
     def waits_on(self, node: str) -> bool:
-        """Whether any pod is on its way there."""
-        followed = self._nodes.get(node)
-        return followed is not None and bool(followed.pending)
+        """Return whether any pod of the node is unconfirmed."""
+        tracked = self._nodes.get(node)
+        return tracked is not None and bool(tracked.pending)
 
     def see(
         self, gpunode: GPUNode, circumstances: Callable[[], Circumstances], at_s: float
     ) -> None:
-        """The next version of a node's object."""
+        """Process the next version of a GPUNode."""
         name, status = gpunode.name, gpunode.status
         if status is None:
             return
-        followed = self._nodes.get(name)
-        if followed is not None and followed.uid != gpunode.metadata.uid:
+        tracked = self._nodes.get(name)
+        if tracked is not None and tracked.uid != gpunode.metadata.uid:
             self.lose(name)
-            followed = None
-        if followed is None:
-            followed = self._nodes[name] = _Followed(gpunode.metadata.uid, status, at_s)
+            tracked = None
+        if tracked is None:
+            tracked = self._nodes[name] = _TrackedNode(gpunode.metadata.uid, status, at_s)
         reservations = gpunode.spec.reservations
-        if reservations is followed.reservations and not followed.pending:
-            followed.status, followed.at_s = status, at_s
+        if reservations is tracked.reservations and not tracked.pending:
+            tracked.status, tracked.at_s = status, at_s
             return
-        self._forget(name, followed, reservations, at_s)
-        fresh = [uid for uid in reservations if _is_new(followed, uid, reservations[uid])]
-        if fresh or followed.pending:
+        self._forget(name, tracked, reservations, at_s)
+        fresh = [uid for uid in reservations if _is_new(tracked, uid, reservations[uid])]
+        if fresh or tracked.pending:
             known = circumstances()
             self.bypassed(name, known.unreserved_pods)
-            new = {uid: p for uid, p in reservations.items() if uid not in followed.reservations}
-            differs = changes(followed.status, status) if followed.grounds else set[Surprise]()
-            for ground in followed.grounds:
-                ground.reservations |= new
-                ground.changes |= differs
+            new = {uid: p for uid, p in reservations.items() if uid not in tracked.reservations}
+            differs = changes(tracked.status, status) if tracked.baselines else set[Surprise]()
+            for baseline in tracked.baselines:
+                baseline.reservations |= new
+                baseline.changes |= differs
             if fresh:
-                _follow(followed, fresh, gpunode, status, known, at_s)
-            self._compare(name, followed, status, at_s)
-            self._prune(name, followed, at_s)
-        followed.status, followed.reservations, followed.at_s = status, reservations, at_s
+                _track(tracked, fresh, gpunode, status, known, at_s)
+            self._compare(name, tracked, status, at_s)
+            self._prune(name, tracked, at_s)
+        tracked.status, tracked.reservations, tracked.at_s = status, reservations, at_s
 
     def bypassed(self, node: str, unreserved_pods: Mapping[str, Reservation]) -> None:
-        """Pods sit on the node that nobody promised anything; they may be gone before a report."""
-        followed = self._nodes.get(node)
-        if followed is None or not unreserved_pods:
+        """Record unreserved pods on the node: they may be gone before the next report."""
+        tracked = self._nodes.get(node)
+        if tracked is None or not unreserved_pods:
             return
-        for ground in followed.grounds:
-            ground.unreserved_pods |= unreserved_pods
-        self._prune(node, followed, followed.at_s)
+        for baseline in tracked.baselines:
+            baseline.unreserved_pods |= unreserved_pods
+        self._prune(node, tracked, tracked.at_s)
 
     def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
-        """The node was weighed with what was seen last."""
+        """Finish outcomes of the node: its devices were computed from the version seen last."""
         for outcome in self._fresh.pop(node, ()):
             over = [-t.headroom_bytes for t in terms if t.device.uuid in outcome.observed]
             done = replace(outcome, overcommitted_bytes=max(0, *over, 0))
-            followed = self._nodes.get(node)
-            if followed is not None and followed.settled.get(done.uid) is outcome:
-                followed.settled[done.uid] = done
+            tracked = self._nodes.get(node)
+            if tracked is not None and tracked.settled.get(done.uid) is outcome:
+                tracked.settled[done.uid] = done
             self.totals[done.result] += 1
             if done.result is Result.MISS:
                 self.misses.append(done)
             self._done.append(done)
 
     def lose(self, node: str) -> None:
-        """The node's object is gone, and its promises with it."""
-        followed = self._nodes.pop(node, None)
-        if followed is not None:
-            self._forget(node, followed, {}, followed.at_s)
-            self._entries -= followed.entries
+        """Process the deletion of a GPUNode, and of its reservations."""
+        tracked = self._nodes.pop(node, None)
+        if tracked is not None:
+            self._forget(node, tracked, {}, tracked.at_s)
+            self._entries -= tracked.entries
 
-    def _compare(self, name: str, followed: _Followed, status: GPUNodeStatus, at_s: float) -> None:
-        for uid, pending in list(followed.pending.items()):
+    def _compare(
+        self, name: str, tracked: _TrackedNode, status: GPUNodeStatus, at_s: float
+    ) -> None:
+        for uid, pending in list(tracked.pending.items()):
             if not is_shown(status, uid, pending.reservation):
                 continue
-            if pending.ground is None:
+            if pending.baseline is None:
                 found = compare_used(uid, pending.reservation, status)
             else:
-                later = followed.pending.keys() - {uid}
-                first = next(i for i, g in enumerate(followed.grounds) if g is pending.ground)
-                grounds = [(g.basis, _since(g, status, later)) for g in followed.grounds[first:]]
-                found = compare(uid, pending.reservation, grounds)
+                later = tracked.pending.keys() - {uid}
+                first = next(i for i, g in enumerate(tracked.baselines) if g is pending.baseline)
+                baselines = [(g.basis, _since(g, status, later)) for g in tracked.baselines[first:]]
+                found = compare(uid, pending.reservation, baselines)
             self._settle(
                 Outcome(
                     name,
@@ -231,60 +233,65 @@ class PredictionTracker:
                     at_s - pending.at_s,
                     at_s,
                 ),
-                followed,
+                tracked,
             )
 
-    def _settle(self, outcome: Outcome, followed: _Followed) -> None:
-        del followed.pending[outcome.uid]
-        followed.settled[outcome.uid] = outcome
+    def _settle(self, outcome: Outcome, tracked: _TrackedNode) -> None:
+        del tracked.pending[outcome.uid]
+        tracked.settled[outcome.uid] = outcome
         self._fresh.setdefault(outcome.node, []).append(outcome)
 
     def _forget(
-        self, name: str, followed: _Followed, reservations: Mapping[str, Reservation], at_s: float
+        self, name: str, tracked: _TrackedNode, reservations: Mapping[str, Reservation], at_s: float
     ) -> None:
-        """What is promised no longer."""
-        for uid, pending in list(followed.pending.items()):
+        """Drop pods that have no reservation any more."""
+        for uid, pending in list(tracked.pending.items()):
             if uid in reservations:
                 continue
-            if self._sat(uid, name):
-                self._settle(_unseen(name, uid, pending, at_s), followed)
+            if self._was_bound(uid, name):
+                self._settle(_unseen(name, uid, pending, at_s), tracked)
             else:
-                del followed.pending[uid]  # it was never bound there
-        for uid in followed.settled.keys() - reservations.keys():
-            del followed.settled[uid]
+                del tracked.pending[uid]  # the pod was never bound there
+        for uid in tracked.settled.keys() - reservations.keys():
+            del tracked.settled[uid]
 
-    def _prune(self, name: str, followed: _Followed, at_s: float) -> None:
-        """Forget the grounds before that of the first pending pod. Beyond the bounds, give up on
-        that pod: no report has shown it while very much happened on its node."""
+    def _prune(self, name: str, tracked: _TrackedNode, at_s: float) -> None:
+        """Drop the baselines before that of the first pending pod.
+
+        If the limits are exceeded, give up on that pod: no report has shown it although much has
+        changed on its node.
+        """
         while True:
-            compared = ((uid, p) for uid, p in followed.pending.items() if p.ground is not None)
+            compared = ((uid, p) for uid, p in tracked.pending.items() if p.baseline is not None)
             uid, first = next(compared, ("", None))
-            while followed.grounds and (first is None or followed.grounds[0] is not first.ground):
-                followed.grounds.pop(0)
-            self._entries -= followed.entries
-            followed.entries = sum(ground.entries for ground in followed.grounds)
-            self._entries += followed.entries
-            is_bounded = followed.entries <= MAX_NODE_ENTRIES and self._entries <= MAX_ENTRIES
+            while tracked.baselines and (
+                first is None or tracked.baselines[0] is not first.baseline
+            ):
+                tracked.baselines.pop(0)
+            self._entries -= tracked.entries
+            tracked.entries = sum(baseline.entries for baseline in tracked.baselines)
+            self._entries += tracked.entries
+            is_bounded = tracked.entries <= MAX_NODE_ENTRIES and self._entries <= MAX_ENTRIES
             if first is None or is_bounded:
                 return
-            self._settle(_unseen(name, uid, first, at_s), followed)
+            self._settle(_unseen(name, uid, first, at_s), tracked)
 
 
 def _unseen(node: str, uid: str, pending: _Pending, at_s: float) -> Outcome:
-    window_s, said = at_s - pending.at_s, predicted(pending.reservation)
-    return Outcome(node, uid, pending.reservation, Result.UNSEEN, None, said, (), window_s, at_s)
+    window_s, devices = at_s - pending.at_s, predicted(pending.reservation)
+    return Outcome(node, uid, pending.reservation, Result.UNSEEN, None, devices, (), window_s, at_s)
 
 
-def _is_new(followed: _Followed, uid: str, reservation: Reservation) -> bool:
-    """Whether it is a prediction that is not followed yet."""
-    if uid in followed.settled or ADOPTED in reservation.flags or not reservation.charges:
+def _is_new(tracked: _TrackedNode, uid: str, reservation: Reservation) -> bool:
+    """Return whether the reservation is a prediction that is not tracked yet."""
+    if uid in tracked.settled or ADOPTED in reservation.flags or not reservation.charges:
         return False
-    pending = followed.pending.get(uid)
+    pending = tracked.pending.get(uid)
     return pending is None or pending.reservation.attempt != reservation.attempt
 
 
-def _follow(
-    followed: _Followed,
+def _track(
+    tracked: _TrackedNode,
     fresh: Sequence[str],
     gpunode: GPUNode,
     status: GPUNodeStatus,
@@ -292,42 +299,42 @@ def _follow(
     at_s: float,
 ) -> None:
     reservations = gpunode.spec.reservations
-    coming = [uid for uid in fresh if not is_shown(status, uid, reservations[uid])]
-    followed.settled |= dict.fromkeys(set(fresh) - set(coming))
-    if not coming:
+    unconfirmed = [uid for uid in fresh if not is_shown(status, uid, reservations[uid])]
+    tracked.settled |= dict.fromkeys(set(fresh) - set(unconfirmed))
+    if not unconfirmed:
         return
     together = {**known.unreserved_pods, **reservations}
-    last = followed.grounds[-1] if followed.grounds else None
+    last = tracked.baselines[-1] if tracked.baselines else None
     if last is None or not _is_still_known(last, status, together, known.leaving):
         basis = Basis(status, together, known.leaving, known.device_choice)
-        followed.grounds.append(_Ground(basis))
-    for uid in coming:
-        followed.pending.pop(uid, None)  # promised anew, it is the last
-        ground = None if is_by_environment(reservations[uid]) else followed.grounds[-1]
-        followed.pending[uid] = _Pending(reservations[uid], ground, at_s)
+        tracked.baselines.append(_Baseline(basis))
+    for uid in unconfirmed:
+        tracked.pending.pop(uid, None)  # reserved again, the pod is the last
+        baseline = None if is_by_environment(reservations[uid]) else tracked.baselines[-1]
+        tracked.pending[uid] = _Pending(reservations[uid], baseline, at_s)
 
 
 def _is_still_known(
-    ground: _Ground,
+    baseline: _Baseline,
     status: GPUNodeStatus,
     reservations: Mapping[str, Reservation],
     leaving: Set[str],
 ) -> bool:
-    """Whether nothing differs but that more was promised since."""
+    """Return whether nothing but additional reservations changed since the baseline."""
     return (
-        ground.basis.status is status
-        and ground.basis.leaving == leaving
-        and ground.basis.reservations.keys() | ground.reservations.keys() <= reservations.keys()
+        baseline.basis.status is status
+        and baseline.basis.leaving == leaving
+        and baseline.basis.reservations.keys() | baseline.reservations.keys() <= reservations.keys()
     )
 
 
-def _since(ground: _Ground, status: GPUNodeStatus, later: Set[str]) -> Since:
-    every = ground.unreserved_pods | ground.reservations
-    every = {o: p for o, p in every.items() if o not in ground.basis.reservations}
+def _since(baseline: _Baseline, status: GPUNodeStatus, later: Set[str]) -> Since:
+    added = baseline.unreserved_pods | baseline.reservations
+    added = {o: p for o, p in added.items() if o not in baseline.basis.reservations}
     ours = {
         other: reservation
-        for other, reservation in every.items()
-        if other in ground.reservations and ADOPTED not in reservation.flags
+        for other, reservation in added.items()
+        if other in baseline.reservations and ADOPTED not in reservation.flags
     }
-    others = {other: reservation for other, reservation in every.items() if other not in ours}
-    return Since(status, ours, others, later, ground.changes)
+    others = {other: reservation for other, reservation in added.items() if other not in ours}
+    return Since(status, ours, others, later, baseline.changes)

@@ -1,19 +1,20 @@
-"""Who has to leave which node for a newcomer that fits nowhere: kube-scheduler's word, corrected.
+"""Chooses preemption victims for a pod that fits nowhere, by correcting kube-scheduler's proposal.
 
-kube-scheduler proposes victims by what it counts: replicas, CPU, the node's memory in all where it
-is mirrored. Which device the newcomer would get is not among that. So for each node that it offers
-the smallest set is looked for whose removal makes the newcomer fit on every device that it could be
-given then (``placement.victims``), and which frees as much as kube-scheduler's own victims of
-everything that the newcomer asks for. Pods that are none of ours stay victims where kube-scheduler
-needs them, and never become one here. A node that no removal helps is left out.
+kube-scheduler proposes victims by what it counts: replicas, CPU, and the node's total GPU memory if
+that is mirrored. It does not consider which device the preemptor would get. So for each offered
+node this module searches the smallest set of victims that meets two conditions
+(``placement.victims``). Without them the preemptor fits on every device that it could get. And they
+free at least as much of every requested resource as kube-scheduler's own victims. Pods without
+managed GPUs stay victims if kube-scheduler proposed them, and are never added here. A node on which
+no eviction helps is left out.
 
-Besides there are nodes that kube-scheduler did not offer, because there only memory is short:
-those which passed its own filters a moment ago, in the very filter call, and which we refused. One
-of them is added where it is better than all that were offered.
+kube-scheduler does not offer nodes on which only GPU memory is short. These nodes passed its own
+filters in the preceding filter call, and Headroom rejected them. The best of them is added if it is
+better than all offered nodes.
 
-Who is leaving anyway is counted as gone. Where that alone makes room nobody else has to go: those
-who leave are named as the victims, if kube-scheduler may evict them, which holds the place and does
-nothing else; else nobody is named, and the newcomer waits.
+Pods that are leaving anyway count as gone. If that alone makes the preemptor fit, no other pod is
+evicted. The leaving pods are returned as victims if kube-scheduler may evict them, which only holds
+the node for the preemptor. Otherwise there are no victims, and the preemptor waits.
 """
 
 from bisect import bisect_left
@@ -29,7 +30,7 @@ import numpy as np
 
 from contract.kube import Pod
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.fit import Verdicts, fit
+from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
@@ -48,26 +49,25 @@ from extender.placement.victims import (
 from extender.placement.visible_devices import Visible
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
-from extender.state.node_whatif import OVERDUE_S, leaving, overdue_s, vacated
+from extender.state.node_whatif import OVERDUE_S, leaving, node_without, overdue_s
 from extender.state.nominations import priority
 from extender.state.pod_requests import demands
 from extender.state.scheduler_deficits import Needs, plain
 
-#: The kubelet marks the API server's copy of a static pod so.
+#: Annotation on the API server's copy (mirror pod) of a static pod.
 MIRRORED = "kubernetes.io/config.mirror"
-#: Of system-cluster-critical and system-node-critical, and more than any user may give.
+#: Priority of system-cluster-critical; user-defined priorities are lower.
 CRITICAL = 2_000_000_000
-#: No set without a violation ranks as high.
+#: The lowest rank of a set that violates a disruption budget; sets without violations rank lower.
 VIOLATING: Rank = (1, *NOBODY[1:])
-#: How often nodes are weighed without somebody, for one newcomer: half a millisecond each time.
-MOST_TRIES = 500
-#: Of the nodes that were offered, and of the others, so many are looked at: those first where the
-#: least important pods are. kube-scheduler offers a tenth of all nodes, or a hundred.
-MOST_LOOKED_AT = 512
-#: Who ends within that time is waited for, rather than somebody else be evicted.
+#: Maximum number of what-if computations for one preemptor; each takes half a millisecond.
+MAX_TRIES = 500
+#: Maximum number of nodes to examine, of the offered ones and of the others: first those with the
+#: least important pods. kube-scheduler offers a tenth of all nodes, or a hundred.
+MAX_NODES = 512
+#: Pods that end within this time are waited for, rather than evicting other pods.
 SOON_S = 120.0
-#: Of offered nodes that many are looked at whatever the others gave, so that it can be told what
-#: they lost by.
+#: Up to this many offered nodes are all examined, to record what the losing nodes lost by.
 COMPARED = 8
 
 
@@ -77,24 +77,26 @@ class Offer:
 
     uids: tuple[str, ...] = ()
     pdb_violations: int = 0
-    #: Uid -> those of them that were sent whole.
+    #: Uid -> victim, of those that kube-scheduler sent as whole objects.
     pods: Mapping[str, Pod] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Victims:
+    """The pods to evict from one node."""
+
     node: str
-    #: Those who have to leave, the most important first; then the ones kube-scheduler named that
-    #: we know nothing of.
+    #: The victims with managed GPUs, the most important first, including pods that are leaving
+    #: anyway.
     pods: tuple[Pod, ...]
-    #: Of kube-scheduler's victims those that are none of ours.
+    #: Uids of kube-scheduler's victims without managed GPUs.
     others: tuple[str, ...]
     pdb_violations: int
-    #: What decides between nodes: of those who would not leave anyway.
+    #: The rank that decides between nodes, over the pods that are not leaving anyway.
     rank: Rank
-    #: As kube-scheduler ranks the same node; None where it has victims that we do not know.
+    #: The rank that kube-scheduler computes for the node; None if it has victims unknown here.
     listed: Rank | None
-    #: Whether kube-scheduler proposed the node, and whether these very victims.
+    #: Whether kube-scheduler proposed the node, and whether it proposed exactly these victims.
     offered: bool
     as_offered: bool
 
@@ -109,16 +111,20 @@ class Victims:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """``best`` is None where nobody is to leave: nobody can help, or there is room soon anyway."""
+    """The result of the search.
+
+    ``best`` is None if no pod should be evicted: eviction does not help, or the preemptor fits soon
+    anyway.
+    """
 
     best: Victims | None = None
     #: Nodes that lost, the next best first.
     others: tuple[Victims, ...] = ()
-    #: Nodes on which no removal helps, or none was found in time.
+    #: Number of nodes on which no eviction helps, or none was found within the limits.
     helpless: int = 0
-    #: Whether the newcomer fits as soon as those have left who are leaving already.
+    #: Whether the preemptor fits as soon as the pods have gone that are leaving already.
     soon: bool = False
-    #: Whether some node was not looked at to the end.
+    #: Whether some node was not examined completely.
     cut_short: bool = False
 
 
@@ -126,11 +132,11 @@ def may_preempt(pod: Pod) -> bool:
     return pod.spec.preemption_policy != "Never"
 
 
-def may_leave(pod: Pod, newcomer: Pod) -> bool:
-    """Whether the newcomer is worth more, and the pod could be evicted at all."""
+def may_leave(pod: Pod, preemptor: Pod) -> bool:
+    """Return whether the pod can be evicted and has a lower priority than the preemptor."""
     owners = pod.metadata.owner_references or ()
     return (
-        priority(pod) < min(priority(newcomer), CRITICAL)
+        priority(pod) < min(priority(preemptor), CRITICAL)
         and MIRRORED not in (pod.metadata.annotations or {})
         and not any(owner.kind == "Node" for owner in owners)
     )
@@ -144,11 +150,11 @@ def preemption(
     now_s: float,
     without_violations: bool = False,
 ) -> Preemption:
-    """Say who has to leave which node for the pod.
+    """Return which pods to evict from which node so that the pod fits. Changes nothing.
 
-    ``refused`` are nodes that passed kube-scheduler's own filters for this very pod and that we
-    refused; ``without_violations``: no budget may be violated, whatever that costs. Changes
-    nothing; ``now_s`` is the receiver's monotonic clock.
+    ``offered``: kube-scheduler's victims by node. ``rejected``: nodes that passed kube-scheduler's
+    own filters for this pod and that Headroom rejected. ``without_violations``: consider only
+    victims whose eviction violates no disruption budget. ``now_s``: the receiver's monotonic clock.
     """
     request = state.understand(pod)
     if not isinstance(request, VramRequest) or not request.asks or not may_preempt(pod):
@@ -158,29 +164,29 @@ def preemption(
     search = _Search(state, pod, request, now_s)
     found: list[Victims] = []
     ceiling = VIOLATING if without_violations else None
-    looked_at = nsmallest(MOST_LOOKED_AT, offered, key=search.glance)
-    besides = [name for name in rejected if name not in offered]
-    besides = nsmallest(MOST_LOOKED_AT, besides, key=search.glance)
-    search.reckon([*looked_at, *besides])
-    stages = [search.stage(name, offered[name]) for name in looked_at]
-    helpless = stages.count(None)
-    added = [search.stage(name) for name in besides]
-    # Nodes on which the least important pods are come first, so that others need no look.
-    queue = sorted((stage for stage in stages if stage), key=_Stage.prospect)
-    queue += sorted((stage for stage in added if stage), key=_Stage.prospect)
+    examined = nsmallest(MAX_NODES, offered, key=search.sort_key)
+    not_offered = [name for name in rejected if name not in offered]
+    not_offered = nsmallest(MAX_NODES, not_offered, key=search.sort_key)
+    search.compute_needs([*examined, *not_offered])
+    candidates = [search.candidate(name, offered[name]) for name in examined]
+    helpless = candidates.count(None)
+    added = [search.candidate(name) for name in not_offered]
+    # Nodes with the least important pods come first, so that the others can be skipped.
+    queue = sorted((each for each in candidates if each), key=_Candidate.sort_key)
+    queue += sorted((each for each in added if each), key=_Candidate.sort_key)
     soon = False
-    for stage in queue:
+    for candidate in queue:
         best = min((each.rank for each in found), default=ceiling)
-        limit = best if stage.offer is None or len(offered) > COMPARED else ceiling
-        if limit is not None and stage.least >= limit:
+        limit = best if candidate.offer is None or len(offered) > COMPARED else ceiling
+        if limit is not None and candidate.least >= limit:
             continue
-        victims, room_anyway = stage.victims(limit, whole=not found)
-        soon = soon or room_anyway
+        victims, fits_anyway = candidate.victims(limit, whole=not found)
+        soon = soon or fits_anyway
         if victims is not None:
             found.append(victims)
-        elif stage.offer is not None:
+        elif candidate.offer is not None:
             helpless += 1
-    cut_short = search.tries.left <= 0 or len(looked_at) < len(offered)
+    cut_short = search.tries.left <= 0 or len(examined) < len(offered)
     found.sort(key=lambda each: (each.rank, not each.offered, each.node))
     if soon and not (found and found[0].leaving_anyway):
         return Preemption(soon=True, helpless=helpless, cut_short=cut_short)
@@ -190,11 +196,11 @@ def preemption(
 
 
 def answered(found: Preemption) -> list[Victims]:
-    """What kube-scheduler is told: of these nodes it takes the best one, by the same order.
+    """Return the nodes for the answer to kube-scheduler, which takes the best by the same order.
 
-    So that it is known which one that is, no node is named that it could take for as good; where it
-    cannot be known how it ranks them, the best one alone. Nodes that were not offered are named
-    only when they are the best.
+    The answer contains no node that kube-scheduler could consider equal to the best one. So it is
+    certain which one kube-scheduler takes. If its ranking cannot be predicted, the answer contains
+    only the best node. A node that was not offered is only returned if it is the best.
     """
     best = found.best
     if best is None:
@@ -212,7 +218,7 @@ def answered(found: Preemption) -> list[Victims]:
 
 
 class _Search:
-    """What is the same for all nodes."""
+    """The part of the search that is the same for all nodes."""
 
     def __init__(
         self,
@@ -222,14 +228,14 @@ class _Search:
         now_s: float,
     ) -> None:
         self.state, self.pod, self.request, self.now_s = state, pod, request, now_s
-        self.tries = Tries(MOST_TRIES)
+        self.tries = Tries(MAX_TRIES)
         self.demands = demands(pod)
         self.held_for = state.held_for(pod, now_s)
-        #: Node -> of each ask what it needs on each device.
+        #: Node -> for each ask, the bytes needed on each device.
         self.needed_bytes: dict[str, list[list[int]]] = {}
 
-    def reckon(self, names: Sequence[str]) -> None:
-        """What the pod needs on these nodes, at once."""
+    def compute_needs(self, names: Sequence[str]) -> None:
+        """Compute what the pod needs on these nodes, for all of them at once."""
         snap = self.state.snapshot()
         rows = snap.rows(names)
         rows = rows[rows >= 0]
@@ -239,16 +245,16 @@ class _Search:
         for i, node in enumerate(part.nodes):
             self.needed_bytes[node.name] = [of_ask[i] for of_ask in needs]
 
-    def glance(self, name: str) -> tuple[int, str]:
-        """Of thousands of nodes those come first where somebody leaves already, or where the least
-        important pods are."""
+    def sort_key(self, name: str) -> tuple[int, str]:
+        """Return a key that puts first the nodes that a pod is leaving already, then those with the
+        least important pods."""
         pods = self.state.sitting_on(name)
         if any(pod.metadata.deletion_timestamp for pod in pods):
             return NOBODY[1], name
         return min(map(priority, pods), default=CRITICAL), name
 
-    def stage(self, name: str, offer: Offer | None = None) -> "_Stage | None":
-        """None where evicting pods cannot help."""
+    def candidate(self, name: str, offer: Offer | None = None) -> "_Candidate | None":
+        """Return the node as a candidate; None if evicting pods cannot help there."""
         snap = self.state.snapshot()
         row = snap.row_of.get(name)
         if row is None:
@@ -256,7 +262,7 @@ class _Search:
         terms = snap.nodes[row]
         if terms.reason is not None or terms.fresh_until_s < self.now_s:
             return None
-        # Where they leave for this very pod it is waited for them however long they take.
+        # If pods leave the node for this pod, wait for them however long they take.
         own = self.state.nominations.node_of(self.pod.metadata.uid) == name
         going = leaving(self.state, name, self.now_s, inf if own else SOON_S)
         pods = {
@@ -268,18 +274,17 @@ class _Search:
         }
         if offer is None and not pods and not going:
             return None
-        stage = _Stage(self, name, terms, offer, pods, going)
-        return stage if stage.possible else None
+        candidate = _Candidate(self, name, terms, offer, pods, going)
+        return candidate if candidate.possible else None
 
     def _is_stuck(self, pod: Pod) -> bool:
-        """Whether it should be gone by now, and who knows what it waits for: to evict it once more
-        frees nothing."""
+        """Return whether the pod is terminating and overdue: evicting it again frees nothing."""
         late_s = overdue_s(self.state, pod, self.now_s)
         return late_s is not None and late_s > OVERDUE_S
 
 
-class _Stage:
-    """One node."""
+class _Candidate:
+    """One node from which pods could be evicted."""
 
     def __init__(
         self,
@@ -296,7 +301,7 @@ class _Stage:
         self._needed_bytes = search.needed_bytes[name]
         self._evictable = {uid: _evictable(pod) for uid, pod in pods.items()}
         sitting = {pod.metadata.uid: pod for pod in search.state.sitting_on(name)}
-        #: Those who leave anyway and that kube-scheduler may call victims.
+        #: Pods that are leaving anyway and that kube-scheduler may evict.
         self._named = [
             pod
             for uid, pod in sitting.items()
@@ -305,11 +310,11 @@ class _Stage:
         proposed = offer.uids if offer else ()
         self._others = tuple(uid for uid in proposed if uid not in sitting)
         self._proposed = [sitting[uid] for uid in proposed if uid in sitting]
-        #: Uids of those that have to leave in any case.
+        #: Uids of kube-scheduler's victims that must leave in any case.
         self._kept = frozenset(
             () if plain(search.pod, self._proposed) else (p.metadata.uid for p in self._proposed)
         )
-        #: Whether kube-scheduler's victims can be had, or others in their place.
+        #: Whether kube-scheduler's victims, or others in their place, can be evicted.
         self.possible = self._kept - leaving <= pods.keys()
         #: No set of victims ranks lower.
         self.least = NOBODY
@@ -317,49 +322,57 @@ class _Stage:
             self.possible = self.possible and bool(self._floors or self._others)
             self.least = min((floor for floor, _ in self._floors), default=NOBODY)
 
-    def prospect(self) -> tuple[Rank, str]:
+    def sort_key(self) -> tuple[Rank, str]:
         return self.least, self.name
 
     @cached_property
     def _floors(self) -> list[tuple[Rank, set[str]]]:
-        """Of each device on which room can be made a rank below which no set makes it, and who may
-        leave it; the lowest first. Where the plugin does not choose it could be any device."""
-        request, ones = self._search.request, list(map(_rank_of_one, self._evictable.values()))
-        if not ones:
+        """Return (lower bound of the rank, evictable pods) of each device where eviction can help.
+
+        No set of victims that frees enough on the device ranks below its bound. The lowest bound
+        comes first. If the device plugin does not choose, the pod could get any device.
+        """
+        request, ranks = self._search.request, list(map(_rank_of_one, self._evictable.values()))
+        if not ranks:
             return []
         found: list[tuple[Rank, set[str]]] = []
         for terms, need_bytes in zip(self._terms.devices, self._needed_bytes[0], strict=False):
             on = {h.uid for h in terms.holders if h.uid in self._evictable}
-            floor: Rank | None = min(ones)
+            floor: Rank | None = min(ranks)
             if request.visible is Visible.BY_PLUGIN:
-                ours = terms.device.resource == request.asks[0].resource
-                floor = self._floor(terms, need_bytes, min(ones)) if ours else None
+                is_requested = terms.device.resource == request.asks[0].resource
+                floor = self._floor(terms, need_bytes, min(ranks)) if is_requested else None
             if floor is not None:
                 found.append((floor, on))
         return sorted(found, key=itemgetter(0))
 
     def _floor(self, terms: DeviceTerms, need_bytes: int, least: Rank) -> Rank | None:
         staying = [h for h in terms.holders if h.observed and h.uid not in self._leaving]
-        mine = [(h, self._evictable[h.uid]) for h in staying if h.uid in self._evictable]
+        evictable = [(h, self._evictable[h.uid]) for h in staying if h.uid in self._evictable]
         if not terms.common:
-            return None if len(mine) < len(staying) else rank([pod for _, pod in mine] or ())
+            if len(evictable) < len(staying):
+                return None
+            return rank([pod for _, pod in evictable] or ())
         missing_bytes = need_bytes - left_bytes(terms, self._leaving)
         if missing_bytes <= 0:
             return least
-        mine.sort(key=lambda each: each[1].priority)
-        freed = list(accumulate(h.charged_bytes for h, _ in mine))
+        evictable.sort(key=lambda each: each[1].priority)
+        freed = list(accumulate(h.charged_bytes for h, _ in evictable))
         if not freed or freed[-1] < missing_bytes:
             return None
-        highest = mine[bisect_left(freed, missing_bytes)][1].priority
-        largest = accumulate(sorted((h.charged_bytes for h, _ in mine), reverse=True))
+        highest = evictable[bisect_left(freed, missing_bytes)][1].priority
+        largest = accumulate(sorted((h.charged_bytes for h, _ in evictable), reverse=True))
         count = 1 + sum(freed_bytes < missing_bytes for freed_bytes in largest)
-        summed = (count - 1) * (mine[0][1].priority + OFFSET) + highest + OFFSET
-        return 0, highest, summed, count, -max(pod.started_s for _, pod in mine)
+        summed = (count - 1) * (evictable[0][1].priority + OFFSET) + highest + OFFSET
+        return 0, highest, summed, count, -max(pod.started_s for _, pod in evictable)
 
     def victims(self, below: Rank | None, whole: bool) -> tuple[Victims | None, bool]:
-        """The smallest set, of a lower rank than ``below`` if that is given, ``whole`` as
-        ``smallest`` has it; and whether there is room as soon as those have left who are leaving
-        anyway."""
+        """Return the smallest set of victims, and whether the preemptor fits without victims once
+        the pods have gone that are leaving anyway.
+
+        The set must have a lower rank than ``below``, if given; ``whole`` is passed to
+        ``smallest``.
+        """
         search = self._search
         budgets = search.state.budgets.over(self._pods.values())
         uids = smallest(
@@ -378,41 +391,42 @@ class _Stage:
             return None, True
         chosen = [self._evictable[uid] for uid in uids]
         violations = len(violators(chosen, budgets))
-        strangers = self._strangers()
+        other_victims = self._other_victims()
         if self._others and self.offer is not None:
             violations += min(self.offer.pdb_violations, len(self._others))
         named = [*(self._pods[uid] for uid in uids), *self._named]
         named.sort(key=lambda pod: importance(_evictable(pod)))
-        listed = rank([*map(_evictable, named), *(strangers or ())])
-        own = rank([*chosen, *(strangers if strangers is not None else self._worst())])
+        listed = rank([*map(_evictable, named), *(other_victims or ())])
+        own = rank([*chosen, *(self._worst() if other_victims is None else other_victims)])
         victims = Victims(
             node=self.name,
             pods=tuple(named),
             others=self._others,
             pdb_violations=violations,
             rank=(violations, *own[1:]),
-            listed=None if strangers is None else (violations, *listed[1:]),
+            listed=None if other_victims is None else (violations, *listed[1:]),
             offered=self.offer is not None,
             as_offered=self.offer is not None
             and {pod.metadata.uid for pod in named} | {*self._others} == {*self.offer.uids},
         )
         return victims, victims.leaving_anyway
 
-    def _strangers(self) -> list[Evictable] | None:
-        """Those of kube-scheduler's victims that are none of ours; None where nothing is known of
-        one of them but that it is."""
-        told = self.offer.pods if self.offer else {}
-        found = [_evictable(told[uid]) for uid in self._others if uid in told]
+    def _other_victims(self) -> list[Evictable] | None:
+        """Return kube-scheduler's victims without managed GPUs; None if only the uid of one of them
+        is known."""
+        pods = self.offer.pods if self.offer else {}
+        found = [_evictable(pods[uid]) for uid in self._others if uid in pods]
         return found if len(found) == len(self._others) else None
 
     def _worst(self) -> list[Evictable]:
+        """Return the other victims with the highest priority that they can have."""
         return [Evictable(uid, priority(self._search.pod) - 1, 0) for uid in self._others]
 
     def _reserving(self, uids: frozenset[str]) -> bool:
-        """Whether enough is freed, by what is cheap to know."""
+        """Return whether evicting the pods may free enough; cheap to compute."""
         gone = uids | self._leaving
         if self.offer is not None and not (
-            # Somebody is in the way there, whatever we think.
+            # kube-scheduler found that some pod has to leave, whatever is computed here.
             (gone or self._others) and self._kept <= gone and self._needs.met(gone)
         ):
             return False
@@ -430,23 +444,20 @@ class _Stage:
     @cached_property
     def _needs(self) -> Needs:
         search = self._search
-        beside = search.held_for.get(self.name, ())
-        return Needs(search.state, self.name, search.demands, self._proposed, beside)
+        nominees = search.held_for.get(self.name, ())
+        return Needs(search.state, self.name, search.demands, self._proposed, nominees)
 
     def _fits(self, uids: frozenset[str]) -> bool:
         search = self._search
         gone = uids | self._leaving
-        beside = search.held_for.get(self.name, ())
-        terms = vacated(search.state, self.name, gone, search.pod, beside)
-        return bool(self._judged(terms).fits[0])
-
-    def _judged(self, terms: NodeTerms) -> Verdicts:
-        search = self._search
-        return fit(search.request, build([terms]), np.zeros(1, np.int64), search.now_s)
+        nominees = search.held_for.get(self.name, ())
+        terms = node_without(search.state, self.name, gone, search.pod, nominees)
+        verdicts = fit(search.request, build([terms]), np.zeros(1, np.int64), search.now_s)
+        return bool(verdicts.fits[0])
 
 
 def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
-    """More is not left on the device when these have gone."""
+    """Return the maximum of free bytes on the device when the pods ``gone`` have left."""
     staying = [h for h in terms.holders if h.observed and h.uid not in gone]
     if staying and not terms.common:
         return -1

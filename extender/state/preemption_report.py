@@ -1,4 +1,4 @@
-"""Who leaves for whom, why these, and what other nodes lost by: for the record, in sentences."""
+"""Describes preemptions: the victims, why they were chosen, and what the other nodes lost by."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from extender.state.decision_records import Loser, Preempted, Victim
 from extender.state.nominations import priority
 from extender.state.preemption import Preemption, Victims
 
-#: What decides between two nodes, in this order.
+#: The criteria that decide between two nodes, in this order.
 LOST_BY = (
     "more violations of disruption budgets",
     "a victim of higher priority",
@@ -14,13 +14,14 @@ LOST_BY = (
     "more victims",
     "a victim that has run for longer",
 )
-#: Where none of it does.
+#: Used if no criterion decides.
 EQUAL = "equal; another node was taken"
-#: On record.
-MOST_LOSERS = 8
+#: Maximum number of losing nodes in a record.
+MAX_LOSERS = 8
 
 
 def lost_by(loser: Victims, winner: Victims) -> str:
+    """Return the criterion by which the loser is worse than the winner."""
     pairs = zip(LOST_BY, loser.rank, winner.rank, strict=True)
     return next((text for text, one, other in pairs if one != other), EQUAL)
 
@@ -28,7 +29,7 @@ def lost_by(loser: Victims, winner: Victims) -> str:
 def recorded(
     found: Preemption, at_s: float, took_us: int, offered: int, kept: int, source: str = ""
 ) -> Preempted:
-    """As it goes on record; ``at_s`` in Unix time."""
+    """Build the record of a preemption; ``at_s`` is Unix time in seconds."""
     best = found.best
     if best is None:
         return Preempted(
@@ -40,7 +41,7 @@ def recorded(
             soon=found.soon,
             cut_short=found.cut_short,
         )
-    kinds = "proposed" if best.as_offered else "corrected" if best.offered else "added"
+    kind = "proposed" if best.as_offered else "corrected" if best.offered else "added"
     return Preempted(
         at_s,
         took_us,
@@ -59,10 +60,10 @@ def recorded(
         ),
         len(best.others),
         best.pdb_violations,
-        source or kinds,
+        source or kind,
         tuple(
             Loser(each.node, len(each.uids), lost_by(each, best))
-            for each in found.others[:MOST_LOSERS]
+            for each in found.others[:MAX_LOSERS]
         ),
         found.helpless,
         found.soon,
@@ -72,47 +73,50 @@ def recorded(
 
 _CHOICES = {
     "proposed": "kube-scheduler proposed these victims",
-    "corrected": "kube-scheduler proposed others, with which the pod would not have fitted, or more"
-    " than it takes",
-    "added": "kube-scheduler proposed nothing there, because only GPU memory is short",
+    "corrected": "kube-scheduler proposed other victims, whose eviction is not enough or frees "
+    "more than needed",
+    "added": "kube-scheduler proposed no victims there, because only GPU memory is short",
     "controller": "kube-scheduler did not ask, because only GPU memory is short",
 }
 
 
 def summary(part: Preempted) -> str:
-    """In one sentence, without what the reader may not know of other pods."""
-    count = len(part.victims) + part.others
-    who = "1 pod leaves" if count == 1 else f"{count} pods leave"
-    return f"{who} node {part.node} for this pod: {_CHOICES.get(part.source, part.source)}."
+    """Summarize a preemption in one sentence that names no victims."""
+    leave = _leave(len(part.victims) + part.others)
+    return f"{leave} node {part.node} for this pod: {_CHOICES.get(part.source, part.source)}."
 
 
-def told(part: Preempted, hidden: int = 0) -> Iterator[str]:
-    """Who leaves for whom and why these, in sentences; ``hidden``: victims that are left out."""
+def sentences(part: Preempted, hidden: int = 0) -> Iterator[str]:
+    """Yield which pods leave and why, one sentence each; ``hidden``: number of omitted victims."""
     if not part.node:
         if part.soon:
-            yield "nobody has to leave: there is room as soon as those have left who are leaving"
+            yield "no pod is evicted: the pod fits once the pods have gone that are leaving already"
         elif part.helpless:
-            yield f"nobody has to leave: it would help on none of {part.helpless} nodes"
+            nodes = "1 node" if part.helpless == 1 else f"{part.helpless} nodes"
+            yield f"no pod is evicted: eviction would help on 0 of {nodes}"
         else:
-            yield "nobody has to leave"
+            yield "no pod is evicted"
         return
     for victim in part.victims:
         leaves = "is leaving" if victim.leaving else "leaves"
-        who = f"{victim.namespace}/{victim.name}"
-        yield f"{who} (priority {victim.priority}) {leaves} node {part.node}"
+        pod = f"{victim.namespace}/{victim.name}"
+        yield f"{pod} (priority {victim.priority}) {leaves} node {part.node}"
     if hidden:
-        who = "1 pod that you may not read leaves"
-        if hidden > 1:
-            who = f"{hidden} pods that you may not read leave"
-        yield f"{who} node {part.node}"
+        yield f"{_leave(hidden, ' that you may not read')} node {part.node}"
     if part.others:
-        yield f"{part.others} pods without a GPU leave node {part.node}, as kube-scheduler proposed"
+        leave = _leave(part.others, " without a GPU")
+        yield f"{leave} node {part.node}, as kube-scheduler proposed"
     if part.pdb_violations:
         yield f"evictions that violate a disruption budget: {part.pdb_violations}"
     yield _CHOICES.get(part.source, part.source)
     for loser in part.losers:
-        yield f"not {loser.node}, where {loser.victims} would leave: {loser.lost_by}"
+        would_leave = "1 pod" if loser.victims == 1 else f"{loser.victims} pods"
+        yield f"not node {loser.node}, where {would_leave} would leave: {loser.lost_by}"
     if part.helpless:
-        yield f"nodes on which no removal was found to help: {part.helpless}"
+        yield f"nodes on which no eviction was found to help: {part.helpless}"
     if part.cut_short:
-        yield "not all nodes were looked at to the end: that would have taken too long"
+        yield "not all nodes were examined completely: the search reached its limit"
+
+
+def _leave(count: int, which: str = "") -> str:
+    return f"1 pod{which} leaves" if count == 1 else f"{count} pods{which} leave"

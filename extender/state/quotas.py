@@ -9,11 +9,11 @@ from contract.kube import KubeStruct, ObjectMeta
 from contract.quantity import parse_bytes
 from extender.placement.request import VramRequest
 
-#: Beginnings of the names of what pods use; a quota counts other objects as well.
+#: Name prefixes of resources that pods use; a quota counts other objects as well.
 _OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage", "requests.", "limits.")
 _NOT_OF_PODS = "requests.storage"
-#: Exceeded resources that are named.
-_MOST_NAMED = 3
+#: Maximum number of exceeded resources in a message.
+_MAX_NAMED = 3
 
 
 class QuotaStatus(KubeStruct, frozen=True):
@@ -33,19 +33,20 @@ class ResourceQuota(KubeStruct, frozen=True):
 
 
 def exceeded(quotas: Iterable[ResourceQuota]) -> str:
-    """Names the exceeded resources in a phrase; empty when there is none. Amounts are left out: a
-    reader of the pod may not be allowed to read quotas.
+    """Return a phrase with the exceeded resources; empty if there are none.
 
-    The pod that is created again uses at most as much as the pod that was deleted, so only such a
-    quota can reject it: one that was lowered after the pods came.
+    The phrase contains no amounts because a reader of the pod may not be allowed to read quotas.
+
+    A pod that is created again uses at most as much as the deleted pod. So only a quota that is
+    already exceeded can reject it: one that was lowered after the pods were created.
     """
     found = [
         f"ResourceQuota {quota.metadata.name} is exceeded for {resource}"
         for quota in quotas
         for resource in _beyond(quota.status)
     ]
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return ", ".join(found[:_MOST_NAMED]) + more
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    return ", ".join(found[:_MAX_NAMED]) + more
 
 
 def _beyond(status: QuotaStatus) -> Iterator[str]:
@@ -55,17 +56,17 @@ def _beyond(status: QuotaStatus) -> Iterator[str]:
 
 
 def _left(status: QuotaStatus) -> Iterator[tuple[str, int]]:
-    """Each resource with the thousandths of it that are left."""
+    """Yield each resource with the thousandths of it that are left."""
     used = status.used or {}
     for resource, hard in (status.hard or {}).items():
         try:
             yield resource, _thousandths(hard) - _thousandths(used.get(resource, "0"))
         except BadQuantity:
-            continue  # the API server writes none
+            continue  # the API server writes no invalid quantities
 
 
 def _thousandths(text: str) -> int:
-    """CPU is counted in thousandths."""
+    """Convert a quantity to thousandths, the unit in which CPU is counted."""
     return parse_bytes(text[:-1]) if text.endswith("m") else 1000 * parse_bytes(text)
 
 
@@ -92,11 +93,11 @@ class QuotaRoom:
         return ""
 
     def give_back(self, request: VramRequest) -> None:
-        """The pod is deleted."""
+        """Subtract a deleted pod."""
         self._taken.subtract(_usage(request))
 
 
 def _usage(request: VramRequest) -> dict[str, int]:
-    """As the API server counts a pod, without CPU, memory and storage."""
+    """Return a pod's usage as the API server counts it, without CPU, memory and storage."""
     gpus = {f"requests.{ask.resource}": ask.count for ask in request.asks}
     return {"pods": 1, "count/pods": 1, **gpus}

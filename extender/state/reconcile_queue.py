@@ -1,6 +1,7 @@
-"""What is left to be tidied: promises whose pod no longer needs them, pods and nodes without one.
+"""Finds what to reconcile: orphaned reservations, unreserved pods, and nodes without a ledger.
 
-Only suggestions from what we happen to have seen: whoever acts on them asks the store again.
+The results are based on what this replica has seen so far. A caller that acts on them must check
+with the store again.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,7 +18,7 @@ from extender.state.node_eligibility import choice_to_note
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A promise that nobody needs; ``left``: its pod is gone, and known not to run on the node."""
+    """An orphaned reservation; ``left``: its pod is gone and certainly does not run on the node."""
 
     node: str
     uid: str
@@ -26,7 +27,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Unmarked:
-    """A promise to a pod that is gone, whose containers may run on the node for all we know."""
+    """A reservation of a pod that is gone but whose containers may still run on the node."""
 
     node: str
     uid: str
@@ -35,15 +36,18 @@ class Unmarked:
 
 @dataclass(frozen=True, slots=True)
 class UnreservedPod:
-    """A pod that sits on the node, and to which the ledger promises nothing."""
+    """A pod that is bound to the node without a reservation in the ledger."""
 
     node: str
     pod: Pod
 
 
 def unreserved_pods(state: ClusterState, on: Collection[str] | None = None) -> list[UnreservedPod]:
-    """Pods that somebody else bound: the ledger is the only place where a node's agent learns what
-    they will take. ``on`` names the nodes to look at, None means all."""
+    """Return the pods that were bound without a reservation.
+
+    They need one because a node's agent learns only from the ledger what the pods will use. ``on``:
+    names of the nodes to check, None for all.
+    """
     held = state.gpunodes() if on is None else filter(None, map(state.gpunode, on))
     return [
         UnreservedPod(gpunode.name, pod)
@@ -56,12 +60,13 @@ def unreserved_pods(state: ClusterState, on: Collection[str] | None = None) -> l
 def leftovers(
     state: ClusterState, wall_s: float, orphan_after_s: float, on: Collection[str] | None = None
 ) -> list[Leftover | Unmarked]:
-    """Promises to pods that ended, went elsewhere, or never came.
+    """Return the reservations of pods that ended, were bound elsewhere, or were never bound.
 
-    A bind in progress has a promise and no bound pod yet: such a one is left alone until it is
-    ``orphan_after_s`` old. What a report still shows on a device stays charged whatever became of
-    the pod: its memory is not free. Nor is that of a pod whose end nobody saw, before a sample that
-    was taken when it was gone does not show it. ``on`` names the nodes to look at, None means all.
+    A bind in progress has a reservation but no bound pod yet, so a reservation without a bound pod
+    is kept until it is ``orphan_after_s`` old. A reservation is also kept while a report shows the
+    pod on a device: its memory is not free. If the end of a pod was not observed, the reservation
+    is kept until a sample taken after the pod was gone no longer shows it. ``on``: names of the
+    nodes to check, None for all.
     """
     found: list[Leftover | Unmarked] = []
     held = state.gpunodes() if on is None else map(state.gpunode, on)
@@ -72,7 +77,8 @@ def leftovers(
                 continue
             pod, departure = state.pod(uid), state.departures.seen(uid)
             since_s = age(reservation.since, wall_s)
-            # Of a replica whose clock was ahead nobody knows; looking into it harms nobody.
+            # A reservation dated in the future comes from a replica whose clock was ahead. Checking
+            # it does no harm.
             old = since_s is None or abs(since_s) > orphan_after_s
             if pod is not None:
                 sits = pod.node == gpunode.name and not pod.ended
@@ -90,19 +96,19 @@ def leftovers(
 
 
 def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
-    """Whether a sample that was taken when the pod was gone says what the report says, and the
-    report would show the pod if it held anything."""
-    vouch = state.confirmation(gpunode.name)
+    """Return whether a sample taken after the pod was gone confirms the report, and the report
+    would show the pod if it still held memory."""
+    confirmation = state.confirmation(gpunode.name)
     return (
-        vouch is not None
-        and state.departures.precede(gpunode.name, uid, vouch.after)
+        confirmation is not None
+        and state.departures.precede(gpunode.name, uid, confirmation.after)
         and gpunode.status is not None
         and gpunode.status.shows_every_pod
     )
 
 
 def _ended_by_kubelet(state: ClusterState, gpunode: GPUNode, uid: str, now_s: float) -> bool:
-    """Whether no agent has ever reported the node, and its kubelet has ended the pod."""
+    """Return whether no agent has ever reported the node and its kubelet has ended the pod."""
     return (
         gpunode.status is None
         and state.departures.ended_by_kubelet(gpunode.name, uid, now_s)
@@ -112,7 +118,7 @@ def _ended_by_kubelet(state: ClusterState, gpunode: GPUNode, uid: str, now_s: fl
 
 
 def dying(among: Iterable[GPUNode]) -> list[str]:
-    """Names of those that somebody deletes and that our finalizer still holds."""
+    """Return the names of GPUNodes that are being deleted and still have Headroom's finalizer."""
     return [
         gpunode.name
         for gpunode in among
@@ -121,21 +127,23 @@ def dying(among: Iterable[GPUNode]) -> list[str]:
 
 
 def unnoted_choices(state: ClusterState, among: Iterable[GPUNode]) -> list[tuple[str, str]]:
-    """Name and device choice of the nodes whose GPUNode has another choice than the Node."""
+    """Return (name, device choice of the Node) of each GPUNode whose device choice differs."""
     found = ((held.name, choice_to_note(state.node(held.name), held)) for held in among)
     return [(name, choice) for name, choice in found if choice is not None]
 
 
 def knows_devices(state: ClusterState, gpunode: GPUNode) -> bool:
-    """Whether it is known what the pods of the node sit on."""
+    """Return whether the devices of the node are known."""
     status = state.report(gpunode.name, gpunode)
     return status is not None and bool(status.devices)
 
 
 def uninitialised(state: ClusterState, among: Iterable[Node] | None = None) -> list[Node]:
-    """Nodes that offer GPUs of ours and whose ledger can be set up now: those without an object,
-    and those whose object waits no longer for its devices to be known. ``among`` are the nodes to
-    look at, None means all."""
+    """Return the nodes with managed GPUs whose ledger can be initialised now.
+
+    These nodes have no GPUNode, or have an uninitialised GPUNode and their devices are known.
+    ``among``: the nodes to check, None for all.
+    """
     found: list[Node] = []
     for node in state.nodes() if among is None else among:
         offers = node.status.allocatable if node.status else None

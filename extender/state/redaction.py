@@ -1,8 +1,8 @@
-"""The same inputs without names: whoever gets them can replay them, and learns who runs what not.
+"""Redacts names from recorded inputs, so that they can be replayed without revealing who runs what.
 
-Names become numbers in the order of the names, so that whatever is ordered by name stays so, and of
-the same state the same. What nobody decides by is left out, not renamed; sentences of agents are
-cut, since they may quote what they found.
+Names become numbers in the order of the names. This keeps every order by name, and the same state
+always yields the same output. Fields that no decision depends on are dropped, not renamed. Messages
+of agents are dropped because they may contain names.
 """
 
 import re
@@ -42,20 +42,20 @@ from extender.state.dump import Decided, NodeFacts, Settled, SmHistory
 
 C = TypeVar("C", bound=Container)
 
-#: Labels of a node that say what GPUs it has.
-_TELLING = (
+#: Prefixes of node labels that describe the GPUs of the node.
+_GPU_LABELS = (
     "nvidia.com/",
     "cloud.google.com/gke-",
     "karpenter.k8s.aws/instance-gpu-",
     "eks.amazonaws.com/instance-gpu-",
     "node.kubernetes.io/instance-type",
 )
-_OF_NODES = (RESERVE, DEVICE_CHOICE)
-_OF_PODS = (POLICY, MAX_SM, PROCESSES)
+_NODE_ANNOTATIONS = (RESERVE, DEVICE_CHOICE)
+_POD_ANNOTATIONS = (POLICY, MAX_SM, PROCESSES)
 
 
 class Redaction:
-    """``nodes``, ``pods`` and ``namespaces`` are all that there are, in any order."""
+    """``nodes``, ``pods`` and ``namespaces`` are complete lists, in any order."""
 
     def __init__(
         self, rules: Rules, nodes: Iterable[str], pods: Iterable[Pod], namespaces: Iterable[str]
@@ -66,43 +66,46 @@ class Redaction:
         spaces = {pod.metadata.namespace for pod in known} | set(namespaces)
         for kind, names in (("node", nodes), ("ns", spaces)):
             for name in sorted(names):
-                self.of(kind, name)
+                self.alias(kind, name)
         for pod in known:
-            self.of("pod", f"{pod.metadata.namespace}/{pod.metadata.name}")
-            self.of("uid", pod.metadata.uid)
+            self.alias("pod", f"{pod.metadata.namespace}/{pod.metadata.name}")
+            self.alias("uid", pod.metadata.uid)
 
-    def of(self, kind: str, name: str) -> str:
-        """What stands for the name; nothing for nothing."""
+    def alias(self, kind: str, name: str) -> str:
+        """Return the replacement of the name; an empty name stays empty."""
         if not name:
             return ""
         return self._names.setdefault((kind, name), f"{kind}-{len(self._names):06d}")
 
-    def settled(self, of: Settled) -> Settled:
+    def settled(self, original: Settled) -> Settled:
         namespaces = {
-            self.of("ns", name): self._amount(text) for name, text in of.namespaces.items()
+            self.alias("ns", name): self._amount(text) for name, text in original.namespaces.items()
         }
-        rules = replace(of.rules, gate_image=self._image(of.rules.gate_image))
-        return msgspec.structs.replace(of, namespaces=namespaces, rules=rules)
+        rules = replace(original.rules, gate_image=self._image(original.rules.gate_image))
+        return msgspec.structs.replace(original, namespaces=namespaces, rules=rules)
 
-    def facts(self, of: NodeFacts) -> NodeFacts:
+    def facts(self, original: NodeFacts) -> NodeFacts:
         return NodeFacts(
-            name=self.of("node", of.name),
-            node=self._node(of.node) if of.node else None,
-            gpunode=self._gpunode(of.gpunode) if of.gpunode else None,
-            heard_at_s=of.heard_at_s,
-            manager=of.manager,
-            backs_off=of.backs_off,
-            binding=self._reservations(of.binding),
+            name=self.alias("node", original.name),
+            node=self._node(original.node) if original.node else None,
+            gpunode=self._gpunode(original.gpunode) if original.gpunode else None,
+            heard_at_s=original.heard_at_s,
+            manager=original.manager,
+            backs_off=original.backs_off,
+            binding=self._reservations(original.binding),
             history=[
-                SmHistory(self.of("gpu", sm.gpu), sm.instance, sm.activity) for sm in of.history
+                SmHistory(self.alias("gpu", sm.gpu), sm.instance, sm.activity)
+                for sm in original.history
             ],
         )
 
-    def pod(self, of: Pod) -> Pod:
-        """``of`` holds no values of variables any more."""
-        spec, status, metadata = of.spec, of.status, of.metadata
-        annotations = {key: text for key in _OF_PODS if (text := _word(of.annotation(key)))}
-        if (vram := of.annotation(VRAM)) is not None:
+    def pod(self, original: Pod) -> Pod:
+        """Redact a pod from which values of environment variables are already removed."""
+        spec, status, metadata = original.spec, original.status, original.metadata
+        annotations = {
+            key: text for key in _POD_ANNOTATIONS if (text := _word(original.annotation(key)))
+        }
+        if (vram := original.annotation(VRAM)) is not None:
             annotations[VRAM] = self._amount(vram)
         owners = [
             OwnerReference(kind=owner.kind, controller=owner.controller)
@@ -110,9 +113,9 @@ class Redaction:
         ]
         return Pod(
             metadata=ObjectMeta(
-                name=self.of("pod", f"{metadata.namespace}/{metadata.name}"),
-                namespace=self.of("ns", metadata.namespace),
-                uid=self.of("uid", metadata.uid),
+                name=self.alias("pod", f"{metadata.namespace}/{metadata.name}"),
+                namespace=self.alias("ns", metadata.namespace),
+                uid=self.alias("uid", metadata.uid),
                 resource_version=metadata.resource_version,
                 annotations=annotations or None,
                 owner_references=owners or None,
@@ -122,7 +125,7 @@ class Redaction:
             spec=PodSpec(
                 containers=self._containers(spec.containers),
                 init_containers=self._containers(spec.init_containers),
-                node_name=self.of("node", of.node) or None,
+                node_name=self.alias("node", original.node) or None,
                 priority=spec.priority,
             ),
             status=None
@@ -142,78 +145,82 @@ class Redaction:
             ),
         )
 
-    def decided(self, of: Decided) -> Decided:
-        pod = self.pod(of.pod)
+    def decided(self, original: Decided) -> Decided:
+        pod = self.pod(original.pod)
         which = f"{pod.metadata.uid}.{pod.metadata.resource_version}"
-        return msgspec.structs.replace(of, pod=pod, decision_id=which)
+        return msgspec.structs.replace(original, pod=pod, decision_id=which)
 
     def _amount(self, text: str) -> str:
-        """An amount of VRAM with other names of containers; "?" for what is none, which is refused
-        as well."""
+        """Replace the container names in a VRAM annotation. An invalid amount becomes "?", which is
+        invalid as well."""
         parts = []
         for part in text.split(","):
             name, equals, amount = part.rpartition("=")
-            parts.append(f"{self.of('c', name.strip())}{equals}{_word(amount.strip()) or '?'}")
+            parts.append(f"{self.alias('c', name.strip())}{equals}{_word(amount.strip()) or '?'}")
         return ",".join(parts)
 
     def _container_name(self, name: str) -> str:
-        return name if name == GATE else self.of("c", name)
+        return name if name == GATE else self.alias("c", name)
 
-    def _containers(self, of: list[C] | None) -> list[C] | None:
-        return None if of is None else [self._container(each) for each in of]
+    def _containers(self, original: list[C] | None) -> list[C] | None:
+        return None if original is None else [self._container(each) for each in original]
 
-    def _container(self, of: C) -> C:
-        if isinstance(of, InitContainer) and is_whole(of):
-            return msgspec.structs.replace(of, image=self._image(of.image))
-        asked = of.resources
+    def _container(self, original: C) -> C:
+        if isinstance(original, InitContainer) and is_whole(original):
+            return msgspec.structs.replace(original, image=self._image(original.image))
+        resources = original.resources
         sources = [
             EnvFromSource(prefix=each.prefix if VISIBLE_DEVICES.startswith(each.prefix) else "-")
-            for each in of.env_from or ()
+            for each in original.env_from or ()
         ]
-        return type(of)(
-            name=self._container_name(of.name),
-            env=of.env,
+        return type(original)(
+            name=self._container_name(original.name),
+            env=original.env,
             env_from=sources or None,
-            resources=asked
-            and ResourceRequirements(self._managed(asked.limits), self._managed(asked.requests)),
-            restart_policy=of.restart_policy,
+            resources=resources
+            and ResourceRequirements(
+                self._managed(resources.limits), self._managed(resources.requests)
+            ),
+            restart_policy=original.restart_policy,
         )
 
     def _image(self, image: str) -> str:
-        """Of a gate: the tag may stay away, since it decides nothing."""
-        return self.of("image", repository(image))
+        """Redact a gate's image. The tag is dropped because no decision depends on it."""
+        return self.alias("image", repository(image))
 
     def _managed(self, amounts: Mapping[str, str | int] | None) -> dict[str, str | int] | None:
         found = {name: n for name, n in (amounts or {}).items() if self._rules.manages(name)}
         return found or None
 
-    def _node(self, of: Node) -> Node:
+    def _node(self, original: Node) -> Node:
         labels = {
             key: text
-            for key, text in (of.metadata.labels or {}).items()
-            if key.startswith(_TELLING)
+            for key, text in (original.metadata.labels or {}).items()
+            if key.startswith(_GPU_LABELS)
         }
-        given = of.metadata.annotations or {}
-        offered = of.status.allocatable if of.status else None
-        name = self.of("node", of.metadata.name)
+        given = original.metadata.annotations or {}
+        offered = original.status.allocatable if original.status else None
+        name = self.alias("node", original.metadata.name)
         return Node(
             metadata=ObjectMeta(
                 name=name,
                 uid=name,
                 labels=labels or None,
-                annotations={key: given[key] for key in _OF_NODES if key in given} or None,
+                annotations={key: given[key] for key in _NODE_ANNOTATIONS if key in given} or None,
             ),
-            spec=NodeSpec(unschedulable=of.spec.unschedulable) if of.spec else None,
+            spec=NodeSpec(unschedulable=original.spec.unschedulable) if original.spec else None,
             status=NodeStatus(allocatable=self._managed(offered)),
         )
 
-    def _gpunode(self, of: GPUNode) -> GPUNode:
-        name = self.of("node", of.name)
-        status = of.status
+    def _gpunode(self, original: GPUNode) -> GPUNode:
+        name = self.alias("node", original.name)
+        status = original.status
         return GPUNode(
-            metadata=ObjectMeta(name=name, uid=name, resource_version=of.metadata.resource_version),
+            metadata=ObjectMeta(
+                name=name, uid=name, resource_version=original.metadata.resource_version
+            ),
             spec=msgspec.structs.replace(
-                of.spec, reservations=self._reservations(of.spec.reservations)
+                original.spec, reservations=self._reservations(original.spec.reservations)
             ),
             status=None
             if status is None
@@ -226,48 +233,50 @@ class Redaction:
             ),
         )
 
-    def _device(self, of: Device) -> Device:
+    def _device(self, original: Device) -> Device:
         return msgspec.structs.replace(
-            of,
-            uuid=self.of("gpu", of.uuid),
-            parent=self.of("gpu", of.parent) if of.parent else of.parent,
-            health_reason="unhealthy" if of.health_reason else "",
+            original,
+            uuid=self.alias("gpu", original.uuid),
+            parent=self.alias("gpu", original.parent) if original.parent else original.parent,
+            health_reason="unhealthy" if original.health_reason else "",
             pci_bus_id="",
         )
 
-    def _use(self, of: PodUse) -> PodUse:
+    def _use(self, original: PodUse) -> PodUse:
         return PodUse(
-            uid=self.of("uid", of.uid),
-            device=self.of("gpu", of.device),
-            namespace=self.of("ns", of.namespace),
-            name=self.of("pod", f"{of.namespace}/{of.name}"),
-            replica=self.of("replica", of.replica),
-            used_bytes=of.used_bytes,
+            uid=self.alias("uid", original.uid),
+            device=self.alias("gpu", original.device),
+            namespace=self.alias("ns", original.namespace),
+            name=self.alias("pod", f"{original.namespace}/{original.name}"),
+            replica=self.alias("replica", original.replica),
+            used_bytes=original.used_bytes,
         )
 
-    def _reservations(self, of: Mapping[str, Reservation]) -> dict[str, Reservation]:
+    def _reservations(self, original: Mapping[str, Reservation]) -> dict[str, Reservation]:
         return {
-            self.of("uid", uid): Reservation(
-                namespace=self.of("ns", each.namespace),
-                name=self.of("pod", f"{each.namespace}/{each.name}"),
+            self.alias("uid", uid): Reservation(
+                namespace=self.alias("ns", each.namespace),
+                name=self.alias("pod", f"{each.namespace}/{each.name}"),
                 charges=[self._charge(charge) for charge in each.charges],
                 since=each.since,
                 flags=each.flags,
             )
-            for uid, each in of.items()
+            for uid, each in original.items()
         }
 
-    def _charge(self, of: Charge) -> Charge:
+    def _charge(self, original: Charge) -> Charge:
         return msgspec.structs.replace(
-            of,
-            candidates={self.of("gpu", uuid): size for uuid, size in of.candidates.items()},
-            beyond=[self.of("gpu", uuid) for uuid in of.beyond],
-            choice=self.of("gpu", of.choice),
+            original,
+            candidates={
+                self.alias("gpu", uuid): size for uuid, size in original.candidates.items()
+            },
+            beyond=[self.alias("gpu", uuid) for uuid in original.beyond],
+            choice=self.alias("gpu", original.choice),
         )
 
 
 def _word(text: str | None) -> str:
-    """What is short and plain cannot be much of a secret; anything else is as bad as before."""
+    """Return short plain text as it is, because it can hardly contain a secret; "?" otherwise."""
     if text is None:
         return ""
     return text if re.fullmatch(r"[+-]?[0-9a-zA-Z.]{1,16}%?", text) else "?"

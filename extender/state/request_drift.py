@@ -1,5 +1,8 @@
-"""Whose request was changed after the pod was bound. What was promised then stands: the pod runs
-on devices where that fitted, and what it says now was never fitted anywhere."""
+"""Tracks bound pods whose request was changed after the bind.
+
+The reservation stays as it was: the pod runs on devices on which the original request fitted, and
+the changed request was never checked.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,15 +12,15 @@ from contract.annotations import PLACEMENT, VRAM
 from contract.gpunode import Reservation
 from contract.kube import Pod
 
-#: So much of an adopted pod's annotation is kept in its promise, characters.
-MOST_ASKED = 64
+#: Maximum number of characters of an adopted pod's annotation that its reservation keeps.
+MAX_ASKED = 64
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """What is read again of the placement that the Binding wrote."""
+    """The fields to read from the placement annotation that the Binding wrote."""
 
     node: str = ""
-    #: The pod's own annotation as it was fitted, null for none. Absent where that is not told.
+    #: The pod's VRAM annotation at the time of the bind, null for none. Absent if not recorded.
     asked: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -25,13 +28,13 @@ _decode = msgspec.json.Decoder(_Written).decode
 
 
 def asked(pod: Pod) -> str:
-    """What the promise of an adopted pod keeps of its annotation; empty for none."""
-    return (pod.annotation(VRAM) or "")[:MOST_ASKED]
+    """Return the part of an adopted pod's annotation to keep in its reservation; empty for none."""
+    return (pod.annotation(VRAM) or "")[:MAX_ASKED]
 
 
 def edit(pod: Pod) -> str:
-    """A sentence for the author of a pod that we bound; empty where nothing was changed, or nobody
-    can tell."""
+    """Return a message for the author of a pod that Headroom bound; empty if the request did not
+    change or the original request is unknown."""
     written = _written(pod)
     if written is None or written.asked is msgspec.UNSET or written.asked == pod.annotation(VRAM):
         return ""
@@ -40,14 +43,14 @@ def edit(pod: Pod) -> str:
 
 def _sentence(pod: Pod, before: str | None) -> str:
     return (
-        f"{VRAM} was changed after the pod was bound, from {_quoted(before)} to "
-        f"{_quoted(pod.annotation(VRAM))}; it stays charged as it was bound: "
-        "to change what it is given, delete it and create it anew"
+        f"annotation {VRAM} was changed after the pod was bound, from {_quoted(before)} to "
+        f"{_quoted(pod.annotation(VRAM))}: the pod stays charged as it was bound; "
+        "to change what it is given, delete it and create it again"
     )
 
 
 def as_bound(pod: Pod) -> Pod:
-    """The pod with the request that it was bound with."""
+    """Return the pod with the request that it was bound with."""
     if not edit(pod):
         return pod
     written = _written(pod)
@@ -60,16 +63,16 @@ def as_bound(pod: Pod) -> Pod:
 
 
 class RequestDrift:
-    """The bound pods that carry one. Written by the owner of the cluster state."""
+    """The bound pods with a changed request. Written by the thread that owns the cluster state."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[Pod, str]] = {}
+        self._changed: dict[str, tuple[Pod, str]] = {}
 
     def see(self, pod: Pod) -> None:
         self._note(pod, edit(pod))
 
     def adopted(self, pods: Iterable[Pod], reservations: Mapping[str, Reservation]) -> None:
-        """Compare the pods of a node, bound by others, with what was kept as they were charged."""
+        """Compare adopted pods of a node with the annotations kept in their reservations."""
         for pod in pods:
             reservation = reservations.get(pod.metadata.uid)
             if reservation is not None and isinstance(reservation.asked, str):
@@ -78,19 +81,19 @@ class RequestDrift:
 
     def _note(self, pod: Pod, sentence: str) -> None:
         if sentence and pod.node and not pod.ended:
-            self._told[pod.metadata.uid] = (pod, sentence)
+            self._changed[pod.metadata.uid] = (pod, sentence)
         else:
-            self._told.pop(pod.metadata.uid, None)
+            self._changed.pop(pod.metadata.uid, None)
 
     def lose(self, uid: str) -> None:
-        self._told.pop(uid, None)
+        self._changed.pop(uid, None)
 
     def of(self, uid: str) -> str:
-        """The sentence; empty for none."""
-        return self._told.get(uid, (None, ""))[1]
+        """Return the message about the pod; empty for none."""
+        return self._changed.get(uid, (None, ""))[1]
 
     def now(self) -> list[tuple[Pod, str]]:
-        return list(self._told.values())
+        return list(self._changed.values())
 
 
 def _written(pod: Pod) -> _Written | None:

@@ -1,4 +1,4 @@
-"""What has to be freed on a node for kube-scheduler's own filters, which are not ours to run."""
+"""Computes what to free on a node so that kube-scheduler's own filters, not run here, pass."""
 
 from collections.abc import Iterable, Sequence, Set
 from decimal import Decimal
@@ -7,13 +7,13 @@ from contract.kube import Pod
 from extender.state.cluster_state import ClusterState
 from extender.state.pod_requests import NOTHING, Demands, amount, demands, total
 
-#: The node-level sum of what pods may use of its GPUs' memory, in MiB, where it is mirrored for
-#: kube-scheduler.
+#: The extended resource that mirrors the node's total GPU memory for kube-scheduler, in MiB.
 MIRROR = "headroom.gpu/vram"
 
 
 class Needs:
-    """As much of everything as its victims would free, of GPUs as much as is missing."""
+    """The amounts to free on a node: what is missing of GPU resources, and of all other resources
+    what kube-scheduler's own victims would free."""
 
     def __init__(
         self,
@@ -23,28 +23,31 @@ class Needs:
         proposed: Sequence[Pod],
         held_for: Iterable[Pod],
     ) -> None:
-        """``asked`` by the newcomer; ``proposed`` are kube-scheduler's victims on the node, as far
-        as they are ours, ``held_for`` are pods whose place on it is held."""
+        """Compute the amounts.
+
+        ``asked``: the preemptor's requests. ``proposed``: kube-scheduler's victims on the node with
+        managed GPUs. ``held_for``: pods for which the node is held.
+        """
         sitting = {pod.metadata.uid: demands(pod) for pod in state.sitting_on(name)}
         freed = total(sitting[pod.metadata.uid] for pod in proposed)
         node = state.node(name)
         offers = (node.status.allocatable if node and node.status else None) or {}
-        beside = total(map(demands, held_for))
-        #: What each pod there asks for of one resource, and how much of it has to be freed.
+        held = total(map(demands, held_for))
+        #: For each resource, what each pod on the node requests, and the amount to free.
         self._terms: list[tuple[dict[str, int], int]] = []
         for key, wanted in asked.items():
             if wanted <= 0:
                 continue
             taken = {uid: _nanos(of.get(key, NOTHING)) for uid, of in sitting.items()}
             if key in offers and (state.rules.manages(key) or key == MIRROR):
-                # Of what only GPU pods ask for it is known how much is missing.
-                left = amount(offers[key]) - wanted - beside.get(key, NOTHING)
+                # Only GPU pods request these resources, so the missing amount is known.
+                left = amount(offers[key]) - wanted - held.get(key, NOTHING)
                 self._terms.append((taken, sum(taken.values()) - _nanos(left)))
             else:
                 self._terms.append((taken, _nanos(freed.get(key, NOTHING))))
 
     def met(self, gone: Set[str]) -> bool:
-        """True of a set whenever it is true of a part of it."""
+        """Return whether the pods ``gone`` free enough. If a set does, every superset does too."""
         return all(
             least <= 0 or sum(taken[uid] for uid in gone if uid in taken) >= least
             for taken, least in self._terms
@@ -56,8 +59,8 @@ def _nanos(of: Decimal) -> int:
 
 
 def plain(pod: Pod, proposed: Iterable[Pod]) -> bool:
-    """Whether nothing but amounts can have kept the pod from the node: then others may leave in the
-    place of those whom kube-scheduler proposed."""
+    """Return whether only amounts of resources can have kept the pod from the node. Then other pods
+    can be evicted in place of those that kube-scheduler proposed."""
     spec, affinity = pod.spec, pod.spec.affinity
     return not (
         (affinity and (affinity.pod_affinity or affinity.pod_anti_affinity))

@@ -1,9 +1,9 @@
-"""Whether something that users said could have kube-scheduler prefer another node than ours.
+"""Detects user preferences that could make kube-scheduler choose another node than Headroom's.
 
-It scores nodes by what a pod prefers of nodes and of the pods there, by what those pods say of the
-newcomer, and by taints PreferNoSchedule. All else that it scores counts less than Headroom's
-choice, in the profile that is shipped (docs/scheduler.md). What would take long to tell is taken
-for a preference.
+kube-scheduler scores nodes by the pod's preferences for nodes and for pods there, by the affinity
+terms of those pods, and by taints with effect PreferNoSchedule. All its other scores count less
+than Headroom's, in the shipped profile (docs/scheduler.md). A condition that is expensive to check
+counts as a preference.
 """
 
 from collections import Counter
@@ -15,30 +15,30 @@ from contract.kube import LabelSelector, Node, Pod, PodAffinityTerm
 from extender.state.disruption_budgets import selects
 from extender.state.selectors import tolerated
 
-#: Stands for all namespaces, of a term that names those it is about by their labels.
+#: All namespaces, for a term that selects its namespaces by label.
 _ANY = ""
-#: A namespace, and a selector of pods there as it is written.
+#: A namespace, and the JSON of a label selector for pods in it.
 _Key = tuple[str, bytes]
 
 
 def prefers(pod: Pod) -> bool:
-    """Whether the pod says which nodes suit it better than others that it may run on."""
+    """Return whether the pod prefers some of its eligible nodes."""
     spec, affinity = pod.spec, pod.spec.affinity
     of_nodes = affinity and affinity.node_affinity
     return bool(
         spec.topology_spread_constraints
         or (of_nodes and of_nodes.preferred_during_scheduling_ignored_during_execution)
-        or says(pod)
+        or has_affinity_terms(pod)
     )
 
 
-def says(pod: Pod) -> bool:
-    """Whether it would rather have certain others beside it, or not; from any thread."""
+def has_affinity_terms(pod: Pod) -> bool:
+    """Return whether the pod has scored affinity terms for other pods; works on any thread."""
     return any(True for _ in _terms(pod))
 
 
-def shuns(node: Node, pod: Pod) -> bool:
-    """Whether a taint of the node would rather have the pod elsewhere."""
+def prefers_no_schedule(node: Node, pod: Pod) -> bool:
+    """Return whether the node has a taint PreferNoSchedule that the pod does not tolerate."""
     return any(
         taint.effect == "PreferNoSchedule" and not tolerated(taint, pod.spec.tolerations or ())
         for taint in (node.spec and node.spec.taints) or ()
@@ -46,52 +46,52 @@ def shuns(node: Node, pod: Pod) -> bool:
 
 
 class Neighbours:
-    """What the pods of the cluster say of others to have beside them or not; of most, nothing."""
+    """The scored pod affinity terms of the pods in the cluster; most pods have none."""
 
     def __init__(self) -> None:
-        #: Uid -> what the pod says, and of pods of which namespace.
-        self._said: dict[str, frozenset[_Key]] = {}
-        #: How many pods say it: replicas say the same.
-        self._sayers: Counter[_Key] = Counter()
-        #: Namespace -> whom it is said of there.
+        #: Uid -> the pod's terms, as namespace and selector.
+        self._terms_of: dict[str, frozenset[_Key]] = {}
+        #: Number of pods with the term: replicas have equal terms.
+        self._counts: Counter[_Key] = Counter()
+        #: Namespace -> selectors for the pods in it.
         self._selectors: dict[str, dict[bytes, LabelSelector]] = {}
 
     def see(self, pod: Pod) -> None:
         self.lose(pod.metadata.uid)
-        if pod.ended or not says(pod):
+        if pod.ended or not has_affinity_terms(pod):
             return
-        said = set[_Key]()
+        terms = set[_Key]()
         for term in _terms(pod):
             selector = term.label_selector
             if selector is None:
-                continue  # of nobody
+                continue  # matches no pod
             text = msgspec.json.encode(selector)
             for namespace in _namespaces(term, pod.metadata.namespace):
-                said.add((namespace, text))
+                terms.add((namespace, text))
                 self._selectors.setdefault(namespace, {})[text] = selector
-        self._said[pod.metadata.uid] = frozenset(said)
-        self._sayers.update(said)
+        self._terms_of[pod.metadata.uid] = frozenset(terms)
+        self._counts.update(terms)
 
     def lose(self, uid: str) -> None:
-        for key in self._said.pop(uid, ()):
-            self._sayers[key] -= 1
-            if self._sayers[key]:
+        for key in self._terms_of.pop(uid, ()):
+            self._counts[key] -= 1
+            if self._counts[key]:
                 continue
-            del self._sayers[key]
+            del self._counts[key]
             namespace, text = key
             del self._selectors[namespace][text]
             if not self._selectors[namespace]:
                 del self._selectors[namespace]
 
     def known(self) -> set[str]:
-        """The uids of those that say something."""
-        return set(self._said)
+        """Return the uids of pods with terms."""
+        return set(self._terms_of)
 
-    def speak_of(self, pod: Pod) -> bool:
-        """Whether some pod would have this one beside it, or would not."""
+    def match(self, pod: Pod) -> bool:
+        """Return whether the terms of some pod match this pod."""
         labels = pod.metadata.labels or {}
         return any(
-            # One that is empty is about all; ``selects`` is as budgets read it.
+            # An empty selector matches all pods here; ``selects`` follows the rules of budgets.
             not (of.match_labels or of.match_expressions) or selects(of, labels)
             for namespace in (pod.metadata.namespace, _ANY)
             for of in self._selectors.get(namespace, {}).values()
@@ -99,14 +99,14 @@ class Neighbours:
 
 
 def _terms(pod: Pod) -> Iterator[PodAffinityTerm]:
-    """Those that kube-scheduler scores by, of the newcomer or of who is there."""
+    """Yield the terms by which kube-scheduler scores, of a new pod or of a pod on a node."""
     affinity = pod.spec.affinity
     if affinity is None:
         return
     if affinity.pod_affinity:
         yield from affinity.pod_affinity.required_during_scheduling_ignored_during_execution or ()
-    for either in (affinity.pod_affinity, affinity.pod_anti_affinity):
-        weighted = either and either.preferred_during_scheduling_ignored_during_execution
+    for kind in (affinity.pod_affinity, affinity.pod_anti_affinity):
+        weighted = kind and kind.preferred_during_scheduling_ignored_during_execution
         yield from (each.pod_affinity_term for each in weighted or ())
 
 

@@ -1,8 +1,8 @@
-"""Whether kube-scheduler may put a pod on a node at all: node selector, required node affinity,
-taints and cordon, read as kube-scheduler reads them.
+"""Checks whether a node is eligible for a pod by node selector, required node affinity, taints and
+cordon, as kube-scheduler does.
 
-Everything else that kube-scheduler checks by itself, such as CPU, volumes, spreading and affinity
-between pods, is not modeled here: ``not_modeled`` names the checks that a pod is subject to.
+All other checks of kube-scheduler, such as CPU, volumes, topology spread and affinity between pods,
+are not modeled here. ``not_modeled`` returns those that apply to a pod.
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ from extender.state.label_requirements import holds
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
-#: Characters of a selector or a taint that a sentence quotes.
-_MOST_QUOTED = 120
+#: Maximum length of a selector or taint in a message, in characters.
+_MAX_QUOTED = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Obstacle:
 
     #: cordoned, taint, selector or affinity.
     code: str
-    #: The taint that is not tolerated, or the labels that the node selector asks for; else empty.
+    #: The taint that is not tolerated, or the labels that the node selector requires; else empty.
     what: str = ""
 
     @property
     def sentence(self) -> str:
-        """The obstacle in words that follow the name or the number of nodes."""
+        """The obstacle as a phrase to follow the name or the number of nodes."""
         match self.code:
             case "cordoned":
                 return "cordoned"
@@ -59,35 +59,37 @@ class Eligible:
 
     #: (n,) rows of the eligible nodes, in order.
     rows: Rows
-    #: Row of each other node -> everything that keeps the pod off it.
+    #: Row of each other node -> all reasons why it is not eligible.
     obstacles: Mapping[int, tuple[Obstacle, ...]]
 
     def counts(self) -> list[tuple[Obstacle, int]]:
-        """Nodes by the first obstacle of each, the most frequent first."""
+        """Return the number of nodes by the first obstacle of each, the most frequent first."""
         return Counter(found[0] for found in self.obstacles.values()).most_common()
 
 
 def eligible(pod: Pod, node: Node) -> bool:
-    """By selector, required node affinity, taints and cordon."""
+    """Return whether selector, required node affinity, taints and cordon allow the node."""
     return next(obstacles(pod, node), None) is None
 
 
 def eligible_nodes(pod: Pod, snap: Snapshot, node_of: Callable[[str], Node | None]) -> Eligible:
-    """``node_of`` returns the Node of that name. A node without one counts as eligible: its verdict
-    says that it is not known."""
+    """Check all nodes of the snapshot; ``node_of`` returns the Node with a name.
+
+    A node without a Node object counts as eligible; its verdict reports that it is unknown.
+    """
     rows: list[int] = []
     found: dict[int, tuple[Obstacle, ...]] = {}
     for row, terms in enumerate(snap.nodes):
         node = node_of(terms.name)
-        if node is None or not (here := tuple(obstacles(pod, node))):
+        if node is None or not (found_here := tuple(obstacles(pod, node))):
             rows.append(row)
         else:
-            found[row] = here
+            found[row] = found_here
     return Eligible(np.array(rows, np.int64), found)
 
 
 def obstacles(pod: Pod, node: Node) -> Iterator[Obstacle]:
-    """Everything that keeps the pod off the node, in the order in which kube-scheduler looks."""
+    """Yield all reasons why the node is not eligible, in the order of kube-scheduler's checks."""
     tolerations = pod.spec.tolerations or ()
     if cordoned(node) and not tolerated(CORDONED, tolerations):
         yield Obstacle("cordoned")
@@ -106,8 +108,8 @@ def obstacles(pod: Pod, node: Node) -> Iterator[Obstacle]:
         yield Obstacle("affinity")
 
 
-def sites(pod: Pod) -> bytes:
-    """Equal only for pods that are eligible on the same nodes."""
+def eligibility_key(pod: Pod) -> bytes:
+    """Return a key that is equal only for pods with the same eligible nodes."""
     affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
     required = affinity and affinity.required_during_scheduling_ignored_during_execution
     return _encode((pod.spec.node_selector, required, pod.spec.tolerations))
@@ -118,8 +120,8 @@ def cordoned(node: Node) -> bool:
 
 
 def not_modeled(pod: Pod) -> list[str]:
-    """Returns the checks of kube-scheduler that Headroom does not make for this pod, without CPU
-    and memory."""
+    """Return the checks of kube-scheduler that Headroom does not make for this pod, except CPU and
+    memory."""
     spec = pod.spec
     affinity = spec.affinity
     between = affinity and any(
@@ -141,27 +143,27 @@ def not_modeled(pod: Pod) -> list[str]:
 
 
 def _matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
-    """A term that asks for nothing matches nothing."""
+    """Return whether the node matches the term; an empty term matches no node."""
     on_labels, on_fields = term.match_expressions or (), term.match_fields or ()
     return (
         bool(on_labels or on_fields)
-        and all(_holds(asked, labels) for asked in on_labels)
-        and all(_holds(asked, {"metadata.name": name}) for asked in on_fields)
+        and all(_holds(requirement, labels) for requirement in on_labels)
+        and all(_holds(requirement, {"metadata.name": name}) for requirement in on_fields)
     )
 
 
-def _holds(asked: NodeSelectorRequirement, given: Mapping[str, str]) -> bool:
-    found = holds(asked, given)
-    return _compares(asked, given) if found is None else found
+def _holds(requirement: NodeSelectorRequirement, given: Mapping[str, str]) -> bool:
+    found = holds(requirement, given)
+    return _compares(requirement, given) if found is None else found
 
 
-def _compares(asked: NodeSelectorRequirement, given: Mapping[str, str]) -> bool:
-    """Gt and Lt compare whole numbers; what is no such number does not match."""
+def _compares(requirement: NodeSelectorRequirement, given: Mapping[str, str]) -> bool:
+    """Evaluate Gt and Lt, which compare whole numbers; any other value does not match."""
     try:
-        label, (bound,) = int(given[asked.key]), map(int, asked.values or ())
+        label, (bound,) = int(given[requirement.key]), map(int, requirement.values or ())
     except (KeyError, ValueError):
         return False
-    match asked.operator:
+    match requirement.operator:
         case "Gt":
             return label > bound
         case "Lt":
@@ -180,8 +182,8 @@ def tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
 
 
 def keeping_out(node: Node) -> Iterator[Taint]:
-    """The taints that keep pods away that do not tolerate them, without the one that the control
-    plane adds to a cordoned node."""
+    """Yield the taints with effect NoSchedule or NoExecute, without the one that the control plane
+    adds to a cordoned node."""
     for taint in (node.spec and node.spec.taints) or ():
         marks_cordon = taint.key == CORDONED.key and cordoned(node)
         if taint.effect in ("NoSchedule", "NoExecute") and not marks_cordon:
@@ -194,4 +196,4 @@ def taint_text(taint: Taint) -> str:
 
 
 def _quoted(text: str) -> str:
-    return text if len(text) <= _MOST_QUOTED else f"{text[: _MOST_QUOTED - 3]}..."
+    return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 3]}..."

@@ -1,10 +1,9 @@
-"""What would happen: a copy of the cluster in which pods come and go and nodes are changed, while
-the cluster stays as it is.
+"""Simulates changes of pods and nodes on a copy of the cluster; the cluster itself stays unchanged.
 
-A pod is placed as the verbs place it: every node is fitted and ranked on the newest snapshot of the
-copy, the best one is promised to it, and that node is weighed again before the next pod comes.
-Nobody plays the kubelet: as in a burst, pods that were placed are on their way until the end. What
-is asked of the ``ClusterState`` may be asked from any thread, and changes nothing there.
+A pod is placed as the verbs do it: all nodes are fitted and ranked on the newest snapshot of the
+copy, memory is reserved on the best node, and that node is computed again before the next pod. The
+simulation has no kubelet: as in a burst, placed pods stay unconfirmed until the end. It only calls
+methods of ``ClusterState`` that are safe on any thread and change nothing.
 """
 
 import itertools
@@ -28,7 +27,7 @@ from extender.placement.snapshot_builder import Table
 from extender.state.cluster_state import ClusterState
 from extender.state.selectors import Eligible, Obstacle, eligible_nodes
 
-#: What keeps a node from pods for a moment; one that is added is not the one that it is like.
+#: Temporary reasons, which do not apply to an added node even if its model node has them.
 _PASSING = frozenset({Reason.EVICTED_LATELY})
 
 
@@ -42,22 +41,24 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class NotPlaced:
-    """Of the nodes that the pod may run on; what keeps it from the others is not looked into."""
+    """Why no node takes the pod."""
 
+    #: Number of eligible nodes by reason.
     reasons: Mapping[Reason, int]
-    #: Nodes that kube-scheduler would not offer, by why.
+    #: Number of nodes that kube-scheduler would not offer, by obstacle.
     ineligible: Sequence[tuple[Obstacle, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A node as it would be."""
+    """The simulated state of a node."""
 
-    #: Its name is that of the node whose circumstances it has.
+    #: For an added node it has the name of the model node.
     gpunode: GPUNode
-    besides: frozenset[str] = frozenset()
+    #: Uids of pods to ignore: they have left, or are on the model node.
+    gone: frozenset[str] = frozenset()
     added: bool = False
-    mended: bool = False
+    repaired: bool = False
 
     def reserved(self, uid: str, reservation: Reservation | None) -> "_Held":
         reservations = {u: p for u, p in self.gpunode.spec.reservations.items() if u != uid}
@@ -71,7 +72,7 @@ class _Held:
 
 
 class Simulation:
-    """Begins with the cluster as ``snap`` shows it; ``now_s`` is the receiver's monotonic clock."""
+    """Starts from the cluster in ``snap``; ``now_s`` is the receiver's monotonic clock."""
 
     def __init__(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
         self._cluster = cluster
@@ -79,19 +80,19 @@ class Simulation:
         self._market = cluster.usual.market
         self._table = Table.after(snap)
         self._weighings = FitCache(cluster.rules.weights)
-        #: Nodes that are not, or not yet, as the cluster has them; None: gone.
+        #: Nodes that differ from the cluster; None for a removed node.
         self._held: dict[str, _Held | None] = {}
 
     def snapshot(self) -> Snapshot:
-        """The copy as it is now."""
+        """Return the current snapshot of the copy."""
         return self._table.snapshot()
 
     def eligible(self, pod: Pod) -> Eligible:
-        """The nodes of the copy that the pod may run on."""
+        """Return the nodes of the copy that are eligible for the pod."""
         return eligible_nodes(pod, self.snapshot(), self._node)
 
     def place(self, request: VramRequest, where: Eligible) -> Placed | NotPlaced:
-        """Place the pod on the best of these nodes. It must ask for a GPU."""
+        """Place the pod on the best of these nodes. It must request a GPU."""
         snap, rows = self.snapshot(), where.rows
         cached = self._weighings.weigh(request, snap)
         ranking = cached.rank(request, snap, rows, self._now_s, self._market)
@@ -106,12 +107,12 @@ class Simulation:
         placement, name = place(request, part, verdicts, 0), snap.nodes[row].name
         reservation = Reservation(request.namespace, request.name, list(placement.charges))
         held = self._of(name)
-        assert held is not None, "a node that takes pods has a ledger"
+        assert held is not None, "a node on which a pod fits has a ledger"
         self._put(name, held.reserved(request.uid, reservation))
         return Placed(name, placement, float(ranking.scores[ranking.winner]))
 
     def release(self, uid: str) -> list[str]:
-        """The pod ends, and what it used is free; the nodes that held anything for it."""
+        """Remove a pod and free its memory; return the names of its nodes."""
         pod = self._cluster.pod(uid)
         at = {pod.node} if pod is not None else set()
         at |= {g.name for g in self._cluster.gpunodes() if uid in g.spec.reservations}
@@ -119,13 +120,13 @@ class Simulation:
         for name in sorted(at):
             if (held := self._of(name)) is not None:
                 status = held.gpunode.status
-                left = replace(held.reserved(uid, None), besides=held.besides | {uid})
+                left = replace(held.reserved(uid, None), gone=held.gone | {uid})
                 self._put(name, left.reporting(without(status, {uid})) if status else left)
                 names.append(name)
         return names
 
     def drain(self, name: str) -> list[Pod]:
-        """The node is gone; the pods that have to go elsewhere, the most important first."""
+        """Remove a node; return the pods to place elsewhere, the most important first."""
         held = self._of(name)
         self._table.drop(name)
         self._held[name] = None
@@ -133,12 +134,14 @@ class Simulation:
             return []
         uids = [*held.gpunode.spec.reservations]
         uids += [pod.metadata.uid for pod in self._cluster.unreserved_pods(name)]
-        pods = [self._cluster.pod(uid) for uid in dict.fromkeys(uids) if uid not in held.besides]
+        pods = [self._cluster.pod(uid) for uid in dict.fromkeys(uids) if uid not in held.gone]
         return sorted((pod for pod in pods if pod is not None and _moves(pod, name)), key=_urgency)
 
     def add(self, like: str, count: int) -> list[str]:
-        """So many idle nodes of the same make; their names. Raises ``KeyError`` where there is no
-        such node, or nothing is known of its devices."""
+        """Add ``count`` idle nodes like the node ``like``; return their names.
+
+        Raises ``KeyError`` if there is no such node or its devices are unknown.
+        """
         model = self._cluster.gpunode(like)
         if model is None or model.status is None:
             raise KeyError(like)
@@ -146,8 +149,8 @@ class Simulation:
             *model.spec.reservations,
             *(p.metadata.uid for p in self._cluster.unreserved_pods(like)),
         ]
-        there = self.snapshot().row_of
-        free = (n for n in itertools.count(1) if f"{like}+{n}" not in there)
+        existing = self.snapshot().row_of
+        free = (n for n in itertools.count(1) if f"{like}+{n}" not in existing)
         names: list[str] = []
         for number in itertools.islice(free, count):
             status = _idle(model.status, f"+{number}")
@@ -158,9 +161,11 @@ class Simulation:
         return names
 
     def set_replicas(self, name: str, count: int) -> None:
-        """Every device of the node is shared by so many replicas; 1: by none. Raises ``KeyError``
-        where there is no such node, or nothing is known of its devices, and ``ValueError`` where
-        more are taken."""
+        """Give every device of the node ``count`` replicas; 1 disables sharing.
+
+        Raises ``KeyError`` if there is no such node or its devices are unknown, and ``ValueError``
+        if more replicas than that are in use or unhealthy.
+        """
         held = self._of(name)
         if held is None or held.gpunode.status is None:
             raise KeyError(name)
@@ -168,10 +173,11 @@ class Simulation:
         status = msgspec.structs.replace(held.gpunode.status, devices=devices)
         self._put(name, held.reporting(status))
 
-    def mend(self, name: str) -> None:
-        """The agent of the node has just reported, and every device whose memory is known is
-        healthy. Raises ``KeyError`` where there is no such node, or nothing is known of its
-        devices."""
+    def repair(self, name: str) -> None:
+        """Make the report of the node fresh, and every device with known memory healthy.
+
+        Raises ``KeyError`` if there is no such node or its devices are unknown.
+        """
         held = self._of(name)
         if held is None or held.gpunode.status is None:
             raise KeyError(name)
@@ -182,7 +188,7 @@ class Simulation:
             for device in held.gpunode.status.devices
         ]
         status = msgspec.structs.replace(held.gpunode.status, devices=devices)
-        self._put(name, replace(held.reporting(status), mended=True))
+        self._put(name, replace(held.reporting(status), repaired=True))
 
     def _of(self, name: str) -> _Held | None:
         if name in self._held:
@@ -192,19 +198,19 @@ class Simulation:
 
     def _put(self, name: str, held: _Held) -> None:
         self._held[name] = held
-        terms = self._cluster.weighed(held.gpunode, held.besides)
-        if held.mended:
+        terms = self._cluster.weighed(held.gpunode, held.gone)
+        if held.repaired:
             terms = msgspec.structs.replace(terms, fresh_until_s=inf, ageing_from_s=inf)
         self._table.put(_as_added(terms, name) if held.added else terms)
 
     def _node(self, name: str) -> Node | None:
-        """A node that was added has the labels and taints of its model."""
+        """Return the Node; an added node has the labels and taints of its model node."""
         held = self._held.get(name)
         return self._cluster.node(held.gpunode.name if held else name)
 
 
 def _as_added(terms: NodeTerms, name: str) -> NodeTerms:
-    """Its agent has just reported."""
+    """Return the terms of an added node, with a fresh report."""
     return msgspec.structs.replace(
         terms,
         name=name,
@@ -216,7 +222,7 @@ def _as_added(terms: NodeTerms, name: str) -> NodeTerms:
 
 
 def _idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
-    """The same devices in another machine, sound and used by nobody."""
+    """Return a status with equal devices of another machine, healthy and idle."""
     devices = [
         msgspec.structs.replace(
             device,
@@ -236,21 +242,21 @@ def _idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
 
 def _shared(device: Device, count: int) -> Device:
     replicas, sharing = device.replicas, device.sharing
-    free = count - replicas.allocated - replicas.unhealthy
-    if free < 0:
-        raise ValueError(f"{count - free} replicas of {device.uuid} are taken")
+    taken = replicas.allocated + replicas.unhealthy
+    if taken > count:
+        taken_replicas = "1 replica" if taken == 1 else f"{taken} replicas"
+        raise ValueError(f"{device.uuid} has {taken_replicas} in use or unhealthy")
     if count == 1:
         sharing = "none"
     elif sharing == "none":
         sharing = "time-slicing"
     return msgspec.structs.replace(
-        device, sharing=sharing, replicas=msgspec.structs.replace(replicas, free=free)
+        device, sharing=sharing, replicas=msgspec.structs.replace(replicas, free=count - taken)
     )
 
 
 def _moves(pod: Pod, node: str) -> bool:
-    """Whether draining the node has the pod run elsewhere: those of daemons stay, and mirrors of
-    static ones."""
+    """Return whether draining the node moves the pod; DaemonSet pods and static pods stay."""
     owners = pod.metadata.owner_references or ()
     return (
         pod.node == node

@@ -1,10 +1,8 @@
-"""Which figure of SM activity counts for a device: its history while that is fresh, else the
-agent's own sample.
+"""Chooses the SM activity of each device: its history while that is fresh, else the agent's sample.
 
-Whoever brings history decides what is fresh, and brings all of it at once: what is not named any
-more has grown old. It is found by the GPU, and by the GPU instance of a MIG device, since that is
-how DCGM names them. Bringing new history costs the devices in which it moved, and reweighs nothing:
-no memory depends on it.
+The caller of ``see`` decides what is fresh and always passes the whole history: a missing entry has
+become stale. The key is the GPU, or the GPU and the GPU instance for a MIG device, as in DCGM. New
+history only updates the devices whose activity changed, and needs no new memory accounting.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +15,7 @@ from extender.placement.sm_reading import HISTORY, Activity, reported
 from extender.placement.snapshot import NodeTerms
 from extender.state.heartbeats import age
 
-#: UUID of the GPU, and the GPU instance; None: the whole GPU.
+#: UUID of the GPU, and the GPU instance or None for the whole GPU.
 Key = tuple[str, int | None]
 
 
@@ -32,19 +30,19 @@ class Activities:
 
     def __init__(self) -> None:
         self._history: Mapping[Key, Activity] = {}
-        #: UUID of a GPU -> its node; and back.
+        #: UUID of a GPU -> its node, and node -> UUIDs of its GPUs.
         self._node_of: dict[str, str] = {}
         self._gpus_of: dict[str, tuple[str, ...]] = {}
 
     def see(self, history: Mapping[Key, Activity]) -> None:
-        """From now on this is all there is; the map is not changed any more."""
+        """Replace the history; the caller must not change the mapping afterwards."""
         self._history = history
 
     def node_of(self, key: Key) -> str | None:
         return self._node_of.get(key[0])
 
     def weighed(self, name: str, devices: Iterable[DeviceTerms]) -> None:
-        """These are the devices of the node now."""
+        """Record the current devices of the node."""
         gpus = tuple([key_of(terms.device)[0] for terms in devices])
         had = self._gpus_of.get(name, ())
         if gpus == had:
@@ -59,26 +57,29 @@ class Activities:
             del self._gpus_of[name]
 
     def applied(self, devices: tuple[DeviceTerms, ...]) -> tuple[DeviceTerms, ...]:
-        """The devices, just weighed from the agent's report, with what counts."""
+        """Return the devices, just computed from the agent's report, with the activity to use."""
         if not self._history:
             return devices
         return tuple(self._counted(terms, terms.activity) for terms in devices)
 
     def moved(self, node: NodeTerms, sampled_at: str) -> NodeTerms:
-        """The node, weighed when other history counted; the agent's report is of ``sampled_at``."""
+        """Return the node, computed with older history, with the activity to use now.
+
+        ``sampled_at`` is the time of the agent's report.
+        """
         devices = (self._counted(t, reported(t.device, sampled_at)) for t in node.devices)
         return msgspec.structs.replace(node, devices=tuple(devices))
 
-    def _counted(self, terms: DeviceTerms, told: Activity | None) -> DeviceTerms:
-        counts = self._history.get(key_of(terms.device), told)
+    def _counted(self, terms: DeviceTerms, sampled: Activity | None) -> DeviceTerms:
+        counts = self._history.get(key_of(terms.device), sampled)
         return (
             terms if counts == terms.activity else msgspec.structs.replace(terms, activity=counts)
         )
 
     def age_s(self, terms: DeviceTerms, now_s: float, wall_s: float) -> float | None:
-        """How old the newest sample in the figure that counts is; None where that is not known.
+        """Return the age of the newest sample in the device's activity; None if unknown.
 
-        History that has hardly moved is not applied anew, but it has been seen since.
+        History that has hardly changed is not applied again, so the newest sample is looked up.
         """
         counts = terms.activity
         if counts is None:
@@ -90,7 +91,7 @@ class Activities:
 
 
 def grew_idler(before: NodeTerms, after: NodeTerms) -> bool:
-    """Whether the SMs of any device are known to be less busy than they were, or at last known."""
+    """Return whether the SM activity of any device has decreased or has become known."""
     known = [terms for terms in after.devices if terms.activity is not None]
     if not known:
         return False

@@ -1,5 +1,5 @@
-"""Suggestions for a pod that no node takes: request less, wait for a pod, change where the pod may
-run, repair a node, raise the replicas. Each is tried before it is given."""
+"""Suggestions for a pod that fits on no node: request less, wait for a pod, make more nodes
+eligible, repair a node, raise the replicas. Each one is verified before it is returned."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,56 +28,62 @@ from extender.state.selectors import Obstacle
 from extender.state.simulation import Simulation
 
 Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]
-#: Faults of a node whose memory is known all the same, so that the repair can be tried.
+#: Faults of a node whose memory is known, so that a repair can be simulated.
 _FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
-#: Nodes to be mended that are named.
-_MOST_NAMED = 3
-#: Pods whose end is tried, and nodes whose replicas are: each takes a millisecond.
-_MOST_TRIED = 8
-#: Kinds of obstacles that are named.
-_MOST_OBSTACLES = 3
+#: Maximum number of suggested repairs.
+_MAX_REPAIRS = 3
+#: Maximum number of pods to remove, and of nodes to change, in simulations: each takes 1 ms.
+_MAX_SIMULATED = 8
+#: Maximum number of obstacles for which there is a suggestion.
+_MAX_OBSTACLES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestions:
+class Suggestion:
     kind: Kind
     sentence: str
-    #: The node that is meant; empty where it is none alone.
+    #: The node that the suggestion is about; empty if there are several.
     node: str = ""
-    #: For whose end to wait.
+    #: The pod to wait for.
     held: Held | None = None
-    #: What to ask for at most, per device; None where that is not the advice.
+    #: Maximum bytes to request per device; None for other kinds of suggestions.
     lower_to_bytes: int | None = None
-    #: How many nodes it is true of.
+    #: Number of nodes that the suggestion applies to.
     nodes: int = 1
     #: Whether the pod must be deleted and created again.
     recreates: bool = False
 
 
-def advice(
+def suggest(
     cluster: ClusterState,
     pod: Pod,
     verdicts: Verdicts,
     explanation: Explanation,
     holding: Sequence[Sequence[Held]],
     where: Feasible,
-) -> list[Suggestions]:
-    """``verdicts``: of the nodes of ``where``; ``holding``: the blockers of each of the nearest.
-    Empty when some node takes the pod. Quotas, which no snapshot knows, are for ``allowed``."""
+) -> list[Suggestion]:
+    """Return suggestions for the pod; empty if it fits on some node.
+
+    ``verdicts``: those of the nodes in ``where``. ``holding``: the blockers of each of the nearest
+    nodes. Quotas are not in snapshots; ``within_quotas`` considers them.
+    """
     if explanation.fits or not verdicts.asks:
         return []
     return [
         *_lower(cluster, pod, verdicts, explanation.largest_fitting_bytes, where.not_checked()),
         *_wait(cluster, pod, verdicts, explanation, holding, where),
         *_eligible(verdicts, where),
-        *_mend(cluster, verdicts, where),
+        *_repair(cluster, verdicts, where),
         *_more_replicas(cluster, verdicts, where.not_modeled),
     ]
 
 
-def allowed(found: Sequence[Suggestions], beyond: str | None) -> list[Suggestions]:
-    """``beyond``: as ``quotas.exceeded`` says; None when quotas cannot be read. The user would
-    lose a pod that is deleted and then rejected, so nothing is suggested that needs this."""
+def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Suggestion]:
+    """Return the suggestions without those that an exceeded quota makes dangerous.
+
+    ``beyond``: the result of ``quotas.exceeded``; None if the quotas cannot be read. If a quota is
+    exceeded, a pod that is deleted to be created again could be rejected and would be lost.
+    """
     if beyond == "":
         return list(found)
     if beyond is None:
@@ -93,26 +99,26 @@ def allowed(found: Sequence[Suggestions], beyond: str | None) -> list[Suggestion
         f"raise the quota before you change the pod: {beyond}; a pod that is deleted and created "
         "again could be rejected"
     )
-    return [*kept, Suggestions("quota", sentence)]
+    return [*kept, Suggestion("quota", sentence)]
 
 
 def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
-    """Who holds the devices of a node that keep the pod out, those with the most first."""
+    """Return the occupants of the devices that are too full for the pod, the largest first."""
     if node.reason is None or not node.reason.evictable:
         return []
-    asked = {verdict.ask.resource for verdict in verdicts.asks}
+    requested = {verdict.ask.resource for verdict in verdicts.asks}
     terms = verdicts.snap.nodes[verdicts.snap.row_of[node.node]].devices
     short = {each.terms.device.uuid for each in node.candidates if each.short_bytes}
     found: dict[str, Held] = {}
     for each in terms:
-        if each.device.uuid in short or (not short and each.device.resource in asked):
+        if each.device.uuid in short or (not short and each.device.resource in requested):
             for held in holders(cluster, node.node, each):
                 found.setdefault(held.uid, held)
     return sorted(found.values(), key=lambda held: -held.charged_bytes)
 
 
 def but_not_checked(checks: Iterable[str]) -> str:
-    """Ends a sentence with the checks that are missing; empty when none is."""
+    """Return the end of a sentence that lists the missing checks; empty if there are none."""
     names = ", ".join(checks)
     return f" (not checked: {names})" if names else ""
 
@@ -123,7 +129,7 @@ def _lower(
     verdicts: Verdicts,
     largest_bytes: int | None,
     not_checked: Sequence[str],
-) -> Iterator[Suggestions]:
+) -> Iterator[Suggestion]:
     lower_bytes = (largest_bytes or 0) >> 20 << 20
     if not lower_bytes:
         return
@@ -137,7 +143,7 @@ def _lower(
     if nodes:
         now = "that much is free now" if not_checked else "that fits now"
         sentence = f"lower {VRAM} to {text} or less: {now}{but_not_checked(not_checked)}"
-        yield Suggestions("lower", sentence, "", None, lower_bytes, nodes, recreates=True)
+        yield Suggestion("lower", sentence, "", None, lower_bytes, nodes, recreates=True)
 
 
 def _wait(
@@ -147,43 +153,46 @@ def _wait(
     explanation: Explanation,
     holding: Sequence[Sequence[Held]],
     where: Feasible,
-) -> Iterator[Suggestions]:
-    """For the smallest pod whose end makes room on one of the nearest nodes."""
-    could = [
+) -> Iterator[Suggestion]:
+    """Suggest waiting for the smallest pod whose end makes the pod fit on a nearest node."""
+    candidates = [
         (held.charged_bytes, node.node, held)
-        for node, there in zip(explanation.nearest, holding, strict=True)
-        for held in there
-        # Less than is lacking makes no room; of a replica nobody can say by its size.
+        for node, occupants in zip(explanation.nearest, holding, strict=True)
+        for held in occupants
+        # A pod that holds less than is missing does not help. If only a replica is missing, every
+        # pod may help.
         if held.charged_bytes >= (node.short_bytes or 0)
     ]
-    could.sort(key=lambda each: (each[0], each[1], each[2].uid))
-    for _, node, held in islice(could, _MOST_TRIED):
+    candidates.sort(key=lambda each: (each[0], each[1], each[2].uid))
+    for _, node, held in islice(candidates, _MAX_SIMULATED):
         if fits_after_eviction(cluster, pod, node, {held.uid}, verdicts.now_s):
-            who, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
+            name, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
             unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))
             sentence = (
-                f"wait for pod {who}, which holds {size} on node {node}{since}: when it ends there "
-                f"is room{unchecked}"
+                f"wait for pod {name}, which holds {size} on node {node}{since}: when it ends "
+                f"there is room{unchecked}"
             )
-            yield Suggestions("wait", sentence, node, held)
+            yield Suggestion("wait", sentence, node, held)
             return
 
 
-def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestions]:
-    """Nodes with room from which one obstacle alone keeps the pod."""
+def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
+    """Suggest removing an obstacle that alone makes nodes ineligible on which the pod fits."""
     single = {row: found[0] for row, found in where.eligible.obstacles.items() if len(found) == 1}
     rows = np.array(list(single), np.int64)
     fits = fit(verdicts.request, verdicts.snap, rows, verdicts.now_s).fits
-    roomy = [row for row, fit_there in zip(rows.tolist(), fits.tolist(), strict=True) if fit_there]
-    counts = Counter(single[row] for row in roomy)
-    for obstacle, nodes in counts.most_common(_MOST_OBSTACLES):
-        first = min(verdicts.snap.nodes[row].name for row in roomy if single[row] == obstacle)
-        # kube-scheduler has not looked at these nodes for anything else.
+    fitting = [
+        row for row, fit_there in zip(rows.tolist(), fits.tolist(), strict=True) if fit_there
+    ]
+    counts = Counter(single[row] for row in fitting)
+    for obstacle, nodes in counts.most_common(_MAX_OBSTACLES):
+        first = min(verdicts.snap.nodes[row].name for row in fitting if single[row] == obstacle)
+        # kube-scheduler has not made its other checks for these nodes.
         sentence = f"{_without(obstacle, nodes, first)}{but_not_checked(where.not_modeled)}"
         recreates = obstacle.code != "cordoned"
         node = first if nodes == 1 else ""
-        yield Suggestions("eligible", sentence, node, nodes=nodes, recreates=recreates)
+        yield Suggestion("eligible", sentence, node, nodes=nodes, recreates=recreates)
 
 
 def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
@@ -191,25 +200,25 @@ def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
     room = f"{which} room for the pod"
     match obstacle.code:
         case "cordoned":
-            return f"uncordon: {room} and {'is' if nodes == 1 else 'are'} cordoned"
+            return f"uncordon: {room} but {'is' if nodes == 1 else 'are'} cordoned"
         case "taint":
-            return f"add a toleration: {room} and taint {obstacle.what}"
+            return f"add a toleration: {room} but the taint {obstacle.what}"
         case "selector":
-            return f"change nodeSelector {obstacle.what}: {room} and other labels"
+            return f"change nodeSelector {obstacle.what}: {room} but other labels"
         case _:
-            return f"change the required node affinity: {room} and other labels"
+            return f"change the required node affinity: {room} but other labels"
 
 
-def _mend(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestions]:
-    """Nodes that a fault alone keeps from taking the pod."""
+def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
+    """Suggest repairing nodes on which the pod would fit without their fault."""
     faulty = np.flatnonzero(np.isin(verdicts.codes, [CODE_OF[reason] for reason in _FAULTS]))
     found = (i for i in faulty.tolist() if len(list(failing(verdicts, i))) == 1)
-    mended = (
+    repairable = (
         i
-        for i in islice(found, _MOST_TRIED)
-        if _fits_when_mended(cluster, verdicts, verdicts.snap.nodes[int(verdicts.rows[i])].name)
+        for i in islice(found, _MAX_SIMULATED)
+        if _fits_when_repaired(cluster, verdicts, verdicts.snap.nodes[int(verdicts.rows[i])].name)
     )
-    for i in islice(mended, _MOST_NAMED):
+    for i in islice(repairable, _MAX_REPAIRS):
         row = int(verdicts.rows[i])
         node, (fault,) = verdicts.snap.nodes[row], failing(verdicts, i)
         what = fault.sentence
@@ -219,23 +228,23 @@ def _mend(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterato
             )
             what += f" ({next(details)})"
         sentence = (
-            f"repair node {node.name}: it has room for the pod, but: {what}"
+            f"repair node {node.name}: it has room for the pod, but {what}"
             f"{but_not_checked(where.not_checked(row))}"
         )
-        yield Suggestions("mend", sentence, node.name)
+        yield Suggestion("mend", sentence, node.name)
 
 
-def _fits_when_mended(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:
+def _fits_when_repaired(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:
     simulation = Simulation(cluster, verdicts.snap, verdicts.now_s)
     try:
-        simulation.mend(name)
+        simulation.repair(name)
     except KeyError:
         return False
     return _fits(verdicts, simulation, name)
 
 
 def _fits(verdicts: Verdicts, simulation: Simulation, name: str) -> bool:
-    """Whether the node of this name takes the pod in the trial."""
+    """Return whether the pod fits on the node in the simulation."""
     snap = simulation.snapshot()
     row = np.array([snap.row_of[name]], np.int64)
     return bool(fit(verdicts.request, snap, row, verdicts.now_s).fits[0])
@@ -243,15 +252,14 @@ def _fits(verdicts: Verdicts, simulation: Simulation, name: str) -> bool:
 
 def _more_replicas(
     cluster: ClusterState, verdicts: Verdicts, not_checked: Sequence[str]
-) -> Iterator[Suggestions]:
-    """Nodes that have no free replica, and that take the pod with one more replica on each shared
-    device."""
-    lacks = np.flatnonzero(verdicts.codes == CODE_OF[Reason.NO_REPLICA])
-    # The nodes with the most headroom first: they are the likeliest to take it.
-    lacks = lacks[
-        np.argsort(-verdicts.snap.node_headroom_bytes[verdicts.rows[lacks]], kind="stable")
+) -> Iterator[Suggestion]:
+    """Suggest more replicas on nodes on which one more per shared device makes the pod fit."""
+    candidates = np.flatnonzero(verdicts.codes == CODE_OF[Reason.NO_REPLICA])
+    # Nodes with the most headroom first: the pod is most likely to fit there.
+    candidates = candidates[
+        np.argsort(-verdicts.snap.node_headroom_bytes[verdicts.rows[candidates]], kind="stable")
     ]
-    names = [verdicts.snap.nodes[int(verdicts.rows[i])].name for i in lacks[:_MOST_TRIED]]
+    names = [verdicts.snap.nodes[int(verdicts.rows[i])].name for i in candidates[:_MAX_SIMULATED]]
     helped = sorted(name for name in names if _fits_with_another_replica(cluster, verdicts, name))
     if helped:
         nodes, first = len(helped), helped[0]
@@ -260,7 +268,7 @@ def _more_replicas(
             f"{which} the memory and no free replica: raise the replicas that the device plugin "
             f"advertises there{but_not_checked(not_checked)}"
         )
-        yield Suggestions("replicas", sentence, first if nodes == 1 else "", nodes=nodes)
+        yield Suggestion("replicas", sentence, first if nodes == 1 else "", nodes=nodes)
 
 
 def _fits_with_another_replica(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which pods on a node have not begun yet, so that nothing but time is lost when one is evicted."""
+"""Finds pods on a node that have not started their work, so evicting them only costs time."""
 
 from collections.abc import Iterable
 
@@ -9,15 +9,15 @@ from extender.placement.overfull_devices import Idle
 from extender.placement.policy import Rules
 from extender.state.heartbeats import age
 
-#: Seconds since its promise for which a pod without a gate, that uses no memory, is new. One that
-#: is older may have done anything.
+#: A pod without a gate that uses no memory counts as new for this long after its reservation. An
+#: older pod may already have done work.
 NEW_FOR_S = 120.0
 
 
 def idle_on(
     gpunode: GPUNode, sitting: Iterable[Pod], wall_s: float, rules: Rules
 ) -> dict[str, Idle]:
-    """By uid: those at their gate, and, where the rules have them evicted, newcomers."""
+    """Return by uid the pods that wait at their gate and, with ``evict_misses``, new pods."""
     found: dict[str, Idle] = {}
     for pod in sitting:
         uid, metadata = pod.metadata.uid, pod.metadata
@@ -39,9 +39,9 @@ def idle_on(
 def _is_new(
     pod: Pod, reservation: Reservation, status: GPUNodeStatus | None, wall_s: float
 ) -> bool:
-    """Whether the pod, that we placed, has only just come and is known to use no memory."""
+    """Return whether Headroom placed the pod recently and it is known to use no memory."""
     since_s = age(reservation.since, wall_s)
-    # From the future: of a replica whose clock was ahead, so that nobody knows.
+    # A time in the future comes from a replica whose clock was ahead: the age is unknown.
     if has_gate(pod) or ADOPTED in reservation.flags or since_s is None or abs(since_s) > NEW_FOR_S:
         return False
     used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []

@@ -162,40 +162,46 @@ def test_labels_that_are_enough(
     assert (believed(given, Rules()) is None) == (sharing != "none")
 
 
-NOTHING_TOLD = "no label tells of its GPUs; right are, for example, nvidia.com/gpu.count: 4,"
-OF_GFD = "labels of GPU feature discovery say "
+NO_LABELS = "no label describes the GPUs of the node. Example: nvidia.com/gpu.count: 4,"
+OF_GFD = "labels of GPU feature discovery "
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        pytest.param(node({}), NOTHING_TOLD, id="none"),
+        pytest.param(node({}), NO_LABELS, id="none"),
         pytest.param(
             node(gfd(count="2")),
-            f"{OF_GFD}2 GPUs of 1 replicas, and the node offers 4 of nvidia.com/gpu",
+            f"{OF_GFD}describe 2 GPUs with 1 replica each, but the node offers 4 of nvidia.com/gpu",
             id="GPUs of two models: only one of them is told of",
         ),
         pytest.param(node(gfd(), gpu="3"), "the node offers 3 of nvidia.com/gpu", id="a sick GPU"),
         pytest.param(node(SLICED, gpu="15"), "the node offers 15", id="an unhealthy replica"),
         pytest.param(
-            node(gfd(), gpu="0"), "the node offers none that is managed", id="a plugin that is down"
+            node(gfd(), gpu="0"), "the node offers no managed resource", id="a plugin that is down"
         ),
-        pytest.param(node(gfd(replicas="0")), "name a model; right", id="an invalid layout"),
-        pytest.param(node(gfd(sharing_strategy="")), "name a model; right", id="no strategy"),
+        pytest.param(
+            node(gfd(replicas="0")), "contain only a model. Example", id="an invalid layout"
+        ),
+        pytest.param(
+            node(gfd(sharing_strategy="")), "contain only a model. Example", id="no strategy"
+        ),
         pytest.param(
             node(gfd(replicas="4"), gpu="16"),
-            f"{OF_GFD}4 replicas and sharing none",
+            f"{OF_GFD}are not valid: 4 replicas with sharing strategy none",
             id="replicas that nobody shares",
         ),
-        pytest.param(node(gfd(memory="0")), "name a model; right", id="no memory"),
-        pytest.param(node(gfd(memory="lots")), "name a model; right", id="no figure"),
+        pytest.param(node(gfd(memory="0")), "contain only a model. Example", id="no memory"),
+        pytest.param(node(gfd(memory="lots")), "contain only a model. Example", id="no figure"),
         pytest.param(
-            node(gfd(memory="512")), f"{OF_GFD}that a GPU has 536870912 bytes", id="too little"
+            node(gfd(memory="512")),
+            f"{OF_GFD}are not valid: a GPU with 0.5 GiB of",
+            id="too little",
         ),
-        pytest.param(node(gfd(memory="9" * 15)), "that a GPU has 999999999999999 bytes", id="more"),
+        pytest.param(node(gfd(memory="9" * 15)), "a GPU with 931,322 GiB of memory", id="more"),
         pytest.param(
             node(gfd(product="NVIDIA-A100-MIG-1c.3g.20gb")),
-            "name a model; right",
+            "contain only a model. Example",
             id="instances that share memory",
         ),
         pytest.param(
@@ -208,52 +214,52 @@ OF_GFD = "labels of GPU feature discovery say "
         ),
         pytest.param(
             node(gke(accelerator="nvidia-of-tomorrow")),
-            "labels of GKE name a model or a way of sharing that is not known; right are",
+            "labels of GKE contain only an unknown model or sharing strategy. Example",
             id="a model not known",
         ),
         pytest.param(
             node(gke(accelerator="nvidia-l4", gpu_sharing_strategy="mps")),
-            "labels of GKE name",
+            "labels of GKE contain only",
             id="clients not told",
         ),
         pytest.param(
             node(gke(accelerator="nvidia-l4", accelerator_count="2")),
-            "labels of GKE say 2 GPUs of 1 replicas, and the node offers 4",
+            "labels of GKE describe 2 GPUs with 1 replica each, but the node offers 4",
             id="GKE's count does not agree",
         ),
         pytest.param(
             node(karpenter("1", "16384"), gpu="4"),
-            "labels of Karpenter say 1 GPUs and nothing of sharing, and the node offers 4",
+            "labels of Karpenter describe 1 GPU without sharing, but the node offers 4",
             id="shared, and nobody says how",
         ),
         pytest.param(
             node(karpenter("1", "16384"), **{"gpu": "0", "gpu.shared": "1"}),
-            "labels of Karpenter say nothing of nvidia.com/gpu.shared, only of whole GPUs",
+            "labels of Karpenter describe only whole GPUs, not nvidia.com/gpu.shared",
             id="shared by its name",
         ),
         pytest.param(
             node(karpenter("1", "81920"), **{"gpu": "0", "mig-3g.40gb": "1"}),
-            "labels of Karpenter say nothing of nvidia.com/mig-3g.40gb",
+            "labels of Karpenter describe only whole GPUs, not nvidia.com/mig-3g.40gb",
             id="a part of each GPU",
         ),
         pytest.param(
             node(aks("Standard_NV6ads_A10_v5"), gpu="1"),
-            "labels of AKS name a vendor; right are, for example, nvidia.com/gpu.count: 4",
+            "labels of AKS contain only a vendor. Example: nvidia.com/gpu.count: 4",
             id="AKS, a type with a part of a GPU",
         ),
         pytest.param(
             node(aks_by_itself("Standard_NC_of_tomorrow"), gpu="2"),
-            "labels of AKS name a model and a count; right are",
+            "labels of AKS contain only a model and a count. Example",
             id="AKS, a type not known",
         ),
         pytest.param(
             node(aks("Standard_ND96asr_v4"), gpu="56"),
-            "labels of the instance type say 8 GPUs and nothing of sharing, and the node offers 56",
+            "labels of the instance type describe 8 GPUs without sharing, but the node offers 56",
             id="AKS, GPUs cut by MIG",
         ),
         pytest.param(
             node({"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}),
-            "labels of EKS name a model; right are",
+            "labels of EKS contain only a model. Example",
             id="EKS",
         ),
     ],
@@ -321,12 +327,12 @@ def test_placing_by_label(
     (nearest,) = explain(verdicts, Weights()).nearest
     told = reason not in (Reason.NO_REPORT, Reason.LABELS_SAY_TOO_LITTLE)
     assert nearest.unmeasured == (
-        "not measured: as labels of GPU feature discovery say" if told else ""
+        "not measured: taken from labels of GPU feature discovery" if told else ""
     )
     missing = {
-        Reason.NO_REPORT: f"{OF_GFD}that its GPUs are shared: without a report that takes "
-        "require_report: false",
-        Reason.LABELS_SAY_TOO_LITTLE: NOTHING_TOLD,
+        Reason.NO_REPORT: f"{OF_GFD}describe shared GPUs, which without an agent's report need "
+        "the setting require_report: false",
+        Reason.LABELS_SAY_TOO_LITTLE: NO_LABELS,
     }
     assert nearest.detail.startswith(missing.get(reason, "")) if reason else not nearest.detail
 
@@ -399,5 +405,5 @@ def test_whole_gpus_of_a_cloud_are_given_out_and_said_not_to_be_measured(
     given = state(labels, "1", Rules())
     (nearest,) = explain(verdict(given, "12Gi"), Weights()).nearest
     assert nearest.reason is None
-    assert nearest.unmeasured == f"not measured: as labels of {whose} say"
+    assert nearest.unmeasured == f"not measured: taken from labels of {whose}"
     assert verdict(given, "15Gi").reason(0) is Reason.MEMORY_ON_ANY

@@ -60,8 +60,8 @@ def test_a_node_is_told_who_overcommits_it() -> None:
     (notice,) = said(state, "GPUOvercommitted")
     assert (notice.about.kind, notice.about.name, notice.about.namespace) == ("Node", "n", "")
     assert (
-        "Device a is committed 4Gi beyond its 24Gi: 1 pod bound without Headroom (kubectl headroom "
-        "top pod -A --search n says which)." in notice.message
+        "Device a is overcommitted by 4.0 GiB (allocatable: 24.0 GiB): 1 pod bound without "
+        "Headroom (to list: kubectl headroom top pod -A --search n)." in notice.message
     )
     # Events on nodes are in namespace default, for people who may read no other pods.
     assert "default/x" not in notice.message
@@ -69,7 +69,7 @@ def test_a_node_is_told_who_overcommits_it() -> None:
     assert said(state, "GPUOvercommitted") == []
 
     (notice,) = said(state_of(*seen(kube_node(), strange(7, 8))), "GPUOvercommitted")
-    assert "used by no pod (python 7, python 8)" in notice.message
+    assert "used by processes of no known pod (python 7, python 8)" in notice.message
 
     grown = gpunode(
         shared("a", used_bytes=24 * GIB),
@@ -99,7 +99,7 @@ def test_a_fenced_device_is_told_once_for_each_time_that_it_fails() -> None:
 
     first = told("2026-11-21T00:00:00Z")
     assert first.about.kind == "Node"
-    assert first.message.startswith("No pod is placed on device a, a GPU that the pod could get is")
+    assert first.message.startswith("No pod is placed on device a: a GPU that the pod could get is")
     assert "XID 79" in first.message
     more = told("2026-11-21T00:00:00Z", "XID 79 (nvml); a row remap is pending")
     assert event_name(first) == event_name(more) != event_name(told("2026-11-21T09:00:00Z"))
@@ -129,7 +129,9 @@ def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
     assert said(state, "GPUMemoryOveruse") == []
     state.overuses.look(NOW_S + LASTING_S)
     (notice,) = said(state, "GPUMemoryOveruse")
-    how_much = "uses 10.0 GiB of device a of n, 2.0 GiB more than the 8.0 GiB that it asked for"
+    how_much = (
+        "uses 10.0 GiB of device a of node n, 2.0 GiB more than the 8.0 GiB that it requested"
+    )
     assert how_much in notice.message
     assert notice.decision_id == "uid-q.7"
     state.apply(seen(using(11)))

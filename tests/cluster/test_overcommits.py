@@ -39,7 +39,7 @@ def test_a_pod_around_us_overcommits_until_it_goes() -> None:
     assert figures(state) == [("n", "a", 4 * GIB)]
     assert told(state) == [("uid-p", "Overcommitted")]
     notice = next(notices(state))
-    assert "committed 4Gi beyond its 24Gi" in notice.message
+    assert "overcommitted by 4.0 GiB (allocatable: 24.0 GiB)" in notice.message
     # The same once the ledger has it.
     both = {**HALF_FULL.spec.reservations, "uid-p": reservation({"a": 20 * GIB})}
     state.apply(seen(gpunode(shared("a"), reservations=both, version="2")))

@@ -9,7 +9,7 @@ from contract.kube import Node, Pod, PodStatus
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen, Relisted
 from extender.state.cluster_state import ClusterState
-from extender.state.scheduling_preferences import Neighbours, prefers, shuns
+from extender.state.scheduling_preferences import Neighbours, prefers, prefers_no_schedule
 
 WEB = {"matchLabels": {"app": "web"}}
 IN_WEB = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "api"]}]}
@@ -82,11 +82,11 @@ def test_a_taint_would_rather_not_unless_it_is_tolerated() -> None:
         return msgspec.json.decode(msgspec.json.encode(wire), type=Node)
 
     tolerant = pod(tolerations=[{"key": "spot", "operator": "Exists"}])
-    assert shuns(node("PreferNoSchedule"), pod())
-    assert not shuns(node("PreferNoSchedule"), tolerant)
-    assert not shuns(node("NoSchedule"), pod())
-    assert not shuns(node(), pod())
-    assert not shuns(Node(metadata=pod().metadata), pod())
+    assert prefers_no_schedule(node("PreferNoSchedule"), pod())
+    assert not prefers_no_schedule(node("PreferNoSchedule"), tolerant)
+    assert not prefers_no_schedule(node("NoSchedule"), pod())
+    assert not prefers_no_schedule(node(), pod())
+    assert not prefers_no_schedule(Node(metadata=pod().metadata), pod())
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_pods_that_are_there_speak_of_the_newcomer(
     affinity: dict[str, Any], spoken_of: bool
 ) -> None:
     neighbours, newcomer = Neighbours(), pod("new", labels={"app": "web"})
-    assert not neighbours.speak_of(newcomer)
+    assert not neighbours.match(newcomer)
     neighbours.see(pod("one", affinity=affinity))
     neighbours.see(pod("two", affinity=affinity))
-    assert neighbours.speak_of(newcomer) is spoken_of
+    assert neighbours.match(newcomer) is spoken_of
     neighbours.lose("one")
-    assert neighbours.speak_of(newcomer) is spoken_of, "the other one still says it"
+    assert neighbours.match(newcomer) is spoken_of, "the other one still says it"
     neighbours.see(pod("two"))
-    assert not neighbours.speak_of(newcomer)
+    assert not neighbours.match(newcomer)
     neighbours.lose("two")
     assert neighbours.known() == set()
 
@@ -126,7 +126,7 @@ def test_who_has_ended_says_nothing_any_more() -> None:
     speaker = pod("one", affinity=beside(PREFERRED, labelSelector=WEB))
     neighbours.see(speaker)
     neighbours.see(msgspec.structs.replace(speaker, status=PodStatus(phase="Succeeded")))
-    assert not neighbours.speak_of(newcomer)
+    assert not neighbours.match(newcomer)
 
 
 def test_the_state_keeps_what_pods_without_a_gpu_say_as_long_as_they_are_there() -> None:
@@ -137,8 +137,8 @@ def test_the_state_keeps_what_pods_without_a_gpu_say_as_long_as_they_are_there()
     assert not state.concerns(pod("silent"))
     for end in (PodGone("one"), Relisted(Pod, (), 0.0)):
         state.apply([PodSeen(speaker)])
-        assert state.neighbours.speak_of(newcomer)
+        assert state.neighbours.match(newcomer)
         state.apply([end])
-        assert not state.neighbours.speak_of(newcomer)
+        assert not state.neighbours.match(newcomer)
     state.apply([Relisted(Pod, (speaker,), 0.0)])
-    assert state.neighbours.speak_of(newcomer)
+    assert state.neighbours.match(newcomer)

@@ -335,7 +335,7 @@ def test_more_replicas_take_more_pods_and_those_that_are_taken_stay() -> None:
     half = gpunode(shared("A0", free=2, allocated=2), name="c")
     crowded = state_of(*seen(kube_node("c"), half))
     simulation = Simulation(crowded, crowded.snapshot(), NOW_S)
-    with pytest.raises(ValueError, match="2 replicas of A0 are taken"):
+    with pytest.raises(ValueError, match="A0 has 2 replicas in use or unhealthy"):
         simulation.set_replicas("c", 1)
 
 

@@ -14,7 +14,7 @@ from extender.state.pending_pods import (
     Explaining,
     Pending,
     main_reason,
-    told_by_condition,
+    rejections_in_condition,
 )
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
 from tests.cluster.test_state import seen, state_of
@@ -50,9 +50,9 @@ def message(
 def test_the_numbers_of_the_nearest_device_are_told() -> None:
     state = world(("far", 20, {}), ("near", 8, {}))
     assert message(state, pod("20Gi", name="p")) == (
-        "None of 3 nodes: 2 insufficient GPU memory on any device; 1 GPU report of the node is "
-        "stale. Nearest: short by 4.0 GiB of 20.0 GiB on GPU 3 (GPU-near) of near. "
-        "More: kubectl headroom why -n default p"
+        "0 of 3 nodes can take the pod: 2 insufficient GPU memory on any device; "
+        "1 GPU report of the node is stale. Nearest: short by 4.0 GiB of 20.0 GiB on "
+        "GPU 3 (GPU-near) of near. More: kubectl headroom why -n default p"
     )
 
 
@@ -92,7 +92,7 @@ def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alo
     state = world(("n", 2, {}))
     told = message(state, pod("much"), {Reason.BAD_VRAM: 1})
     assert told == (
-        "None of 1 nodes: 1 annotation headroom.gpu/vram is not valid (example: 8Gi). "
+        "0 of 1 node can take the pod: 1 annotation headroom.gpu/vram is not valid, right is 8Gi. "
         "More: kubectl headroom why -n default p"
     )
     nobody = message(ClusterState(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2})
@@ -111,13 +111,13 @@ def test_of_many_reasons_the_most_frequent_are_told() -> None:
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.code)
 def test_every_reason_is_read_off_a_condition(reason: Reason) -> None:
     said = f"0/9 nodes are available: 2 node(s) had untolerated taint(s), 7 {reason.sentence}. no"
-    assert told_by_condition(rejected("u", message=said)) == {reason: 7}
+    assert rejections_in_condition(rejected("u", message=said)) == {reason: 7}
 
 
 def test_the_main_reason_is_that_of_most_nodes() -> None:
-    assert told_by_condition(rejected("u", message=SAID)) == {Reason.MEMORY_ON_ANY: 2}
+    assert rejections_in_condition(rejected("u", message=SAID)) == {Reason.MEMORY_ON_ANY: 2}
     assert main_reason(TWO) == "memory_on_any"
-    assert main_reason({}) == NOT_ASKED == main_reason(told_by_condition(pod()))
+    assert main_reason({}) == NOT_ASKED == main_reason(rejections_in_condition(pod()))
     even = {Reason.STALE_REPORT: 1, Reason.MEMORY_ON_ANY: 1}
     assert main_reason(even) == main_reason(dict(reversed(even.items())))
 

@@ -13,7 +13,7 @@ from extender.state.journal import Decision, Journal
 from extender.state.requeue_hints import (
     AT_ONCE,
     CLAIM_S,
-    MOST_BACK_OFF_S,
+    MAX_BACK_OFF_S,
     MOST_WEIGHED,
     RequeueHints,
     rejected_by_us,
@@ -111,7 +111,7 @@ def test_who_fits_is_woken_once_for_each_time_that_room_comes() -> None:
     assert not world.waking.pending
     world.holds("n", 24)
     world.holds("n", 0)
-    assert world.requeued(MOST_BACK_OFF_S) == ["p"]
+    assert world.requeued(MAX_BACK_OFF_S) == ["p"]
 
 
 def test_as_many_as_fit_the_most_urgent_first() -> None:
@@ -295,7 +295,7 @@ def test_who_is_woken_in_vain_is_woken_less_and_less_often() -> None:
         world.holds("n", 0)
         at_s += [world.now_s for _ in world.requeued(0.5)]
     assert 5 <= len(at_s) <= 20
-    assert at_s[-1] - at_s[-2] >= MOST_BACK_OFF_S - CLAIM_S
+    assert at_s[-1] - at_s[-2] >= MAX_BACK_OFF_S - CLAIM_S
 
 
 def wanting_calm(uid: str, limit: str = "50%", minute: int = 0) -> Pod:
@@ -334,7 +334,7 @@ def test_idle_sms_wake_nobody_who_did_not_ask_for_them() -> None:
     assert waiting is not None
     world.requeued()
     world.decides(waiting, fits=0)
-    world.now_s += MOST_BACK_OFF_S
+    world.now_s += MAX_BACK_OFF_S
     latest = world.state.latest_room
     world.holds("n", 4, sm=0.1)
     assert world.state.latest_room == latest  # not even a look
@@ -449,7 +449,7 @@ def test_room_that_others_left_for_somebody_wakes_nobody_else() -> None:
     # Who ranks higher leaves the place to nobody.
     world.see(rejected("above", priority=6))
     world.holds("n", 2)
-    assert world.requeued(MOST_BACK_OFF_S) == ["above"]
+    assert world.requeued(MAX_BACK_OFF_S) == ["above"]
 
 
 def test_who_was_refused_for_a_held_place_is_woken_when_nobody_holds_it_any_more() -> None:

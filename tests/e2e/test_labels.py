@@ -30,7 +30,7 @@ def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: No
         assert len(cluster.gpunode(NAME).spec.reservations) == 2
         answer = httpx.get(f"{cluster.debug_url()}/v1/nodes", timeout=10.0).json()
         (node,) = answer["nodes"]
-        assert node["unmeasured"] == "not measured: as labels of GPU feature discovery say"
+        assert node["unmeasured"] == "not measured: taken from labels of GPU feature discovery"
         # Shared from now on, which the administrator has not allowed without reports.
         shared = {"nvidia.com/gpu.replicas": "8", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
         patch = {"metadata": {"labels": shared}}

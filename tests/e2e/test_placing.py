@@ -261,8 +261,9 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
     assert cluster.rejection("large") == f"{said} no new claims to deallocate, {helpless}"
     # The constant reason by kube-scheduler; once more by us, with numbers.
     numbers = (
-        "None of 20 nodes: 20 insufficient GPU memory on any device. It needs 25.0 GiB, larger "
-        "than any GPU that it may use (24.0 GiB). More: kubectl headroom why -n e2e large"
+        "0 of 20 nodes can take the pod: 20 insufficient GPU memory on any device. It needs "
+        "25.0 GiB, larger than any GPU that it may use (24.0 GiB). "
+        "More: kubectl headroom why -n e2e large"
     )
     saying = {("FailedScheduling", SCHEDULER_NAME): said, ("NoGPUFits", "headroom"): numbers}
     told: set[tuple[str, str]] = set()

@@ -130,9 +130,9 @@ def test_a_node_that_one_thing_alone_keeps_out_is_to_be_mended() -> None:
     body = explained(fleet)
     mends = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "mend"}  # type: ignore[attr-defined]
     assert mends == {
-        "late": "repair node late: it has room for the pod, but: GPU report of the node is stale "
+        "late": "repair node late: it has room for the pod, but GPU report of the node is stale "
         "(not checked: CPU, memory and other resources)",
-        "sick": "repair node sick: it has room for the pod, but: a GPU that the pod could get is "
+        "sick": "repair node sick: it has room for the pod, but a GPU that the pod could get is "
         "unhealthy (S: XID 79) (not checked: CPU, memory and other resources)",
     }
 
@@ -217,7 +217,7 @@ def record(
         pytest.param(
             {"taints": [TEAM]},
             "taint team=x:NoSchedule, which the pod does not tolerate",
-            "add a toleration: node b has room for the pod and taint team=x:NoSchedule",
+            "add a toleration: node b has room for the pod but the taint team=x:NoSchedule",
             id="taint",
         ),
     ],

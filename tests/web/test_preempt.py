@@ -78,8 +78,8 @@ def test_who_leaves_for_whom_and_why_these_goes_on_record(world: World) -> None:
     assert view is not None
     assert view.told == [
         "default/b (priority 0) leaves node small",
-        "kube-scheduler proposed nothing there, because only GPU memory is short",
-        "not full, where 1 would leave: a victim of higher priority",
+        "kube-scheduler proposed no victims there, because only GPU memory is short",
+        "not node full, where 1 pod would leave: a victim of higher priority",
     ]
     assert world.journal.preempted_for("uid-new") == ("uid-new.1", part)
     # Where nobody is to leave that is told as well.
@@ -90,7 +90,7 @@ def test_who_leaves_for_whom_and_why_these_goes_on_record(world: World) -> None:
     assert view is not None
     assert (view.node, view.told) == (
         None,
-        ["nobody has to leave: it would help on none of 1 nodes"],
+        ["no pod is evicted: eviction would help on 0 of 1 node"],
     )
 
 
