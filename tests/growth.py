@@ -237,7 +237,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/controllers/event_recorder.py": {"Announcing._told": Fixed(10_000 * 1_000)},
     "extender/controllers/eviction.py": {"Evicting._told": Per("pod", 300)},
     # Three ports.
-    "extender/server/tls_handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
+    "extender/server/tls_handshakes.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {
         "Intake._again": Per("object", 200),
         "Intake._ours": Per("bind under way", 2_000),
