@@ -232,7 +232,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Pace._tried": Fixed(65_536 * 300),
     },
     "extender/scheduler/verbs.py": {
-        "Verbs._turned_away": Per("node", 64 * 10),
+        "Verbs._rejected_pods": Per("node", 64 * 10),
     },
     "extender/controllers/event_recorder.py": {"Announcing._told": Fixed(10_000 * 1_000)},
     "extender/controllers/eviction.py": {"Evicting._told": Per("pod", 300)},

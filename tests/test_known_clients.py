@@ -61,7 +61,9 @@ def test_who_is_known_changes_with_the_ca(server: ServerTls, tmp_path: Path) -> 
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         met(server, bob)
 
-    server.request_client_certificates(first.cert.read_text() + second.cert.read_text())  # while it is exchanged
+    server.request_client_certificates(
+        first.cert.read_text() + second.cert.read_text()
+    )  # while it is exchanged
     assert (name(met(server, ann)), name(met(server, bob))) == ("ann", "bob")
 
     server.request_client_certificates(second.cert.read_text())

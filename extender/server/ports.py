@@ -111,9 +111,8 @@ class PortServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
-            await asyncio.wait(
-                [self._accepting]
-            )  # otherwise the loop keeps waiting for a closed socket
+            # Otherwise the loop keeps waiting for a closed socket.
+            await asyncio.wait([self._accepting])
         await super().shutdown(sockets)
 
     def _connection(self) -> asyncio.Protocol:
