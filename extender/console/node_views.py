@@ -51,12 +51,14 @@ class DeviceView(BaseModel):
     attributed: bool
     headroom_bytes: int
     used_bytes: int
-    #: Source of the SM activity: "dcgm-history" (a quantile over a window), or the source of the
-    #: agent's last sample: "dcgm", "gpm" or "nvml-process".
+    #: SM activity that filter and score use, 0 to 1; this is not device utilization.
     sm_activity_ratio: float | None
+    #: "dcgm-history" for a quantile over a window; "dcgm", "gpm" or "nvml-process" for the agent's
+    #: last sample.
     sm_activity_source: str | None
-    #: Quantile and window in seconds; null for a single sample.
+    #: Null for a single sample.
     sm_activity_quantile: float | None
+    #: Null for a single sample.
     sm_activity_window_s: float | None
     #: Age of the newest sample in the window.
     sm_activity_age_s: float | None
