@@ -227,9 +227,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Feed._past": Fixed(4_096 * 4_000),
     },
     "extender/scheduler/retry_spreading.py": {
-        "Pace._lately": Fixed(65_536 * 100),
-        "Pace._together": Fixed(65_536 * 100),
-        "Pace._tried": Fixed(65_536 * 300),
+        "RetrySpreader._lately": Fixed(65_536 * 100),
+        "RetrySpreader._together": Fixed(65_536 * 100),
+        "RetrySpreader._tried": Fixed(65_536 * 300),
     },
     "extender/scheduler/verbs.py": {
         "Verbs._rejected_pods": Per("node", 64 * 10),
