@@ -120,7 +120,7 @@ def test_what_changes_is_shown_by_itself_and_leaves_open_what_was_opened(
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.locator("summary").click()
     devices = page.get_by_role("table", name="Devices of l4-0007")
-    expect(devices).to_contain_text("nobody")
+    expect(devices).to_contain_text("no pod")
     expect(page.locator("#live")).to_contain_text("live")
     place(server, "newcomer", "7Gi", "l4-0007")
     expect(devices.get_by_role("link", name="team-a/newcomer").first).to_be_visible()
@@ -256,7 +256,7 @@ def test_the_age_of_each_input_is_shown_and_which_are_out_of_date(
         expect(inputs).to_contain_text(re.compile(r"Agents: \d+ s ago"))
         late = inputs.locator(".bad")
         expect(late).to_contain_text(f"Extender {nobody}: no contact yet, ", timeout=20_000)
-        expect(late).to_contain_text("rejected")
+        expect(late).to_contain_text("refused")
     page.close()
 
 

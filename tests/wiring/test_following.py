@@ -137,7 +137,7 @@ def test_extenders_that_do_not_answer_are_named_with_the_cause() -> None:
         until(lambda: "403" in troubles(found).get(closed, ""), "it is not let in")
         until(lambda: "cannot be read" in troubles(found).get(later, ""), "another version")
         told = troubles(found)
-        assert "rejected" in told[gone]
+        assert "refused" in told[gone]
         assert "was not resolved" in told["no.such.name.invalid"]
 
 
