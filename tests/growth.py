@@ -232,12 +232,12 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "RetrySpreader._tried": Fixed(65_536 * 300),
     },
     "extender/scheduler/verbs.py": {
-        "Verbs._turned_away": Per("node", 64 * 10),
+        "Verbs._rejected_pods": Per("node", 64 * 10),
     },
     "extender/controllers/event_recorder.py": {"EventRecorder._recorded": Fixed(10_000 * 1_000)},
     "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},
     # Three ports.
-    "extender/server/tls_handshakes.py": {"Handshakes._under_way": Fixed(3 * 128 * (64 << 10))},
+    "extender/server/tls_handshakes.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {
         "EventQueue._again": Per("object", 200),
         "EventQueue._own": Per("bind under way", 2_000),

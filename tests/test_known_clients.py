@@ -51,7 +51,7 @@ def test_who_is_known_changes_with_the_ca(server: ServerTls, tmp_path: Path) -> 
     ann, bob = first.sign("ann", ["dev", "ops"]), second.sign("bob")
     assert met(server, ann) == met(server, None) == Peer(False, None)
 
-    server.know(first.cert.read_text())
+    server.request_client_certificates(first.cert.read_text())
     peer = met(server, ann)
     assert name(peer) == "ann"
     assert peer.certificate is not None
@@ -61,17 +61,18 @@ def test_who_is_known_changes_with_the_ca(server: ServerTls, tmp_path: Path) -> 
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         met(server, bob)
 
-    server.know(first.cert.read_text() + second.cert.read_text())  # while it is exchanged
+    both = first.cert.read_text() + second.cert.read_text()  # while the CA is exchanged
+    server.request_client_certificates(both)
     assert (name(met(server, ann)), name(met(server, bob))) == ("ann", "bob")
 
-    server.know(second.cert.read_text())
+    server.request_client_certificates(second.cert.read_text())
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         met(server, ann)
-    with pytest.raises(BadSettings, match="no certificate in PEM"):
-        server.know("no PEM")
+    with pytest.raises(BadSettings, match="not a certificate in PEM"):
+        server.request_client_certificates("no PEM")
     assert name(met(server, bob)) == "bob"
 
-    server.know(None)
+    server.request_client_certificates(None)
     assert met(server, bob) == Peer(False, None)
 
 
@@ -80,7 +81,7 @@ def test_a_renewal_of_the_server_s_own_keeps_whom_it_knows(tmp_path: Path) -> No
     mine = Certificate(tmp_path / "tls.crt", tmp_path / "tls.key")
     mine.put(served.sign("old"))
     server = ServerTls(TlsFiles(mine.cert, mine.key))
-    server.know(clients.cert.read_text())
+    server.request_client_certificates(clients.cert.read_text())
     mine.put(served.sign("new"))
     assert name(met(server, clients.sign("ann"))) == "ann"
 
@@ -89,7 +90,7 @@ def test_a_certificate_that_is_not_for_clients_is_nobody_s(
     server: ServerTls, tmp_path: Path
 ) -> None:
     clients = Authority(tmp_path, "clients")
-    server.know(clients.cert.read_text())
+    server.request_client_certificates(clients.cert.read_text())
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         met(server, clients.sign("server-s", usage="serverAuth"))
 

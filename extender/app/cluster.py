@@ -112,7 +112,7 @@ class Cluster:
         view.observed.health = lambda: sources.health
         sources.start()
         if for_people and self.guard is not None and self.debug_tls is not None:
-            ClientCa(self.reviews, self.debug_tls.know).start(view.loops)
+            ClientCa(self.reviews, self.debug_tls.request_client_certificates).start(view.loops)
         try:
             async with sm_history(settings, view.telemetry, view.cluster.activities, view.enqueue):
                 yield

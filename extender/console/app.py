@@ -1,8 +1,9 @@
-"""The debug API and its page: read-only views of what decides, on a port of their own.
+"""The debug API and its page: read-only views of the cluster state, on a separate port.
 
-Handlers are plain functions, which run on threads and encode their answers there. What they read is
-immutable; the snapshot is taken before them, on the event loop, which alone may make one. A new
-group of views is a module of ``web.api`` with a ``router``, and a line here.
+Most handlers are plain functions, which run and encode their answers on threads. They read
+immutable data. The snapshot is taken before they run, on the event loop, because only the event
+loop may make one. To add a group of views, add a module with a ``router`` function, and list it in
+``_GROUPS``.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,10 +33,10 @@ from extender.console import (
     whatif,
 )
 from extender.console.auth import Guard
-from extender.console.body_limits import Bounded
+from extender.console.body_limits import BodySizeLimit
 from extender.console.context import Context
-from extender.console.mode import SaysMode
-from extender.console.problem_details import tell_problems
+from extender.console.mode import ModeHeader
+from extender.console.problem_details import use_problem_details
 
 _GROUPS = (
     page_files,
@@ -57,20 +58,22 @@ _GROUPS = (
 )
 
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
-    401: {"description": "Nobody known to the API server"},
-    403: {"description": "Who may not read this"},
-    503: {"description": "The API server cannot be asked who may"},
+    401: {"description": "The API server does not authenticate the caller"},
+    403: {"description": "The caller may not read this"},
+    503: {"description": "The API server cannot be asked whether the caller may read this"},
 }
 
 
 def console_app(context: Context, *, with_journal: bool = False) -> FastAPI:
-    """The ASGI application of the console; it describes itself in /openapi.json. ``with_journal``:
-    there is an extender in the same process, whose journal others may follow."""
+    """Return the ASGI application of the console, which describes itself in /openapi.json.
+
+    ``with_journal``: serve the journal too, because an extender runs in the same process.
+    """
     return _app(context, (*_GROUPS, journal) if with_journal else _GROUPS)
 
 
 def extender_app(context: Context) -> FastAPI:
-    """The ASGI application of the extender's second port: probes, metrics, journal."""
+    """Return the ASGI application of the extender's second port: probes, metrics, journal."""
     return _app(context, (probes, journal))
 
 
@@ -82,20 +85,20 @@ def _app(context: Context, groups: Sequence[Any]) -> FastAPI:
         title="Headroom debug API",
         description="Why pods are where they are, from the objects that decided.",
         version="v1",
-        # The usual viewers are loaded from elsewhere, which a closed network does not have.
+        # The usual viewers load files from the internet, which closed networks cannot reach.
         docs_url=None,
         redoc_url=None,
     )
     for group in groups:
         app.include_router(group.router(context))
-    tell_problems(app, context.replica)
-    app.add_middleware(Bounded)
-    app.add_middleware(SaysMode, mode=lambda: context.settings().mode)
+    use_problem_details(app, context.replica)
+    app.add_middleware(BodySizeLimit)
+    app.add_middleware(ModeHeader, mode=lambda: context.settings().mode)
     return app
 
 
 def _guarded(guard: Guard) -> Callable[..., Awaitable[None]]:
-    """A dependency of every view, which comes before the view looks at anything."""
+    """Return a dependency of every view; it runs before the view."""
     Shown = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
 
     async def guarded(request: Request, shown: Shown) -> None:

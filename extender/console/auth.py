@@ -1,18 +1,17 @@
-"""Who may read the debug API: whom the API server knows, and lets read the same of the cluster.
+"""Authenticates and authorizes readers of the debug API, as the API server does.
 
-Whose a token is the API server says. Where the port speaks TLS, a client certificate names its
-user itself (``certificates``); a token comes before it.
+A bearer token is authenticated with a TokenReview. On a TLS port, a client certificate names its
+user (``extender.server.client_certificates``). If a client sends both, the token counts.
 
-Views of a single pod are for whoever may ``get`` that pod; all others, and these too, for whoever
-may ``get`` the path itself (``nonResourceURLs``), as of the API server's own /metrics. Whoever may
-not ``get`` the path sees in the views of a pod only other pods of namespaces whose pods it may
-``get``. A snapshot that is not redacted shows all pods whole: whoever reads it must be allowed to
-``get`` all pods as well. Probes and the page, which hold nothing of the cluster, are for everybody.
+A caller may read a view if it may ``get`` its path (``nonResourceURLs``), as for /metrics of the
+API server. A view of a single pod can also be read by any caller that may ``get`` that pod. Such a
+caller sees other pods only if it may ``get`` all pods of their namespace. A snapshot that is not
+redacted shows all pods in full, so its reader must also be allowed to ``get`` all pods. Probes and
+the page hold no data of the cluster and are open to every client.
 
-The API server is asked by threads of its own, a few at a time, once for all who ask the same, and
-its answers are kept for some seconds: a view costs it next to nothing, and a right that was taken
-away is gone as fast. Where it cannot be asked nobody is let in. Probes and kube-scheduler's calls
-never wait for any of it.
+A few threads send the reviews; callers with the same question share one. Answers are kept for some
+seconds, so a view costs little and a revoked permission ends soon. If the API server cannot be
+asked, every request is rejected. Probes and kube-scheduler's calls never wait for a review.
 """
 
 import asyncio
@@ -33,34 +32,33 @@ from extender.bounded import Bounded
 from extender.console.visible_pods import Sees, everything
 from extender.server.client_certificates import PEER, Peer, User
 
-#: Of anybody's, as are the files of the page.
+#: Paths that need no authentication, like the files of the page.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
 OPEN_FOLDER = "/page/"
-#: Views of whose query ``pod`` names the only pod that they tell of.
+#: Views that show a single pod, named by the query parameter ``pod``.
 _OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
 THREADS = 4
-#: Namespaces of other pods that the API server is asked about for one view; pods of more namespaces
-#: are not shown.
+#: Maximum number of namespaces reviewed for one view; pods of further namespaces are hidden.
 MOST_NAMESPACES = 32
-#: Where a request keeps which pods its caller sees.
+#: Attribute of ``request.state`` with the pods that the caller may see.
 _SEES = "sees"
-_RIGHT = 'right is, for example, -H "Authorization: Bearer $(kubectl create token NAME)"'
-_NO_TLS = "and client certificates are for a port with TLS (settings debug_tls_cert, debug_tls_key)"
+_EXAMPLE = 'example: -H "Authorization: Bearer $(kubectl create token NAME)"'
+_NO_TLS = "and client certificates need a TLS port (settings debug_tls_cert and debug_tls_key)"
 _NO_CA = (
-    "and no client certificate is asked for, since the extender could not read the cluster's CA of "
-    "clients: its log says why (client_ca_unknown)"
+    "and no client certificate is requested, because the client CA of the cluster could not be "
+    "read: see client_ca_unknown in the log of the console"
 )
-#: Reads a query as the views do.
+#: Parses a boolean query parameter as the views do.
 _is_true = TypeAdapter(bool).validate_python
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    #: For so long an answer of the API server holds, and so many are kept.
+    #: Seconds that an answer of the API server is used, and maximum number of answers kept.
     kept_s: float = 10.0
     most_kept: int = 4096
-    #: Questions that wait for an answer, beyond which nobody else is let wait; and for how long.
+    #: Maximum number of reviews under way, beyond which further ones fail; and seconds to wait.
     most_under_way: int = 64
     wait_s: float = 5.0
 
@@ -89,20 +87,20 @@ class ReadPath:
         return f"{self.verb} path {self.path}"
 
 
-#: What somebody wants to do.
+#: An action that needs a permission.
 Wish = GetPod | ReadPath
 ALL_PODS = GetPod("", "")
 
 
 class ReviewFailed(Exception):
-    """The API server did not say; why, in a sentence."""
+    """The API server did not answer a review; the message is the reason."""
 
 
 class Reviews(Protocol):
-    """Asks the API server; blocks. Both raise ``ReviewFailed``."""
+    """Sends reviews to the API server. Both methods block and raise ``ReviewFailed``."""
 
     def who(self, token: str) -> User | None:
-        """Whose token it is; None where it is nobody's."""
+        """Return the user of a token, None if the API server does not accept it."""
 
     def may(self, user: User, wish: Wish) -> bool: ...
 
@@ -110,7 +108,7 @@ class Reviews(Protocol):
 def wishes(
     method: str, path: str, path_params: Mapping[str, str], query: Mapping[str, str]
 ) -> list[Wish]:
-    """Of these one must be allowed, for this request to be answered."""
+    """Return the actions of which at least one must be allowed to read the view."""
     of_path = ReadPath(method.lower(), path)
     if path.startswith("/v1/explain/pods/") and {"namespace", "name"} <= path_params.keys():
         return [GetPod(path_params["namespace"], path_params["name"]), of_path]
@@ -130,7 +128,7 @@ def _shows_pods_whole(request: Request) -> bool:
 
 
 class Guard:
-    """Lets a request pass, or raises what it is answered with. On one event loop."""
+    """Lets a request pass, or raises the ``HTTPException`` for it. Use it on one event loop."""
 
     def __init__(
         self,
@@ -154,13 +152,13 @@ class Guard:
         try:
             user, key = await self._bearer(token) if token else self._certified(peer)
             may = partial(self._may, user, key)
-            for wish in reversed(asked):  # who may read the path sees more
+            for wish in reversed(asked):  # a caller that may read the path sees more
                 if await may(wish):
                     sees = _Visible(wish, may).sees if isinstance(wish, GetPod) else everything
                     setattr(request.state, _SEES, sees)
                     if _shows_pods_whole(request) and not await may(ALL_PODS):
-                        detail = f"{user.name} may not {ALL_PODS}, which a snapshot shows whole"
-                        raise HTTPException(403, f"{detail}; right is redact=true")
+                        detail = f"{user.name} may not {ALL_PODS}, which a snapshot shows in full"
+                        raise HTTPException(403, f"{detail}; add redact=true")
                     return
         except ReviewFailed as err:
             raise _unanswered(err) from err
@@ -170,15 +168,15 @@ class Guard:
         return await self._allowed.get((key, wish), partial(self._reviews.may, user, wish))
 
     async def _bearer(self, token: str) -> tuple[User, bytes]:
-        """With what stands for the token, which itself is kept nowhere."""
+        """Return the user and a hash of the token; the token itself is never stored."""
         key = hashlib.sha256(token.encode()).digest()
         user = await self._users.get(key, partial(self._reviews.who, token))
         if user is None:
-            raise _unauthenticated("the API server does not know this token")
+            raise _unauthenticated("the API server does not accept this token")
         return user, key
 
     def _certified(self, peer: Peer | None) -> tuple[User, tuple[str, str]]:
-        """Likewise of a certificate."""
+        """Return the user and a key of the client certificate."""
         if peer is None:
             raise _unauthenticated(f"no token was sent, {_NO_TLS}")
         if not peer.asked:
@@ -186,14 +184,17 @@ class Guard:
         if peer.certificate is None:
             raise _unauthenticated("neither a token nor a client certificate was sent")
         if peer.certificate.not_after_s < self._wall_s():
-            raise _unauthenticated("the client certificate has expired meanwhile")
+            raise _unauthenticated("the client certificate has expired")
         if peer.certificate.user is None:
-            raise _unauthenticated("the client certificate has no common name, so it is nobody's")
+            raise _unauthenticated("the client certificate has no common name, so it names no user")
         return peer.certificate.user, ("certificate", peer.certificate.sha256)
 
 
 class _Visible:
-    """Other pods that a reader of one pod may see; made on the event loop, asked by one thread."""
+    """The other pods that a caller with access to one pod may see.
+
+    Created on the event loop, used by one thread.
+    """
 
     def __init__(self, own: GetPod, may: Callable[[Wish], Coroutine[Any, Any, bool]]) -> None:
         self._own = own
@@ -216,13 +217,13 @@ class _Visible:
 
 
 def visible_to(request: Request) -> Sees:
-    """Which pods the caller may see, once ``Guard.check`` has let the request pass."""
+    """Return which pods the caller may see, after ``Guard.check`` has let the request pass."""
     sees: Sees = getattr(request.state, _SEES)
     return sees
 
 
 class _Answers(Generic[V]):
-    """What was answered lately, by whatever stands for the question."""
+    """Recent answers of the API server, by the key of the question."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, monotonic_s: Callable[[], float], limits: Limits
@@ -230,28 +231,28 @@ class _Answers(Generic[V]):
         self._pool = pool
         self._limits = limits
         self._monotonic_s = monotonic_s
-        #: Question -> answer, and until when it holds.
+        #: Question -> answer, and until when to use it.
         self._kept: Bounded[Any, tuple[V, float]] = Bounded(limits.most_kept)
         self._under_way: dict[Any, asyncio.Future[V]] = {}
 
     async def get(self, key: Any, ask: Callable[[], V]) -> V:
-        """Raises ``ReviewFailed``."""
+        """Return the answer, kept or new; raises ``ReviewFailed``."""
         kept = self._kept.get(key)
         if kept is not None and self._monotonic_s() < kept[1]:
             return kept[0]
         future = self._under_way.get(key)
         if future is None:
             if len(self._under_way) >= self._limits.most_under_way:
-                raise ReviewFailed("too many wait for its answers")
+                raise ReviewFailed("too many reviews are waiting for an answer")
             future = asyncio.get_running_loop().run_in_executor(self._pool, ask)
             self._under_way[key] = future
-            future.add_done_callback(lambda done: self._came(key, done))
+            future.add_done_callback(lambda done: self._store(key, done))
         try:
             return await asyncio.wait_for(asyncio.shield(future), self._limits.wait_s)
         except TimeoutError as err:
             raise ReviewFailed(f"no answer within {self._limits.wait_s:g} s") from err
 
-    def _came(self, key: Any, future: asyncio.Future[V]) -> None:
+    def _store(self, key: Any, future: asyncio.Future[V]) -> None:
         self._under_way.pop(key, None)
         if future.cancelled() or future.exception() is not None:
             return
@@ -259,17 +260,18 @@ class _Answers(Generic[V]):
 
 
 def _unanswered(err: ReviewFailed) -> HTTPException:
-    detail = f"who may read this is asked of the API server: {err}; try again in a moment"
+    detail = f"the API server could not authorize the request: {err}; try again in a moment"
     return HTTPException(503, detail, {"Retry-After": "5"})
 
 
 def _unauthenticated(why: str) -> HTTPException:
-    return HTTPException(401, f"{why}; {_RIGHT}", {"WWW-Authenticate": "Bearer"})
+    return HTTPException(401, f"{why}; {_EXAMPLE}", {"WWW-Authenticate": "Bearer"})
 
 
 def _forbidden(user: User, asked: Sequence[Wish]) -> str:
     may_not = f"{user.name} may not {' or '.join(map(str, asked))}"
     if isinstance(asked[0], GetPod):
         namespace = asked[0].namespace
-        return f"{may_not}; right is a Role in {namespace} with {{resources: [pods], verbs: [get]}}"
-    return f"{may_not}; right is, for example, ClusterRole headroom-viewer of deploy/base/rbac.yaml"
+        needs = f"a Role in namespace {namespace} with {{resources: [pods], verbs: [get]}}"
+        return f"{may_not}; it needs {needs}"
+    return f"{may_not}; bind ClusterRole headroom-viewer (deploy/base/rbac.yaml) to it"

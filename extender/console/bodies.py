@@ -1,5 +1,7 @@
-"""What the bodies of the debug API are made of: every figure with its unit in its name, absent is
-null."""
+"""Common parts of the bodies of the debug API.
+
+The name of every quantity ends with its unit. Absent values are null.
+"""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -14,7 +16,7 @@ from extender.state.selectors import Obstacle
 
 
 class Body(BaseModel):
-    """What every body begins with."""
+    """The fields of every body."""
 
     apiVersion: str = "headroom.gpu/v1"
     generatedAt: str
@@ -22,19 +24,22 @@ class Body(BaseModel):
 
 
 class Recomputed(BaseModel):
-    """What this process computes from its newest snapshot; a decision is the record of its
-    extender instead."""
+    """A result that this process computed from its newest snapshot.
+
+    A decision, in contrast, is what an extender recorded.
+    """
 
     source: Literal["recomputed"] = "recomputed"
 
 
 class Paged(Body):
-    """A list, or as much of it as was asked for."""
+    """A list, or one page of it."""
 
-    #: How many there are that match, on this page or not, and how many come after it.
+    #: Number of all matching items.
     matching: int
+    #: Number of matching items after this page.
     remaining: int
-    #: To be given as ``continue`` for the next page; null where this is the last one.
+    #: Value of the query parameter ``continue`` for the next page; null on the last page.
     continue_: str | None = Field(serialization_alias="continue")
 
 
@@ -42,19 +47,19 @@ class AskView(BaseModel):
     container: str
     resource: str
     count: int
-    #: As written: 8Gi, 25%, or "1 replica" where nobody wrote anything.
+    #: As written: 8Gi or 25%; "1 replica" if neither the pod nor its namespace has an annotation.
     amount: str
     #: "annotation", "namespace" or "replica".
     source: str
 
 
 class ReasonView(BaseModel):
-    #: A reason of Headroom's; or cordoned, taint, selector or affinity for nodes that
-    #: kube-scheduler does not offer.
+    #: A reason of Headroom; or cordoned, taint, selector or affinity for nodes that kube-scheduler
+    #: does not offer.
     reason: str
     message: str
     nodes: int
-    #: Whether evicting pods could cure it.
+    #: Whether evicting pods could resolve it.
     evictable: bool
 
 
@@ -79,12 +84,12 @@ def obstacle_view(obstacle: Obstacle, nodes: int) -> ReasonView:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 node``, ``2 nodes``."""
+    """Return the count with its noun: ``1 node``, ``2 nodes``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def reasons_of(verdicts: Verdicts) -> list[ReasonView]:
-    """Why the pod does not fit, by number of nodes."""
+    """Return the reasons why the pod does not fit, the most frequent first."""
     counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
     return [reason_view(reason, n) for reason, n in counts.most_common() if reason is not None]
 

@@ -1,4 +1,4 @@
-"""How many pods of one size fit now, and where what is left lies."""
+"""How many pods of one size fit now, and where free memory is."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -34,17 +34,17 @@ class DeviceClassView(BaseModel):
     memory_bytes: int
     devices: int
     nodes: int
-    #: On nodes with a device of this make that the pod could end on; null where none takes it for
-    #: more than memory.
+    #: The largest request that fits on a node with such a device; null if all those nodes reject
+    #: the pod for a reason other than memory.
     largest_fitting_bytes: int | None
 
 
 class CapacityNodeView(BaseModel):
     name: str
-    #: That fit there now; a lower bound of 1 where they were not counted.
+    #: Number of pods that fit there now; at least 1 if they were not counted.
     pods: int
     counted: bool
-    #: Why one more does not fit; null where it does.
+    #: Why one pod does not fit; null if it fits.
     reason: str | None
     message: str | None
     headroom_bytes: int
@@ -55,12 +55,12 @@ class CapacityNodeView(BaseModel):
 
 class CapacityBody(Body):
     request: AskView
-    #: That fit now, placed one after another before any of them is seen on a device.
+    #: Number of pods that fit now, if they are placed one after another before any is observed.
     pods: int
-    #: Whether there may be more: not every node was counted.
+    #: Whether ``pods`` is a lower bound, because not every node was counted.
     pods_at_least: bool
-    #: room, fragmented (enough is left in all, and nowhere together), full, or closed (no node
-    #: with such a device takes pods).
+    #: room, fragmented (enough memory is free in total, but not on any one node), full, or closed
+    #: (no node with such a device takes pods).
     fullness: str
     message: str
     space: SpaceView
@@ -70,7 +70,7 @@ class CapacityBody(Body):
     ineligible: list[ReasonView]
     #: Checks of kube-scheduler and the API server that this answer does not include.
     not_checked: list[str]
-    #: By name, where ``by_node`` asks for them.
+    #: By name, with ``by_node=true``; otherwise empty.
     nodes: list[CapacityNodeView]
 
 
@@ -78,7 +78,7 @@ Vram = Annotated[
     str,
     Query(
         max_length=256,
-        description="As in headroom.gpu/vram; without it, what a replica is worth.",
+        description="As in headroom.gpu/vram; without it, the memory share of one replica.",
         examples=["8Gi"],
     ),
 ]
@@ -91,19 +91,21 @@ Tolerate = Annotated[
     str,
     Query(
         max_length=1024,
-        description="Keys of taints that the pods tolerate, with commas between them; those of GPU "
-        "resources they always do.",
+        description="Keys of taints that the pods tolerate, separated by commas. Taints of GPU "
+        "resources are always tolerated.",
         examples=["dedicated"],
     ),
 ]
-ByNode = Annotated[bool, Query(description="Every node with its part.", examples=["true"])]
+ByNode = Annotated[
+    bool, Query(description="true: list every node with its capacity.", examples=["true"])
+]
 MostNodes = Annotated[
     int,
     Query(
         ge=0,
         le=100_000,
-        description="Nodes on which pods are counted, those with most left first; on the others "
-        "where one fits it counts as one. Each takes some milliseconds.",
+        description="Number of nodes on which pods are counted, those with the most free memory "
+        "first. On other nodes, one pod is counted if it fits. Each node takes some milliseconds.",
         examples=[500],
     ),
 ]
@@ -124,9 +126,9 @@ def router(context: Context) -> APIRouter:
         by_node: ByNode = False,
         most_nodes: MostNodes = 500,
     ) -> Response:
-        """How many such pods fit now: each is placed beside those before it, as filter places
-        them. Whether the cluster is full or fragmented, the largest request that fits, and what is
-        stranded: memory without replicas, replicas without memory."""
+        """Count the pods of one size that fit now, placed one after another as filter places them.
+        Report whether the cluster is full or fragmented, the largest request that fits, and what is
+        stranded: memory without replicas, and replicas without memory."""
         pod = made_up(
             "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
         )
@@ -135,8 +137,8 @@ def router(context: Context) -> APIRouter:
         verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
         found = space(verdicts)
         fitting = np.flatnonzero(verdicts.fits)
-        left = snap.node_headroom_bytes[verdicts.rows[fitting]]
-        order = fitting[np.argsort(-left, kind="stable")].tolist()
+        free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
+        order = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
         pods = dict(counted(cluster, verdicts, order[:most_nodes]))
         whole = sum(pods.values()) + len(order[most_nodes:])
         at_least = len(order) > most_nodes

@@ -1,4 +1,4 @@
-"""What every view of the debug API is made from, given to each group of routes once."""
+"""The data that every view of the debug API reads, passed to each group of routes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,57 +20,57 @@ from extender.state.quotas import ResourceQuota
 
 
 def no_quotas(namespace: str) -> Sequence[ResourceQuota]:
-    """The quotas of an application without a cluster: none."""
+    """Return no quotas: the default of an application without a cluster."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
+    """The state and settings that views read."""
+
     cluster: ClusterState
     journal: Journals
     telemetry: ViewTelemetry
-    #: Why nothing can be decided yet, in a sentence; "" when it can.
+    #: Returns why nothing can be decided yet, as a sentence; "" if decisions can be made.
     unready: Callable[[], str]
     monotonic_s: Callable[[], float]
     wall_s: Callable[[], float]
-    #: Names this process: another one counts its generations anew.
+    #: Name of this process; snapshot generations of another process are not comparable.
     replica: str = "one"
     feed: Feed = field(default_factory=Feed.over)
     machinery: Callable[[], Machinery] = unknown
-    #: Who may read; None: everybody who gets here.
+    #: Authorizes readers; None: every client may read.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing
-    #: Which loops of the process make no progress, in a sentence; "" when all do.
+    #: Returns which loops of the process make no progress, as a sentence; "" if all do.
     stuck: Callable[[], str] = str
-    #: The ResourceQuotas of a namespace, read at the API server; None when they cannot be read.
-    #: Blocks.
+    #: Reads the ResourceQuotas of a namespace from the API server; None if it cannot. Blocks.
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
-    #: Setting scheduler_name: the scheduler that asks Headroom.
+    #: Setting scheduler_name: the scheduler that calls Headroom.
     scheduler: str = "headroom"
-    #: What the journal says of assumed binds and nominations.
+    #: Returns the assumed binds and nominations for the journal.
     assumed: Callable[[], AssumedLine] = nothing_assumed
 
     async def newest(self) -> Snapshot:
-        """A dependency: taken on the event loop, which alone may make a snapshot."""
+        """Return the newest snapshot. A dependency, because only the event loop may make one."""
         return self.cluster.snapshot()
 
     async def visible(self, request: Request) -> Sees:
-        """A dependency: which pods the caller may see."""
+        """Return which pods the caller may see. A dependency."""
         return everything if self.guard is None else visible_to(request)
 
     def schedulers(self) -> list[str]:
-        """The schedulers that are known to ask Headroom: the one of the settings first."""
+        """Return the schedulers known to call Headroom, the one of the settings first."""
         return list(dict.fromkeys((self.scheduler, *self.journal.schedulers)))
 
     def overcommitted_bytes(self) -> int:
         return sum(over.beyond_bytes for over in self.cluster.overcommits.now())
 
     def tag(self, snap: Snapshot, *more: object) -> str:
-        """The weak ETag of a view of this snapshot, and of what ``more`` stands for.
+        """Return the weak ETag of a view of this snapshot; ``more`` are its other inputs.
 
-        Weak: bodies with the same tag say the same of the cluster, though ``generatedAt`` and the
-        ages, which count on from what a body says, are another moment's. A report that becomes
-        stale is news without a new snapshot, so which reports are fresh is part of the tag.
+        The tag is weak because bodies with the same tag differ in ``generatedAt`` and in ages. A
+        report can become stale without a new snapshot, so the tag includes which reports are fresh.
         """
         fresh = np.packbits(snap.fresh_until_s >= self.monotonic_s())
         specs = self.cluster.node_specs

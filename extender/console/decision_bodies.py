@@ -1,5 +1,4 @@
-"""The bodies that tell of decisions: an attempt to place a pod, verb by verb, whichever replica
-served it."""
+"""Bodies of decisions: one attempt to place a pod, verb by verb, merged over all replicas."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -28,37 +27,37 @@ class PhaseView(BaseModel):
     replica: str
     at: str
     took_ms: float
-    #: How often the verb was called for the same version of the pod.
+    #: Number of calls of the verb for this version of the pod.
     times: int
 
 
 class FilterView(PhaseView):
     snapshot_generation: int
-    #: Nodes that kube-scheduler asked about, and those that can take the pod.
+    #: Number of nodes that kube-scheduler offered, and of those that can take the pod.
     offered: int
     fits: int
     reasons: list[ReasonView]
-    #: Whether all were let pass all the same (mode observe).
+    #: Whether all nodes passed regardless of ``reasons`` (mode observe).
     observed_only: bool = False
-    #: The nodes that kube-scheduler asked about and that are known here; null unless the query says
-    #: ``offered_nodes=true``, and once they are forgotten.
+    #: Known nodes that kube-scheduler offered. Null without ``offered_nodes=true``, or if they are
+    #: no longer on record.
     offered_nodes: list[str] | None = None
 
 
 class ContenderView(BaseModel):
     node: str
-    #: 0..1, and the named terms of which it is the weighted mean (setting score_weights).
+    #: 0 to 1: the weighted mean of ``score_terms`` (setting score_weights).
     score_ratio: float
     score_terms: dict[str, float]
 
 
 class PrioritizeView(PhaseView):
     snapshot_generation: int
-    #: Nodes that were ranked.
+    #: Number of ranked nodes.
     offered: int
-    #: Null where any would do.
+    #: Null if all nodes are equally good.
     winner: str | None
-    #: The best of them, the winner first; empty where there was no time to keep them.
+    #: The best nodes, the winner first; empty if they were not recorded.
     candidates: list[ContenderView]
 
 
@@ -67,12 +66,12 @@ class VictimView(BaseModel):
     name: str
     uid: str
     priority: int
-    #: Whether it was leaving already.
+    #: Whether the pod was already terminating.
     leaving: bool
 
 
 class LoserView(BaseModel):
-    """A node on which others would have had to leave."""
+    """A node that was not chosen, on which other pods would have been evicted."""
 
     node: str
     victims: int
@@ -80,54 +79,56 @@ class LoserView(BaseModel):
 
 
 class PreemptView(PhaseView):
-    #: Nodes for which kube-scheduler proposed victims, and those that it was told.
+    #: Number of nodes for which kube-scheduler proposed victims, and of those in the answer.
     offered: int
     kept: int
-    #: The best of them and who leaves it; null where nobody is to leave.
+    #: The best node and its victims; null if no pod is to be evicted.
     node: str | None
     victims: list[VictimView]
-    #: Other victims, which the reader may not get.
+    #: Number of further victims that the caller may not get.
     hidden_victims: int = 0
-    #: Victims without a GPU of ours, which kube-scheduler needs.
+    #: Number of victims without a managed GPU, which kube-scheduler proposed for other resources.
     others: int
     pdb_violations: int
-    #: "proposed" by kube-scheduler, "corrected", "added" (it proposed nothing there), "controller"
-    #: (it did not ask); null where nobody is to leave.
+    #: Origin of the victims: "proposed" by kube-scheduler, "corrected" by Headroom, "added"
+    #: (kube-scheduler proposed none for this node) or "controller" (kube-scheduler did not call
+    #: preempt); null if no pod is to be evicted.
     choice: str | None
     alternatives: list[LoserView]
-    #: Nodes on which no removal was found to help.
+    #: Number of nodes on which no eviction was found to help.
     helpless: int
-    #: Whether there is room as soon as those have left who are leaving already.
+    #: Whether there is room as soon as the terminating pods have ended.
     soon: bool
-    #: Whether some node was not looked at to the end, as that would have taken too long.
+    #: Whether the search was stopped early on some node, to limit its time.
     cut_short: bool
-    #: All of it, to be read.
+    #: All of this as lines to read.
     told: list[str]
 
 
 class BindView(PhaseView):
     node: str
-    #: bound, declined (no room any more) or failed.
+    #: bound, declined (there was no longer room) or failed.
     outcome: str
-    #: Why it was declined, as a code; why it was declined or failed, in words. Of a pod that is
-    #: bound: why it would have been declined, had we not only observed.
+    #: Why it was declined, as a code. For a bound pod in mode observe: why Headroom would have
+    #: declined it.
     reason: str | None
+    #: The reason in words; for a failed bind, the error.
     message: str | None
 
 
 class DecisionView(BaseModel):
-    """What was decided about one version of a pod."""
+    """The decision about one version of a pod."""
 
-    #: The record of the extenders that decided; nothing in it was computed again.
+    #: Recorded by the extenders that decided; nothing is recomputed.
     source: Literal["decision"] = "decision"
     decision_id: str
     namespace: str
     name: str
     uid: str
-    #: Of the first call and of the last.
+    #: Time of the first and of the last call.
     first_at: str
     at: str
-    #: Where it was bound to, or the winner; null for none.
+    #: The node the pod was bound to, or the winner of prioritize; null if there is none.
     node: str | None
     request: list[AskView]
     filter: FilterView | None
@@ -137,19 +138,19 @@ class DecisionView(BaseModel):
 
 
 class Unanswered(BaseModel):
-    """A peer that was asked and did not answer: what it knows is missing here."""
+    """An extender whose journal cannot be read now; its decisions may be missing here."""
 
     peer: str
     message: str
 
 
 class DecisionsBody(Body):
-    # What a peer answers is read by this too.
+    # Also parses the answers of peers.
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     #: The newest first.
     decisions: list[DecisionView]
-    #: To be given as ``continue`` for the next page; null where this is the last one.
+    #: Value of the query parameter ``continue`` for the next page; null on the last page.
     continue_: str | None = Field(serialization_alias="continue", validation_alias="continue")
     unanswered: list[Unanswered]
 
@@ -162,7 +163,10 @@ class DecisionBody(Body):
 def decision_view(
     record: Record, replica: str, sees: Sees = everything, offered_nodes: list[str] | None = None
 ) -> DecisionView:
-    """As far as this replica served its calls; ``offered_nodes``: those of its filter call."""
+    """Return the part of a decision that this replica served.
+
+    ``offered_nodes``: the nodes of its filter call.
+    """
     filtered = record.part(Filtered)
     return DecisionView(
         decision_id=record.decision_id,
@@ -288,7 +292,7 @@ def _bind_view(record: Record, replica: str) -> BindView | None:
 
 
 def merged(views: Iterable[DecisionView]) -> list[DecisionView]:
-    """One view of each decision, of all replicas that served a part of it; the newest first."""
+    """Return one view for each decision, merged over all replicas, the newest first."""
     whole: dict[str, DecisionView] = {}
     for view in views:
         known = whole.get(view.decision_id)
@@ -297,7 +301,7 @@ def merged(views: Iterable[DecisionView]) -> list[DecisionView]:
 
 
 def position(view: DecisionView) -> tuple[str, str]:
-    """Its place in the order of time; stamps are of one length and one zone."""
+    """Return the sort key by time; timestamps have one length and one time zone."""
     return view.at, view.decision_id
 
 
@@ -318,7 +322,7 @@ def _joined(one: DecisionView, two: DecisionView) -> DecisionView:
 
 
 def _later(one: PhaseView | None, two: PhaseView | None) -> PhaseView | None:
-    """The later call, counted with those that another replica served."""
+    """Return the later call, with the calls of both counted."""
     if one is None or two is None:
         return one or two
     later = max(one, two, key=lambda phase: phase.at)

@@ -1,4 +1,4 @@
-"""What was decided about pods, on all replicas together."""
+"""The decisions about pods, merged over all replicas."""
 
 import re
 from dataclasses import dataclass
@@ -38,32 +38,39 @@ AskedPod = Annotated[
     str | None,
     Query(
         pattern="^[^/]+/[^/]+$",
-        description="Only of this pod, also of one that had its name before.",
+        description="Only decisions about pods with this namespace and name.",
         examples=["default/trainer-0"],
     ),
 ]
 AskedUid = Annotated[
     str | None,
-    Query(description="Only of this pod.", examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab"]),
+    Query(
+        description="Only decisions about the pod with this uid.",
+        examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab"],
+    ),
 ]
 AskedNode = Annotated[
-    str | None, Query(description="Only where this node won or was bound to.", examples=["gpu-a"])
+    str | None,
+    Query(
+        description="Only decisions whose pod was bound to this node, or for which it won.",
+        examples=["gpu-a"],
+    ),
 ]
 AskedNodes = Annotated[
     bool,
     Query(
-        description="true: with the names of the nodes in the last filter call of each pod.",
+        description="true: include the names of the nodes in the last filter call of each pod.",
         examples=["true"],
     ),
 ]
 AskedSince = Annotated[
     str | None,
-    Query(description="Only from then on: a time, or how long ago (s, m, h).", examples=["15m"]),
+    Query(description="Only decisions since then: a time, or an age (s, m, h).", examples=["15m"]),
 ]
 DecisionId = Annotated[
     str,
     Path(
-        description="uid and resourceVersion of the pod, as its placement annotation says it.",
+        description="uid and resourceVersion of the pod, as in its placement annotation.",
         examples=["3f2b7c1e-5f0a-4bbb-8ccc-0123456789ab.1234"],
     ),
 ]
@@ -71,14 +78,14 @@ DecisionId = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """Which decisions; what is None or empty does not matter."""
+    """A filter for decisions; fields that are None or empty match all."""
 
     pod: tuple[str, str] | None = None
     uid: str | None = None
     node: str | None = None
     #: Unix time, seconds.
     since_s: float | None = None
-    #: Only those before this stamp and id in the order of time.
+    #: Only decisions before this (timestamp, id) in the order of time.
     before: tuple[str, str] | None = None
     #: Whether to list the nodes that the last filter call of each pod named.
     offered_nodes: bool = False
@@ -96,7 +103,7 @@ class Sought:
 def decisions(
     context: Context, sought: Sought, limit: int, sees: Sees
 ) -> tuple[list[DecisionView], list[Unanswered]]:
-    """At most so many, the newest first, and the extenders whose decisions may be missing."""
+    """Return at most ``limit`` decisions, the newest first, and the extenders that are missing."""
     found: list[DecisionView] = []
     for replica, journal in context.journal.each():
         wanted = (record for record in journal.records.newest_first() if sought.wants(record))
@@ -104,11 +111,11 @@ def decisions(
             decision_view(record, replica, sees, _offered_nodes(journal, record, sought))
             for record in islice(wanted, limit)
         ]
-    return merged(found)[:limit], unheard(context)
+    return merged(found)[:limit], unread_extenders(context)
 
 
-def unheard(context: Context) -> list[Unanswered]:
-    """The extenders from which nothing comes at present, and why."""
+def unread_extenders(context: Context) -> list[Unanswered]:
+    """Return the extenders whose journal cannot be read now, and why."""
     return [
         Unanswered(peer=each.place, message=each.trouble)
         for each in context.journal.followed()
@@ -132,8 +139,8 @@ def router(context: Context) -> APIRouter:
         since: AskedSince = None,
         offered_nodes: AskedNodes = False,
     ) -> Response:
-        """The last decisions of all replicas, the newest first; 100 unless ``limit`` says more.
-        One to which another call came meanwhile can come again on the next page."""
+        """List the last decisions of all replicas, the newest first; 100 unless ``limit`` is given.
+        A decision that gets another call meanwhile can appear again on the next page."""
         namespace, _, name = (pod or "").partition("/")
         sought = Sought(
             pod=(namespace, name) if pod else None,
@@ -161,17 +168,17 @@ def router(context: Context) -> APIRouter:
         decision_id: DecisionId,
         snap: Newest,
     ) -> Response:
-        """One decision: what every verb made of it, on whichever replica."""
-        unanswered = unheard(context)
+        """Return one decision with the results of all its verbs, merged over all replicas."""
+        unanswered = unread_extenders(context)
         found = [
             decision_view(record, replica) for replica, record in context.journal.of_id(decision_id)
         ]
         if not found:
-            silent = "".join(f"; nothing is heard of {each.peer}" for each in unanswered)
+            missing = "".join(f"; extender {each.peer} does not answer" for each in unanswered)
             raise HTTPException(
                 404,
-                f"decision {decision_id} is not known, or not any more{silent}; "
-                "GET /v1/decisions lists those that are",
+                f"decision {decision_id} is not on record (any more){missing}; "
+                "GET /v1/decisions lists the decisions on record",
             )
         body = DecisionBody(
             generatedAt=stamp(context.wall_s()),
@@ -193,20 +200,20 @@ def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str
 
 
 def moment_s(text: str, now_s: float) -> float:
-    """Unix time of what ``since`` says, in seconds; refuses with 422."""
+    """Return the Unix time of ``since`` in seconds; raises ``HTTPException`` 422."""
     if ago := re.fullmatch(r"(\d{1,6})([smh])", text):
         return now_s - int(ago[1]) * _UNITS_S[ago[2]]
     try:
-        then = datetime.fromisoformat(text.replace(" ", "+"))  # a plus that was not quoted
+        then = datetime.fromisoformat(text.replace(" ", "+"))  # an unquoted plus sign
     except ValueError:
         raise HTTPException(
             422,
-            f"query since: {text[:80]!r} is neither a time nor how long ago; right is, for "
-            "example, since=15m or since=2026-11-21T10:00:00Z",
+            f"query since: {text[:80]!r} is neither a time nor an age. "
+            "Example: since=15m or since=2026-11-21T10:00:00Z",
         ) from None
     return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
 
 
 def _before(after: str) -> tuple[str, str]:
-    at, _, decision_id = after.replace(" ", "+").partition("_")  # a plus that was not quoted
+    at, _, decision_id = after.replace(" ", "+").partition("_")  # an unquoted plus sign
     return at, decision_id

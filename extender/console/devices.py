@@ -1,4 +1,4 @@
-"""One device: who holds it, who else is there, and how it is."""
+"""One device: the pods that hold it, unattributed processes, its health and its sharing."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ class ProcessView(BaseModel):
 
 
 class LimitView(BaseModel):
-    """What the driver grants a container, where it has such limits."""
+    """The GPU memory limits that the driver enforces on a container."""
 
     namespace: str
     name: str
@@ -49,21 +49,21 @@ class DeviceBody(Body):
     #: MIG: the physical GPU, and the GPU instance whose memory compute instances share.
     mig_parent: str | None
     mig_gpu_instance: int | None
-    #: MPS: what it lets each process take.
+    #: MPS: maximum memory of each process.
     mps_process_limit_bytes: int | None
-    #: Devices that share its memory, itself included.
+    #: Number of devices that share its memory, including this one.
     sharers: int
     numa_node: int | None
     pci_bus_id: str | None
     architecture: str | None
     compute_mode: str | None
-    #: Share of time in which any kernel ran: not SM activity.
+    #: Share of the time in which any kernel ran; this is not SM activity.
     utilization_ratio: float | None
     sm_occupancy_ratio: float | None
     replicas: int
-    #: Those with the most first; of the whole memory, where several devices share it.
+    #: The largest first; of all devices that share the memory.
     holders: list[HeldView]
-    #: The largest of those that belong to no pod, where the agent can tell; null where it cannot.
+    #: The largest processes that belong to no pod; null if the agent cannot attribute processes.
     unattributed_processes: list[ProcessView] | None
     limits: list[LimitView]
 
@@ -83,12 +83,12 @@ def router(context: Context) -> APIRouter:
         responses=UNKNOWN,
     )
     def device(name: NodeName, uuid: Uuid, snap: Newest) -> Response:
-        """Who holds the device and how far along each is, processes that belong to nobody, its
-        health and how it is shared."""
+        """Return the pods that hold the device with their phase, unattributed processes, the health
+        of the device, and how it is shared."""
         row = snap.row_of.get(name)
         if row is None:
             raise HTTPException(
-                404, f"node {name} is not known; GET /v1/nodes lists those that are"
+                404, f"node {name} is not known; GET /v1/nodes lists the known nodes"
             )
         of_node = snap.nodes[row].devices
         terms = next((each for each in of_node if each.device.uuid == uuid), None)
@@ -100,7 +100,7 @@ def router(context: Context) -> APIRouter:
         status = gpunode.status if gpunode else None
         of = terms.device
         limits = [each for each in status.limits if each.device == uuid] if status else []
-        strangers = status.unattributed_processes if status else []
+        unattributed = status.unattributed_processes if status else []
         report_age_s = age(status.observed_at, at_s) if status else None
         return encoded(
             DeviceBody(
@@ -124,7 +124,7 @@ def router(context: Context) -> APIRouter:
                 sm_occupancy_ratio=of.sm_occupancy_ratio,
                 replicas=of.replicas.total,
                 holders=[held_view(held) for held in holders(cluster, name, terms)],
-                unattributed_processes=[_process_view(p) for p in strangers if p.device == uuid]
+                unattributed_processes=[_process_view(p) for p in unattributed if p.device == uuid]
                 if terms.attributed
                 else None,
                 limits=[_limit_view(limit) for limit in limits],

@@ -1,4 +1,4 @@
-"""Promised beside measured, predicted beside actual."""
+"""Reserved and measured memory, predicted and actual devices of every pod."""
 
 from typing import Annotated
 
@@ -17,7 +17,10 @@ from extender.console.responses import (
 from extender.placement.snapshot import Snapshot
 
 Pods = Annotated[
-    bool, Query(description="false: only the counts and the misses.", examples=["false"])
+    bool,
+    Query(
+        description="false: only the counts and the misses, without the pods.", examples=["false"]
+    ),
 ]
 
 
@@ -27,8 +30,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
     def drift(snap: Newest, pods: Pods = True, held: Held = None) -> Response:
-        """Every pod with a promise: what it was promised and what it uses, where it was predicted
-        to be and where it is; how many predictions were right, and the misses one by one."""
+        """List every pod with a reservation: its reserved and used memory, its predicted and actual
+        devices. Count the predictions by result, and list the misses."""
         watched = context.cluster.observations
         tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
         if holds(held, tag):

@@ -1,4 +1,4 @@
-"""The drift of every pod: promised, measured, predicted and actual, side by side."""
+"""The drift of every pod: reserved and measured memory, predicted and actual devices."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ from extender.state.prediction_tracker import Outcome, PredictionTracker
 
 class PodOnDeviceView(BaseModel):
     uuid: str
-    #: What the ledger charges the pod for it; null for a device it was not promised.
+    #: Memory that the pod reserved on the device; null if it has no reservation there.
     reservation_bytes: int | None
-    #: Null where nothing was measured, or not everything.
+    #: Null if the use of some container was not measured.
     measured_bytes: int | None
 
 
@@ -25,28 +25,28 @@ class DriftView(BaseModel):
     name: str
     uid: str
     node: str
-    #: hit, shifted (pods bound after it can push it there, where it had room), miss; "waiting"
-    #: until a report shows it; "adopted": bound by somebody else; null where it was shown before
-    #: this replica watched.
+    #: hit; shifted (pods bound later could move it to this device, and it had room there); miss;
+    #: "waiting" until a report shows the pod; "adopted" if Headroom did not bind it; null if it was
+    #: observed before this replica started.
     result: str | None
-    #: The candidates at its binding.
+    #: The candidate devices when it was bound.
     predicted: list[str]
-    #: The devices that the ledger chose, where the node is steered; else empty.
+    #: The devices that the ledger chose on a steered node; otherwise empty.
     choice: list[str]
     observed: list[PodOnDeviceView]
-    #: What turned the prediction, as a code and as a sentence; null unless it was missed.
+    #: Why the prediction was missed, as a code and as a sentence; null unless it was missed.
     surprise: str | None
     message: str | None
-    #: When the promise was made.
+    #: When the reservation was made.
     since: str | None
-    #: From the promise to the report that showed the pod.
+    #: Seconds from the reservation to the report that showed the pod.
     window_s: float | None
-    #: What it uses beyond what it asked for, where it has done so for more than a minute; else 0.
+    #: Use above the request, if it has lasted for more than a minute; otherwise 0.
     overuse_bytes: int
 
 
 class MissView(BaseModel):
-    """A miss that this replica saw, also of a pod that is gone."""
+    """A missed prediction that this replica observed; the pod may have ended since."""
 
     namespace: str
     name: str
@@ -59,13 +59,13 @@ class MissView(BaseModel):
     surprise: str
     message: str
     window_s: float
-    #: The most that a device of the pod was overcommitted when it was seen there.
+    #: By how much the pod overcommitted its device when it was observed there; the maximum.
     overcommitted_bytes: int
 
 
 class DriftBody(Body):
     pods: list[DriftView]
-    #: By result, over all pods that this replica saw placed since its start, whoever bound them.
+    #: Number of pods by result, over all placements that this replica observed since its start.
     results: dict[str, int]
     #: The latest first.
     misses: list[MissView]
@@ -74,9 +74,9 @@ class DriftBody(Body):
 def drift_body(
     cluster: ClusterState, generation: int, wall_s: float, monotonic_s: float
 ) -> DriftBody:
-    """Without the pods, of which there are many: see ``drift_views``."""
+    """Return the body without the pods, which ``drift_views`` adds one by one."""
     watched = cluster.observations
-    # The lists are copied at once: they grow while this is read on another thread.
+    # Copy the lists first: the event loop appends to them while this thread reads.
     misses, totals = list(watched.misses), dict(watched.totals)
     return DriftBody(
         generatedAt=stamp(wall_s),
@@ -88,7 +88,7 @@ def drift_body(
 
 
 def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
-    """Every pod with a promise, node by node."""
+    """Yield every pod with a reservation, node by node."""
     overused = Counter[str]()
     for each in cluster.overuses.lasting:
         overused[each.uid] += each.beyond_bytes
@@ -132,7 +132,7 @@ def _devices(gpunode: GPUNode, uid: str, reservation: Reservation) -> Iterator[P
     status = gpunode.status
     if status is None:
         return
-    reserved = Counter[str]()  # containers that ask for themselves are charged one by one
+    reserved = Counter[str]()  # containers with their own requests have their own charges
     for charge in reservation.charges:
         reserved.update(charge.candidates)
     for uuid in observed(status, uid):

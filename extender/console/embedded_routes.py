@@ -1,4 +1,4 @@
-"""What exists in the embedded server only: playing the users and the agents of a cluster."""
+"""Routes of the embedded server that simulate the users and the agents of a cluster."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -22,7 +22,10 @@ def add_embedded_routes(
     report: Callable[[Sequence[tuple[str, GPUNodeStatus]]], Awaitable[str]],
     delete_pod: Callable[[str, str], str],
 ) -> None:
-    """Both functions return "" when it was done, else a sentence that says what is not there."""
+    """Add the routes to the application.
+
+    Both functions return "" on success, otherwise a sentence that names the missing object.
+    """
 
     @app.post("/embedded/v1/reports", status_code=204)
     async def reports(request: Request) -> None:
@@ -31,13 +34,13 @@ def add_embedded_routes(
             given = _reports.decode(await request.body())
         except msgspec.DecodeError as err:
             raise HTTPException(
-                400, f'{err}; right is, for example, [{{"node": "gpu-a", "status": {{...}}}}]'
+                400, f'{err}. Example: [{{"node": "gpu-a", "status": {{...}}}}]'
             ) from err
         if missing := await report([(one.node, one.status) for one in given]):
             raise HTTPException(404, missing)
 
     @app.delete("/embedded/v1/pods/{namespace}/{name}", status_code=204)
     def pod(namespace: str, name: str) -> None:
-        """End a pod and delete it; its promise is taken back."""
+        """End and delete a pod, which removes its reservation."""
         if missing := delete_pod(namespace, name):
             raise HTTPException(404, missing)

@@ -1,4 +1,4 @@
-"""What happens, as it happens: server-sent events, and what is remembered of them."""
+"""A stream of changes as server-sent events, and a list of the latest changes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -17,28 +17,28 @@ from extender.console.responses import listed
 from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, TooManyFollowers
 from extender.placement.snapshot import Snapshot
 
-#: A silent stream says that it is still there, so that nothing on the way closes it.
+#: Seconds between comments on an idle stream, so that no proxy closes it.
 HEARTBEAT_S = 15.0
-#: A client that takes none of what it was sent for so long is let go.
+#: Seconds after which a client that reads nothing is disconnected.
 SEND_S = 5.0
 
 Follow = Annotated[
     bool,
     Query(
-        description="false: what is remembered, as a list; else a stream of server-sent events.",
+        description="false: return a list of the latest changes; true: stream server-sent events.",
         examples=["false"],
     ),
 ]
 LastEventId = Annotated[
     str | None,
-    Header(alias="Last-Event-ID", description="Go on after this event; sent by EventSource."),
+    Header(alias="Last-Event-ID", description="Continue after this event; EventSource sends it."),
 ]
 
 
 class EventView(BaseModel):
-    """What does not apply is null."""
+    """A change; fields that do not apply are null."""
 
-    #: Names it on this replica; to be given as Last-Event-ID to go on after it.
+    #: Unique on this replica; send it as Last-Event-ID to continue after this event.
     id: str
     at: str
     snapshot_generation: int
@@ -58,8 +58,8 @@ class EventsBody(Body):
     events: list[EventView]
 
 
-class Impatient(StreamingResponse):
-    """Ends where the client does not take what it is sent, and calls ``left`` however it ends."""
+class TimedStream(StreamingResponse):
+    """A stream that ends if the client stops reading; calls ``left`` whenever it ends."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Impatient(StreamingResponse):
         self._pieces, self._left = pieces, left
 
     async def stream_response(self, send: Send) -> None:
-        async def within(message: Message) -> None:
+        async def send_timed(message: Message) -> None:
             await asyncio.wait_for(send(message), SEND_S)
 
         try:
             with suppress(TimeoutError):
-                await super().stream_response(within)
+                await super().stream_response(send_timed)
         finally:
             self._left()
             await self._pieces.aclose()
@@ -91,26 +91,26 @@ def router(context: Context) -> APIRouter:
     def view(feed_event: FeedEvent) -> EventView:
         return _view(feed_event, context.replica)
 
-    async def told(follower: Follower, past: list[FeedEvent]) -> AsyncGenerator[bytes]:
+    async def stream(follower: Follower, past: list[FeedEvent]) -> AsyncGenerator[bytes]:
         yield b"retry: 2000\n\n"
         for feed_event in past:
             yield _sent(view(feed_event))
         while not follower.dropped:
             try:
-                news = await asyncio.wait_for(follower.queue.get(), HEARTBEAT_S)
+                newest = await asyncio.wait_for(follower.queue.get(), HEARTBEAT_S)
             except TimeoutError:
                 yield b": nothing new\n\n"
                 continue
-            if news is None:
+            if newest is None:
                 return
-            yield _sent(view(news))
+            yield _sent(view(newest))
 
     @routes.get(
         "/v1/events",
         response_model=EventsBody,
         responses={
             200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
-            503: {"description": "Too many follow already"},
+            503: {"description": "Too many clients follow the stream"},
         },
     )
     async def events(
@@ -119,8 +119,8 @@ def router(context: Context) -> APIRouter:
         follow: Follow = True,
         last_event_id: LastEventId = None,
     ) -> Response:
-        """What happens on this replica: promises made and taken back, decisions, reports lost,
-        devices fenced, predictions missed. Remembered are the last 4,096."""
+        """Stream or list the changes on this replica: reservations made and removed, decisions,
+        lost reports, unhealthy devices, missed predictions. The last 4,096 are kept."""
         from_s = float("-inf") if since is None else moment_s(since, context.wall_s())
         after = _number(last_event_id, context.replica)
         if not follow:
@@ -136,12 +136,11 @@ def router(context: Context) -> APIRouter:
         except TooManyFollowers:
             raise HTTPException(
                 503,
-                f"{MOST_FOLLOWERS} clients follow already; right is, for example, to ask now and "
-                "then with follow=false",
+                f"{MOST_FOLLOWERS} clients follow the stream already; poll with follow=false",
             ) from None
-        # Nothing happens between the two: both are done on the loop, without a pause.
+        # No event is lost between the two calls: both run on the event loop without a pause.
         past = feed.past(after, from_s)
-        return Impatient(told(follower, past), lambda: feed.leave(follower))
+        return TimedStream(stream(follower, past), lambda: feed.leave(follower))
 
     return routes
 
@@ -168,6 +167,6 @@ def _sent(view: EventView) -> bytes:
 
 
 def _number(last: str | None, replica: str) -> int:
-    """Of our own event; all that is remembered is news to who comes from another replica."""
+    """Return the number of an event of this replica; 0, before all events, for any other id."""
     name, _, number = (last or "").rpartition(".")
     return int(number) if name == replica and number.isdecimal() else 0

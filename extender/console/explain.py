@@ -1,4 +1,4 @@
-"""Why a pod waits, or where it is."""
+"""Explains why a pod is pending, or where it is placed."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -30,8 +30,8 @@ from extender.state.suggestions import Suggestion, blockers, suggest, within_quo
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
 
-#: Attempts to place the pod in which it is looked who left for it.
-LOOKED_BACK = 8
+#: Number of the latest decisions that are searched for victims of the pod.
+MAX_DECISIONS = 8
 
 
 def router(context: Context) -> APIRouter:
@@ -49,15 +49,15 @@ def router(context: Context) -> APIRouter:
         snap: Newest,
         sees: Visible,
     ) -> Response:
-        """Why the pod waits, or where it is: its request as understood, reasons counted, the
-        nearest nodes with their devices, what would help; and the last decision about it."""
+        """Explain why the pod is pending, or where it is placed: its request, the reasons with node
+        counts, the nearest nodes with their devices, suggestions, and the last decision."""
         pod = pod_named(context, namespace, name)
         request = cluster.understand(pod)
         found, unanswered = decisions(
             context,
-            # Not of an earlier pod of this name, as those of StatefulSets have.
+            # By uid, because a StatefulSet reuses the names of its pods.
             Sought(uid=pod.metadata.uid, offered_nodes=True),
-            LOOKED_BACK,
+            MAX_DECISIONS,
             sees,
         )
         last, offered = _last(found), _offered(found)
@@ -80,7 +80,7 @@ def router(context: Context) -> APIRouter:
             helps = within_quotas(helps, None if quotas is None else exceeded(quotas))
         now_s, at_s = context.monotonic_s(), context.wall_s()
 
-        def aged(terms: DeviceTerms) -> float | None:
+        def age_of(terms: DeviceTerms) -> float | None:
             return cluster.activities.age_s(terms, now_s, at_s)
 
         why = Explained(
@@ -99,20 +99,23 @@ def router(context: Context) -> APIRouter:
             nodes=len(snap.nodes),
             generation=snap.generation,
         )
-        return encoded(explain_body(why, aged, stamp(at_s)))
+        return encoded(explain_body(why, age_of, stamp(at_s)))
 
     return routes
 
 
 def _offered(found: Sequence[DecisionView]) -> list[str] | None:
-    """The nodes of the last filter call, when they are known."""
+    """Return the nodes of the last filter call, None if they are not on record."""
     last = next((each.filter for each in found if each.filter), None)
     return last.offered_nodes if last else None
 
 
 def _last(found: Sequence[DecisionView]) -> DecisionView | None:
-    """The last decision, with who left for the pod in one of those before: it is tried again when
-    they have gone. The names of the offered nodes are left out: they can be thousands."""
+    """Return the last decision, with the preemption of an earlier one if it has none itself.
+
+    kube-scheduler retries the pod when its victims have ended, which makes a new decision. The
+    names of the offered nodes are left out, because there can be thousands.
+    """
     if not found:
         return None
     last = found[0]

@@ -1,4 +1,4 @@
-"""Why a pod waits, or where it is: the body, and the sentences in it beside the same as fields."""
+"""The body that explains why a pod is pending or where it is placed: fields and sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ from extender.state.explained_nodes import Feasible
 from extender.state.journal import scheduler_of
 from extender.state.suggestions import Suggestion, but_not_checked
 
-#: kube-scheduler tries what nothing woke again after so long, unless it is told otherwise.
+#: kube-scheduler retries a pod that nothing requeued after this time, by default.
 FLUSHED_AFTER = timedelta(minutes=5)
-#: Of a node, those with the most.
+#: Maximum number of blocking pods shown for a node, the largest first.
 MOST_BLOCKERS = 10
-#: Characters of what a scheduler reports.
+#: Maximum number of characters quoted from a scheduler's message.
 MOST_QUOTED = 500
 
 
@@ -51,21 +51,20 @@ class NearestView(BaseModel):
     fits: bool
     reason: str | None
     message: str | None
-    #: What shows it, where the message does not say.
+    #: Evidence for the message, if it does not include any.
     detail: str | None
-    #: "not measured" and where its capacity was learned, if no agent reports it.
+    #: "not measured" and the source of the capacity, if no agent reports the node.
     unmeasured: str | None
-    #: What the pod lacks on the fullest device that it could end on; null when not memory decides.
+    #: Memory that the pod lacks on its fullest candidate device; null if memory does not decide.
     short_bytes: int | None
     candidates: list[CandidateView]
-    #: 0..1, of which the highest wins, and the named terms of which it is the weighted mean
-    #: (setting score_weights); null and empty where the pod does not fit.
+    #: 0 to 1, the highest wins: the weighted mean of ``score_terms`` (setting score_weights). Null,
+    #: with no terms, if the pod does not fit.
     score_ratio: float | None
     score_terms: dict[str, float]
-    #: Who holds what keeps the pod out, at most 10, those with the most first; empty where it is
-    #: neither memory nor replicas.
+    #: Pods that hold the memory or the replicas that the pod lacks: at most 10, the largest first.
     blockers: list[HeldView]
-    #: Other such pods, which the reader may not get, and what they hold together.
+    #: Number of such pods that the caller may not get, and the memory that they hold in total.
     hidden_blockers: int
     hidden_blockers_bytes: int
     #: All of this as lines to read.
@@ -73,14 +72,14 @@ class NearestView(BaseModel):
 
 
 class SuggestionsView(BaseModel):
-    """What would help, tried before it is said."""
+    """A change that would help; each was simulated first."""
 
-    #: lower (what is asked for), wait (for a pod), eligible (change where the pod may run), mend (a
-    #: node or a device), replicas (more of them), or quota (which rejects the pod if it is created
-    #: again).
+    #: lower (the request), wait (for a pod), eligible (change where the pod may run), replicas (add
+    #: some), quota (it would reject the pod if created again), or the value for a node or device
+    #: that must be repaired.
     kind: str
     sentence: str
-    #: Null where no single node is meant; then of how many it is true.
+    #: The node concerned; null if there are several, counted in ``nodes``.
     node: str | None
     nodes: int
     lower_to_bytes: int | None
@@ -88,16 +87,16 @@ class SuggestionsView(BaseModel):
 
 
 class AttemptsView(BaseModel):
-    """What kube-scheduler did about the pod, as it stands now, on all replicas."""
+    """The attempts of kube-scheduler to place the pod, as far as any replica has them on record."""
 
     first_at: str | None
     last_at: str | None
     times: int
-    #: In the last one; and the nodes that we know and were not asked about.
+    #: Number of nodes offered in the last attempt, and of known nodes that were not offered.
     offered_nodes: int | None
     not_offered_nodes: int | None
-    #: The latest that kube-scheduler tries again by its defaults; null where it is not known, or
-    #: will not.
+    #: When kube-scheduler retries at the latest, with its default settings; null if it does not, or
+    #: if that is not known.
     again_by: str | None
     message: str
 
@@ -106,35 +105,35 @@ class ExplainBody(Body, Recomputed):
     namespace: str
     name: str
     uid: str
-    #: The node it is bound to; null while it waits.
+    #: The node the pod is bound to; null while it is pending.
     bound_to: str | None
-    #: What its author changed after it was bound, and what that means; null for nothing.
+    #: Changes of its request after it was bound, and their effect; null if there are none.
     changed: str | None
-    #: What Headroom wrote on the pod with its Binding.
+    #: Annotations that Headroom wrote on the pod when it bound it.
     annotations: dict[str, str]
-    #: "bound", "fits", "refused", "gated" (scheduling gates), "other_scheduler" (its scheduler does
-    #: not ask Headroom), "not_ours" (asks for no GPU) or "unreadable".
+    #: "bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler of
+    #: the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable".
     verdict: str
     message: str
     request: list[AskView]
-    #: Eligible nodes that take the pod, on the newest snapshot; of those in its last filter call
-    #: when that is known.
+    #: Number of eligible nodes that can take the pod, on the newest snapshot. Only nodes of its
+    #: last filter call count, if they are on record.
     fits: int
     reasons: list[ReasonView]
-    #: Nodes that kube-scheduler does not offer, by selector, affinity, taints and cordon.
+    #: Nodes that kube-scheduler does not offer, by selector, affinity, taint or cordon.
     ineligible: list[ReasonView]
-    #: Eligible nodes that its last filter call did not name, for reasons of kube-scheduler's.
+    #: Number of eligible nodes that kube-scheduler left out of its last filter call.
     left_out_nodes: int
     #: Checks of kube-scheduler that this answer does not include, such as volumes.
     not_checked: list[str]
-    #: Of what is said of every node; `headroom replay` prints the same. Null where nothing is.
+    #: Digest of the verdicts on all nodes, which `headroom replay` prints too; null without any.
     verdict_digest: str | None
     nearest: list[NearestView]
-    #: Those of ``advice``, to be read.
+    #: The sentences of ``advice``.
     suggestions: list[str]
     advice: list[SuggestionsView]
     attempts: AttemptsView
-    #: Of all replicas; the fields above are recomputed.
+    #: The last decision, merged over all replicas; the fields above are recomputed.
     last_decision: DecisionView | None
     unanswered: list[Unanswered]
 
@@ -169,32 +168,32 @@ def nearest_view(
         blockers=[held_view(held) for held in shown],
         hidden_blockers=len(hidden),
         hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
-        told=[*explanation_lines(node), *map(_holds, shown), *_hold_unseen(hidden)],
+        told=[*told(node), *map(_holds, shown), *_held_by_hidden(hidden)],
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """All that is known of why a pod is where it is."""
+    """The inputs of ``explain_body``."""
 
     pod: Pod
     request: VramRequest | Unreadable
-    #: None where nothing was fitted, because the pod cannot be read.
+    #: None if the request of the pod cannot be read.
     explanation: Explanation | None
-    #: How its request was changed after it was bound.
+    #: How the request was changed after the pod was bound; "" if it was not.
     changed: str
     digest: str
-    advice: Sequence[Suggestion]
-    #: Of each of the nearest nodes.
+    advice: Sequence[Suggestions]
+    #: The blocking pods of each of the nearest nodes.
     blockers: Sequence[Sequence[Held]]
     last: DecisionView | None
     unanswered: Sequence[Unanswered]
     sees: Sees
-    #: None where nothing was fitted.
+    #: None if the request of the pod cannot be read.
     where: Feasible | None
-    #: Schedulers that are known to ask Headroom.
+    #: Schedulers known to call Headroom.
     schedulers: Sequence[str]
-    #: Nodes that we know.
+    #: Number of known nodes.
     nodes: int
     generation: int
 
@@ -245,8 +244,11 @@ def verdict_of(
     asked: bool,
     schedulers: Sequence[str],
 ) -> tuple[str, str]:
-    """The verdict of ``ExplainBody`` and its message. ``asked``: whether any filter call for the
-    pod is on record; ``schedulers``: those that are known to ask Headroom."""
+    """Return the verdict of ``ExplainBody`` and its message.
+
+    ``asked``: whether any filter call for the pod is on record. ``schedulers``: the schedulers
+    known to call Headroom.
+    """
     if isinstance(request, Unreadable):
         return "unreadable", request.message
     if pod.node:
@@ -261,7 +263,7 @@ def verdict_of(
 
 
 def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
-    """The verdict and the message when no scheduler that asks Headroom tries the pod; else None."""
+    """Return verdict and message if no scheduler that calls Headroom tries the pod, else None."""
     if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
         they = "it is" if len(gates) == 1 else "they are"
         return "gated", (
@@ -270,7 +272,7 @@ def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, st
         )
     if not asked and (scheduler := scheduler_of(pod)) not in schedulers:
         return "other_scheduler", (
-            f"spec.schedulerName is {scheduler}, which is not known to ask Headroom; create "
+            f"spec.schedulerName is {scheduler}, which is not known to call Headroom; create "
             f"the pod again with spec.schedulerName: {schedulers[0]}"
         )
     return None
@@ -284,7 +286,7 @@ def _fits_or_not(explanation: Explanation, where: Feasible) -> tuple[str, str]:
         has = "has" if explanation.fits == 1 else "have"
         return "fits", f"{some} {has} GPU memory for the pod{but_not_checked(unchecked)}"
     if not len(where.eligible.rows) and not where.obstacles:
-        return "rejected", "no node can take the pod: Headroom knows no node"
+        return "rejected", "no node can take the pod: Headroom has seen no nodes yet"
     if not len(where.eligible.rows):
         ((obstacle, nodes), *others) = where.obstacles
         more = f", and {len(others)} more reasons" if len(others) > 1 else ""
@@ -313,7 +315,7 @@ def _holds(held: Held) -> str:
     return f"  pod {held.namespace}/{held.name} holds {gib(held.charged_bytes)}{since}, {how}"
 
 
-def _hold_unseen(hidden: Sequence[Held]) -> list[str]:
+def _held_by_hidden(hidden: Sequence[Held]) -> list[str]:
     if not hidden:
         return []
     who = "1 pod that you may not read holds"
@@ -343,7 +345,7 @@ def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
             offered_nodes=None,
             not_offered_nodes=None,
             again_by=None,
-            message="the calls that placed it are not on record any more"
+            message="the attempt that placed it is no longer on record"
             if pod.node
             else _never_asked(pod),
         )
@@ -362,36 +364,33 @@ def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
 
 
 def _never_asked(pod: Pod) -> str:
-    """Quotes the scheduler from the condition of a pod that Headroom was not asked about."""
-    said = (
+    """Return why no attempt is on record; quotes the scheduler from the pod's condition."""
+    reported = (
         condition.message
         for condition in (pod.status and pod.status.conditions) or ()
         if condition.type == "PodScheduled" and condition.status == "False" and condition.message
     )
-    if message := next(said, ""):
+    if message := next(reported, ""):
         return (
-            "its scheduler has not asked Headroom about this pod lately. The scheduler reports: "
+            "its scheduler has not called Headroom for this pod lately. The scheduler reports: "
             f"{message[:MOST_QUOTED]}"
         )
     return (
-        "its scheduler has not asked Headroom about this pod lately, and has not reported why it "
-        f"waits: is scheduler {scheduler_of(pod)} running?"
+        "its scheduler has not called Headroom for this pod lately, and has not reported why the "
+        f"pod is pending: is scheduler {scheduler_of(pod)} running?"
     )
 
 
 def _tried(asked: FilterView, left_out: int, again_by: str | None) -> str:
-    said = (
+    message = (
         f"kube-scheduler offered {counted(asked.offered, 'node')}, of which {asked.fits:,} could "
         "take the pod"
     )
     if left_out:
-        said += (
+        message += (
             f"; {counted(left_out, 'node')} did not pass kube-scheduler's own checks (selectors, "
             "taints, CPU, replicas ...), or it had found enough"
         )
     if again_by:
-        said += (
-            f"; it tries again as soon as Headroom sees room for the pod, and by {again_by} if "
-            "nothing happens"
-        )
-    return said
+        message += f"; it retries when Headroom finds room for the pod, at the latest by {again_by}"
+    return message

@@ -1,4 +1,4 @@
-"""What the fields of the bodies mean, said once: the comments above them go into /openapi.json."""
+"""Copies the comments above the fields of bodies into /openapi.json as their descriptions."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ _FIELD = re.compile(r"^    (\w+):")
 
 
 def describe_fields(schemas: dict[str, Any]) -> None:
-    """Fill in the descriptions of these, by the names of our models, where they have none."""
+    """Add missing descriptions to schemas that have the name of one of our models."""
     models = {model.__name__: model for model in _models(BaseModel)}
     for name, schema in schemas.items():
         model = models.get(name)
@@ -35,7 +35,7 @@ def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 @cache
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Field -> the comment above it, those of the bases included."""
+    """Return field -> the comment above it, including fields of base classes."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if not issubclass(base, BaseModel) or not base.__module__.startswith("extender.console"):

@@ -1,4 +1,4 @@
-"""The fleet in sums, model by model: are we full, and what is in the way?"""
+"""Totals of the fleet by GPU model, and the reasons why nodes take no pods."""
 
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
@@ -24,16 +24,16 @@ from extender.placement.snapshot import REASONS, Snapshot
 
 
 class ModelView(BaseModel):
-    """All devices of one model. Promised includes what pods on their way add at the worst."""
+    """All devices of one model. Reservations include unconfirmed pods in the worst case."""
 
     model: str
     devices: int
     allocatable_bytes: int
     reservation_bytes: int
-    #: Of strangers, and of pods beyond their requests.
+    #: Use by no known pod, and by pods without a reservation.
     unattributed_bytes: int
     used_bytes: int
-    #: Of those that take pods; what is overcommitted elsewhere does not lessen it.
+    #: On devices that take pods. Overcommitted devices count as 0, not as negative.
     headroom_bytes: int
     replicas_free: int
     unhealthy: int
@@ -42,7 +42,7 @@ class ModelView(BaseModel):
 
 class FleetBody(Body):
     nodes: int
-    #: Of nodes that take nothing, why; the most frequent first.
+    #: Why nodes take no pods, with the number of nodes; the most frequent first.
     closed: list[ReasonView]
     #: The largest first.
     models: list[ModelView]
@@ -55,7 +55,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
     def fleet(snap: Newest, held: Held = None) -> Response:
-        """What all devices have, model by model, and how many nodes take nothing."""
+        """Return totals over all devices by GPU model, and the nodes that take no pods."""
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
@@ -82,7 +82,7 @@ class _Sums:
     used_bytes: int = 0
     unhealthy: int = 0
     overcommitted: int = 0
-    #: Only of nodes that take pods.
+    #: Only devices that take pods.
     headroom_bytes: int = 0
     replicas_free: int = 0
 
@@ -110,7 +110,7 @@ def _models(snap: Snapshot, now_s: float) -> list[ModelView]:
 
 
 def _closed(snap: Snapshot, now_s: float) -> Counter[Reason]:
-    """Why nodes take nothing."""
+    """Count the nodes that take no pods by reason."""
     counts = np.bincount(snap.node_reason, minlength=len(REASONS)).tolist()
     closed = Counter({why: n for why, n in zip(REASONS, counts, strict=True) if why and n})
     stale = (snap.node_reason == 0) & (snap.fresh_until_s < now_s)

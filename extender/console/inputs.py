@@ -1,6 +1,6 @@
-"""How old each input is: the agents' reports, the API server's watches, and each extender's stream.
+"""The age of each input: the agents' reports, the API server's watches, and each extender's stream.
 
-A view says what was true when its inputs were read last, so a reader has to see which are late.
+A view is only as recent as its inputs, so a reader has to see which of them are late.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from extender.console.context import Context
 from extender.console.responses import encoded
 from extender.placement.snapshot import Snapshot
 
-#: Nodes that a message names.
+#: Maximum number of nodes named in a message.
 MOST_NAMED = 3
 
 
@@ -24,10 +24,10 @@ class InputView(BaseModel):
     kind: str
     #: The address of an extender; null for the others.
     place: str | None
-    #: The name of an extender, once it was read.
+    #: The name of an extender; null until it has been read.
     replica: str | None
-    #: Seconds since this process heard from it: from the agent, and the kind of object, that it
-    #: heard from longest ago. Null if it never did.
+    #: Seconds since the last contact. For agents and the API server, the oldest of all agents and
+    #: of all kinds of objects. Null before the first contact.
     age_s: float | None
     #: Why the input is out of date; null if it is not.
     message: str | None
@@ -42,7 +42,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/inputs", response_model=InputsBody)
     async def read() -> Response:
-        """How old each input of the views is, and which are out of date."""
+        """Return the age of each input of the views, and which inputs are out of date."""
         snap = context.cluster.snapshot()
         return encoded(
             InputsBody(
@@ -60,7 +60,7 @@ def inputs(context: Context, snap: Snapshot) -> list[InputView]:
 
 
 def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
-    """Nothing if no agent ever reported."""
+    """Yield the agents as one input; nothing if no agent ever reported."""
     reported = np.flatnonzero(np.isfinite(snap.fresh_until_s))
     if not len(reported):
         return
@@ -77,7 +77,7 @@ def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
 
 
 def _api_server(context: Context) -> Iterator[InputView]:
-    """Nothing if this process watches no API server."""
+    """Yield the API server; nothing if this process watches none."""
     ages_s = [each.contact_age_s for each in context.machinery().sources]
     if ages_s:
         known_s = [age_s for age_s in ages_s if age_s is not None]

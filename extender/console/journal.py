@@ -8,15 +8,15 @@ from fastapi import APIRouter, HTTPException, Query
 from starlette.responses import Response
 
 from extender.console.context import Context
-from extender.console.events import Impatient
+from extender.console.events import TimedStream
 from extender.observability.journal_stream import Cursor, StateLine, encode
 
 MAX_STREAMS = 8
-#: Between two looks for news, and between two lines without any.
-LOOK_S = 0.25
+#: Seconds between two checks for new lines, and between two state lines on an idle stream.
+CHECK_S = 0.25
 STATE_S = 5.0
-#: Lines after which others have a turn.
-_AT_ONCE = 50
+#: Maximum number of lines sent at once, so that other tasks get their turn.
+_CHUNK_LINES = 50
 NDJSON = "application/x-ndjson"
 
 AskedReplica = Annotated[
@@ -48,25 +48,25 @@ def router(context: Context) -> APIRouter:
 
     async def pieces(cursor: Cursor) -> AsyncGenerator[bytes]:
         yield state()
-        silent_s = 0.0
+        idle_s = 0.0
         while not context.feed.closed:
             chunk: list[bytes] = []
             for line in cursor.lines():
                 chunk.append(encode(line))
-                if len(chunk) == _AT_ONCE:
+                if len(chunk) == _CHUNK_LINES:
                     yield b"".join(chunk)
-                    chunk, silent_s = [], STATE_S
-            if chunk or silent_s >= STATE_S:
+                    chunk, idle_s = [], STATE_S
+            if chunk or idle_s >= STATE_S:
                 yield b"".join([*chunk, state()])
-                silent_s = 0.0
-            await asyncio.sleep(LOOK_S)
-            silent_s += LOOK_S
+                idle_s = 0.0
+            await asyncio.sleep(CHECK_S)
+            idle_s += CHECK_S
 
     @routes.get(
         "/v1/journal",
         responses={
             200: {"content": {NDJSON: {"schema": {"type": "string"}}}},
-            503: {"description": "Too many read it already"},
+            503: {"description": "Too many clients read the journal"},
         },
     )
     async def journal(replica: AskedReplica = None, after: AskedAfter = 0) -> Response:
@@ -85,6 +85,6 @@ def router(context: Context) -> APIRouter:
         streams += 1
         after = after if replica == context.replica else 0
         cursor = Cursor(context.journal.own, after, context.assumed)
-        return Impatient(pieces(cursor), left, NDJSON)
+        return TimedStream(pieces(cursor), left, NDJSON)
 
     return routes

@@ -1,14 +1,16 @@
-"""Says with every answer whether Headroom decides or only observes: no view can forget it."""
+"""Adds the mode (enforce or observe) to every answer as a header."""
 
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: With each answer, also with those that are unchanged: browsers keep what a header said last.
+#: Sent also with 304 answers, because browsers keep the last value of a header otherwise.
 HEADER = "Headroom-Mode"
 
 
-class SaysMode:
+class ModeHeader:
+    """ASGI middleware that adds the header to every HTTP response."""
+
     def __init__(self, app: ASGIApp, mode: Callable[[], str]) -> None:
         self._app = app
         self._mode = mode
@@ -18,10 +20,10 @@ class SaysMode:
             await self._app(scope, receive, send)
             return
 
-        async def say(message: Message) -> None:
+        async def send_with_mode(message: Message) -> None:
             if message["type"] == "http.response.start":
                 header = HEADER.lower().encode(), self._mode().encode()
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
-        await self._app(scope, receive, say)
+        await self._app(scope, receive, send_with_mode)

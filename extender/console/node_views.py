@@ -1,4 +1,4 @@
-"""Nodes and devices as the debug API shows them."""
+"""Bodies of nodes and devices."""
 
 from collections.abc import Callable
 
@@ -22,14 +22,15 @@ class HolderView(BaseModel):
     uid: str
     requested_bytes: int
     measured_bytes: int | None
-    #: False: bound, and this device is one of those that it may be on.
+    #: Whether a report shows the pod on this device. False: it is bound and may be on this device.
     observed: bool
 
 
 class DeviceView(BaseModel):
-    """The equation of one device: allocatable = memory - reserved - reserve, and
-    headroom = allocatable - promised - awaited - strays - unowned. Promised is to pods seen there;
-    awaited what pods on their way add at the worst."""
+    """The memory accounting of one device, in bytes: allocatable = memory - reserved - reserve, and
+    headroom = allocatable - reservation - unconfirmed - unobserved_pods - unattributed.
+    Reservations are of pods observed on the device. Unconfirmed is the worst case of bound pods
+    that no report shows yet. Unobserved_pods is the use of pods without a reservation."""
 
     uuid: str
     index: int
@@ -45,66 +46,69 @@ class DeviceView(BaseModel):
     unconfirmed_bytes: int
     unobserved_pods_bytes: int
     unattributed_bytes: int
-    #: Whether the agent told whose the memory is; if not, requests of idle pods can hide strangers.
+    #: Whether the agent reports which pod uses the memory. If not, requests of idle pods can hide
+    #: unattributed use.
     attributed: bool
     headroom_bytes: int
     used_bytes: int
-    #: What decides: "dcgm-history", a quantile over a window; or the agent's last sample, by who
-    #: took it: "dcgm", "gpm" or "nvml-process". Never device utilisation.
+    #: SM activity that filter and score use, 0 to 1; this is not device utilization.
     sm_activity_ratio: float | None
+    #: "dcgm-history" for a quantile over a window; "dcgm", "gpm" or "nvml-process" for the agent's
+    #: last sample.
     sm_activity_source: str | None
     #: Null for a single sample.
     sm_activity_quantile: float | None
+    #: Null for a single sample.
     sm_activity_window_s: float | None
-    #: Of the newest sample in it.
+    #: Age of the newest sample in the window.
     sm_activity_age_s: float | None
     replicas_free: int
     replicas_allocated: int
     replicas_unhealthy: int
-    #: Of those allocated, how many are held by pods that are ending.
+    #: Number of allocated replicas that terminating pods hold.
     replicas_leaving: int
-    #: What is left for a pod that asks for one replica, if it is given this device.
+    #: Memory free for the next pod that requests one replica, if it gets this device.
     free_bytes: int
-    #: How the plugin is taken to choose: distributed, packed, unknown, any; or
-    #: steered, where the agent chooses in its stead.
+    #: Assumed policy by which the device plugin chooses a device: distributed, packed, unknown or
+    #: any; steered if the agent chooses instead.
     policy: str
-    #: Whether the next pod for one replica could be given this device, and why.
+    #: Whether the next pod that requests one replica could get this device, and why.
     candidate: bool
     candidate_because: str
     unhealthy: str | None
     unhealthy_detail: str | None
     holders: list[HolderView]
-    #: Other pods that hold memory of it, which the reader may not get.
+    #: Number of further pods on the device that the caller may not get.
     hidden_holders: int
 
 
 class NodeView(BaseModel):
     name: str
-    #: Why the node as a whole takes no pods; null when its devices decide.
+    #: Why the node as a whole takes no pods; null if its devices decide.
     reason: str | None
     message: str | None
-    #: What shows it, where the message does not say.
+    #: Evidence for the message, if it does not include any.
     detail: str | None
     observed_at: str | None
     report_age_s: float | None
-    #: Whether its agent was heard of lately enough.
+    #: Whether the last report of its agent is recent enough.
     fresh: bool
     initialised: bool
-    #: Whether kubectl cordon closed it to new pods.
+    #: Whether the node is cordoned.
     cordoned: bool
-    #: As kubectl describe prints them; only those that keep pods away that do not tolerate them.
+    #: As printed by kubectl describe; only NoSchedule and NoExecute taints.
     taints: list[str]
-    #: "not measured" and where its capacity was learned, if no agent reports it.
+    #: "not measured" and the source of the capacity, if no agent reports the node.
     unmeasured: str | None
-    #: Of the device that the next pod gets: exact, slot-safe, predicted, any or pinned; null where
-    #: the node has not reported.
+    #: How certain the device of the next pod is: exact, slot-safe, predicted, any, pinned or
+    #: steered; null if the node has no report.
     certainty: str | None
     devices: list[DeviceView]
 
 
 class NodesBody(Paged):
     nodes: list[NodeView]
-    #: Of all nodes.
+    #: Total over all nodes.
     overcommitted_bytes: int
 
 
@@ -112,7 +116,7 @@ class NodeBody(Body):
     node: NodeView
 
 
-#: How old the SM activity of a device is, in seconds.
+#: Returns the age of a device's SM activity in seconds.
 Aged = Callable[[DeviceTerms], float | None]
 
 

@@ -1,4 +1,4 @@
-"""Nodes and their devices, with every term of the equation."""
+"""Nodes and their devices, with the memory accounting of every device."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -31,17 +31,16 @@ Search = Annotated[
     str,
     Query(
         max_length=256,
-        description="Only nodes with this in their name, their reason or its details, or in a "
-        "device's uuid, model, resource or fence, or in namespace/name of a pod there; in "
-        "capitals or not.",
+        description="Only nodes with this text in their name or reason, in the uuid, model, "
+        "resource or health of a device, or in namespace/name of a pod. Ignores case.",
         examples=["a100"],
     ),
 ]
 Troubled = Annotated[
     bool,
     Query(
-        description="true: only nodes that take nothing, or with a device that is fenced or "
-        "overcommitted.",
+        description="true: only nodes that take no pods, or have an unhealthy or overcommitted "
+        "device.",
         examples=["true"],
     ),
 ]
@@ -55,13 +54,13 @@ class Order(Enum):
 AskedOrder = Annotated[
     Order,
     Query(
-        description="fullest: those that take nothing first, then those of which a device is "
-        "fullest, or fenced.",
+        description="fullest: nodes that take no pods first, then by their fullest device; an "
+        "unhealthy device counts as full.",
         examples=["fullest"],
     ),
 ]
 _PPM = 1_000_000
-#: Fuller than any device.
+#: Greater than the fullness of any device.
 _MOST_PPM = 10**15
 
 
@@ -81,8 +80,8 @@ def router(context: Context) -> APIRouter:
         order: AskedOrder = Order.NAME,
         held: Held = None,
     ) -> Response:
-        """Every node with every term of the equation of every device. The next page goes on after
-        the last place of this one, whatever has come or gone meanwhile."""
+        """List all nodes with the memory accounting of every device. The next page continues after
+        the last node of this one, also if nodes appeared or disappeared meanwhile."""
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
@@ -94,12 +93,12 @@ def router(context: Context) -> APIRouter:
         rows = np.arange(len(snap.nodes))
         if troubled or wanted:
             rows = np.array([row for row, node in enumerate(snap.nodes) if shows(node)], int)
-        places = _Places(snap) if order is Order.NAME else _by_fullness(snap)
-        ordered = places.sorted(rows)
-        begin = bisect_right(ordered, page.after, key=places.of) if page.after else 0
+        positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap)
+        ordered = positions.sorted(rows)
+        begin = bisect_right(ordered, page.after, key=positions.of) if page.after else 0
         end = len(ordered) if page.limit is None else min(begin + page.limit, len(ordered))
         shown, remaining = ordered[begin:end], len(ordered) - end
-        more = places.of(shown[-1]) if remaining else None
+        more = positions.of(shown[-1]) if remaining else None
         body = NodesBody(
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
@@ -114,13 +113,13 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
     def one_node(name: NodeName, snap: Newest, held: Held = None) -> Response:
-        """One node, as in the list of all."""
+        """Return one node, as in the list of nodes."""
         tag = context.tag(snap)
         if holds(held, tag):
             return unchanged(tag)
         if name not in snap.row_of:
             raise HTTPException(
-                404, f"node {name} is not known; GET /v1/nodes lists those that are"
+                404, f"node {name} is not known; GET /v1/nodes lists the known nodes"
             )
         body = NodeBody(
             generatedAt=stamp(context.wall_s()),
@@ -140,11 +139,11 @@ def _is_sound(node: NodeTerms, now_s: float) -> bool:
     )
 
 
-class _Places(NamedTuple):
-    """Where nodes stand in an order."""
+class _Sorting(NamedTuple):
+    """An order of the nodes, and their positions in it."""
 
     snap: Snapshot
-    #: Of each row: what is looked at before its name, the smaller first.
+    #: Sort keys of each row that precede its name, ascending.
     keys: tuple[Rows, ...] = ()
 
     def sorted(self, rows: Rows) -> list[int]:
@@ -153,18 +152,18 @@ class _Places(NamedTuple):
         return found
 
     def of(self, row: int) -> str:
-        """Sorts as text, and is unlike any other node's."""
+        """Return the position of a row as text: it is unique and sorts like the nodes."""
         return "_".join([*(f"{key[row]:016d}" for key in self.keys), self.snap.nodes[row].name])
 
 
-def _by_fullness(snap: Snapshot) -> _Places:
-    """A device is as full as is committed of it; a fenced one counts as twice full."""
+def _by_fullness(snap: Snapshot) -> _Sorting:
+    """Order nodes by their fullest device; an unhealthy device counts as twice full."""
     columns = snap.columns
     allocatable_bytes = np.maximum(columns.allocatable_bytes, 1)
     taken_bytes = columns.allocatable_bytes.astype(np.float64) - columns.headroom_bytes
     taken = np.clip(_PPM * taken_bytes / allocatable_bytes, 0, _MOST_PPM).astype(np.int64)
     fullest = np.where(columns.health_issue > 0, 2 * _PPM, taken).max(axis=1, initial=0)
-    return _Places(snap, ((snap.node_reason == 0).astype(np.int64), _MOST_PPM - fullest))
+    return _Sorting(snap, ((snap.node_reason == 0).astype(np.int64), _MOST_PPM - fullest))
 
 
 def _has(node: NodeTerms, wanted: str) -> bool:

@@ -1,4 +1,4 @@
-"""Who holds memory of a device, as several views show it."""
+"""Bodies of pods that hold memory of a device."""
 
 from pydantic import BaseModel
 
@@ -6,12 +6,12 @@ from extender.state.device_occupants import Held
 
 
 class UseView(BaseModel):
-    """A container on the device, as the agent saw it."""
+    """A container on the device, as the agent reports it."""
 
     container: str
     replica: str | None
     used_bytes: int | None
-    #: Where the holding was learned, and where the bytes were.
+    #: Sources of the allocation and of the bytes.
     source: str
 
 
@@ -19,15 +19,15 @@ class HeldView(BaseModel):
     namespace: str
     name: str
     uid: str
-    #: waiting (promised, not bound as far as was seen), on_its_way (bound, on no device yet),
-    #: running, ending (its memory is not free yet), gone (no sample shows yet that it is free).
+    #: waiting (reserved, no Binding seen yet), on_its_way (bound, not observed on a device yet),
+    #: running, ending (its memory is not free yet) or gone (no sample shows it as free yet).
     phase: str
-    #: False: it came without Headroom, and only what it uses is charged.
+    #: False: bound without a reservation; only its measured use counts.
     reserved: bool
     requested_bytes: int
     measured_bytes: int | None
     charged_bytes: int
-    #: By how much it uses more than it asked for.
+    #: Use above the request.
     exceeds_by_bytes: int
     since: str | None
     priority: int | None

@@ -1,6 +1,6 @@
-"""The page for people: files that are served as they are, and ask the other views.
+"""The page: static files whose scripts call the other views.
 
-Nothing of it comes from elsewhere, and a browser is told to load nothing else.
+All files are part of Headroom. The Content-Security-Policy keeps browsers from loading any other.
 """
 
 import hashlib

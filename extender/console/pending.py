@@ -1,4 +1,4 @@
-"""The pods that wait for a GPU, each with what it lacks on the node that comes nearest."""
+"""Pending GPU pods, each with what it lacks on the nearest node."""
 
 from typing import Annotated
 
@@ -27,7 +27,7 @@ from extender.placement.snapshot import Snapshot
 from extender.state.explained_nodes import feasible
 from extender.state.selectors import Eligible, eligibility_key, eligible_nodes
 
-#: Each costs a look at every node.
+#: Default page size; every pod is checked against all nodes.
 PODS = 50
 
 
@@ -35,21 +35,21 @@ class PendingView(Recomputed):
     namespace: str
     name: str
     uid: str
-    #: When it was created; null where that is not known.
+    #: When the pod was created; null if that is not known.
     since: str | None
-    #: Empty where what it asks for cannot be read: ``message`` says why.
+    #: Empty if the request cannot be read; ``message`` has the reason.
     request: list[AskView]
-    #: Eligible nodes that could take it now.
+    #: Number of eligible nodes that can take the pod now.
     fits: int
     reasons: list[ReasonView]
-    #: Nodes that it may not run on, by its selectors, affinity, taints and cordon.
+    #: Nodes that are not eligible, by selector, affinity, taint or cordon.
     ineligible: list[ReasonView]
-    #: In one sentence.
+    #: The verdict in one sentence.
     message: str
-    #: The node that lacks least, and how much; null where memory is not what is lacking.
+    #: The node that lacks the least memory, and how much; null if memory is not the reason.
     nearest: str | None
     short_bytes: int | None
-    #: Whether kube-scheduler has asked about it, as far as this replica remembers.
+    #: Whether an attempt of kube-scheduler is on record.
     asked: bool
 
 
@@ -63,7 +63,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/pending", response_model=PendingBody)
     def pending(snap: Newest, page: AskedPage) -> Response:
-        """Pods that wait for a GPU of ours, by namespace and name, 50 at a time unless said."""
+        """List pending pods that request a managed GPU, by namespace and name; 50 by default."""
         waiting = {_key(pod): pod for pod in context.cluster.unbound()}
         after = sorted(key for key in waiting if key > page.after)
         shown = after[: page.limit or PODS]
@@ -77,7 +77,7 @@ def router(context: Context) -> APIRouter:
             continue_=more,
             pods=[],
         )
-        # Pods of one Deployment may run on the same nodes.
+        # Eligible nodes by selectors: pods of one Deployment share them.
         known: dict[bytes, Eligible] = {}
         views = (_view(waiting[key], context, snap, known) for key in shown)
         return listed(body, "pods", views)

@@ -1,4 +1,4 @@
-"""What kubelets and Prometheus ask for: probes and metrics."""
+"""Probes for the kubelet, and metrics for Prometheus."""
 
 from typing import Annotated
 
@@ -17,28 +17,32 @@ def router(context: Context) -> APIRouter:
     @routes.get(
         "/healthz",
         response_class=PlainTextResponse,
-        responses={503: {"content": {"text/plain": {}}, "description": "What is stuck"}},
+        responses={
+            503: {"content": {"text/plain": {}}, "description": "Loops that make no progress"}
+        },
     )
     def healthz() -> Response:
-        """Whether the process answers, and each of its loops makes progress; 503 with the loops
-        that have made none for 30 s."""
+        """Return 200 if all loops of the process make progress, otherwise 503 with the loops that
+        have made none for 30 s."""
         stuck = context.stuck()
         return PlainTextResponse(f"{stuck or 'ok'}\n", 503 if stuck else 200)
 
     @routes.get(
         "/readyz",
         response_class=PlainTextResponse,
-        responses={503: {"content": {"text/plain": {}}, "description": "What is missing"}},
+        responses={
+            503: {"content": {"text/plain": {}}, "description": "Why decisions cannot be made yet"}
+        },
     )
     def readyz() -> Response:
-        """Whether decisions can be made; 503 with what is missing when not."""
+        """Return 200 if decisions can be made, otherwise 503 with the reason."""
         missing = context.unready()
         return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     def metrics(snap: Newest) -> Response:
-        """For Prometheus."""
-        told = context.telemetry.exposition(snap, not context.unready())
-        return Response(told, media_type=CONTENT_TYPE_LATEST)
+        """Return the metrics in the format of Prometheus."""
+        text = context.telemetry.exposition(snap, not context.unready())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -1,8 +1,8 @@
-"""What is wrong with a request, or with us, as ``application/problem+json`` (RFC 9457).
+"""Error answers as ``application/problem+json`` (RFC 9457).
 
-Whatever raises ``HTTPException``, or is not what a route declares, ends here, so that a client
-reads one form. ``detail`` names what is wrong, where, and a right example; the type is one for
-each status, for programs.
+All errors have this form: ``HTTPException``, requests that do not match what a route declares, and
+internal errors. ``detail`` names the mistake, its place and an example; ``type`` is for programs,
+one for each status.
 """
 
 import json
@@ -25,7 +25,7 @@ from extender.console.field_docs import describe_fields
 
 log = structlog.get_logger()
 
-#: Header that names the replica that answers.
+#: Header with the name of the answering replica.
 REPLICA = "Headroom-Replica"
 PROBLEM_JSON = "application/problem+json"
 _TYPES = {
@@ -39,19 +39,19 @@ _TYPES = {
     500: "internal",
     503: "unavailable",
 }
-#: Of a value that is quoted.
+#: Maximum length of a quoted value.
 _MOST_CHARS = 80
 
 
 class ProblemBody(BaseModel):
-    """Why a request was not answered as asked."""
+    """Why a request failed."""
 
-    #: One for each kind of problem, for programs: urn:headroom:problem:not-found.
+    #: Kind of problem, for programs. Example: urn:headroom:problem:not-found.
     type: str
-    #: The same in words.
+    #: Kind of problem, in words.
     title: str
     status: int
-    #: What is wrong, where, and what would be right.
+    #: The mistake, its place, and a correct example.
     detail: str
 
 
@@ -65,24 +65,26 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     return Response(body.model_dump_json(), status, headers, PROBLEM_JSON)
 
 
-def tell_problems(app: FastAPI, replica: str) -> None:
-    """Have the application answer every error in this form, and describe that; and name the
-    replica with every answer."""
+def use_problem_details(app: FastAPI, replica: str) -> None:
+    """Make the application answer and describe all errors in this form.
+
+    Also adds the name of the replica to every answer.
+    """
 
     async def rejected(request: Request, err: Exception) -> Response:
         assert isinstance(err, HTTPException)
         detail = err.detail
         if err.status_code == 404 and "route" not in request.scope:
-            detail = f"{request.url.path} is no view; GET /openapi.json describes all"
+            detail = f"{request.url.path} is not a view; GET /openapi.json describes all views"
         if err.status_code == 405:
             allowed = (err.headers or {}).get("Allow", "another method")
-            detail = f"{request.url.path} takes no {request.method}; right is {allowed}"
+            detail = f"{request.url.path} does not support {request.method}; use {allowed}"
         return problem(err.status_code, detail, dict(err.headers or {}))
 
     async def malformed(request: Request, err: Exception) -> Response:
         assert isinstance(err, RequestValidationError)
         examples = _examples(request.scope.get("route"))
-        return problem(422, "; ".join(_said(finding, examples) for finding in err.errors()))
+        return problem(422, "; ".join(_detail(finding, examples) for finding in err.errors()))
 
     app.add_exception_handler(HTTPException, rejected)
     app.add_exception_handler(RequestValidationError, malformed)
@@ -98,7 +100,7 @@ def tell_problems(app: FastAPI, replica: str) -> None:
 
 
 class _Edge:
-    """A fault of ours is logged whole, and answered without a word of it."""
+    """Adds the replica header. Logs internal errors, and answers them without details."""
 
     def __init__(self, app: ASGIApp, replica: str) -> None:
         self._app = app
@@ -107,7 +109,7 @@ class _Edge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
-        async def noting(message: Message) -> None:
+        async def send_named(message: Message) -> None:
             nonlocal begun
             begun = True
             if message["type"] == "http.response.start":
@@ -115,30 +117,30 @@ class _Edge:
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_named)
         except Exception:
             log.exception("view_failed", path=scope.get("path"))
             if begun:
-                raise  # half an answer is worse than a connection that breaks
+                raise  # an incomplete answer is worse than a broken connection
             answer = problem(500, "internal error in Headroom: see the log of the extender")
-            await answer(scope, receive, noting)
+            await answer(scope, receive, send_named)
 
 
-def _said(finding: dict[str, Any], examples: dict[str, object]) -> str:
+def _detail(finding: dict[str, Any], examples: dict[str, object]) -> str:
     kind, *where = [str(part) for part in finding["loc"]]
     name = where[0] if where else kind
-    said = f"{kind} {'.'.join(where)}".strip() + f": {finding['msg']}"
+    detail = f"{kind} {'.'.join(where)}".strip() + f": {finding['msg']}"
     if kind != "body" and finding["type"] != "missing":
-        said += f", not {str(finding['input'])[:_MOST_CHARS]!r}"
+        detail += f", not {str(finding['input'])[:_MOST_CHARS]!r}"
     example = examples.get("body" if kind == "body" else name)
     if example is None:
-        return f"{said}; GET /openapi.json describes what is right"
-    right = json.dumps(example) if kind == "body" else f"{name}={example}"
-    return f"{said}; right is, for example, {right}"
+        return f"{detail}; GET /openapi.json describes the parameters"
+    correct = json.dumps(example) if kind == "body" else f"{name}={example}"
+    return f"{detail}. Example: {correct}"
 
 
 def _examples(route: object) -> dict[str, object]:
-    """Of each parameter of the route by its name, and of its body, what it declares as examples."""
+    """Return an example for each parameter of the route, by name, and for its body ("body")."""
     if not isinstance(route, APIRoute):
         return {}
     found: dict[str, object] = {}
@@ -163,7 +165,7 @@ def _all(dependant: Dependant) -> Iterator[Dependant]:
 
 
 def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
-    """The description, in which every error of every view has the form that it comes in."""
+    """Return the OpenAPI document with the form of all error answers."""
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     components["ProblemBody"] = ProblemBody.model_json_schema()
     describe_fields(components)
@@ -173,7 +175,7 @@ def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
     for path in schema["paths"].values():
         for operation in path.values():
             answers = operation["responses"]
-            answers.setdefault("500", {"description": "A fault of ours; the log says which"})
+            answers.setdefault("500", {"description": "Internal error; the log has the details"})
             for status, answer in answers.items():
                 if int(status) >= 400 and "text/plain" not in answer.get("content", {}):
                     answer["content"] = form

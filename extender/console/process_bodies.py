@@ -1,4 +1,4 @@
-"""How the process itself does: what /v1/status tells that no snapshot knows."""
+"""The state of the process itself, for /v1/status."""
 
 from dataclasses import dataclass
 
@@ -6,60 +6,63 @@ from pydantic import BaseModel
 
 
 class SourceView(BaseModel):
-    """One kind of object that is watched at the API server."""
+    """A watch of one kind of object at the API server."""
 
     kind: str
-    #: Whether all of it was listed.
+    #: Whether the initial list is complete.
     synced: bool
-    #: Since the server last said anything about it, if only that nothing is new.
+    #: Seconds since the API server last sent anything for it, bookmarks included.
     contact_age_s: float | None
     reconnects: int
     lists: int
-    #: Objects that cannot be read at present.
+    #: Number of objects that cannot be parsed now.
     unreadable: int
 
 
 class LagView(BaseModel):
-    """How late the event loop was, which every scheduler call waits for."""
+    """Delay of the event loop, which adds to the time of every scheduler call."""
 
     p50_s: float
     p99_s: float
     max_s: float
-    #: How far back.
+    #: Length of the measured period.
     window_s: float
 
 
 class SettingsView(BaseModel):
-    #: enforce; or observe, in which nothing is refused, preferred, evicted or told in Events.
+    #: enforce or observe. In mode observe, Headroom rejects, prefers and evicts nothing, and
+    #: creates no Events.
     mode: str
-    #: Read again whenever it changes; null where there is none.
+    #: The settings file, reloaded whenever it changes; null without one.
     file: str | None
-    #: What is wrong with it as it is now, each with its line: the settings of before go on.
+    #: Mistakes in the current file, each with its line; the previous settings stay in use.
     rejected: list[str]
-    #: Settings that it says otherwise, which count after a restart.
+    #: Settings that changed in the file and take effect after a restart.
     after_restart: list[str]
 
 
 def enforcing() -> SettingsView:
-    """Of an application without a file of settings."""
+    """Return the settings of an application without a settings file."""
     return SettingsView(mode="enforce", file=None, rejected=[], after_restart=[])
 
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
+    """The state of the process: version, watches, event loop and memory."""
+
     version: str
     python: str
     #: Unix time, seconds.
     started_at_s: float
     sources: list[SourceView]
-    #: Whether something that was heard is not taken in yet.
+    #: Whether received changes are not applied yet.
     behind: bool
     #: None before anything was sampled.
     loop_lag: LagView | None
-    #: None where the system does not tell.
+    #: Resident memory; None if the system does not report it.
     memory_bytes: int | None
 
 
 def unknown() -> Machinery:
-    """Of an application without a process of its own."""
+    """Return the state of an application without its own process."""
     return Machinery("unknown", "unknown", 0.0, [], False, None, None)

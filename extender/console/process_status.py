@@ -1,4 +1,4 @@
-"""How this process does: its memory, how late its loop is, what its watches heard."""
+"""Collects the state of this process: its memory, event loop and watches."""
 
 import platform
 import time
@@ -12,13 +12,17 @@ from extender.kube.watch_health import Health
 from extender.observability.loop_lag import EVERY_S
 from extender.version import own_version
 
-#: Samples of the last minute.
+#: Number of loop lag samples in one minute.
 LAGS = round(60 / EVERY_S)
 _STATM = Path("/proc/self/statm")
 
 
 class Observed:
-    """``health`` says how the watches do, ``behind`` whether something waits to be taken in."""
+    """The state of this process.
+
+    ``health`` returns the state of each watch; ``behind`` returns whether received changes are not
+    applied yet.
+    """
 
     def __init__(self, behind: Callable[[], bool]) -> None:
         self.health: Callable[[], Iterable[Health]] = tuple
@@ -31,7 +35,7 @@ class Observed:
         self._lags.append(late_s)
 
     def now(self) -> Machinery:
-        """May be called from any thread."""
+        """Return the current state. Safe to call from any thread."""
         return Machinery(
             version=self._version,
             python=platform.python_version(),
@@ -66,7 +70,7 @@ def _lag(late_s: list[float]) -> LagView | None:
 
 
 def _memory_bytes() -> int | None:
-    """What the process has in memory."""
+    """Return the resident memory of the process, None if the system does not report it."""
     try:
         return int(_STATM.read_text(encoding="ascii").split()[1]) * getpagesize()
     except (OSError, ValueError, IndexError):

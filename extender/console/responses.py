@@ -1,5 +1,4 @@
-"""How views are answered: as JSON, whole or in pages, or not at all if the caller has the newest
-already.
+"""Answers of views: JSON bodies, pages of lists, and 304 if the caller has the newest answer.
 
 A list is encoded and sent in chunks, so that an answer of any length takes little memory.
 """
@@ -21,18 +20,18 @@ Held = Annotated[
     str | None,
     Header(
         alias="If-None-Match",
-        description="The ETag of an answer that the caller has: 304 where it still holds.",
+        description="The ETag of an earlier answer: 304 if it is still valid.",
     ),
 ]
-#: What /openapi.json says of views with an ETag.
+#: Additional answers in /openapi.json of views with an ETag.
 TAGGED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Nothing has changed but generatedAt and ages, which count on"}
+    304: {"description": "Nothing but generatedAt and ages has changed"}
 }
-UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "There is no such thing"}}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
 
 
 class Page(BaseModel):
-    """Which part of a list is asked for."""
+    """The requested part of a list."""
 
     limit: int | None
     after: str
@@ -40,14 +39,14 @@ class Page(BaseModel):
 
 def _page(
     limit: Annotated[
-        int | None, Query(ge=1, le=100_000, description="At most so many.", examples=[100])
+        int | None, Query(ge=1, le=100_000, description="Maximum number of items.", examples=[100])
     ] = None,
     after: Annotated[
         str,
         Query(
             alias="continue",
             max_length=512,
-            description="Go on after this, as the answer before said.",
+            description="Continue after this; the value of ``continue`` in the previous answer.",
             examples=["node-17"],
         ),
     ] = "",
@@ -59,7 +58,7 @@ AskedPage = Annotated[Page, Depends(_page)]
 
 
 def holds(held: str | None, tag: str) -> bool:
-    """Whether the caller's If-None-Match names this tag."""
+    """Return whether the caller's If-None-Match contains this tag."""
     return held is not None and (
         held.strip() == "*" or tag in (each.strip() for each in held.split(","))
     )
@@ -79,20 +78,23 @@ def listed(
     views: Iterable[BaseModel],
     tag: str | None = None,
 ) -> Response:
-    """The body with these views in its list ``name``, which is empty."""
+    """Return the body with the views in its empty list ``name``."""
     return streamed(json_parts(body, name, views), JSON, _headers(tag))
 
 
 def streamed(
     parts: Iterable[bytes], media_type: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The parts one after another, each made when it is sent."""
+    """Return a response that makes each part when it is sent."""
     return StreamingResponse(_on_threads(chunked(parts)), 200, headers, media_type)
 
 
 async def _on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """What Starlette makes of an iterator, but for its end: there that is an exception that holds
-    on to itself, and with it to all that the chunks were made of, until garbage is collected."""
+    """Iterate on threads, like Starlette, but without its exception at the end.
+
+    That exception is part of a reference cycle, which keeps the data of all chunks until the next
+    garbage collection.
+    """
     while (chunk := await run_in_threadpool(next, chunks, None)) is not None:
         yield chunk
 
@@ -108,7 +110,7 @@ def chunked(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def json_parts(body: BaseModel, name: str, views: Iterable[BaseModel]) -> Iterator[bytes]:
-    """The JSON of the body with the views in its empty list of this name."""
+    """Yield the JSON of the body with the views in its empty list ``name``."""
     before, _, after = body.model_dump_json(by_alias=True).partition(f'"{name}":[]')
     yield f'{before}"{name}":['.encode()
     between = ""
@@ -119,7 +121,7 @@ def json_parts(body: BaseModel, name: str, views: Iterable[BaseModel]) -> Iterat
 
 
 def _headers(tag: str | None) -> dict[str, str]:
-    # no-cache: kept, and asked about each time.
+    # no-cache: clients may store the answer, but revalidate it each time.
     return (
         {"Cache-Control": "no-store"}
         if tag is None

@@ -1,4 +1,4 @@
-"""Asks the API server whose token it is and what they may: TokenReview, SubjectAccessReview."""
+"""Sends TokenReviews and SubjectAccessReviews to the API server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from extender.server.client_certificates import User
 
 
 class KubeReviews:
-    """``extender.console.auth.Reviews`` over the API server."""
+    """Implements ``extender.console.auth.Reviews`` with the API server."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -62,8 +62,8 @@ class KubeReviews:
         except ApiStatus as err:
             if err.status == 403:
                 raise ReviewFailed(
-                    f"it lets the extender create no {kind}, see deploy/base/rbac.yaml"
+                    f"Headroom may not create a {kind}, see deploy/base/rbac.yaml"
                 ) from err
-            raise ReviewFailed(f"it answers {err.status} to a {kind}") from err
+            raise ReviewFailed(f"it answered {err.status} to a {kind}") from err
         except ApiError as err:
             raise ReviewFailed(f"it did not answer a {kind}") from err

@@ -1,4 +1,4 @@
-"""Why this node, or why not: one pod on one node, beside all others."""
+"""The score of one pod on one node, compared with all other nodes."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -34,35 +34,35 @@ class CheckView(BaseModel):
 
 class TermView(BaseModel):
     name: str
-    #: 0 to 1: how much speaks for the node.
+    #: 0 to 1; higher is better.
     value_ratio: float
-    #: As the settings have it (score_weights), and as its part of all weights.
+    #: Weight in the settings (score_weights), and its share of the sum of weights.
     weight: float
     part_ratio: float
-    #: value_ratio times part_ratio; these add up to the score.
+    #: value_ratio times part_ratio; the sum over all terms is the score.
     contribution_ratio: float
 
 
 class LiveScoreView(Recomputed):
-    """As filter and prioritize would answer now, if all eligible nodes were offered."""
+    """The answer that filter and prioritize would give now, if offered all eligible nodes."""
 
     node: NearestView
-    #: Whether kube-scheduler may offer the node, by selector, affinity, taints and cordon.
+    #: Whether the node is eligible, by selector, affinity, taints and cordon.
     eligible: bool
-    #: Why no scheduler that asks Headroom tries the pod: scheduling gates or another scheduler;
+    #: Why no scheduler that calls Headroom tries the pod: scheduling gates or another scheduler;
     #: null if one does.
     not_tried: str | None
     #: Checks of kube-scheduler that this answer does not include.
     not_checked: list[str]
-    #: All that stands in the way, first what filter tells; empty where the pod fits.
+    #: All failed checks, the reason of filter first; empty if the pod fits.
     failing: list[CheckView]
     score_ratio: float | None
     terms: list[TermView]
-    #: Eligible nodes on which the pod fits.
+    #: Number of eligible nodes on which the pod fits.
     fits: int
-    #: 1 and the number of nodes with a higher score; null where it does not fit.
+    #: 1 plus the number of nodes with a higher score; null if the pod does not fit.
     rank: int | None
-    #: Others of the same score: of those the one with the least memory left comes first.
+    #: Number of other nodes with the same score. Among those, the least free memory wins.
     tied: int
     wins: bool
     winner: str | None
@@ -74,10 +74,10 @@ class ScoreBody(Body):
     name: str
     uid: str
     bound_to: str | None
-    #: Whether it is weighed as if it had not been bound, and what it uses were free.
+    #: Whether the pod is bound. It is then scored as if its memory were free again.
     taken_back: bool
     live: LiveScoreView
-    #: The last attempt to place the pod, with the best nodes then; null where none was seen.
+    #: The last attempt to place the pod, with its best nodes; null if none is on record.
     stored: DecisionView | None
     unanswered: list[Unanswered]
 
@@ -92,7 +92,12 @@ PodKey = Annotated[
     ),
 ]
 NodeName = Annotated[
-    str, Query(max_length=256, description="Any node, also one that refuses.", examples=["gpu-a"])
+    str,
+    Query(
+        max_length=256,
+        description="Any node, including one that does not fit the pod.",
+        examples=["gpu-a"],
+    ),
 ]
 
 
@@ -109,8 +114,8 @@ def router(context: Context) -> APIRouter:
         snap: Newest,
         sees: Visible,
     ) -> Response:
-        """Why the pod would go to this node, or would not: every check that fails, or the score by
-        its terms and how it ranks among all nodes. Reckoned anew, beside what was answered."""
+        """Explain why the pod would go to this node or not: all failed checks, or the terms of the
+        score and the rank among all nodes. Recomputed now, next to the recorded decision."""
         namespace, _, name = pod.partition("/")
         of = pod_named(context, namespace, name)
         request = understood(cluster, of, f"pod {pod}")
@@ -121,11 +126,11 @@ def router(context: Context) -> APIRouter:
             snap = simulation.snapshot()
         if node not in snap.row_of:
             raise HTTPException(
-                404, f"node {node} is not known; GET /v1/nodes lists those that are"
+                404, f"node {node} is not known; GET /v1/nodes lists the known nodes"
             )
         may_run = eligible_nodes(of, snap, cluster.node)
         row = snap.row_of[node]
-        # The node itself is compared with the eligible ones, whether it is one or not.
+        # The node is compared with all eligible nodes, even if it is not eligible itself.
         rows = np.union1d(may_run.rows, [row])
         verdicts = fit(request, snap, rows, now_s)
         weights, market = cluster.rules.weights, cluster.usual.market

@@ -1,4 +1,4 @@
-"""All that decides, to be replayed elsewhere: ``headroom replay``."""
+"""A dump of all inputs of decisions, for ``headroom replay``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
@@ -14,13 +14,16 @@ from extender.placement.snapshot import Snapshot
 from extender.state.dump import FORMAT, Head, decided, facts, pods, settled
 from extender.state.redaction import Redaction
 
-#: The last about so many pods.
+#: Maximum number of decisions in a dump, the latest ones.
 MOST_DECISIONS = 100
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 Redact = Annotated[
     bool,
-    Query(description="Numbers instead of names, and no sentences of agents.", examples=["true"]),
+    Query(
+        description="true: replace names with numbers, and leave out messages of agents.",
+        examples=["true"],
+    ),
 ]
 
 
@@ -35,9 +38,9 @@ def router(context: Context) -> APIRouter:
         responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
     )
     def snapshot(snap: Newest, redact: Redact = False) -> Response:
-        """Nodes, reports, ledgers, pods, rules and the last decisions, in an order that is always
-        the same; no values of variables. ``headroom replay FILE`` says of it what this replica
-        says. But for ``head`` the same state is the same bytes."""
+        """Dump nodes, reports, ledgers, pods, rules and the last decisions, in a fixed order,
+        without the values of environment variables. ``headroom replay FILE`` explains pods like
+        this replica. Except for ``head``, equal states give equal bytes."""
         head = Head(
             format=FORMAT,
             generated_at=stamp(context.wall_s()),
@@ -62,17 +65,17 @@ def router(context: Context) -> APIRouter:
 def _parts(
     first: dict[str, msgspec.Struct], sections: Mapping[str, Iterable[object]]
 ) -> Iterator[bytes]:
-    """One JSON object, a line for each thing in it."""
+    """Yield one JSON object with one line for each item."""
     yield b"{"
     between = b"\n"
     for name, one in first.items():
         yield b'%b"%b": %b' % (between, name.encode(), _encode(one))
         between = b",\n"
-    for name, things in sections.items():
+    for name, items in sections.items():
         yield b',\n"%b": [' % name.encode()
         between = b"\n"
-        for thing in things:
-            yield between + _encode(thing)
+        for item in items:
+            yield between + _encode(item)
             between = b",\n"
         yield b"]"
     yield b"\n}\n"

@@ -1,4 +1,4 @@
-"""What is left for pods of one size, as several views show it."""
+"""Body of the free memory and replicas for pods of one size."""
 
 from pydantic import BaseModel
 
@@ -8,22 +8,22 @@ from extender.placement.capacity import Space
 class SpaceView(BaseModel):
     """The memory and replicas on the nodes that a pod of one size may run on."""
 
-    #: That have a device of the resource and take pods; and that have one and take none.
+    #: Number of nodes with a device of the resource that take pods, and of those that take none.
     open_nodes: int
     closed_nodes: int
-    #: On which one more pod fits.
+    #: Number of nodes on which one more pod fits.
     fitting_nodes: int
-    #: What one pod takes of a node, where that is least; null without devices.
+    #: Memory that one pod takes on the node where it takes the least; null without devices.
     need_bytes: int | None
-    #: Left on the sound devices of the resource, on open nodes; and on closed ones.
+    #: Headroom of healthy devices of the resource on open nodes, and on closed nodes.
     headroom_bytes: int
     closed_bytes: int
-    #: Of the headroom what lies on devices without a replica for anybody.
+    #: The part of the headroom on devices without a free replica.
     stranded_bytes: int
-    #: Replicas on open nodes that nobody holds, and of those the ones on devices without room.
+    #: Free replicas on open nodes, and how many of them are on devices without room for the pod.
     replicas_free: int
     replicas_stranded: int
-    #: The largest request per device that fits; null where more than memory is in the way.
+    #: The largest request per device that fits; null if other reasons than memory prevent it.
     largest_fitting_bytes: int | None
 
 

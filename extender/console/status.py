@@ -1,4 +1,4 @@
-"""Whether the machinery is sound."""
+"""The state of Headroom itself: this replica, its inputs, and the other extenders."""
 
 from collections import Counter
 from typing import Annotated
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from extender.console.bodies import Body, stamp
 from extender.console.context import Context
 from extender.console.decision_bodies import Unanswered
-from extender.console.decisions import unheard
+from extender.console.decisions import unread_extenders
 from extender.console.process_bodies import LagView, SettingsView, SourceView, enforcing
 from extender.console.responses import encoded
 from extender.placement.snapshot import Snapshot
@@ -20,13 +20,13 @@ from extender.state.journal import MAX_SHOWN_BYTES
 
 
 class ReportsView(BaseModel):
-    """Nodes by what is heard of their agents."""
+    """Number of nodes by the state of their reports."""
 
     fresh: int
     stale: int
-    #: They have GPUs, and no agent ever reported any.
+    #: Nodes with GPUs whose agent never reported.
     missing: int
-    #: Of those that ever reported, by the clocks of the nodes.
+    #: Age of the oldest report, by the clock of its node.
     oldest_age_s: float | None
 
 
@@ -41,15 +41,15 @@ class CountsView(BaseModel):
 
 
 class JournalView(BaseModel):
-    """The journals of all extenders that are followed, together."""
+    """Totals over the journals of all extenders."""
 
     decisions: int
     bytes: int
-    #: Besides, pods as kube-scheduler showed them last, for their binds: 3 KiB each as a rule.
+    #: Pods of the last filter calls, which binds need; usually 3 KiB each.
     pods_shown: int
     pods_shown_bytes: int
     oldest_age_s: float | None
-    #: The settings that bound each.
+    #: Limits of each journal, from the settings.
     most_decisions: int
     most_bytes: int
     most_shown_bytes: int
@@ -57,16 +57,16 @@ class JournalView(BaseModel):
 
 
 class PeerView(BaseModel):
-    """Another extender, by what it said last of itself."""
+    """Another extender, as in its last state line."""
 
     replica: str
     version: str
     ready: bool
     not_ready_because: str | None
     snapshot_generation: int
-    #: As ``settings.mode`` below.
+    #: As ``settings.mode``.
     mode: str
-    #: Seconds since it was heard of.
+    #: Seconds since its last line.
     heard_s: float | None
 
 
@@ -79,11 +79,11 @@ class StatusBody(Body):
     ready: bool
     not_ready_because: str | None
     sources: list[SourceView]
-    #: Whether something that was heard is not taken in yet.
+    #: Whether received changes are not applied yet.
     behind: bool
     reports: ReportsView
     counts: CountsView
-    #: Pods of which ledger, API server and agents do not say the same, by what.
+    #: Number of pods on which ledger, API server and agents disagree, by kind.
     mismatches: dict[str, int]
     overcommitted_bytes: int
     journal: JournalView
@@ -100,8 +100,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/status", response_model=StatusBody)
     def status(snap: Newest) -> Response:
-        """Whether this replica sees and decides, how much it holds, whether ledger, API server and
-        agents agree, and how its peers are."""
+        """Return whether this replica is ready and its inputs are current, what it stores, whether
+        ledger, API server and agents agree, and the state of the other extenders."""
         machinery, missing = context.machinery(), context.unready()
         found = Counter(
             mismatch.value
@@ -140,7 +140,7 @@ def router(context: Context) -> APIRouter:
                 for each in context.journal.followed()
                 if not (each.trouble or each.is_gone) and (state := each.state) is not None
             ],
-            unanswered=unheard(context),
+            unanswered=unread_extenders(context),
         )
         return encoded(body)
 

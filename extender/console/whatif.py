@@ -1,4 +1,4 @@
-"""What would happen if: pods come and go, nodes come and go, on a copy of the cluster."""
+"""Simulates adding and removing pods and nodes on a copy of the cluster (what-if)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,18 +44,20 @@ from extender.state.selectors import Eligible, eligibility_key, eligible_nodes, 
 from extender.state.simulation import NotPlaced, Placed, Simulation
 
 _LIMITS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "More is asked than one answer may cost"},
+    400: {"description": "The question exceeds a limit"},
     413: {"description": "The body is too large"},
 }
 
 
-#: Namespaces whose ResourceQuotas are read for one question.
+#: Maximum number of namespaces whose ResourceQuotas are read for one question.
 MOST_NAMESPACES = 32
 SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 
 
 @dataclass(frozen=True, slots=True)
 class _NotTried:
+    """A pod that no scheduler tries, with the reason."""
+
     why: str
 
 
@@ -64,12 +66,12 @@ class _Arriving:
     """A pod to be placed."""
 
     request: VramRequest
-    #: The pod itself: its selectors, affinity and tolerations decide where it may run.
+    #: Its selectors, affinity and tolerations decide where it may run.
     pod: Pod
     leaves: str | None = None
-    #: Why no scheduler tries it; empty if one does.
+    #: Why no scheduler tries it; "" if one does.
     not_tried: str = ""
-    #: Whether it belongs to a namespace, whose quotas count it.
+    #: Whether the quotas of its namespace apply.
     counted: bool = True
 
     @property
@@ -84,10 +86,10 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/whatif", response_model=WhatifBody, responses=_LIMITS)
     def whatif(asked: WhatifAsked, snap: Newest) -> Response:
-        """Where these pods would go if these nodes and pods came and went; what is left before and
-        after. Nothing is changed: pods are placed one after another on a copy, by what places them
-        for real. kube-scheduler may prefer other nodes for reasons of its own."""
-        _bounded(asked)
+        """Simulate changes of nodes and pods: return where the given pods would be placed, and the
+        free memory before and after. Nothing is changed: the pods are placed one after another on
+        a copy, by the same code as real pods. kube-scheduler may still prefer other nodes."""
+        _check_limits(asked)
         now_s = context.monotonic_s()
         schedulers = context.schedulers()
         kinds = [list(_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
@@ -95,17 +97,17 @@ def router(context: Context) -> APIRouter:
         changes = _changes(cluster, simulation, asked)
         coming = [*changes.moving, *(each for kind in kinds for each in kind)]
         rooms = _rooms(context, coming, changes)
-        told = list(_placed(simulation, coming, rooms))
+        outcomes = list(_placed(simulation, coming, rooms))
         sizes = [kind[0] for kind in kinds] or [_usual(cluster)]
         after = simulation.snapshot()
-        placements = [_placement_view(c, p) for c, p in told if isinstance(p, Placed)]
-        rejections = _rejections(told)
+        placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
+        rejections = _rejections(outcomes)
         body = WhatifBody(
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
             message=_message(len(placements), rejections),
             placed=len(placements),
-            rejected=len(told) - len(placements),
+            rejected=len(outcomes) - len(placements),
             placements=placements,
             rejections=rejections,
             added=changes.added,
@@ -117,8 +119,8 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _bounded(asked: WhatifAsked) -> None:
-    """400 where it would take too long; each is told with its bound."""
+def _check_limits(asked: WhatifAsked) -> None:
+    """Raise ``HTTPException`` 400 if the question exceeds a limit."""
     counts = {
         "pods": (sum(some.count for some in asked.pods), MOST_PODS),
         "add": (sum(some.count for some in asked.add), MOST_NODES),
@@ -126,13 +128,13 @@ def _bounded(asked: WhatifAsked) -> None:
         "replicas": (len(asked.replicas), MOST_NODES),
         "release": (len(asked.release), MOST_PODS),
     }
-    for where, (count, most) in counts.items():
-        if count > most:
-            raise _too_many(where, f"{count} are asked for, at most {most} may be")
+    for where, (count, limit) in counts.items():
+        if count > limit:
+            raise _too_many(where, f"{count} requested, the maximum is {limit}")
 
 
 def _too_many(where: str, why: str) -> HTTPException:
-    return HTTPException(400, f"body {where}: {why}; right is to ask in parts")
+    return HTTPException(400, f"body {where}: {why}; split the question")
 
 
 def _pods(
@@ -149,7 +151,7 @@ def _pods(
     if asked.manifest is None:
         request = of_size(request)
     for n in range(asked.count):
-        # Another uid each: it settles equal scores.
+        # Different uids, because the uid decides between equal scores.
         suffix = f"-{n}" if asked.count > 1 else ""
         one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
         yield _Arriving(one, pod, None, why[1] if why else "", asked.manifest is not None)
@@ -157,16 +159,20 @@ def _pods(
 
 def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
     if asked.vram or asked.resource or asked.policy or asked.gpus != 1:
-        raise HTTPException(422, f"{where}: the manifest says the size; leave out all but count")
+        raise HTTPException(
+            422, f"{where}: the manifest contains the size; remove all other fields but count"
+        )
     try:
         pod = msgspec.convert(asked.manifest, Pod)
     except (msgspec.ValidationError, RecursionError) as err:
         raise HTTPException(
             422,
-            f"{where}.manifest: {err}; right is a pod as kubectl get pod -o json prints it",
+            f"{where}.manifest: {err}; send a pod as printed by kubectl get pod -o json",
         ) from err
     if pod.node:
-        raise HTTPException(422, f"{where}.manifest: spec.nodeName: no scheduler places such a pod")
+        raise HTTPException(
+            422, f"{where}.manifest: remove spec.nodeName: no scheduler places a pod with it"
+        )
     metadata = msgspec.structs.replace(
         pod.metadata,
         uid=f"asked-{number}",
@@ -178,22 +184,24 @@ def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
+    """The result of applying the changes of a question."""
+
     #: Names of new nodes.
     added: list[str] = field(default_factory=list)
-    #: Pods that have to go elsewhere.
+    #: Pods of drained nodes, which need another node.
     moving: list[_Arriving] = field(default_factory=list)
     released: list[VramRequest] = field(default_factory=list)
 
 
 def _changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) -> _Changes:
-    """Change the copy."""
+    """Apply the changes to the simulation. Raises ``HTTPException`` 422 or 400."""
     changes = _Changes()
     for key in dict.fromkeys(asked.release):
         namespace, _, name = key.partition("/")
         pod = cluster.pod_named(namespace, name)
         if pod is None or not simulation.release(pod.metadata.uid):
             raise HTTPException(
-                422, f"body release: pod {key} holds no GPU; right is, for example, default/trainer"
+                422, f"body release: pod {key} holds no GPU. Example: default/trainer"
             )
         request = cluster.understand(pod)
         if isinstance(request, VramRequest):
@@ -206,11 +214,11 @@ def _changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) 
             if not isinstance(request, Unreadable) and request.asks:
                 changes.moving.append(_Arriving(request, pod, node))
         if len(changes.moving) > MOST_PODS:
-            raise _too_many("drain", f"more than {MOST_PODS} pods would have to move")
+            raise _too_many("drain", f"more than {MOST_PODS} pods would be moved")
     for node, count in asked.replicas.items():
         if not 1 <= count <= MAX_REPLICAS:
             raise HTTPException(
-                422, f"body replicas.{node}: {count}; right is 1 to {MAX_REPLICAS}, as in 8"
+                422, f"body replicas.{node}: {count} is not from 1 to {MAX_REPLICAS}. Example: 8"
             )
         try:
             simulation.set_replicas(node, count)
@@ -229,15 +237,17 @@ def _changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) 
 def _no_node(where: str, node: str) -> HTTPException:
     return HTTPException(
         422,
-        f"body {where}: of node {node} no GPUs are known; GET /v1/nodes lists those that are",
+        f"body {where}: node {node} has no known GPUs; GET /v1/nodes lists the known nodes",
     )
 
 
 def _rooms(
     context: Context, coming: Sequence[_Arriving], changes: _Changes
 ) -> dict[str, QuotaRoom]:
-    """Reads the quotas of each namespace before the pods are created. A namespace whose quotas
-    cannot be read is missing."""
+    """Return the remaining quota of each namespace before the pods are created.
+
+    Namespaces whose quotas cannot be read are missing.
+    """
     wanted = dict.fromkeys(each.request.namespace for each in coming if each.counted)
     rooms: dict[str, QuotaRoom] = {}
     for namespace in islice(wanted, MOST_NAMESPACES):
@@ -290,10 +300,10 @@ def _placement_view(coming: _Arriving, placed: Placed) -> WhatifPlacementView:
 
 
 def _rejections(
-    told: list[tuple[_Arriving, Placed | NotPlaced | _NotTried]],
+    outcomes: list[tuple[_Arriving, Placed | NotPlaced | _NotTried]],
 ) -> list[WhatifRejectionView]:
     alike: dict[object, tuple[NotPlaced | _NotTried, list[_Arriving]]] = {}
-    for coming, outcome in told:
+    for coming, outcome in outcomes:
         if isinstance(outcome, Placed):
             continue
         if isinstance(outcome, _NotTried):
@@ -325,16 +335,16 @@ def _rejection_view(outcome: NotPlaced | _NotTried, pods: list[_Arriving]) -> Wh
 def _message(placed: int, rejections: list[WhatifRejectionView]) -> str:
     rejected = sum(len(each.pods) for each in rejections)
     if not placed and not rejected:
-        return "no pod is asked about, and none has to move"
+        return "no pods to place: the question has none, and no pod has to move"
     if not rejected:
         return f"all {placed} pods are placed" if placed > 1 else "the pod is placed"
     whys = dict.fromkeys(_first_reason(each) for each in rejections)
-    why = "; ".join(filter(None, whys)) or "there is no node"
+    why = "; ".join(filter(None, whys)) or "there are no nodes"
     if not placed:
         which = "the pod is not" if rejected == 1 else f"none of the {rejected} pods is"
         return f"{which} placed: {why}"
     are = "are" if placed > 1 else "is"
-    return f"{placed} of {placed + rejected} pods {are} placed; most others meet: {why}"
+    return f"{placed} of {placed + rejected} pods {are} placed; main reasons for the others: {why}"
 
 
 def _first_reason(rejection: WhatifRejectionView) -> str:

@@ -1,4 +1,4 @@
-"""What a what-if asks and what it answers."""
+"""Request and response bodies of what-if."""
 
 from typing import Any, Literal
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from extender.console.bodies import AskView, Body, ReasonView
 from extender.console.spaces import SpaceView
 
-#: Bounds of one question: each pod and each change of a node takes a few milliseconds.
+#: Limits of one question: each pod and each change of a node takes a few milliseconds.
 MOST_PODS, MOST_NODES, MOST_KINDS = 1000, 200, 50
 
 
@@ -16,28 +16,32 @@ class _Strict(BaseModel):
 
 
 class PodsAsked(_Strict):
-    """``count`` equal pods: either made up from a size, or from a manifest."""
+    """``count`` equal pods, described by a size or by a manifest."""
 
     count: int = Field(1, ge=1)
     vram: str = Field("", max_length=256, description="As in headroom.gpu/vram.")
-    gpus: int = Field(1, ge=1, le=1024, description="Of each pod.")
-    resource: str = Field("", max_length=256, description="Extended resource; else the usual one.")
+    gpus: int = Field(1, ge=1, le=1024, description="GPUs of each pod.")
+    resource: str = Field(
+        "",
+        max_length=256,
+        description="Extended resource; the default is the first of the settings.",
+    )
     policy: Literal["", "pack", "spread", "fragmentation"] = Field(
         "", description="As in headroom.gpu/policy."
     )
     manifest: dict[str, Any] | None = Field(
-        None, description="A pod as the API server has it, instead of the size."
+        None, description="A pod as the API server returns it, instead of the size."
     )
 
 
 class NodesAdded(_Strict):
-    like: str = Field(max_length=512, description="A node of the same make.")
+    like: str = Field(max_length=512, description="An existing node to copy.")
     count: int = Field(1, ge=1)
 
 
 class WhatifAsked(_Strict):
-    """Changes come in this order: release, drain, replicas, add. Then the pods of drained nodes are
-    placed, then the others as they stand here."""
+    """Changes are applied in this order: release, drain, replicas, add. Then the pods of drained
+    nodes are placed, then ``pods`` in the given order."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -48,29 +52,30 @@ class WhatifAsked(_Strict):
 
     pods: list[PodsAsked] = Field(default_factory=list, max_length=MOST_KINDS)
     release: list[str] = Field(
-        default_factory=list, description="Pods that end, as namespace/name."
+        default_factory=list, description="Pods to remove, as namespace/name."
     )
-    drain: list[str] = Field(default_factory=list, description="Nodes that go.")
+    drain: list[str] = Field(default_factory=list, description="Nodes to drain and remove.")
     replicas: dict[str, int] = Field(
-        default_factory=dict, description="Node: replicas of each of its devices; 1: unshared."
+        default_factory=dict,
+        description="Node name: new number of replicas of each of its devices; 1: not shared.",
     )
-    add: list[NodesAdded] = Field(default_factory=list, description="Idle nodes that come.")
+    add: list[NodesAdded] = Field(default_factory=list, description="Idle nodes to add.")
 
 
 class WhatifPlacementView(BaseModel):
     pod: str
-    #: The drained node that it leaves; null for a pod that was asked about.
+    #: The drained node that the pod leaves; null for a pod of the question.
     leaves: str | None
     node: str
     score_ratio: float
-    #: Devices that it could end on; one where that is certain.
+    #: Devices that the pod could get; one if that is certain.
     devices: list[str]
-    #: The most that it could take of one of them.
+    #: Maximum memory that the pod takes on one of them.
     most_bytes: int
 
 
 class WhatifRejectionView(BaseModel):
-    """Equal pods that no node takes."""
+    """Equal pods that could not be placed, with the reasons."""
 
     pods: list[str]
     leaves: str | None
@@ -78,12 +83,12 @@ class WhatifRejectionView(BaseModel):
     #: a ResourceQuota that rejects them; null if one does.
     not_tried: str | None
     reasons: list[ReasonView]
-    #: Nodes that the pods may not run on, by their selectors, affinity, taints and cordon.
+    #: Nodes that are not eligible, by selector, affinity, taint or cordon.
     ineligible: list[ReasonView]
 
 
 class WhatifSpaceView(BaseModel):
-    """What is left for pods of one size; see /v1/capacity."""
+    """Free memory for pods of one size, before and after; see /v1/capacity."""
 
     request: AskView
     before: SpaceView
@@ -101,7 +106,7 @@ class WhatifBody(Body):
     rejections: list[WhatifRejectionView]
     #: Names of the nodes that were added.
     added: list[str]
-    #: Of each size of pods that is asked about; where none is, of a replica's worth.
+    #: One for each size of ``pods``; without pods, one for the memory share of a replica.
     spaces: list[WhatifSpaceView]
     #: Checks of kube-scheduler and the API server that this answer does not include.
     not_checked: list[str]

@@ -1,8 +1,8 @@
-"""kube-scheduler's extender wire (extender/v1), decoded strictly and encoded without surprises.
+"""Decodes and encodes kube-scheduler's extender API (extender/v1), strictly.
 
-Go writes absent parts as null and its own names with capitals; inside Pod and Node the names are
-Kubernetes' usual ones. With nodeCacheCapable the nodes are names; without it they are whole
-objects, which go back as the very bytes that came.
+Go writes absent fields as null, and field names of the extender API in capitals. Inside Pod and
+Node, field names are the usual ones of Kubernetes. With nodeCacheCapable the nodes are names.
+Without it they are whole objects, which are returned byte for byte.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from extender.state.preemption import Offer
 
 
 class MalformedBody(ValueError):
-    """A body that is not what kube-scheduler sends; the message says where and what is right."""
+    """The body is not what kube-scheduler sends; the message names the field and the mistake."""
 
 
 class NodeList(msgspec.Struct):
@@ -27,7 +27,7 @@ class NodeList(msgspec.Struct):
 
 
 NULL = msgspec.Raw(b"null")
-#: The most that kube-scheduler takes from an extender.
+#: The maximum score that kube-scheduler accepts from an extender.
 MAX_SCORE = 10
 
 
@@ -72,7 +72,7 @@ class PreemptArgs(msgspec.Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims] | None = None
 
     def offers(self) -> dict[str, Offer]:
-        """Node -> victims, from whichever of the two forms was sent."""
+        """Return node -> victims, from either of the two forms."""
         if self.node_name_to_meta_victims is not None:
             return {
                 node: Offer(
@@ -91,7 +91,7 @@ class PreemptArgs(msgspec.Struct, rename="pascal"):
 
 
 def _count(number: int) -> int:
-    """What cannot be a number of pods is none, or very many."""
+    """Clamp a number of pods to the range from 0 to 2^31."""
     return min(max(number, 0), 1 << 31)
 
 
@@ -99,7 +99,7 @@ class FilterResult(msgspec.Struct, rename="pascal"):
     nodes: dict[str, list[msgspec.Raw]] | None = None
     node_names: list[str] | None = None
     failed_nodes: dict[str, str] = {}
-    #: Node -> sentence.
+    #: Node -> reason, as a sentence.
     failed_and_unresolvable_nodes: dict[str, str] = {}
     error: str = ""
 
@@ -139,7 +139,7 @@ class Offered(msgspec.Struct):
 
     pod: Pod
     names: list[str]
-    #: Whole nodes in the order of ``names``, where they were sent; they go back as they came.
+    #: Whole nodes in the order of ``names``, None if only names were sent; returned unchanged.
     objects: list[msgspec.Raw] | None
 
 
@@ -205,11 +205,11 @@ def encode_filter(
 ) -> bytes:
     """Return the answer to filter, in the form in which the nodes were offered.
 
-    ``kept``: (n,) the nodes that pass. ``codes``: (n,) of each other node the place of the reason
-    among ``sentences`` for which it is rejected; 0: it is left out without a reason.
+    ``kept``: (n,) whether each node passes. ``codes``: (n,) for each other node the index into
+    ``sentences`` of the reason for its rejection; 0 leaves the node out without a reason.
 
-    Rejected nodes are unresolvable: they passed kube-scheduler's own filters, so its preemption
-    could only find that no victim is needed, and newer schedulers then retry without end.
+    Rejected nodes are reported as unresolvable. They passed kube-scheduler's own filters, so its
+    preemption would find that no victim is needed, and newer schedulers would then retry forever.
     """
     rejected = np.flatnonzero(codes)
     reasons = zip(rejected.tolist(), codes[rejected].tolist(), strict=True)
@@ -229,11 +229,11 @@ def encode_filter_error(message: str) -> bytes:
 
 
 def encode_priorities(winner: str | None) -> bytes:
-    """A list of {Host, Score}: of the winner alone, which is all that a weight is to decide.
+    """Return a list of {Host, Score} with the winner only; empty without a winner.
 
-    kube-scheduler counts 0 for everybody else. It takes longer to read the scores of 5,000 nodes
-    than we do to find the best of them; and a user's preference that goes against the winner is
-    weighed against one known figure, whatever we think of the other nodes.
+    kube-scheduler counts 0 for all other nodes. Parsing the scores of 5,000 nodes would take
+    kube-scheduler longer than finding the best node takes the extender. With one score, a user's
+    preference for another node always competes with the same known value.
     """
     if winner is None:
         return b"[]"
@@ -241,7 +241,7 @@ def encode_priorities(winner: str | None) -> bytes:
 
 
 def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
-    """A list of {Host, Score}: the same score for each chosen node; empty if all are chosen."""
+    """Return {Host, Score} with the same score for each chosen node; empty if all are chosen."""
     if chosen.all():
         return b"[]"
     hosts = (names[i] for i in np.flatnonzero(chosen).tolist())
@@ -249,12 +249,12 @@ def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
 
 
 def encode_bind(message: str) -> bytes:
-    """``message`` is empty when the pod is bound."""
+    """Return the answer to bind; ``message`` is empty if the pod is bound."""
     return _encoder.encode(BindResult(printable(message)))
 
 
 def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
-    """Always by uid, whichever form was sent: kube-scheduler reads no other."""
+    """Return the victims by uid, whichever form was sent: kube-scheduler reads only that form."""
     return _encoder.encode(
         PreemptResult(
             {
@@ -266,5 +266,5 @@ def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
 
 
 def printable(message: str) -> str:
-    """Without percent signs, which kube-scheduler takes for formatting, and of bounded length."""
+    """Return the message without percent signs, which Go would format, and of limited length."""
     return message.replace("%", " percent")[:1000]

@@ -1,9 +1,9 @@
-"""Which refused pods are asked to come again a little later, so that not all are tried at once.
+"""Spreads the retries of unschedulable pods over time, so that not all are tried at once.
 
-kube-scheduler tries a refused pod again after seconds, as long as anything changes anywhere. Pods
-that were refused together come back together, and whoever comes then waits for all of them. An
-Error in place of a refusal has a pod tried again after a second, or two, or four: so those of a
-crowd are moved apart until each second has its share, and there they stay.
+kube-scheduler retries an unschedulable pod after seconds, as long as anything in the cluster
+changes. Pods rejected together are retried together, and any new pod waits for all of them. If
+filter returns an Error instead of a rejection, kube-scheduler retries the pod after 1, 2 or 4
+seconds. So pods of a crowd get Errors until every second has its share of retries.
 """
 
 from collections import deque
@@ -12,42 +12,46 @@ from zlib import crc32
 
 from extender.bounded import Bounded
 
-#: The share of a second is what came in so long, on average: longer than kube-scheduler has any
-#: pod wait (podMaxBackoffSeconds).
+#: Seconds over which rejections are averaged to get the share of one second. Longer than the
+#: longest back-off of kube-scheduler (podMaxBackoffSeconds).
 REMEMBERED_S = 40.0
-#: Pods and attempts that are remembered.
+#: Maximum number of pods and of attempts on record.
 MAX_REMEMBERED = 65_536
-#: kube-scheduler looks once a second for whom to try again, and tries them one after the other.
+#: Seconds within which attempts count as one crowd. kube-scheduler requeues pods once a second and
+#: then tries them one after the other.
 TOGETHER_S = 0.6
-#: So many at once are no crowd; and so many times its share a second may have.
+#: Fewer pods than FEW at once are no crowd; one second may have SLACK times its share.
 FEW, SLACK = 5, 1.1
-#: Who was refused less often is told the reason each time: it is new to its author, and
-#: kube-scheduler looks for victims only then.
+#: Rejections that every pod gets with their reason before it can be spread. Its owner has not seen
+#: the reason yet, and kube-scheduler looks for victims only after a rejection.
 REJECTED_OFTEN = 3
-#: So often in a row a pod is asked to come again, at most: by then 31 s have passed. How often is
-#: drawn for each, as those who are put off together would else meet again.
+#: Maximum number of Errors in a row for one pod; 31 s have passed by then. The number is drawn for
+#: each pod, because pods delayed together would otherwise meet again.
 MOST_IN_A_ROW = 5
 
 
 class _Tried(NamedTuple):
-    #: How often it was refused, and how often since then it was asked to come again.
+    #: Number of rejections, and of Errors since the last one.
     rejected: int
     spread_retries: int
     last_s: float
 
 
 class RetrySpreader:
-    """All times are seconds of one monotonic clock."""
+    """Decides which rejections to replace with an Error. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        #: By uid; who was tried last comes last.
+        #: By uid; the pod tried last comes last.
         self._tried: Bounded[str, _Tried] = Bounded(MAX_REMEMBERED)
-        #: When pods were refused.
+        #: Times of rejections in the last REMEMBERED_S, and in the last TOGETHER_S seconds.
         self._lately: deque[float] = deque(maxlen=MAX_REMEMBERED)
         self._together: deque[float] = deque(maxlen=MAX_REMEMBERED)
 
     def reject(self, uid: str, now_s: float) -> bool:
-        """Whether the pod is to be refused now, which is then counted; else it is to come again."""
+        """Return whether to reject the pod now; False: answer with an Error, to retry it later.
+
+        A rejection is counted.
+        """
         while self._tried and next(iter(self._tried.values())).last_s < now_s - REMEMBERED_S:
             self._tried.popitem(last=False)
         for at, kept_s in ((self._lately, REMEMBERED_S), (self._together, TOGETHER_S)):
@@ -57,8 +61,8 @@ class RetrySpreader:
         since_s = now_s - self._lately[0] if self._lately else 0.0
         share = SLACK * len(self._lately) / max(1.0, since_s)
         crowded = len(self._together) >= max(FEW, share)
-        # Who is back within a moment does not back off at all (SchedulerPopFromBackoffQ), and an
-        # Error would only hide from autoscalers that it waits.
+        # A pod that is retried within a moment does not back off (SchedulerPopFromBackoffQ). An
+        # Error would not delay it, only hide from autoscalers that it is unschedulable.
         backs_off = now_s > tried.last_s + TOGETHER_S
         drawn = 1 + crc32(f"{uid} {tried.rejected}".encode()) % MOST_IN_A_ROW
         known = tried.rejected >= REJECTED_OFTEN and tried.spread_retries < drawn

@@ -1,4 +1,4 @@
-"""The scheduler's port: routes, body limits, timing. Decides nothing about pods."""
+"""Serves kube-scheduler's calls: routes, body limits and timing. Decides nothing about pods."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -16,20 +16,20 @@ from extender.server.request_body import JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
 
-#: kube-scheduler's urlPrefix is free to choose; these two are answered.
+#: Supported values of urlPrefix in kube-scheduler's configuration, without the host.
 PREFIXES = ("", "/scheduler")
 
 Answer = Callable[[bytes], Awaitable[Response]]
 
 
 class Reject(Protocol):
-    """Says why; ``status`` is for verbs whose answer has no room for that."""
+    """Answers a call with an error; ``status`` is for verbs whose answer has no Error field."""
 
     def __call__(self, message: str, status: int = 400) -> Response: ...
 
 
 def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAPI:
-    """The ASGI application of the scheduler's port."""
+    """Return the ASGI application of the scheduler's port."""
     app = FastAPI(title="Headroom scheduler extender", openapi_url=None)
 
     async def answer_filter(body: bytes) -> Response:
@@ -44,9 +44,9 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAP
     async def answer_bind(body: bytes) -> Response:
         return _json(await verbs.bind(body))
 
-    # What cannot be decided is told in the form that each verb's answer has room for: filter and
-    # bind have an Error, which kube-scheduler shows on the pod and only reads in a 200. The other
-    # two have none; it ignores them when they fail.
+    # Answers of filter and bind have an Error field. kube-scheduler shows it on the pod, and reads
+    # it only from a response with status 200. The other two verbs have no such field;
+    # kube-scheduler ignores the extender if they fail.
     def reject_filter(message: str, status: int = 200) -> Response:
         return _json(verbs.filter_error(message))
 
@@ -92,8 +92,8 @@ def _endpoint(
         except extender_v1.MalformedBody as err:
             return reject(str(err))
         except Exception:
-            # A fault of ours must not reach kube-scheduler as a stack trace or a dropped
-            # connection; it is logged whole.
+            # A bug must not reach kube-scheduler as a stack trace or a dropped connection. The
+            # log has the details.
             log.exception("verb_failed", verb=verb)
             return reject("internal error in Headroom: see the log of the extender")
         finally:

@@ -1,8 +1,7 @@
-"""The scheduler's verbs: bytes in, a decision on one snapshot, bytes out.
+"""The scheduler's verbs: decode a call, decide on one snapshot, encode the answer.
 
-Filter, prioritize and preempt read one immutable snapshot, wait for nothing and promise nothing.
-Bind is the only verb that changes the world; what it does is the ledger's business, given here as
-a function.
+Filter, prioritize and preempt read one immutable snapshot. They do not block and reserve nothing.
+Only bind changes the cluster; the ledger implements it and passes it to ``Verbs`` as a function.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -39,57 +38,58 @@ from extender.state.scheduling_preferences import prefers, prefers_no_schedule
 
 log = structlog.get_logger()
 
-#: Of those that were ranked, on record with the terms of their scores.
+#: Number of best nodes whose scores a decision records, term by term.
 CONTENDERS = 5
-#: All are alike: kube-scheduler decides as it would without us.
+#: All nodes score the same: kube-scheduler decides as without the extender.
 NO_PREFERENCE = extender_v1.encode_priorities(None)
-#: Of a pod that was told before why it waits.
+#: The Error for a pod whose retry is delayed; its owner got the reason with an earlier rejection.
 TRY_AGAIN = "no node has room; many pods wait, so this one is tried again within seconds"
-#: kube-scheduler looks for victims by itself before it asks us.
+#: Seconds between filter and preempt of a pod: kube-scheduler first looks for victims itself.
 PREEMPT_FOLLOWS_WITHIN_S = 5.0
-#: Pods of which it is remembered which nodes refused them; each takes 50 kB at 5,000 nodes.
-MOST_TURNED_AWAY = 64
-#: Whether evicting pods could cure the reason of that code.
+#: Rejected pods whose nodes are kept; each takes 50 kB at 5,000 nodes.
+MAX_REJECTED_PODS = 64
+#: Whether evicting pods could resolve the reason, by its code.
 CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
 
 SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 
-#: Binds a pod as kube-scheduler asked, given the pod and the node's object as this replica holds
-#: them (None where it does not); returns a sentence when it could not, "" when the pod is bound.
+#: Binds a pod, given the call, and the pod and GPUNode as this replica has them (None if it does
+#: not). Returns "" if the pod is bound, otherwise the reason as a sentence.
 Binder = Callable[[extender_v1.BindArgs, Pod | None, GPUNode | None], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The best of some rows."""
+    """The best node of some rows of a snapshot."""
 
     #: Index into the rows.
     place: int
-    #: The best of the rows with the terms of their scores, the winner first.
+    #: The best nodes with the terms of their scores, the winner first.
     contenders: tuple[Contender, ...]
 
 
 class RejectedPod:
-    """The nodes that one filter call refused; looked into when somebody asks."""
+    """The nodes that one filter call rejected; their names are collected only when needed."""
 
     def __init__(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float) -> None:
         self.uid, self.version = pod.metadata.uid, pod.metadata.resource_version
         self.at_s = at_s
-        # Not the snapshot: while somebody has it, the next one costs more.
+        # Not the snapshot: a reference to it would make the next snapshot more expensive.
         self._rows, self._codes, self._nodes = rows, codes, snap.nodes
 
     def names(self) -> list[str]:
+        """Return the nodes that evicting pods could free for this pod."""
         rows = self._rows[CURABLE[self._codes] & (self._rows >= 0)]
         return [self._nodes[row].name for row in rows.tolist()]
 
 
 class Verbs:
-    """``unready`` says in a sentence why nothing can be decided yet, "" when it can.
+    """Answers filter, prioritize, preempt and bind.
 
-    ``shown`` is called with every pod that a filter call shows, before the decision. While
-    ``observes`` nothing is rejected and nothing is preferred. With ``best_only`` filter returns the
-    best node alone, unless a user's preference could favour another: kube-scheduler then scores no
-    node.
+    ``unready`` returns why nothing can be decided yet, "" if it can. ``shown`` is called with the
+    pod of every filter call, before the decision. While ``observes`` returns True, no node is
+    rejected or preferred. With ``best_only``, filter returns only the best node, unless a user's
+    preference could favor another node; kube-scheduler then scores no nodes.
     """
 
     def __init__(
@@ -113,24 +113,24 @@ class Verbs:
         self._shown = shown
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
-        #: Whether all is let pass, and what would have been decided goes on record only.
+        #: Whether all nodes pass and the decision is only recorded (mode observe).
         self._observes = observes
         self._best_only = best_only
-        self._weighings = FitCache(cluster.rules.weights)
-        #: Uid -> which nodes filter refused it last, of the last pods: kube-scheduler asks preempt
-        #: about one next.
-        self._turned_away: Bounded[str, RejectedPod] = Bounded(MOST_TURNED_AWAY)
-        self._coming = AssumedBinds(cluster)
+        self._fit_cache = FitCache(cluster.rules.weights)
+        #: Uid -> the nodes that the last filter call rejected. kube-scheduler may call preempt for
+        #: the pod next.
+        self._rejected_pods: Bounded[str, RejectedPod] = Bounded(MAX_REJECTED_PODS)
+        self._assumed = AssumedBinds(cluster)
         self._node_sets = NodeSets()
-        self._pace = RetrySpreader()
+        self._retries = RetrySpreader()
 
     def rules_changed(self) -> None:
-        """What was made of the rules of before is forgotten."""
-        self._weighings = FitCache(self._cluster.rules.weights)
-        self._coming.rules_changed()
+        """Drop cached results, which depend on the placement rules."""
+        self._fit_cache = FitCache(self._cluster.rules.weights)
+        self._assumed.rules_changed()
 
     def filter(self, body: bytes) -> bytes:
-        """Which of the offered nodes can take the pod, and why not the others."""
+        """Return which of the offered nodes can take the pod, and why the others cannot."""
         began_s = self._monotonic_s()
         unready, observes = self._unready(), self._observes()
         if unready and not observes:
@@ -140,7 +140,7 @@ class Verbs:
         except extender_v1.MalformedBody as err:
             return self.filter_error(str(err))
         if unready:
-            against = _nothing(offered)
+            against = _all_pass(offered)
             return extender_v1.encode_filter(offered, against == 0, against, SENTENCES)
         if self._offers_only_new(offered):
             return self._filter_new(offered, began_s, observes)
@@ -153,27 +153,27 @@ class Verbs:
         sure = True
         if wanted:
             now_s = self._monotonic_s()
-            left = self._coming.leave_room(offered.pod, wanted, rows, codes, snap, now_s)
+            assumed = self._assumed.leave_room(offered.pod, wanted, rows, codes, snap, now_s)
             held = self._hold_places(offered.pod, rows, codes, snap)
-            sure = not (left or held)
+            sure = not (assumed or held)
             self._cluster.usual.see(wanted, offered.pod, snap, rows)
             if offered.objects:
                 self._answer_new(offered.objects, wanted, rows, codes)
-        against = _nothing(offered) if observes else codes
+        against = _all_pass(offered) if observes else codes
         kept = against == 0
         first: _Chosen | None = None
         known = bool((rows[kept] >= 0).all())
         if wanted and not observes and self._best_only and known:
             places = np.flatnonzero(kept)
             first = self._undisputed(offered.pod, wanted, rows[places], snap)
-            if first is not None:  # the others are not rejected, only left out
-                against, kept = _nothing(offered), np.zeros(len(rows), np.bool_)
+            if first is not None:  # the other nodes are left out, not rejected
+                against, kept = _all_pass(offered), np.zeros(len(rows), np.bool_)
                 kept[places[first.place]] = True
         passed = np.flatnonzero(kept)
         only = ""
         if wanted and len(passed) == 1 and known and not observes:  # then prioritize is not called
             only = offered.names[passed[0]]
-            self._coming.expect(offered.pod, wanted, only, self._monotonic_s())
+            self._assumed.expect(offered.pod, wanted, only, self._monotonic_s())
         answer = extender_v1.encode_filter(offered, kept, against, SENTENCES)
         if wanted and not len(passed) and self._crowded(offered.pod, began_s):
             answer = extender_v1.encode_filter_error(TRY_AGAIN)
@@ -183,26 +183,28 @@ class Verbs:
         if first is not None:
             self._note_ranked(offered.pod, began_s, snap, len(places), only, first.contenders)
         if wanted and not observes:
-            self._turn_away(RejectedPod(offered.pod, rows, codes, snap, began_s))
+            self._keep_rejected(RejectedPod(offered.pod, rows, codes, snap, began_s))
         return answer
 
     def _offers_only_new(self, offered: extender_v1.Offered) -> bool:
-        """Whether the nodes are whole objects of which none is known: an autoscaler's templates."""
+        """Return whether the nodes are unknown whole objects: node templates of an autoscaler."""
         if not offered.objects:
             return False
         return bool((self._cluster.settled().rows(offered.names) < 0).all())
 
     def _filter_new(self, offered: extender_v1.Offered, began_s: float, observes: bool) -> bytes:
-        """Answer filter for an autoscaler's templates. Nothing is kept of the call: no bind follows
-        it, and the pod may be a template too."""
-        pod, codes = offered.pod, _nothing(offered)
+        """Answer filter for node templates of an autoscaler.
+
+        The call is not recorded: no bind follows it, and the pod may be a template too.
+        """
+        pod, codes = offered.pod, _all_pass(offered)
         request = self._cluster.understand(pod)
         if isinstance(request, Unreadable):
             codes[:] = CODE_OF[request.reason]
         elif request.asks:
             unknown = np.full(len(codes), -1, np.int64)
             self._answer_new(offered.objects or [], request, unknown, codes)
-        against = _nothing(offered) if observes else codes
+        against = _all_pass(offered) if observes else codes
         kept = against == 0
         log.info(
             "filtered_new_nodes",
@@ -217,21 +219,24 @@ class Verbs:
     def _answer_new(
         self, objects: Sequence[msgspec.Raw], request: VramRequest, rows: Rows, codes: Codes
     ) -> None:
-        """Replace the codes of unknown nodes with what their own objects say."""
+        """Replace the codes of unknown nodes with those computed from their Node objects."""
         unknown = np.flatnonzero(rows < 0)
         if len(unknown):
             new = [objects[place] for place in unknown.tolist()]
             codes[unknown] = codes_of_new(new, request, self._cluster.rules)
 
     def filter_error(self, message: str) -> bytes:
-        """kube-scheduler backs off after an Error, and shows it on the pod."""
+        """Return an Error: kube-scheduler shows it on the pod and backs off."""
         self._telemetry.verb_errors.labels("filter").inc()
         log.warning("filter_error", message=message)
         return extender_v1.encode_filter_error(message)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Name the best of the nodes that filter let pass; of a pod that asks for no GPU those
-        where it takes nothing away. Raises ``wire.MalformedBody``."""
+        """Return the best of the nodes that passed filter.
+
+        For a pod without GPUs, return the nodes where it blocks no GPU pod. Raises
+        ``extender_v1.MalformedBody``.
+        """
         began_s = self._monotonic_s()
         observes = self._observes()
         offered = extender_v1.decode_offer(body)
@@ -243,7 +248,7 @@ class Verbs:
         contenders: tuple[Contender, ...] = ()
         if isinstance(request, VramRequest):
             rows = snap.rows(offered.names)
-            if not request.asks:  # nothing to remember: it is none of ours
+            if not request.asks:  # not recorded: Headroom does not manage the pod
                 chosen = aside(snap, rows)
                 return (
                     NO_PREFERENCE if observes else extender_v1.encode_alike(offered.names, chosen)
@@ -253,14 +258,16 @@ class Verbs:
             if first is not None:
                 winner, contenders = first.contenders[0].node, first.contenders
                 if not observes:
-                    self._coming.expect(offered.pod, request, winner, self._monotonic_s())
+                    self._assumed.expect(offered.pod, request, winner, self._monotonic_s())
         self._note_ranked(offered.pod, began_s, snap, len(offered.names), winner or "", contenders)
         return NO_PREFERENCE if observes else extender_v1.encode_priorities(winner)
 
     def preempt(self, body: bytes) -> bytes:
-        """Of the nodes with victims that kube-scheduler proposes those on which somebody's leaving
-        makes room, with those who have to leave; raises ``wire.MalformedBody``. Nobody is evicted
-        for nothing."""
+        """Return the nodes on which evictions make room for the pod, with the necessary victims.
+
+        kube-scheduler proposes nodes and victims. A node on which no eviction helps is dropped, so
+        that no pod is evicted in vain. Raises ``extender_v1.MalformedBody``.
+        """
         began_s = self._monotonic_s()
         pod, offered = extender_v1.decode_preempt(body)
         request = self._cluster.understand(pod)
@@ -268,15 +275,15 @@ class Verbs:
         if isinstance(request, VramRequest) and not request.asks:
             return extender_v1.encode_preempt(proposed)
         observes = self._observes()
-        if self._unready():  # who would be evicted on what is not known yet
+        if self._unready():  # do not evict pods on incomplete data
             return extender_v1.encode_preempt(proposed if observes else {})
         rejected = self._rejected_for_memory(pod, began_s)
         found = preemption(self._cluster, pod, offered, rejected, began_s)
-        told = answered(found)
+        answer = answered(found)
         if found.best is not None and not observes:
             self._cluster.nominations.expect(pod, found.best.node, began_s)
         took_us = micros(self._monotonic_s() - began_s)
-        part = recorded(found, self._wall_s(), took_us, len(offered), len(told))
+        part = recorded(found, self._wall_s(), took_us, len(offered), len(answer))
         self._journal.note(pod, part, part.at_s)
         if observes:
             return extender_v1.encode_preempt(proposed)
@@ -292,41 +299,46 @@ class Verbs:
             took_ms=round(took_us / 1000, 3),
         )
         return extender_v1.encode_preempt(
-            {each.node: Offer(each.uids, each.pdb_violations) for each in told}
+            {each.node: Offer(each.uids, each.pdb_violations) for each in answer}
         )
 
     def _rejected_for_memory(self, pod: Pod, now_s: float) -> list[str]:
-        """The nodes that have passed kube-scheduler's own filters for this very version of the pod,
-        and that we refused for what the leaving of others could cure."""
-        last = self._turned_away.get(pod.metadata.uid)
+        """Return the nodes that filter rejected for reasons that evictions could resolve.
+
+        They passed kube-scheduler's own filters. Empty if the last filter call was for another
+        version of the pod, or too long ago.
+        """
+        last = self._rejected_pods.get(pod.metadata.uid)
         if last is None or last.version != pod.metadata.resource_version:
             return []
         return last.names() if now_s < last.at_s + PREEMPT_FOLLOWS_WITHIN_S else []
 
     def rejected_for_memory(self, uid: str) -> list[str]:
-        """The same of the last version that was shown here, however long ago; empty where that is
-        not known any more."""
-        last = self._turned_away.get(uid)
+        """Return the same for the last filter call of the pod, whatever its version and age.
+
+        Empty if it is no longer on record.
+        """
+        last = self._rejected_pods.get(uid)
         return last.names() if last else []
 
     def coming(self, now_s: float) -> Iterator[tuple[str, str, Reservation]]:
-        """The pods whose bind is expected next: uid, node, and what filter leaves free for it."""
-        return self._coming.reservations(now_s)
+        """Yield the assumed binds: uid, node, and the reservation that filter keeps free."""
+        return self._assumed.reservations(now_s)
 
-    def _turn_away(self, last: RejectedPod) -> None:
-        self._turned_away[last.uid] = last
-        most = MOST_TURNED_AWAY if self._cluster.rules.evict_for_memory else 1
-        self._turned_away.trim(most)
+    def _keep_rejected(self, last: RejectedPod) -> None:
+        self._rejected_pods[last.uid] = last
+        limit = MAX_REJECTED_PODS if self._cluster.rules.evict_for_memory else 1
+        self._rejected_pods.trim(limit)
 
     async def bind(self, body: bytes) -> bytes:
-        """Reserve and bind; an Error makes kube-scheduler try the pod again, with back-off."""
+        """Reserve and bind; after an Error kube-scheduler retries the pod, with back-off."""
         if (unready := self._unready()) and not self._observes():
             return self.bind_error(unready)
         try:
             args = extender_v1.decode_bind(body)
         except extender_v1.MalformedBody as err:
             return self.bind_error(str(err))
-        self._coming.came(args.pod_uid)
+        self._assumed.bind_received(args.pod_uid)
         message = await self._bind(
             args, self._known(args.pod_uid), self._cluster.gpunode(args.node)
         )
@@ -335,17 +347,17 @@ class Verbs:
         return extender_v1.encode_bind("")
 
     def _known(self, uid: str) -> Pod | None:
-        """The pod as it was shown last, unless the cluster told of the very same version.
+        """Return the pod of the last filter call, or the watched pod if it has the same version.
 
-        A filter call is a stranger's word where the port is open to more than kube-scheduler, and
-        the version alone would not give away one that asks for less than the pod does.
+        If clients other than kube-scheduler can reach the port, a filter call is not trustworthy:
+        it could show the right version with a smaller request.
         """
         seen, decision = self._cluster.pod(uid), self._journal.of_uid(uid)
         if decision is None:
             return seen
         shown = decision.pod
-        told = seen and seen.metadata.resource_version == shown.metadata.resource_version
-        return seen if told else shown
+        same = seen and seen.metadata.resource_version == shown.metadata.resource_version
+        return seen if same else shown
 
     def bind_error(self, message: str) -> bytes:
         self._telemetry.verb_errors.labels("bind").inc()
@@ -353,12 +365,12 @@ class Verbs:
         return extender_v1.encode_bind(message)
 
     def _codes(self, request: VramRequest | Unreadable, rows: Rows, snap: Snapshot) -> Codes:
-        """The code of each node's reason; 0 where the pod fits."""
+        """Return the code of each node's reason, (n,); 0 if the pod fits."""
         if isinstance(request, Unreadable):
             return np.full(len(rows), CODE_OF[request.reason], np.int8)
         if not request.asks:
             return np.zeros(len(rows), np.int8)
-        cached = self._weighings.weigh(request, snap)
+        cached = self._fit_cache.weigh(request, snap)
         unknown = rows < 0
         if not unknown.any():
             return cached.codes(snap, rows, self._monotonic_s())
@@ -367,8 +379,10 @@ class Verbs:
         return codes
 
     def _hold_places(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot) -> bool:
-        """Refuse in ``codes`` the nodes that would be full with pods for which others have left or
-        leave, and which do not rank behind this one; says whether there were any."""
+        """Reject in ``codes`` the nodes that nominated pods of equal or higher rank would fill.
+
+        Victims leave or have left for those pods. Return whether any node was rejected.
+        """
         now_s, held = self._monotonic_s(), False
         for node, others in self._cluster.held_for(pod, now_s).items():
             passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
@@ -379,9 +393,9 @@ class Verbs:
         return held
 
     def _first(self, request: VramRequest, rows: Rows, snap: Snapshot) -> _Chosen | None:
-        """The best of these rows; None if the pod fits on none."""
+        """Return the best of these rows; None if the pod fits on none."""
         now_s, market = self._monotonic_s(), self._cluster.usual.market
-        cached = self._weighings.weigh(request, snap)
+        cached = self._fit_cache.weigh(request, snap)
         ranking = cached.rank(request, snap, rows, now_s, market)
         if ranking.winner is None:
             return None
@@ -391,9 +405,11 @@ class Verbs:
     def _undisputed(
         self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot
     ) -> _Chosen | None:
-        """The best of several rows, unless users' preferences could make kube-scheduler take
-        another."""
-        if len(rows) < 2 or prefers(pod) or self._cluster.neighbours.match(pod):
+        """Return the best of several rows.
+
+        None if users' preferences could make kube-scheduler choose another node.
+        """
+        if len(rows) < 2 or prefers(pod) or self._cluster.neighbours.speak_of(pod):
             return None
         first = self._first(request, rows, snap)
         if first is None:
@@ -402,10 +418,10 @@ class Verbs:
         return None if node is None or prefers_no_schedule(node, pod) else first
 
     def _crowded(self, pod: Pod, now_s: float) -> bool:
-        """Whether the refused pod had better come again when fewer do."""
+        """Return whether to delay the retry of the rejected pod, because many are retried now."""
         if pod.status and pod.status.nominated_node_name:
-            return False  # others leave for it
-        if self._pace.reject(pod.metadata.uid, now_s):
+            return False  # victims leave for it
+        if self._retries.reject(pod.metadata.uid, now_s):
             return False
         self._telemetry.spread_retries.inc()
         return True
@@ -420,10 +436,10 @@ class Verbs:
         contenders: Sequence[Contender],
     ) -> None:
         took_us = micros(self._monotonic_s() - began_s)
-        told = Ranked(self._wall_s(), took_us, snap.generation, offered, winner)
-        self._journal.note(pod, told, told.at_s, winner)
+        ranked = Ranked(self._wall_s(), took_us, snap.generation, offered, winner)
+        self._journal.note(pod, ranked, ranked.at_s, winner)
         if contenders:
-            self._journal.note(pod, Candidates(tuple(map(_candidate, contenders))), told.at_s)
+            self._journal.note(pod, Candidates(tuple(map(_candidate, contenders))), ranked.at_s)
 
     def _record(
         self,
@@ -479,8 +495,8 @@ def _candidate(contender: Contender) -> Candidate:
     return Candidate(contender.node, round(1000 * contender.score), terms)
 
 
-def _nothing(offered: extender_v1.Offered) -> Codes:
-    """Nothing against any of them."""
+def _all_pass(offered: extender_v1.Offered) -> Codes:
+    """Return codes with which every offered node passes."""
     return np.zeros(len(offered.names), np.int8)
 
 

@@ -1,8 +1,8 @@
 """Keeps the CA of the cluster's client certificates as the API server publishes it.
 
-Every cluster that takes client certificates says whose, in a ConfigMap for servers such as ours.
-Where the API server does not answer, the last that it said stays; where it says that there is none,
-or that we may not know, no certificate is asked for any more, and tokens are as good as ever.
+A cluster that accepts client certificates publishes their CA in a ConfigMap for extension servers.
+If the API server does not answer, the last CA stays in use. If the ConfigMap does not exist, has no
+CA or may not be read, the server requests no client certificates; tokens work as before.
 """
 
 import asyncio
@@ -21,18 +21,20 @@ NAMESPACE = "kube-system"
 CONFIG_MAP = "extension-apiserver-authentication"
 NAME = f"{NAMESPACE}/{CONFIG_MAP}"
 KEY = "client-ca-file"
-#: Between two looks: while it is known, and while it is not.
+#: Seconds between two reads: after a success, and after a failure.
 REFRESH_S = 60.0
 RETRY_S = 5.0
 
 
 class ClientCaUnknown(Exception):
-    """There is none that we may know; why, in a sentence."""
+    """The CA is not published or may not be read; the message is the reason."""
 
 
 def client_ca(api: KubeApi) -> str:
-    """In PEM, one or more. Blocks; raises ``ClientCaUnknown``, and ``ApiError`` where the API
-    server did not say."""
+    """Return the CA certificates in PEM, one or more.
+
+    Blocks. Raises ``ClientCaUnknown``, and ``ApiError`` if the API server does not answer.
+    """
     try:
         core = client.CoreV1Api(api.client)
         with api.asking(f"read ConfigMap {NAME}") as timeout:
@@ -45,8 +47,8 @@ def client_ca(api: KubeApi) -> str:
     except ApiStatus as err:
         if err.status == 403:
             raise ClientCaUnknown(
-                f"the console may not get ConfigMap {NAME}; right is Role headroom-console of "
-                "namespace kube-system, in deploy/base/rbac.yaml"
+                f"the console may not get ConfigMap {NAME}; bind it Role headroom-console of "
+                "namespace kube-system (deploy/base/rbac.yaml)"
             ) from err
         if err.status == 404:
             raise ClientCaUnknown(f"there is no ConfigMap {NAME}") from err
@@ -55,24 +57,26 @@ def client_ca(api: KubeApi) -> str:
         raise ClientCaUnknown(f"ConfigMap {NAME} cannot be read") from err
     if not published.get(KEY):
         raise ClientCaUnknown(
-            f"ConfigMap {NAME} has no {KEY}: the API server takes no client certificates "
+            f"ConfigMap {NAME} has no {KEY}: the API server accepts no client certificates "
             "(--client-ca-file)"
         )
     return published[KEY]
 
 
 class ClientCa:
-    """``know`` gets the CA of each round, or None; what cannot be had is logged once."""
+    """Reads the CA periodically and passes it, or None, to ``use_ca``.
 
-    def __init__(self, api: KubeApi, know: Callable[[str | None], None]) -> None:
+    A problem is logged once, when it first occurs."""
+
+    def __init__(self, api: KubeApi, use_ca: Callable[[str | None], None]) -> None:
         self._api = api
-        self._know = know
-        self._said = ""
+        self._use_ca = use_ca
+        self._logged = ""
         self._ca: str | None = None
-        self._again = asyncio.Event()
+        self._retry = asyncio.Event()
 
     def start(self, loops: Loops) -> None:
-        loops.start("client-ca", self.once, REFRESH_S, self._again, RETRY_S)
+        loops.start("client-ca", self.once, REFRESH_S, self._retry, RETRY_S)
 
     async def once(self) -> None:
         trouble = ""
@@ -83,15 +87,15 @@ class ClientCa:
         except ApiError as err:
             trouble = str(err)
         try:
-            self._know(self._ca)
+            self._use_ca(self._ca)
         except BadSettings as err:
             trouble = trouble or str(err)
         if trouble:
-            self._again.set()
-        if trouble and trouble != self._said and self._ca is None:
-            log.warning("client_ca_unknown", message=trouble, hint="tokens are taken as ever")
-        elif trouble and trouble != self._said:
-            log.warning("client_ca_not_renewed", message=trouble, hint="the last one stays")
-        if self._said and not trouble:
+            self._retry.set()
+        if trouble and trouble != self._logged and self._ca is None:
+            log.warning("client_ca_unknown", message=trouble, hint="only tokens are accepted")
+        elif trouble and trouble != self._logged:
+            log.warning("client_ca_not_renewed", message=trouble, hint="the last CA stays in use")
+        if self._logged and not trouble:
             log.info("client_ca_known")
-        self._said = trouble
+        self._logged = trouble

@@ -1,7 +1,7 @@
-"""Whom a client certificate names: as Kubernetes reads it, of the subject alone.
+"""Reads the user of a client certificate from its subject, as Kubernetes does.
 
-TLS has checked the rest by then: that the cluster's CA signed it, for clients, and that it has
-neither expired nor is to come. Nothing is ever taken from a header, which anybody can write.
+TLS has verified the certificate by then: the cluster's CA signed it for clients, and it is valid
+now. The user is never read from a header, because any client can write one.
 """
 
 import hashlib
@@ -10,46 +10,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Where an ASGI scope has the ``Peer`` of its connection; absent without TLS.
+#: Key of the ``Peer`` in an ASGI scope; absent without TLS.
 PEER = "headroom.peer"
-#: Everybody's of whom the API server knows who they are.
+#: Group of every authenticated user.
 _AUTHENTICATED = "system:authenticated"
 _CREDENTIAL = "authentication.kubernetes.io/credential-id"
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """As the API server knows the bearer of a token or a certificate."""
+    """The user of a token or a certificate, as the API server names it."""
 
     name: str
     uid: str = ""
     groups: tuple[str, ...] = ()
-    #: Of what the authenticator tells beside these: to be passed on as it is.
+    #: Other attributes from the authenticator, passed on unchanged.
     extra: Mapping[str, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """``user`` is None where it names nobody; it holds until ``not_after_s`` of Unix time."""
+    """A verified client certificate; ``user`` is None if its subject has no common name."""
 
     user: User | None
+    #: Expiry in Unix time, seconds.
     not_after_s: float
-    #: Of all of it, in hexadecimal.
+    #: Digest of the whole certificate, in hexadecimal.
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end; ``asked``: whether anybody could have shown a certificate."""
+    """The client of a TLS connection; ``asked``: whether the server requested a certificate."""
 
     asked: bool
     certificate: Certificate | None
 
 
 def peer_of(connection: ssl.SSLObject) -> Peer:
-    """Of a connection whose handshake is done."""
+    """Return the client of a connection whose handshake is complete."""
     asked = connection.context.verify_mode is not ssl.CERT_NONE
-    # Empty for one that was not verified, though such are never asked for.
+    # Empty for an unverified certificate; the server never requests one without verifying it.
     parsed: Any = connection.getpeercert()
     whole = connection.getpeercert(binary_form=True)
     if not asked or not parsed or not whole:
@@ -60,7 +61,10 @@ def peer_of(connection: ssl.SSLObject) -> Peer:
 
 
 def user_of(subject: Sequence[Sequence[tuple[str, str]]], sha256: str) -> User | None:
-    """``subject`` is as ``ssl`` parses it: parts, each of pairs of a name and a value."""
+    """Return the user of a subject, or None if it has no common name.
+
+    ``subject`` has the form of ``ssl``: parts, each of (name, value) pairs.
+    """
     pairs = [pair for part in subject for pair in part]
     names = [value for name, value in pairs if name == "commonName"]
     if not names or not names[-1]:

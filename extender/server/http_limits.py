@@ -1,11 +1,11 @@
 """Limits on every client of a port, applied before a request is parsed: time, bytes, connections.
 
-uvicorn limits the time between two requests, but neither the time nor the bytes within one. Here a
-request that is not sent whole in time is ended, headers have a maximum length, and all connections
-of a port share a maximum number and a budget for the bodies they are sending. When either is used
-up, the client that has waited longest, or has sent most of an unfinished body, is disconnected: a
-client that sends a short request at once is always served. A peer that never completes the TLS
-close cannot block shutdown.
+uvicorn limits the time between two requests, but neither the time nor the bytes of one request.
+This module adds a time limit for one request and a maximum header length. All connections of a port
+share a maximum number, and a budget for the bodies that they are sending. Above the maximum number,
+the client that has waited longest is disconnected. Above the budget, the client that has sent most
+of an incomplete body is disconnected. So a client that sends a short request at once is always
+served. A peer that never completes the TLS close cannot block shutdown.
 """
 
 import asyncio
@@ -19,23 +19,23 @@ from extender.server.client_certificates import PEER, peer_of
 
 #: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5.
 REQUEST_S = 30.0
-#: Seconds without any request: longer than kube-scheduler keeps a connection that it does not use.
-SILENT_S = 120.0
-#: Seconds for a client to let go of a connection that we have closed, when we end.
-PARTING_S = 0.5
+#: Seconds without any request: longer than kube-scheduler keeps an idle connection.
+IDLE_S = 120.0
+#: Seconds at shutdown for a client to complete the close of its connection.
+CLOSE_S = 0.5
 
 #: Request line, headers and trailers of one request.
 MAX_HEADER_BYTES = 64 << 10
 #: Connections of one port.
 MAX_CONNECTIONS = 512
-#: Bodies that are being received or answered on all connections of one port.
+#: Total size of the bodies being received or answered on all connections of one port.
 MAX_BODIES_BYTES = 64 << 20
 #: A body up to this size is not compared with the budget.
 _SHORT_BODY_BYTES = 64 << 10
 
-_TOO_SLOW = (
+_REQUEST_TIMEOUT = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"connection: close\r\n\r\nthe request was not sent whole within %d seconds\n"
+    b"connection: close\r\n\r\nthe request was not complete within %d seconds\n"
 )
 
 
@@ -51,38 +51,38 @@ class _HeadersTooLong(Exception):
 
 
 class Patient(HttpToolsProtocol):
-    """One connection; checks its age now and then, so that a call costs nothing more."""
+    """One connection; a timer checks its limits, so that requests do not pay for them."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        #: Since when a request is being read; None while none is.
+        #: When the request being read began; None if no request is being read.
         self._reading_since_s: float | None = None
-        self._silent_since_s: float | None = self.loop.time()
-        #: Since when no request is being answered: it is idle, or still sends one.
-        self._waits_since_s: float | None = self._silent_since_s
-        #: Bytes of the body of the request under way, and other bytes of that request.
+        self._idle_since_s: float | None = self.loop.time()
+        #: Since when no request is being answered: the client is idle or still sending one.
+        self._waits_since_s: float | None = self._idle_since_s
+        #: Bytes of the current request: of its body, and all others.
         self.body_bytes = self._other_bytes = 0
-        #: Whether a request is being parsed, and how many began in the bytes received last.
+        #: Whether a request is being parsed, and how many began in the last received bytes.
         self._parses, self._begun = False, 0
-        self._look = self.loop.call_later(REQUEST_S, self._look_at_the_clock)
+        self._timer = self.loop.call_later(REQUEST_S, self._check_time)
         if len(self.connections) > MAX_CONNECTIONS:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._look.cancel()
+        self._timer.cancel()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._look.cancel()
-        self._look = self.loop.call_later(PARTING_S, self._part)
+        self._timer.cancel()
+        self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
 
-    def _part(self) -> None:
+    def _abort_closed(self) -> None:
         transport: Any = self.transport
         if transport.is_closing() and not transport.get_write_buffer_size():
             transport.abort()
         else:
-            self._look = self.loop.call_later(PARTING_S, self._part)
+            self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -91,15 +91,15 @@ class Patient(HttpToolsProtocol):
         super().data_received(data)
         if not self._parses or self.transport.is_closing():
             return
-        # If another request ended in these bytes, nobody knows how many of them are of this one.
+        # If another request ended in these bytes, their share of this one is unknown.
         if parsed + self._begun == 1:
             self._other_bytes += len(data)
-        # A body that is sent in chunks has some bytes around each of them.
+        # Chunked encoding adds some bytes to each chunk of a body.
         if self._other_bytes > MAX_HEADER_BYTES + self.body_bytes // 8:
             self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
 
     def on_message_begin(self) -> None:
-        self._reading_since_s, self._silent_since_s = self.loop.time(), None
+        self._reading_since_s, self._idle_since_s = self.loop.time(), None
         self._waits_since_s = self._reading_since_s
         self.body_bytes = self._other_bytes = 0
         self._parses, self._begun = True, self._begun + 1
@@ -135,7 +135,10 @@ class Patient(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def _make_room(self) -> None:
-        """Drop the connection that has waited longest; itself if all others are being answered."""
+        """Drop the connection that has waited longest.
+
+        Drops this one if all others are being answered.
+        """
         others = self._others()
         if len(others) < MAX_CONNECTIONS:
             return
@@ -144,7 +147,7 @@ class Patient(HttpToolsProtocol):
         longest._drop()
 
     def _keep_within_budget(self) -> None:
-        """Drop the client that has sent most of all whose body is not complete."""
+        """Drop the client that has sent the largest incomplete body."""
         others = self._others()
         total_bytes = self.body_bytes + sum(each.body_bytes for each in others)
         if total_bytes <= MAX_BODIES_BYTES:
@@ -154,7 +157,7 @@ class Patient(HttpToolsProtocol):
             max(sending, key=lambda each: each.body_bytes)._drop()
 
     def _drop(self) -> None:
-        """Free what the connection holds at once: a TLS close would wait for the peer."""
+        """Free the memory of the connection at once: a TLS close would wait for the peer."""
         transport: Any = self.transport
         transport.abort()
 
@@ -166,18 +169,18 @@ class Patient(HttpToolsProtocol):
             if isinstance(each, Patient) and each is not self and not each.transport.is_closing()
         ]
 
-    def _look_at_the_clock(self) -> None:
+    def _check_time(self) -> None:
         now_s = self.loop.time()
         if self._reading_since_s is not None and now_s - self._reading_since_s >= REQUEST_S:
-            self._end(_TOO_SLOW % REQUEST_S)
-        elif self._silent_since_s is not None and now_s - self._silent_since_s >= SILENT_S:
+            self._end(_REQUEST_TIMEOUT % REQUEST_S)
+        elif self._idle_since_s is not None and now_s - self._idle_since_s >= IDLE_S:
             self._end(b"")
         else:
-            self._look = self.loop.call_later(REQUEST_S, self._look_at_the_clock)
+            self._timer = self.loop.call_later(REQUEST_S, self._check_time)
 
     def _end(self, answer: bytes) -> None:
         transport: Any = self.transport
-        # An answer that has begun cannot be another one any more.
+        # A response that has begun cannot be replaced.
         begun = self.cycle and self.cycle.response_started and not self.cycle.response_complete
         if answer and not begun:
             transport.write(answer)
@@ -185,7 +188,7 @@ class Patient(HttpToolsProtocol):
 
 
 class Certified(Patient):
-    """Connections that tell the application who is at their other end, where they are of TLS."""
+    """Passes the ``Peer`` of TLS connections to the application in the ASGI scope."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

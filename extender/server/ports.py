@@ -17,16 +17,16 @@ from extender.server.http_limits import Patient
 from extender.server.tls import ServerTls
 from extender.server.tls_handshakes import Handshakes
 
-#: Longer than kube-scheduler keeps a connection that it does not use (90 s): it is the one to close
-#: it, since a call that is sent while we do fails, and with it the attempt to place a pod.
+#: Seconds. Longer than kube-scheduler keeps an idle connection (90 s), so that it closes the
+#: connection. If the server did, a call sent meanwhile would fail, and the pod's attempt with it.
 KEEP_ALIVE_S = 120
-#: What is being answered when we are told to end has so long; kube-scheduler waits for 5 s.
+#: Seconds at shutdown for requests being answered; kube-scheduler waits for 5 s.
 GRACE_S = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """``port`` 0 stands for any free one; ``tls`` None: without TLS."""
+    """A port to serve; ``port`` 0 is any free port, ``tls`` None is plain HTTP."""
 
     name: str
     host: str
@@ -68,14 +68,17 @@ async def serve_ports(
         name: "{}://{}:{}".format(servers[name].scheme, *sock.getsockname()[:2])
         for name, sock in sockets.items()
     }
-    # The sockets listen already: whoever connects now is answered in a moment.
+    # The sockets are already listening: a client that connects now is answered in a moment.
     announce(msgspec.json.encode({"event": "serving", **where}).decode())
     await asyncio.gather(*running)
 
 
 class PortServer(uvicorn.Server):
-    """Leaves signals alone, since several servers share one process; accepts connections of TLS
-    itself, since uvicorn limits no handshakes."""
+    """Serves one port.
+
+    Handles no signals, because several servers share one process. Accepts TLS connections itself,
+    because uvicorn does not limit handshakes.
+    """
 
     def __init__(self, port: Port) -> None:
         super().__init__(
@@ -101,14 +104,15 @@ class PortServer(uvicorn.Server):
             await super().startup(sockets)
             return
         await super().startup([])
-        assert sockets, "a port listens already"
+        assert sockets, "the port must be listening already"
         handshakes = Handshakes(self._connection, self._context)
         self._accepting = asyncio.create_task(handshakes.accept(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
-            await asyncio.wait([self._accepting])  # else a closed socket is still waited for
+            # Otherwise the loop keeps waiting for a closed socket.
+            await asyncio.wait([self._accepting])
         await super().shutdown(sockets)
 
     def _connection(self) -> asyncio.Protocol:

@@ -1,13 +1,13 @@
-"""The certificate that a port is served with, and whom it lets in: as the files say now.
+"""Server certificates and client CAs of a port, reloaded when their files change.
 
-Certificates are renewed in place, hours before the old one ends. So the files are looked at again
-at every handshake, which kube-scheduler makes seldom, and read again when one of them changed: a
-connection made from then on uses the new ones, those that are open go on. A renewal that cannot be
-used, half of it written or the key of another certificate, is logged once, and the last good one
-stays.
+Certificates are renewed in place, hours before the old one expires. Every handshake checks whether
+a file has changed, and reads the files again if so; kube-scheduler makes few handshakes. New
+connections use the new certificate, open ones stay. A renewal that cannot be used (half written, or
+the key of another certificate) is logged once, and the last good certificate stays in use.
 
-kube-scheduler's port lets in nobody without a certificate of its own CA. The debug port asks for
-one of the cluster's CA, which comes from the API server, and does without: others have a token.
+kube-scheduler's port accepts only clients with a certificate of its own CA. The debug port requests
+a certificate of the cluster's CA, which comes from the API server, but does not require one:
+clients can send a token instead.
 """
 
 import ssl
@@ -20,24 +20,26 @@ from extender.errors import BadSettings
 
 log = structlog.get_logger()
 
-#: Time of the last change, size and inode of each file; None for one that is not there.
+#: Modification time, size and inode of each file; None for a missing file.
 _Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """All in PEM. With ``client_ca``, only who shows a certificate signed by it is let in."""
+    """Files in PEM. With ``client_ca``, clients must show a certificate that it signed."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
-    #: Begins the names of the settings that they are from.
+    #: Prefix of the settings that name the files.
     setting: str = "tls"
 
 
 class _Connection(ssl.SSLObject):
-    """Says why a client was not let in: the event loop drops the alert that would tell the client,
-    so all that kube-scheduler has to show is "EOF"."""
+    """Logs why a handshake failed.
+
+    The event loop drops the TLS alert to the client, so kube-scheduler reports only "EOF".
+    """
 
     def do_handshake(self) -> None:
         try:
@@ -50,37 +52,40 @@ class _Connection(ssl.SSLObject):
 
 
 class ServerTls:
-    """``context`` is for the server; raises ``BadSettings`` where the files cannot be used."""
+    """The TLS context of a server, kept up to date with its files.
+
+    Raises ``BadSettings`` if the files cannot be used.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._stamps = _stamps(files)
-        #: In PEM: who shows a certificate signed by one of them is known, and nobody has to.
+        #: CAs in PEM whose client certificates are accepted but not required.
         self._known_ca: str | None = None
         self._newest = _context(files, None)
-        # A context in use is not changed: a renewal that fails half way would leave it with
-        # neither certificate. So each renewal makes its own, and each handshake is handed to it.
+        # Each renewal makes a new context, and each handshake is moved to the newest one. Changing
+        # a context in use could leave it without a certificate if the renewal fails half way.
         self.context = _context(files, None)
-        self.context.sni_callback = self._hand_over
+        self.context.sni_callback = self._use_newest
         self.context.sslobject_class = _Connection
 
-    def know(self, ca: str | None) -> None:
-        """Ask who connects from now on for a certificate of these CAs, in PEM; None: for none.
+    def request_client_certificates(self, ca: str | None) -> None:
+        """Request client certificates of these CAs (PEM) on new connections; None: request none.
 
-        On the event loop. Raises ``BadSettings`` where it holds no certificate; then, and where
-        the server's own files are half renewed, all stays as it was.
+        Call it on the event loop. Raises ``BadSettings`` if ``ca`` holds no certificate, or if the
+        server's own files are half renewed; nothing changes then.
         """
         if ca == self._known_ca:
             return
         self._newest = _context(self._files, ca)
         self._known_ca = ca
-        # Whether a certificate is asked for is settled before the handshake is handed over.
+        # OpenSSL decides whether to request a certificate before the handshake changes context.
         self.context.verify_mode = self._newest.verify_mode
 
-    def _hand_over(
+    def _use_newest(
         self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext
     ) -> None:
-        """Called at every handshake, whether the client names a server or not."""
+        """Moves a handshake to the newest context; called with and without a server name."""
         stamps = _stamps(self._files)
         if stamps != self._stamps:
             self._stamps = stamps
@@ -88,14 +93,18 @@ class ServerTls:
                 self._newest = _context(self._files, self._known_ca)
                 log.info("tls_renewed", cert=str(self._files.cert))
             except BadSettings as err:
-                log.warning("tls_renewal_refused", message=str(err), hint="the last one stays")
+                log.warning(
+                    "tls_renewal_refused",
+                    message=str(err),
+                    hint="the last one stays in use",
+                )
         connection.context = self._newest
 
 
 def _context(files: TlsFiles, known_ca: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A session resumed would be let in for what an earlier file of client CAs said. TLS 1.2 can
-    # resume without a ticket, too, and so none of it is spoken.
+    # A resumed session would be accepted by an earlier file of client CAs. TLS 1.2 can resume
+    # sessions without tickets, so it is disabled too.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
@@ -103,8 +112,8 @@ def _context(files: TlsFiles, known_ca: str | None) -> ssl.SSLContext:
     _read(cert, files.cert)
     if b"ENCRYPTED" in _read(key, files.key):
         raise BadSettings(
-            f"{key}: {files.key}: is encrypted, and nobody is there to type its password; "
-            "right is a key without one: openssl pkey -in encrypted.key -out tls.key"
+            f"{key}: {files.key}: is encrypted, and a server cannot ask for its password; "
+            "decrypt it: openssl pkey -in encrypted.key -out tls.key"
         )
     _check_certificates(cert, files.cert)
     try:
@@ -113,7 +122,7 @@ def _context(files: TlsFiles, known_ca: str | None) -> ssl.SSLContext:
         if err.reason == "KEY_VALUES_MISMATCH":
             raise BadSettings(
                 f"{key}: {files.key}: is not the key of the certificate in {files.cert}; "
-                "right are the two of one Secret, tls.crt and tls.key"
+                "use tls.crt and tls.key of the same Secret"
             ) from err
         raise BadSettings(
             f"{key}: {files.key}: holds no private key in PEM, "
@@ -128,7 +137,7 @@ def _context(files: TlsFiles, known_ca: str | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(cadata=known_ca)
         except (ssl.SSLError, ValueError) as err:
-            raise BadSettings("the CA of the cluster's clients is no certificate in PEM") from err
+            raise BadSettings("the client CA of the cluster is not a certificate in PEM") from err
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
 

@@ -1,8 +1,8 @@
 """Accepts the connections of a port with TLS, and limits the time and the number of handshakes.
 
-uvicorn hears of a connection when its handshake is complete, so it can limit neither. A client
-that sends nothing costs 50 KiB until then. If too many handshakes are under way, the one that began
-first is dropped: a client that speaks at once is served.
+uvicorn gets a connection only when its handshake is complete, so it can limit neither. Until then,
+a client that sends nothing takes 50 KiB. If too many handshakes are open, the oldest is dropped, so
+a client that answers at once is always served.
 """
 
 import asyncio
@@ -15,48 +15,51 @@ import structlog
 
 log = structlog.get_logger()
 
-#: Seconds for one handshake; kube-scheduler gives a whole call 5 s.
+#: Seconds for one handshake; kube-scheduler waits 5 s for a whole call.
 HANDSHAKE_S = 5.0
-#: Handshakes of one port.
+#: Maximum number of open handshakes of one port.
 MAX_HANDSHAKES = 128
-#: After a connection that could not be accepted, as when there are no file descriptors left.
-_AGAIN_AFTER_S = 0.1
+#: Seconds to wait after a failed accept, for example without free file descriptors.
+_RETRY_AFTER_S = 0.1
 
 
 class Handshakes:
-    """``protocol`` makes what a connection is handed to; ``context`` returns the TLS context."""
+    """Accepts TLS connections.
+
+    ``protocol`` makes the protocol of each connection; ``context`` returns the TLS context.
+    """
 
     def __init__(
         self, protocol: Callable[[], asyncio.Protocol], context: Callable[[], ssl.SSLContext]
     ) -> None:
         self._protocol = protocol
         self._context = context
-        #: Those under way, the earliest first.
-        self._under_way: dict[asyncio.Task[None], socket.socket] = {}
+        #: Open handshakes, the oldest first.
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
 
     async def accept(self, listening: socket.socket) -> None:
-        """Goes on until it is cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
         try:
             while True:
                 try:
                     connection, _ = await loop.sock_accept(listening)
-                except Exception as err:  # noqa: BLE001 - the port must go on
+                except Exception as err:  # noqa: BLE001 - the port must stay open
                     log.warning("connection_not_accepted", message=str(err))
-                    await asyncio.sleep(_AGAIN_AFTER_S)
+                    await asyncio.sleep(_RETRY_AFTER_S)
                     continue
-                if len(self._under_way) >= MAX_HANDSHAKES:
-                    _end(self._under_way.pop(next(iter(self._under_way))))
+                if len(self._open) >= MAX_HANDSHAKES:
+                    _end(self._open.pop(next(iter(self._open))))
                 task = loop.create_task(self._shake_hands(connection))
-                self._under_way[task] = connection
+                self._open[task] = connection
                 task.add_done_callback(self._ended)
         finally:
-            for connection in self._under_way.values():
+            for connection in self._open.values():
                 _end(connection)
 
     async def _shake_hands(self, connection: socket.socket) -> None:
-        """Fails without a message: ``extender.server.tls`` logs the cause."""
+        """Complete one handshake; ``extender.server.tls`` logs the cause of a failure."""
         with contextlib.suppress(OSError):  # ssl.SSLError is one
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol,
@@ -66,12 +69,12 @@ class Handshakes:
             )
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.pop(task, None)
+        self._open.pop(task, None)
         if not task.cancelled() and (err := task.exception()) is not None:
             log.error("handshake_failed", exc_info=err)
 
 
 def _end(connection: socket.socket) -> None:
-    """The handshake fails at once: uvloop lets one that is cancelled wait for its time to be up."""
+    """Make a handshake fail at once: under uvloop a cancelled one waits for its timeout."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

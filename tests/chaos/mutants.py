@@ -23,7 +23,7 @@ class Mutant:
 
 def _bind_asks(whom: str) -> Mutant:
     """Before it goes on, over a connection to the port that the storm names."""
-    was = "        self._coming.came(args.pod_uid)\n"
+    was = "        self._assumed.bind_received(args.pod_uid)\n"
     asks = (
         "        import asyncio, os\n"
         f"        port = os.environ['CHAOS_{whom}']\n"

@@ -183,7 +183,7 @@ def the_debug_api_lets_in_who_may_and_tells_others_why_not(
     assert "token" in told
     status, told = installation.answers("/v1/status", STRANGER_TOKEN)
     assert status == 403
-    assert "headroom-viewer of deploy/base/rbac.yaml" in told
+    assert "headroom-viewer (deploy/base/rbac.yaml)" in told
     create = "create", "clusterrolebinding", "viewer", "--clusterrole=headroom-viewer"
     installation.plane.kubectl(*create, "--user=headroom-viewer")
     until(lambda: installation.answers("/v1/status", VIEWER_TOKEN)[0] == 200, "it is let in")

@@ -122,7 +122,7 @@ def test_where_the_ca_may_not_be_read_tokens_are_taken_all_the_same(
             for line in cluster.plane.log("extender").splitlines()
             if "client_ca_unknown" in line
         )
-        assert told["message"].startswith(f"the console may not get ConfigMap {CONFIG_MAP}; right")
+        assert told["message"].startswith(f"the console may not get ConfigMap {CONFIG_MAP}; bind")
         assert answer(cluster, tmp_path, None, ADMIN_TOKEN).status_code == 200
         watcher = plane.clients_ca.sign("early-watcher", [GROUP])
         unknown = answer(cluster, tmp_path, watcher)

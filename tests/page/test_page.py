@@ -20,7 +20,7 @@ def test_the_fleet_is_told_in_figures_and_by_page(looked: Looked) -> None:
     expect(facts).to_contain_text("61nodes")
     expect(page.locator("#observes")).to_be_hidden()
     expect(facts).to_contain_text("128devices")
-    expect(facts).to_contain_text("1devices fenced")
+    expect(facts).to_contain_text("1unhealthy devices")
     expect(page.locator("#found")).to_have_text("1 to 50 of 61 nodes")
     page.get_by_role("button", name="Next").click()
     expect(page.locator("#found")).to_have_text("51 to 61 of 61 nodes")
@@ -35,11 +35,11 @@ def test_a_bar_says_the_same_in_words(looked: Looked) -> None:
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     stranger = page.get_by_role("img", name=re.compile("GPU 0 L4"))
     expect(stranger).to_have_accessible_name(
-        "GPU 0 L4, 4.1 GiB left, 0.0 GiB promised, 19.9 GiB unowned, 20.0 GiB measured in use, "
-        "of 24.0 GiB"
+        "GPU 0 L4, 4.1 GiB free, 0.0 GiB reserved by pods, 19.9 GiB unattributed, "
+        "20.0 GiB measured in use, of 24.0 GiB"
     )
     unhealthy = page.get_by_role("img", name=re.compile("GPU 1 L4"))
-    expect(unhealthy).to_have_accessible_name(re.compile("fenced: .*XID 79"))
+    expect(unhealthy).to_have_accessible_name(re.compile("unhealthy: .*XID 79"))
 
     def widths() -> list[tuple[str, float]]:
         found: list[tuple[str, float]] = stranger.locator(".bar i").evaluate_all(
@@ -48,10 +48,10 @@ def test_a_bar_says_the_same_in_words(looked: Looked) -> None:
         return found
 
     until(lambda: all(width > 0 for _, width in widths()), "bars that are laid out")
-    # What a driver keeps for a process is forgiven every device, and is not unowned.
-    (unattributed, left) = widths()
-    assert (unattributed[0], left[0]) == ("unattributed", "left")
-    assert unattributed[1] / left[1] == pytest.approx(19.94 / 4.06, rel=0.05)
+    # What a driver keeps for a process is forgiven every device, and is not unattributed.
+    (unattributed, free) = widths()
+    assert (unattributed[0], free[0]) == ("unattributed", "free")
+    assert unattributed[1] / free[1] == pytest.approx(19.94 / 4.06, rel=0.05)
 
 
 def test_only_what_is_wrong_is_found_and_opened_by_keyboard(looked: Looked) -> None:
@@ -63,7 +63,7 @@ def test_only_what_is_wrong_is_found_and_opened_by_keyboard(looked: Looked) -> N
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     devices = page.get_by_role("table", name="Devices of l4-0059")
-    expect(devices).to_contain_text("- 19.9 GiB unowned = 4.1 GiB")
+    expect(devices).to_contain_text("- 19.9 GiB unattributed = 4.1 GiB")
     expect(devices).to_contain_text("unhealthy")
     page.keyboard.press("Enter")
     expect(devices).to_have_count(0)
@@ -82,17 +82,17 @@ def test_who_holds_a_device_is_a_link_to_why_it_is_there(looked: Looked) -> None
 
 def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(looked: Looked) -> None:
     page = looked.open("/pending")
-    waits = page.get_by_role("table", name="Pods that wait")
+    waits = page.get_by_role("table", name="Pending pods")
     expect(waits).to_contain_text("10.0 GiB short on h100")
     expect(page.locator("nav")).to_contain_text("Pending 1")
     page.get_by_role("link", name="team-a/large").click()
     answer = page.locator("#answer")
     expect(answer).to_contain_text("no node can take the pod")
-    expect(answer).to_contain_text("container main asks for 1 x nvidia.com/gpu with 90Gi")
+    expect(answer).to_contain_text("container main requests 1 x nvidia.com/gpu with 90Gi")
     expect(answer).to_contain_text("3 nodes: insufficient GPU memory on any device")
     expect(answer).to_contain_text(re.compile(r"source: recomputed, generation \d+"))
     expect(answer).to_contain_text(re.compile(r"source: decision, generation \d+ of extender \w+"))
-    sums = page.get_by_role("table", name="Devices of h100 that it could be given")
+    sums = page.get_by_role("table", name="Candidate devices of h100")
     first = sums.get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
     assert first[:1] == ["0, 1, 2, 3, 4, 5, 6, 7 H100"]
     memory, *less, headroom, room, needs, short = map(gib, first[1:11])
@@ -120,7 +120,7 @@ def test_what_changes_is_shown_by_itself_and_leaves_open_what_was_opened(
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.locator("summary").click()
     devices = page.get_by_role("table", name="Devices of l4-0007")
-    expect(devices).to_contain_text("nobody")
+    expect(devices).to_contain_text("no pod")
     expect(page.locator("#live")).to_contain_text("live")
     place(server, "newcomer", "7Gi", "l4-0007")
     expect(devices.get_by_role("link", name="team-a/newcomer").first).to_be_visible()
@@ -145,34 +145,32 @@ def test_a_row_that_is_replaced_as_it_is_opened_is_open(looked: Looked, server: 
 
 def test_what_if_says_where_pods_would_go(looked: Looked) -> None:
     page = looked.open("/what-if")
-    page.get_by_label("Pods that come").fill("2")
-    page.get_by_label("GPU memory of each").fill("70Gi")
-    page.get_by_label("Nodes that go").fill("l4-0000")
+    page.get_by_label("Pods to add").fill("2")
+    page.get_by_label("GPU memory of each pod").fill("70Gi")
+    page.get_by_label("Nodes to drain").fill("l4-0000")
     page.get_by_role("button", name="What if?").click()
     expect(page.locator("#answer")).to_contain_text("all 3 pods are placed")
-    goes = page.get_by_role("table", name="Where pods would go")
+    goes = page.get_by_role("table", name="Placements")
     expect(goes.get_by_role("row").filter(has_text="team-a/runs")).to_contain_text("l4-0000")
     expect(goes.get_by_role("row").filter(has_text="asked-0-1")).to_contain_text("h100")
-    page.get_by_label("Nodes that come").fill("h100")
+    page.get_by_label("Nodes to add").fill("h100")
     page.get_by_role("button", name="What if?").click()
-    expect(page.locator("#answer")).to_have_text(
-        "h100 is not NODE=COUNT; right is, for example, gpu-a=2"
-    )
+    expect(page.locator("#answer")).to_have_text("h100 is not NODE=COUNT. Example: gpu-a=2")
 
 
 def test_what_changed_is_listed_with_its_cause(looked: Looked) -> None:
     page = looked.open("/changes")
-    table = page.get_by_role("table", name="What changed, the latest first")
-    reserved = table.get_by_role("row").filter(has_text="promise made").last
+    table = page.get_by_role("table", name="Changes, the latest first")
+    reserved = table.get_by_role("row").filter(has_text="reservation made").last
     expect(reserved).to_contain_text("bind")
     expect(reserved).to_contain_text("team-a/runs")
-    unhealthy = table.get_by_role("row").filter(has_text="device fenced")
+    unhealthy = table.get_by_role("row").filter(has_text="device unhealthy")
     expect(unhealthy).to_contain_text("XID 79")
 
 
 def test_it_hears_of_every_kind_of_change() -> None:
     script = (ROOT / "extender/console/page/app.js").read_text(encoding="utf-8")
-    heard = set(re.findall(r'"(\w+)"', script.partition("const NEWS = [")[2].partition("]")[0]))
+    heard = set(re.findall(r'"(\w+)"', script.partition("const KINDS = [")[2].partition("]")[0]))
     told = (ROOT / "docs/debug-api.md").read_text(encoding="utf-8")
     rows = told.partition("| `event` | `cause` |")[2].partition("\n\n")[0].strip().split("\n")
     assert heard == {name for row in rows for name in WORDS.findall(row.split("|")[1])}
@@ -236,10 +234,10 @@ def test_an_extender_that_is_gone_is_said_and_what_was_shown_stays(
     with serving("nodes: [{name: a, gpus: 1, memory: 8Gi}]") as server:
         page.goto(f"{server.debug}/")
         expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
-        expect(page.locator("#observes")).to_contain_text("Only observing")
+        expect(page.locator("#observes")).to_contain_text("Mode observe")
         expect(page.locator("#observes")).to_be_visible()
     expect(page.locator("#live")).to_have_text(
-        "Not up to date: the extender does not answer", timeout=20_000
+        "Not up to date: the console does not answer", timeout=20_000
     )
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.close()
@@ -257,8 +255,8 @@ def test_the_age_of_each_input_is_shown_and_which_are_out_of_date(
         inputs = page.locator("#inputs")
         expect(inputs).to_contain_text(re.compile(r"Agents: \d+ s ago"))
         late = inputs.locator(".bad")
-        expect(late).to_contain_text(f"Extender {nobody}: never heard from, ", timeout=20_000)
-        expect(late).to_contain_text("rejected")
+        expect(late).to_contain_text(f"Extender {nobody}: no contact yet, ", timeout=20_000)
+        expect(late).to_contain_text("refused")
     page.close()
 
 

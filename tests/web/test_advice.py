@@ -161,7 +161,7 @@ def test_what_kube_scheduler_did_is_told() -> None:
     never = explained(fleet)["attempts"]
     assert isinstance(never, dict)
     assert (never["times"], never["offered_nodes"], never["again_by"]) == (0, None, None)
-    assert never["message"].startswith("its scheduler has not asked Headroom about this pod")
+    assert never["message"].startswith("its scheduler has not called Headroom for this pod")
     which = decision_id(WAITS.metadata.uid, WAITS.metadata.resource_version)
     rejected = {Reason.MEMORY_ON_ANY: 2}
     at_s = datetime.fromisoformat(SINCE).timestamp()
@@ -298,7 +298,7 @@ def test_a_scheduling_gate_and_another_scheduler_are_named() -> None:
     other = explained(asked(*node("a"), waits=waiting_with(schedulerName="volcano")))
     assert (other["verdict"], other["message"]) == (
         "other_scheduler",
-        "spec.schedulerName is volcano, which is not known to ask Headroom; create the pod "
+        "spec.schedulerName is volcano, which is not known to call Headroom; create the pod "
         "again with spec.schedulerName: default-scheduler",
     )
 

@@ -25,14 +25,16 @@ def fleet() -> Asked:
     [
         pytest.param("GET", "/v1/nodes/nowhere", 404, "GET /v1/nodes lists", id="no such node"),
         pytest.param("GET", "/v1/explain/pods/a/b", 404, "is not known", id="no such pod"),
-        pytest.param("GET", "/v1/nothing", 404, "/v1/nothing is no view; GET /open", id="no view"),
-        pytest.param("POST", "/v1/nodes", 405, "takes no POST; right is GET", id="wrong method"),
+        pytest.param(
+            "GET", "/v1/nothing", 404, "/v1/nothing is not a view; GET /open", id="no view"
+        ),
+        pytest.param("POST", "/v1/nodes", 405, "does not support POST; use GET", id="wrong method"),
         pytest.param("GET", "/v1/nodes?limit=0", 422, "query limit: ", id="too small"),
         pytest.param(
             "GET",
             "/v1/nodes?limit=x",
             422,
-            "not 'x'; right is, for example, limit=100",
+            "not 'x'. Example: limit=100",
             id="no number",
         ),
         pytest.param("GET", "/v1/nodes?order=best", 422, "query order: ", id="unknown word"),

@@ -117,7 +117,7 @@ def test_what_must_be_allowed(
         pytest.param({}, "no token was sent", id="none"),
         pytest.param({"Authorization": "Basic dTpw"}, "no token was sent", id="a password"),
         pytest.param({"Authorization": "Bearer "}, "no token was sent", id="an empty one"),
-        pytest.param({"Authorization": "Bearer x"}, "does not know this token", id="nobody's"),
+        pytest.param({"Authorization": "Bearer x"}, "does not accept this token", id="nobody's"),
     ],
 )
 def test_who_is_not_known_is_told_how_to_be(header: dict[str, str], why: str) -> None:
@@ -138,13 +138,13 @@ def test_who_may_read_one_thing_may_not_read_another() -> None:
     assert world.get(EXPLAIN, "author").status_code == 404  # let in: there is no such pod
     rejected = world.get("/v1/nodes", "author")
     assert rejected.status_code == 403
-    assert rejected.json()["detail"].startswith("author may not get path /v1/nodes; right is")
+    assert rejected.json()["detail"].startswith("author may not get path /v1/nodes; bind ")
     assert "headroom-viewer" in rejected.json()["detail"]
     rejected = world.get(EXPLAIN, "sre")
     assert rejected.status_code == 403
     assert rejected.json()["detail"] == (
         f"sre may not get pod ml/p or get path {EXPLAIN}; "
-        "right is a Role in ml with {resources: [pods], verbs: [get]}"
+        "it needs a Role in namespace ml with {resources: [pods], verbs: [get]}"
     )
     assert world.get("/v1/explain/pods/other/p", "author").status_code == 403
 
@@ -158,7 +158,7 @@ def test_a_snapshot_shows_pods_whole_to_whom_the_api_server_would_show_all_pods(
         rejected = world.get(f"/v1/snapshot{query}", "viewer")
         assert rejected.status_code == 403
         assert rejected.json()["detail"] == (
-            "viewer may not get all pods, which a snapshot shows whole; right is redact=true"
+            "viewer may not get all pods, which a snapshot shows in full; add redact=true"
         )
     for query in ("?redact=true", "?redact=1", "?redact=false&redact=on"):
         assert world.get(f"/v1/snapshot{query}", "viewer").status_code == 200

@@ -83,7 +83,7 @@ def test_a_cordoned_node_takes_nobody(fleet: Asked) -> None:
     ("query", "said"),
     [
         ("vram=lots", "query: annotation headroom.gpu/vram"),
-        ("vram=1Gi&resource=cpu", "right is, for example, nvidia.com/gpu"),
+        ("vram=1Gi&resource=cpu", "Example: nvidia.com/gpu"),
         ("vram=1Gi&count=0", "query count: "),
     ],
 )

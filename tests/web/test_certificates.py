@@ -81,12 +81,12 @@ def test_who_shows_a_certificate_is_answered_as_its_user() -> None:
 @pytest.mark.parametrize(
     ("peer", "token", "says"),
     [
-        pytest.param(None, "", "are for a port with TLS (settings debug_tls_cert", id="no TLS"),
-        pytest.param(Peer(False, None), "", "its log says why (client_ca_unknown)", id="no CA"),
+        pytest.param(None, "", "need a TLS port (settings debug_tls_cert", id="no TLS"),
+        pytest.param(Peer(False, None), "", "see client_ca_unknown in the log", id="no CA"),
         pytest.param(Peer(True, None), "", "neither a token nor a client certificate", id="none"),
         pytest.param(held_by(None), "", "has no common name", id="nobody's"),
-        pytest.param(held_by(ANN, NOW_S - 1), "", "has expired meanwhile", id="expired"),
-        pytest.param(held_by(ANN), "nobody-s", "does not know this token", id="a token first"),
+        pytest.param(held_by(ANN, NOW_S - 1), "", "has expired", id="expired"),
+        pytest.param(held_by(ANN), "nobody-s", "does not accept this token", id="a token first"),
     ],
 )
 def test_who_is_not_known_by_one_is_told_why(peer: Peer | None, token: str, says: str) -> None:

@@ -82,7 +82,7 @@ def test_what_is_remembered_is_what_looking_anew_says(steps: list[tuple[str, boo
         remembers.expect(who, wanted(state, who), "n", NOW_S)
         if begins:
             state.apply([BindBegun(who, "n")])
-            remembers.came(who.metadata.uid)
+            remembers.bind_received(who.metadata.uid)
 
 
 def test_a_kind_is_looked_into_once_beside_the_same_kinds_on_a_node_as_it_was() -> None:

@@ -101,7 +101,7 @@ def test_how_it_is_shared_is_told(fleet: Asked) -> None:
 def test_what_is_not_there_is_said_with_what_is(fleet: Asked) -> None:
     for path, said in (
         ("/v1/nodes/n/devices/Z", "node n has no device Z; it reports: A, B, MIG-1"),
-        ("/v1/nodes/m/devices/A", "node m is not known; GET /v1/nodes lists those that are"),
+        ("/v1/nodes/m/devices/A", "node m is not known; GET /v1/nodes lists the known nodes"),
     ):
         answer = fleet.get(path)
         assert (answer.status_code, answer.json()["detail"]) == (404, said)

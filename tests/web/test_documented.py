@@ -61,9 +61,9 @@ def test_what_a_field_means_is_in_the_description_as_in_the_code() -> None:
         return str(schemas[schema]["properties"][field].get("description"))
 
     # One line, several lines, a field that is a model, one of a base, one with an alias.
-    assert said("DeviceView", "free_bytes").startswith("What is left for a pod that asks for one")
-    assert said("DeviceView", "sm_activity_ratio").endswith("Never device utilisation.")
-    assert said("ExplainBody", "last_decision").startswith("Of all replicas")
+    assert said("DeviceView", "free_bytes").startswith("Memory free for the next pod")
+    assert said("DeviceView", "sm_activity_ratio").endswith("this is not device utilization.")
+    assert said("ExplainBody", "last_decision").startswith("The last decision")
     assert said("FilterView", "replica") == "The replica that served it."
-    assert said("NodesBody", "continue").startswith("To be given as")
+    assert said("NodesBody", "continue").startswith("Value of the query parameter")
     assert said("DeviceView", "uuid") == "None"  # nothing is said of it

@@ -21,7 +21,7 @@ HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Served as in a replica, with less patience."""
     monkeypatch.setattr(http_limits, "REQUEST_S", 0.3)
-    monkeypatch.setattr(http_limits, "SILENT_S", 0.6)
+    monkeypatch.setattr(http_limits, "IDLE_S", 0.6)
     with served() as port:
         yield port
 

@@ -93,7 +93,7 @@ def test_a_bound_pod_does_not_stand_in_its_own_way(fleet: Asked) -> None:
     [
         ("pod=default/waits&node=nowhere", 404, "GET /v1/nodes lists"),
         ("pod=default/nobody&node=idle", 404, "is not known"),
-        ("pod=waits&node=idle", 422, "right is, for example, pod=default/trainer-0"),
+        ("pod=waits&node=idle", 422, "Example: pod=default/trainer-0"),
         ("pod=default/waits", 422, "query node: "),
     ],
 )

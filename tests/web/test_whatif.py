@@ -140,7 +140,7 @@ def test_a_size_belongs_to_no_namespace_and_no_quota_applies() -> None:
     ("spec", "said"),
     [
         ({"schedulingGates": [{"name": "queue"}]}, "the pod has 1 scheduling gate (queue)"),
-        ({"schedulerName": "other"}, "spec.schedulerName is other, which is not known to ask"),
+        ({"schedulerName": "other"}, "spec.schedulerName is other, which is not known to call"),
     ],
 )
 def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
@@ -157,19 +157,27 @@ def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({"pods": [{"vram": "1Gi", "count": 1001}]}, 400, "body pods: 1001 are asked for, at most"),
-        ({"add": [{"like": "a", "count": 201}]}, 400, "body add: 201 are asked for, at most 200"),
+        (
+            {"pods": [{"vram": "1Gi", "count": 1001}]},
+            400,
+            "body pods: 1001 requested, the maximum is",
+        ),
+        (
+            {"add": [{"like": "a", "count": 201}]},
+            400,
+            "body add: 201 requested, the maximum is 200",
+        ),
         ({"pods": [{"vram": "much"}]}, 422, "body pods.0: annotation headroom.gpu/vram"),
         ({"pods": [{"vram": "1Gi", "size": 3}]}, 422, "body pods.0.size: "),
-        ({"pods": [{"vram": "1Gi", "resource": "cpu"}]}, 422, "right is, for example, nvidia.com"),
+        ({"pods": [{"vram": "1Gi", "resource": "cpu"}]}, 422, "Example: nvidia.com"),
         ({"pods": [{"manifest": {"spec": {}}}]}, 422, "manifest: Object missing required field"),
-        ({"pods": [{"manifest": {}, "vram": "1Gi"}]}, 422, "leave out all but count"),
-        ({"drain": ["nowhere"]}, 422, "body drain: of node nowhere no GPUs are known"),
-        ({"add": [{"like": "nowhere"}]}, 422, "body add.like: of node nowhere"),
-        ({"replicas": {"nowhere": 2}}, 422, "body replicas: of node nowhere"),
-        ({"replicas": {"b": 0}}, 422, "body replicas.b: 0; right is 1 to"),
+        ({"pods": [{"manifest": {}, "vram": "1Gi"}]}, 422, "remove all other fields but count"),
+        ({"drain": ["nowhere"]}, 422, "body drain: node nowhere has no known GPUs"),
+        ({"add": [{"like": "nowhere"}]}, 422, "body add.like: node nowhere has"),
+        ({"replicas": {"nowhere": 2}}, 422, "body replicas: node nowhere has"),
+        ({"replicas": {"b": 0}}, 422, "body replicas.b: 0 is not from 1 to"),
         ({"release": ["default/nobody"]}, 422, "pod default/nobody holds no GPU"),
-        ([], 422, "right is, for example"),
+        ([], 422, "Example: "),
     ],
 )
 def test_what_cannot_be_asked_is_said_with_its_place(

@@ -124,7 +124,7 @@ class Pair:
     def begin(self, name: str, node: str) -> None:
         if name not in self.begun and self.waits(name):
             self.begun[name] = node
-            self.coming.came(name)
+            self.coming.bind_received(name)
             self.extender.apply([BindBegun(self.pods[name], node)])
 
     def write(self, name: str) -> None:

@@ -96,7 +96,7 @@ def test_connections_are_accepted_again_when_one_could_not_be(
     monkeypatch: pytest.MonkeyPatch, tls: ServerTls
 ) -> None:
     """As when there are no file descriptors left for a moment."""
-    monkeypatch.setattr(tls_handshakes, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(tls_handshakes, "_RETRY_AFTER_S", 0.0)
 
     class Taken(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:

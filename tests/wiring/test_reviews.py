@@ -88,14 +88,14 @@ def test_what_somebody_may(status: dict[str, Any], allowed: bool) -> None:
     ("answer", "why"),
     [
         pytest.param(
-            lambda asked: asked.reply(403, {}), "create no TokenReview", id="no right to ask"
+            lambda asked: asked.reply(403, {}), "may not create a TokenReview", id="no right to ask"
         ),
         pytest.param(
-            lambda asked: asked.reply(500, {}), "answers 500 to a TokenReview", id="broken"
+            lambda asked: asked.reply(500, {}), "answered 500 to a TokenReview", id="broken"
         ),
         pytest.param(
             lambda asked: asked.reply(429, {}, Retry_After="0"),
-            "answers 429 to a TokenReview",
+            "answered 429 to a TokenReview",
             id="too many",
         ),
         pytest.param(lambda asked: None, "did not answer a TokenReview", id="silent"),

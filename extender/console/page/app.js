@@ -1,4 +1,4 @@
-// Which view is shown, kept fresh: the address says it, so every view can be linked to.
+// Shows the view that the address names, and keeps it up to date. Every view has its own link.
 
 import {ask, el, gib, many} from "./dom.js";
 import {fleet} from "./fleet.js";
@@ -7,17 +7,17 @@ import {pod} from "./pod.js";
 import {whatif} from "./whatif.js";
 
 const VIEWS = {fleet, pending, pod, "what-if": whatif, changes, drift};
-/** Between two looks where nobody tells us that something changed. */
+/** Time between two refreshes without an event. */
 const EVERY_MS = 5000;
-/** News come in bursts. */
-const TOGETHER_MS = 300;
-/** All that the server tells: an EventSource hears named events one by one. */
-const NEWS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
+/** Delay of a refresh after an event, because events come in bursts. */
+const BURST_MS = 300;
+/** All kinds of events: an EventSource needs a listener for each kind. */
+const KINDS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
   "report_lost", "report_returned", "device_unhealthy", "device_healthy", "node_appeared", "node_gone"];
 const view = document.getElementById("view"), live = document.getElementById("live");
 
 let shown = null;      // {refresh, stop} of the view
-let wanted = 0;        // counts views, so that a late answer for an earlier one is dropped
+let wanted = 0;        // counts views, so that a late answer for an earlier view is dropped
 let timer = null;
 
 function route() {
@@ -58,28 +58,28 @@ function facts(totals, waiting) {
     [totals.nodes.toLocaleString("en"), totals.nodes === 1 ? "node" : "nodes"],
     [sum("devices").toLocaleString("en"), "devices"],
     [gib(sum("allocatable_bytes")), "allocatable"],
-    [gib(sum("reservation_bytes")), "promised"],
-    [gib(sum("unattributed_bytes")), "unowned"],
+    [gib(sum("reservation_bytes")), "reserved by pods"],
+    [gib(sum("unattributed_bytes")), "unattributed"],
     [gib(sum("used_bytes")), "measured in use"],
-    [gib(sum("headroom_bytes")), "left to promise"],
+    [gib(sum("headroom_bytes")), "headroom"],
   ];
   const bad = [
-    [sum("overcommitted"), "devices overcommitted"], [sum("fenced"), "devices fenced"], [closed, "nodes that take nothing"],
+    [sum("overcommitted"), "overcommitted devices"], [sum("unhealthy"), "unhealthy devices"], [closed, "nodes that take no pods"],
   ].filter(([count]) => count).map(([count, label]) => [count.toLocaleString("en"), label, "bad"]);
   document.getElementById("facts").replaceChildren(...[...figures, ...bad].map(([figure, label, className]) =>
     el("div", {class: className}, el("b", {}, figure), label)));
   const count = document.getElementById("pending-count");
   count.textContent = waiting.toLocaleString("en");
-  count.setAttribute("aria-label", `${many(waiting, "pod")} waiting`);
+  count.setAttribute("aria-label", `${many(waiting, "pod")} pending`);
   count.hidden = !waiting;
 }
 
 const INPUTS = {agents: "Agents", api_server: "API server", extender: "Extender"};
 
-/** How old each input is; those that are out of date come as a warning. */
+/** Shows the age of each input, with a warning for inputs that are out of date. */
 function ages(inputs) {
   const name = each => each.place ? `${INPUTS[each.kind]} ${each.place}` : INPUTS[each.kind];
-  const age = each => each.age_s === null ? "never heard from" : `${Math.round(each.age_s)} s ago`;
+  const age = each => each.age_s === null ? "no contact yet" : `${Math.round(each.age_s)} s ago`;
   document.getElementById("inputs").replaceChildren(...inputs.map(each =>
     el("span", {class: each.message ? "bad" : ""}, `${name(each)}: ${age(each)}${each.message ? `, ${each.message}` : ""}`)));
 }
@@ -88,8 +88,8 @@ let isLive = false, soon = null;
 function listen() {
   const events = new EventSource("v1/events");
   events.onopen = () => { isLive = true; };
-  const news = () => { soon ??= setTimeout(() => { soon = null; refresh(); }, TOGETHER_MS); };
-  for (const kind of NEWS) events.addEventListener(kind, news);
+  const refreshSoon = () => { soon ??= setTimeout(() => { soon = null; refresh(); }, BURST_MS); };
+  for (const kind of KINDS) events.addEventListener(kind, refreshSoon);
   events.onerror = () => {
     isLive = false;
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10 * EVERY_MS);

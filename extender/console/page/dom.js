@@ -1,6 +1,6 @@
-// Small helpers: elements, figures with their units, and questions to the debug API.
+// Helpers: elements, quantities with units, and requests to the debug API.
 
-/** An element; attributes that are null are left out, text is never taken for HTML. */
+/** Return an element. Attributes that are null are left out; text is never parsed as HTML. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -21,7 +21,7 @@ export function gib(bytes) {
 
 export const many = (count, one, more = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
 
-/** As kubectl tells ages: 12s, 3m, 5h, 2d. */
+/** Return an age as kubectl prints it: 12s, 3m, 5h, 2d. */
 export function age(seconds) {
   for (const [unit, length] of [["d", 86400], ["h", 3600], ["m", 60]])
     if (seconds >= 2 * length) return `${Math.floor(seconds / length)}${unit}`;
@@ -30,7 +30,7 @@ export function age(seconds) {
 
 export const since = stamp => age((Date.now() - Date.parse(stamp)) / 1000);
 
-/** A table with a caption that is read out; cells are nodes or text. */
+/** Return a table with a caption for screen readers; cells are nodes or text. */
 export function table(caption, headers, rows, className = "") {
   return el("div", {class: "scrolls", tabindex: "0", role: "region", "aria-label": caption},
     el("table", {class: className},
@@ -43,7 +43,7 @@ export function table(caption, headers, rows, className = "") {
 export const podLink = (namespace, name) => el("a", {href: `#/pod/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`},
   `${namespace}/${name}`);
 
-/** The body of a view; what is wrong is thrown as a sentence. The browser keeps ETags. */
+/** Return the body of a view, or throw the error as a sentence. The browser handles ETags. */
 export async function ask(path, query = {}, body = undefined) {
   const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
   const address = given.length ? `${path}?${new URLSearchParams(given)}` : path;
@@ -52,12 +52,12 @@ export async function ask(path, query = {}, body = undefined) {
     reply = await fetch(address, {cache: "no-cache", ...(body === undefined ? {}
       : {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body)})});
   } catch {
-    throw new Error("the extender does not answer");
+    throw new Error("the console does not answer");
   }
   const mode = reply.headers.get("Headroom-Mode");
   if (mode !== null) document.getElementById("observes").hidden = mode !== "observe";
   let answer = null;
-  try { answer = await reply.json(); } catch { /* said below */ }
+  try { answer = await reply.json(); } catch { /* reported below */ }
   if (!reply.ok || answer === null) throw new Error(answer?.detail ?? `/${path} answered ${reply.status}`);
   return answer;
 }

@@ -1,4 +1,4 @@
-// The fleet: a row for each node, a bar for each device; pages and searches are the server's.
+// The fleet: a row for each node, a bar for each device. The server searches and pages.
 
 import {age, ask, el, gib, many, percent, podLink, table} from "./dom.js";
 
@@ -6,11 +6,11 @@ const LIMIT = 50;
 const WAIT_MS = 250;
 const NEXT = {
   exact: "it is certain which device the next pod gets",
-  "slot-safe": "nobody asks for more than a replica is worth, so whatever the plugin picks has room",
-  predicted: "the plugin picks one of several devices; the next pod must fit on each of them",
-  any: "so the node is annotated: the next pod must fit on every device",
-  pinned: "Headroom chooses, for pods that let NVIDIA_VISIBLE_DEVICES follow their placement",
-  steered: "Headroom chooses: the agent answers the kubelet in the plugin's place",
+  "slot-safe": "no pod requests more than the share of a replica, so any device that the plugin chooses has room",
+  predicted: "the plugin chooses one of several devices; the next pod must fit on each of them",
+  any: "by an annotation of the node, the next pod must fit on every device",
+  pinned: "Headroom chooses, for pods whose NVIDIA_VISIBLE_DEVICES follows their placement",
+  steered: "Headroom chooses: the agent answers the kubelet instead of the plugin",
 };
 
 export function fleet(view) {
@@ -37,10 +37,10 @@ export function fleet(view) {
   async function load() {
     const mine = ++asked;
     const body = await ask("v1/nodes", {order: "fullest", limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
-    if (mine !== asked) return;  // something else is looked for meanwhile
+    if (mine !== asked) return;  // another search has started meanwhile
     const first = body.matching - body.remaining - body.nodes.length + 1;
     found.textContent = body.matching ? `${first.toLocaleString("en")} to ${(first + body.nodes.length - 1).toLocaleString("en")} of ${many(body.matching, "node")}`
-      : search || troubled ? "no node matches" : "no node is known yet";
+      : search || troubled ? "no node matches" : "no nodes are known yet";
     back.disabled = !after.length;
     on.disabled = !body.remaining;
     on.dataset.after = body.continue ?? "";
@@ -54,8 +54,8 @@ export function fleet(view) {
 function legend() {
   const key = (className, text) => el("span", {}, el("i", {class: className, "aria-hidden": "true"}), text);
   return el("p", {class: "key"}, "Memory of a device: ",
-    key("promised", "promised"), key("unowned", "unowned: in use by nobody's request"), key("reserved", "reserved"),
-    key("left", "left"), key("used", "measured in use (the line below)"), key("fenced", "fenced: takes no pods"));
+    key("reservations", "reserved by pods"), key("unattributed", "unattributed: used without a reservation"), key("system", "system reserve"),
+    key("free", "free"), key("used", "measured in use (the line below)"), key("unhealthy", "unhealthy: takes no pods"));
 }
 
 function row(node, opened) {
@@ -68,7 +68,7 @@ function row(node, opened) {
     el("span", {class: "name"}, el("b", {}, node.name),
       node.message ? el("span", {class: "bad"}, node.message) : node.cordoned ? el("span", {class: "bad"}, "cordoned") : el("span", {class: "quiet"}, late)),
     el("span", {class: "devices"}, ...node.devices.map(bar)));
-  // Before "toggle" comes the row may have been replaced by a newer one, which is to be as the reader wants it.
+  // A refresh can replace the row before "toggle" fires; the new row must be open or closed as the reader chose.
   summary.addEventListener("click", () => {
     if (details.open) opened.delete(node.name); else opened.add(node.name);
   });
@@ -78,12 +78,12 @@ function row(node, opened) {
   return el("div", {role: "listitem"}, details);
 }
 
-/** One bar: reserved, unowned, promised and what is left, as parts of the device's memory. */
+/** A bar with the shares of the device's memory: reserved by pods, unattributed, free and system reserve. */
 function bar(device) {
   const whole = Math.max(1, device.memory_bytes), over = device.headroom_bytes < 0;
-  const promised = device.reservation_bytes + device.unconfirmed_bytes, unowned = device.unattributed_bytes + device.unobserved_pods_bytes;
-  const reserved = device.reserved_bytes + device.reserve_bytes;
-  const parts = [["promised", promised], ["unowned", unowned], ["left", Math.max(0, device.headroom_bytes)], ["reserved", reserved]];
+  const reservations = device.reservation_bytes + device.unconfirmed_bytes, unattributed = device.unattributed_bytes + device.unobserved_pods_bytes;
+  const system = device.reserved_bytes + device.reserve_bytes;
+  const parts = [["reservations", reservations], ["unattributed", unattributed], ["free", Math.max(0, device.headroom_bytes)], ["system", system]];
   const sum = Math.max(whole, parts.reduce((all, [, bytes]) => all + bytes, 0));
   const line = el("span", {class: "bar"}, ...parts.filter(([, bytes]) => bytes > 0).map(([name, bytes]) => {
     const part = el("i", {class: name});
@@ -92,12 +92,12 @@ function bar(device) {
   }));
   const used = el("span", {class: "used"}, el("i"));
   used.firstChild.style.width = `${Math.min(100, 100 * device.used_bytes / whole)}%`;
-  const state = device.unhealthy ? "fenced" : over ? "overcommitted" : "";
-  const left = device.unhealthy ? "fenced" : over ? `${gib(-device.headroom_bytes)} over` : `${gib(device.headroom_bytes)} left`;
-  const told = [`GPU ${device.index} ${device.model}`, left, `${gib(promised)} promised`, `${gib(unowned)} unowned`,
+  const state = device.unhealthy ? "unhealthy" : over ? "overcommitted" : "";
+  const free = device.unhealthy ? "unhealthy" : over ? `${gib(-device.headroom_bytes)} over` : `${gib(device.headroom_bytes)} free`;
+  const words = [`GPU ${device.index} ${device.model}`, free, `${gib(reservations)} reserved by pods`, `${gib(unattributed)} unattributed`,
     `${gib(device.used_bytes)} measured in use`, `of ${gib(device.memory_bytes)}`,
-    device.unhealthy ? `fenced: ${device.unhealthy_detail ?? device.unhealthy}` : ""].filter(Boolean).join(", ");
-  return el("span", {class: `device ${state}`, role: "img", "aria-label": told, title: told}, line, used, el("span", {class: "said"}, left));
+    device.unhealthy ? `unhealthy: ${device.unhealthy_detail ?? device.unhealthy}` : ""].filter(Boolean).join(", ");
+  return el("span", {class: `device ${state}`, role: "img", "aria-label": words, title: words}, line, used, el("span", {class: "caption"}, free));
 }
 
 function inside(node, late) {
@@ -106,7 +106,7 @@ function inside(node, late) {
     node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);
-  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} reserved - ${gib(d.reservation_bytes)} promised - ${gib(d.unconfirmed_bytes)} awaited - ${gib(d.unobserved_pods_bytes)} strays - ${gib(d.unattributed_bytes)} unowned = ${gib(d.headroom_bytes)}`;
+  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} system reserve - ${gib(d.reservation_bytes)} reserved by pods - ${gib(d.unconfirmed_bytes)} unconfirmed - ${gib(d.unobserved_pods_bytes)} unreserved pods - ${gib(d.unattributed_bytes)} unattributed = ${gib(d.headroom_bytes)}`;
   return el("div", {class: "inside"},
     ...about.map(text => el("p", {class: "quiet"}, text)),
     table(`Devices of ${node.name}`, ["GPU", "Headroom", "In use", "SM", "Replicas free", "Next pod?", "Held by"],
@@ -115,8 +115,8 @@ function inside(node, late) {
         [el("b", {class: d.headroom_bytes < 0 ? "bad" : null}, gib(d.headroom_bytes)), el("div", {class: "quiet"}, sum(d))],
         gib(d.used_bytes), percent(d.sm_activity_ratio),
         `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
-        d.unhealthy ? [el("span", {class: "bad"}, `fenced: ${d.unhealthy_detail ?? d.unhealthy}`)] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
-        d.holders.length ? [el("ul", {}, ...d.holders.map(holder))] : "nobody",
+        d.unhealthy ? [el("span", {class: "bad"}, `unhealthy: ${d.unhealthy_detail ?? d.unhealthy}`)] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
+        d.holders.length ? [el("ul", {}, ...d.holders.map(holder))] : "no pod",
       ])));
 }
 
@@ -124,5 +124,5 @@ function holder(h) {
   const uses = h.measured_bytes === null ? "" : `, uses ${gib(h.measured_bytes)}`;
   const over = h.measured_bytes !== null && h.measured_bytes > h.requested_bytes;
   return el("li", {class: over ? "bad" : null}, podLink(h.namespace, h.name),
-    ` ${gib(h.requested_bytes)}${uses}${over ? ": more than it asked for" : ""}${h.observed ? "" : " (may be here)"}`);
+    ` ${gib(h.requested_bytes)}${uses}${over ? "; more than requested" : ""}${h.observed ? "" : " (may be here)"}`);
 }

@@ -1,9 +1,9 @@
-// One pod: why it waits or where it is, with the arithmetic of the nearest nodes.
+// One pod: why it is pending or where it is placed, with the memory accounting of the nearest nodes.
 
 import {ask, el, gib, many, podLink, since, table} from "./dom.js";
 import {asks} from "./lists.js";
 
-const VERDICTS = {bound: "good", fits: "good", refused: "bad", unreadable: "bad", gated: "bad", other_scheduler: "bad"};
+const VERDICTS = {bound: "good", fits: "good", rejected: "bad", unreadable: "bad", gated: "bad", other_scheduler: "bad"};
 
 export function pod(view, [namespace = "", name = ""]) {
   const box = el("input", {id: "pod", placeholder: "namespace/name", required: true, pattern: "[^\\/]+\\/[^\\/]+", autocomplete: "off",
@@ -36,10 +36,10 @@ function parts(body) {
     el("p", {class: `verdict ${VERDICTS[body.verdict] ?? ""}`}, body.message),
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
     body.bound_to ? null : el("p", {class: "quiet"}, sourceOf(body.source, body.snapshot_generation)),
-    body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} asks for ${asks(a)}`))) : null,
+    body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} requests ${asks(a)}`))) : null,
     !body.bound_to && body.suggestions.length ? el("section", {}, el("h3", {}, "What would help"),
       el("ul", {}, ...body.suggestions.map(text => el("li", {}, text)))) : null,
-    !body.bound_to && body.reasons.length + body.ineligible.length + body.left_out_nodes ? el("section", {}, el("h3", {}, "Nodes that do not take it"),
+    !body.bound_to && body.reasons.length + body.ineligible.length + body.left_out_nodes ? el("section", {}, el("h3", {}, "Nodes that cannot take it"),
       el("ul", {}, ...[...body.reasons, ...body.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)),
         body.left_out_nodes ? el("li", {}, `${many(body.left_out_nodes, "node")}: left out by kube-scheduler for other resources, volumes or affinity`) : null)) : null,
     body.attempts ? el("p", {class: "quiet"}, body.attempts.message) : null,
@@ -48,33 +48,33 @@ function parts(body) {
   ];
 }
 
-/** Whether it is what an extender recorded, or what this console computes from its own snapshot. */
+/** The source of a result: recorded by an extender, or computed by the console from its own snapshot. */
 function sourceOf(source, generation, replica) {
   return `source: ${source}${generation === undefined ? "" : `, generation ${generation}`}${replica ? ` of extender ${replica}` : ""}`;
 }
 
-/** The last attempt to place it, verb by verb, whichever replica served each. */
+/** The last attempt to place the pod, verb by verb, merged over all replicas. */
 function decision(last) {
   if (!last) return [];
-  const {filter, prioritize, preempt, bind} = last, said = [];
-  if (filter) said.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.fits.toLocaleString("en")} could take it (${filter.took_ms.toFixed(1)} ms)`);
-  if (prioritize) said.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
-  for (const text of preempt?.told ?? []) said.push(`preempt ${since(preempt.at)} ago: ${text}`);
-  if (bind) said.push(`bind to ${bind.node}: ${bind.outcome}${bind.message ? `, ${bind.message}` : ""} (${bind.took_ms.toFixed(1)} ms)`);
+  const {filter, prioritize, preempt, bind} = last, lines = [];
+  if (filter) lines.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.fits.toLocaleString("en")} could take it (${filter.took_ms.toFixed(1)} ms)`);
+  if (prioritize) lines.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
+  for (const text of preempt?.told ?? []) lines.push(`preempt ${since(preempt.at)} ago: ${text}`);
+  if (bind) lines.push(`bind to ${bind.node}: ${bind.outcome}${bind.message ? `, ${bind.message}` : ""} (${bind.took_ms.toFixed(1)} ms)`);
   const best = prioritize?.candidates ?? [], names = Object.keys(best[0]?.score_terms ?? {});
   return [el("section", {}, el("h3", {}, "The last decision"),
-    el("ul", {}, ...said.map(text => el("li", {}, text))),
+    el("ul", {}, ...lines.map(text => el("li", {}, text))),
     best.length ? table("The best nodes then, by the terms of their score", ["Node", "Score", ...names],
       best.map(each => [each.node, [el("b", {}, each.score_ratio.toFixed(3))], ...names.map(name => each.score_terms[name].toFixed(2))]), "sums") : null,
     el("p", {class: "quiet"}, `Decision ${last.decision_id}; ${sourceOf(last.source, (prioritize ?? filter)?.snapshot_generation, filter?.replica)}`))];
 }
 
 function placement(body) {
-  return el("section", {}, el("h3", {}, "What Headroom wrote on it"),
+  return el("section", {}, el("h3", {}, "Annotations by Headroom"),
     table("Annotations", ["Annotation", "Value"], Object.entries(body.annotations).sort().map(([key, value]) => [key, [el("code", {}, value)]])));
 }
 
-/** Devices of which all figures are equal, as one, with the indices of all. */
+/** Merge devices with equal quantities into one, with the indices of all. */
 function alike(candidates) {
   const kinds = new Map();
   for (const each of candidates) {
@@ -96,8 +96,8 @@ function nearest(node, i) {
       node.blockers?.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
         ` has held ${gib(b.charged_bytes)}${b.since ? ` for ${since(b.since)}` : ""}${b.priority === null ? "" : `, priority ${b.priority}`}`))) : null,
       node.hidden_blockers ? el("p", {class: "quiet"}, `${node.hidden_blockers === 1 ? "1 pod that you may not read holds" : `${node.hidden_blockers} pods that you may not read hold`} ${gib(node.hidden_blockers_bytes)}`) : null,
-      node.candidates.length ? table(`Devices of ${node.node} that it could be given`,
-        ["GPU", "Memory", "- reserved", "- promised", "- awaited", "- strays", "- unowned", "= headroom", "Room for this pod", "It needs", "Short by", "Because"],
+      node.candidates.length ? table(`Candidate devices of ${node.node}`,
+        ["GPU", "Memory", "- system reserve", "- reserved by pods", "- unconfirmed", "- unreserved pods", "- unattributed", "= headroom", "Free for this pod", "Needs", "Short by", "Reason"],
         alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.reservation_bytes),
           gib(d.unconfirmed_bytes), gib(d.unobserved_pods_bytes), gib(d.unattributed_bytes), gib(d.headroom_bytes), gib(c.free_bytes), gib(c.need_bytes),
           [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes) : "nothing")], d.candidate_because]), "sums") : null,

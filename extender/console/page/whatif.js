@@ -1,4 +1,4 @@
-// What would happen if: a form, and where each pod would go. Nothing is changed.
+// What-if: a form for changes, and where each pod would be placed. Nothing is changed.
 
 import {ask, el, gib, many, podLink, table} from "./dom.js";
 
@@ -6,13 +6,13 @@ export function whatif(view) {
   const answer = el("div", {id: "answer", "aria-live": "polite"});
   const field = (id, label, attributes) => [el("label", {for: id}, label), el("input", {id, autocomplete: "off", ...attributes})];
   const form = el("form", {class: "fields"},
-    ...field("count", "Pods that come", {type: "number", min: "0", max: "1000", value: "1"}),
-    ...field("vram", "GPU memory of each", {placeholder: "20Gi", value: "8Gi"}),
-    ...field("gpus", "GPUs of each", {type: "number", min: "1", max: "1024", value: "1"}),
-    ...field("drain", "Nodes that go", {placeholder: "names, parted by commas"}),
-    ...field("add", "Nodes that come", {placeholder: "gpu-a=2: two more like gpu-a"}),
-    ...field("replicas", "Other replicas", {placeholder: "gpu-a=4: of each of its GPUs"}),
-    ...field("release", "Pods that end", {placeholder: "namespace/name, parted by commas"}),
+    ...field("count", "Pods to add", {type: "number", min: "0", max: "1000", value: "1"}),
+    ...field("vram", "GPU memory of each pod", {placeholder: "20Gi", value: "8Gi"}),
+    ...field("gpus", "GPUs of each pod", {type: "number", min: "1", max: "1024", value: "1"}),
+    ...field("drain", "Nodes to drain", {placeholder: "names, separated by commas"}),
+    ...field("add", "Nodes to add", {placeholder: "gpu-a=2: two more like gpu-a"}),
+    ...field("replicas", "Replicas to change", {placeholder: "gpu-a=4: of each of its GPUs"}),
+    ...field("release", "Pods to remove", {placeholder: "namespace/name, separated by commas"}),
     el("button", {}, "What if?"));
   form.addEventListener("submit", async event => {
     event.preventDefault();
@@ -31,7 +31,7 @@ function asked(form) {
   const list = id => value(id).split(/[\s,]+/).filter(Boolean);
   const counts = id => list(id).map(each => {
     const [, node, count] = /^(.+)=(\d+)$/.exec(each) ?? [];
-    if (!node) throw new Error(`${each} is not NODE=COUNT; right is, for example, gpu-a=2`);
+    if (!node) throw new Error(`${each} is not NODE=COUNT. Example: gpu-a=2`);
     return [node, Number(count)];
   });
   const count = Number(value("count"));
@@ -44,16 +44,16 @@ function asked(form) {
 
 function parts(body) {
   const pod = name => name.startsWith("default/asked-") ? name : podLink(...name.split("/"));
-  const space = s => `${gib(s.headroom_bytes)} left, largest that fits ${s.largest_fitting_bytes === null ? "none" : gib(s.largest_fitting_bytes)}`;
+  const space = s => `${gib(s.headroom_bytes)} free, largest request that fits ${s.largest_fitting_bytes === null ? "none" : gib(s.largest_fitting_bytes)}`;
   return [
     el("p", {class: `verdict ${body.rejected ? "bad" : "good"}`}, body.message),
-    ...body.rejections.map(r => el("p", {class: "bad"}, `${many(r.pods.length, "pod")} (${r.pods.slice(0, 3).join(", ")}${r.pods.length > 3 ? ", ..." : ""}) would find no place: `,
+    ...body.rejections.map(r => el("p", {class: "bad"}, `${many(r.pods.length, "pod")} (${r.pods.slice(0, 3).join(", ")}${r.pods.length > 3 ? ", ..." : ""}) cannot be placed: `,
       r.not_tried ?? [...r.reasons, ...r.ineligible].map(each => `${many(each.nodes, "node")}: ${each.message}`).join("; "))),
     el("p", {class: "quiet"}, `Not checked: ${body.not_checked.join(", ")}`),
-    body.spaces.length ? table("What is left, before and after", ["For pods of", "Before", "After", ""], body.spaces.map(s => [
+    body.spaces.length ? table("Free memory, before and after", ["For pods of", "Before", "After", "Capacity"], body.spaces.map(s => [
       `${s.request.count} x ${s.request.amount}`, space(s.before), space(s.after),
       s.fullness_before === s.fullness_after ? s.fullness_after : `${s.fullness_before}, then ${s.fullness_after}`])) : null,
-    body.placements.length ? table("Where pods would go", ["Pod", "Leaves", "Goes to", "Score", "On"], body.placements.map(p => [
+    body.placements.length ? table("Placements", ["Pod", "From", "To", "Score", "Device"], body.placements.map(p => [
       [pod(p.pod)], p.leaves ?? "-", p.node, p.score_ratio.toFixed(3),
       p.devices.length === 1 ? p.devices[0] : [el("span", {title: p.devices.join("\n")}, `one of ${many(p.devices.length, "device")}`)]])) : null,
   ].filter(Boolean);
