@@ -168,7 +168,7 @@ def nearest_view(
         blockers=[held_view(held) for held in shown],
         hidden_blockers=len(hidden),
         hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
-        told=[*told(node), *map(_holds, shown), *_held_by_hidden(hidden)],
+        told=[*explanation_lines(node), *map(_holds, shown), *_held_by_hidden(hidden)],
     )
 
 
@@ -183,7 +183,7 @@ class Explained:
     #: How the request was changed after the pod was bound; "" if it was not.
     changed: str
     digest: str
-    advice: Sequence[Suggestions]
+    advice: Sequence[Suggestion]
     #: The blocking pods of each of the nearest nodes.
     blockers: Sequence[Sequence[Held]]
     last: DecisionView | None

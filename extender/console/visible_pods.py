@@ -14,7 +14,7 @@ def everything(namespace: str, name: str) -> bool:
     return True
 
 
-def unnamed(advice: Suggestions, sees: Sees) -> Suggestions:
+def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:
     """Return the suggestion without the pod to wait for, if the caller may not see that pod."""
     held = advice.held
     if held is None or sees(held.namespace, held.name):

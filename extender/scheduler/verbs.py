@@ -409,7 +409,7 @@ class Verbs:
 
         None if users' preferences could make kube-scheduler choose another node.
         """
-        if len(rows) < 2 or prefers(pod) or self._cluster.neighbours.speak_of(pod):
+        if len(rows) < 2 or prefers(pod) or self._cluster.neighbours.match(pod):
             return None
         first = self._first(request, rows, snap)
         if first is None:
