@@ -66,9 +66,9 @@ def device_arrays(devices: Sequence[Device], reserve_bytes: int) -> DeviceArrays
     )
 
 
-def bytes_of(amount: Amount, count: int, at: DeviceArrays) -> BytesArray:
+def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
     """Return the bytes of one container on each device, if it gets up to ``count`` replicas."""
-    allocatable = at.allocatable_bytes
+    allocatable = arrays.allocatable_bytes
     match amount:
         case Bytes(count_bytes):
             return np.broadcast_to(np.int64(count_bytes), allocatable.shape)
@@ -77,51 +77,51 @@ def bytes_of(amount: Amount, count: int, at: DeviceArrays) -> BytesArray:
             share: BytesArray = allocatable // PPM * ppm + allocatable % PPM * ppm // PPM
             return np.maximum(share, 1)
         case ReplicaShare(processes):
-            replicas = np.maximum(at.replicas, 1)
-            taken = count if processes == 1 else count * np.where(at.mps, processes, 1)
+            replicas = np.maximum(arrays.replicas, 1)
+            taken = count if processes == 1 else count * np.where(arrays.mps, processes, 1)
             worth: BytesArray = allocatable // replicas * np.minimum(taken, replicas)
             return np.maximum(worth, 1)
         case _:
             assert_never(amount)
 
 
-def needed(ask: Ask, asks: Sequence[Ask], at: DeviceArrays) -> BytesArray:
+def needed(ask: Ask, asks: Sequence[Ask], arrays: DeviceArrays) -> BytesArray:
     """Return the most bytes that a pod with these ``asks`` can take of each device's memory.
 
     Each device is assumed to be allocated for ``ask``.
     """
-    joint = at.sharers > 1
+    joint = arrays.sharers > 1
     any_joint = bool(joint.any())
-    need = _largest(ask, at, any_joint)
+    need = _largest(ask, arrays, any_joint)
     if len(asks) > 1 and any_joint:
         # Devices of another resource can share the memory. The worst case is that they do.
         for other in asks:
             if other is not ask:
-                more = np.where(joint, _largest(other, at, any_joint), 0)
+                more = np.where(joint, _largest(other, arrays, any_joint), 0)
                 need = np.minimum(need + more, MOST_BYTES)
     return need
 
 
-def _largest(ask: Ask, at: DeviceArrays, any_joint: bool) -> BytesArray:
+def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool) -> BytesArray:
     """Return the most bytes of any phase.
 
     All containers of a phase can use a shared memory at once, each with all devices that share it.
     Any other memory serves one container. Sums are capped, so that huge requests cannot overflow.
     """
     # Phase by phase: one array for all phases and devices would take gigabytes.
-    largest = _of_phase(ask.phases[0], at, any_joint)
+    largest = _of_phase(ask.phases[0], arrays, any_joint)
     for phase in ask.phases[1:]:
-        largest = np.maximum(largest, _of_phase(phase, at, any_joint))
+        largest = np.maximum(largest, _of_phase(phase, arrays, any_joint))
     return largest
 
 
-def _of_phase(phase: Sequence[Portion], at: DeviceArrays, any_joint: bool) -> BytesArray:
-    sizes = [bytes_of(portion.amount, portion.count, at) for portion in phase]
+def _of_phase(phase: Sequence[Portion], arrays: DeviceArrays, any_joint: bool) -> BytesArray:
+    sizes = [bytes_of(portion.amount, portion.count, arrays) for portion in phase]
     if len(sizes) == 1 and not any_joint:
         return sizes[0]
-    together = alone = np.zeros(at.sharers.shape, np.int64)
+    together = alone = np.zeros(arrays.sharers.shape, np.int64)
     for portion, one in zip(phase, sizes, strict=True):
-        devices = np.clip(at.sharers, 1, portion.count)
+        devices = np.clip(arrays.sharers, 1, portion.count)
         together = np.minimum(together + one * devices, TOO_MUCH_BYTES)
         alone = np.maximum(alone, one)
-    return np.where(at.common, together, alone)
+    return np.where(arrays.common, together, alone)

@@ -131,20 +131,20 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     could = candidates(slots, ask.count, snap)
     sharing = columns.sharing
     sharers = columns.sharers.astype(np.int64)
-    places = DeviceArrays(
+    arrays = DeviceArrays(
         allocatable_bytes=columns.allocatable_bytes,
         replicas=columns.replicas.astype(np.int64),
         common=(sharing != SHARING.index("none")) | (sharers > 1),
         sharers=sharers,
         mps=sharing == SHARING.index("mps"),
     )
-    need = needed(ask, request.asks, places)
+    need = needed(ask, request.asks, arrays)
     room = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
     by_itself = None
     # MEMORY_ON_ANY must be true for all devices, not only for the candidates.
     looked_at = slots
     if request.visible is not Visible.BY_PLUGIN:
-        by_itself = overruled(ask, request, snap, slots, places, (could, need, room))
+        by_itself = overruled(ask, request, snap, slots, arrays, (could, need, room))
         could, need, room = by_itself.could, by_itself.need_bytes, by_itself.free_bytes
         looked_at = np.where(by_itself.pinned[:, None], could, could | slots)
     enough = room >= need
@@ -166,7 +166,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
             faults[Reason.TOO_MANY_SHARED] |= by_itself.pinned[:, None]
     mps = could & (sharing == SHARING.index("mps"))
     if mps.any():
-        above = above_cap(ask, request.processes, columns.memory_bytes, places)
+        above = above_cap(ask, request.processes, columns.memory_bytes, arrays)
         faults[Reason.ABOVE_MPS_LIMIT] = mps & above
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm

@@ -12,7 +12,7 @@ MIB_BITS = 20
 
 
 def above_cap(
-    ask: Ask, processes: int, memory_bytes: Bytes2D, at: DeviceArrays
+    ask: Ask, processes: int, memory_bytes: Bytes2D, arrays: DeviceArrays
 ) -> NDArray[np.bool_]:
     """Return the mask (n, slots) of devices where a container requests more than MPS allows.
 
@@ -20,9 +20,9 @@ def above_cap(
     can never fit. A container that requests a replica's share accepts the limit, and has that much
     reserved for each of its processes.
     """
-    cap = (memory_bytes // np.maximum(at.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
+    cap = (memory_bytes // np.maximum(arrays.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
     above = np.zeros(cap.shape, bool)
     for portion in {portion for phase in ask.phases for portion in phase}:
         if not isinstance(portion.amount, ReplicaShare):
-            above |= bytes_of(portion.amount, portion.count, at) > cap
+            above |= bytes_of(portion.amount, portion.count, arrays) > cap
     return above

@@ -61,7 +61,7 @@ def overruled(
     request: VramRequest,
     snap: Snapshot,
     slots: Mask,
-    places: DeviceArrays,
+    arrays: DeviceArrays,
     by_plugin: tuple[Mask, Bytes2D, Bytes2D],
 ) -> Candidates:
     """Return ``by_plugin`` with the rows replaced for nodes where the pod's variable decides.
@@ -77,32 +77,34 @@ def overruled(
         pinned=np.zeros(len(snap.nodes), bool),
         unshared=np.zeros(len(snap.nodes), bool),
     )
-    at = [row for row, node in enumerate(snap.nodes) if by_environment(request, node)]
-    if not at:
+    row_list = [row for row, node in enumerate(snap.nodes) if by_environment(request, node)]
+    if not row_list:
         return result
-    here = np.array(at)
-    there = DeviceArrays(**{f: getattr(places, f)[here] for f in DeviceArrays.__dataclass_fields__})
+    rows = np.array(row_list)
+    selected = DeviceArrays(
+        **{f: getattr(arrays, f)[rows] for f in DeviceArrays.__dataclass_fields__}
+    )
     # All containers of the pod use one device.
-    together = replace(there, common=np.ones_like(there.common))
+    together = replace(selected, common=np.ones_like(selected.common))
     need = needed(ask, request.asks, together)
-    shape = slots[here].shape
+    shape = slots[rows].shape
     room = np.full(shape, -MOST_BYTES)
-    for place, row in enumerate(at):
+    for i, row in enumerate(row_list):
         for slot, left_bytes in enumerate(_free_bytes(snap.nodes[row])):
-            room[place, slot] = left_bytes
+            room[i, slot] = left_bytes
     pinned = request.visible is Visible.BY_PLACEMENT
     if pinned:
-        could = _best(ask, request, snap, here, slots[here], together, need, room)
+        could = _best(ask, request, snap, rows, slots[rows], together, need, room)
     else:
-        could = snap.columns.resource[here] >= 0
+        could = snap.columns.resource[rows] >= 0
         # Each of the devices that share a memory shows it to the pod.
-        need = np.minimum(need * np.clip(there.sharers, 1, None), MOST_BYTES)
-    result.could[here] = could
-    result.need_bytes[here] = need
-    result.free_bytes[here] = room
-    result.pinned[here] = pinned
+        need = np.minimum(need * np.clip(selected.sharers, 1, None), MOST_BYTES)
+    result.could[rows] = could
+    result.need_bytes[rows] = need
+    result.free_bytes[rows] = room
+    result.pinned[rows] = pinned
     shared = slots & (snap.columns.sharing > SHARING.index("none"))
-    result.unshared[here] = pinned & ~shared[here].any(axis=1)
+    result.unshared[rows] = pinned & ~shared[rows].any(axis=1)
     return result
 
 
@@ -117,9 +119,9 @@ def _best(
     ask: Ask,
     request: VramRequest,
     snap: Snapshot,
-    here: NDArray[np.int64],
+    rows: NDArray[np.int64],
     slots: Mask,
-    places: DeviceArrays,
+    arrays: DeviceArrays,
     need: Bytes2D,
     room: Bytes2D,
 ) -> Mask:
@@ -130,32 +132,32 @@ def _best(
     share it with another.
     """
     columns = snap.columns
-    could: Mask = slots & (columns.sharing[here] > SHARING.index("none"))
+    could: Mask = slots & (columns.sharing[rows] > SHARING.index("none"))
     if request.pinned_to:
         named = np.zeros(could.shape, bool)
-        for place, row in enumerate(here.tolist()):
+        for i, row in enumerate(rows.tolist()):
             for slot, terms in enumerate(snap.nodes[row].devices):
-                named[place, slot] = terms.device.uuid == request.pinned_to
+                named[i, slot] = terms.device.uuid == request.pinned_to
         could = could & named
-    mps = columns.sharing[here] == SHARING.index("mps")
+    mps = columns.sharing[rows] == SHARING.index("mps")
     conditions = [
-        columns.health_issue[here] == 0,
-        ~(mps & above_cap(ask, request.processes, columns.memory_bytes[here], places)),
+        columns.health_issue[rows] == 0,
+        ~(mps & above_cap(ask, request.processes, columns.memory_bytes[rows], arrays)),
         room >= need,
     ]
     if request.max_sm_ppm is not None:
-        activity = columns.sm_ppm[here]
+        activity = columns.sm_ppm[rows]
         conditions.insert(1, (activity >= 0) & (activity < request.max_sm_ppm))
-    fine = np.ones(len(here), bool)
+    fine = np.ones(len(rows), bool)
     for condition in conditions:
         left = could & condition
         fine &= left.any(axis=1)
         could = np.where(left.any(axis=1, keepdims=True), left, could)
     left_bytes = room - need
-    unrest = unrest_bytes(columns.sm_ppm[here], columns.allocatable_bytes[here])
+    unrest = unrest_bytes(columns.sm_ppm[rows], columns.allocatable_bytes[rows])
     spread = request.policy is ScoringPolicy.SPREAD
     order = np.where(could, unrest - left_bytes if spread else unrest + left_bytes, MOST_BYTES)
     best = np.zeros(could.shape, bool)
-    best[np.arange(len(here)), order.argmin(axis=1)] = True
+    best[np.arange(len(rows)), order.argmin(axis=1)] = True
     chosen: Mask = np.where(fine[:, None], best, could)
     return chosen
