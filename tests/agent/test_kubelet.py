@@ -266,7 +266,7 @@ def test_a_kubelet_that_may_not_know_its_pods_yet_is_given_time(world: World, yo
     for now_s in (0.0, SETTLED_AFTER_S - 0.1):
         world.now_s = now_s
         assert world.uids() == ["u"]
-        assert "believed to be there" in world.message()
+        assert "still count as running" in world.message()
     world.now_s = SETTLED_AFTER_S
     assert world.uids() == []
     assert world.message() == ""

@@ -140,7 +140,7 @@ def test_who_chooses_too_long_is_not_waited_for(
             with pytest.raises(grpc.RpcError) as rejected:
                 kubelet.call("GetPreferredAllocation", WISH)
             assert rejected.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert "has not chosen a GPU within 0.1 s" in rejected.value.details()
+            assert "did not choose a GPU within 0.1 s" in rejected.value.details()
         assert kubelet.call("Allocate", allocation("G::1")) == allocation("G::1")
     finally:
         goes_on.set()

@@ -241,7 +241,7 @@ def test_a_kubelet_that_does_not_know_its_pods_yet_has_not_lost_them(
     def listed_nothing() -> bool:
         status = agent.sample()
         assert rows(status) == rows(before)
-        return any("believed to be there" in source.message for source in status.sources)
+        return any("still count as running" in source.message for source in status.sources)
 
     node.wait(listed_nothing, "an answer without pods")
     node.kill("kubelet")
