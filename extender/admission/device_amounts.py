@@ -1,9 +1,8 @@
-"""What a pod's request comes to in MiB, as others count: limits of the driver and of MPS, and the
-extended resource of the in-tree mirror.
+"""Converts a pod's request to MiB for the limits of the driver and of MPS, and for the mirror.
 
-A request in bytes is known before the pod has a device; a share of one, or what a replica is worth,
-is not. Limits are rounded down, so that those of one device never add up to more than was promised
-of it; what the mirror counts is rounded up, so that it never promises more than there is.
+Only a request in bytes is known before the pod has a device. A share of a device or of a replica is
+not. Limits are rounded down, so that the limits on one device never exceed its reservations. The
+extended resource of the in-tree mirror is rounded up, so that it never allows more than there is.
 """
 
 from collections.abc import Sequence
@@ -13,14 +12,14 @@ from extender.admission.context import GpuNode
 from extender.placement.policy import MIB
 from extender.placement.request import ContainerAsk
 
-#: First driver with limits of memory by cgroup.
+#: Major version of the first driver that limits memory per cgroup.
 LIMITING_DRIVER = 615
-#: Name of the source of an agent that reads them.
+#: The agent's source that reads these limits.
 LIMITS_SOURCE = "limits"
 
 
 def mirrored_mib(asks: Sequence[ContainerAsk]) -> int | None:
-    """Of all devices of one container; None where an amount is not known yet."""
+    """Return the memory of all devices of one container; None if an amount is not known yet."""
     total = 0
     for ask in asks:
         if not isinstance(ask.amount, Bytes):
@@ -29,23 +28,33 @@ def mirrored_mib(asks: Sequence[ContainerAsk]) -> int | None:
     return total
 
 
-def cap_mib(asks: Sequence[ContainerAsk], places: Sequence[GpuNode]) -> int | None:
-    """Of each device of a container, where every node that it could go to can hold it to that."""
+def cap_mib(asks: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
+    """Return the driver's memory limit for each device of a container.
+
+    None unless every candidate node can enforce the limit.
+    """
     amount = _single(asks)
-    if amount is None or not places or not all(_caps(place, asks[0].resource) for place in places):
+    if amount is None or not candidates:
+        return None
+    if not all(_enforces(candidate, asks[0].resource) for candidate in candidates):
         return None
     return amount // MIB or None
 
 
-def mps_mib(asks: Sequence[ContainerAsk], places: Sequence[GpuNode], processes: int) -> int | None:
-    """Of each process of a container on the one device that it sees; None unless that is less than
-    MPS allows it anyway, on every device that it could be given: a larger one would be ignored."""
+def mps_mib(
+    asks: Sequence[ContainerAsk], candidates: Sequence[GpuNode], processes: int
+) -> int | None:
+    """Return MPS's memory limit for each process of a container with one device.
+
+    None unless the limit is below MPS's own limit on every device that the container could get: MPS
+    ignores a larger limit.
+    """
     amount = _single(asks)
-    if amount is None or asks[0].count != 1 or not places:
+    if amount is None or asks[0].count != 1 or not candidates:
         return None
     each_mib = amount // processes // MIB
-    for place in places:
-        devices = place.devices(asks[0].resource)
+    for candidate in candidates:
+        devices = candidate.devices(asks[0].resource)
         if not devices or any(device.sharing != "mps" for device in devices):
             return None
         if any(d.memory_bytes // max(d.replicas.total, 1) // MIB <= each_mib for d in devices):
@@ -54,20 +63,23 @@ def mps_mib(asks: Sequence[ContainerAsk], places: Sequence[GpuNode], processes: 
 
 
 def _single(asks: Sequence[ContainerAsk]) -> int | None:
-    """Bytes of each device, of a container that asks for one resource by an amount."""
+    """Return the bytes per device of a container with one request in bytes, else None."""
     if len(asks) != 1 or not isinstance(asks[0].amount, Bytes):
         return None
     return asks[0].amount.count_bytes
 
 
-def _caps(place: GpuNode, resource: str) -> bool:
-    """As far as its agent sees: the driver, cgroups of version 2, devices handed over by CDI, and
-    none of them MIG. The versions of toolkit and plugin it does not see."""
-    status = place.status
+def _enforces(candidate: GpuNode, resource: str) -> bool:
+    """Return whether the node's driver can limit memory per cgroup, according to its agent.
+
+    It needs the driver, cgroup v2, devices injected with CDI, and no MIG. The agent cannot see the
+    versions of the container toolkit and the device plugin.
+    """
+    status = candidate.status
     if status is None:
         return False
     major = status.driver_version.partition(".")[0]
-    devices = place.devices(resource)
+    devices = candidate.devices(resource)
     return (
         major.isdecimal()
         and len(major) < 6

@@ -1,4 +1,4 @@
-"""Which decision answers which review: by the kind of what is under review."""
+"""Chooses the decision that answers a review, by the kind of the object under review."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,22 +21,23 @@ from extender.admission.validation import (
     validate_template,
 )
 
-#: Gives what there is around a pod of the namespace.
+#: Returns the inputs of a decision about a pod of the given namespace.
 Environment = Callable[[str], AdmissionContext]
 
 _CREATE, _UPDATE = "CREATE", "UPDATE"
-#: Kinds whose own annotations are read.
+#: Kinds whose own annotations are validated.
 _ANNOTATED = ("Namespace", "Node")
 
 
 def answer_mutate(request: Request, around: Environment) -> bytes:
-    """Of pods that are created; whatever else is sent stays as it is."""
+    """Answer a mutating review. Only pods that are being created are changed."""
     if request.kind.kind != "Pod" or request.operation != _CREATE:
         return answer_mutated(request, Mutated())
     return answer_mutated(request, mutate(pod_of(request), _around(request, around)))
 
 
 def answer_validate(request: Request, around: Environment) -> bytes:
+    """Answer a validating review."""
     return answer_validated(request, _validated(request, around))
 
 

@@ -1,7 +1,7 @@
-"""A JSON patch of a pod, made one wish after the other; each sees what those before it did.
+"""Builds a JSON patch of a pod step by step; each step sees the changes of the steps before it.
 
-Of the pod only what is read here is known, so nothing is ever replaced: fields are added to. Lists
-that are absent, null or empty are made; the API server gives them in any of these ways.
+Only a part of the pod's fields is decoded, so the patch adds to fields and never replaces an
+object. It creates lists that are absent, null or empty: the API server sends any of these forms.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,22 +23,24 @@ from contract.kube import (
 
 @dataclass(frozen=True, slots=True)
 class Operation:
+    """One operation of a JSON patch."""
+
     #: add or remove.
     op: str
     path: str
-    #: Of add.
+    #: Only for add.
     value: Any = None
 
     @property
     def wire(self) -> dict[str, Any]:
-        """As RFC 6902 writes it."""
+        """The operation in the format of RFC 6902."""
         wire = {"op": self.op, "path": self.path}
         return {**wire, "value": self.value} if self.op == "add" else wire
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A container of a pod, by its list and its place there."""
+    """A container of a pod, by its list and its index in the list."""
 
     init: bool
     index: int
@@ -50,27 +52,27 @@ class Where:
 
 @dataclass(slots=True)
 class Draft:
-    """``pod`` is as it would be with the operations so far."""
+    """A patch in progress; ``pod`` is the pod with all operations so far applied."""
 
     pod: Pod
     operations: list[Operation] = field(default_factory=list)
 
     def annotate(self, key: str, text: str) -> None:
-        """Write an annotation that is not there, or says something else."""
-        held = dict(self.pod.metadata.annotations or {})
-        if held:
+        """Set an annotation that is missing or has another value."""
+        before = dict(self.pod.metadata.annotations or {})
+        if before:
             self._do("add", f"/metadata/annotations/{_escaped(key)}", text)
         else:
             self._do("add", "/metadata/annotations", {key: text})
-        self._annotated({**held, key: text})
+        self._annotated({**before, key: text})
 
     def unannotate(self, keys: Collection[str]) -> None:
-        """Remove annotations that are there."""
+        """Remove annotations. The pod must have them."""
         for key in keys:
             self._do("remove", f"/metadata/annotations/{_escaped(key)}")
-        held = self.pod.metadata.annotations or {}
-        # What is left may be an empty mapping, to which nothing can be added that is not there.
-        self._annotated({key: text for key, text in held.items() if key not in keys})
+        before = self.pod.metadata.annotations or {}
+        # If the mapping becomes empty, ``annotate`` replaces it.
+        self._annotated({key: text for key, text in before.items() if key not in keys})
 
     def schedule(self, scheduler: str) -> None:
         self._do("add", "/spec/schedulerName", scheduler)
@@ -78,7 +80,7 @@ class Draft:
         self.pod = msgspec.structs.replace(self.pod, spec=spec)
 
     def variable(self, where: Where, variable: EnvVar) -> None:
-        """Give a container a variable of a name that it does not have."""
+        """Add an environment variable that the container does not have."""
         container = self.container(where)
         plain = _variable(variable)
         if container.env:
@@ -89,7 +91,7 @@ class Draft:
         self._put(where, msgspec.structs.replace(container, env=env))
 
     def limit(self, where: Where, resource: str, quantity: str) -> None:
-        """Ask for an extended resource, of which the request equals the limit."""
+        """Request an extended resource, with the limit equal to the request."""
         container = self.container(where)
         resources = container.resources or ResourceRequirements()
         limits, requests = dict(resources.limits or {}), dict(resources.requests or {})
@@ -105,8 +107,10 @@ class Draft:
         self._put(where, msgspec.structs.replace(container, resources=asked))
 
     def first(self, gate: Mapping[str, Any]) -> None:
-        """Put an init container before all others. Whoever speaks of containers by their place
-        comes before this."""
+        """Insert an init container before all others.
+
+        This shifts the indices of the init containers, so steps that use indices come first.
+        """
         spec = self.pod.spec
         if spec.init_containers:
             self._do("add", "/spec/initContainers/0", gate)
@@ -117,7 +121,7 @@ class Draft:
         self.pod = msgspec.structs.replace(self.pod, spec=spec)
 
     def replace_first(self, index: int, gate: Mapping[str, Any]) -> None:
-        """Put an init container before all others, in place of the one at ``index``."""
+        """Remove the init container at ``index`` and insert ``gate`` before all others."""
         self._do("remove", f"/spec/initContainers/{index}")
         self._do("add", "/spec/initContainers/0", gate)
         init = [*(self.pod.spec.init_containers or ())]
@@ -152,7 +156,7 @@ class Draft:
 
 
 def following(name: str, annotation: str) -> EnvVar:
-    """A variable with the text of an annotation of the pod, as it is when the container starts."""
+    """Return a variable with the value that an annotation has when the container starts."""
     path = f"metadata.annotations['{annotation}']"
     return EnvVar(name=name, value_from=EnvVarSource(field_ref=FieldRef(field_path=path)))
 
@@ -160,11 +164,11 @@ def following(name: str, annotation: str) -> EnvVar:
 def _variable(variable: EnvVar) -> dict[str, Any]:
     if variable.value_from is None or variable.value_from.field_ref is None:
         return {"name": variable.name, "value": variable.value or ""}
-    # The version as the API server itself would fill it in.
+    # The API server's default for apiVersion, so that it changes nothing later.
     reference = {"apiVersion": "v1", "fieldPath": variable.value_from.field_ref.field_path}
     return {"name": variable.name, "valueFrom": {"fieldRef": reference}}
 
 
 def _escaped(key: str) -> str:
-    """As a part of a JSON pointer."""
+    """Escape a key for use in a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-"""The nodes, GPUNodes and namespaces that admission looks at, as the watches show them."""
+"""Caches the nodes, GPUNodes and namespaces that admission reads, from the watches."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ KINDS = ("nodes", "namespaces", "gpunodes")
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Built when it is read: most decisions depend on no node."""
+    """Builds the nodes only when they are iterated: most decisions depend on no node."""
 
     held: Callable[[], Iterable[Node]]
     status: Callable[[str], GPUNodeStatus | None]
@@ -48,7 +48,7 @@ class KnownObjects:
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
-        #: Nodes with an annotation about who chooses the device.
+        #: Nodes with an annotated device choice.
         self._with_choice: dict[str, Node] = {}
         self._statuses: dict[str, GPUNodeStatus | None] = {}
         self._namespaces: dict[str, Namespace] = {}
@@ -98,7 +98,7 @@ class KnownObjects:
             self._with_choice.pop(name, None)
 
     def _replace(self, listed: Relisted) -> None:
-        """A complete list: objects that it does not name are gone."""
+        """Apply a complete list, and drop the objects that it does not contain."""
         names = {each.metadata.name for each in listed.objects}
         for each in listed.objects:
             if isinstance(each, Node):

@@ -1,7 +1,7 @@
-"""AdmissionReview, version admission.k8s.io/v1: read into what decides, written with what was.
+"""Decodes and encodes AdmissionReview, version admission.k8s.io/v1.
 
-Of the object under review only the fields of ``contract.kube`` are decoded. Whatever is not what an
-API server sends raises ``MalformedReview``, which says where.
+Only the fields in ``contract.kube`` are decoded from the object under review. A body that no API
+server sends raises ``MalformedReview``, which names the invalid part.
 """
 
 import base64
@@ -18,13 +18,14 @@ from extender.admission.validation import MAX_WARNINGS, Validated
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 _NODE_USER = "system:node:"
-#: An API server cuts off a warning that is longer, and drops them from some 4 KiB on.
-_MOST_WARNING = 256
+#: Maximum length of a warning: an API server truncates longer warnings, and drops warnings after
+#: a total of about 4 KiB.
+_MAX_WARNING = 256
 _MAX_REJECTION = 1024
 
 
 class MalformedReview(ValueError):
-    """Not a review that could be answered; the message says what is wrong and where."""
+    """A review that cannot be answered; the message names the error and its place."""
 
 
 class GroupVersionKind(KubeStruct, frozen=True):
@@ -39,7 +40,7 @@ class UserInfo(KubeStruct, frozen=True):
 
     @property
     def node(self) -> str:
-        """The node of the kubelet that asks; empty if no kubelet does."""
+        """The node of the kubelet that sent the request; empty for any other client."""
         node = self.username.removeprefix(_NODE_USER)
         is_node = self.username.startswith(_NODE_USER) and "system:nodes" in self.groups
         return node if is_node else ""
@@ -51,7 +52,7 @@ class Request(KubeStruct, frozen=True):
     operation: str = ""
     namespace: str = ""
     user_info: UserInfo = UserInfo()
-    #: Null in what is deleted, and what is created has none before it.
+    #: ``object`` is null when an object is deleted, ``old_object`` when it is created.
     object: msgspec.Raw = msgspec.Raw(b"null")
     old_object: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -90,12 +91,15 @@ class _Annotated(KubeStruct, frozen=True):
 
 
 def read(body: bytes) -> Request:
-    """The request of a review. A uid is needed: the API server takes no answer without it."""
+    """Decode the request of a review.
+
+    Raises ``MalformedReview``, also if the uid is empty: the API server needs it in the answer.
+    """
     review: _Review = _decoded(body, _Review, "the body")
     if (review.api_version, review.kind) != (API_VERSION, KIND):
         raise MalformedReview(
-            f"{review.kind!r:.80} of {review.api_version!r:.80} is not answered; "
-            f"right is {KIND} of {API_VERSION}"
+            f"{review.kind!r:.80} of {review.api_version!r:.80} is not supported; "
+            f"send {KIND} of {API_VERSION}"
         )
     if not review.request.uid:
         raise MalformedReview("request.uid is empty")
@@ -113,7 +117,7 @@ def pod_before(request: Request) -> Pod | None:
 
 
 def template_of(request: Request) -> tuple[ObjectMeta, Pod] | None:
-    """What makes pods, and a pod as it makes them; None where it has no template."""
+    """Return a workload's metadata and a pod of its template; None if it has no template."""
     workload = _decoded(request.object, _Workload, "request.object")
     nested = workload.spec.job_template
     template = workload.spec.template if nested is None else nested.spec.template
@@ -139,7 +143,7 @@ def answer_mutated(request: Request, mutated: Mutated) -> bytes:
 def answer_validated(request: Request, validated: Validated) -> bytes:
     response: dict[str, Any] = {"allowed": not validated.rejection}
     if validated.rejection:
-        # 422, as for any other field that is not valid.
+        # The API server's own status for invalid fields.
         response["status"] = {
             "message": f"Headroom: {validated.rejection[:_MAX_REJECTION]}",
             "reason": "Invalid",
@@ -149,9 +153,9 @@ def answer_validated(request: Request, validated: Validated) -> bytes:
 
 
 def _answer(request: Request, response: dict[str, Any], warnings: Iterable[str]) -> bytes:
-    told = [_cut(f"Headroom: {each}") for each in warnings][:MAX_WARNINGS]
-    if told:
-        response["warnings"] = told
+    texts = [_truncated(f"Headroom: {each}") for each in warnings][:MAX_WARNINGS]
+    if texts:
+        response["warnings"] = texts
     review = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -160,12 +164,12 @@ def _answer(request: Request, response: dict[str, Any], warnings: Iterable[str])
     return msgspec.json.encode(review)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_WARNING else text[: _MOST_WARNING - 3] + "..."
+def _truncated(text: str) -> str:
+    return text if len(text) <= _MAX_WARNING else text[: _MAX_WARNING - 3] + "..."
 
 
 def _in_namespace(pod: Pod, request: Request) -> Pod:
-    """A pod that is being created may not say where."""
+    """Set the pod's namespace from the request: a pod that is being created may not have it."""
     metadata = msgspec.structs.replace(pod.metadata, namespace=request.namespace)
     return msgspec.structs.replace(pod, metadata=metadata)
 

@@ -1,7 +1,7 @@
-"""The admission webhook's port: routes, body limits, timing. Decides nothing about pods.
+"""The HTTP server of the admission webhook: routes, body limits and timing.
 
-An API server reads an AdmissionReview in a 200 and nothing else: after any other answer it applies
-the failure policy of the webhook (deploy/base/webhook.yaml), and its error quotes the answer.
+An API server accepts only a 200 with an AdmissionReview. For any other answer it applies the
+failure policy of the webhook (deploy/base/webhook.yaml), and quotes the answer in its error.
 """
 
 import time
@@ -27,8 +27,12 @@ Decide = Callable[[Asked, Environment], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """``unready`` says why nothing can be decided yet: nodes and namespaces that were not listed
-    must not be taken for absent. ``stuck`` maps each loop without progress to the seconds since."""
+    """The parts that the server needs.
+
+    ``unready`` returns why reviews cannot be answered yet: until nodes and namespaces are listed,
+    they must not count as absent. ``stuck`` maps each loop that has stopped to the seconds since
+    its last progress.
+    """
 
     around: Environment
     unready: Callable[[], str]
@@ -38,7 +42,7 @@ class Webhook:
 
 
 def webhook_app(webhook: Webhook) -> FastAPI:
-    """The ASGI application: reviews, probes and metrics."""
+    """Return the ASGI application, which serves reviews, probes and metrics."""
     app = FastAPI(title="Headroom admission webhook", openapi_url=None)
     decisions: dict[str, Decide] = {"mutate": answer_mutate, "validate": answer_validate}
     for path, decide in decisions.items():
@@ -75,7 +79,9 @@ def _endpoint(
         try:
             body = await read_whole(request, webhook.max_body_bytes)
         except BodyTooLarge:
-            return reject(f"body is larger than {webhook.max_body_bytes} bytes, see max_body", 413)
+            return reject(
+                f"body is larger than {webhook.max_body_bytes} bytes (setting max_body)", 413
+            )
         except ClientDisconnect:
             return Response(status_code=400)
         if why := webhook.unready():

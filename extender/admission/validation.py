@@ -1,8 +1,8 @@
-"""What is refused, and what its author is warned of: our annotations, wherever they are written.
+"""Validates Headroom's annotations on pods, workloads, namespaces and nodes.
 
-A pod is read by the very parser of the scheduler's verbs, so that what is let in here is never
-called unreadable there. What makes pods (a Deployment, a Job, ...) is warned of only: its author
-sees the mistake at ``kubectl apply``, and its pods are refused when they are created.
+Pods are parsed by the same code as in the scheduler's calls, so an admitted pod is never unreadable
+there. Workloads (Deployment, Job, ...) only get warnings: their users see the error when they run
+``kubectl apply``, and the pods are rejected when they are created.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -48,67 +48,72 @@ _OF_NODES: Mapping[str, Callable[[str], object]] = {
 }
 
 
-#: Warnings of one answer: an API server drops them from some 4 KiB on.
+#: Maximum number of warnings in an answer: an API server drops warnings after about 4 KiB.
 MAX_WARNINGS = 12
-#: Of the name of an annotation, when looking for what was meant.
+#: Maximum number of characters of an annotation's name that are compared to suggest another name.
 MAX_NAME_CHARS = 80
 
-WOULD = "this pod would be refused if Headroom did not only observe"
+WOULD = "in mode enforce, this pod would be rejected"
 
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    #: A sentence for the author; empty where it is let in.
+    """The result of a validation."""
+
+    #: Why the object is rejected; empty if it is admitted.
     rejection: str = ""
     warnings: tuple[str, ...] = ()
 
 
-def validate_pod(pod: Pod, before: Pod | None, around: AdmissionContext) -> Validated:
-    """A pod that is created, or changed while no node has it; ``before`` is what it was.
+def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Validated:
+    """Validate a pod that is created, or changed before it is bound; ``before`` is its old version.
 
-    A change that leaves our annotations alone is let through, so that what was let in once can
-    still be given up. A static pod runs whatever is said here.
+    A change of other fields than Headroom's annotations is always admitted, so that a pod that was
+    admitted earlier can still be deleted. Static pods are admitted: the kubelet runs them anyway.
     """
-    if around.is_static(pod) or pod.metadata.deletion_timestamp:
+    if context.is_static(pod) or pod.metadata.deletion_timestamp:
         return Validated()
     if before is not None and (before.node or _ours(before.metadata) == _ours(pod.metadata)):
         return Validated()
-    rejection = _rejection(pod, around)
-    if around.wishes.observes:
-        told = [f"{WOULD}: {rejection}"] if rejection else []
-        return Validated(warnings=(*told, *_warnings(pod, around)))
+    rejection = _rejection(pod, context)
+    if context.wishes.observes:
+        would = [f"{WOULD}: {rejection}"] if rejection else []
+        return Validated(warnings=(*would, *_warnings(pod, context)))
     if (
         not rejection
         and before is None
         and _wishes_gate(pod)
-        and not is_gated(pod, around.wishes.gate_image)
+        and not is_gated(pod, context.wishes.gate_image)
     ):
-        rejection = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(around)}"
-    return Validated(rejection, tuple(_warnings(pod, around)))
+        rejection = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(context)}"
+    return Validated(rejection, tuple(_warnings(pod, context)))
 
 
 def validate_template(
-    kind: str, owner: ObjectMeta, pod: Pod, around: AdmissionContext
+    kind: str, owner: ObjectMeta, pod: Pod, context: AdmissionContext
 ) -> Validated:
-    """Something that makes pods like ``pod``; never refused."""
+    """Validate the pod template of a workload. It is never rejected."""
     warnings: list[str] = []
-    if rejection := _rejection(pod, around):
-        warnings.append(f"pods of this {kind} will be refused: {rejection}")
+    if rejection := _rejection(pod, context):
+        warnings.append(f"pods of this {kind} will be rejected: {rejection}")
     if pod.annotation(VRAM) is None and VRAM in (owner.annotations or {}):
         warnings.append(
             f"annotation {VRAM} of the {kind} itself has no effect; "
-            "right is that of its pod template, metadata.annotations there"
+            "set it in metadata.annotations of the pod template"
         )
     warnings.extend(
         f"annotation {key} is removed from its pods: only Headroom writes it"
         for key in sorted(_ours(pod.metadata))
         if is_extender_annotation(key)
     )
-    return Validated(warnings=(*warnings, *_warnings(pod, around)))
+    return Validated(warnings=(*warnings, *_warnings(pod, context)))
 
 
 def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
-    """What namespaces and nodes say; never refused, since there is more to them than GPUs."""
+    """Validate the annotations of a namespace or node.
+
+    They are never rejected: namespaces and nodes matter to more than GPUs.
+    """
     parsers = _OF_NAMESPACES if kind == "Namespace" else _OF_NODES
     warnings: list[str] = []
     for key, text in sorted(_ours(metadata).items()):
@@ -120,17 +125,17 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
     return Validated(warnings=tuple(warnings))
 
 
-def _rejection(pod: Pod, around: AdmissionContext) -> str:
-    if not asks_for_gpu(pod, around.rules):
+def _rejection(pod: Pod, context: AdmissionContext) -> str:
+    if not asks_for_gpu(pod, context.rules):
         return ""
-    request = understand(pod, around.namespace.default_vram, around.rules)
+    request = understand(pod, context.namespace.default_vram, context.rules)
     if isinstance(request, Unreadable):
-        whose = ""
+        source = ""
         if pod.annotation(VRAM) is None and DEFAULT_VRAM in request.message:
-            whose = f"namespace {around.namespace.name}: "
+            source = f"namespace {context.namespace.name}: "
         elif (origin := pod.annotation(VRAM_FROM)) is not None and VRAM in request.message:
-            whose = f"{origin:.80}: "
-        return whose + request.message
+            source = f"{origin:.80}: "
+        return source + request.message
     for key, parse in _PARSED.items():
         text = pod.annotation(key)
         try:
@@ -148,30 +153,29 @@ def _wishes_gate(pod: Pod) -> bool:
         return False
 
 
-def _why_no_gate(around: AdmissionContext) -> str:
-    if not around.wishes.gate_image:
+def _why_no_gate(context: AdmissionContext) -> str:
+    if not context.wishes.gate_image:
         return NO_IMAGE
     return (
-        f"it is not placed by Headroom; right is schedulerName {around.wishes.scheduler!r}"
-        " and no nodeName"
+        f"Headroom does not place it; set schedulerName: {context.wishes.scheduler} and no nodeName"
     )
 
 
-def _warnings(pod: Pod, around: AdmissionContext) -> Iterator[str]:
-    ours = [key for key in sorted(_ours(pod.metadata)) if not is_extender_annotation(key)]
-    # No more are shown than an answer holds, and to find what was meant takes long.
-    for key in islice((key for key in ours if key not in USER_ANNOTATIONS), MAX_WARNINGS):
-        near = get_close_matches(key[:MAX_NAME_CHARS], USER_ANNOTATIONS, 1, 0.8)
-        meant = f"; right is, for example, {near[0]}" if near else ""
-        yield f"annotation {shortened(key)} has no effect: a pod has none of that name{meant}"
-    if VRAM in ours and not asks_for_gpu(pod, around.rules):
-        named = ", ".join(around.rules.resources)
+def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
+    ours = [key for key in sorted(_ours(pod.metadata)) if not of_extenders(key)]
+    # An answer has no room for more warnings, and searching for similar names is slow.
+    for key in islice((key for key in ours if key not in OF_USERS), MAX_WARNINGS):
+        near = get_close_matches(key[:MAX_NAME_CHARS], OF_USERS, 1, 0.8)
+        suggestion = f"; did you mean {near[0]}?" if near else ""
+        yield f"annotation {shortened(key)} has no effect: Headroom does not read it{suggestion}"
+    if VRAM in ours and not asks_for_gpu(pod, context.rules):
+        named = ", ".join(context.rules.resources)
         yield (
-            f"annotation {VRAM} has no effect: no container asks for a GPU; right is, for example, "
-            f"resources.limits {around.rules.resources[0]}: 1 ({named:.120})"
+            f"annotation {VRAM} has no effect: no container requests a GPU. Example: "
+            f"resources.limits {context.rules.resources[0]}: 1 ({named:.120})"
         )
     if VRAM in (pod.metadata.labels or {}):
-        yield f"label {VRAM} has no effect; right is an annotation of that name"
+        yield f"label {VRAM} has no effect; set an annotation of that name"
 
 
 def _ours(metadata: ObjectMeta) -> dict[str, str]:

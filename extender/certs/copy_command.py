@@ -1,4 +1,4 @@
-"""``headroom copy-certs``: keeps files on a host as a mounted Secret has them."""
+"""``headroom copy-certs``: copies a mounted Secret to files on the host, and keeps them current."""
 
 import signal
 import threading
@@ -10,21 +10,22 @@ import typer
 
 log = structlog.get_logger()
 
-#: Certificate and key are two files: who reads between the two finds the key of another one, and
-#: reads again.
+#: The certificate comes last. A client that reads between the writes of key and certificate finds
+#: that they do not match, and reads again.
 FILES = ("ca.crt", "tls.key", "tls.crt")
 EVERY_S = 30.0
 
 
 def copy_certs(
-    source: Annotated[Path, typer.Argument(help="Where the Secret is mounted.")],
-    target: Annotated[Path, typer.Argument(help="Folder of the host.")],
-    once: Annotated[bool, typer.Option("--once", help="Do it once, and end.")] = False,
+    source: Annotated[Path, typer.Argument(help="Directory in which the Secret is mounted.")],
+    target: Annotated[Path, typer.Argument(help="Directory of the host.")],
+    once: Annotated[bool, typer.Option("--once", help="Copy once, then exit.")] = False,
 ) -> None:
-    """Copy ca.crt, tls.key and tls.crt, again whenever they change, until a signal.
+    """Copy ca.crt, tls.key and tls.crt, and copy them again whenever they change.
 
-    For a kube-scheduler that is a static pod, which cannot mount a Secret. Each file is replaced
-    whole, is its owner's alone, and stays as it is while there is none to copy.
+    This is for a kube-scheduler that runs as a static pod, which cannot mount a Secret. Each file
+    is replaced atomically and is readable only by its owner. A file stays as it is while the Secret
+    does not have it. The command runs until SIGTERM or SIGINT.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,20 +39,20 @@ def copy_certs(
 
 
 def copy(source: Path, target: Path) -> bool:
-    """Whether all are there now; what is not is logged."""
+    """Copy the files once. Return whether all copies are current; log the files that are not."""
     done = True
     for name in FILES:
         try:
             content = (source / name).read_bytes()
-            there = target / name
-            if there.exists() and there.read_bytes() == content:
+            copied = target / name
+            if copied.exists() and copied.read_bytes() == content:
                 continue
-            half = target / f".{name}.new"
-            half.unlink(missing_ok=True)
-            half.touch(mode=0o600)
-            half.write_bytes(content)
-            half.rename(there)
-            log.info("certificate_copied", file=str(there))
+            temporary = target / f".{name}.new"
+            temporary.unlink(missing_ok=True)
+            temporary.touch(mode=0o600)
+            temporary.write_bytes(content)
+            temporary.rename(copied)
+            log.info("certificate_copied", file=str(copied))
         except OSError as err:
             log.warning("certificate_not_copied", file=name, message=str(err))
             done = False

@@ -1,4 +1,4 @@
-"""Until when the certificates are good that our ports show, told to Prometheus."""
+"""Exports the expiry times of the certificates of Headroom's ports to Prometheus."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,22 +8,25 @@ from prometheus_client.registry import Collector
 
 
 class CertificateCollector(Collector):
-    """Reads the files at each scrape; one that cannot be read is not told, and not shown either:
-    the last good one goes on until it ends."""
+    """Reads the certificate files at each scrape.
+
+    It exports nothing for a file that cannot be read. The server does not load such a file either:
+    it keeps the previous certificate.
+    """
 
     def __init__(self, served: Mapping[str, Path]) -> None:
-        """``served``: port -> file of its certificate."""
+        """Create a collector; ``served`` maps each port to the file of its certificate."""
         self._served = served
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(
             "headroom_certificate_end_timestamp_seconds",
-            "When the certificate of a port ends, as its file says now.",
+            "Expiry time of the certificate in the file of a port.",
             labels=["port"],
         )
         for port, path in self._served.items():
             try:
-                # What reads certificates is of an extra.
+                # The package that reads certificates is an optional dependency.
                 from extender.certs.pki import NotAPair, ends_at
             except ImportError:
                 break

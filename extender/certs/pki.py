@@ -1,6 +1,6 @@
-"""Keys and X.509 certificates in PEM: how ours are made, and what is read of those that are there.
+"""Creates and inspects keys and X.509 certificates in PEM.
 
-All keys are P-256, unencrypted in PKCS #8. Times are aware, in UTC.
+All keys are P-256, unencrypted in PKCS #8. Times are aware datetimes in UTC.
 """
 
 import ipaddress
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-#: Clocks differ: a certificate is valid from so long before it was made.
+#: A certificate is valid from this long before its creation, because clocks differ.
 BACKDATED = timedelta(minutes=5)
 
 
@@ -31,7 +31,7 @@ _OID = {
 
 
 class NotAPair(Exception):
-    """These are no certificate and its key; the text says why."""
+    """Data that is not a certificate and its key; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a certificate says of itself."""
+    """The fields of a certificate that decide about its renewal."""
 
     made_at: datetime
     ends_at: datetime
-    #: DNS names and addresses, in their own spelling.
+    #: DNS names and IP addresses, as the certificate spells them.
     names: frozenset[str]
     usages: frozenset[Usage]
 
 
 def new_authority(name: str, now: datetime, lifetime: timedelta) -> Pair:
-    """A CA that can sign for servers and clients and for no other CA."""
+    """Create a CA that can sign certificates of servers and clients, but of no other CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
     builder = (
@@ -73,8 +73,10 @@ def new_leaf(
     now: datetime,
     lifetime: timedelta,
 ) -> Pair:
-    """A certificate for a server of these ``names`` (DNS names and addresses) or for a client; it
-    ends no later than its authority."""
+    """Create a certificate for a server with these ``names``, or for a client.
+
+    ``names`` are DNS names and IP addresses. The certificate expires no later than its CA.
+    """
     issuer = x509.load_pem_x509_certificate(authority.cert)
     signer = serialization.load_pem_private_key(authority.key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -96,26 +98,32 @@ def new_leaf(
 
 
 def facts(pair: Pair) -> Facts:
-    """Raises ``NotAPair`` where the certificate cannot be read or the key is another's."""
+    """Read the facts of a certificate.
+
+    Raises ``NotAPair`` if the certificate or key cannot be read, or if they do not match.
+    """
     cert = _cert(pair.cert)
     try:
         key = serialization.load_pem_private_key(pair.key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as err:
-        raise NotAPair("the key is no unencrypted private key in PEM") from err
+        raise NotAPair("the key is not an unencrypted private key in PEM") from err
     if not hasattr(key, "public_key") or key.public_key() != cert.public_key():
-        raise NotAPair("the key is not that of the certificate")
+        raise NotAPair("the key does not match the certificate")
     return Facts(
         cert.not_valid_before_utc + BACKDATED, cert.not_valid_after_utc, _names(cert), _usages(cert)
     )
 
 
 def ends_at(cert: bytes) -> datetime:
-    """Raises ``NotAPair`` where it is no certificate."""
+    """Return the expiry time. Raises ``NotAPair`` if ``cert`` is not a certificate."""
     return _cert(cert).not_valid_after_utc
 
 
 def is_signed_by(cert: bytes, authority: bytes) -> bool:
-    """Raises ``NotAPair`` where either is no certificate."""
+    """Return whether ``authority`` signed ``cert``.
+
+    Raises ``NotAPair`` if one of them is not a certificate.
+    """
     try:
         _cert(cert).verify_directly_issued_by(_cert(authority))
     except (ValueError, TypeError, InvalidSignature):
@@ -127,7 +135,7 @@ def _cert(pem: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError as err:
-        raise NotAPair("it is no certificate in PEM") from err
+        raise NotAPair("it is not a certificate in PEM") from err
 
 
 def _names(cert: x509.Certificate) -> frozenset[str]:

@@ -1,9 +1,9 @@
-"""Decides what becomes of the certificates, given those that exist.
+"""Decides which certificates to keep and which to create.
 
-There are two authorities: one signs what the ports show, the other kube-scheduler's client
-certificate and nothing else. Certificates are renewed long before their end. An authority is kept
-until its end, or until its Secret is deleted: replacing it is a step for an admin, because
-kube-scheduler reads the authority that it trusts only when it starts.
+There are two CAs: one signs the certificate of the servers, the other only kube-scheduler's client
+certificate. Certificates are renewed long before they expire. A CA is kept until it expires or its
+Secret is deleted. Replacing it is a task for an administrator, because kube-scheduler reads the CA
+that it trusts only when it starts.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from extender.certs.pki import (
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How long authorities and certificates are valid, and how early certificates are renewed."""
+    """The lifetimes of CAs and certificates, and how early certificates are renewed."""
 
     authority_lifetime: timedelta = timedelta(days=3650)
     leaf_lifetime: timedelta = timedelta(days=90)
@@ -33,30 +33,31 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One authority and the one certificate that it signs."""
+    """A CA and the one certificate that it signs."""
 
-    #: Begins the keys of the authority in its Secret.
+    #: Prefix of the CA's keys in its Secret.
     purpose: str
-    #: The Secret of what is signed.
+    #: The Secret of the certificate.
     secret: str
-    #: Common name of what is signed.
+    #: The certificate's common name.
     name: str
-    #: DNS names and addresses of a server.
+    #: DNS names and IP addresses of a server.
     names: tuple[str, ...]
     usage: Usage
 
 
 def authority_of(purpose: str, data: Mapping[str, bytes]) -> Pair | None:
-    """The authority that a Secret holds; None if there is none that can be used."""
+    """Return the CA in a Secret; None if it is missing or invalid."""
     return usable(data.get(f"{purpose}.crt"), data.get(f"{purpose}.key"))
 
 
 def data_of(purpose: str, authority: Pair) -> dict[str, bytes]:
+    """Return a CA as the data of its Secret."""
     return {f"{purpose}.crt": authority.cert, f"{purpose}.key": authority.key}
 
 
 def next_authority(authority: Pair | None, purpose: str, now: datetime, terms: Terms) -> Pair:
-    """The authority that there is, or a new one if it has ended."""
+    """Return the existing CA, or a new one if it is missing or has expired."""
     if authority is not None and now < ends_at(authority.cert):
         return authority
     return new_authority(f"headroom-{purpose}-ca", now, terms.authority_lifetime)
@@ -65,8 +66,8 @@ def next_authority(authority: Pair | None, purpose: str, now: datetime, terms: T
 def next_leaf(
     leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
 ) -> tuple[Pair, str]:
-    """What is to be shown now, and why it is another than the one there is; "" where it is not."""
-    why = _why_not(leaf, authority, wanted, now, terms)
+    """Return the certificate to serve, and why it replaces ``leaf``; "" if it is ``leaf``."""
+    why = _renewal_reason(leaf, authority, wanted, now, terms)
     if leaf is not None and not why:
         return leaf, ""
     new = new_leaf(authority, wanted.name, wanted.names, wanted.usage, now, terms.leaf_lifetime)
@@ -74,7 +75,7 @@ def next_leaf(
 
 
 def usable(cert: bytes | None, key: bytes | None) -> Pair | None:
-    """The pair, where it is one."""
+    """Return the certificate and key as a pair; None if one is missing or they do not match."""
     if not cert or not key:
         return None
     pair = Pair(cert, key)
@@ -85,19 +86,19 @@ def usable(cert: bytes | None, key: bytes | None) -> Pair | None:
     return pair
 
 
-def _why_not(
+def _renewal_reason(
     leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
 ) -> str:
     if leaf is None:
-        return "there was none"
-    said = facts(leaf)
+        return "none existed"
+    found = facts(leaf)
     if not is_signed_by(leaf.cert, authority.cert):
-        return "another authority had signed it"
-    if missing := sorted(set(wanted.names) - said.names):
-        return f"it was not for {', '.join(missing)}"
-    if wanted.usage not in said.usages:
+        return "another CA had signed it"
+    if missing := sorted(set(wanted.names) - found.names):
+        return f"it was not valid for {', '.join(missing)}"
+    if wanted.usage not in found.usages:
         return f"it was not for a {wanted.usage.value}"
-    due = said.ends_at - terms.leaf_renewed_before <= now
-    if due and said.ends_at < ends_at(authority.cert):
-        return f"it ends at {said.ends_at:%Y-%m-%dT%H:%M:%SZ}"
+    due = found.ends_at - terms.leaf_renewed_before <= now
+    if due and found.ends_at < ends_at(authority.cert):
+        return f"it expires at {found.ends_at:%Y-%m-%dT%H:%M:%SZ}"
     return ""

@@ -1,10 +1,10 @@
-"""Brings the certificates of a cluster to what they are to be: one run, which may be repeated.
+"""Reconciles the certificates of a cluster in one run, which may be repeated.
 
-Secrets are written by compare-and-swap, so that of two runs at once one begins anew on what the
-other made. What trusts is written before what is shown: the authorities first, then the webhook
+Secrets are written with compare-and-swap: of two concurrent runs, one starts again and reads what
+the other wrote. Trust is written before certificates: first the CAs, then the webhook
 configurations, then the certificates.
 
-What is not ours, because cert-manager keeps it, is refused and not touched.
+A Secret that cert-manager manages is an error and stays unchanged.
 """
 
 import base64
@@ -28,11 +28,11 @@ from extender.certs.plan import (
 from extender.errors import BadSettings, StoreConflict
 from extender.kube.client import ApiStatus, KubeApi, Unreadable
 
-#: The authorities with their keys; nobody but this command reads it.
+#: The Secret with the CAs and their keys; only this command reads it.
 AUTHORITIES = "headroom-ca"
-#: Whose serving certificate it is: each Service of ours, by the names that its clients use.
+#: The Services whose names are in the serving certificate.
 SERVICES = ("headroom-extender", "headroom-debug", "headroom-journal", "headroom-webhook")
-#: The webhook configurations whose servers show it.
+#: Label selector of the webhook configurations that must trust the serving certificate.
 WEBHOOKS = "app.kubernetes.io/part-of=headroom"
 ATTEMPTS = 5
 
@@ -41,7 +41,7 @@ _LABELS = {
     "app.kubernetes.io/managed-by": "headroom-certs",
 }
 _MERGE_PATCH = "application/merge-patch+json"
-#: Lists of objects by their names: what a patch does not name stays as it is.
+#: Merges lists of objects by name: items that a patch does not name stay unchanged.
 _BY_NAME = "application/strategic-merge-patch+json"
 
 
@@ -52,7 +52,10 @@ class _Secret:
 
 
 def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, Wanted]:
-    """What is served in this namespace, for ``more_names`` too; and kube-scheduler's."""
+    """Return the serving certificate of the namespace, and kube-scheduler's client certificate.
+
+    ``more_names`` are additional names of the serving certificate.
+    """
     names = [
         f"{service}.{namespace}{ending}"
         for service in SERVICES
@@ -66,7 +69,7 @@ def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, Wa
 
 
 class Certificates:
-    """``say`` is told each thing that was done, in a sentence."""
+    """Creates and renews certificates; ``report`` is called with a text for each change."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Certificates:
         namespace: str,
         all_wanted: tuple[Wanted, ...],
         terms: Terms,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._api = api
         self._core = client.CoreV1Api(api.client)
@@ -82,11 +85,14 @@ class Certificates:
         self._namespace = namespace
         self._wanted = all_wanted
         self._terms = terms
-        self._say = say
+        self._report = report
 
     def run(self, now: datetime) -> None:
-        """Raises ``BadSettings`` where a Secret is another's, ``StoreConflict`` where somebody else
-        kept writing, and ``kubeapi.ApiError``."""
+        """Create and renew the certificates.
+
+        Raises ``BadSettings`` if cert-manager manages a Secret, ``StoreConflict`` if another client
+        kept changing the objects, and ``ApiError`` if a call fails.
+        """
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._run(now)
@@ -95,22 +101,22 @@ class Certificates:
         return self._run(now)
 
     def _run(self, now: datetime) -> None:
-        kept = self._read(AUTHORITIES)
+        stored = self._read(AUTHORITIES)
         leaves = {each.secret: self._read(each.secret) for each in self._wanted}
         authorities: dict[str, Pair] = {}
         data: dict[str, bytes] = {}
         made: list[str] = []
         for each in self._wanted:
-            before = authority_of(each.purpose, kept.data) if kept else None
+            before = authority_of(each.purpose, stored.data) if stored else None
             authority = next_authority(before, each.purpose, now, self._terms)
             authorities[each.purpose] = authority
             data |= data_of(each.purpose, authority)
             if authority != before:
                 made.append(each.purpose)
         if made:
-            self._write(AUTHORITIES, "Opaque", data, kept)
+            self._write(AUTHORITIES, "Opaque", data, stored)
         for purpose in made:
-            self._say(f"{purpose} CA: made, as there was none that can be used")
+            self._report(f"{purpose} CA: created, because no valid CA existed")
         self._trust_in_webhooks(authorities["serving"].cert)
         for each in self._wanted:
             self._leaf(each, authorities[each.purpose], leaves[each.secret], now)
@@ -124,9 +130,9 @@ class Certificates:
         self._write(each.secret, "kubernetes.io/tls", data, there)
         if why:
             until = f"{ends_at(leaf.cert):%Y-%m-%dT%H:%M:%SZ}"
-            self._say(f"secret {each.secret}: new certificate until {until}, as {why}")
+            self._report(f"Secret {each.secret}: new certificate until {until}, because {why}")
         else:
-            self._say(f"secret {each.secret}: ca.crt says whom to trust now")
+            self._report(f"Secret {each.secret}: ca.crt updated")
 
     def _read(self, name: str) -> _Secret | None:
         try:
@@ -141,8 +147,8 @@ class Certificates:
         metadata = _metadata(read.metadata)
         if "cert-manager.io/certificate-name" in (metadata.annotations or {}):
             raise BadSettings(
-                f"secret {self._namespace}/{name} is kept by cert-manager; right is one of the "
-                "two: do without headroom certs, or delete its Certificate and its Secret"
+                f"Secret {self._namespace}/{name} is managed by cert-manager; either do not run "
+                "headroom certs, or delete the Certificate and the Secret"
             )
         data = {key: base64.b64decode(text) for key, text in (read.data or {}).items()}
         return _Secret(data, metadata.resource_version or "")
@@ -197,11 +203,11 @@ class Certificates:
                 body = {"metadata": version, "webhooks": hooks}
                 with self._swap(f"patch {kind} {name}") as timeout:
                     patch(name, body, _request_timeout=timeout, _content_type=_BY_NAME)
-                self._say(f"{kind} {name}: caBundle says whom to trust now")
+                self._report(f"{kind} {name}: caBundle updated")
 
     @contextmanager
     def _swap(self, call: str) -> Iterator[tuple[float, float]]:
-        """Raises ``StoreConflict`` where it is not any more what was read."""
+        """Make a call that writes. Raises ``StoreConflict`` if the object has changed."""
         try:
             with self._api.asking(call) as timeout:
                 yield timeout
@@ -212,7 +218,7 @@ class Certificates:
 
 
 def _metadata(metadata: client.V1ObjectMeta | None) -> client.V1ObjectMeta:
-    """A precondition that is empty would be none at all."""
+    """Check that the object has a resourceVersion: an empty precondition would check nothing."""
     if metadata is None or not metadata.resource_version:
-        raise Unreadable("the API server answered an object without a resourceVersion")
+        raise Unreadable("the API server returned an object without a resourceVersion")
     return metadata

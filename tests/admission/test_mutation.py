@@ -69,8 +69,8 @@ class TestScheduler:
     def test_another_one_is_warned_of(self) -> None:
         _, answer = mutated(manifest(schedulerName="kai-scheduler"), around())
         assert answer.warnings == (
-            "spec.schedulerName 'kai-scheduler': this scheduler does not ask Headroom, which "
-            "charges the pod where it ends, with or without room; right is 'headroom'",
+            "spec.schedulerName 'kai-scheduler': this scheduler does not call Headroom, so the pod "
+            "may get a GPU without enough memory; set schedulerName: headroom",
         )
 
     def test_an_unreadable_pod_goes_where_it_is_refused(self) -> None:
@@ -277,15 +277,14 @@ class TestGate:
         stored, answer = mutated(manifest(), where)
         assert not is_gated(pod(stored), GATE_IMAGE)
         assert answer.warnings == (
-            "the pod gets no gate and is refused by gated nodes, as a: it could go to b, too, "
-            "where no agent reports and no gate would open; right is a nodeSelector, or "
-            "headroom.gpu/gated: 'true'",
+            "the pod gets no gate, so gated nodes like a reject it: it is also eligible for b, "
+            "which has no agent to open a gate; set a nodeSelector, or headroom.gpu/gated: 'true'",
         )
 
     def test_without_an_image_it_says_so(self) -> None:
         stored, answer = mutated(manifest(), around(node("a", "gated")))
         assert not is_gated(pod(stored), GATE_IMAGE)
-        assert "right is gate_image in Headroom's settings" in answer.warnings[0]
+        assert "set gate_image in Headroom's settings" in answer.warnings[0]
 
     def test_comes_first_again_when_others_put_theirs_before_it(self) -> None:
         where = around(node("a", "gated"), gate_image=GATE_IMAGE)
@@ -386,7 +385,7 @@ class TestShare:
         stored, answer = mutated(obj, around(*nodes))
         env = env_of(stored)
         assert env.get("NVIDIA_GPU_MEMORY_LIMIT") == env.get("NVIDIA_GPU_MEMORY_REQUEST") == mib
-        assert any("nothing holds the pod" in warning for warning in answer.warnings) is (
+        assert any("nothing can limit the pod" in warning for warning in answer.warnings) is (
             mib is None
         )
 
@@ -435,7 +434,7 @@ class TestMirror:
     def test_what_is_not_known_is_not_counted(self) -> None:
         stored, answer = mutated(manifest("25%"), around(mirror=True))
         assert "headroom.gpu/vram" not in stored["spec"]["containers"][0]["resources"]["limits"]
-        assert "container 'main' is not counted as headroom.gpu/vram" in answer.warnings[0]
+        assert "container 'main' does not count as headroom.gpu/vram" in answer.warnings[0]
 
     def test_what_is_asked_for_already_stays(self) -> None:
         own = container()

@@ -56,8 +56,8 @@ def test_a_patch_is_of_the_object_that_was_sent() -> None:
         (
             b'{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview",'
             b'"request":{"uid":"u","kind":{}}}',
-            "'AdmissionReview' of 'admission.k8s.io/v1beta1' is not answered; "
-            "right is AdmissionReview of admission.k8s.io/v1",
+            "'AdmissionReview' of 'admission.k8s.io/v1beta1' is not supported; "
+            "send AdmissionReview of admission.k8s.io/v1",
         ),
         (
             b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview",'

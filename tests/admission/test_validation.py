@@ -103,7 +103,7 @@ def annotated(**of_users: str) -> dict[str, Any]:
         pytest.param(
             annotated(vram="8Gi", gated="true"),
             "Headroom: annotation headroom.gpu/gated is 'true' and the pod has no gate: the gate "
-            "has no image; right is gate_image in Headroom's settings: that of the agent",
+            "has no image; set gate_image in Headroom's settings to the agent's image",
             id="a gate that is not to be had",
         ),
         pytest.param(annotated(vram="8Gi", policy="spread", max_sm="70%"), "", id="right"),
@@ -199,7 +199,7 @@ class TestTemplates:
         obj = workload(kind, annotated(vram="8GB"))
         (told,) = warnings(obj, kind=kind)
         assert told.startswith(
-            f"Headroom: pods of this {kind} will be refused: annotation headroom.gpu/vram: '8GB'"
+            f"Headroom: pods of this {kind} will be rejected: annotation headroom.gpu/vram: '8GB'"
         )
         assert warnings(workload(kind, annotated(vram="8Gi")), kind=kind) == []
 
@@ -207,7 +207,7 @@ class TestTemplates:
         obj = workload("Deployment", manifest(None), **{VRAM: "8Gi"})
         assert warnings(obj, kind="Deployment") == [
             "Headroom: annotation headroom.gpu/vram of the Deployment itself has no effect; "
-            "right is that of its pod template, metadata.annotations there"
+            "set it in metadata.annotations of the pod template"
         ]
 
     def test_what_was_copied_from_a_pod(self) -> None:
@@ -226,14 +226,14 @@ class TestTemplates:
     [
         pytest.param(
             manifest("8Gi", annotations={"headroom.gpu/vrm": "8Gi"}),
-            "Headroom: annotation 'headroom.gpu/vrm' has no effect: a pod has none of that name; "
-            "right is, for example, headroom.gpu/vram",
+            "Headroom: annotation 'headroom.gpu/vrm' has no effect: Headroom does not read "
+            "it; did you mean headroom.gpu/vram?",
             id="a slip of the pen",
         ),
         pytest.param(
             manifest("8Gi", container(gpus=0)),
-            "Headroom: annotation headroom.gpu/vram has no effect: no container asks for a GPU; "
-            "right is, for example, resources.limits nvidia.com/gpu: 1 "
+            "Headroom: annotation headroom.gpu/vram has no effect: no container requests a GPU. "
+            "Example: resources.limits nvidia.com/gpu: 1 "
             "(nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*)",
             id="no GPU",
         ),
@@ -247,7 +247,7 @@ def test_a_label_is_no_annotation() -> None:
     obj = manifest(None)
     obj["metadata"]["labels"][VRAM] = "8Gi"
     assert warnings(obj) == [
-        "Headroom: label headroom.gpu/vram has no effect; right is an annotation of that name"
+        "Headroom: label headroom.gpu/vram has no effect; set an annotation of that name"
     ]
 
 
@@ -282,7 +282,7 @@ def test_a_hostile_value_fills_no_terminal() -> None:
 def test_a_gate_that_mutation_gave_is_enough() -> None:
     obj = annotated(vram="8Gi", gated="true")
     where = around(gate_image=GATE_IMAGE)
-    assert "right is schedulerName 'headroom'" in rejection(obj, where)
+    assert "set schedulerName: headroom and no nodeName" in rejection(obj, where)
 
 
 def test_who_only_observes_refuses_nothing_and_says_what_would_be() -> None:
@@ -293,7 +293,7 @@ def test_who_only_observes_refuses_nothing_and_says_what_would_be() -> None:
         response = answer(observing, obj)
         assert response["allowed"]
         assert response["warnings"][0].startswith(
-            "Headroom: this pod would be refused if Headroom did not only observe: "
+            "Headroom: in mode enforce, this pod would be rejected: "
         )
     assert answer(observing, annotated(vram="8Gi", gated="true"))["allowed"]
 

@@ -122,7 +122,7 @@ def test_what_makes_pods_is_let_in_with_a_warning(site: Site) -> None:
     assert reply.status == 201
     (told,) = reply.warnings
     assert told.startswith(
-        "Headroom: pods of this Deployment will be refused: annotation headroom.gpu/vram: '8GB'"
+        "Headroom: pods of this Deployment will be rejected: annotation headroom.gpu/vram: '8GB'"
     )
     template["metadata"]["annotations"]["headroom.gpu/vram"] = "8Gi"
     assert site.send("POST", f"{DEPLOYMENTS}?dryRun=All", body).warnings == ()
@@ -131,7 +131,7 @@ def test_what_makes_pods_is_let_in_with_a_warning(site: Site) -> None:
     cron = {"schedule": "0 0 * * *", "jobTemplate": {"spec": job}}
     path = f"/apis/batch/v1/namespaces/{TEAM}/cronjobs?dryRun=All"
     reply = site.send("POST", path, {"metadata": {"name": "c"}, "spec": cron})
-    assert "pods of this CronJob will be refused" in reply.warnings[0]
+    assert "pods of this CronJob will be rejected" in reply.warnings[0]
 
 
 def test_what_administrators_write_is_warned_of(site: Site) -> None:

@@ -100,7 +100,7 @@ def test_what_is_made_is_for_the_services_and_says_so() -> None:
     client = next_leaf(None, short, CLIENT, NOW, FAST)[0]
     assert facts(client).usages == {Usage.CLIENT}
     assert ends_at(client.cert) == NOW + DAY  # not beyond its authority
-    with pytest.raises(NotAPair, match="not that of the certificate"):
+    with pytest.raises(NotAPair, match="does not match the certificate"):
         facts(Pair(leaf.cert, client.key))
     assert usable(leaf.cert, client.key) is None
     assert not is_signed_by(client.cert, authority.cert)

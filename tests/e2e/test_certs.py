@@ -129,7 +129,7 @@ def test_the_first_run_makes_all_and_the_next_one_nothing(
 def test_two_first_runs_at_once_make_one_set(plane: ControlPlane, rights: None) -> None:
     with ThreadPoolExecutor(4) as pool:
         said = [line for done in pool.map(lambda _: run(plane), range(4)) for line in done]
-    assert len([line for line in said if line.startswith("serving CA: made")]) == 1
+    assert len([line for line in said if line.startswith("serving CA: created")]) == 1
     assert run(plane) == []
     for name, purpose in (("headroom-tls", "serving"), ("headroom-scheduler-client", "client")):
         signer = secret(plane, AUTHORITIES)[f"{purpose}.crt"]
@@ -166,7 +166,7 @@ def test_certificates_are_renewed_while_they_are_still_good(
     due = NOW + Terms().leaf_lifetime - Terms().leaf_renewed_before
     assert run(plane, due - timedelta(hours=1)) == []
     (line, *_) = run(plane, due)
-    assert "secret headroom-tls: new certificate until " in line
+    assert "Secret headroom-tls: new certificate until " in line
     after = secret(plane, "headroom-scheduler-client")
     assert after["ca.crt"] == before["ca.crt"]
     ends_at = facts(Pair(after["tls.crt"], after["tls.key"])).ends_at
@@ -177,7 +177,7 @@ def test_what_cert_manager_keeps_is_left_alone(plane: ControlPlane, rights: None
     annotations = {"cert-manager.io/certificate-name": "headroom-tls"}
     theirs = {"metadata": {"name": "headroom-tls", "annotations": annotations}}
     plane.call("POST", SECRETS, theirs)
-    with pytest.raises(BadSettings, match="headroom-tls is kept by cert-manager; right is one"):
+    with pytest.raises(BadSettings, match="headroom-tls is managed by cert-manager; either do not run"):
         run(plane)
     assert "data" not in plane.call("GET", f"{SECRETS}/headroom-tls")
     with pytest.raises(ApiRefused, match=": 404 "):
