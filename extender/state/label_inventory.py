@@ -68,10 +68,7 @@ _TOO_LITTLE = {
     "cloud.google.com/gke-accelerator": ("GKE", "an unknown model or sharing strategy"),
     f"{_GFD}product": ("GPU feature discovery", "a model"),
 }
-_EXAMPLE = (
-    "Example: nvidia.com/gpu.count: 4, nvidia.com/gpu.replicas: 1, nvidia.com/gpu.memory: 81559, "
-    "nvidia.com/gpu.sharing-strategy: none"
-)
+_EXAMPLE = "Example: nvidia.com/gpu.count: 4, .replicas: 1, .memory: 81559, .sharing-strategy: none"
 #: GB of GKE's accelerators whose names do not end in their size.
 _GKE_GB = {
     "nvidia-tesla-t4": 15,
