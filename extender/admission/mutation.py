@@ -92,7 +92,9 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
 def _remove_reserved(draft: Draft) -> Iterator[str]:
     """Remove the annotations that Headroom wrote on another pod, which this one is a copy of."""
     reserved = {
-        key: None for key in sorted(draft.pod.metadata.annotations or ()) if of_extenders(key)
+        key: None
+        for key in sorted(draft.pod.metadata.annotations or ())
+        if is_extender_annotation(key)
     }
     draft.unannotate(reserved.keys())
     for key in reserved:

@@ -162,10 +162,10 @@ def _why_no_gate(context: AdmissionContext) -> str:
 
 
 def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
-    ours = [key for key in sorted(_ours(pod.metadata)) if not of_extenders(key)]
+    ours = [key for key in sorted(_ours(pod.metadata)) if not is_extender_annotation(key)]
     # An answer has no room for more warnings, and searching for similar names is slow.
-    for key in islice((key for key in ours if key not in OF_USERS), MAX_WARNINGS):
-        near = get_close_matches(key[:MAX_NAME_CHARS], OF_USERS, 1, 0.8)
+    for key in islice((key for key in ours if key not in USER_ANNOTATIONS), MAX_WARNINGS):
+        near = get_close_matches(key[:MAX_NAME_CHARS], USER_ANNOTATIONS, 1, 0.8)
         suggestion = f"; did you mean {near[0]}?" if near else ""
         yield f"annotation {shortened(key)} has no effect: Headroom does not read it{suggestion}"
     if VRAM in ours and not asks_for_gpu(pod, context.rules):

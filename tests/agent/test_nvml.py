@@ -407,7 +407,9 @@ def test_driver_that_went_is_said_and_its_devices_are_named_without_figures() ->
 
 
 def test_driver_that_cannot_count_is_not_a_node_without_devices() -> None:
-    assert "number of devices" in probing(gate(nvmlDeviceGetCount=refusing(4))).look().driver.why_not
+    assert (
+        "number of devices" in probing(gate(nvmlDeviceGetCount=refusing(4))).look().driver.why_not
+    )
 
 
 def test_permission_is_said_only_while_it_is_missing() -> None:

@@ -177,7 +177,9 @@ def test_what_cert_manager_keeps_is_left_alone(plane: ControlPlane, rights: None
     annotations = {"cert-manager.io/certificate-name": "headroom-tls"}
     theirs = {"metadata": {"name": "headroom-tls", "annotations": annotations}}
     plane.call("POST", SECRETS, theirs)
-    with pytest.raises(BadSettings, match="headroom-tls is managed by cert-manager; either do not run"):
+    with pytest.raises(
+        BadSettings, match="headroom-tls is managed by cert-manager; either do not run"
+    ):
         run(plane)
     assert "data" not in plane.call("GET", f"{SECRETS}/headroom-tls")
     with pytest.raises(ApiRefused, match=": 404 "):
