@@ -1,1 +1,1 @@
-"""Probes: what NVML, DCGM, the kubelet and /proc report about this node."""
+"""Probes, which read this node's state from NVML, DCGM, the kubelet, /proc and the API server."""

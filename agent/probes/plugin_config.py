@@ -48,7 +48,7 @@ _MOST_FILE_BYTES = 256 << 10
 _MOST_DEPTH = 64
 #: Maximum length of a YAML value, which can be a number to the base of 60.
 _MOST_VALUE_CHARS = 4096
-#: Dots in a line of TOML: each is one more table, whose whole name the decoder keeps.
+#: Maximum of dots in a line of TOML. Each creates a table, whose full name the decoder keeps.
 _MOST_DOTS = 64
 #: k3s runs the kubelet in its own process, whose arguments it hides, and adds these files to its
 #: configuration.
