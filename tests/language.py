@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +66,11 @@ def findings(path: Path) -> Iterator[Finding]:
     """Yield what the rules find in one Python file, in the order of its lines."""
     source = path.read_text(encoding="utf-8")
     name = str(path.resolve().relative_to(ROOT))
-    for line, text in sorted({*_docstrings(source), *_comments(source), *_messages(source)}):
-        is_docstring = (line, text) in set(_docstrings(source))
-        if (is_docstring or text.startswith("#:")) and OPENING.match(text.lstrip("#: ")):
+    tree = ast.parse(source)
+    docstrings = set(_docstrings(tree))
+    for line, text in sorted({*docstrings, *_comments(source), *_messages(tree, docstrings)}):
+        documents = (line, text) in docstrings or text.startswith("#:")
+        if documents and OPENING.match(text.lstrip("#: ")):
             yield Finding(name, line, "starts with a pronoun", text.split("\n")[0])
         for pattern, use in _WORDS.items():
             for match in pattern.finditer(text):
@@ -88,9 +90,9 @@ def product() -> list[Path]:
     return [ROOT / name for name in listed.stdout.splitlines()]
 
 
-def _docstrings(source: str) -> Iterator[tuple[int, str]]:
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
             yield node.body[0].lineno, text
 
@@ -101,13 +103,14 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def _messages(source: str) -> Iterator[tuple[int, str]]:
+def _messages(
+    tree: ast.Module, docstrings: Collection[tuple[int, str]]
+) -> Iterator[tuple[int, str]]:
     """Strings of at least three words that are no docstrings; of f-strings the fixed parts."""
-    docstrings = set(_docstrings(source))
-    for node in ast.walk(ast.parse(source)):
+    lines = {line for line, _ in docstrings}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            is_docstring = any(line == node.lineno for line, _ in docstrings)
-            if not is_docstring and len(node.value.split()) >= 3:
+            if node.lineno not in lines and len(node.value.split()) >= 3:
                 yield node.lineno, node.value
 
 

@@ -1,0 +1,33 @@
+"""The lint of wording finds what it looks for, and finds nothing in the product."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import language
+
+
+@pytest.mark.parametrize("path", language.product(), ids=lambda path: str(path)[-40:])
+def test_the_product_is_worded_plainly(path: Path) -> None:
+    assert [str(each) for each in language.findings(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "rules"),
+    [
+        ('"""Return the memory of a device."""\n', []),
+        ('"""What a device has."""\n', ["starts with a pronoun"]),
+        ('"""Return what was promised."""\n', ["write reserve, reservation"]),
+        ("x = 1  # nobody waits\n", ["write no pod, a client, any process"]),
+        ("#: Where it is.\nx = 1\n", ["starts with a pronoun"]),
+        ('raise ValueError("the pod was refused by us")\n', ["write reject, unschedulable"]),
+        ('name = "refused"\n', []),
+    ],
+)
+def test_each_kind_of_text_is_read(
+    source: str, rules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language, "ROOT", tmp_path)
+    file = tmp_path / "module.py"
+    file.write_text(source)
+    assert [each.rule for each in language.findings(file)] == rules
