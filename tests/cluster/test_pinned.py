@@ -170,7 +170,7 @@ def test_where_nobody_shares_a_device_the_variable_is_refused_and_all_others_are
     state = state_of(node, GPUNodeSeen(held, NOW_S))
     reason, detail = filtered(state, follower("8Gi"))
     assert reason is Reason.NOT_PINNED
-    assert detail.startswith(f"none of its {GPU} devices is shared: each is one pod's")
+    assert detail.startswith(f"its {GPU} devices are not shared: the plugin gives each to one pod")
     assert isinstance(judged(state, pod("8Gi")), Placement)
     assert certainty(state.snapshot().nodes[0]) == "slot-safe"
 
