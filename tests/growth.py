@@ -219,8 +219,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Visible._namespaces": Fixed(32 * 500),
     },
     "extender/scheduler/assumed_binds.py": {
-        "Coming._answers": Per("node", 16 * 64),
-        "Coming._expected": Fixed(2 * 64_000),
+        "AssumedBinds._answers": Per("node", 16 * 64),
+        "AssumedBinds._expected": Fixed(2 * 64_000),
     },
     "extender/observability/feed.py": {
         "Feed._followers": Fixed(32 * 1_024 * 300),
