@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from fastapi import FastAPI
 
-from extender.server.http_limits import Patient
+from extender.server.http_limits import LimitedProtocol
 from extender.server.ports import Port, PortServer
 from extender.server.tls import ServerTls
 
 
 @contextlib.contextmanager
 def listening(
-    app: FastAPI, tls: ServerTls | None = None, protocol: type[Patient] = Patient
+    app: FastAPI, tls: ServerTls | None = None, protocol: type[LimitedProtocol] = LimitedProtocol
 ) -> Iterator[int]:
     """On this port; asked to end with the context, and awaited."""
     server = PortServer(Port("tests", "127.0.0.1", 0, app, protocol, tls))

@@ -19,7 +19,7 @@ from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
 from extender.observability.metrics import WebhookTelemetry
 from extender.periodic import Loops
-from extender.server.http_limits import Patient
+from extender.server.http_limits import LimitedProtocol
 from extender.server.ports import Port, serve_ports
 from extender.server.tls import ServerTls
 
@@ -71,7 +71,7 @@ async def serve_webhook(
     )
     reloading = SettingsReloader(origin, settings, decider.take, telemetry)
     sources.start()
-    port = Port("webhook", settings.host, settings.webhook_port, app, Patient, tls)
+    port = Port("webhook", settings.host, settings.webhook_port, app, LimitedProtocol, tls)
     try:
         await serve_ports([port], announce, started=lambda: reloading.start(loops))
     finally:

@@ -83,7 +83,7 @@ def _app(context: Context, groups: Sequence[Any]) -> FastAPI:
         dependencies=[] if guard is None else [Depends(_guarded(guard))],
         responses={} if guard is None else _REJECTIONS,
         title="Headroom debug API",
-        description="Why pods are where they are, from the objects that decided.",
+        description="Explains where pods are placed and why, from the data that decided.",
         version="v1",
         # The usual viewers load files from the internet, which closed networks cannot reach.
         docs_url=None,

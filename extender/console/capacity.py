@@ -1,4 +1,4 @@
-"""How many pods of one size fit now, and where free memory is."""
+"""Counts the pods of one size that fit now, and shows where memory is free or stranded."""
 
 from collections.abc import Iterator
 from typing import Annotated

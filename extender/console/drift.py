@@ -9,8 +9,8 @@ from extender.console.context import Context
 from extender.console.drift_report import DriftBody, drift_body, drift_views
 from extender.console.responses import (
     TAGGED,
-    Held,
-    holds,
+    IfNoneMatch,
+    is_current,
     listed,
     unchanged,
 )
@@ -29,12 +29,12 @@ def router(context: Context) -> APIRouter:
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
     @routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
-    def drift(snap: Newest, pods: Pods = True, held: Held = None) -> Response:
+    def drift(snap: Newest, pods: Pods = True, etag: IfNoneMatch = None) -> Response:
         """List every pod with a reservation: its reserved and used memory, its predicted and actual
         devices. Count the predictions by result, and list the misses."""
         watched = context.cluster.observations
         tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
-        if holds(held, tag):
+        if is_current(etag, tag):
             return unchanged(tag)
         body = drift_body(context.cluster, snap.generation, context.wall_s(), context.monotonic_s())
         views = drift_views(context.cluster) if pods else iter(())

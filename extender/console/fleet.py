@@ -14,8 +14,8 @@ from extender.console.bodies import Body, ReasonView, reason_view, stamp
 from extender.console.context import Context
 from extender.console.responses import (
     TAGGED,
-    Held,
-    holds,
+    IfNoneMatch,
+    is_current,
     listed,
     unchanged,
 )
@@ -54,10 +54,10 @@ def router(context: Context) -> APIRouter:
     Newest = Annotated[Snapshot, Depends(context.newest)]
 
     @routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
-    def fleet(snap: Newest, held: Held = None) -> Response:
+    def fleet(snap: Newest, etag: IfNoneMatch = None) -> Response:
         """Return totals over all devices by GPU model, and the nodes that take no pods."""
         tag = context.tag(snap)
-        if holds(held, tag):
+        if is_current(etag, tag):
             return unchanged(tag)
         now_s = context.monotonic_s()
         body = FleetBody(

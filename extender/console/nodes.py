@@ -17,9 +17,9 @@ from extender.console.responses import (
     TAGGED,
     UNKNOWN,
     AskedPage,
-    Held,
+    IfNoneMatch,
     encoded,
-    holds,
+    is_current,
     listed,
     unchanged,
 )
@@ -78,12 +78,12 @@ def router(context: Context) -> APIRouter:
         search: Search = "",
         troubled: Troubled = False,
         order: AskedOrder = Order.NAME,
-        held: Held = None,
+        etag: IfNoneMatch = None,
     ) -> Response:
         """List all nodes with the memory accounting of every device. The next page continues after
         the last node of this one, also if nodes appeared or disappeared meanwhile."""
         tag = context.tag(snap)
-        if holds(held, tag):
+        if is_current(etag, tag):
             return unchanged(tag)
         wanted, now_s = search.lower(), context.monotonic_s()
 
@@ -112,10 +112,10 @@ def router(context: Context) -> APIRouter:
         return listed(body, "nodes", views, tag)
 
     @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
-    def one_node(name: NodeName, snap: Newest, held: Held = None) -> Response:
+    def one_node(name: NodeName, snap: Newest, etag: IfNoneMatch = None) -> Response:
         """Return one node, as in the list of nodes."""
         tag = context.tag(snap)
-        if holds(held, tag):
+        if is_current(etag, tag):
             return unchanged(tag)
         if name not in snap.row_of:
             raise HTTPException(

@@ -10,7 +10,7 @@ from fastapi import APIRouter, HTTPException
 from starlette.responses import Response
 
 from extender.console.context import Context
-from extender.console.responses import Held, holds, unchanged
+from extender.console.responses import IfNoneMatch, is_current, unchanged
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {
@@ -34,22 +34,22 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/", include_in_schema=False)
-    def page(held: Held = None) -> Response:
-        return _file("index.html", held)
+    def page(etag: IfNoneMatch = None) -> Response:
+        return _file("index.html", etag)
 
     @routes.get("/page/{name}", include_in_schema=False)
-    def file(name: str, held: Held = None) -> Response:
+    def file(name: str, etag: IfNoneMatch = None) -> Response:
         if name not in _FILES:
             raise HTTPException(404, f"the page has no file {name[:80]!r}; the page itself is at /")
-        return _file(name, held)
+        return _file(name, etag)
 
     return routes
 
 
-def _file(name: str, held: str | None) -> Response:
+def _file(name: str, etag: str | None) -> Response:
     body = _FILES[name]
     tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-    if holds(held, tag):
+    if is_current(etag, tag):
         return unchanged(tag)
     headers = {"ETag": tag, **_HEADERS}
     return Response(body, media_type=_TYPES[Path(name).suffix], headers=headers)

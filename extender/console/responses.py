@@ -16,7 +16,7 @@ JSON = "application/json"
 _CHUNK_BYTES = 1 << 16
 
 
-Held = Annotated[
+IfNoneMatch = Annotated[
     str | None,
     Header(
         alias="If-None-Match",
@@ -57,10 +57,10 @@ def _page(
 AskedPage = Annotated[Page, Depends(_page)]
 
 
-def holds(held: str | None, tag: str) -> bool:
+def is_current(etag: str | None, tag: str) -> bool:
     """Return whether the caller's If-None-Match contains this tag."""
-    return held is not None and (
-        held.strip() == "*" or tag in (each.strip() for each in held.split(","))
+    return etag is not None and (
+        etag.strip() == "*" or tag in (each.strip() for each in etag.split(","))
     )
 
 

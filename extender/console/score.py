@@ -117,18 +117,18 @@ def router(context: Context) -> APIRouter:
         """Explain why the pod would go to this node or not: all failed checks, or the terms of the
         score and the rank among all nodes. Recomputed now, next to the recorded decision."""
         namespace, _, name = pod.partition("/")
-        of = pod_named(context, namespace, name)
-        request = understood(cluster, of, f"pod {pod}")
+        found_pod = pod_named(context, namespace, name)
+        request = understood(cluster, found_pod, f"pod {pod}")
         now_s, at_s = context.monotonic_s(), context.wall_s()
-        if of.node:
+        if found_pod.node:
             simulation = Simulation(cluster, snap, now_s)
-            simulation.release(of.metadata.uid)
+            simulation.release(found_pod.metadata.uid)
             snap = simulation.snapshot()
         if node not in snap.row_of:
             raise HTTPException(
                 404, f"node {node} is not known; GET /v1/nodes lists the known nodes"
             )
-        may_run = eligible_nodes(of, snap, cluster.node)
+        may_run = eligible_nodes(found_pod, snap, cluster.node)
         row = snap.row_of[node]
         # The node is compared with all eligible nodes, even if it is not eligible itself.
         rows = np.union1d(may_run.rows, [row])
@@ -138,29 +138,29 @@ def router(context: Context) -> APIRouter:
         held = blockers(cluster, verdicts, found.node)
         obstacles = may_run.obstacles.get(row, ())
 
-        def aged(terms: DeviceTerms) -> float | None:
+        def age_of(terms: DeviceTerms) -> float | None:
             return cluster.activities.age_s(terms, now_s, at_s)
 
-        sought = Sought(uid=of.metadata.uid)
+        sought = Sought(uid=found_pod.metadata.uid)
         stored, unanswered = decisions(context, sought, 1, sees)
         untried = None
-        if not of.node:
-            untried = not_tried(of, bool(stored), context.schedulers())
+        if not found_pod.node:
+            untried = not_tried(found_pod, bool(stored), context.schedulers())
         return encoded(
             ScoreBody(
                 generatedAt=stamp(at_s),
                 snapshot_generation=snap.generation,
                 namespace=namespace,
                 name=name,
-                uid=of.metadata.uid,
-                bound_to=of.node or None,
-                taken_back=bool(of.node),
+                uid=found_pod.metadata.uid,
+                bound_to=found_pod.node or None,
+                taken_back=bool(found_pod.node),
                 live=_live_view(
                     found,
                     obstacles,
                     untried[1] if untried else None,
-                    [AMOUNTS, *not_modeled(of)],
-                    nearest_view(found.node, aged, held, sees),
+                    [AMOUNTS, *not_modeled(found_pod)],
+                    nearest_view(found.node, age_of, held, sees),
                 ),
                 stored=stored[0] if stored else None,
                 unanswered=unanswered,

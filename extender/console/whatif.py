@@ -62,7 +62,7 @@ class _NotTried:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arriving:
+class _NewPod:
     """A pod to be placed."""
 
     request: VramRequest
@@ -96,9 +96,9 @@ def router(context: Context) -> APIRouter:
         simulation = Simulation(cluster, snap, now_s)
         changes = _changes(cluster, simulation, asked)
         coming = [*changes.moving, *(each for kind in kinds for each in kind)]
-        rooms = _rooms(context, coming, changes)
-        outcomes = list(_placed(simulation, coming, rooms))
-        sizes = [kind[0] for kind in kinds] or [_usual(cluster)]
+        quotas = _quotas_left(context, coming, changes)
+        outcomes = list(_placed(simulation, coming, quotas))
+        sizes = [kind[0] for kind in kinds] or [_default_pod(cluster)]
         after = simulation.snapshot()
         placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
         rejections = _rejections(outcomes)
@@ -111,8 +111,8 @@ def router(context: Context) -> APIRouter:
             placements=placements,
             rejections=rejections,
             added=changes.added,
-            not_checked=_not_checked(coming, rooms),
-            spaces=list(_spaces(cluster, simulation, sizes, snap, after, now_s)),
+            not_checked=_not_checked(coming, quotas),
+            spaces=list(_free_space(cluster, simulation, sizes, snap, after, now_s)),
         )
         return encoded(body)
 
@@ -139,7 +139,7 @@ def _too_many(where: str, why: str) -> HTTPException:
 
 def _pods(
     cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
-) -> Iterator[_Arriving]:
+) -> Iterator[_NewPod]:
     where, why = f"body pods.{number}", None
     if asked.manifest is None:
         name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
@@ -154,7 +154,7 @@ def _pods(
         # Different uids, because the uid decides between equal scores.
         suffix = f"-{n}" if asked.count > 1 else ""
         one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
-        yield _Arriving(one, pod, None, why[1] if why else "", asked.manifest is not None)
+        yield _NewPod(one, pod, None, why[1] if why else "", asked.manifest is not None)
 
 
 def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
@@ -189,7 +189,7 @@ class _Changes:
     #: Names of new nodes.
     added: list[str] = field(default_factory=list)
     #: Pods of drained nodes, which need another node.
-    moving: list[_Arriving] = field(default_factory=list)
+    moving: list[_NewPod] = field(default_factory=list)
     released: list[VramRequest] = field(default_factory=list)
 
 
@@ -212,7 +212,7 @@ def _changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) 
         for pod in simulation.drain(node):
             request = cluster.understand(pod)
             if not isinstance(request, Unreadable) and request.asks:
-                changes.moving.append(_Arriving(request, pod, node))
+                changes.moving.append(_NewPod(request, pod, node))
         if len(changes.moving) > MOST_PODS:
             raise _too_many("drain", f"more than {MOST_PODS} pods would be moved")
     for node, count in asked.replicas.items():
@@ -241,36 +241,36 @@ def _no_node(where: str, node: str) -> HTTPException:
     )
 
 
-def _rooms(
-    context: Context, coming: Sequence[_Arriving], changes: _Changes
+def _quotas_left(
+    context: Context, coming: Sequence[_NewPod], changes: _Changes
 ) -> dict[str, QuotaRoom]:
     """Return the remaining quota of each namespace before the pods are created.
 
     Namespaces whose quotas cannot be read are missing.
     """
     wanted = dict.fromkeys(each.request.namespace for each in coming if each.counted)
-    rooms: dict[str, QuotaRoom] = {}
+    quotas: dict[str, QuotaRoom] = {}
     for namespace in islice(wanted, MOST_NAMESPACES):
-        if (quotas := context.quotas(namespace)) is not None:
-            rooms[namespace] = QuotaRoom(quotas)
+        if (found := context.quotas(namespace)) is not None:
+            quotas[namespace] = QuotaRoom(found)
     for request in (*changes.released, *(each.request for each in changes.moving)):
-        if request.namespace in rooms:
-            rooms[request.namespace].give_back(request)
-    return rooms
+        if request.namespace in quotas:
+            quotas[request.namespace].give_back(request)
+    return quotas
 
 
-def _not_checked(coming: Sequence[_Arriving], rooms: Mapping[str, QuotaRoom]) -> list[str]:
-    known = all(each.counted and each.request.namespace in rooms for each in coming)
+def _not_checked(coming: Sequence[_NewPod], quotas: Mapping[str, QuotaRoom]) -> list[str]:
+    known = all(each.counted and each.request.namespace in quotas for each in coming)
     checks = [AMOUNTS, SOME_QUOTAS if known else "ResourceQuotas"]
     return list(dict.fromkeys([*checks, *(c for each in coming for c in not_modeled(each.pod))]))
 
 
 def _placed(
-    simulation: Simulation, coming: list[_Arriving], rooms: Mapping[str, QuotaRoom]
-) -> Iterator[tuple[_Arriving, Placed | NotPlaced | _NotTried]]:
+    simulation: Simulation, coming: list[_NewPod], quotas: Mapping[str, QuotaRoom]
+) -> Iterator[tuple[_NewPod, Placed | NotPlaced | _NotTried]]:
     rows: dict[bytes, Eligible] = {}
     for each in coming:
-        room = rooms.get(each.request.namespace) if each.counted else None
+        room = quotas.get(each.request.namespace) if each.counted else None
         if why := each.not_tried or (room.take(each.request) if room else ""):
             yield each, _NotTried(why)
             continue
@@ -280,7 +280,7 @@ def _placed(
         yield each, simulation.place(each.request, rows[may_run])
 
 
-def _placement_view(coming: _Arriving, placed: Placed) -> WhatifPlacementView:
+def _placement_view(coming: _NewPod, placed: Placed) -> WhatifPlacementView:
     charges = placed.placement.charges
     beyond = {uuid for charge in charges for uuid in charge.beyond}
     sizes = {
@@ -300,9 +300,9 @@ def _placement_view(coming: _Arriving, placed: Placed) -> WhatifPlacementView:
 
 
 def _rejections(
-    outcomes: list[tuple[_Arriving, Placed | NotPlaced | _NotTried]],
+    outcomes: list[tuple[_NewPod, Placed | NotPlaced | _NotTried]],
 ) -> list[WhatifRejectionView]:
-    alike: dict[object, tuple[NotPlaced | _NotTried, list[_Arriving]]] = {}
+    alike: dict[object, tuple[NotPlaced | _NotTried, list[_NewPod]]] = {}
     for coming, outcome in outcomes:
         if isinstance(outcome, Placed):
             continue
@@ -315,7 +315,7 @@ def _rejections(
     return [_rejection_view(outcome, pods) for outcome, pods in alike.values()]
 
 
-def _rejection_view(outcome: NotPlaced | _NotTried, pods: list[_Arriving]) -> WhatifRejectionView:
+def _rejection_view(outcome: NotPlaced | _NotTried, pods: list[_NewPod]) -> WhatifRejectionView:
     view = WhatifRejectionView(
         pods=[each.name for each in pods],
         leaves=pods[0].leaves,
@@ -353,15 +353,15 @@ def _first_reason(rejection: WhatifRejectionView) -> str:
     return next((each.message for each in (*rejection.reasons, *rejection.ineligible)), "")
 
 
-def _usual(cluster: ClusterState) -> _Arriving:
+def _default_pod(cluster: ClusterState) -> _NewPod:
     pod = made_up("asked", "", 1, usual_resource(cluster))
-    return _Arriving(of_size(understood(cluster, pod, "setting resources")), pod)
+    return _NewPod(of_size(understood(cluster, pod, "setting resources")), pod)
 
 
-def _spaces(
+def _free_space(
     cluster: ClusterState,
     simulation: Simulation,
-    sizes: list[_Arriving],
+    sizes: list[_NewPod],
     before: Snapshot,
     after: Snapshot,
     now_s: float,

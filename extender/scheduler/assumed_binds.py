@@ -1,8 +1,8 @@
 """Assumed binds: pods that kube-scheduler is about to bind, whose memory filter keeps free.
 
 kube-scheduler filters the next pod some milliseconds before it asks the extender to bind the last
-one. Without this, the extender could have to decline that bind, and its pod would back off for
-seconds.
+one. If filter offered the same memory to both, the extender would have to decline that bind, and
+its pod would back off for seconds.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Decodes and encodes kube-scheduler's extender API (extender/v1), strictly.
 
-Go writes absent fields as null, and field names of the extender API in capitals. Inside Pod and
+Go writes absent fields as null, and field names of the extender API in PascalCase. Inside Pod and
 Node, field names are the usual ones of Kubernetes. With nodeCacheCapable the nodes are names.
 Without it they are whole objects, which are returned byte for byte.
 """
@@ -40,7 +40,7 @@ class FilterArgs(msgspec.Struct, rename="pascal"):
 
 
 class RawPod(msgspec.Struct, rename="pascal"):
-    """The undecoded pod of the same body."""
+    """The same body, with the pod left undecoded."""
 
     pod: msgspec.Raw = NULL
 

@@ -50,7 +50,7 @@ class _HeadersTooLong(Exception):
     """Ends parsing before the application sees the request."""
 
 
-class Patient(HttpToolsProtocol):
+class LimitedProtocol(HttpToolsProtocol):
     """One connection; a timer checks its limits, so that requests do not pay for them."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -161,13 +161,10 @@ class Patient(HttpToolsProtocol):
         transport: Any = self.transport
         transport.abort()
 
-    def _others(self) -> list["Patient"]:
-        """The other connections of the port that are not being closed."""
-        return [
-            each
-            for each in self.connections
-            if isinstance(each, Patient) and each is not self and not each.transport.is_closing()
-        ]
+    def _others(self) -> list["LimitedProtocol"]:
+        """Return the other connections of the port that are not being closed."""
+        limited = (each for each in self.connections if isinstance(each, LimitedProtocol))
+        return [each for each in limited if each is not self and not each.transport.is_closing()]
 
     def _check_time(self) -> None:
         now_s = self.loop.time()
@@ -187,7 +184,7 @@ class Patient(HttpToolsProtocol):
         transport.close()
 
 
-class Certified(Patient):
+class PeerProtocol(LimitedProtocol):
     """Passes the ``Peer`` of TLS connections to the application in the ASGI scope."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -13,7 +13,7 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
-from extender.server.http_limits import Patient
+from extender.server.http_limits import LimitedProtocol
 from extender.server.tls import ServerTls
 from extender.server.tls_handshakes import Handshakes
 
@@ -32,7 +32,7 @@ class Port:
     host: str
     port: int
     app: FastAPI
-    protocol: type[Patient]
+    protocol: type[LimitedProtocol]
     tls: ServerTls | None = None
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from extender.server import http_limits, ports
-from extender.server.http_limits import Patient
+from extender.server.http_limits import LimitedProtocol
 from tests.listening import listening
 from tests.waiting import until
 
@@ -27,7 +27,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def served(protocol: type[Patient] = Patient) -> Iterator[int]:
+def served(protocol: type[LimitedProtocol] = LimitedProtocol) -> Iterator[int]:
     app = FastAPI()
 
     @app.post("/p")
@@ -39,7 +39,7 @@ def served(protocol: type[Patient] = Patient) -> Iterator[int]:
         yield port
 
 
-class Counting(Patient):
+class Counting(LimitedProtocol):
     """Counts the requests of which something has come."""
 
     begun = 0
