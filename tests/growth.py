@@ -37,7 +37,7 @@ PASSING = {
     ],
     "extender/state/quotas.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
     "extender/state/redaction.py": ["Redaction._names"],
-    "extender/doctor/environment.py": ["Surroundings.schedulers"],
+    "extender/doctor/environment.py": ["Environment.schedulers"],
     "extender/state/simulation.py": ["Simulation._held", "_Held.gone"],
     "extender/state/pending_pods.py": [
         *("Explaining._eligible", "Explaining._everywhere", "Explaining._explanations"),

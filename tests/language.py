@@ -109,9 +109,10 @@ def _messages(
     """Strings of at least three words that are no docstrings; of f-strings the fixed parts."""
     lines = {line for line, _ in docstrings}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if node.lineno not in lines and len(node.value.split()) >= 3:
-                yield node.lineno, node.value
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if node.lineno not in lines and len(node.value.split()) >= 3:
+            yield node.lineno, node.value
 
 
 def main() -> int:
