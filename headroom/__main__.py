@@ -1,18 +1,21 @@
-"""Hands a command line to the part that it is for.
+"""Dispatches a command line to the agent, the kubectl plugin or the extender.
 
-The agent is installed alone on GPU nodes and the extender where no GPU is, each with its own
-dependencies: neither can import the other to hand a command on.
+GPU nodes have only the agent's dependencies, and other nodes only the extender's. So neither can
+import the other to dispatch a command.
 """
 
 import sys
 
-#: The commands of ``kubectl headroom``, which ``headroom`` has as well.
+#: Commands of ``kubectl headroom`` that ``headroom`` also has.
 READS = ("top", "why", "score", "capacity", "whatif", "drift", "log", "snapshot", "ui")
 
 
 def main() -> int:
-    """`headroom agent ...` and `headroom gate` are the agent's, what reads the debug API is
-    `kubectl headroom`'s; all else is the extender's."""
+    """Run the command of the process arguments, and return its exit status.
+
+    `headroom agent ...` and `headroom gate` run the agent's code, commands that read the debug API
+    run `kubectl headroom`, and all other commands run the extender's code.
+    """
     if sys.argv[1:] == ["gate"]:
         from agent.gate_client import main as gate
 
@@ -30,8 +33,8 @@ def main() -> int:
         from extender.app.cli import main as extender
     except ImportError as err:
         sys.stderr.write(
-            f"headroom: {err}; right is: pip install 'headroom-gpu[extender]',"
-            " or, on a GPU node: headroom agent --once\n"
+            f"headroom: {err}; install it: pip install 'headroom-gpu[extender]',"
+            " or, on a GPU node, run: headroom agent --once\n"
         )
         return 2
     extender()

@@ -1,7 +1,7 @@
-"""`kubectl headroom`: the commands that read the debug API, and the doctor beside them.
+"""`kubectl headroom`: the commands that read the debug API, and the doctor.
 
-kubectl runs ``kubectl-headroom`` for it and, where that is on the PATH as well,
-``kubectl_complete-headroom`` for what the shell is to offer.
+kubectl runs ``kubectl-headroom`` for the command. For shell completion it runs
+``kubectl_complete-headroom``, if that is on the PATH.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from headroom.kubectl.app import app, main
 
 app.command()(doctor)
 
-#: What kubectl and Cobra's scripts are told after the words: offer no names of files.
+#: Cobra's directive after the completions: do not complete file names.
 _NO_FILES = ":4"
 
 
 def complete() -> None:
-    """Answer kubectl, whose arguments are the words after ``headroom``; the last may be empty.
+    """Print completions for the words after ``headroom``; the last word may be empty.
 
-    Typer's answer to fish is what kubectl reads: a word, a tab, what it means.
+    kubectl reads the format that Typer prints for fish: a word, a tab, a description.
     """
     *words, last = sys.argv[1:] or [""]
     typed = [*map(shlex.quote, words), shlex.quote(last) if last else ""]
@@ -31,11 +31,11 @@ def complete() -> None:
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         "_TYPER_COMPLETE_ARGS": " ".join(["kubectl-headroom", *typed]),
     }
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         app(args=[], prog_name="kubectl-headroom")
-    # Where there is nothing to offer typer says an empty word.
-    print("\n".join([*filter(None, said.getvalue().splitlines()), _NO_FILES]))  # noqa: T201
+    # Typer prints an empty word if there are no completions.
+    print("\n".join([*filter(None, printed.getvalue().splitlines()), _NO_FILES]))  # noqa: T201
 
 
 __all__ = ["complete", "main"]

@@ -1,1 +1,1 @@
-"""`kubectl headroom`: what the debug API knows, for people at a terminal. It speaks HTTP alone."""
+"""`kubectl headroom`: shows data of the debug API at a terminal. It only uses the HTTP API."""

@@ -1,7 +1,7 @@
-"""The commands of ``kubectl headroom``: each asks the debug API once and shows the answer.
+"""The commands of ``kubectl headroom``: each calls the debug API once and prints the answer.
 
-They read, and change nothing. Exit status: 0, answered; 1, what was asked about is not there;
-2, a mistake on the command line; 3, nobody could be asked, or would answer.
+The commands only read. Exit status: 0, answered; 1, the object does not exist or the query was
+rejected; 2, an error on the command line; 3, the debug API could not be reached.
 """
 
 import json
@@ -27,13 +27,13 @@ from headroom.kubectl.transport import NAMESPACE, default_namespace
 from headroom.kubectl.transport import way as way_to
 from headroom.kubectl.ui import Page, show
 from headroom.kubectl.why import score as scored
-from headroom.kubectl.why import why as told
+from headroom.kubectl.why import why as explained
 
 app = typer.Typer(
     name="kubectl headroom",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Who holds which GPU memory, and why pods wait: read from Headroom's debug API.",
+    help="Show which pods hold GPU memory and why pods wait, from Headroom's debug API.",
 )
 
 
@@ -69,7 +69,7 @@ class _Options:
         return DebugApi(self.way(), lambda text: print(text, file=sys.stderr))  # noqa: T201
 
 
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if not wanted:
         return
     try:
@@ -91,58 +91,73 @@ def _options(
         typer.Option(envvar="HEADROOM_TOKEN", help="Bearer token to send with --server."),
     ] = None,
     certificate_authority: Annotated[
-        str | None, typer.Option(help="CAs in PEM that a --server with https is trusted by.")
+        str | None, typer.Option(help="CA certificates in PEM for a --server with https.")
     ] = None,
     client_certificate: Annotated[
-        str | None, typer.Option(help="Certificate in PEM to show to it.")
+        str | None, typer.Option(help="Client certificate in PEM for --server.")
     ] = None,
-    client_key: Annotated[str | None, typer.Option(help="Private key of it in PEM.")] = None,
-    kubeconfig: Annotated[str | None, typer.Option(help="Else as kubectl finds it.")] = None,
+    client_key: Annotated[
+        str | None, typer.Option(help="Private key of the client certificate in PEM.")
+    ] = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(help="Path of the kubeconfig; default: as kubectl finds it.")
+    ] = None,
     kube_context: Annotated[
         str | None, typer.Option("--context", help="Context of the kubeconfig.")
     ] = None,
-    headroom_namespace: Annotated[str, typer.Option(help="Where the extender runs.")] = NAMESPACE,
+    headroom_namespace: Annotated[
+        str, typer.Option(help="Namespace of Headroom's console.")
+    ] = NAMESPACE,
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_say_version, help="Of this command."),
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
-    # The doctor, which is put beside these commands, has options of the same names.
+    # The doctor has options of the same names.
     context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
     files = Files(certificate_authority, client_certificate, client_key)
     context.obj = _Options(server, token, files, kubeconfig, kube_context, headroom_namespace)
 
 
-Namespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Of the pod.")]
-AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="Of every namespace.")]
+Namespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Namespace of the pod.")]
+AllNamespaces = Annotated[
+    bool, typer.Option("-A", "--all-namespaces", help="Show pods of all namespaces.")
+]
 Limit = Annotated[int | None, typer.Option(min=1, max=100_000, help="Maximum number of lines.")]
 Since = Annotated[
-    str | None, typer.Option(help="A time: 2026-01-31T12:00:00Z; or so long ago: 10m.")
+    str | None, typer.Option(help="A time, such as 2026-01-31T12:00:00Z, or an age, such as 10m.")
 ]
-Format = Annotated[Output | None, typer.Option("-o", "--output", help="Else a table.")]
+Format = Annotated[
+    Output | None, typer.Option("-o", "--output", help="Format of the output; default: a table.")
+]
 
 
 @app.command()
 def top(
     context: typer.Context,
-    what: Annotated[What, typer.Argument(help="A line for each.")] = What.NODE,
+    what: Annotated[What, typer.Argument(help="Print a line for each of these.")] = What.NODE,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
     search: Annotated[
-        str | None, typer.Option(help="Only nodes with this in a name, model, pod or reason.")
+        str | None,
+        typer.Option(help="Only nodes with this text in a name, model, pod or reason."),
     ] = None,
     troubled: Annotated[
-        bool, typer.Option(help="Only nodes that take nothing, or with a device in trouble.")
+        bool, typer.Option(help="Only nodes that take no pods or have an unhealthy device.")
     ] = False,
-    fullest: Annotated[bool, typer.Option(help="The fullest nodes first; else by name.")] = False,
+    fullest: Annotated[
+        bool, typer.Option(help="Sort by fullness, the fullest node first; default: by name.")
+    ] = False,
     output: Format = None,
 ) -> None:
-    """Memory that is promised, used and left: by node, GPU, pod or GPU model."""
+    """Show reserved, used and free memory by node, GPU, pod or GPU model."""
     options: _Options = context.obj
     if what is What.MODEL:
         if search or troubled or fullest:
             raise Trouble(
-                "--search, --troubled and --fullest select nodes: leave them out for top model", 2
+                "--search, --troubled and --fullest apply to nodes: remove them for top model", 2
             )
         body = options.api().get("fleet")
         _show(body, tables.models(body), output)
@@ -166,20 +181,20 @@ def top(
 @app.command()
 def why(
     context: typer.Context,
-    pod: Annotated[str, typer.Argument(help="Its name, or namespace/name.")],
+    pod: Annotated[str, typer.Argument(help="Name of the pod, or namespace/name.")],
     namespace: Namespace = None,
     output: Format = None,
 ) -> None:
-    """Why the pod waits, or why it is where it is, and what would help."""
+    """Explain why a pod waits or why it is on its node, with suggestions."""
     options: _Options = context.obj
     body = options.api().get("explain", "pods", *_pod(options, pod, namespace))
     if not _dumped(body, output):
-        print("\n".join(told(body, output is Output.WIDE)))  # noqa: T201
+        print("\n".join(explained(body, output is Output.WIDE)))  # noqa: T201
 
 
 @app.command()
 def pending(context: typer.Context, limit: Limit = None, output: Format = None) -> None:
-    """The pods that wait for a GPU, each with what it lacks."""
+    """List the pods that wait for a GPU, each with what it lacks."""
     options: _Options = context.obj
     body = options.api().get("pending", limit=limit)
     _show(body, tables.pending(body), output)
@@ -189,15 +204,17 @@ def pending(context: typer.Context, limit: Limit = None, output: Format = None) 
 @app.command()
 def decisions(
     context: typer.Context,
-    pod: Annotated[str | None, typer.Option(help="Only of this one: namespace/name.")] = None,
+    pod: Annotated[
+        str | None, typer.Option(help="Only decisions about this pod: namespace/name.")
+    ] = None,
     node: Annotated[
-        str | None, typer.Option(help="Only where this node won or was bound to.")
+        str | None, typer.Option(help="Only decisions that chose this node or bound to it.")
     ] = None,
     since: Since = None,
     limit: Limit = None,
     output: Format = None,
 ) -> None:
-    """What was decided about pods, the newest first."""
+    """List decisions about pods, the newest first."""
     options: _Options = context.obj
     body = options.api().get("decisions", pod=pod, node=node, since=since, limit=limit)
     _show(body, tables.decisions(body, wide=output is Output.WIDE), output)
@@ -211,7 +228,7 @@ def drift(
     all_namespaces: AllNamespaces = False,
     output: Format = None,
 ) -> None:
-    """Of every pod with a promise: where it was predicted to be, where it is, what it uses."""
+    """Compare each reservation with reality: predicted and actual devices, and use."""
     options: _Options = context.obj
     body = options.api().get("drift")
     chosen = _namespace(options, namespace, all_namespaces)
@@ -221,22 +238,22 @@ def drift(
 @app.command()
 def score(
     context: typer.Context,
-    pod: Annotated[str, typer.Argument(help="Its name, or namespace/name.")],
+    pod: Annotated[str, typer.Argument(help="Name of the pod, or namespace/name.")],
     node: Annotated[
-        str | None, typer.Option(help="Any node, also one that refuses; else the best one.")
+        str | None, typer.Option(help="Name of any node; default: the best node.")
     ] = None,
     namespace: Namespace = None,
     output: Format = None,
 ) -> None:
-    """Why the pod would go to a node, or why not: every check, every term, its rank."""
+    """Explain why a pod fits on a node or not: every check, every term, and the rank."""
     options: _Options = context.obj
-    api, of = options.api(), _pod(options, pod, namespace)
+    api, pod_path = options.api(), _pod(options, pod, namespace)
     if node is None:
-        nearest = api.get("explain", "pods", *of)["nearest"]
+        nearest = api.get("explain", "pods", *pod_path)["nearest"]
         if not nearest:
-            raise Trouble(f"no node is known for pod {'/'.join(of)}: say --node", NOT_THERE)
+            raise Trouble(f"no node is known for pod {'/'.join(pod_path)}: set --node", NOT_THERE)
         node = str(nearest[0]["node"])
-    body = api.get("score", pod="/".join(of), node=node)
+    body = api.get("score", pod="/".join(pod_path), node=node)
     if not _dumped(body, output):
         print("\n".join(scored(body)))  # noqa: T201
 
@@ -244,16 +261,20 @@ def score(
 @app.command()
 def capacity(
     context: typer.Context,
-    vram: Annotated[str, typer.Option(help="Of one pod, as in headroom.gpu/vram: 20Gi.")],
-    gpus: Annotated[int, typer.Option(help="That one pod asks for.")] = 1,
-    resource: Annotated[str | None, typer.Option(help="Else the usual one.")] = None,
+    vram: Annotated[
+        str, typer.Option(help="Memory of one pod, as in annotation headroom.gpu/vram: 20Gi.")
+    ],
+    gpus: Annotated[int, typer.Option(help="GPUs of one pod.")] = 1,
+    resource: Annotated[
+        str | None, typer.Option(help="Resource that the pods request; default: the usual one.")
+    ] = None,
     tolerate: Annotated[
         str | None, typer.Option(help="Keys of taints that the pods tolerate: a,b.")
     ] = None,
-    by_node: Annotated[bool, typer.Option("--by-node", help="A line for each node.")] = False,
+    by_node: Annotated[bool, typer.Option("--by-node", help="Print a line for each node.")] = False,
     output: Format = None,
 ) -> None:
-    """How many such pods fit now, and whether the fleet is full or fragmented."""
+    """Count the pods of a size that fit now, and show whether the fleet is full or fragmented."""
     options: _Options = context.obj
     asked = {"resource": resource, "tolerate": tolerate, "by_node": by_node or None}
     body = options.api().get("capacity", vram=vram, count=gpus, **asked)
@@ -273,19 +294,21 @@ def _print_unchecked(body: Mapping[str, Any]) -> None:
 @app.command()
 def whatif(
     context: typer.Context,
-    pods: Annotated[int, typer.Option(help="How many pods come.")] = 0,
-    vram: Annotated[str, typer.Option(help="Of each of them: 20Gi.")] = "",
-    drain: Annotated[list[str] | None, typer.Option(help="A node that goes.")] = None,
+    pods: Annotated[int, typer.Option(help="Number of new pods.")] = 0,
+    vram: Annotated[str, typer.Option(help="Memory of each new pod: 20Gi.")] = "",
+    drain: Annotated[list[str] | None, typer.Option(help="A node to drain.")] = None,
     add: Annotated[
-        list[str] | None, typer.Option(help="NODE=COUNT: so many more like this one.")
+        list[str] | None, typer.Option(help="NODE=COUNT: add this many nodes like NODE.")
     ] = None,
     replicas: Annotated[
-        list[str] | None, typer.Option(help="NODE=COUNT: of each of its GPUs.")
+        list[str] | None, typer.Option(help="NODE=COUNT: replicas of each GPU of NODE.")
     ] = None,
-    release: Annotated[list[str] | None, typer.Option(help="NAMESPACE/POD that ends.")] = None,
+    release: Annotated[
+        list[str] | None, typer.Option(help="NAMESPACE/POD: a pod that ends.")
+    ] = None,
     output: Format = None,
 ) -> None:
-    """What would happen if; nothing is changed. Exit status 1 if a pod would find no place."""
+    """Simulate changes without making them. Exit status 1 if a pod would not fit."""
     options: _Options = context.obj
     asked = {
         "pods": [{"count": pods, "vram": vram}] if pods else [],
@@ -306,11 +329,13 @@ def whatif(
 @app.command()
 def log(
     context: typer.Context,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Print new events until Ctrl-C.")
+    ] = False,
     since: Since = None,
     output: Format = None,
 ) -> None:
-    """What changed: promises, decisions, reports, devices, missed predictions."""
+    """List changes: reservations, decisions, reports, devices and missed predictions."""
     options: _Options = context.obj
     if not follow:
         body = options.api().get("events", follow=False, since=since)
@@ -328,9 +353,9 @@ def log(
 @app.command()
 def snapshot(
     context: typer.Context,
-    redact: Annotated[bool, typer.Option(help="Numbers in the place of names.")] = False,
+    redact: Annotated[bool, typer.Option(help="Replace names with numbers.")] = False,
 ) -> None:
-    """All that decides, as JSON on stdout, for a bug report; see headroom replay."""
+    """Print all inputs of decisions as JSON, for a bug report; see headroom replay."""
     options: _Options = context.obj
     print(json.dumps(options.api().get("snapshot", redact=redact)))  # noqa: T201
 
@@ -338,10 +363,10 @@ def snapshot(
 @app.command()
 def ui(
     context: typer.Context,
-    port: Annotated[int, typer.Option(help="Of the loopback; 0: any that is free.")] = 0,
-    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: any free port.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Show the page in a browser, with your own rights."""
+    """Show the console's page in a browser, with your own permissions."""
     options: _Options = context.obj
     try:
         page = Page(options.way(), port)
@@ -356,17 +381,16 @@ def _pod(options: _Options, pod: str, namespace: str | None) -> tuple[str, str]:
 
 
 def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:
-    """Of NODE=COUNT. Raises ``Trouble``."""
+    """Parse NODE=COUNT arguments. Raises ``Trouble``."""
     for each in given or ():
         node, _, count = each.rpartition("=")
         if not node or not count.isascii() or not count.isdecimal() or len(count) > 6:
-            why = f"{flag}: {each!r} is not NODE=COUNT; right is, for example, {flag} gpu-a=4"
-            raise Trouble(why, 2)
+            raise Trouble(f"{flag}: {each!r} is not NODE=COUNT. Example: {flag} gpu-a=4", 2)
         yield node, int(count)
 
 
 def _namespace(options: _Options, given: str | None, every: bool) -> str | None:
-    """None: all of them."""
+    """Return the namespace to show; None for all namespaces."""
     if every:
         return None
     return given or default_namespace(options.kubeconfig, options.context)
@@ -396,7 +420,7 @@ def _show(body: Any, table: tables.Table, output: Output | None) -> None:
         return
     console = Console(highlight=False)
     if not console.is_terminal:
-        # Whole lines for grep and awk, whatever the width of a terminal that is not there.
+        # Do not wrap lines in pipes, so that grep and awk get whole lines.
         console = Console(highlight=False, no_color=True, width=1000)
     drawn = Drawn(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in table.columns:
@@ -408,7 +432,7 @@ def _show(body: Any, table: tables.Table, output: Output | None) -> None:
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Run the command line."""
     try:
         app()
     except Trouble as err:

@@ -1,4 +1,4 @@
-"""Asks the debug API, whichever way leads there, and says what went wrong in one sentence."""
+"""The client of the debug API; it reports each error in one sentence."""
 
 import http.client
 import json
@@ -8,56 +8,57 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 TIMEOUT_S = 30.0
-#: What none of our answers comes near to; beyond it somebody else answers.
-_MOST_BYTES = 256 << 20
+#: Maximum size of an answer; Headroom's own answers are far smaller.
+_MAX_BYTES = 256 << 20
 
 
-OBSERVES = "Headroom only observes (mode: observe): nothing is refused, preferred or evicted."
+OBSERVES = "Headroom only observes (mode: observe): it rejects, prefers and evicts nothing."
 
 
 class Trouble(Exception):
-    """What a person is told; ``exit_code`` is that of the command."""
+    """An error message for the user, and the exit status of the command."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
         self.exit_code = exit_code
 
 
-#: Exit codes: what was asked for is not there, or was refused as a question; nobody could be asked.
+#: Exit statuses: the object does not exist or the query is invalid; the API cannot be reached.
 NOT_THERE, UNREACHABLE = 1, 3
 
 
 class Way(Protocol):
-    """Leads to a debug API; each call has a connection of its own, open until it is closed."""
+    """A connection to a debug API. Each call uses its own connection."""
 
     name: str
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """With what says who asks."""
+        """The headers that authenticate the user."""
         ...
 
     def connect(self) -> http.client.HTTPConnection:
-        """Raises ``OSError`` and ``Trouble``."""
+        """Open a connection. Raises ``OSError`` and ``Trouble``."""
         ...
 
 
 class DebugApi:
-    def __init__(self, way: Way, say: Callable[[str], object] = lambda text: None) -> None:
-        """``say`` is told, once, what a person has to know about all answers."""
+    def __init__(self, way: Way, notify: Callable[[str], object] = lambda text: None) -> None:
+        """Create a client. ``notify`` is called at most once, with a note about all answers."""
         self._way = way
-        self._say = say
-        self._said = False
+        self._notify = notify
+        self._notified = False
 
     def get(self, *path: str, **query: str | int | bool | None) -> Any:
-        """The body at /v1/ and the parts of the path, which are quoted here. Raises ``Trouble``."""
+        """Return the body of a GET of /v1/ and the path, which is quoted. Raises ``Trouble``."""
         return self._call("GET", _target(path, query), None)
 
     def post(self, *path: str, body: object) -> Any:
+        """Return the body of a POST to /v1/ and the path. Raises ``Trouble``."""
         return self._call("POST", _target(path, {}), json.dumps(body).encode())
 
     def lines(self, *path: str, **query: str | int | bool | None) -> Iterator[str]:
-        """Of a stream of server-sent events, until it ends. Raises ``Trouble``."""
+        """Yield the lines of a stream of server-sent events. Raises ``Trouble``."""
         target = _target(path, query)
         headers = {"Accept": "text/event-stream", **self._way.headers}
         try:
@@ -65,8 +66,8 @@ class DebugApi:
                 connection.request("GET", target, None, headers)
                 response = connection.getresponse()
                 if response.status != 200:
-                    answer = json.loads(response.read(_MOST_BYTES))
-                    raise Trouble(_told(answer, target, response.status), UNREACHABLE)
+                    answer = json.loads(response.read(_MAX_BYTES))
+                    raise Trouble(_detail(answer, target, response.status), UNREACHABLE)
                 for line in response:
                     yield line.decode("utf-8", "replace").rstrip("\r\n")
         except (OSError, http.client.HTTPException, ValueError) as err:
@@ -81,7 +82,7 @@ class DebugApi:
             with closing(self._way.connect()) as connection:
                 connection.request(method, target, body, headers)
                 response = connection.getresponse()
-                status, payload = response.status, response.read(_MOST_BYTES)
+                status, payload = response.status, response.read(_MAX_BYTES)
                 observes = response.getheader("Headroom-Mode") == "observe"
         except (OSError, http.client.HTTPException) as err:
             why = f"{self._way.name} does not answer: {err or type(err).__name__}"
@@ -89,13 +90,13 @@ class DebugApi:
         try:
             answer = json.loads(payload)
         except ValueError as err:
-            why = f"{self._way.name} is no debug API of Headroom: {target} answered {status}"
-            raise Trouble(f"{why}, and not with JSON", UNREACHABLE) from err
-        if observes and not self._said:
-            self._said = True
-            self._say(OBSERVES)
+            why = f"{self._way.name} is not a debug API of Headroom: {target} returned {status}"
+            raise Trouble(f"{why} without JSON", UNREACHABLE) from err
+        if observes and not self._notified:
+            self._notified = True
+            self._notify(OBSERVES)
         if status != 200:
-            raise Trouble(_told(answer, target, status), _exit_code(status))
+            raise Trouble(_detail(answer, target, status), _exit_code(status))
         return answer
 
 
@@ -109,10 +110,10 @@ def _target(path: tuple[str, ...], query: Mapping[str, str | int | bool | None])
     return f"{where}?{urlencode(given)}" if given else where
 
 
-def _told(answer: Any, target: str, status: int) -> str:
-    """The detail of problem+json, or what there is."""
+def _detail(answer: Any, target: str, status: int) -> str:
+    """Return the detail of problem+json; if it has none, the status."""
     detail = answer.get("detail") if isinstance(answer, dict) else None
-    return detail if isinstance(detail, str) else f"{target} answered {status}"
+    return detail if isinstance(detail, str) else f"{target} returned {status}"
 
 
 def _exit_code(status: int) -> int:

@@ -1,4 +1,4 @@
-"""Bodies of the debug API as rows for people: pure; a row is text, and bytes become GiB."""
+"""Formats bodies of the debug API as tables: pure functions; bytes are shown as GiB."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,15 +14,17 @@ Row = tuple[str, ...]
 class Table:
     columns: tuple[str, ...]
     rows: list[Row]
-    #: Indices of rows in which something is wrong.
+    #: Indices of rows to highlight because of a problem.
     bad: frozenset[int] = frozenset()
 
 
 def nodes(body: Body, wide: bool = False) -> Table:
-    """A node each: its devices together, and why it takes no pods; ``wide`` says what they are, and
-    how surely the device of the next pod is known."""
+    """Return a row for each node: the sums of its devices, and why it takes no pods.
+
+    ``wide`` adds the models, the sharing, and how certain the next pod's device is.
+    """
     columns: tuple[str, ...] = (
-        *("NODE", "GPUS", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED", "HEADROOM"),
+        *("NODE", "GPUS", "ALLOCATABLE", "RESERVED", "UNATTRIBUTED", "USED", "HEADROOM"),
         *("FREE REPLICAS", "REPORT", "STATE"),
     )
     if wide:
@@ -33,7 +35,7 @@ def nodes(body: Body, wide: bool = False) -> Table:
         devices = node["devices"]
         over = any(device["headroom_bytes"] < 0 for device in devices)
         states = ["overcommitted"] if over else []
-        # Absent in what an older replica answers.
+        # Older replicas do not return this field.
         states += ["cordoned"] if node.get("cordoned") else []
         states += [_reason_of(node)] if node["message"] else []
         state = "; ".join(states) or "ok"
@@ -60,9 +62,9 @@ def nodes(body: Body, wide: bool = False) -> Table:
 
 
 def devices(body: Body, wide: bool = False) -> Table:
-    """A GPU each; ``wide`` says its uuid and resource too."""
+    """Return a row for each GPU; ``wide`` adds its uuid and resource."""
     columns: tuple[str, ...] = (
-        *("NODE", "GPU", "MODEL", "SHARING", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED"),
+        *("NODE", "GPU", "MODEL", "SHARING", "ALLOCATABLE", "RESERVED", "UNATTRIBUTED", "USED"),
         *("HEADROOM", "REPLICAS", "SM", "PODS", "STATE"),
     )
     if wide:
@@ -105,9 +107,12 @@ def devices(body: Body, wide: bool = False) -> Table:
 
 
 def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
-    """Who holds what, device by device; of one namespace, or of all (None); ``wide`` says uids."""
+    """Return a row for each pod on each device, of one namespace or of all (None).
+
+    ``wide`` adds the model and the uids.
+    """
     columns: tuple[str, ...] = (
-        *("NAMESPACE", "POD", "NODE", "GPU", "PROMISED", "MEASURED", "SEEN THERE"),
+        *("NAMESPACE", "POD", "NODE", "GPU", "RESERVED", "MEASURED", "OBSERVED"),
     )
     if wide:
         columns = (*columns, "MODEL", "GPU UUID", "POD UID")
@@ -129,7 +134,7 @@ def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
                         str(device["index"]),
                         gib(holder["requested_bytes"]),
                         "-" if measured is None else gib(measured),
-                        "yes" if holder["observed"] else "may be",
+                        "yes" if holder["observed"] else "no",
                         *((device["model"], device["uuid"], holder["uid"]) if wide else ()),
                     )
                 )
@@ -137,9 +142,12 @@ def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
 
 
 def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
-    """``wide`` names every device, and says what turned a prediction."""
+    """Return a row for each reservation: predicted and actual devices, reserved and measured use.
+
+    ``wide`` names every device, and adds the reason of a missed prediction.
+    """
     columns: tuple[str, ...] = (
-        *("NAMESPACE", "POD", "NODE", "RESULT", "PREDICTED", "IS ON", "PROMISED", "MEASURED"),
+        *("NAMESPACE", "POD", "NODE", "RESULT", "PREDICTED", "ACTUAL", "RESERVED", "MEASURED"),
         "OVERUSE",
     )
     if wide:
@@ -152,7 +160,7 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
             continue
         if pod["result"] == "miss" or pod["overuse_bytes"]:
             bad.add(len(rows))
-        seen = pod["observed"]
+        observed = pod["observed"]
         rows.append(
             (
                 pod["namespace"],
@@ -160,9 +168,9 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
                 pod["node"],
                 pod["result"] or "-",
                 names(pod["choice"] or pod["predicted"]),
-                names([each["uuid"] for each in seen]),
-                _bytes(each["reservation_bytes"] for each in seen),
-                _bytes(each["measured_bytes"] for each in seen),
+                names([each["uuid"] for each in observed]),
+                _bytes(each["reservation_bytes"] for each in observed),
+                _bytes(each["measured_bytes"] for each in observed),
                 gib(pod["overuse_bytes"]) if pod["overuse_bytes"] else "-",
                 *((pod["since"] or "-", pod["uid"], pod["message"] or "-") if wide else ()),
             )
@@ -171,10 +179,10 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
 
 
 def models(body: Body) -> Table:
-    """The devices of each model together, from /v1/fleet."""
+    """Return the sums of the devices of each model, from /v1/fleet."""
     columns = (
-        *("MODEL", "GPUS", "ALLOCATABLE", "PROMISED", "UNOWNED", "USED", "HEADROOM"),
-        *("FREE REPLICAS", "FENCED", "OVERCOMMITTED"),
+        *("MODEL", "GPUS", "ALLOCATABLE", "RESERVED", "UNATTRIBUTED", "USED", "HEADROOM"),
+        *("FREE REPLICAS", "UNHEALTHY", "OVERCOMMITTED"),
     )
     sums = ("allocatable", "reservation", "unattributed", "used", "headroom")
     counts = ("replicas_free", "unhealthy", "overcommitted")
@@ -194,8 +202,8 @@ def models(body: Body) -> Table:
 
 
 def pending(body: Body) -> Table:
-    """Pods that wait for a GPU, and what each lacks on the node that comes nearest."""
-    columns = ("NAMESPACE", "POD", "SINCE", "ASKS FOR", "FITS", "NEAREST", "SHORT", "STATE")
+    """Return the pods that wait for a GPU, and what each lacks on the nearest node."""
+    columns = ("NAMESPACE", "POD", "SINCE", "REQUEST", "FITS", "NEAREST", "SHORT", "STATE")
     rows: list[Row] = [
         (
             *(pod["namespace"], pod["name"], pod["since"] or "-"),
@@ -216,8 +224,10 @@ def pending(body: Body) -> Table:
 
 
 def decisions(body: Body, wide: bool = False) -> Table:
-    """Attempts to place a pod, the newest first; ``wide`` adds their ids and how long each call
-    took."""
+    """Return the scheduling attempts, the newest first.
+
+    ``wide`` adds their ids and the duration of each call.
+    """
     columns: tuple[str, ...] = (
         *("AT", "NAMESPACE", "POD", "OFFERED", "FITS", "NODE", "BIND", "STATE"),
     )
@@ -244,7 +254,7 @@ def decisions(body: Body, wide: bool = False) -> Table:
 
 
 def capacity_by_node(body: Body) -> Table:
-    """How many pods fit on each node, and why no more do, from /v1/capacity."""
+    """Return how many pods fit on each node and why no more fit, from /v1/capacity."""
     columns = (
         *("NODE", "PODS THAT FIT", "HEADROOM", "STRANDED", "FREE REPLICAS"),
         *("STRANDED REPLICAS", "STATE"),
@@ -261,7 +271,7 @@ def capacity_by_node(body: Body) -> Table:
 
 
 def classes(body: Body) -> Table:
-    """Of /v1/capacity: what devices of each model have left for a pod."""
+    """Return the largest pod that fits for each model, from /v1/capacity."""
     columns = ("MODEL", "MEMORY", "GPUS", "NODES", "LARGEST THAT FITS")
     rows: list[Row] = [
         (
@@ -277,8 +287,8 @@ def classes(body: Body) -> Table:
 
 
 def moves(body: Body) -> Table:
-    """Of /v1/whatif: where each pod would go, and which none could take."""
-    columns = ("POD", "LEAVES", "GOES TO", "SCORE", "STATE")
+    """Return the node that each pod would get, and the pods that would not fit, from /v1/whatif."""
+    columns = ("POD", "FROM", "TO", "SCORE", "STATE")
     rows: list[Row] = [
         (
             each["pod"],
@@ -299,8 +309,8 @@ def moves(body: Body) -> Table:
 
 
 def feed_events(body: Body, wide: bool = False) -> Table:
-    """``wide`` adds the device, also if there is a message."""
-    columns: tuple[str, ...] = ("AT", "WHAT", "WHY", "POD", "NODE", "STATE")
+    """Return the rows of a log of events; ``wide`` adds the device in its own column."""
+    columns: tuple[str, ...] = ("AT", "EVENT", "CAUSE", "POD", "NODE", "STATE")
     if wide:
         columns = (*columns, "DEVICE")
     events = body["events"]
@@ -332,7 +342,7 @@ def _took(phase: Body | None) -> str:
 
 
 def _reason_of(node: Body) -> str:
-    """Why the node takes no pods; empty if it does."""
+    """Return why the node takes no pods; empty if it takes pods."""
     message, detail = node["message"] or "", node["detail"] or ""
     return f"{message} ({detail})" if message and detail else message
 
@@ -342,7 +352,7 @@ def signed(count_bytes: int) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """As kubectl tells ages: 12s, 3m, 5h, 2d."""
+    """Format an age like kubectl: 12s, 3m, 5h, 2d."""
     if seconds is None:
         return "-"
     for unit, length_s in (("d", 86_400), ("h", 3600), ("m", 60)):

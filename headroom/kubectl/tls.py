@@ -1,4 +1,4 @@
-"""TLS towards a debug API: who the server has to be, and who the user is by a certificate."""
+"""TLS contexts for a debug API: verification of the server, and the user's client certificate."""
 
 import ssl
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from headroom.kubectl.client import Trouble
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Paths of files in PEM, as kubectl names them; ``ca`` is whom to trust, else the system's."""
+    """Paths of PEM files with kubectl's names; without ``ca``, the system's CAs are trusted."""
 
     ca: str | None = None
     cert: str | None = None
@@ -16,36 +16,39 @@ class Files:
 
 
 def checked(files: Files) -> ssl.SSLContext:
-    """For a server that has to prove its name. Raises ``Trouble``."""
+    """Return a context that verifies the server's name. Raises ``Trouble``."""
     try:
         context = ssl.create_default_context(cafile=files.ca)
     except (OSError, ValueError) as err:
         raise Trouble(f"--certificate-authority: {files.ca}: {err}", 2) from err
-    return _showing(context, files)
+    return _with_client_certificate(context, files)
 
 
 def within_a_tunnel(files: Files) -> ssl.SSLContext:
-    """For a server that the API server has led to: it answers for the pod, and no certificate of
-    the pod's could say more. Raises ``Trouble``."""
+    """Return a context without verification, for a connection through the API server.
+
+    The API server already selects the pod, so the pod's certificate adds nothing. Raises
+    ``Trouble``.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    return _showing(context, files)
+    return _with_client_certificate(context, files)
 
 
-def _showing(context: ssl.SSLContext, files: Files) -> ssl.SSLContext:
+def _with_client_certificate(context: ssl.SSLContext, files: Files) -> ssl.SSLContext:
     if files.cert is None:
         if files.key is not None:
-            raise Trouble("--client-key is given without --client-certificate; right are both", 2)
+            raise Trouble("--client-key is set without --client-certificate; set both", 2)
         return context
     try:
-        # A file may hold both. Nobody is asked for the password of a key that has one.
+        # One file may contain both. The empty password prevents a prompt for an encrypted key.
         context.load_cert_chain(files.cert, files.key, password=lambda: b"")
     except (OSError, ValueError) as err:
         where = files.cert if files.key is None else f"{files.cert}, {files.key}"
         raise Trouble(
-            f"the client certificate cannot be used: {where}: {err}; right are a certificate and "
-            "its key in PEM: --client-certificate tls.crt --client-key tls.key",
+            f"the client certificate cannot be used: {where}: {err}; set a certificate and its key "
+            "in PEM. Example: --client-certificate tls.crt --client-key tls.key",
             2,
         ) from err
     return context

@@ -1,9 +1,9 @@
-"""The ways to a debug API: an address, or through the API server, as ``kubectl port-forward`` goes.
+"""Connections to a debug API: to an address, or through the API server like kubectl port-forward.
 
-Everything of a kubeconfig (contexts, tokens, exec plugins, client certificates) is the business of
-the ``kubernetes`` package, which is imported only where a cluster is asked. What it shows to the
-API server, a token or a client certificate, is shown to the debug API, too: the latter where the
-pod's port is named ``debug-tls``.
+The ``kubernetes`` package handles kubeconfigs (contexts, tokens, exec plugins, client
+certificates). It is imported only if a cluster is needed. The credentials for the API server also
+authenticate the user at the debug API: a token always, a client certificate if the pod's port is
+named ``debug-tls``.
 """
 
 import http.client
@@ -20,9 +20,10 @@ from headroom.kubectl.tls import Files, checked, within_a_tunnel
 NAMESPACE = "headroom-system"
 SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=console"
 PORT = 8889
-#: Names of container ports; the debug API's, where none is named so, is ``PORT``, without TLS.
+#: Names of the container port of the debug API. If no port has one of them, ``PORT`` without TLS is
+#: used.
 PLAIN_NAME, TLS_NAME = "debug", "debug-tls"
-#: What one needs in the namespace of the console.
+#: Permissions that a user needs in the namespace of the console.
 _RIGHTS = (
     "{resources: [pods], verbs: [list]} and {resources: [pods/portforward], verbs: [get, create]}"
 )
@@ -31,7 +32,7 @@ NO_FILES = Files()
 
 
 class Address:
-    """``http://host:port`` or https; ``token`` is sent as it is, to whom the files trust."""
+    """A connection to ``http://host:port`` or https. It sends ``token`` as the bearer token."""
 
     def __init__(self, url: str, token: str | None = None, files: Files = NO_FILES) -> None:
         """Raises ``Trouble``."""
@@ -41,7 +42,7 @@ class Address:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise Trouble(f"--server: {url!r} is no address; right is, for example, {_EXAMPLE}", 2)
+            raise Trouble(f"--server: {url!r} is not an address. Example: {_EXAMPLE}", 2)
         self.name = f"{parts.scheme}://{parts.netloc}"
         self.headers: Mapping[str, str] = {"Authorization": f"Bearer {token}"} if token else {}
         self._host, self._port = parts.hostname, port
@@ -49,7 +50,7 @@ class Address:
         if parts.scheme == "https":
             self._tls = checked(files)
         elif files != NO_FILES:
-            raise Trouble(f"--server: {url} has no TLS, so no certificates; right is https://", 2)
+            raise Trouble(f"--server: {url} does not use TLS; use https:// with certificates", 2)
 
     def connect(self) -> http.client.HTTPConnection:
         if self._tls:
@@ -61,13 +62,15 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """The port of a pod."""
+
     pod: str
     port: int
     tls: bool
 
 
 class Tunnel:
-    """To a ready pod of the console, through the API server that the kubeconfig names."""
+    """A connection to a ready pod of the console, through the kubeconfig's API server."""
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str) -> None:
         """Raises ``Trouble``."""
@@ -80,7 +83,7 @@ class Tunnel:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """With the user's token, if there is one; anew each time, since a plugin renews it."""
+        """The user's token, if there is one. It is read for each call: a plugin may renew it."""
         settings: Any = self._api.api_client.configuration.auth_settings()
         values = [each["value"] for each in settings.values() if each["value"]]
         return {"Authorization": values[0]} if values else {}
@@ -131,21 +134,21 @@ class Tunnel:
             )
         raise Trouble(
             f"Headroom is not installed in namespace {self._namespace}: it has no pod labelled "
-            f"{SELECTOR}; say --headroom-namespace where it is elsewhere, or --server {_EXAMPLE}",
+            f"{SELECTOR}; set --headroom-namespace to its namespace, or --server {_EXAMPLE}",
             UNREACHABLE,
         )
 
     def _reason(self, err: Any) -> str:
-        # Where the connection was to become another one, its status is in a sentence only.
-        told = re.match(r"Handshake status (\d+) ([^\n]*?)(?: -\+-|$)", str(err.reason))
-        status, reason = (int(told[1]), told[2]) if told else (err.status, err.reason)
+        # If the upgrade of a connection fails, the error has the status only in its text.
+        match = re.match(r"Handshake status (\d+) ([^\n]*?)(?: -\+-|$)", str(err.reason))
+        status, reason = (int(match[1]), match[2]) if match else (err.status, err.reason)
         match status:
             case 0:
                 return f"the API server does not answer: {reason}"
             case 401:
-                return f"{status} {reason}: the API server does not know whom the kubeconfig names"
+                return f"{status} {reason}: the API server rejects the kubeconfig's credentials"
             case 403:
-                return f"{status} {reason}; right is a Role in {self._namespace} with {_RIGHTS}"
+                return f"{status} {reason}; you need a Role in {self._namespace} with {_RIGHTS}"
         return f"{status} {reason}"
 
 
@@ -157,21 +160,21 @@ def way(
     context: str | None,
     namespace: str,
 ) -> Way:
-    """Raises ``Trouble``."""
+    """Return the connection that the options select. Raises ``Trouble``."""
     if not server and files != NO_FILES:
         flags = "--certificate-authority, --client-certificate and --client-key"
-        raise Trouble(f"{flags} are for --server; else the kubeconfig has what is shown", 2)
+        raise Trouble(f"{flags} need --server; without it, the kubeconfig's are used", 2)
     return Address(server, token, files) if server else Tunnel(kubeconfig, context, namespace)
 
 
 def default_namespace(kubeconfig: str | None, context: str | None) -> str:
-    """That of the context, as kubectl takes it; "default" where none says one."""
+    """Return the namespace of the context, like kubectl; "default" if it has none."""
     try:
         from kubernetes import config
 
         load: Any = config  # typed in some releases, in part
         contexts, active = load.list_kube_config_contexts(config_file=kubeconfig)
-    except Exception:  # noqa: BLE001 - no kubeconfig, no package: then there is no other default
+    except Exception:  # noqa: BLE001 - without a kubeconfig or the package, use the default
         return "default"
     chosen = next((each for each in contexts if each["name"] == context), active)
     return str((chosen or {}).get("context", {}).get("namespace") or "default")
@@ -181,18 +184,21 @@ def _core_api(kubeconfig: str | None, context: str | None) -> Any:
     try:
         from kubernetes import client, config
     except ImportError as err:
-        raise Trouble(f"{err}; right is: pip install 'headroom-gpu[extender,cluster]'", 2) from err
+        raise Trouble(
+            f"{err}; install it: pip install 'headroom-gpu[extender,cluster]'", 2
+        ) from err
     load: Any = config
     try:
         return client.CoreV1Api(load.new_client_from_config(kubeconfig, context))
     except config.ConfigException as err:
         raise Trouble(
-            f"no cluster is configured: {err}; without one say --server {_EXAMPLE}", UNREACHABLE
+            f"no cluster is configured: {err}; without a cluster, set --server {_EXAMPLE}",
+            UNREACHABLE,
         ) from err
 
 
 def target(pod: Any) -> Target:
-    """Of a pod of the console, as its container ports are named."""
+    """Return the port of the debug API of a console's pod, by the names of its ports."""
     ports = {
         port.name: port.container_port
         for container in pod.spec.containers

@@ -1,8 +1,8 @@
-"""The page of the debug API in a browser, which cannot send what a kubeconfig says of its user.
+"""Serves the debug API's page to a browser, which cannot send the kubeconfig's credentials.
 
-A proxy on the loopback adds it. Its address holds a key that nobody else on the machine knows:
-whoever could guess it would read with the user's rights. The page asks by relative addresses, so
-the key stays in front of all of them.
+A proxy on the loopback interface adds them. Its URL contains a random key, because any local
+process that can guess the URL can read with the user's permissions. The page uses relative URLs, so
+all its requests contain the key.
 """
 
 import http.client
@@ -14,20 +14,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from headroom.kubectl.client import Trouble, Way
 
-#: Of a request that a browser sends to the page.
-_MOST_BYTES = 1 << 20
+#: Maximum size of the body of a browser's request.
+_MAX_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
-#: Of its own connection, or made by the proxy.
+#: Headers of a connection, or headers that the proxy sets itself.
 _NOT_PASSED = {"connection", "transfer-encoding", "content-length", "keep-alive", "server", "date"}
 
 
 class Page(ThreadingHTTPServer):
-    """Serves at ``url`` what lies behind ``way``, until it is shut down."""
+    """A server that forwards requests for ``url`` to ``way``."""
 
     daemon_threads = True
 
     def __init__(self, way: Way, port: int = 0) -> None:
-        """Raises ``OSError`` where the port is taken."""
+        """Listen on 127.0.0.1. Raises ``OSError`` if the port is in use."""
         prefix = f"/{secrets.token_urlsafe(18)}"
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,7 +39,7 @@ class Page(ThreadingHTTPServer):
 
             def do_POST(self) -> None:
                 length = self.headers.get("Content-Length", "")
-                if not length.isdecimal() or int(length) > _MOST_BYTES:
+                if not length.isdecimal() or int(length) > _MAX_BYTES:
                     self.send_error(413)
                     return
                 self._pass_on(self.rfile.read(int(length)))
@@ -60,7 +60,7 @@ class Page(ThreadingHTTPServer):
                     self.close_connection = True
 
             def _answer(self, response: http.client.HTTPResponse) -> None:
-                """As it comes, so that events are shown when they happen."""
+                """Forward the answer in chunks as they arrive, so that events appear at once."""
                 self.send_response(response.status)
                 for name, value in response.getheaders():
                     if name.lower() not in _NOT_PASSED:
@@ -72,15 +72,15 @@ class Page(ThreadingHTTPServer):
                 self.close_connection = True
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing of each request."""
+                """Log no requests."""
 
         super().__init__(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}{prefix}/"
 
 
 def show(page: Page, open_browser: Callable[[str], object]) -> None:
-    """Until Ctrl-C."""
-    print(f"{page.url}  (Ctrl-C ends it)", flush=True)  # noqa: T201
+    """Serve the page until Ctrl-C."""
+    print(f"{page.url}  (Ctrl-C stops it)", flush=True)  # noqa: T201
     open_browser(page.url)
     try:
         page.serve_forever()

@@ -1,16 +1,16 @@
-"""Why a pod waits, where it is or would be, as lines to read from top to bottom: pure."""
+"""Formats why a pod waits, or why it is or would be on a node, as lines: pure functions."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from headroom.kubectl.tables import nodes_of
 
-#: Nodes whose devices are shown without -o wide.
+#: Number of nodes that are shown without -o wide.
 NEAREST = 3
 
 
 def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
-    """``body`` is that of /v1/explain/pods."""
+    """Format the body of /v1/explain/pods."""
     lines = [f"Pod {body['namespace']}/{body['name']}: {body['message']}"]
     if body["changed"]:
         lines.append(f"  {body['changed']}")
@@ -25,15 +25,15 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     lines.append(f"  {_source(body)}, generation {body['snapshot_generation']}")
     kept_out = [*body["reasons"], *body["ineligible"]]
     if kept_out or body["left_out_nodes"]:
-        lines += ["", "Nodes that do not take it"]
+        lines += ["", "Nodes that cannot take it"]
         lines += [f"  {nodes_of(each['nodes'])}: {each['message']}" for each in kept_out]
     if left_out := body["left_out_nodes"]:
         lines.append(
-            f"  {nodes_of(left_out)}: left out by kube-scheduler for other resources, volumes or "
+            f"  {nodes_of(left_out)}: excluded by kube-scheduler for other resources, volumes or "
             "affinity"
         )
     if body["suggestions"]:
-        lines += ["", "What would help"]
+        lines += ["", "Suggestions"]
         lines += [f"  {each}" for each in body["suggestions"]]
     nearest = body["nearest"] if wide else body["nearest"][:NEAREST]
     if nearest:
@@ -49,39 +49,39 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
         "replica": "no annotation: the share of one replica",
     }
     return [
-        f"  asks for {ask['amount']} on each of {ask['count']} {ask['resource']} "
+        f"  requests {ask['amount']} on each of {ask['count']} {ask['resource']} "
         f"(container {ask['container']}; {source.get(ask['source'], ask['source'])})"
         for ask in asks
     ]
 
 
 def _asked(body: Mapping[str, Any]) -> list[str]:
-    """What kube-scheduler did about it."""
+    """Format kube-scheduler's attempts to schedule the pod."""
     decision, attempts = body["last_decision"], body["attempts"]
     if decision is None:
         return ["", body["attempts"]["message"]]
-    of = f"Decision {decision['decision_id']} ({_source(decision)})"
-    lines = ["", attempts["message"] if attempts else "", of]
+    heading = f"Decision {decision['decision_id']} ({_source(decision)})"
+    lines = ["", attempts["message"] if attempts else "", heading]
     return lines + [f"  {line}" for line in phases(decision)]
 
 
 def _source(body: Mapping[str, Any]) -> str:
-    """Whether it is the record of an extender, or what the console computes now."""
+    """Return whether this is an extender's record or the console's own current result."""
     return f"source: {body['source']}"
 
 
 def phases(decision: Mapping[str, Any]) -> list[str]:
-    """Of an attempt, each verb with what came of it and how long that took."""
+    """Format each call of a scheduling attempt, with its result and duration."""
     lines = []
     if filtered := decision["filter"]:
         found = f"{filtered['fits']} of {filtered['offered']} nodes"
-        lines.append(f"filter: {found} could take it, in {filtered['took_ms']:.1f} ms")
+        lines.append(f"filter: {found} fit, in {filtered['took_ms']:.1f} ms")
     if ranked := decision["prioritize"]:
         best = f"{ranked['winner'] or 'any'} of {ranked['offered']} nodes"
         lines.append(f"prioritize: {best}, in {ranked['took_ms']:.1f} ms")
     if preempted := decision["preempt"]:
         lines.append(f"preempt: in {preempted['took_ms']:.1f} ms")
-        # Absent in what an older replica answers.
+        # Older replicas do not return this field.
         lines += [f"  {each}" for each in preempted.get("told") or ()]
     if bound := decision["bind"]:
         why_not = f", {bound['message']}" if bound["message"] else ""
@@ -91,7 +91,7 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
 
 
 def score(body: Mapping[str, Any]) -> list[str]:
-    """``body`` is that of /v1/score: one pod on one node, as of now and as it was decided."""
+    """Format the body of /v1/score: one pod on one node, now and in the last attempt."""
     live = body["live"]
     lines = list(live["node"]["told"])
     lines.append(f"  {_source(live)}, generation {body['snapshot_generation']}")
@@ -104,7 +104,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
             f" = {term['contribution_ratio']:.3f}"
         )
     if live["rank"] is not None:
-        tied = f", with {live['tied'] - 1} alike" if live["tied"] > 1 else ""
+        tied = f", tied with {live['tied'] - 1}" if live["tied"] > 1 else ""
         lines.append(f"  rank {live['rank']} of {nodes_of(live['fits'])} that fit{tied}")
     if live["winner"] and live["winner"] != live["node"]["node"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
@@ -113,17 +113,14 @@ def score(body: Mapping[str, Any]) -> list[str]:
 
 
 def _stored(decision: Mapping[str, Any] | None, node: str) -> list[str]:
-    """What came of the last attempt, and of this node in it: only the best are on record."""
+    """Format the last attempt and the rank of this node; only the best nodes are recorded."""
     if decision is None:
         return []
-    of = f"decision {decision['decision_id']}, {_source(decision)}"
-    lines = ["", f"Decided at {decision['at']} ({of})"]
+    source = f"decision {decision['decision_id']}, {_source(decision)}"
+    lines = ["", f"Decided at {decision['at']} ({source})"]
     lines += [f"  {line}" for line in phases(decision)]
-    for place, each in enumerate((decision["prioritize"] or {}).get("candidates", ()), 1):
+    candidates = (decision["prioritize"] or {}).get("candidates", ())
+    for rank, each in enumerate(candidates, 1):
         if each["node"] == node:
-            lines.append(f"  {node} came {_nth(place)} then, with {each['score_ratio']:.3f}")
+            lines.append(f"  {node} had rank {rank}, with score {each['score_ratio']:.3f}")
     return lines
-
-
-def _nth(place: int) -> str:
-    return {1: "first", 2: "second", 3: "third"}.get(place, f"{place}th")

@@ -116,7 +116,7 @@ WITHOUT = "import sys; sys.modules[%r] = None; from headroom.__main__ import mai
     [
         pytest.param(["agent", "--help"], 0, "--once", id="the agent's, as on a GPU node"),
         pytest.param(
-            ["serve"], 2, "right is: pip install", id="the extender's, which is not there"
+            ["serve"], 2, "install it: pip install", id="the extender's, which is not there"
         ),
     ],
 )

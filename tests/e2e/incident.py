@@ -82,7 +82,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
         "Why is this pod here?",
         f"why {NAMESPACE}/{on_first[0]}",
         f"bound to node {first}",
-        f"asks for {FILLS_GIB}Gi",
+        f"requests {FILLS_GIB}Gi",
         "filter: ",
         "bind: bound",
     )

@@ -88,7 +88,7 @@ def test_top_has_a_line_for_each_node_with_what_is_promised_and_left(server: Ser
     shown = run(server.debug, "top")
     assert shown.returncode == 0
     header, *lines = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
-    assert header[:4] == ["NODE", "GPUS", "ALLOCATABLE", "PROMISED"]
+    assert header[:4] == ["NODE", "GPUS", "ALLOCATABLE", "RESERVED"]
     assert [line[0] for line in lines] == NODES
     # The plugin may give the pod either device: its 7 GiB are kept free on both.
     assert lines[0][1:7] == ["2", "48.0 GiB", "14.0 GiB", "0.0 GiB", "0.0 GiB", "34.0 GiB"]
@@ -131,11 +131,11 @@ def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server
     shown = run(server.debug, "why", "team-a/large").stdout
     assert shown.startswith(
         "Pod team-a/large: no node can take the pod: it needs 90.0 GiB, larger than any GPU that "
-        "it may use (80.0 GiB)\n  asks for 90Gi on each"
+        "it may use (80.0 GiB)\n  requests 90Gi on each"
     )
     assert "3 nodes: insufficient GPU memory on any device" in shown
-    assert "needs 90.0 GiB, 80.0 GiB free, 10.0 GiB short" in shown
-    assert "headroom.gpu/vram" in shown.partition("What would help")[2]
+    assert "needs 90.0 GiB, 80.0 GiB left, 10.0 GiB short" in shown
+    assert "headroom.gpu/vram" in shown.partition("Suggestions")[2]
     assert "kube-scheduler offered 3 nodes, of which 0 could take the pod" in shown
     assert run(server.debug, "why", "large", "-n", "team-a").stdout == shown
     bound = run(server.debug, "why", "team-a/fits").stdout
@@ -181,11 +181,11 @@ def test_capacity_has_a_line_for_each_node_if_asked(server: Server) -> None:
 def test_top_adds_up_the_gpus_of_a_model(server: Server) -> None:
     shown = run(server.debug, "top", "model")
     header, l4, h100 = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
-    assert header[:4] == ["MODEL", "GPUS", "ALLOCATABLE", "PROMISED"]
+    assert header[:4] == ["MODEL", "GPUS", "ALLOCATABLE", "RESERVED"]
     assert h100[:4] == ["H100", "1", "80.0 GiB", "0.0 GiB"]
     assert l4[:4] == ["L4", "4", "96.0 GiB", "14.0 GiB"]
     rejected = run(server.debug, "top", "model", "--fullest")
-    assert (rejected.returncode, "leave them out" in rejected.stderr) == (2, True)
+    assert (rejected.returncode, "remove them" in rejected.stderr) == (2, True)
 
 
 def test_top_sorts_and_selects_nodes(server: Server) -> None:
@@ -234,7 +234,7 @@ def test_whatif_says_where_pods_would_go_and_changes_nothing(server: Server) -> 
 def test_counts_that_are_none_are_refused_with_a_right_one(server: Server) -> None:
     bad = run(server.debug, "whatif", "--replicas", "shared-0000")
     assert bad.returncode == 2
-    assert "right is, for example, --replicas gpu-a=4" in bad.stderr
+    assert "Example: --replicas gpu-a=4" in bad.stderr
 
 
 def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
@@ -334,7 +334,7 @@ def test_an_address_where_nobody_answers_exits_with_3() -> None:
     assert rejected.stderr.startswith("kubectl headroom: http://127.0.0.1:1 does not answer: ")
     bad = run("127.0.0.1:8889", "top")
     assert bad.returncode == 2
-    assert "right is, for example, http://127.0.0.1:8889" in bad.stderr
+    assert "Example: http://127.0.0.1:8889" in bad.stderr
 
 
 def test_without_a_cluster_it_says_so() -> None:

@@ -43,8 +43,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (URL, Files(ca=str(text)), f"--certificate-authority: {text}: "),
         (URL, Files(cert=absent), f"the client certificate cannot be used: {absent}: "),
         (URL, Files(cert=str(one.cert), key=str(other.key)), "KEY_VALUES_MISMATCH"),
-        (URL, Files(key=str(one.key)), "--client-key is given without --client-certificate"),
-        ("http://127.0.0.1:8889", Files(ca=str(one.cert)), "has no TLS, so no certificates"),
+        (URL, Files(key=str(one.key)), "--client-key is set without --client-certificate"),
+        ("http://127.0.0.1:8889", Files(ca=str(one.cert)), "does not use TLS; use https"),
         (None, Files(cert=str(one.cert)), "are for --server"),
     ]
     for server, files, says in cases:

@@ -40,7 +40,7 @@ def test_a_score_says_how_the_node_did_when_it_was_decided() -> None:
         "",
     ]
     assert "prioritize: a of 2 nodes" in lines[at + 2]
-    assert lines[-1] == "  b came second then, with 0.500"
+    assert lines[-1] == "  b had rank 2, with score 0.500"
 
 
 def test_a_pod_is_explained_by_the_record_and_by_what_is_recomputed() -> None:
@@ -94,7 +94,7 @@ def test_who_left_for_a_pod_is_told_between_filter_and_bind() -> None:
     preempt = {"took_ms": 4.12, "told": ["team/a (priority 0) leaves node n", "they asked"]}
     bind = {"outcome": "bound", "message": None, "node": "n", "took_ms": 9.0}
     assert phases(NOTHING | {"filter": FILTER, "preempt": preempt, "bind": bind}) == [
-        "filter: 0 of 2 nodes could take it, in 0.5 ms",
+        "filter: 0 of 2 nodes fit, in 0.5 ms",
         "preempt: in 4.1 ms",
         "  team/a (priority 0) leaves node n",
         "  they asked",
