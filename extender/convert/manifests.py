@@ -1,7 +1,7 @@
-"""A file of manifests: its documents, the pod templates in them, and the file written back.
+"""Converts a file of manifests: finds the pod templates in its documents and rewrites the file.
 
-Comments, quotes and the order of keys are kept, and a file in which nothing speaks to another
-allocator comes out byte for byte.
+It keeps comments, quotes and the order of keys. A file that uses no other allocator is returned
+byte for byte.
 """
 
 import io
@@ -17,7 +17,7 @@ from ruamel.yaml.events import AliasEvent, DocumentStartEvent
 from extender.convert.pod_template import Template, is_theirs, unconverted
 from extender.convert.remarks import BadManifest, Finding, Weight
 
-#: Kind -> where its pod template is.
+#: Kind -> path of its pod template.
 TEMPLATES = {
     "Pod": (),
     "Deployment": ("spec", "template"),
@@ -29,18 +29,18 @@ TEMPLATES = {
 }
 
 
-_RENDER_FIRST = "a template is rendered first: helm template . | headroom convert -f -"
+_RENDER_FIRST = "render a template first: helm template . | headroom convert -f -"
 
 
-#: Of brackets in a manifest; those of Kubernetes' own objects are below twenty.
-MOST_NESTED = 200
+#: Maximum nesting of brackets in a manifest; Kubernetes' own objects need fewer than 20 levels.
+MAX_NESTING = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    #: What one unit of aliyun.com/gpu-mem is: the --memory-unit of gpushare's plugin.
+    #: Bytes of one unit of aliyun.com/gpu-mem: the --memory-unit of gpushare's plugin.
     memory_unit_bytes: int = 1 << 30
-    #: Name of the scheduler that the pods are to ask for; None: the cluster's default.
+    #: The schedulerName of the converted pods; None: the cluster's default.
     scheduler_name: str | None = None
 
 
@@ -56,8 +56,8 @@ class Converted:
 
 def convert(text: str, options: Options) -> Converted:
     """Convert every pod template in a YAML or JSON file; raises ``BadManifest``."""
-    if _nested(text) > MOST_NESTED:
-        raise BadManifest(f"is nested more than {MOST_NESTED} levels deep")
+    if _nested(text) > MAX_NESTING:
+        raise BadManifest(f"is nested more than {MAX_NESTING} levels deep")
     yaml = _yaml(text)
     try:
         aliased = _aliased(text)
@@ -77,13 +77,13 @@ def convert(text: str, options: Options) -> Converted:
             continue
         if not isinstance(document, dict):
             raise BadManifest(
-                f"document {index + 1} is no Kubernetes object, which begins with, for example, "
+                f"document {index + 1} is not a Kubernetes object. Example of its first line: "
                 "'apiVersion: v1'"
             )
-        if odd := _odd_key(document):
-            raise BadManifest(f"line {odd}: a key is no word; {_RENDER_FIRST}")
+        if bad_line := _invalid_key_line(document):
+            raise BadManifest(f"line {bad_line}: a key is not a string; {_RENDER_FIRST}")
         if index in aliased and any(True for _ in _keys(document, is_theirs)):
-            message = "left as it was: it uses a YAML alias (*name); write out what it stands for"
+            message = "not changed: it uses a YAML alias (*name); replace the alias with its value"
             where = _name(document)
             findings.append(Finding(Weight.NOT_UNDERSTOOD, aliased[index], where, message))
             continue
@@ -101,7 +101,7 @@ def convert(text: str, options: Options) -> Converted:
                 Weight.NOT_UNDERSTOOD,
                 line,
                 _name(document),
-                f"{key}: not in a pod template of {', '.join(TEMPLATES)}; left as it was",
+                f"{key}: not in a pod template of {', '.join(TEMPLATES)}; not changed",
             )
             for key, line in _keys(document, is_theirs)
         ] + [
@@ -110,7 +110,7 @@ def convert(text: str, options: Options) -> Converted:
                 line,
                 _name(document),
                 f"{key}: {unconverted(key)} is not converted, only KAI, HAMi and gpushare; "
-                "left as it was",
+                "not changed",
             )
             for key, line in _keys(document, unconverted)
         ]
@@ -122,20 +122,19 @@ def convert(text: str, options: Options) -> Converted:
 
 
 def _nested(text: str) -> int:
-    """How many brackets are open at once, at most: each level takes the parser longer than the one
-    before."""
-    depth = most = 0
+    """Return the maximum nesting of brackets: the parser's time grows with every level."""
+    depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
-        most = max(most, depth)
-    return most
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _yaml(text: str) -> YAML:
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 1 << 16
-    # Lists are written as the file's first one is.
+    # Indent lists like the first list of the file.
     first = re.search(r"^( *)[^\s#-][^\n]*:[^\S\n]*\n( *)- ", text, re.MULTILINE)
     if first and len(first[2]) > len(first[1]):
         yaml.indent(mapping=2, sequence=4, offset=2)
@@ -144,7 +143,7 @@ def _yaml(text: str) -> YAML:
 
 
 def _aliased(text: str) -> dict[int, int]:
-    """Document -> line of its first alias."""
+    """Map the index of each document with an alias to the line of its first alias."""
     found: dict[int, int] = {}
     index = -1
     for event in YAML().parse(text):
@@ -169,30 +168,30 @@ def _templates(obj: Any, where: str, options: Options) -> Iterator[Template | Fi
     for key in TEMPLATES[kind]:
         pod = pod.get(key) if isinstance(pod, dict) else None
     if wrong := _misshapen(pod):
-        yield Finding(Weight.NOT_UNDERSTOOD, None, where, f"left as it was: {wrong}")
+        yield Finding(Weight.NOT_UNDERSTOOD, None, where, f"not changed: {wrong}")
         return
     yield Template(pod, where, options.memory_unit_bytes, options.scheduler_name)
 
 
 def _misshapen(pod: Any) -> str:
-    """Why it is no pod template; empty when it is one."""
+    """Return why this is not a pod template; empty if it is one."""
     if not isinstance(pod, dict) or not isinstance(pod.get("spec"), dict):
         return "it has no pod template with a spec"
     metadata = pod.get("metadata") or {}
     if not isinstance(metadata, dict):
-        return "metadata is no mapping"
+        return "metadata is not a mapping"
     for part in ("annotations", "labels"):
         if not isinstance(metadata.get(part) or {}, dict):
-            return f"metadata.{part} is no mapping"
+            return f"metadata.{part} is not a mapping"
     if not pod["spec"].get("containers"):
         return "it has no containers"
     for part in ("initContainers", "containers"):
         containers = pod["spec"].get(part) or []
         if not isinstance(containers, list):
-            return f"{part} is no list"
+            return f"{part} is not a list"
         for container in containers:
             if not isinstance(container, dict) or not isinstance(container.get("name"), str):
-                return f"one of {part} has no name"
+                return f"an item of {part} has no name"
             resources = container.get("resources") or {}
             halves = [resources] + (
                 [resources.get("limits"), resources.get("requests")]
@@ -200,14 +199,14 @@ def _misshapen(pod: Any) -> str:
                 else []
             )
             if not all(isinstance(half or {}, dict) for half in halves):
-                return f"resources of container {container['name']} are no mapping"
+                return f"resources of container {container['name']} are not a mapping"
             if not isinstance(container.get("env") or [], list):
-                return f"env of container {container['name']} is no list"
+                return f"env of container {container['name']} is not a list"
     return ""
 
 
 def _keys(node: Any, wanted: Callable[[object], object]) -> Iterator[tuple[str, int | None]]:
-    """Those that are wanted, wherever they are, each with its line."""
+    """Yield every key in the tree for which ``wanted`` is true, with its line."""
     if isinstance(node, dict):
         for key, value in node.items():
             if wanted(key):
@@ -221,15 +220,17 @@ def _keys(node: Any, wanted: Callable[[object], object]) -> Iterator[tuple[str, 
             yield from _keys(value, wanted)
 
 
-def _odd_key(node: Any, line: int = 1) -> int | None:
-    """Line of the mapping around the first key that no manifest can have, as in ``{{ .Values }}``,
-    which is YAML by accident; None where all are in order."""
+def _invalid_key_line(node: Any, line: int = 1) -> int | None:
+    """Return the line of the first mapping with a key that is not a string or number, else None.
+
+    A template such as ``{{ .Values }}`` is valid YAML with such a key.
+    """
     if isinstance(node, dict):
         line = node.lc.line + 1 if hasattr(node, "lc") else line
         if not all(isinstance(key, str | int | float) for key in node):
             return line
     inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    return next((found for each in inner if (found := _odd_key(each, line))), None)
+    return next((found for each in inner if (found := _invalid_key_line(each, line))), None)
 
 
 def _name(obj: dict[str, Any]) -> str:

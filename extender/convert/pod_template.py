@@ -1,7 +1,7 @@
-"""One pod template: what it says to KAI, HAMi or gpushare is taken out, and said to us instead.
+"""Converts one pod template: replaces requests to KAI, HAMi or gpushare with Headroom's annotation.
 
-A template that speaks to two of them, or to one of them in a way that cannot be read, is left as it
-was: half a conversion would run with the wrong amount of memory.
+A template that uses two of these allocators, or has a value that cannot be read, is not changed: a
+pod that is only partly converted would run with the wrong amount of memory.
 """
 
 import re
@@ -14,7 +14,7 @@ from extender.convert.remarks import Finding, Weight
 from extender.convert.requests import (
     MIB,
     TheirAsk,
-    Unclear,
+    Unreadable,
     count,
     fraction,
     in_units,
@@ -25,7 +25,7 @@ from extender.convert.requests import (
 GPU = "nvidia.com/gpu"
 Yaml = MutableMapping[str, Any]
 
-#: Schedulers that only bring their own kind of sharing with them.
+#: Schedulers that exist only for their own kind of sharing.
 SCHEDULERS = {"kai-scheduler": "KAI", "hami-scheduler": "HAMi"}
 
 KAI_ASKS = ("gpu-fraction", "gpu-memory", "gpu-fraction-num-devices", "gpu-fraction-container-name")
@@ -34,53 +34,54 @@ HAMI_MEMORY, HAMI_PERCENT = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 HAMI_RESOURCES = (HAMI_MEMORY, HAMI_PERCENT, "nvidia.com/gpucores", "nvidia.com/priority")
 GPUSHARE_MEMORY = "aliyun.com/gpu-mem"
 
-#: Resource or annotation -> why it is lost. They are taken out.
+_NO_COMPUTE = (
+    "Headroom does not divide compute; annotation headroom.gpu/max-sm keeps a pod off busy devices"
+)
+#: Resource or annotation without an equivalent -> the reason. They are removed.
 LOST_RESOURCES = {
-    "nvidia.com/gpucores": "compute is not divided here; annotation headroom.gpu/max-sm keeps a "
-    "pod off busy devices",
-    "nvidia.com/priority": "there is no priority between pods on one device",
-    "aliyun.com/gpu-core.percentage": "compute is not divided here; annotation "
-    "headroom.gpu/max-sm keeps a pod off busy devices",
+    "nvidia.com/gpucores": _NO_COMPUTE,
+    "nvidia.com/priority": "Headroom has no priority between pods on one device",
+    "aliyun.com/gpu-core.percentage": _NO_COMPUTE,
 }
 LOST_ANNOTATIONS = {
-    "gpu-fraction-limit": "a pod may not use more than it asks for",
-    "gpu-memory-limit": "a pod may not use more than it asks for",
-    "mps": "whether a node shares its GPUs by MPS is configured in the device plugin",
+    "gpu-fraction-limit": "a pod may not use more memory than it requests",
+    "gpu-memory-limit": "a pod may not use more memory than it requests",
+    "mps": "MPS is configured in the device plugin of the node",
     "nvidia.com/use-gputype": "select nodes by label nvidia.com/gpu.product instead",
     "nvidia.com/nouse-gputype": "select nodes by label nvidia.com/gpu.product instead",
-    "nvidia.com/use-gpuuuid": "a device is not chosen by its uuid",
-    "nvidia.com/nouse-gpuuuid": "a device is not chosen by its uuid",
-    "nvidia.com/vgpu-mode": "how a node divides its GPUs is configured in the device plugin",
+    "nvidia.com/use-gpuuuid": "a pod cannot choose a device by its uuid",
+    "nvidia.com/nouse-gpuuuid": "a pod cannot choose a device by its uuid",
+    "nvidia.com/vgpu-mode": "sharing is configured in the device plugin of the node",
     "hami.io/gpu-scheduler-policy": "annotation headroom.gpu/policy: pack or spread is similar",
     "hami.io/node-scheduler-policy": "annotation headroom.gpu/policy: pack or spread is similar",
 }
-#: Said and left: a selector may hang on them.
+#: Labels that are reported but kept, because a selector may depend on them.
 QUEUES = ("kai.scheduler/queue", "runai/queue")
-#: What the other allocator wrote when it placed a pod; in a manifest it was copied along, and a
-#: bound pod that carries it closes its node to us.
+#: Annotations and labels that another allocator writes when it places a pod. A manifest has them
+#: only as a copy of such a pod. A bound pod with one of them makes its node ineligible.
 _STAMPS = re.compile(
     r"ALIYUN_COM_GPU_MEM_.*|hami\.io/(vgpu-.*|bind-.*)|runai-gpu-group(/.*)?|run\.ai/.*"
     r"|runai/shared-gpu-configmap|received-resource-type|nvidia\.com/container\..+\.gpus\.devices"
 )
 
 
-#: What others call a part of a GPU -> whose word it is. Nobody here knows what they mean by it.
-_UNKNOWN_TONGUES = {"volcano.sh/vgpu-": "Volcano", "tencent.com/vcuda-": "Tencent's GPU manager"}
+#: Prefix of a resource -> its allocator, which is not converted.
+_UNCONVERTED = {"volcano.sh/vgpu-": "Volcano", "tencent.com/vcuda-": "Tencent's GPU manager"}
 
 
 def unconverted(key: object) -> str:
-    """Who else shares GPUs under this name and is not converted; empty for nobody."""
-    tongues = _UNKNOWN_TONGUES.items()
-    return next((who for word, who in tongues if str(key).startswith(word)), "")
+    """Return the name of the allocator of a key that is not converted; empty for other keys."""
+    known = _UNCONVERTED.items()
+    return next((name for prefix, name in known if str(key).startswith(prefix)), "")
 
 
 def is_theirs(key: object) -> bool:
-    """Whether a key, wherever it stands, speaks to one of the allocators that are converted."""
+    """Return whether a key, anywhere in a manifest, belongs to an allocator that is converted."""
     return isinstance(key, str) and (
         key in KAI_ASKS
         or key in (HAMI_MEMORY, HAMI_PERCENT, GPUSHARE_MEMORY, "aliyun.com/gpu-count")
         or key in LOST_RESOURCES
-        # Too short a word to look for where annotations do not stand.
+        # "mps" is too common a word to search for outside annotations.
         or (key in LOST_ANNOTATIONS and key != "mps")
         or key.startswith("nvidia.com/container.")
     )
@@ -95,16 +96,16 @@ class Template:
     memory_unit_bytes: int
     scheduler_name: str | None
     findings: list[Finding] = field(default_factory=list)
-    #: Container name -> what it asks of the other allocator.
+    #: Container name -> its request to the other allocator.
     _asks: dict[str, TheirAsk] = field(default_factory=dict)
-    _speakers: set[str] = field(default_factory=set)
+    _allocators: set[str] = field(default_factory=set)
 
     def convert(self) -> bool:
-        """Whether anything was changed."""
+        """Convert the template in place. Return whether anything was changed."""
         try:
             self._read()
-        except Unclear as err:
-            self._find(Weight.NOT_UNDERSTOOD, None, f"left as it was: {err}")
+        except Unreadable as err:
+            self._find(Weight.NOT_UNDERSTOOD, None, f"not changed: {err}")
             return False
         changed = self._take_out()
         if self._asks:
@@ -119,31 +120,31 @@ class Template:
         self._read_nv_fractions()
         for container in self._containers():
             self._read_resources(container)
-        if len(self._speakers) > 1:
-            raise Unclear(f"it asks {' and '.join(sorted(self._speakers))} for memory at once")
-        if self._speakers and VRAM in self._annotations():
-            raise Unclear(f"it has annotation {VRAM} already, beside what it asks others for")
+        if len(self._allocators) > 1:
+            raise Unreadable(f"it requests memory from {' and '.join(sorted(self._allocators))}")
+        if self._allocators and VRAM in self._annotations():
+            raise Unreadable(f"it already has annotation {VRAM}")
 
     def _read_kai(self) -> None:
         annotations = self._annotations()
         shares = [key for key in ("gpu-fraction", "gpu-memory") if key in annotations]
         if len(shares) > 1:
-            raise Unclear("gpu-fraction and gpu-memory exclude each other")
+            raise Unreadable("it has both gpu-fraction and gpu-memory")
         if not shares:
-            if beside := [key for key in KAI_ASKS if key in annotations]:
-                raise Unclear(f"{beside[0]} without gpu-fraction or gpu-memory")
+            if others := [key for key in KAI_ASKS if key in annotations]:
+                raise Unreadable(f"it has {others[0]} without gpu-fraction or gpu-memory")
             return
         key = shares[0]
         amount = self._value(annotations, key, fraction if key == "gpu-fraction" else _mib)
         if amount is None:
-            raise Unclear(f"{key} asks for nothing")
+            raise Unreadable(f"{key} is 0")
         devices = 1
         if "gpu-fraction-num-devices" in annotations:
             devices = self._value(annotations, "gpu-fraction-num-devices", count)
         names = [str(c["name"]) for c in self._containers(init=False)]
         name = str(annotations.get("gpu-fraction-container-name", names[0]))
         if name not in [str(c["name"]) for c in self._containers()]:
-            raise Unclear(f"gpu-fraction-container-name names no container: {name!r:.80}")
+            raise Unreadable(f"gpu-fraction-container-name names no container: {name!r:.80}")
         self._add("KAI", name, TheirAsk(amount, devices))
 
     def _read_nv_fractions(self) -> None:
@@ -154,21 +155,21 @@ class Template:
             if match:
                 figures.setdefault(match[1], {})[match[2].rpartition(".")[2]] = str(key)
             elif str(key).startswith("nvidia.com/container.") and not _STAMPS.fullmatch(str(key)):
-                raise Unclear(f"{key} is not known")
+                raise Unreadable(f"annotation {key} is not known")
         known = [str(c["name"]) for c in self._containers()]
         for name, keys in figures.items():
             if name not in known:
-                raise Unclear(f"{next(iter(keys.values()))} names no container")
-            # More than the limit is never used; less than it may be all that is asked for.
+                raise Unreadable(f"{next(iter(keys.values()))} names no container")
+            # The limit is the memory that the container can use; the request may be less.
             key = keys.get("limit") or keys["request"]
             amount = self._value(annotations, key, quantity)
             if amount is None:
-                raise Unclear(f"{key} asks for nothing")
+                raise Unreadable(f"{key} is 0")
             if len(keys) > 1 and self._value(annotations, keys["request"], quantity) != amount:
                 self._find(
                     Weight.CHANGED,
                     _line(annotations, keys["request"]),
-                    f"{keys['request']} is less than the limit; the limit is charged",
+                    f"{keys['request']} is less than the limit; Headroom reserves the limit",
                 )
             self._add("KAI", name, TheirAsk(amount))
 
@@ -183,45 +184,45 @@ class Template:
                 amount = self._value(asked, HAMI_MEMORY, _mib)
             if amount is None and str(asked.get(HAMI_PERCENT, "0")).strip() != "0":
                 amount = self._value(asked, HAMI_PERCENT, percentage)
-            # Without an amount it gets the whole device.
+            # HAMi gives a container without an amount the whole device.
             self._add("HAMi", name, TheirAsk(amount or Share(PPM), devices))
         if GPUSHARE_MEMORY in asked:
             unit_bytes = self.memory_unit_bytes
             try:
                 units = self._value(asked, GPUSHARE_MEMORY, lambda v: in_units(v, unit_bytes))
-            except Unclear as err:
-                raise Unclear(f"{err}; what it counts is given by --memory-unit") from err
+            except Unreadable as err:
+                raise Unreadable(f"{err}. Set its unit with --memory-unit") from err
             if units is not None:
                 self._add("gpushare", name, TheirAsk(units))
-                taken, other = ("GiB", "MiB") if unit_bytes > MIB else ("MiB", "GiB")
+                unit, other = ("GiB", "MiB") if unit_bytes > MIB else ("MiB", "GiB")
                 self._find(
                     Weight.CHANGED,
                     _line(asked, GPUSHARE_MEMORY),
-                    f"{GPUSHARE_MEMORY}: {asked[GPUSHARE_MEMORY]} is taken for {taken}; "
-                    f"if gpushare's plugin counts {other}: --memory-unit {other}",
+                    f"{GPUSHARE_MEMORY}: {asked[GPUSHARE_MEMORY]} was read as {unit}; "
+                    f"if gpushare's plugin counts {other}, use --memory-unit {other}",
                 )
 
-    def _add(self, speaker: str, name: str, ask: TheirAsk) -> None:
+    def _add(self, allocator: str, name: str, ask: TheirAsk) -> None:
         if name in self._asks:
-            raise Unclear(f"container {name!r:.80} asks twice")
+            raise Unreadable(f"container {name!r:.80} has two requests for memory")
         own = next(c for c in self._containers() if c["name"] == name)
-        if speaker != "HAMi" and (GPU in _part(own, "limits") or GPU in _part(own, "requests")):
-            raise Unclear(
-                f"container {name!r:.80} asks for {GPU} and for a part of one; take one of them out"
+        if allocator != "HAMi" and (GPU in _part(own, "limits") or GPU in _part(own, "requests")):
+            raise Unreadable(
+                f"container {name!r:.80} requests {GPU} and a part of a GPU; remove one of them"
             )
-        self._speakers.add(speaker)
+        self._allocators.add(allocator)
         self._asks[name] = ask
 
     def _value(self, among: Yaml, key: str, read: Any) -> Any:
         try:
             return read(among[key])
-        except Unclear as err:
-            raise Unclear(f"{key}: {err}") from err
+        except Unreadable as err:
+            raise Unreadable(f"{key}: {err}") from err
 
     # Writing.
 
     def _take_out(self) -> bool:
-        """Remove all that speaks to others; what has no counterpart is said."""
+        """Remove the keys of other allocators, and report those without an equivalent."""
         changed = False
         annotations, labels = self._annotations(), self._labels()
         for part, key in [*((annotations, k) for k in annotations), *((labels, k) for k in labels)]:
@@ -229,11 +230,13 @@ class Template:
             if part is annotations and name in LOST_ANNOTATIONS:
                 self._find(Weight.LOST, line, f"{name}: {LOST_ANNOTATIONS[name]}")
             elif _STAMPS.fullmatch(name):
-                self._find(Weight.LOST, line, f"{name}: written when a pod was placed")
+                self._find(
+                    Weight.LOST, line, f"{name}: another allocator writes it when it places a pod"
+                )
             elif part is labels or not (name in KAI_ASKS or _NV_FRACTION.fullmatch(name)):
                 if part is labels and name in QUEUES:
                     self._find(
-                        Weight.LOST, line, f"{name}: there are no queues here; the label is kept"
+                        Weight.LOST, line, f"{name}: Headroom has no queues; the label was kept"
                     )
                 continue
             del part[key]
@@ -245,20 +248,20 @@ class Template:
                     self._find(
                         Weight.LOST,
                         _line(env, "name"),
-                        "NVIDIA_VISIBLE_DEVICES: can give the container devices that it was not "
-                        "given; take it out",
+                        "NVIDIA_VISIBLE_DEVICES: can give the container devices that were not "
+                        "allocated to it; remove it",
                     )
         return changed
 
     def _take_out_resources(self, container: Yaml) -> bool:
         changed = False
-        said: set[str] = set()
+        reported: set[str] = set()
         resources = container.get("resources") or {}
         for part in ("limits", "requests"):
             asked = resources.get(part) or {}
             for key in list(asked):
-                if key in LOST_RESOURCES and key not in said:
-                    said.add(key)
+                if key in LOST_RESOURCES and key not in reported:
+                    reported.add(key)
                     self._find(Weight.LOST, _line(asked, key), f"{key}: {LOST_RESOURCES[key]}")
                 if key in LOST_RESOURCES or key in (HAMI_MEMORY, HAMI_PERCENT, GPUSHARE_MEMORY):
                     del asked[key]
@@ -279,8 +282,8 @@ class Template:
                     self._find(
                         Weight.CHANGED,
                         _line(container, "name"),
-                        f"container {container['name']}: {ask.devices} devices; where GPUs are "
-                        "shared, two replicas can be of one device",
+                        f"container {container['name']}: {ask.devices} devices; if GPUs are "
+                        "shared, the container can get two replicas of one device",
                     )
         amounts = {name: ask.amount for name, ask in self._asks.items()}
         alike = len(set(amounts.values())) == 1 and self._holders() == amounts.keys()
@@ -294,8 +297,8 @@ class Template:
             self._find(
                 Weight.CHANGED,
                 None,
-                f"{VRAM}: {text}: of the memory that pods can be given; it was of all that the "
-                "device has, the driver's part included",
+                f"{VRAM}: {text}: the share refers to the memory that pods can reserve; before, it "
+                "included the driver's part of the device",
             )
         _mapping(_mapping(self.pod, "metadata"), "annotations")[VRAM] = text
 
@@ -307,16 +310,17 @@ class Template:
             self._find(
                 Weight.CHANGED,
                 line,
-                f"schedulerName: is {theirs}'s and was kept, since the pod asks for no {GPU}",
+                f"schedulerName: {theirs}'s was kept, because the pod does not request {GPU}",
             )
             return False
         if theirs is not None:
-            now = f"is now {self.scheduler_name}"
+            change = f"was replaced with {self.scheduler_name}"
             if not self.scheduler_name:
-                now = (
-                    "is left out now, for the cluster's default; --scheduler-name NAME sets another"
+                change = (
+                    "was removed, so the cluster's default applies; --scheduler-name NAME sets "
+                    "another"
                 )
-            self._find(Weight.CHANGED, line, f"schedulerName: was {theirs}'s, {now}")
+            self._find(Weight.CHANGED, line, f"schedulerName: {theirs}'s {change}")
         elif not self._asks:
             return False
         if self.scheduler_name:
@@ -325,7 +329,7 @@ class Template:
             del spec["schedulerName"]
         return theirs is not None or bool(self.scheduler_name)
 
-    # Looking.
+    # Access to the template.
 
     def _annotations(self) -> Yaml:
         return (self.pod.get("metadata") or {}).get("annotations") or {}
@@ -339,7 +343,7 @@ class Template:
             yield from spec.get(part) or ()
 
     def _holders(self) -> set[str]:
-        """Containers that ask for a GPU by now."""
+        """Return the names of the containers that now request a GPU."""
         return {
             str(c["name"])
             for c in self._containers()
@@ -359,7 +363,7 @@ def _part(container: Yaml, part: str) -> Yaml:
 
 
 def _mapping(parent: Yaml, key: str) -> Yaml:
-    """The mapping under ``key``, made where there is none."""
+    """Return the mapping under ``key``; create it if it is missing."""
     if not parent.get(key):
         parent[key] = {}
     found: Yaml = parent[key]
@@ -367,7 +371,7 @@ def _mapping(parent: Yaml, key: str) -> Yaml:
 
 
 def _line(mapping: Any, key: object) -> int | None:
-    """Where the key stands in the file, from 1."""
+    """Return the line of the key in the file, from 1; None if it has none."""
     try:
         return int(mapping.lc.key(key)[0]) + 1
     except (AttributeError, KeyError, TypeError):

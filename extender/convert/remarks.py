@@ -1,27 +1,27 @@
-"""What is said about a conversion: where, and whether the result can be used as it is."""
+"""The findings of a conversion."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Weight(Enum):
-    #: Carried over; what it means has changed a little.
+    #: Converted, with a slightly different meaning.
     CHANGED = "changed"
-    #: Has no counterpart here, and was taken out or does nothing any more.
+    #: Headroom has no equivalent: it was removed or has no effect.
     LOST = "lost"
-    #: Somebody has to look: what stands there was left as it was.
+    #: Not changed; a person must convert it.
     NOT_UNDERSTOOD = "not understood"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     weight: Weight
-    #: In the file, from 1; None where the thing has no line of its own.
+    #: Line in the file, from 1; None if there is no single line.
     line: int | None
-    #: Kind and name, as in "Deployment web".
+    #: Kind and name, such as "Deployment web".
     where: str
     message: str
 
 
 class BadManifest(ValueError):
-    """A file that cannot be converted at all; the message says where and what would be right."""
+    """A file that cannot be converted; the message names the place and the fix."""

@@ -188,14 +188,13 @@ def test_what_gpushare_says_of_compute_is_not_left_for_a_plugin_that_is_gone() -
         pytest.param(kai(gpu_fraction="."), "gpu-fraction: '.' is not", id="a point"),
         pytest.param(
             kai(gpu_memory="8Gi"),
-            "gpu-memory: '8Gi' MiB is more than any device has; the figure counts MiB, right is, "
-            "for example, 8192",
+            "gpu-memory: '8Gi' MiB is more than any device has; the value is in MiB. Example: 8192",
             id="a unit on a unit",
         ),
         pytest.param(
             limits({"aliyun.com/gpu-mem": 8138}),
-            "aliyun.com/gpu-mem: '8138' GiB is more than any device has; the figure counts GiB, "
-            "right is, for example, 8; what it counts is given by --memory-unit",
+            "aliyun.com/gpu-mem: '8138' GiB is more than any device has; the value is in GiB. "
+            "Example: 8. Set its unit with --memory-unit",
             id="MiB taken for GiB",
         ),
         pytest.param(
@@ -203,14 +202,16 @@ def test_what_gpushare_says_of_compute_is_not_left_for_a_plugin_that_is_gone() -
             "volcano.sh/vgpu-memory: Volcano is not converted, only KAI, HAMi and gpushare",
             id="somebody else's",
         ),
-        pytest.param(kai(gpu_memory="0"), "gpu-memory asks for nothing", id="no memory"),
+        pytest.param(kai(gpu_memory="0"), "gpu-memory is 0", id="no memory"),
         pytest.param(kai(gpu_memory="-5"), "gpu-memory: '-5'", id="less than none"),
         pytest.param(
-            kai(gpu_memory="5", gpu_fraction="0.5"), "exclude each other", id="two ways at once"
+            kai(gpu_memory="5", gpu_fraction="0.5"),
+            "both gpu-fraction and gpu-memory",
+            id="two ways at once",
         ),
         pytest.param(
             kai(gpu_memory="5", gpu_fraction_num_devices="all"),
-            "no number of devices",
+            "not a number of devices",
             id="how many",
         ),
         pytest.param(
@@ -219,17 +220,17 @@ def test_what_gpushare_says_of_compute_is_not_left_for_a_plugin_that_is_gone() -
         pytest.param(kai(gpu_fraction_num_devices="2"), "without gpu-fraction", id="of what"),
         pytest.param(
             limits({"nvidia.com/gpumem": 1}, {"aliyun.com/gpu-mem": 1}),
-            "it asks HAMi and gpushare",
+            "it requests memory from HAMi and gpushare",
             id="two allocators",
         ),
         pytest.param(
             limits({"nvidia.com/gpu": 1, "aliyun.com/gpu-mem": 1}),
-            "asks for nvidia.com/gpu and for a part of one",
+            "requests nvidia.com/gpu and a part of a GPU",
             id="whole and part",
         ),
         pytest.param(
             pod_of({"annotations": {"gpu-memory": "5", VRAM: "8Gi"}}, {"name": "main"}),
-            "it has annotation headroom.gpu/vram already",
+            "it already has annotation headroom.gpu/vram",
             id="ours already",
         ),
         pytest.param(
@@ -259,7 +260,7 @@ def test_what_is_not_understood_is_left_as_it_was(text: str, says: str) -> None:
         pytest.param("a: {{ .Values.x }}\n", "line 1: ", id="a Helm template"),
         pytest.param("a: [1\n", "line ", id="no YAML"),
         pytest.param("a: 1\na: 2\n", "line 2: ", id="a key twice"),
-        pytest.param("- 1\n", "document 1 is no Kubernetes object", id="a list"),
+        pytest.param("- 1\n", "document 1 is not a Kubernetes object", id="a list"),
         pytest.param("kind: Pod\n---\nhello\n", "document 2 is no", id="a word"),
     ],
 )

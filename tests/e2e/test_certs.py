@@ -109,8 +109,8 @@ def test_the_first_run_makes_all_and_the_next_one_nothing(
         "serving CA",
         "client CA",
         "validatingwebhookconfiguration headroom",
-        "secret headroom-tls",
-        "secret headroom-scheduler-client",
+        "Secret headroom-tls",
+        "Secret headroom-scheduler-client",
     ]
     serving, client = secret(plane, "headroom-tls"), secret(plane, "headroom-scheduler-client")
     for data in (serving, client):
@@ -147,8 +147,8 @@ def test_authorities_are_replaced_by_deleting_their_secret(
         "serving CA",
         "client CA",
         "validatingwebhookconfiguration headroom",
-        "secret headroom-tls",
-        "secret headroom-scheduler-client",
+        "Secret headroom-tls",
+        "Secret headroom-scheduler-client",
     ]
     for name in NAMES[1:]:
         data = secret(plane, name)
