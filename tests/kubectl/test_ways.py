@@ -45,7 +45,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (URL, Files(cert=str(one.cert), key=str(other.key)), "KEY_VALUES_MISMATCH"),
         (URL, Files(key=str(one.key)), "--client-key is set without --client-certificate"),
         ("http://127.0.0.1:8889", Files(ca=str(one.cert)), "does not use TLS; use https"),
-        (None, Files(cert=str(one.cert)), "are for --server"),
+        (None, Files(cert=str(one.cert)), "need --server"),
     ]
     for server, files, says in cases:
         with pytest.raises(Trouble) as caught:
