@@ -156,7 +156,7 @@ class ClusterState:
         #: Nodes that back off after an eviction.
         self.back_offs = BackOffs()
         self.usual = DemandTracker(rules.policy is ScoringPolicy.FRAGMENTATION)
-        #: Nodes that may have somebody to send away, or to keep after all.
+        #: Nodes that may have pods to evict, or to keep after all.
         self._crowded: dict[str, None] = {}
         self.overcommits = Overcommits()
         #: Pods that use more than they requested.

@@ -193,8 +193,8 @@ def test_a_fault_of_ours_is_no_dropped_connection() -> None:
     ("given", "said"),
     [
         ({"webhook_tls_cert": "a"}, "set both. Example: webhook_tls_cert: tls.crt"),
-        ({"resources": ["headroom.gpu/vram"]}, "it would be counted twice"),
-        ({"resources": ["nvidia.com/gpu", "head*"]}, "it would be counted twice"),
+        ({"resources": ["headroom.gpu/vram"]}, "it would be charged twice"),
+        ({"resources": ["nvidia.com/gpu", "head*"]}, "it would be charged twice"),
         ({"scheduler_name": "No Name"}, "scheduler_name"),
     ],
 )

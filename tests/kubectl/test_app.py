@@ -134,7 +134,7 @@ def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server
         "it may use (80.0 GiB)\n  requests 90Gi on each"
     )
     assert "3 nodes: insufficient GPU memory on any device" in shown
-    assert "needs 90.0 GiB, 80.0 GiB left, 10.0 GiB short" in shown
+    assert "needs 90.0 GiB, 80.0 GiB free, 10.0 GiB short" in shown
     assert "headroom.gpu/vram" in shown.partition("Suggestions")[2]
     assert "kube-scheduler offered 3 nodes, of which 0 could take the pod" in shown
     assert run(server.debug, "why", "large", "-n", "team-a").stdout == shown
