@@ -88,7 +88,7 @@ def list_environment(
                 for each in api.list(path, _configurations, page_size=PAGE).items:
                     schedulers |= each
             except ApiError as err:
-                unread.append(f"ConfigMaps of {namespace}, for kube-scheduler's ({err})")
+                unreadable.append(f"kube-scheduler's ConfigMaps in {namespace} ({err})")
     finally:
         api.close()
     return Environment(tuple(pods.values()), nodes, schedulers, unreadable)
