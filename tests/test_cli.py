@@ -46,7 +46,7 @@ def test_the_embedded_server_is_for_this_machine_alone(tmp_path: Path) -> None:
     assert rejected.returncode == 2
     (line,) = rejected.stderr.splitlines()
     assert line.startswith("headroom: host is 0.0.0.0: ")
-    assert "right is host: 127.0.0.1" in line
+    assert "Example: host: 127.0.0.1" in line
 
 
 def test_taken_port_is_named(tmp_path: Path) -> None:

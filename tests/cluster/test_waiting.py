@@ -92,7 +92,7 @@ def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alo
     state = world(("n", 2, {}))
     told = message(state, pod("much"), {Reason.BAD_VRAM: 1})
     assert told == (
-        "0 of 1 node can take the pod: 1 annotation headroom.gpu/vram is not valid, right is 8Gi. "
+        "0 of 1 node can take the pod: 1 annotation headroom.gpu/vram is not valid (example: 8Gi). "
         "More: kubectl headroom why -n default p"
     )
     nobody = message(ClusterState(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2})

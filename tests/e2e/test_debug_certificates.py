@@ -88,7 +88,7 @@ def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_
     assert answer(cluster, tmp_path, watcher).status_code == 200
     rejected = answer(cluster, tmp_path, stranger)
     assert rejected.status_code == 403
-    assert rejected.json()["detail"].startswith("nobody-s may not get path /v1/nodes; right is")
+    assert rejected.json()["detail"].startswith("nobody-s may not get path /v1/nodes; bind")
     # The CA's cluster knows its admin as a member of this group: one without a token.
     assert answer(cluster, tmp_path, ca.sign("kubernetes-admin", ["system:masters"])).is_success
 
@@ -275,7 +275,7 @@ def test_every_kind_of_kubeconfig_leads_to_the_debug_api_or_says_why_not(
             answered.stderr
         )
     elsewhere = headroom("--kubeconfig", viewer, "--headroom-namespace", "default", "top")
-    assert "403 Forbidden; right is a Role in default with" in elsewhere.stderr
+    assert "403 Forbidden; you need a Role in default with" in elsewhere.stderr
     admin = plane.kubeconfig()
     elsewhere = headroom("--kubeconfig", admin, "--headroom-namespace", "default", "top")
     assert "Headroom is not installed in namespace default" in elsewhere.stderr
