@@ -80,7 +80,7 @@ def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
         def do_GET(self) -> None:
             at_s = time.time()
             series = [
-                {"metric": {"UUID": uuid, "told": told}, "value": [at_s, str(value)]}
+                {"metric": {"UUID": uuid, "figure": told}, "value": [at_s, str(value)]}
                 for uuid, ratio in ratios.items()
                 for told, value in (("ratio", ratio), ("at", at_s - 1.0))
             ]

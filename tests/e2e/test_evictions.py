@@ -146,7 +146,7 @@ def test_a_pod_without_a_gate_is_evicted_only_if_that_is_set_and_costs_nobody_an
     uids = {node: uid_of(victim) for node, victim in victims.items()}
     if on_miss == "evict":
         cluster.until(lambda: deleted(cluster) >= {uids[new]}, "the one that loses nothing goes")
-        rejected = 'headroom_evictions_total{outcome="refused"}'
+        rejected = 'headroom_evictions_total{outcome="rejected"}'
         cluster.until(lambda: cluster.metric(rejected) >= 1, "the budget has its say")
         assert deleted(cluster) == {uids[new]}
         cluster.plane.call("DELETE", f"{BUDGETS}/none")

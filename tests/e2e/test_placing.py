@@ -41,7 +41,7 @@ def test_every_supported_scheduler_binds_and_is_woken_by_memory_that_comes_free(
     cluster.nodes.observe(cluster.pods())
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound", 10.0)
     # It may be bound before the answer to the write that woke it has come.
-    requeued = 'headroom_requeues_total{outcome="woken"}'
+    requeued = 'headroom_requeues_total{outcome="requeued"}'
     cluster.until(lambda: cluster.metric(requeued) >= 1, "the wake is counted")
 
 
