@@ -60,7 +60,7 @@ SCHEMA = "headroom.apart/v1"
 VERBS = ("filter", "prioritize", "bind")
 PARTS = ("extender", "console", "webhook")
 #: Cores of each process; of all readers and senders together; of the API server.
-QUOTAS = {"extender": 1.0, "console": 0.3, "webhook": 0.1, "echo": 0.2, "load": 0.2, "api": 0.2}
+QUOTAS = {"extender": 0.8, "console": 0.3, "webhook": 0.3, "echo": 0.2, "load": 0.2, "api": 0.2}
 MOST_RATIO = 1.5
 _CGROUPS = Path("/sys/fs/cgroup")
 #: The kubelet's.
