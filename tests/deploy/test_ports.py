@@ -12,7 +12,7 @@ from tests.controlplane import ROOT
 from tests.deploy.rendered import DEPLOY, PLATFORMS, objects, overlay, pod_specs
 from tests.deploy.test_hardened import AGENT, spec_of
 
-WITH_AGENT = [each for each in PLATFORMS if each != "simulation"]
+WITH_AGENT = [each for each in PLATFORMS if each != "trial"]
 
 
 def documented() -> set[int]:

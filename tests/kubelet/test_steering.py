@@ -211,7 +211,7 @@ def test_a_stranger_gets_no_promised_room_and_nobody_is_sent_where_there_is_none
     node.wait(lambda: node.status("large")["phase"] == "Failed", "a pod that was turned away")
     status = node.status("large")
     assert status["reason"] == "UnexpectedAdmissionError"
-    assert "no GPU of this node has room" in status["message"]
+    assert "no GPU of this node has enough free memory" in status["message"]
 
 
 def test_a_killed_agent_stops_what_comes_and_not_what_runs_until_it_is_back(

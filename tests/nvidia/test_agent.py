@@ -10,7 +10,7 @@ import pytest
 from agent.probes.node_probe import of_labels
 from agent.probes.plugin_config import ConfigurationProbe
 from agent.probes.readings import DeviceReading, PluginReading, RegisteredReading
-from agent.status.sharing import Share, Told, shares
+from agent.status.sharing import Share, SharingReadings, shares
 from contract.gpunode import Replicas, Sharing
 from tests.driver import GIB, Gpu
 from tests.nvidia.conftest import RESOURCE, Kubelet, sharing
@@ -53,7 +53,9 @@ def test_devices_are_shared_as_the_plugin_advertises_them(
         "podresources", advertised.resource, frozenset(advertised.replicas)
     )
     devices = [DeviceReading("nvml", gpu.uuid, index) for index, gpu in enumerate(gpus)]
-    found, complaints = shares(devices, Told(registered=[registered], plugins=[configured]), {})
+    found, complaints = shares(
+        devices, SharingReadings(registered=[registered], plugins=[configured]), {}
+    )
     assert complaints == []
     each = Counter(replica.partition("::")[0] for replica in advertised.replicas)
     assert found == {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.probes.readings import DeviceReading, RegisteredReading
-from agent.status.sharing import Share, Told, shares
+from agent.status.sharing import Share, SharingReadings, shares
 from contract.gpunode import Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
@@ -69,7 +69,7 @@ def test_under_single_an_instance_is_a_gpu_and_its_uuid_the_replica(
     answer = kubelet.allocate(registered, uuids[-1])
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuids[-1]
     told = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
-    found, complaints = shares(readings(gpus), Told(registered=[told]), {})
+    found, complaints = shares(readings(gpus), SharingReadings(registered=[told]), {})
     assert complaints == []
     share = Share("none", "nvidia.com/gpu", Replicas(free=1))
     assert found == dict.fromkeys(uuids, share)
@@ -80,7 +80,7 @@ def test_shared_instances_have_replicas_of_their_own(start_plugin: Callable[...,
     registered = kubelet.registered()
     advertised = kubelet.advertised(registered)
     told = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
-    found, _ = shares(readings(ALIKE), Told(registered=[told]), {})
+    found, _ = shares(readings(ALIKE), SharingReadings(registered=[told]), {})
     share = Share("time-slicing", "nvidia.com/gpu", Replicas(free=2))
     assert found == dict.fromkeys(["MIG-1", "MIG-2", "MIG-3"], share)
     assert kubelet.allocate(registered, "MIG-2::1").envs["NVIDIA_VISIBLE_DEVICES"] == "MIG-2"
@@ -93,7 +93,7 @@ def test_under_mixed_each_profile_is_a_resource(start_plugin: Callable[..., Kube
         RegisteredReading("podresources", each.resource, frozenset(each.replicas))
         for each in advertised
     ]
-    found, complaints = shares(readings(MIXED), Told(registered=told), {})
+    found, complaints = shares(readings(MIXED), SharingReadings(registered=told), {})
     assert complaints == []
     assert {uuid: share.resource for uuid, share in found.items()} == {
         "MIG-1": "nvidia.com/mig-1g.10gb",

@@ -106,7 +106,7 @@ def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Pat
     assert device["headroom_bytes"] == -6 << 30
     shown = run(server.debug, "top")
     assert shown.stderr == (
-        "Headroom only observes (mode: observe): nothing is refused, preferred or evicted.\n"
+        "Headroom only observes (mode: observe): it rejects, prefers and evicts nothing.\n"
     )
 
     mode(server, file, "enforce")
