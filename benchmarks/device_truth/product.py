@@ -245,7 +245,7 @@ class Gated(Product):
         if self._store.begin_deletion(pod, EPOCH_S + self._now_s):
             self._evicted.append(pod.metadata.name)
 
-    async def tell(self, pod: Pod, reason: str, message: str) -> None:
+    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
         """Nobody reads it here."""
 
     def _pod(self, job: Job) -> Pod:

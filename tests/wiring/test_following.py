@@ -138,7 +138,7 @@ def test_extenders_that_do_not_answer_are_named_with_the_cause() -> None:
         until(lambda: "cannot be read" in troubles(found).get(later, ""), "another version")
         told = troubles(found)
         assert "refused" in told[gone]
-        assert "was not resolved" in told["no.such.name.invalid"]
+        assert "could not be resolved" in told["no.such.name.invalid"]
 
 
 def test_an_extender_that_restarts_at_its_address_leaves_its_journal_and_is_not_missed() -> None:
