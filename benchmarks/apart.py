@@ -293,7 +293,7 @@ class _Site:
         )
         with contextlib.ExitStack() as undo:
             self.order(Order(phase.reports_per_s * nodes, others=phase is not IDLE))
-            # What a phase leaves unsent would slow down the next.
+            # Wait until all events are sent, so that the next phase starts without a backlog.
             undo.callback(self.order, Order(drain=True))
             for number, url in enumerate(urls):
                 name = f"load-{number}"

@@ -75,7 +75,7 @@ def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unowned() -> None:
         processes=(process(1, "u"), process(2, "u"), process(3, command="Xorg")),
     )
     assert uses(found) == [("u", "A", "A::0", 30)]
-    assert found.unattributed == {"A": 10}  # 5 of a stranger's, 5 that nobody lists
+    assert found.unattributed == {"A": 10}  # 5 of an unknown process, 5 of no listed process
     assert [(s.pid, s.command, s.used_bytes) for s in found.strangers] == [(3, "Xorg", 5)]
 
 

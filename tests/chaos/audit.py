@@ -353,8 +353,11 @@ class Auditor:
         )
 
     def _whole(self, uid: str, node: str, device: str, wanted_bytes: int) -> int:
-        """A pod whose containers sit on several devices is charged on each of them for all of its
-        containers, as ``docs/device-truth.md`` says."""
+        """Return what the ledger charges a pod for on one of its devices.
+
+        A pod with several GPU containers is charged for all of them on each device
+        (``docs/device-truth.md``).
+        """
         pod = self._pods.get(uid)
         if pod is None or not pod.sits or len(pod.gpus) < 2:
             return wanted_bytes

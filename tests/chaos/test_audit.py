@@ -322,7 +322,7 @@ def test_who_waits_although_there_is_room() -> None:
 
 @pytest.mark.parametrize(("size", "found"), [("17Gi", ["waits"]), ("18Gi", [])])
 def test_who_sits_on_two_devices_counts_whole_on_each(size: str, found: list[str]) -> None:
-    """4 GiB on the first and 3 GiB on the second, of a pod that asks for 7: 17 GiB are left."""
+    """A pod with 4 GiB on one device and 3 GiB on the other leaves 17 GiB on each."""
     both = "main", "side"
     devices = list(MACHINES[TWO].memory_bytes)
     full = pod("full", "24Gi", ONE)

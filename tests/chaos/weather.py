@@ -62,7 +62,7 @@ class Weather:
                 self.happened[fault.kind] += 1
                 self._on.append(fault)
                 self._begin(fault)
-                # From now on, as a slow machine begins it late: it shall last as long as it says.
+                # Measured from its actual start: a busy machine may begin a fault late.
                 ends_s = now_s + fault.for_s
                 heapq.heappush(self._due, (ends_s, next(self._order), False, fault))
             else:
@@ -93,8 +93,8 @@ class Weather:
             case "cut" if fault.kind in CUTS:
                 site.wire({CUTS[fault.kind]: [target]})
             case "deleted":
-                # An API server whose etcd is away holds the call for 30 s, and with it all other
-                # faults.
+                # While etcd is down, the API server holds this call for 30 s. All other faults
+                # would wait for it.
                 with away():
                     site.plane.call("DELETE", f"{GPUNODES}/{target}", timeout_s=1.0)
             case _ if process is None:

@@ -99,7 +99,7 @@ def test_every_container_gets_the_device_of_its_placement(cluster: RealCluster) 
     (machine,) = cluster.machines.values()
     follow(cluster, "early", 14)
     why = "1 node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods."
-    cluster.until(lambda: why in cluster.rejection("early"), "nobody knows what the toolkit does")
+    cluster.until(lambda: why in cluster.rejection("early"), "the toolkit is not known")
     obey(machine)
     cluster.until(lambda: bool(cluster.node_of("early")), "it is known, and the pod is bound")
 
