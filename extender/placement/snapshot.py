@@ -109,6 +109,8 @@ class Snapshot:
     generation: int
     #: Node name -> row.
     row_of: Mapping[str, int]
+    #: (rows,) the names of all nodes.
+    names: tuple[str, ...]
     nodes: tuple[NodeTerms, ...]
     resources: Mapping[str, int]
     columns: Columns
@@ -136,11 +138,13 @@ class Snapshot:
     def part(self, rows: Rows) -> "Snapshot":
         """Return a snapshot of these rows; the largest device and node remain those of all."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
+        names = tuple(node.name for node in nodes)
         # take() would first copy the whole of an array in Fortran order.
         columns = [column[rows] for column in _columns(self.columns)]
         return replace(
             self,
-            row_of={node.name: row for row, node in enumerate(nodes)},
+            row_of={name: row for row, name in enumerate(names)},
+            names=names,
             nodes=nodes,
             columns=Columns(*columns),
             node_reason=self.node_reason[rows],
@@ -153,6 +157,16 @@ class Snapshot:
             node_headroom_bytes=self.node_headroom_bytes[rows],
             spare_bytes=self.spare_bytes[rows],
         )
+
+    def sorted_by_row(self, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
+        """Return the same names, in any order, and the row of each; -1 for unknown names.
+
+        kube-scheduler often offers all nodes, and comparing two sets takes half the time of looking
+        up each name.
+        """
+        if len(names) == len(self.names) and self.row_of.keys() == set(names):
+            return self.names, np.arange(len(names))
+        return names, self.rows(names)
 
     def rows(self, names: Sequence[str]) -> Rows:
         """Return the row of each name, in the given order; -1 for unknown names."""

@@ -36,6 +36,7 @@ class Table:
         #: Read-only copies from the last snapshot, of columns that have not changed since.
         self._columns_shown: dict[str, NDArray[Any]] = {}
         self._per_node_shown: dict[str, NDArray[Any]] = {}
+        self._names: tuple[str, ...] = ()
         self._name_rank = np.empty(0, np.int32)
         self._members_changed = False
         self._latest: Snapshot | None = None
@@ -61,7 +62,8 @@ class Table:
             "memory_bytes": memory_bytes.sum(axis=1),
             "largest_device_bytes": memory_bytes.max(axis=1, initial=0),
         }
-        table._name_rank, table._generation = snap.name_rank, snap.generation
+        table._names, table._name_rank = snap.names, snap.name_rank
+        table._generation = snap.generation
         return table
 
     @property
@@ -122,13 +124,15 @@ class Table:
         """Return a snapshot of the table: one object until the table changes."""
         if self._latest is None:
             if self._members_changed:
-                self._name_rank = _ranks([node.name for node in self._nodes])
+                self._names = tuple(node.name for node in self._nodes)
+                self._name_rank = _ranks(self._names)
                 self._members_changed = False
             self._generation += 1
             of_node = self._frozen(self._per_node, self._per_node_shown)
             self._latest = Snapshot(
                 generation=self._generation,
                 row_of=self._row_of,
+                names=self._names,
                 nodes=tuple(self._nodes),
                 resources=dict(self._resources),
                 columns=Columns(**self._frozen(self._columns, self._columns_shown)),

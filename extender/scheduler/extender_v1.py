@@ -138,7 +138,7 @@ class Offered(msgspec.Struct):
     """The pod and the nodes of a filter or prioritize call."""
 
     pod: Pod
-    names: list[str]
+    names: Sequence[str]
     #: Whole nodes in the order of ``names``, None if only names were sent; returned unchanged.
     objects: list[msgspec.Raw] | None
 

@@ -147,7 +147,7 @@ class Verbs:
         self._shown(offered.pod)
         snap = self._cluster.settled()
         request = self._cluster.understand(offered.pod)
-        rows = snap.rows(offered.names)
+        rows = _rows(offered, snap)
         codes = self._codes(request, rows, snap)
         wanted = request if isinstance(request, VramRequest) and request.asks else None
         sure = True
@@ -247,7 +247,7 @@ class Verbs:
         winner: str | None = None
         contenders: tuple[Contender, ...] = ()
         if isinstance(request, VramRequest):
-            rows = snap.rows(offered.names)
+            rows = _rows(offered, snap)
             if not request.asks:  # not recorded: Headroom does not manage the pod
                 chosen = aside(snap, rows)
                 return (
@@ -493,6 +493,17 @@ class Verbs:
 def _candidate(contender: Contender) -> Candidate:
     terms = tuple(round(1000 * contender.terms[name]) for name in TERMS)
     return Candidate(contender.node, round(1000 * contender.score), terms)
+
+
+def _rows(offered: extender_v1.Offered, snap: Snapshot) -> Rows:
+    """Return the row of each offered node, and change the order of the names if that is faster.
+
+    kube-scheduler reads the answer by name.
+    """
+    if offered.objects is not None:
+        return snap.rows(offered.names)
+    offered.names, rows = snap.sorted_by_row(offered.names)
+    return rows
 
 
 def _all_pass(offered: extender_v1.Offered) -> Codes:
