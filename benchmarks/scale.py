@@ -301,6 +301,12 @@ class Extender(Part):
         url = f"http://127.0.0.1:{self.journal_port}"
         super().__init__(cluster.plane, "extender", url, {**SHIPPED, **ports, "debug_open": True})
 
+    def metric(self, sample: str) -> float:
+        """One sample of /metrics, by its name and labels as printed; 0 if absent."""
+        text = self._http.request("GET", f"{self._url}/metrics").data.decode()
+        values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(sample)]
+        return float(values[0]) if values else 0.0
+
     def fitting(self, nodes: int) -> int:
         """How many of all nodes take a small pod: proof that what was listed is believed."""
         sent = pod_as_sent("asked", "1Gi")

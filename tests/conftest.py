@@ -78,7 +78,7 @@ SLOW_MODULES = (
     "tests/placement/test_agreement",
     "tests/test_cli",
     "tests/test_controlplane",
-    "tests/wiring/test_injected",
+    "tests/app/test_injected",
     "tests/test_dockerfile",
     "tests/test_tls",
 )
@@ -104,7 +104,7 @@ LONGEST_FIRST = (
     "tests/standin/",
     "tests/benchmarks/test_gpu.py",
     "tests/model/",
-    "tests/web/test_recorded.py",
+    "tests/scheduler/test_recorded_requests.py",
     "tests/test_dockerfile.py",
 )
 

@@ -68,7 +68,7 @@ def test_fixtures_count_and_a_suite_over_its_budget_is_warned_of(tmp_path: Path)
 
 
 def test_a_suite_is_a_folder_and_the_modules_beside_them_are_one() -> None:
-    assert suite_of("tests/web/test_wire.py::test_it[a::b/c]") == "web"
+    assert suite_of("tests/scheduler/test_extender_v1.py::test_it[a::b/c]") == "web"
     assert suite_of("tests/contract/deep/test_x.py::T::test_it") == "contract"
     assert suite_of("tests/test_cli.py::test_it") == "modules beside"
 

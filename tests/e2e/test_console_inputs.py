@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 
+from tests.controllers.test_promql import body
 from tests.e2e.conftest import NewCluster
 from tests.e2e.test_console import Apart
 from tests.e2e.wire import wire_to
 from tests.serving import offer, pod
-from tests.sources.test_history import body
 
 
 def inputs(apart: Apart) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,270 @@
+"""Raises an exception at one await or callback of a replica, and plays a cluster on it.
+
+``python -m tests.app.injection CALL...`` finds every point in the source of ``MODULES``, plays
+the same life of a cluster once for each point and each of these calls of it, and prints a line of
+JSON for each: whether the point was reached, and what was still missing at the end. A point is
+
+* an ``await``, an ``async with`` or an ``async for``: the exception comes in place of it;
+* a callback, which is what ``__init__`` or a function takes as a ``Callable``: the exception comes
+  when it is called.
+"""
+
+import ast
+import importlib.abc
+import importlib.machinery
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, TypeVar
+
+#: The state, the controllers, and the ledger that they write to.
+MODULES = (
+    "extender.state.cluster_state",
+    "extender.ledger.eviction",
+    "extender.ledger.preemption_writer",
+    "extender.ledger.protocol",
+    "extender.ledger.node_batcher",
+    "extender.batches",
+    "extender.controllers.event_recorder",
+    "extender.app.cluster_view",
+    "extender.observability.conflict_counter",
+    "extender.controllers.eviction",
+    "extender.state.event_queue",
+    "extender.observability.loop_lag",
+    "extender.periodic",
+    "extender.controllers.extended_resource",
+    "extender.observability.pending_metrics",
+    "extender.controllers.preemption",
+    "extender.app.reload",
+    "extender.app.extender",
+    "extender.controllers.requeue",
+    "extender.controllers.pending_events",
+    "extender.controllers.reconcile",
+    "extender.observability.change_feed",
+)
+#: Aliases of ``Callable`` in these modules.
+CALLABLES = ("Callable", "Post", "Show")
+T = TypeVar("T")
+
+
+class Injected(Exception):
+    """No error that anything expects."""
+
+
+@dataclass
+class Points:
+    """What the code that is loaded reports to; one point raises."""
+
+    names: list[str] = field(default_factory=list)
+    raising: int = -1
+    at_call: int = 0
+    calls: int = 0
+
+    def add(self, name: str) -> int:
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def reach(self, point: int) -> None:
+        if point == self.raising:
+            self.calls += 1
+            if self.calls == self.at_call:
+                raise Injected(self.names[point])
+
+    async def waited(self, point: int, work: Awaitable[T]) -> T:
+        try:
+            self.reach(point)
+        except Injected:
+            if inspect.iscoroutine(work):
+                work.close()
+            raise
+        return await work
+
+    def entered(self, point: int, value: T) -> T:
+        self.reach(point)
+        return value
+
+    def called(self, point: int, function: Callable[..., T] | None) -> Callable[..., T] | None:
+        if function is None:
+            return None
+
+        def call(*args: Any, **named: Any) -> T:
+            self.reach(point)
+            return function(*args, **named)
+
+        return call
+
+
+POINTS = Points()
+
+
+class Marking(ast.NodeTransformer):
+    """Has each point of a module tell ``POINTS`` when it is reached."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._scopes: list[str] = []
+        #: Parameters that are callbacks, of the functions around; attributes, of the class.
+        self._parameters: list[set[str]] = []
+        self._attributes: set[str] = set()
+
+    def _point(self, node: ast.expr, what: str) -> ast.expr:
+        where = f"{self._module}:{'.'.join(self._scopes)}"
+        number = POINTS.add(f"{where}: {what} {ast.unparse(node)[:24]}")
+        return ast.copy_location(ast.Constant(number), node)
+
+    def _marked(self, how: str, node: ast.expr, value: ast.expr) -> ast.Call:
+        point = self._point(node, how)
+        function = ast.Attribute(ast.Name("_points", ast.Load()), how, ast.Load())
+        return ast.copy_location(ast.Call(function, [point, value], []), node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        before, self._attributes = self._attributes, set(_callback_attributes(node))
+        self._scopes.append(node.name)
+        self.generic_visit(node)
+        self._scopes.pop()
+        self._attributes = before
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        self._scopes.append(node.name)
+        # What __init__ takes is kept in an attribute.
+        own = set() if node.name == "__init__" else _callback_parameters(node)
+        self._parameters.append(own)
+        node.body = [self.visit(each) for each in node.body]
+        self._parameters.pop()
+        self._scopes.pop()
+        return node
+
+    def visit_Await(self, node: ast.Await) -> ast.AST:
+        marked = self._marked("waited", node, node.value)
+        marked.args[1] = self.visit(node.value)
+        node.value = marked
+        return node
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
+        marked = self._marked("entered", node.iter, node.iter)
+        self.generic_visit(node)
+        marked.args[1] = node.iter
+        node.iter = marked
+        return node
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AST:
+        self.generic_visit(node)
+        for item in node.items:
+            item.context_expr = self._marked("entered", item.context_expr, item.context_expr)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        mine = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if mine and node.attr in self._attributes and isinstance(node.ctx, ast.Load):
+            return self._marked("called", node, node)
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if isinstance(node.ctx, ast.Load) and any(node.id in own for own in self._parameters):
+            return self._marked("called", node, node)
+        return node
+
+
+def _is_callable(annotation: ast.expr | None) -> bool:
+    return annotation is not None and any(
+        isinstance(each, ast.Name) and each.id in CALLABLES for each in ast.walk(annotation)
+    )
+
+
+def _callback_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    return {each.arg for each in arguments if _is_callable(each.annotation)}
+
+
+def _callback_attributes(node: ast.ClassDef) -> Iterator[str]:
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            taken = _callback_parameters(method)
+            for each in ast.walk(method):
+                if isinstance(each, ast.Assign) and isinstance(each.value, ast.Name | ast.Tuple):
+                    yield from _kept(each, taken)
+                if isinstance(each, ast.AnnAssign) and _is_callable(each.annotation):
+                    yield from _attribute(each.target)
+
+
+def _kept(assigned: ast.Assign, taken: set[str]) -> Iterator[str]:
+    """The attributes that keep one of these parameters."""
+    for target in assigned.targets:
+        pairs: Iterable[tuple[ast.expr, ast.expr]] = [(target, assigned.value)]
+        if isinstance(target, ast.Tuple) and isinstance(assigned.value, ast.Tuple):
+            pairs = zip(target.elts, assigned.value.elts, strict=True)
+        for to, value in pairs:
+            if isinstance(value, ast.Name) and value.id in taken:
+                yield from _attribute(to)
+
+
+def _attribute(target: ast.expr) -> Iterator[str]:
+    if isinstance(target, ast.Attribute):
+        yield target.attr
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        tree = ast.parse(self.get_data(self.path), self.path)
+        marked = ast.fix_missing_locations(Marking(fullname).visit(tree))
+        return compile(marked, self.path, "exec")
+
+    def exec_module(self, module: Any) -> None:
+        module._points = POINTS
+        super().exec_module(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name not in MODULES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec is not None
+        assert spec.origin is not None
+        spec.loader = _Loader(name, spec.origin)
+        return spec
+
+
+def main(calls: Sequence[int]) -> None:
+    sys.meta_path.insert(0, _Finder())
+    # Only now may anything of the extender be loaded.
+    from tests.app.life import Told, live, quicken
+
+    quicken()
+    logging.disable()
+    for call in calls:
+        for point, name in enumerate(POINTS.names):
+            POINTS.raising, POINTS.at_call, POINTS.calls = point, call, 0
+            try:
+                told = live()
+            except Injected:
+                # The process does not start, and whoever starts it is told.
+                told = Told(failures=1)
+            reached = POINTS.calls >= call
+            print(  # noqa: T201
+                json.dumps(
+                    {
+                        "point": name,
+                        "call": call,
+                        "reached": reached,
+                        "missing": told.missing,
+                        "failures": told.failures,
+                    }
+                ),
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main([int(each) for each in sys.argv[1:]] or [1])

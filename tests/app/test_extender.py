@@ -1,0 +1,262 @@
+"""One replica takes what its threads hear in the order in which they heard it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from contract.annotations import FINALIZER
+from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
+from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
+from extender.app import extender
+from extender.app.extender import Extender
+from extender.config.settings import Mode, Settings
+from extender.controllers import reconcile, requeue
+from extender.errors import StoreRejected
+from extender.kube.async_client import CONNECTIONS
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.protocol import Ledger
+from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
+from tests.builders import gpunode, kube_node, namespace, shared
+from tests.serving import offer
+from tests.serving import pod as sent
+from tests.state.test_requeue_hints import rejected
+
+GPU = ResourceRequirements(limits={"nvidia.com/gpu": "1"})
+
+
+def bound_pod(uid: str) -> Pod:
+    spec = PodSpec(containers=[Container(name="main", resources=GPU)], node_name="n")
+    return Pod(metadata=ObjectMeta(name=uid, namespace="default", uid=uid), spec=spec)
+
+
+def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
+    async def play(unready: str) -> list[str]:
+        extender = Extender(Settings(), unready=lambda: unready)
+        looked_into: list[str] = []
+
+        class Evictor:
+            async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str:
+                looked_into.append(uid)
+                return ""
+
+        old = Reservation(namespace="default", name="p", since="2020-01-01T00:00:00Z")
+        spec = GPUNodeSpec(initialised=True, reservations={"u": old})
+        node = GPUNode(metadata=ObjectMeta(name="n"), spec=spec)
+        extender.deliver([GPUNodeSeen(node, 0.0)])
+        await extender.reconciler.once(cast(Ledger, Evictor()))
+        return looked_into
+
+    assert asyncio.run(play("pods were not listed yet")) == []
+    assert asyncio.run(play("")) == ["u"]
+
+
+def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() -> None:
+    async def play() -> list[str]:
+        extender = Extender(Settings(), unready=lambda: "")
+        initialised: list[str] = []
+
+        class Evictor:
+            async def remove_finalizer(self, names: Iterable[str]) -> None:
+                raise StoreRejected(f"let go of {list(names)}")
+
+            async def initialise(self, nodes: Iterable[Node]) -> list[str]:
+                initialised.extend(node.metadata.name for node in nodes)
+                return initialised
+
+        held = ObjectMeta(name="old", finalizers=[FINALIZER], deletion_timestamp="now")
+        old = GPUNode(metadata=held, spec=GPUNodeSpec())
+        extender.deliver([NodeSeen(kube_node("n")), GPUNodeSeen(old, 0.0)])
+        await extender.reconciler.once(cast(Ledger, Evictor()))
+        return initialised
+
+    assert asyncio.run(play()) == ["n"]
+
+
+class Open:
+    """A ledger that takes its time, and counts who waits for it."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.done = 0
+
+    async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str:
+        await self._wait()
+        return ""
+
+    async def requeue(self, pod: Pod) -> str:
+        await self._wait()
+        return "retry"
+
+    async def _wait(self) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        self.done += 1
+
+
+def test_chores_leave_connections_to_binds() -> None:
+    async def play() -> tuple[int, int]:
+        extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
+        for name in (f"n{number}" for number in range(3 * reconcile.WRITTEN_AT_ONCE)):
+            # Promised to a pod that is gone.
+            reservations = {f"uid-{name}": Reservation(namespace="default", name=name)}
+            spec = GPUNodeSpec(initialised=True, reservations=reservations)
+            node = GPUNode(metadata=ObjectMeta(name=name), spec=spec)
+            extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])
+            extender.deliver([PodGone(f"uid-{name}")])
+        await extender.reconciler.once(cast(Ledger, ledger))
+        return ledger.done, ledger.most
+
+    most = reconcile.WRITTEN_AT_ONCE
+    assert asyncio.run(play()) == (3 * most, most)
+
+
+def test_touches_leave_connections_to_binds() -> None:
+    async def play() -> tuple[int, int]:
+        ledger = Open()
+        await extender.gathered(ledger._wait() for _ in range(3 * extender.TOUCHED_AT_ONCE))
+        return ledger.done, ledger.most
+
+    most = extender.TOUCHED_AT_ONCE
+    assert asyncio.run(play()) == (3 * most, most)
+    assert most <= CONNECTIONS - 8
+
+
+def test_wakes_leave_connections_to_binds() -> None:
+    async def play() -> tuple[int, int]:
+        extender, ledger = Extender(Settings(mode=Mode.OBSERVE), unready=lambda: ""), Open()
+        waiting = [rejected(f"p{number}") for number in range(3 * requeue.REQUEUED_AT_ONCE)]
+        extender.deliver([PodSeen(pod) for pod in waiting])
+        await extender.requeue_controller.once(cast(Ledger, ledger))
+        return ledger.done, ledger.most
+
+    most = requeue.REQUEUED_AT_ONCE
+    assert asyncio.run(play()) == (3 * most, most)
+
+
+def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """kube-scheduler's calls wait for one part at most, whichever chore it is of."""
+    names = [f"n{number}" for number in range(7)]
+    chores = ("unreserved_pods", "dying", "leftovers", "uninitialised")
+    looked_at: dict[int, set[str]] = {}
+    done: set[str] = set()
+    turn = 0
+
+    def noting(chore: str) -> None:
+        does = getattr(reconcile, chore)
+
+        def look(*told: Any) -> Any:
+            of = {each if isinstance(each, str) else each.metadata.name for each in told[-1]}
+            looked_at.setdefault(turn, set()).update(of)
+            done.update(f"{chore} {name}" for name in of)
+            return does(*told)
+
+        monkeypatch.setattr(reconcile, chore, look)
+
+    for chore in chores:
+        noting(chore)
+    monkeypatch.setattr(reconcile, "AT_ONCE", 3)
+
+    async def play() -> None:
+        nonlocal turn
+        extender = Extender(Settings(), unready=lambda: "")
+        for name in names:
+            node = GPUNode(metadata=ObjectMeta(name=name), spec=GPUNodeSpec(initialised=True))
+            extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])
+        chores = asyncio.create_task(extender.reconciler.once(cast(Ledger, None)))
+        while not chores.done():
+            turn += 1
+            await asyncio.sleep(0)
+        await chores
+
+    asyncio.run(play())
+    assert done == {f"{chore} {name}" for chore in chores for name in names}
+    assert max(map(len, looked_at.values())) == 3
+    # Nobody's turn is two parts, of the same nodes by different chores.
+    assert len(looked_at) == 3 * 3
+
+
+def test_a_wall_clock_that_is_set_after_the_start_is_gone_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play() -> float:
+        extender = Extender(Settings(), unready=lambda: "")
+        right_s = time.time() + 3600.0
+        monkeypatch.setattr(time, "time", lambda: right_s)
+        stamp = datetime.fromtimestamp(right_s, UTC).isoformat()
+        now_s = time.monotonic()
+        extender.deliver(
+            [NodeSeen(kube_node("n")), GPUNodeSeen(gpunode(shared(), observed_at=stamp), now_s)]
+        )
+        (node,) = extender.cluster.snapshot().nodes
+        return node.fresh_until_s - now_s
+
+    assert asyncio.run(play()) > 0
+
+
+def test_what_another_thread_heard_first_is_applied_first() -> None:
+    async def play() -> Pod | None:
+        extender = Extender(Settings(), unready=lambda: "")
+        # A bind thread hears that the pod is bound; the loop's own, that it has gone again.
+        heard = threading.Thread(target=extender.deliver, args=([PodSeen(bound_pod("u"))],))
+        heard.start()
+        heard.join()
+        extender.deliver([PodGone("u")])
+        await asyncio.sleep(0)
+        return extender.cluster.pod("u")
+
+    assert asyncio.run(play()) is None
+
+
+def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
+    async def play() -> int:
+        extender = Extender(Settings(), unready=lambda: "")
+        stamp = datetime.now(UTC).isoformat()
+        node = gpunode(shared("a"), observed_at=stamp)
+        extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
+        # None of them fits, and each asks for something else, so that each is fitted.
+        waiting = [rejected(f"p{i}", f"{30_000 + i}Mi") for i in range(400)]
+        extender.deliver([PodSeen(pod) for pod in waiting])
+        turns = 0
+
+        async def calls() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        others = asyncio.create_task(calls())
+        await extender.requeue_controller.once(cast(Ledger, None))
+        others.cancel()
+        return turns
+
+    # It takes at least a tenth of a second, in steps of some milliseconds.
+    assert asyncio.run(play()) > 10
+
+
+def test_a_pod_is_understood_anew_when_the_default_of_its_namespace_has_changed() -> None:
+    async def play() -> list[list[int]]:
+        extender = Extender(Settings(), unready=lambda: "")
+        ledger = extender.open_ledger(AsyncStore(EmbeddedStore(extender.deliver, time.monotonic)))
+        verbs = extender.verbs(ledger, shown=lambda pod: None)
+        node = gpunode(shared("a"), observed_at=datetime.now(UTC).isoformat())
+        extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
+        body = msgspec.json.encode(offer(sent("p", None), "n"))
+        said = []
+        for default in ("1Gi", "500Gi"):
+            annotated = namespace("default", {"headroom.gpu/default-vram": default})
+            extender.deliver([NamespaceSeen(annotated)])
+            said.append([each["Score"] for each in msgspec.json.decode(verbs.prioritize(body))])
+        return said
+
+    with capture_logs():
+        assert asyncio.run(play()) == [[10], []]

@@ -1,0 +1,72 @@
+"""An exception at any await or callback of the state, the controllers and the ledger stops nothing
+for ever: the life of a cluster goes on to its end, and the exception is counted or returned."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.controlplane import ROOT
+
+#: Which calls of each point raise.
+CALLS = os.environ.get("TEST_INJECTED_CALLS", "1").split(",")
+#: Points that the life of ``tests.app.life`` may not come to, with the reason.
+NOT_REACHED = {
+    "is compared or iterated, not called": {
+        "extender.app.cluster_view:ClusterView._turned: called self.outcome_seen",
+        "extender.controllers.pending_events:PendingEventsController.at_most: called self._post",
+        "extender.controllers.pending_events:PendingEventsController._explain: called self._post",
+    },
+    "goes on after another exception only": {
+        "extender.periodic:Loops.keep.kept: waited await asyncio.sleep(AGAI",
+        "extender.periodic:Loops.failing: called self._failed",
+        "extender.controllers.reconcile:ReconcileController._failed: called self._count_failure",
+    },
+    "belongs to other processes or to tests": {
+        "extender.ledger.protocol:one_by_one: waited await call",
+        "extender.state.event_queue:EventQueue.idle: waited await self._idle.wait()",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.settle(ledger",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.ready(ledger)",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.record_events",
+    },
+    "is handed to a port of HTTP, which answers with 500": {
+        "extender.app.extender:Extender.verbs_app: called shown",
+        "extender.app.cluster_view:ClusterView.context: called quotas",
+    },
+    "takes a race or a list that is not played here": {
+        "extender.ledger.protocol:Ledger._fit_without_gpunode: waited await self._store.read_p",
+        "extender.ledger.protocol:Ledger._reserve: waited await self._reserve(node",
+        "extender.ledger.protocol:Ledger._reserve_together: waited await self._fit_without_",
+        "extender.ledger.protocol:Ledger.requeue: waited await self._store.read_p",
+        "extender.controllers.eviction:EvictionController.once: called self._deliver",
+        "extender.periodic:Loops._run.moved: called self._monotonic_s",
+        "extender.controllers.preemption:PreemptionController._announce_nominations: "
+        "waited await self._announce(pod",
+    },
+}
+#: Of the other points, those that one play in many does not come to: what comes first decides.
+MOST_LEFT_TO_CHANCE = 8
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_life_of_a_cluster_goes_on_after_any_exception(call: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.app.injection", call],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    plays: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [play for play in plays if play["missing"]] == []
+    reached = {play["point"] for play in plays if play["reached"]}
+    assert [play for play in plays if play["reached"] and not play["failures"]] == []
+    if call == "1":
+        named = set().union(*NOT_REACHED.values())
+        others = {play["point"] for play in plays} - reached - named
+        assert len(others) <= MOST_LEFT_TO_CHANCE, others

@@ -1,0 +1,97 @@
+"""A replica that only observes sends nobody away and tells nobody; who was refused is let go."""
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from contract.gpunode import GPUNode
+from contract.kube import Pod
+from extender.app.extender import Extender
+from extender.config.settings import Mode, Settings
+from extender.controllers.eviction import EvictionController
+from extender.ledger.protocol import Ledger
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.state.notices import Notice
+from tests.builders import gpunode, kube_node, pod, reservation, shared
+from tests.state.test_requeue_hints import rejected
+
+OBSERVE, ENFORCE = Settings(mode=Mode.OBSERVE), Settings()
+
+
+class Looks:
+    """Counts how often somebody was looked for who has to leave."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    async def once(self) -> None:
+        self.times += 1
+
+
+def overcommitted() -> GPUNode:
+    """With two pods that came around us, on one device of 24 GiB."""
+    reservations = {uid: reservation({"GPU-0": 20 << 30}) for uid in ("uid-a", "uid-b")}
+    return gpunode(shared("GPU-0"), reservations=reservations)
+
+
+@pytest.mark.parametrize(
+    ("settings", "looked", "told"),
+    [pytest.param(OBSERVE, 0, 0, id="observes"), pytest.param(ENFORCE, 1, 1, id="enforces")],
+)
+def test_nobody_is_sent_away_or_told_while_it_observes(
+    settings: Settings, looked: int, told: int
+) -> None:
+    async def play() -> tuple[int, int]:
+        notices: list[Notice] = []
+
+        def post(notice: Notice) -> bool:
+            notices.append(notice)
+            return True
+
+        extender = Extender(settings, unready=lambda: "", post=post)
+        looks = Looks()
+        extender.reconciler.eviction_controller = cast(EvictionController, looks)
+        sitting = [pod("20Gi", uid=f"uid-{name}", name=name, node="n") for name in "ab"]
+        extender.deliver(
+            [NodeSeen(kube_node("n")), GPUNodeSeen(overcommitted(), 0.0), *map(PodSeen, sitting)]
+        )
+        await extender.intake.idle()
+        await extender.reconciler.once(cast(Ledger, None))
+        return looks.times, len(notices) > 0
+
+    assert asyncio.run(play()) == (looked, told)
+
+
+def once_woken(said: list[list[str]]) -> set[str]:
+    return {uid for uids in said for uid in uids}
+
+
+def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None:
+    async def play() -> list[list[str]]:
+        extender = Extender(ENFORCE, unready=lambda: "")
+        requeued: list[str] = []
+
+        class Wakes:
+            async def requeue(self, which: Pod) -> str:
+                requeued.append(which.metadata.uid)
+                return "retry"
+
+        extender.deliver([PodSeen(rejected("waits")), PodSeen(pod(uid="uid-new", name="new"))])
+        await extender.intake.idle()
+        said: list[list[str]] = []
+        for settings in (ENFORCE, OBSERVE, OBSERVE, ENFORCE, OBSERVE):
+            extender.take(settings)
+            requeued.clear()
+            await extender.requeue_controller.once(cast(Ledger, Wakes()))
+            said.append(list(requeued))
+        # Pods that are gone are not remembered, however long it observes.
+        extender.deliver([PodGone(uid) for uid in sorted(once_woken(said))])
+        await extender.requeue_controller.once(cast(Ledger, Wakes()))
+        assert not extender.requeue_controller._released
+        return said
+
+    first, once, again, enforcing, anew = asyncio.run(play())
+    assert (first, again, enforcing) == ([], [], [])
+    assert len(once) == 1
+    assert anew == once

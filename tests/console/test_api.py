@@ -1,0 +1,226 @@
+"""What all views of the debug API have in common: errors, tags, tables, pages."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from tests.builders import GIB, gpunode, kube_node, reservation, shared
+from tests.console.asking import STALE_AFTER_S, Asked
+
+
+@pytest.fixture
+def fleet() -> Asked:
+    asked = Asked()
+    for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
+        asked.add_node(name)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        pytest.param("GET", "/v1/nodes/nowhere", 404, "GET /v1/nodes lists", id="no such node"),
+        pytest.param("GET", "/v1/explain/pods/a/b", 404, "is not known", id="no such pod"),
+        pytest.param(
+            "GET", "/v1/nothing", 404, "/v1/nothing is not a view; GET /open", id="no view"
+        ),
+        pytest.param("POST", "/v1/nodes", 405, "does not support POST; use GET", id="wrong method"),
+        pytest.param("GET", "/v1/nodes?limit=0", 422, "query limit: ", id="too small"),
+        pytest.param(
+            "GET",
+            "/v1/nodes?limit=x",
+            422,
+            "not 'x'. Example: limit=100",
+            id="no number",
+        ),
+        pytest.param("GET", "/v1/nodes?order=best", 422, "query order: ", id="unknown word"),
+        pytest.param("GET", "/v1/nodes?limit=x&order=y", 422, "; query order: ", id="two slips"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_form(
+    fleet: Asked, method: str, path: str, status: int, said: str
+) -> None:
+    answer = fleet.get(path, method=method)
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        status,
+        "application/problem+json",
+    )
+    body = answer.json()
+    assert (body["status"], said in body["detail"]) == (status, True), body
+    assert body["type"].startswith("urn:headroom:problem:")
+    assert body["title"]
+
+
+def test_a_fault_of_ours_is_a_problem_too_and_is_logged_but_not_shown(fleet: Asked) -> None:
+    def broken() -> None:
+        raise RuntimeError("what nobody outside is to read")
+
+    fleet.app.add_api_route("/broken", broken)
+    with capture_logs() as logged:
+        answer = fleet.get("/broken")
+    assert (answer.status_code, answer.json()["type"]) == (500, "urn:headroom:problem:internal")
+    assert "nobody" not in answer.text
+    assert [(entry["event"], entry["path"]) for entry in logged] == [("view_failed", "/broken")]
+
+
+def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
+    """With the path as it is asked, and what has to be asked besides."""
+    for path, operations in fleet.get("/openapi.json").json()["paths"].items():
+        for operation in operations.values():
+            given = operation.get("parameters", ())
+            needed = [
+                f"{one['name']}={one['schema']['examples'][0]}"
+                for one in given
+                if one["required"] and one["in"] == "query"
+            ]
+            for parameter in given:
+                yield f"{path}?{'&'.join(needed)}", parameter
+
+
+def test_every_parameter_says_a_right_example_that_is_right(fleet: Asked) -> None:
+    """It is quoted to who gives a wrong one."""
+    for path, parameter in parameters(fleet):
+        if parameter["in"] == "header":
+            continue
+        where = f"{path} {parameter['name']}"
+        assert parameter["schema"].get("examples"), where
+        example = parameter["schema"]["examples"][0]
+        if parameter["in"] == "query":
+            filled = re.sub(r"\{\w+\}", "x", path)
+            answer = fleet.get(f"{filled}&{parameter['name']}={example}")
+            assert answer.status_code in (200, 404), f"{where}: {answer.text}"
+
+
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/gpu-a", "/v1/drift"])
+def test_who_has_an_answer_is_not_sent_it_again_until_something_has_changed(
+    fleet: Asked, path: str
+) -> None:
+    first = fleet.get(path)
+    fleet.now_s += 1.0
+    held = {"If-None-Match": f'"another", {first.headers["etag"]}'}
+    again = fleet.get(path, held)
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert fleet.get(path, {"If-None-Match": '"another"'}).status_code == 200
+
+    fleet.add_node("gpu-a")  # reported again
+    newer = fleet.get(path, held)
+    assert newer.status_code == 200
+    assert newer.headers["etag"] != first.headers["etag"]
+
+
+def test_a_report_that_becomes_stale_is_news(fleet: Asked) -> None:
+    first = fleet.get("/v1/nodes/gpu-a")
+    fleet.now_s += STALE_AFTER_S + 1
+    later = fleet.get("/v1/nodes/gpu-a", {"If-None-Match": first.headers["etag"]})
+    assert (first.json()["node"]["fresh"], later.json()["node"]["fresh"]) == (True, False)
+    assert first.json()["snapshot_generation"] == later.json()["snapshot_generation"]
+
+
+def test_another_process_has_other_tags(fleet: Asked) -> None:
+    """It counts its generations anew."""
+    other = Asked()
+    for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
+        other.add_node(name)
+    one, two = (asked.get("/v1/nodes") for asked in (fleet, other))
+    assert one.json()["snapshot_generation"] == two.json()["snapshot_generation"]
+    assert one.headers["etag"] != two.headers["etag"]
+
+
+def test_pages_put_together_are_the_whole_whatever_goes_meanwhile(fleet: Asked) -> None:
+    seen, after = [], ""
+    while after is not None:
+        body = fleet.get(f"/v1/nodes?limit=2&continue={after}").json()
+        page = [node["name"] for node in body["nodes"]]
+        seen.append((page, body["matching"], body["remaining"]))
+        after = body["continue"]
+    assert seen == [
+        (["another", "gpu-a"], 5, 3),
+        (["gpu-b", "gpu-c"], 5, 1),
+        (["gpu-d"], 5, 0),
+    ]
+    # A page goes on after a name, also one that is not there any more.
+    page = fleet.get("/v1/nodes?limit=2&continue=gpu-bb").json()
+    assert [node["name"] for node in page["nodes"]] == ["gpu-c", "gpu-d"]
+
+
+def test_the_fullest_come_first_page_by_page_and_those_that_take_nothing_before(
+    fleet: Asked,
+) -> None:
+    half = reservation({"GPU-gpu-c-0": 12 * GIB}, name="p")
+    unhealthy = shared("GPU-gpu-d-0", healthy=False)
+    for node in (
+        gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", reservations={"uid-p": half}),
+        gpunode(unhealthy, name="gpu-d", version="9"),
+    ):
+        fleet.cluster.apply([GPUNodeSeen(node, 0.0)])
+    fleet.cluster.apply([NodeSeen(kube_node("closed", {"headroom.gpu/reserve": "much"}))])
+    order, after = [], ""
+    while after is not None:
+        body = fleet.get(f"/v1/nodes?order=fullest&limit=2&continue={after}").json()
+        order += [node["name"] for node in body["nodes"]]
+        after = body["continue"]
+    assert order == ["closed", "gpu-d", "gpu-c", "another", "gpu-a", "gpu-b"]
+
+
+def test_the_fleet_is_told_in_sums_of_what_its_nodes_say(fleet: Asked) -> None:
+    sums_add_up(fleet)
+    reserved = {"uid-p": reservation({"GPU-gpu-c-0": 12 * GIB}, name="p")}
+    for node in (
+        gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", reservations=reserved),
+        gpunode(shared("GPU-gpu-d-0", healthy=False), name="gpu-d", version="9"),
+    ):
+        fleet.cluster.apply([GPUNodeSeen(node, 0.0)])
+    fleet.cluster.apply([NodeSeen(kube_node("gpu-a", {"headroom.gpu/reserve": "much"}))])
+    sums_add_up(fleet)
+
+
+def test_nodes_with_stale_reports_have_nothing_free_in_the_sums(fleet: Asked) -> None:
+    fleet.now_s = 2 * STALE_AFTER_S
+    fleet.cluster.apply([GPUNodeSeen(gpunode(shared("GPU-new"), name="new"), fleet.now_s)])
+    fleet.cluster.apply([NodeSeen(kube_node("new"))])
+    sums_add_up(fleet)
+    (closed,) = fleet.get("/v1/fleet").json()["closed"]
+    assert closed["reason"] == "stale_report"
+
+
+def sums_add_up(fleet: Asked) -> None:
+    told, nodes = fleet.get("/v1/fleet").json(), fleet.get("/v1/nodes").json()["nodes"]
+    assert told["nodes"] == len(nodes)
+    assert sum(each["nodes"] for each in told["closed"]) == sum(
+        node["reason"] is not None for node in nodes
+    )
+    for model in told["models"]:
+        devices = [
+            (node, device)
+            for node in nodes
+            for device in node["devices"]
+            if device["model"] == model["model"]
+        ]
+        assert model["devices"] == len(devices)
+        assert model["unhealthy"] == sum(device["unhealthy"] is not None for _, device in devices)
+        assert model["allocatable_bytes"] == sum(d["allocatable_bytes"] for _, d in devices)
+        assert model["used_bytes"] == sum(d["used_bytes"] for _, d in devices)
+        assert model["overcommitted"] == sum(d["headroom_bytes"] < 0 for _, d in devices)
+        assert model["headroom_bytes"] == sum(
+            max(0, device["headroom_bytes"])
+            for node, device in devices
+            if node["reason"] is None and device["unhealthy"] is None
+        )
+    assert sum(model["devices"] for model in told["models"]) == sum(
+        len(node["devices"]) for node in nodes
+    )
+
+
+def test_nodes_are_found_by_what_is_shown_of_them(fleet: Asked) -> None:
+    def found(search: str) -> list[str]:
+        return [node["name"] for node in fleet.get(f"/v1/nodes?search={search}").json()["nodes"]]
+
+    assert found("ANOTHER") == ["another"]
+    assert found("gpu-gpu-a-1") == ["gpu-a"]
+    assert found("nvidia.com/gpu") == ["another", "gpu-a", "gpu-b", "gpu-c", "gpu-d"]
+    assert found("nobody has this") == []

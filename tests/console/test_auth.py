@@ -1,0 +1,273 @@
+"""Nobody reads the debug API whom the API server does not know, or would not let see the same."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from fastapi.security import HTTPAuthorizationCredentials
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from extender.console.auth import (
+    ALL_PODS,
+    DEFAULT_LIMITS,
+    GetPod,
+    Guard,
+    Limits,
+    ReadPath,
+    ReviewFailed,
+    Wish,
+    wishes,
+)
+from extender.server.client_certificates import User
+from tests.console.asking import Asked
+from tests.serving import serving
+
+OF_POD = GetPod("ml", "p")
+NODES = ReadPath("get", "/v1/nodes")
+EXPLAIN = "/v1/explain/pods/ml/p"
+
+
+@dataclass
+class Played:
+    """Knows tokens of the form ``token-of-NAME``, and what each name may do."""
+
+    rights: dict[str, set[Wish]] = field(default_factory=dict)
+    fails: str = ""
+    asked: list[object] = field(default_factory=list)
+
+    def who(self, token: str) -> User | None:
+        self._note(token)
+        name = token.removeprefix("token-of-")
+        return User(name) if name != token else None
+
+    def may(self, user: User, wish: Wish) -> bool:
+        self._note((user.name, wish))
+        return wish in self.rights.get(user.name, set())
+
+    def _note(self, what: object) -> None:
+        self.asked.append(what)
+        if self.fails:
+            raise ReviewFailed(self.fails)
+
+
+class World:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, **rights: Wish) -> None:
+        self.reviews = Played({name: {wish} for name, wish in rights.items()})
+        self.now_s = 0.0
+        self.api = Asked(guard=Guard(self.reviews, lambda: self.now_s, limits))
+        self.api.add_node("n")
+
+    def get(self, path: str, name: str | None) -> httpx.Response:
+        headers = {} if name is None else {"Authorization": f"Bearer token-of-{name}"}
+        return self.api.get(path, headers)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "params", "query", "asked"),
+    [
+        pytest.param("GET", "/v1/nodes", {}, {}, [NODES], id="the fleet"),
+        pytest.param(
+            "GET",
+            EXPLAIN,
+            {"namespace": "ml", "name": "p"},
+            {},
+            [OF_POD, ReadPath("get", EXPLAIN)],
+            id="a pod",
+        ),
+        pytest.param(
+            "GET",
+            "/v1/decisions",
+            {},
+            {"pod": "ml/p"},
+            [OF_POD, ReadPath("get", "/v1/decisions")],
+            id="decisions about a pod",
+        ),
+        *(
+            pytest.param(
+                "GET", "/v1/decisions", {}, query, [ReadPath("get", "/v1/decisions")], id=name
+            )
+            for name, query in (
+                ("decisions about all", {}),
+                ("no namespace", {"pod": "/p"}),
+                ("no name", {"pod": "ml/"}),
+                ("no slash", {"pod": "ml"}),
+                ("a uid", {"uid": "u"}),
+            )
+        ),
+        pytest.param(
+            "GET", "/v1/nodes", {}, {"pod": "ml/p"}, [NODES], id="a view that heeds no such query"
+        ),
+        pytest.param(
+            "POST", "/v1/whatif", {}, {}, [ReadPath("post", "/v1/whatif")], id="what would happen"
+        ),
+    ],
+)
+def test_what_must_be_allowed(
+    method: str, path: str, params: dict[str, str], query: dict[str, str], asked: list[Wish]
+) -> None:
+    assert wishes(method, path, params, query) == asked
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        pytest.param({}, "no token was sent", id="none"),
+        pytest.param({"Authorization": "Basic dTpw"}, "no token was sent", id="a password"),
+        pytest.param({"Authorization": "Bearer "}, "no token was sent", id="an empty one"),
+        pytest.param({"Authorization": "Bearer x"}, "does not accept this token", id="nobody's"),
+    ],
+)
+def test_who_is_not_known_is_told_how_to_be(header: dict[str, str], why: str) -> None:
+    world = World()
+    for path in ("/v1/nodes", EXPLAIN, "/metrics"):
+        answer = world.api.get(path, header)
+        assert answer.status_code == 401
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert why in answer.json()["detail"]
+        assert "Bearer $(kubectl create token" in answer.json()["detail"]
+    assert "/v1/nodes" not in str(world.reviews.asked)
+
+
+def test_who_may_read_one_thing_may_not_read_another() -> None:
+    world = World(sre=NODES, author=OF_POD)
+    assert world.get("/v1/nodes", "sre").status_code == 200
+    assert world.get(EXPLAIN, "author").status_code == 404  # let in: there is no such pod
+    rejected = world.get("/v1/nodes", "author")
+    assert rejected.status_code == 403
+    assert rejected.json()["detail"].startswith("author may not get path /v1/nodes; bind ")
+    assert "headroom-viewer" in rejected.json()["detail"]
+    rejected = world.get(EXPLAIN, "sre")
+    assert rejected.status_code == 403
+    assert rejected.json()["detail"] == (
+        f"sre may not get pod ml/p or get path {EXPLAIN}; "
+        "it needs a Role in namespace ml with {resources: [pods], verbs: [get]}"
+    )
+    assert world.get("/v1/explain/pods/other/p", "author").status_code == 403
+
+
+def test_a_snapshot_shows_pods_whole_to_whom_the_api_server_would_show_all_pods() -> None:
+    snapshot = ReadPath("get", "/v1/snapshot")
+    world = World(viewer=snapshot)
+    world.reviews.rights["admin"] = {snapshot, ALL_PODS}
+    for query in ("", "?redact=false", "?redact=true&redact=false"):
+        assert world.get(f"/v1/snapshot{query}", "admin").status_code == 200
+        rejected = world.get(f"/v1/snapshot{query}", "viewer")
+        assert rejected.status_code == 403
+        assert rejected.json()["detail"] == (
+            "viewer may not get all pods, which a snapshot shows in full; add redact=true"
+        )
+    for query in ("?redact=true", "?redact=1", "?redact=false&redact=on"):
+        assert world.get(f"/v1/snapshot{query}", "viewer").status_code == 200
+    assert world.get("/v1/snapshot?redact=perhaps", "viewer").status_code == 403
+
+
+def test_who_may_read_everything_may_read_of_every_pod() -> None:
+    world = World(sre=ReadPath("get", EXPLAIN))
+    assert world.get(EXPLAIN, "sre").status_code == 404
+
+
+def test_probes_and_the_page_are_for_everybody() -> None:
+    world = World()
+    world.reviews.fails = "down"
+    for path in ("/", "/healthz", "/readyz"):
+        assert world.get(path, None).status_code == 200
+    assert world.reviews.asked == []
+
+
+def test_nobody_is_let_in_while_the_api_server_cannot_be_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(sre=NODES)
+    world.reviews.fails = "it did not answer a TokenReview"
+    answer = world.get("/v1/nodes", "sre")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+    assert "it did not answer a TokenReview" in answer.json()["detail"]
+    world.reviews.fails = ""
+    assert world.get("/v1/nodes", "sre").status_code == 200  # no failure is kept
+    assert [each for each in caplog.records if each.name == "asyncio" and each.exc_info] == []
+
+
+def test_answers_hold_for_a_moment_and_no_longer() -> None:
+    world = World(sre=NODES)
+    for _ in range(3):
+        assert world.get("/v1/nodes", "sre").status_code == 200
+    assert world.reviews.asked == ["token-of-sre", ("sre", NODES)]
+    world.reviews.rights.clear()
+    world.now_s += DEFAULT_LIMITS.kept_s - 0.5
+    assert world.get("/v1/nodes", "sre").status_code == 200
+    world.now_s += 0.5
+    assert world.get("/v1/nodes", "sre").status_code == 403
+
+
+def test_what_is_kept_is_bounded() -> None:
+    world = World(Limits(most_kept=2))
+    for name in ("a", "b", "c", "a"):
+        world.get("/v1/nodes", name)
+    assert world.reviews.asked.count("token-of-a") == 2
+
+
+def request_of(path: str = "/v1/nodes") -> Request:
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+    return Request(scope | {"path_params": {}, "server": ("debug", 80), "scheme": "http"})
+
+
+def bearer(name: str) -> HTTPAuthorizationCredentials:
+    return HTTPAuthorizationCredentials(scheme="Bearer", credentials=f"token-of-{name}")
+
+
+class Slow(Played):
+    """Answers nothing before it is let."""
+
+    def __init__(self) -> None:
+        super().__init__({"sre": {NODES}})
+        self.let = threading.Event()
+
+    def who(self, token: str) -> User | None:
+        self.let.wait()
+        return super().who(token)
+
+
+def test_many_who_ask_the_same_are_one_question_and_too_many_do_not_wait() -> None:
+    reviews = Slow()
+    guard = Guard(reviews, lambda: 0.0, Limits(most_under_way=2))
+
+    async def play() -> None:
+        same = [asyncio.create_task(guard.check(request_of(), bearer("sre"))) for _ in range(20)]
+        other = asyncio.create_task(guard.check(request_of(), bearer("other")))
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException) as rejected:
+            await guard.check(request_of(), bearer("third"))
+        assert rejected.value.status_code == 503
+        reviews.let.set()
+        await asyncio.gather(*same)
+        with pytest.raises(HTTPException) as rejected:
+            await other
+        assert rejected.value.status_code == 403
+
+    asyncio.run(play())
+    assert reviews.asked.count("token-of-sre") == 1
+
+
+def test_who_waits_for_too_long_is_sent_away() -> None:
+    reviews = Slow()
+    guard = Guard(reviews, lambda: 0.0, Limits(wait_s=0.05))
+
+    async def play() -> None:
+        with pytest.raises(HTTPException) as rejected:
+            await guard.check(request_of(), bearer("sre"))
+        assert rejected.value.status_code == 503
+        reviews.let.set()
+
+    asyncio.run(play())
+
+
+def test_kube_scheduler_s_port_serves_none_of_it() -> None:
+    with serving("nodes: [{name: n, gpus: 1, memory: 24Gi}]") as server:
+        for path in server.get("/openapi.json").json()["paths"]:
+            answer = httpx.get(server.verbs + path, trust_env=False)
+            assert answer.status_code == 404, path

@@ -1,0 +1,92 @@
+"""How many fit is what could be placed."""
+
+import msgspec
+import pytest
+
+from contract.kube import NodeSpec
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, reservation, shared, use
+from tests.console.asking import Asked
+
+
+@pytest.fixture
+def fleet() -> Asked:
+    """Two nodes with two GPUs of 24 GiB and 4 replicas each; on the one 20 GiB are taken."""
+    asked = Asked()
+    held = gpunode(
+        shared("A", free=3, allocated=1),
+        shared("B"),
+        name="held",
+        reservations={"u": reservation({"A": 20 * GIB})},
+        pods=[use("u", "A", replica="A::0")],
+        plugin=DISTRIBUTED,
+    )
+    empty = gpunode(shared("C"), shared("D"), name="empty", plugin=DISTRIBUTED)
+    for each in (held, empty):
+        asked.cluster.apply([NodeSeen(kube_node(each.name)), GPUNodeSeen(each, 0.0)])
+    return asked
+
+
+def test_it_is_not_what_is_left_divided_by_the_size(fleet: Asked) -> None:
+    body = fleet.get("/v1/capacity?vram=8Gi&by_node=true").json()
+    # 76 GiB are left, and 8 of them nine times on devices with a replica; but after one pod on B
+    # the plugin could send the next one to A, which lacks the memory.
+    assert (body["pods"], body["pods_at_least"], body["fullness"]) == (7, False, "room")
+    assert [(node["name"], node["pods"], node["reason"]) for node in body["nodes"]] == [
+        ("empty", 6, None),
+        ("held", 1, None),
+    ]
+    assert body["message"].startswith("7 such pods fit now, on 2 of 2 nodes")
+    assert body["space"]["largest_fitting_bytes"] == 24 * GIB
+    assert body["request"] == {
+        "container": "main",
+        "resource": GPU,
+        "count": 1,
+        "amount": "8Gi",
+        "source": "annotation",
+    }
+
+
+def test_nodes_that_are_not_counted_make_it_a_lower_bound(fleet: Asked) -> None:
+    body = fleet.get("/v1/capacity?vram=8Gi&most_nodes=0&by_node=true").json()
+    assert (body["pods"], body["pods_at_least"]) == (2, True)
+    assert body["not_checked"] == ["CPU, memory and other resources", "ResourceQuotas"]
+    assert body["message"].startswith("at least 2 such pods")
+    assert [node["counted"] for node in body["nodes"]] == [False, False]
+
+
+def test_without_a_size_a_pod_takes_what_its_replica_is_worth(fleet: Asked) -> None:
+    body = fleet.get("/v1/capacity").json()
+    assert (body["request"]["amount"], body["space"]["need_bytes"]) == ("1 replica", 6 * GIB)
+    assert (body["pods"], body["nodes"]) == (9, [])
+
+
+def test_a_cordoned_node_takes_nobody(fleet: Asked) -> None:
+    node = msgspec.structs.replace(kube_node("empty"), spec=NodeSpec(unschedulable=True))
+    fleet.cluster.apply([NodeSeen(node)])
+    body = fleet.get("/v1/capacity?vram=25Gi").json()
+    assert (body["pods"], body["fullness"]) == (0, "fragmented")
+    assert body["ineligible"] == [
+        {"reason": "cordoned", "message": "cordoned", "nodes": 1, "evictable": False}
+    ]
+    assert body["reasons"] == [
+        {
+            "reason": "memory_on_any",
+            "message": "insufficient GPU memory on any device",
+            "nodes": 1,
+            "evictable": True,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("vram=lots", "query: annotation headroom.gpu/vram"),
+        ("vram=1Gi&resource=cpu", "Example: nvidia.com/gpu"),
+        ("vram=1Gi&count=0", "query count: "),
+    ],
+)
+def test_what_cannot_be_read_is_refused(fleet: Asked, query: str, said: str) -> None:
+    answer = fleet.get(f"/v1/capacity?{query}")
+    assert (answer.status_code, said in answer.json()["detail"]) == (422, True), answer.text

@@ -1,0 +1,107 @@
+"""Decisions are found by pod, node and time, and put together from what each replica did."""
+
+import pytest
+
+from extender.console.decision_bodies import DecisionsBody
+from extender.observability.journal_merge import Followed
+from extender.observability.journal_stream import StateLine
+from extender.state.decision_records import BindTried, Filtered, Ranked
+from extender.state.journal import Journal
+from tests.console.asking import WALL_S, Asked
+
+
+@pytest.fixture
+def asked() -> Asked:
+    asked = Asked()
+    for number, name in enumerate(("p", "q", "p", "r")):
+        at_s = WALL_S + number
+        note(asked, f"uid-{number}.1", name, Filtered(at_s, 400, 7, 5, 2, {1: 3}, ()), at_s)
+    bound = BindTried(WALL_S + 9, 15_000, "gpu-b", "bound", 0, "")
+    note(asked, "uid-1.1", "q", bound, WALL_S + 9, "gpu-b")
+    asked.now_s = 100.0
+    return asked
+
+
+def note(
+    asked: Asked, decision_id: str, name: str, part: Filtered | Ranked | BindTried, at_s: float,
+    node: str = "",
+) -> None:  # fmt: skip
+    asked.journal.records.note(decision_id, "default", name, part, at_s, node)
+
+
+def ids(asked: Asked, query: str = "") -> list[str]:
+    body = asked.get(f"/v1/decisions?{query}").json()
+    return [each["decision_id"] for each in body["decisions"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        pytest.param("", [1, 3, 2, 0], id="all, the newest first"),
+        pytest.param("pod=default/p", [2, 0], id="a pod, and its namesake"),
+        pytest.param("pod=other/p", [], id="another namespace"),
+        pytest.param("uid=uid-2", [2], id="a uid"),
+        pytest.param("node=gpu-b", [1], id="a node"),
+        pytest.param("since=2026-11-21T00:00:02Z", [1, 3, 2], id="a time"),
+        pytest.param("since=97s", [1, 3], id="how long ago"),
+        pytest.param("limit=2", [1, 3], id="a page"),
+    ],
+)
+def test_decisions_are_found(asked: Asked, query: str, found: list[int]) -> None:
+    assert ids(asked, query) == [f"uid-{number}.1" for number in found]
+
+
+@pytest.mark.parametrize("since", ["yesterday", "15", "15d", "-5m"])
+def test_a_time_that_is_none_is_refused_with_an_example(asked: Asked, since: str) -> None:
+    answer = asked.get(f"/v1/decisions?since={since}")
+    assert (answer.status_code, "Example: since=15m" in answer.text) == (422, True)
+
+
+def test_pages_of_decisions_put_together_are_the_whole(asked: Asked) -> None:
+    seen: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        body = asked.get(f"/v1/decisions?limit=3&continue={after}").json()
+        seen += [each["decision_id"] for each in body["decisions"]]
+        after = body["continue"]
+    assert seen == ["uid-1.1", "uid-3.1", "uid-2.1", "uid-0.1"]
+
+
+def followed(other: Asked, trouble: str = "") -> Followed:
+    state = StateLine(other.context.replica, "1.2.3", WALL_S, 7, "", "enforce")
+    return Followed("10.0.0.7:8889", other.journal, state, 0.5, trouble)
+
+
+def test_a_decision_nobody_knows_is_not_found_and_says_who_is_not_heard(asked: Asked) -> None:
+    asked.followed = [followed(Asked(), "rejected")]
+    answer = asked.get("/v1/decisions/uid-9.1")
+    assert answer.status_code == 404
+    assert "extender 10.0.0.7:8889 does not answer" in answer.json()["detail"]
+
+
+def test_what_other_extenders_did_is_put_together_with_our_own(asked: Asked) -> None:
+    other = Asked()
+    ranked = Ranked(WALL_S + 5, 200, 3, 2, "gpu-b")
+    note(other, "uid-1.1", "q", ranked, WALL_S + 5, "gpu-b")
+    again = Filtered(WALL_S + 4, 900, 3, 5, 1, {2: 4}, ())
+    note(other, "uid-1.1", "q", again, WALL_S + 4)
+    note(other, "uid-8.1", "only", again, WALL_S + 4)
+    gone = Followed("10.0.0.9:8889", Journal(), None, None, "rejected")
+    asked.followed = [followed(other), gone]
+    body = asked.get("/v1/decisions").json()
+    assert DecisionsBody.model_validate(body)
+    assert [each["decision_id"] for each in body["decisions"]] == [
+        "uid-1.1",
+        "uid-8.1",
+        "uid-3.1",
+        "uid-2.1",
+        "uid-0.1",
+    ]
+    whole = body["decisions"][0]
+    assert (whole["filter"]["times"], whole["filter"]["fits"]) == (2, 1)
+    assert whole["filter"]["replica"] == whole["prioritize"]["replica"] == other.context.replica
+    assert whole["bind"]["replica"] == asked.context.replica
+    assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "rejected"}]
+    assert asked.get("/v1/decisions/uid-8.1").json()["decision"]["name"] == "only"
+    asked.followed = []
+    assert "uid-8.1" not in ids(asked)

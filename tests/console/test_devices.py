@@ -1,0 +1,107 @@
+"""One device, with everybody who is there."""
+
+import msgspec
+import pytest
+
+from contract.gpunode import ContainerLimit, Replicas, Reservation, UnattributedProcess
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from tests.builders import GIB, gpunode, kube_node, mig, pod, reservation, shared, use
+from tests.console.asking import Asked
+
+SINCE = "2026-11-20T23:00:00+00:00"
+
+
+def since(reservation: Reservation) -> Reservation:
+    return msgspec.structs.replace(reservation, since=SINCE)
+
+
+@pytest.fixture
+def fleet() -> Asked:
+    """On GPU A one pod runs, one ends, one came without us, one is gone; one is on its way."""
+    asked = Asked()
+    names = ("runs", "ends", "gone", "comes")
+    reservations = {f"u-{name}": since(reservation({"A": 2 * GIB}, name=name)) for name in names}
+    rows = [
+        use(f"u-{name}", "A", gib * GIB, replica=f"A::{n}", name=name, container="main")
+        for n, (name, gib) in enumerate({"runs": 3, "ends": 1, "gone": 1, "strange": 4}.items())
+    ]
+    node = gpunode(
+        shared(
+            "A",
+            free=3,
+            allocated=4,
+            used_bytes=10 * GIB,
+            unattributed_bytes=GIB,
+            healthy=False,
+            health_reason="XID 79",
+            unhealthy_since=SINCE,
+            compute_mode="Default",
+        ),
+        shared("B", sharing="mps", replicas=Replicas(free=4)),
+        mig("MIG-1", 3, resource="nvidia.com/mig-1g.10gb", unattributed_bytes=None),
+        name="n",
+        reservations=reservations,
+        pods=rows,
+    )
+    assert node.status is not None
+    status = msgspec.structs.replace(
+        node.status,
+        unattributed_processes=[
+            UnattributedProcess("A", 4711, "python3", GIB),
+            UnattributedProcess("B", 4712, "other"),
+        ],
+        limits=[ContainerLimit("u-runs", "A", "c1", container="main", hard_bytes=8 * GIB)],
+    )
+    node = msgspec.structs.replace(node, status=status)
+    bound = {"node": "n", "phase": "Running"}
+    asked.cluster.apply(
+        [
+            NodeSeen(kube_node("n")),
+            PodSeen(pod("2Gi", uid="u-runs", name="runs", priority=9, **bound)),
+            PodSeen(pod("2Gi", uid="u-ends", name="ends", deleted=SINCE, **bound)),
+            PodSeen(pod("2Gi", uid="u-comes", name="comes", node="n")),
+            GPUNodeSeen(node, 0.0),
+        ]
+    )
+    return asked
+
+
+def test_everybody_on_a_device_is_shown_with_how_far_along_they_are(fleet: Asked) -> None:
+    body = fleet.get("/v1/nodes/n/devices/A").json()
+    told = [
+        (h["name"], h["phase"], h["reserved"], h["charged_bytes"] // GIB, h["exceeds_by_bytes"])
+        for h in body["holders"]
+    ]
+    assert told == [
+        ("strange", "running", False, 4, 0),
+        ("runs", "running", True, 3, GIB),
+        ("comes", "on_its_way", True, 2, 0),
+        ("ends", "ending", True, 2, 0),
+        ("gone", "gone", True, 2, 0),
+    ]
+    runs = body["holders"][1]
+    assert (runs["since"], runs["priority"]) == (SINCE, 9)
+    assert runs["containers"][0]["replica"] == "A::0"
+    assert body["unattributed_processes"] == [
+        {"pid": 4711, "command": "python3", "used_bytes": GIB}
+    ]
+    assert body["health"] == {"healthy": False, "detail": "XID 79", "since": SINCE}
+    assert (body["limits"][0]["hard_bytes"], body["limits"][0]["used_bytes"]) == (8 * GIB, None)
+    assert body["device"]["unhealthy"] == "unhealthy_device"
+
+
+def test_how_it_is_shared_is_told(fleet: Asked) -> None:
+    mps = fleet.get("/v1/nodes/n/devices/B").json()
+    assert (mps["mps_process_limit_bytes"], mps["replicas"]) == (6 * GIB, 4)
+    instance = fleet.get("/v1/nodes/n/devices/MIG-1").json()
+    assert (instance["mig_parent"], instance["mig_gpu_instance"]) == ("GPU-0", 3)
+    assert instance["unattributed_processes"] is None  # nobody can tell
+
+
+def test_what_is_not_there_is_said_with_what_is(fleet: Asked) -> None:
+    for path, said in (
+        ("/v1/nodes/n/devices/Z", "node n has no device Z; it reports: A, B, MIG-1"),
+        ("/v1/nodes/m/devices/A", "node m is not known; GET /v1/nodes lists the known nodes"),
+    ):
+        answer = fleet.get(path)
+        assert (answer.status_code, answer.json()["detail"]) == (404, said)

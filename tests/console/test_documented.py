@@ -1,0 +1,69 @@
+"""docs/debug-api.md names every endpoint, parameter and field that there is, and no other."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.console.asking import Asked
+
+PAGE = Path(__file__).parents[2] / "docs/debug-api.md"
+OF_EVERY_BODY = {"apiVersion", "generatedAt", "snapshot_generation"}
+
+
+def documented() -> dict[str, tuple[set[str], set[str]]]:
+    """Endpoint -> its parameters, the fields of its body."""
+    _, _, table = PAGE.read_text(encoding="utf-8").partition("## Endpoints")
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+    assert {len(row) for row in rows} == {4}
+    found = {row[0].strip(" `"): (_quoted(row[2]), _quoted(row[3])) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def described() -> dict[str, tuple[set[str], set[str]]]:
+    document = Asked().get("/openapi.json").json()
+    found = {}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            parameters = {
+                parameter["name"]
+                for parameter in operation.get("parameters", ())
+                if parameter["in"] == "query"
+            }
+            found[f"{method.upper()} {path}"] = parameters, _fields(operation, document)
+    return found
+
+
+def _fields(operation: dict[str, Any], document: dict[str, Any]) -> set[str]:
+    schema = operation["responses"]["200"]["content"].get("application/json", {}).get("schema", {})
+    name = schema.get("$ref", "").rpartition("/")[2]
+    fields = set(document["components"]["schemas"][name]["properties"]) if name else set()
+    if fields:
+        assert fields >= OF_EVERY_BODY, f"{name} lacks one of {OF_EVERY_BODY}"
+    return fields - OF_EVERY_BODY
+
+
+def _quoted(cell: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+def test_the_page_and_the_description_say_the_same() -> None:
+    there, told = described(), documented()
+    assert set(told) == set(there)
+    for endpoint, (parameters, fields) in there.items():
+        assert told[endpoint] == (parameters, fields), endpoint
+
+
+def test_what_a_field_means_is_in_the_description_as_in_the_code() -> None:
+    schemas = Asked().get("/openapi.json").json()["components"]["schemas"]
+
+    def said(schema: str, field: str) -> str:
+        return str(schemas[schema]["properties"][field].get("description"))
+
+    # One line, several lines, a field that is a model, one of a base, one with an alias.
+    assert said("DeviceView", "free_bytes").startswith("Memory free for the next pod")
+    assert said("DeviceView", "sm_activity_ratio").endswith("this is not device utilization.")
+    assert said("ExplainBody", "last_decision").startswith("The last decision")
+    assert said("FilterView", "replica") == "The replica that served it."
+    assert said("NodesBody", "continue").startswith("Value of the query parameter")
+    assert said("DeviceView", "uuid") == "None"  # nothing is said of it

@@ -1,0 +1,176 @@
+"""What happens is told as it happens, to who listens, and no one waits for who does not."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from extender.console import events
+from extender.observability import feed as feeds
+from extender.observability.feed import Feed, TooManyFollowers
+from tests.console.asking import Asked
+from tests.serving import Server, binding, offer, pod, serving
+
+FLEET = """
+nodes:
+  - {name: a, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
+"""
+
+
+def open_feed() -> Feed:
+    return Feed(lambda: 1_795_219_200.0, lambda: 7)
+
+
+def test_the_past_is_bounded_and_is_continued_after_a_number_or_a_time() -> None:
+    moments = iter(range(10_000))
+    feed = Feed(lambda: float(next(moments)), lambda: 7)
+    for number in range(5000):
+        feed.publish("device_healthy", device=str(number))
+    past = feed.past()
+    assert (len(past), past[-1].device) == (feeds.KEPT, "4999")
+    assert [each.number for each in feed.past(after=4998)] == [4999, 5000]
+    assert [each.at_s for each in feed.past(since_s=4998.0)] == [4998.0, 4999.0]
+
+
+def test_who_does_not_take_what_waits_is_dropped_and_nobody_else() -> None:
+    async def play() -> None:
+        feed = open_feed()
+        slow, quick = feed.join(), feed.join()
+        for _ in range(feeds.MOST_WAITING + 1):
+            feed.publish("device_healthy")
+            quick.queue.get_nowait()
+        assert (slow.dropped, quick.dropped) == (True, False)
+
+    asyncio.run(play())
+
+
+def test_followers_are_bounded_and_leave_room_when_they_leave() -> None:
+    async def play() -> None:
+        feed = open_feed()
+        followers = [feed.join() for _ in range(feeds.MOST_FOLLOWERS)]
+        with pytest.raises(TooManyFollowers):
+            feed.join()
+        feed.leave(followers[0])
+        feed.join()
+
+    asyncio.run(play())
+
+
+def test_one_too_many_is_told_what_to_do_instead() -> None:
+    async def full() -> Feed:
+        feed = open_feed()
+        for _ in range(feeds.MOST_FOLLOWERS):
+            feed.join()
+        return feed
+
+    asked = Asked(feed=asyncio.run(full()))
+    answer = asked.get("/v1/events")
+    assert (answer.status_code, "follow=false" in answer.json()["detail"]) == (503, True)
+
+
+def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "SEND_S", 0.01)
+
+    async def play() -> None:
+        feed = open_feed()
+        asked = Asked(feed=feed)
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            if len(sent) > 2:
+                await asyncio.Event().wait()  # its buffers are full
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET",
+            "path": "/v1/events", "raw_path": b"/v1/events", "query_string": b"", "headers": [],
+            "http_version": "1.1", "scheme": "http", "root_path": "", "server": ("d", 1),
+        }  # fmt: skip
+        feed.publish("device_healthy", node="a")
+        await asyncio.wait_for(asked.app(scope, receive, send), 20)
+        assert (sent[0]["status"], len(sent)) == (200, 3)
+        assert feed._followers == []
+
+    asyncio.run(play())
+
+
+def test_what_is_remembered_comes_as_a_list() -> None:
+    feed = open_feed()
+    feed.publish("report_lost", node="a")
+    feed.publish("device_unhealthy", node="a", device="GPU-1", message="Xid 79")
+    asked = Asked(feed=feed)
+    first, second = asked.get("/v1/events?follow=false").json()["events"]
+    assert (first["kind"], first["device"], second["message"]) == ("report_lost", None, "Xid 79")
+    assert second["snapshot_generation"] == 7
+    after = asked.get("/v1/events?follow=false", {"Last-Event-ID": first["id"]}).json()["events"]
+    assert after == [second]
+    # Another replica's numbers say nothing here.
+    others = {"Last-Event-ID": "another.1"}
+    assert len(asked.get("/v1/events?follow=false", others).json()["events"]) == 2
+    assert asked.get("/v1/events?follow=false&since=2026-11-22T00:00:00Z").json()["events"] == []
+
+
+class Stream:
+    """A client that reads one event after the other."""
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self.answer = answer
+
+    def next(self, kind: str) -> dict[str, Any]:
+        """The next of this kind; others are passed over."""
+        fields: dict[str, str] = {}
+        while True:
+            line = self.answer.readline().decode()
+            assert line, "the stream has ended"
+            name, _, value = line.rstrip("\n").partition(": ")
+            fields[name] = value
+            if not line.strip():
+                if fields.get("event") == kind:
+                    said: dict[str, Any] = json.loads(fields["data"])
+                    assert said["id"] == fields["id"]
+                    return said
+                fields = {}
+
+
+@contextlib.contextmanager
+def following(server: Server, **headers: str) -> Iterator[Stream]:
+    url = urlsplit(server.debug)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/events", headers=headers)
+        with connection.getresponse() as answer:
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            yield Stream(answer)
+
+
+def test_a_pod_that_is_placed_is_followed_and_an_open_stream_keeps_no_server_from_ending() -> None:
+    shown = pod("p", "12Gi")
+    with contextlib.ExitStack() as after, serving(FLEET) as server:
+        stream = after.enter_context(following(server))
+        server.post("/filter", offer(pod("large", "30Gi"), "a"))
+        rejected = stream.next("decision")
+        assert (rejected["cause"], rejected["decision_id"]) == ("rejected", "uid-large.1")
+        assert "insufficient GPU memory" in rejected["message"]
+
+        server.post("/filter", offer(shown, "a"))
+        assert server.post("/bind", binding(shown, "a")).json()["Error"] == ""
+        made = stream.next("reservation_made")
+        assert (made["cause"], made["node"], made["name"]) == ("bind", "a", "p")
+        assert made["message"] == "12Gi on GPU-a-0"
+        bound = stream.next("decision")
+        assert (bound["cause"], bound["node"], bound["uid"]) == ("bound", "a", "uid-p")
+
+        with following(server, **{"Last-Event-ID": made["id"]}) as again:
+            assert again.next("decision") == bound
+        assert server.delete("/embedded/v1/pods/default/p").status == 204
+        gone = stream.next("reservation_removed")
+        assert (gone["uid"], gone["cause"] in ("pod_gone", "pod_ended")) == ("uid-p", True)

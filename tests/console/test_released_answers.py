@@ -1,0 +1,32 @@
+"""What an answer was made of is let go of when it has gone out: the collector of garbage comes
+rarely, and may not be needed for that."""
+
+import gc
+import inspect
+
+import pytest
+
+from tests.console.asking import Asked
+from tests.waiting import until
+
+
+def being_made() -> list[str]:
+    return [
+        each.gi_code.co_name
+        for each in gc.get_objects()
+        if inspect.isgenerator(each) and "extender/web" in each.gi_code.co_filename
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/fleet", "/v1/snapshot", "/v1/pending"])
+def test_it_is_freed_without_the_collector(path: str) -> None:
+    asked = Asked()
+    asked.add_node("a")
+    gc.collect()
+    gc.disable()
+    try:
+        assert asked.get(path).status_code == 200
+        # The thread that made the last of it lets go of it in its own time.
+        until(lambda: being_made() == [], "all that made it is freed", within_s=5)
+    finally:
+        gc.enable()

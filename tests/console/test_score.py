@@ -1,0 +1,123 @@
+"""One pod on one node beside all others, live and as it was answered."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.decision import decision_id
+from contract.kube import SchedulingGate
+from contract.reasons import Reason
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.decision_records import Candidate, Candidates, Ranked
+from extender.state.journal import Decision
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
+from tests.console.asking import Asked
+
+
+@pytest.fixture
+def fleet() -> Asked:
+    """Pod bound holds 20 of 24 GiB on the node busy; pod waits wants 16 GiB."""
+    asked = Asked()
+    busy = gpunode(
+        shared("A", free=3, allocated=1, used_bytes=18 * GIB),
+        name="busy",
+        reservations={"ub": reservation({"A": 20 * GIB}, name="bound")},
+        pods=[use("ub", "A", 18 * GIB, replica="A::0")],
+        plugin=DISTRIBUTED,
+    )
+    idle = gpunode(shared("B"), name="idle", plugin=DISTRIBUTED)
+    taken = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
+    none = gpunode(shared("C", free=0, allocated=4, **taken), name="none", plugin=DISTRIBUTED)
+    for each in (busy, idle, none):
+        asked.cluster.apply([NodeSeen(kube_node(each.name)), GPUNodeSeen(each, 0.0)])
+    waits = pod("16Gi", uid="uw", name="waits")
+    bound = pod("20Gi", uid="ub", name="bound", node="busy")
+    asked.cluster.apply([PodSeen(waits), PodSeen(bound)])
+    rejected = {Reason.MEMORY_ON_ANY: 1}
+    which = decision_id(waits.metadata.uid, waits.metadata.resource_version)
+    asked.journal.record(Decision(waits, which, 0.0, 7, offered=2, fits=1, rejected=rejected))
+    kept = Candidates((Candidate("idle", 700, tuple(range(100, 700, 100))),))
+    for part in (Ranked(0.0, 5, 7, 1, "idle"), kept):
+        asked.journal.note(waits, part, 0.0)
+    return asked
+
+
+def test_a_node_that_fits_shows_every_term_with_its_weight_and_its_rank(fleet: Asked) -> None:
+    body = fleet.get("/v1/score?pod=default/waits&node=idle").json()
+    live = body["live"]
+    assert (live["rank"], live["fits"], live["wins"], live["winner"]) == (1, 1, True, "idle")
+    assert live["failing"] == []
+    assert {term["name"]: term["weight"] for term in live["terms"]} == {
+        "packing": 5,
+        "prediction": 5,
+        "sm_activity": 2,
+        "slack": 1,
+        "smallest_device": 1,
+        "report": 1,
+    }
+    added = sum(term["contribution_ratio"] for term in live["terms"])
+    assert live["score_ratio"] == pytest.approx(added)
+    # What was answered then is shown beside it, though it is not so any more.
+    stored = body["stored"]
+    assert stored["filter"]["reasons"][0]["reason"] == "memory_on_any"
+    (kept,) = stored["prioritize"]["candidates"]
+    assert (kept["node"], kept["score_ratio"]) == ("idle", 0.7)
+
+
+def test_a_node_that_refuses_shows_every_check_that_fails(fleet: Asked) -> None:
+    live = fleet.get("/v1/score?pod=default/waits&node=none").json()["live"]
+    assert [check["reason"] for check in live["failing"]] == ["no_replica", "memory_on_any"]
+    assert (live["rank"], live["score_ratio"], live["terms"], live["wins"]) == (
+        None,
+        None,
+        [],
+        False,
+    )
+    assert live["winner"] == "idle"
+    busy = fleet.get("/v1/score?pod=default/waits&node=busy").json()["live"]["node"]
+    assert (busy["short_bytes"], busy["candidates"][0]["device"]["uuid"]) == (12 * GIB, "A")
+
+
+def test_a_bound_pod_does_not_stand_in_its_own_way(fleet: Asked) -> None:
+    body = fleet.get("/v1/score?pod=default/bound&node=busy").json()
+    assert (body["bound_to"], body["taken_back"]) == ("busy", True)
+    live = body["live"]
+    assert live["failing"] == []
+    device = live["node"]["candidates"][0]["device"]
+    assert (device["reservation_bytes"], device["replicas_free"]) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "said"),
+    [
+        ("pod=default/waits&node=nowhere", 404, "GET /v1/nodes lists"),
+        ("pod=default/nobody&node=idle", 404, "is not known"),
+        ("pod=waits&node=idle", 422, "Example: pod=default/trainer-0"),
+        ("pod=default/waits", 422, "query node: "),
+    ],
+)
+def test_what_is_not_there_is_said(fleet: Asked, query: str, status: int, said: str) -> None:
+    answer = fleet.get(f"/v1/score?{query}")
+    assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"scheduling_gates": [SchedulingGate("queue")]}, "the pod has 1 scheduling gate (queue)"),
+        ({"scheduler_name": "other"}, "spec.schedulerName is other"),
+    ],
+)
+def test_a_pod_that_no_scheduler_of_ours_tries_wins_nowhere(
+    fleet: Asked, changed: dict[str, Any], said: str
+) -> None:
+    plain = pod("1Gi", uid="uh", name="held")
+    held = msgspec.structs.replace(plain, spec=msgspec.structs.replace(plain.spec, **changed))
+    fleet.cluster.apply([PodSeen(plain)])
+    assert fleet.get("/v1/score?pod=default/held&node=busy").json()["live"]["not_tried"] is None
+    fleet.cluster.apply([PodSeen(held)])
+    live = fleet.get("/v1/score?pod=default/held&node=busy").json()["live"]
+    assert live["not_tried"].startswith(said)
+    assert (live["rank"], live["winner"], live["wins"]) == (1, "busy", False)
+    assert live["not_checked"] == ["CPU, memory and other resources"]

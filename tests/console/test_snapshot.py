@@ -1,0 +1,301 @@
+"""A snapshot, read by another process, says of every pod on every node what this one says."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, MAX_SM, RESERVE, VRAM
+from contract.gate import GATE
+from contract.gpunode import EVICTED, Plugin, Reservation
+from contract.kube import (
+    EnvVar,
+    InitContainer,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    Present,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
+from contract.reasons import Reason
+from extender.app.cli import app
+from extender.placement.sm_reading import HISTORY, Activity
+from extender.state.changes import (
+    ActivitySeen,
+    BackOffEnded,
+    BindBegun,
+    Event,
+    GPUNodeSeen,
+    NamespaceSeen,
+    NodeSeen,
+    PodSeen,
+    SliceSeen,
+)
+from extender.state.journal import Decision
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    GPU,
+    choosing,
+    container,
+    device,
+    following,
+    gate,
+    gpunode,
+    kube_node,
+    mig,
+    namespace,
+    pod,
+    reservation,
+    shared,
+    use,
+)
+from tests.console.asking import Asked
+from tests.forks import run
+
+LATER = "2026-11-21T00:03:20+00:00"
+PINNED = Plugin("distributed", "envvar", "none", pinning="honoured")
+SECRET = "hunter2"
+SLICED = "nvidia.com/mig-1g.10gb"
+
+
+def evicted(of: Reservation) -> Reservation:
+    return msgspec.structs.replace(of, flags=[EVICTED])
+
+
+def nodes() -> list[Event]:
+    """A node for each thing that can decide."""
+    sits = [use("u-sits", "GPU-full-0", 20 * GIB, replica="GPU-full-0::0", name="sits")]
+    full = shared("GPU-full-0", free=3, allocated=1, used_bytes=20 * GIB)
+    made = {
+        "full": gpunode(
+            full, reservations={"u-sits": reservation({"GPU-full-0": 18 * GIB})}, pods=sits
+        ),
+        "two": gpunode(shared("GPU-two-0"), shared("GPU-two-1", free=2), plugin=DISTRIBUTED),
+        "whole": gpunode(device("GPU-whole-0"), device("GPU-whole-1"), plugin=DISTRIBUTED),
+        "sliced": gpunode(*(mig(f"MIG-{n}", n, resource=SLICED) for n in range(2))),
+        "sick": gpunode(shared("GPU-sick", healthy=False, health_reason=f"XID of {SECRET}")),
+        "foreign": gpunode(shared("GPU-foreign")),
+        "hami": gpunode(shared("GPU-hami")),
+        "sent-away": gpunode(shared("GPU-sent"), reservations={"u-e": evicted(reservation({}))}),
+        "forgiven": gpunode(shared("GPU-given"), reservations={"u-f": evicted(reservation({}))}),
+        "kept": gpunode(shared("GPU-kept"), plugin=DISTRIBUTED),
+        "gates": gpunode(shared("GPU-gates"), plugin=DISTRIBUTED),
+        "pins": gpunode(shared("GPU-pins"), shared("GPU-pins-1"), plugin=PINNED),
+        "unset": gpunode(shared("GPU-unset"), initialised=False),
+        "reserving": gpunode(shared("GPU-promising"), plugin=DISTRIBUTED),
+        "crossed": gpunode(shared("GPU-crossed"), plugin=DISTRIBUTED),
+        "silent": gpunode(),
+    }
+    annotations = {
+        "kept": {RESERVE: "20Gi"},
+        "gates": {DEVICE_CHOICE: "gated"},
+        "pins": {DEVICE_CHOICE: "pinned"},
+        "hami": {"hami.io/node-handshake": "Requesting"},
+    }
+    gfd = {"count": "1", "replicas": "1", "memory": "24576", "product": "L4"}
+    labelled = Node(
+        ObjectMeta(name="labelled", labels={f"nvidia.com/gpu.{k}": v for k, v in gfd.items()}),
+        status=NodeStatus(allocatable={GPU: "1"}),
+    )
+    events: list[Event] = [NodeSeen(labelled), GPUNodeSeen(gpunode(name="labelled"), 200.0)]
+    for name, one in made.items():
+        metadata = msgspec.structs.replace(one.metadata, name=name, uid=f"gn-{name}")
+        status = one.status and msgspec.structs.replace(one.status, observed_at=LATER)
+        whole = msgspec.structs.replace(one, metadata=metadata, status=status)
+        events += [NodeSeen(kube_node(name, annotations.get(name))), GPUNodeSeen(whole, 200.0)]
+    late = gpunode(shared("GPU-late"), name="late", plugin=DISTRIBUTED)
+    events += [NodeSeen(kube_node("late")), GPUNodeSeen(late, 0.0)]
+    return events
+
+
+WAITING = {
+    "small": pod("4Gi", uid="u-small", name="small"),
+    "large": pod("22Gi", uid="u-large", name="large"),
+    "share": pod("50%", uid="u-share", name="share"),
+    "silent": pod(None, uid="u-silent", name="silent"),
+    "sliced": pod("5Gi", container(resource=SLICED), uid="u-sliced", name="sliced"),
+    "calm": pod(None, uid="u-calm", name="calm", annotations={VRAM: "1Gi", MAX_SM: "50%"}),
+    "team": pod(None, container("main"), uid="u-team", name="team", namespace="team"),
+    "named": pod("main=3Gi", uid="u-named", name="named"),
+    "wrong": pod("a lot, really", uid="u-wrong", name="wrong"),
+    "picks": pod("2Gi", choosing(container()), uid="u-picks", name="picks"),
+    "held": pod("2Gi", init=[gate()], uid="u-held", name="held"),
+    "forged": pod("2Gi", init=[InitContainer(name=GATE)], uid="u-forged", name="forged"),
+    "follows": pod("2Gi", following(container()), uid="u-follows", name="follows"),
+}
+
+
+@pytest.fixture
+def fleet() -> Asked:
+    asked = Asked(now_s=200.0)
+    foreign = ResourceSliceSpec("gpu.nvidia.com", "foreign", devices=[Present()])
+    env = [EnvVar("TOKEN", SECRET), EnvVar("NVIDIA_VISIBLE_DEVICES", SECRET)]
+    secretive = msgspec.structs.replace(container(), env=env)
+    applied = {"kubectl.kubernetes.io/last-applied-configuration": f'"value":"{SECRET}"'}
+    coming = pod("20Gi", secretive, uid="u-coming", name="coming", annotations=applied)
+    asked.cluster.apply(
+        [
+            NamespaceSeen(namespace("team", {DEFAULT_VRAM: "main=23Gi"})),
+            *nodes(),
+            SliceSeen(ResourceSlice(metadata=ObjectMeta(name="s"), spec=foreign)),
+            PodSeen(pod("18Gi", uid="u-sits", name="sits", node="full", phase="Running")),
+            PodSeen(pod("23Gi", uid="u-by", name="by", node="crossed", phase="Running")),
+            *(PodSeen(each) for each in WAITING.values()),
+            PodSeen(coming),
+            BackOffEnded("forgiven"),
+            ActivitySeen(
+                {("GPU-two-0", None): Activity(0.9, HISTORY, 0.99, 900.0, 150.0)}, ["two"]
+            ),
+            BindBegun(msgspec.structs.replace(coming, spec=pod("20Gi").spec), "reserving"),
+        ]
+    )
+    seen = WAITING["large"]
+    asked.journal.record(
+        Decision(seen, "u-large.1", 1_795_219_300.0, 3, 16, 0, {Reason.MEMORY_ON_ANY: 16})
+    )
+    return asked
+
+
+def live(fleet: Asked, name: str) -> dict[str, str | None]:
+    """As one view says of each node."""
+    found: dict[str, str | None] = {}
+    namespace_ = "team" if name == "team" else "default"
+    for row in fleet.cluster.snapshot().nodes:
+        answer = fleet.get(f"/v1/score?pod={namespace_}/{name}&node={row.name}")
+        checks = answer.json()["live"]["failing"]
+        found[row.name] = checks[0]["reason"] if checks else None
+    return found
+
+
+def replayed(file: Path, *options: str) -> list[dict[str, Any]]:
+    ran = run("extender", "replay", str(file), "--json", *options, env=os.environ)
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def dumped(fleet: Asked, folder: Path, query: str = "") -> Path:
+    answer = fleet.get(f"/v1/snapshot{query}")
+    assert answer.status_code == 200, answer.text
+    file = folder / "snapshot.json"
+    file.write_bytes(answer.content)
+    # All that waits is decided about, so that one replay tells of all of them.
+    body = json.loads(answer.content)
+    body["decisions"] = [
+        {**body["decisions"][0], "pod": each}
+        for each in body["pods"]
+        if "nodeName" not in each["spec"]
+    ]
+    file.write_text(json.dumps(body))
+    return file
+
+
+def test_another_process_says_the_same_of_every_pod_on_every_node(
+    fleet: Asked, tmp_path: Path
+) -> None:
+    told = {each["pod"]: each for each in replayed(dumped(fleet, tmp_path))}
+    reasons: set[str | None] = set()
+    for name in WAITING:
+        if name == "wrong":
+            assert "headroom.gpu/vram" in told["default/wrong"]["told"][0]
+            continue
+        key = f"team/{name}" if name == "team" else f"default/{name}"
+        expected = live(fleet, name)
+        assert told[key]["verdicts"] == expected, name
+        explained = fleet.get(f"/v1/explain/pods/{key}").json()
+        assert told[key]["digest"] == explained["verdict_digest"]
+        reasons |= set(expected.values())
+        if name in ("held", "forged"):
+            assert (expected["gates"] == Reason.NO_GATE.code) is (name == "forged")
+    # The fleet is worth it: much of what can decide, decided.
+    assert len(reasons) >= 14, reasons
+
+
+def test_without_names_it_says_the_same_and_tells_none(fleet: Asked, tmp_path: Path) -> None:
+    plain = replayed(dumped(fleet, tmp_path))
+    hidden = dumped(fleet, tmp_path, "?redact=true")
+    told = replayed(hidden)
+    # Numbers are in the order of the names.
+    assert [(each["digest"], [*each["verdicts"].values()]) for each in told] == [
+        (each["digest"], [*each["verdicts"].values()]) for each in plain
+    ]
+    assert len({each["digest"] for each in told}) > 5
+    text = hidden.read_text()
+    names = {terms.name for terms in fleet.cluster.snapshot().nodes} | set(WAITING)
+    words = {
+        word for word in json.dumps(json.loads(text)).replace('"', " ").replace("/", " ").split()
+    }
+    assert names.isdisjoint(words), names & words
+    assert "GPU-" not in text
+    assert "registry.example" not in text
+    assert "u-" not in text.replace("gpu-", "")
+
+
+def test_no_value_of_a_variable_is_told(fleet: Asked) -> None:
+    for query in ("", "?redact=true"):
+        text = fleet.get(f"/v1/snapshot{query}").text
+        assert "TOKEN" not in text
+        # But for what an agent said of a device.
+        assert SECRET not in text.replace(f"XID of {SECRET}", ""), query
+    assert SECRET not in text
+
+
+def test_the_same_state_is_the_same_bytes_but_for_its_head(fleet: Asked) -> None:
+    def body() -> bytes:
+        whole: bytes = fleet.get("/v1/snapshot").content
+        return whole.partition(b'"settled"')[2]
+
+    before = body()
+    fleet.now_s += 1.0
+    assert body() == before
+    other = Asked(now_s=200.0)
+    other.cluster.apply(reversed([e for e in nodes() if isinstance(e, NodeSeen)]))
+    again = Asked(now_s=200.0)
+    again.cluster.apply([e for e in nodes() if isinstance(e, NodeSeen)])
+    one, two = (
+        asked.get("/v1/snapshot").content.partition(b'"settled"')[2] for asked in (other, again)
+    )
+    assert one == two
+
+
+def here(*arguments: str) -> Result:
+    """The same command in this process."""
+    # What a logger is made of is kept: it would write to the runner's file ever after.
+    with mock.patch("structlog.configure"):
+        return CliRunner().invoke(app, ["replay", *arguments])
+
+
+def test_one_pod_and_one_size_are_told_to_be_read(fleet: Asked, tmp_path: Path) -> None:
+    file = str(dumped(fleet, tmp_path))
+    one = here(file, "--pod", "default/small")
+    assert one.stdout.startswith("default/small: fits on ")
+    assert "  score " in one.stdout
+    sized = json.loads(here(file, "--vram", "30Gi", "--json").stdout)
+    assert sized["fits"] == 0
+    told = here(file, "--vram", "30Gi").stdout
+    assert told.startswith(f"default/asked: fits on 0 of 18 nodes; digest {sized['digest']}")
+    absent = here(file, "--pod", "a/b")
+    assert absent.exit_code == 2
+    assert "pod a/b is not in the snapshot; it contains, for example: default/" in absent.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no JSON", "use the answer of GET /v1/snapshot of the debug API"),
+        ("{}", "Object missing required field `head`"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "snapshot.json"
+    file.write_text(text)
+    rejected = here(str(file))
+    assert rejected.exit_code == 2
+    assert said in rejected.stderr

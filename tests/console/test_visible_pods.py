@@ -1,0 +1,129 @@
+"""A reader of one pod learns of other pods only what the API server would show."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gpunode import Reservation
+from contract.kube import Pod
+from extender.console.auth import MOST_NAMESPACES, GetPod, ReadPath, ReviewFailed, Wish
+from extender.server.client_certificates import User
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.decision_records import Preempted, Victim
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
+from tests.console.test_auth import World
+
+EXPLAIN = "/v1/explain/pods/ml/waits"
+VIEWS = (EXPLAIN, "/v1/decisions?pod=ml/waits", "/v1/score?pod=ml/waits&node=n")
+OWN, OWN_NAMESPACE = GetPod("ml", "waits"), GetPod("ml", "")
+WAITS = pod("14Gi", uid="u-waits", name="waits", namespace="ml")
+#: Namespace -> name of its pod and GiB that it holds; and one that came without Headroom.
+HOLDERS = {"ml": ("colleague", 4), "secret-a": ("secret-one", 12), "secret-b": ("secret-two", 5)}
+STRAY = use("u-secret-stray", "GPU-n", GIB, namespace="secret-c", name="secret-stray")
+
+
+def held(namespace: str, name: str, gib: int) -> tuple[Reservation, Pod]:
+    reserved = reservation({"GPU-n": gib * GIB}, name=name)
+    running = pod(
+        f"{gib}Gi", uid=f"u-{name}", name=name, namespace=namespace, node="n", phase="Running"
+    )
+    return msgspec.structs.replace(reserved, namespace=namespace), running
+
+
+def world(*rights: Wish, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
+    """On the only GPU, of 24 GiB, other pods keep one out that waits, and leave for it."""
+    made = World()
+    made.reviews.rights["reader"] = set(rights)
+    there = {space: held(space, *what) for space, what in holders.items()}
+    reservations = {running.metadata.uid: reserved for reserved, running in there.values()}
+    rows = [use(uid, "GPU-n", replica=f"GPU-n::{n}") for n, uid in enumerate(reservations)]
+    device = shared("GPU-n", free=8, allocated=len(rows), used_bytes=GIB)
+    node = gpunode(device, reservations=reservations, pods=[*rows, STRAY], plugin=DISTRIBUTED)
+    pods: list[Event] = [PodSeen(running) for _, running in there.values()]
+    made.api.cluster.apply([NodeSeen(kube_node("n")), *pods, PodSeen(WAITS), GPUNodeSeen(node, 0)])
+    victims = tuple(
+        Victim(space, name, f"u-{name}", 7, False) for space, (name, _) in holders.items()
+    )
+    preempted = Preempted(0.0, 1, 1, 1, "n", victims, source="proposed")
+    made.api.journal.note(WAITS, preempted, 0.0)
+    return made
+
+
+def read(made: World, path: str) -> tuple[Any, str]:
+    answer = made.get(path, "reader")
+    assert answer.status_code == 200, answer.text
+    return answer.json(), answer.text
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_a_reader_of_one_pod_is_shown_no_other(path: str) -> None:
+    _, text = read(world(OWN), path)
+    assert "secret" not in text
+    assert "colleague" not in text
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_who_may_get_the_pods_of_a_namespace_is_shown_these(path: str) -> None:
+    _, text = read(world(OWN, OWN_NAMESPACE, GetPod("secret-a", "")), path)
+    assert "colleague" in text
+    assert "secret-one" in text
+    assert "secret-two" not in text
+    assert "secret-b" not in text
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_who_may_get_the_path_is_shown_all(path: str) -> None:
+    _, text = read(world(ReadPath("get", path.partition("?")[0])), path)
+    assert all(name in text for name, _ in HOLDERS.values())
+
+
+def test_what_is_not_shown_is_counted() -> None:
+    body, _ = read(world(OWN, OWN_NAMESPACE), EXPLAIN)
+    (nearest,) = body["nearest"]
+    assert [each["name"] for each in nearest["blockers"]] == ["colleague"]
+    assert (nearest["hidden_blockers"], nearest["hidden_blockers_bytes"]) == (3, 18 * GIB)
+    assert nearest["told"][-1] == "  3 pods that you may not read hold 18.0 GiB"
+    (candidate,) = nearest["candidates"]
+    assert candidate["device"]["hidden_holders"] == 2
+    preempt = body["last_decision"]["preempt"]
+    assert [each["name"] for each in preempt["victims"]] == ["colleague"]
+    assert preempt["hidden_victims"] == 2
+    assert preempt["told"][:2] == [
+        "ml/colleague (priority 7) leaves node n",
+        "2 pods that you may not read leave node n",
+    ]
+
+
+def test_advice_to_wait_for_a_pod_does_not_say_which() -> None:
+    (wait,) = (each for each in read(world(OWN), EXPLAIN)[0]["advice"] if each["kind"] == "wait")
+    assert wait["wait_for"] is None
+    assert wait["sentence"] == (
+        "wait for a pod on node n that you may not read: when it ends there is room"
+    )
+
+
+def test_the_api_server_is_asked_about_so_many_namespaces_at_most() -> None:
+    many = {f"team-{n:03}": (f"of-{n:03}", 1) for n in range(MOST_NAMESPACES + 5)}
+    wishes = {GetPod(namespace, "") for namespace in many}
+    made = world(OWN, *wishes, holders=many)
+    body, _ = read(made, EXPLAIN)
+    asked = [each for each in made.reviews.asked if each in {("reader", wish) for wish in wishes}]
+    assert len(asked) == len(set(asked)) == MOST_NAMESPACES
+    assert body["last_decision"]["preempt"]["hidden_victims"] == 5
+
+
+def test_while_the_api_server_cannot_be_asked_about_others_nothing_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = world(OWN)
+
+    def may(user: User, wish: Wish) -> bool:
+        if isinstance(wish, GetPod) and wish != OWN:
+            raise ReviewFailed("it is away")
+        return wish == OWN
+
+    monkeypatch.setattr(made.reviews, "may", may)
+    answer = made.get(EXPLAIN, "reader")
+    assert answer.status_code == 503
+    assert "it is away" in answer.json()["detail"]

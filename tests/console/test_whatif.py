@@ -1,0 +1,267 @@
+"""A what-if says what would happen, and nothing happens."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.kube import NodeSpec, ObjectMeta, Taint
+from extender.console.whatif import SOME_QUOTAS
+from extender.state.changes import NodeSeen
+from extender.state.quotas import QuotaSpec, QuotaStatus, ResourceQuota
+from tests.builders import GIB, GPU, NOW_S
+from tests.console.asking import Asked
+from tests.serving import binding, offer, pod, serving
+from tests.state.digest import digest
+from tests.state.test_simulation import two_nodes
+
+
+@pytest.fixture
+def asked() -> Asked:
+    """Nodes a and b of two GPUs of 24 GiB; on a the pods a (20Gi), b (6Gi) and a daemon's."""
+    return Asked(NOW_S, two_nodes())
+
+
+def ask(asked: Asked, **body: object) -> dict[str, Any]:
+    asked.cluster.snapshot()  # else the first question makes one
+    before = digest(asked.cluster)
+    answer = asked.post("/v1/whatif", body)
+    assert answer.status_code == 200, answer.text
+    assert digest(asked.cluster) == before
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def nodes(told: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(each["pod"], each["node"]) for each in told["placements"]]
+
+
+def test_pods_are_placed_one_beside_the_other_until_there_is_no_room(asked: Asked) -> None:
+    told = ask(asked, pods=[{"vram": "16Gi", "count": 3}])
+    assert nodes(told) == [("default/asked-0-0", "b"), ("default/asked-0-1", "b")]
+    first = told["placements"][0]
+    assert (first["devices"], first["most_bytes"]) == (["B0", "B1"], 16 * GIB)
+    assert (told["placed"], told["rejected"]) == (2, 1)
+    (rejected,) = told["rejections"]
+    assert rejected["pods"] == ["default/asked-0-2"]
+    assert [(each["reason"], each["nodes"]) for each in rejected["reasons"]] == [
+        ("memory_on_any", 1),
+        ("memory_on_some", 1),
+    ]
+    (space,) = told["spaces"]
+    assert space["before"]["headroom_bytes"] - space["after"]["headroom_bytes"] == 2 * 16 * GIB
+    assert (space["fullness_before"], space["fullness_after"]) == ("room", "fragmented")
+
+
+def test_nodes_go_and_come_and_their_pods_move(asked: Asked) -> None:
+    told = ask(asked, drain=["a"], add=[{"like": "b"}], pods=[{"vram": "24Gi", "count": 3}])
+    assert told["added"] == ["b+1"]
+    moved = [(each["pod"], each["leaves"]) for each in told["placements"] if each["leaves"]]
+    assert moved == [("default/b", "a"), ("default/a", "a")]
+    assert "a" not in {each["node"] for each in told["placements"]}
+    assert told["placed"] + told["rejected"] == 5
+
+
+def test_released_pods_and_more_replicas_make_room(asked: Asked) -> None:
+    body: dict[str, Any] = {"pods": [{"vram": "1Gi", "count": 24}]}
+    assert ask(asked, **body)["placed"] == 8
+    freed = ask(asked, **body, release=["default/a", "default/b"])
+    assert freed["placed"] == 15  # the daemon's pod has a replica
+    assert ask(asked, **body, replicas={"b": 12})["placed"] == 24
+
+
+def test_a_manifest_goes_where_it_may_and_as_it_is_understood(asked: Asked) -> None:
+    (b,) = (node for node in asked.cluster.nodes() if node.metadata.name == "b")
+    taint = Taint(key="team", value="x", effect="NoSchedule")
+    asked.cluster.apply([NodeSeen(msgspec.structs.replace(b, spec=NodeSpec(taints=[taint])))])
+    sent = pod("train", "16Gi")
+    told = ask(asked, pods=[{"manifest": sent}])
+    (kept_out,) = told["rejections"][0]["ineligible"]
+    assert (told["placed"], kept_out["nodes"]) == (0, 1)
+    assert kept_out["message"] == "taint team=x:NoSchedule, which the pod does not tolerate"
+    sent["spec"]["tolerations"] = [{"operator": "Exists"}]
+    assert nodes(ask(asked, pods=[{"manifest": sent}])) == [("default/train", "b")]
+
+
+def quota(hard: str, used: str, *scopes: str) -> ResourceQuota:
+    resource = "requests.nvidia.com/gpu"
+    return ResourceQuota(
+        metadata=ObjectMeta(name="team"),
+        spec=QuotaSpec(scopes=list(scopes)),
+        status=QuotaStatus(hard={resource: hard}, used={resource: used}),
+    )
+
+
+def ask_with(quotas: list[ResourceQuota] | None, **body: object) -> dict[str, Any]:
+    return ask(Asked(NOW_S, two_nodes(), quotas=lambda namespace: quotas), **body)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "placed", "not_checked"),
+    [
+        pytest.param([], 3, SOME_QUOTAS, id="none"),
+        pytest.param([quota("4", "2")], 2, SOME_QUOTAS, id="room for two"),
+        pytest.param([quota("4", "2", "BestEffort")], 3, SOME_QUOTAS, id="with a scope"),
+        pytest.param(None, 3, "ResourceQuotas", id="not readable"),
+    ],
+)
+def test_pods_that_a_quota_would_reject_are_not_placed(
+    quotas: list[ResourceQuota] | None, placed: int, not_checked: str
+) -> None:
+    told = ask_with(quotas, pods=[{"manifest": pod("train", "1Gi"), "count": 3}])
+    assert (told["placed"], told["rejected"]) == (placed, 3 - placed)
+    assert told["not_checked"] == ["CPU, memory and other resources", not_checked]
+    whys = [(each["pods"], each["not_tried"]) for each in told["rejections"]]
+    why = "ResourceQuota team would reject it for requests.nvidia.com/gpu"
+    assert whys == ([(["default/train-2"], why)] if placed == 2 else [])
+
+
+def test_a_quota_counts_a_pod_that_moves_or_ends_as_the_api_server_does() -> None:
+    # Pods a and b of node a are deleted, and created again.
+    assert ask_with([quota("2", "2")], drain=["a"])["placed"] == 2
+    lowered = ask_with([quota("1", "2")], drain=["a"])
+    assert (lowered["placed"], lowered["rejected"]) == (1, 1)
+    sent = [{"manifest": pod("train", "1Gi")}]
+    assert ask_with([quota("2", "2")], pods=sent)["placed"] == 0
+    assert ask_with([quota("2", "2")], pods=sent, release=["default/a"])["placed"] == 1
+
+
+def test_a_size_belongs_to_no_namespace_and_no_quota_applies() -> None:
+    told = ask_with([quota("0", "0")], pods=[{"vram": "1Gi"}])
+    assert (told["placed"], told["not_checked"][1]) == (1, "ResourceQuotas")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"schedulingGates": [{"name": "queue"}]}, "the pod has 1 scheduling gate (queue)"),
+        ({"schedulerName": "other"}, "spec.schedulerName is other, which is not known to call"),
+    ],
+)
+def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
+    asked: Asked, spec: dict[str, Any], said: str
+) -> None:
+    sent = pod("train", "1Gi")
+    sent["spec"] |= spec
+    told = ask(asked, pods=[{"manifest": sent}])
+    ((rejected),) = told["rejections"]
+    assert rejected["not_tried"].startswith(said)
+    assert told["message"].startswith(f"the pod is not placed: {said}")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (
+            {"pods": [{"vram": "1Gi", "count": 1001}]},
+            400,
+            "body pods: 1001 requested, the maximum is",
+        ),
+        (
+            {"add": [{"like": "a", "count": 201}]},
+            400,
+            "body add: 201 requested, the maximum is 200",
+        ),
+        ({"pods": [{"vram": "much"}]}, 422, "body pods.0: annotation headroom.gpu/vram"),
+        ({"pods": [{"vram": "1Gi", "size": 3}]}, 422, "body pods.0.size: "),
+        ({"pods": [{"vram": "1Gi", "resource": "cpu"}]}, 422, "Example: nvidia.com"),
+        ({"pods": [{"manifest": {"spec": {}}}]}, 422, "manifest: Object missing required field"),
+        ({"pods": [{"manifest": {}, "vram": "1Gi"}]}, 422, "remove all other fields but count"),
+        ({"drain": ["nowhere"]}, 422, "body drain: node nowhere has no known GPUs"),
+        ({"add": [{"like": "nowhere"}]}, 422, "body add.like: node nowhere has"),
+        ({"replicas": {"nowhere": 2}}, 422, "body replicas: node nowhere has"),
+        ({"replicas": {"b": 0}}, 422, "body replicas.b: 0 is not from 1 to"),
+        ({"release": ["default/nobody"]}, 422, "pod default/nobody holds no GPU"),
+        ([], 422, "Example: "),
+    ],
+)
+def test_what_cannot_be_asked_is_said_with_its_place(
+    asked: Asked, body: object, status: int, said: str
+) -> None:
+    answer = asked.post("/v1/whatif", body)
+    assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
+
+
+def test_a_body_that_is_too_large_is_refused(asked: Asked) -> None:
+    answer = asked.post("/v1/whatif", {"release": ["x" * 1000] * 1100})
+    assert (answer.status_code, answer.json()["type"]) == (413, "urn:headroom:problem:too-large")
+
+
+def test_a_body_that_does_not_say_how_large_it_is_is_refused(asked: Asked) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{}"
+
+    async def asking() -> httpx.Response:
+        transport = httpx.ASGITransport(asked.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:
+            return await client.post("/v1/whatif", content=pieces())
+
+    answer = asyncio.run(asking())
+    assert (answer.status_code, "Content-Length" in answer.json()["detail"]) == (411, True)
+
+
+names = st.sampled_from(["a", "b", "nowhere"])
+whatifs = st.fixed_dictionaries(
+    {},
+    optional={
+        "pods": st.lists(
+            st.fixed_dictionaries(
+                {"vram": st.sampled_from(["", "1Gi", "16Gi", "50%", "1Ti"])},
+                optional={"count": st.integers(1, 9), "gpus": st.integers(1, 3)},
+            ),
+            max_size=3,
+        ),
+        "drain": st.lists(names, max_size=2),
+        "replicas": st.dictionaries(names, st.integers(1, 9), max_size=2),
+        "add": st.lists(st.fixed_dictionaries({"like": names}), max_size=2),
+        "release": st.lists(st.sampled_from(["default/a", "default/b", "x/y"]), max_size=2),
+    },
+)
+_same = Asked(NOW_S, two_nodes())
+_same.cluster.snapshot()
+_before = digest(_same.cluster)
+
+
+@settings(max_examples=60, deadline=None)
+@given(whatifs)
+def test_no_what_if_changes_anything(body: dict[str, Any]) -> None:
+    answer = _same.post("/v1/whatif", body)
+    assert answer.status_code in (200, 422), answer.text
+    assert digest(_same.cluster) == _before
+    if answer.status_code == 200:
+        assert _same.post("/v1/whatif", body).json()["placements"] == answer.json()["placements"]
+
+
+FLEET = """
+nodes:
+  - {name: small, gpus: 1, memory: 16Gi, sharing: time-slicing, replicas: 2}
+  - {name: large, gpus: 2, memory: 40Gi, sharing: time-slicing, replicas: 4}
+  - {name: whole, gpus: 2, memory: 24Gi}
+"""
+
+
+def test_kube_schedulers_calls_lead_where_the_what_if_said() -> None:
+    with serving(FLEET) as server:
+        burst = [{"vram": vram, "count": 3} for vram in ("6Gi", "20Gi", "13Gi")]
+        told = server.debug_post("/v1/whatif", {"pods": burst}).json()
+        said = {each["pod"]: each["node"] for each in told["placements"]}
+        assert said
+        assert told["rejected"]
+        for kind, some in enumerate(burst):
+            for n in range(3):
+                name = f"asked-{kind}-{n}"
+                sent = pod(name, str(some["vram"]), resource=GPU)
+                sent["metadata"]["uid"] = name
+                passed = server.post("/filter", offer(sent, "small", "large", "whole")).json()
+                if not passed["NodeNames"]:
+                    assert f"default/{name}" not in said
+                    continue
+                ranked = server.post("/prioritize", offer(sent, *passed["NodeNames"])).json()
+                best = max(ranked, key=lambda each: each["Score"])["Host"]
+                assert said[f"default/{name}"] == best
+                assert server.post("/bind", binding(sent, best)).json()["Error"] == ""

@@ -1,0 +1,137 @@
+"""Who is told why a pod waits: few at a time, each when there is something new, in turn."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.controllers.pending_events import AGAIN_AFTER_S, SPENT_S, PendingEventsController
+from extender.placement.policy import Rules
+from extender.state.changes import PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Decision, Journal
+from extender.state.notices import Notice
+from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
+from tests.state.test_cluster_state import EPOCH_S, seen
+from tests.state.test_requeue_hints import rejected
+
+
+class World:
+    """A node that is nearly full, and pods that were refused there; Events go into a list."""
+
+    def __init__(self, per_round: int = 2, answers: bool = True) -> None:
+        self.state = ClusterState(Rules(), 1e6, EPOCH_S)
+        self.state.apply(seen(kube_node()))
+        self.journal = Journal()
+        self.posted: list[Notice] = []
+        self.answers = answers
+        self.tries = 0
+        self.pool = ThreadPoolExecutor(1)
+        #: What its clock says, one time after the other.
+        self.seconds: Iterator[float] = itertools.repeat(0.0)
+        self.pending_events_controller = PendingEventsController(
+            self.state,
+            self.journal,
+            self._post,
+            per_round,
+            self.pool,
+            lambda: next(self.seconds),
+        )
+        self.holds(20)
+
+    def holds(self, gib: int) -> None:
+        version = str(len(self.posted) + gib + 1)
+        reservations = {"u": reservation({"a": gib * GIB})}
+        self.state.apply(
+            seen(gpunode(shared("a"), reservations=reservations, version=version), at_s=NOW_S)
+        )
+
+    def reject(self, uid: str, fits: int = 0) -> Pod:
+        waiting = pod("20Gi", uid=uid, name=uid, created="2026-11-21T00:00:00Z")
+        self.state.apply([PodSeen(waiting)])
+        counts = {} if fits else {Reason.MEMORY_ON_ANY: 1}
+        self.journal.record(Decision(waiting, uid, 0.0, 1, 1, fits, counts))
+        return waiting
+
+    def told(self, now_s: float) -> list[str]:
+        """Names of the pods that are told in one round."""
+        before = len(self.posted)
+        asyncio.run(self.pending_events_controller.once(NOW_S + now_s))
+        return [notice.about.name for notice in self.posted[before:]]
+
+    def _post(self, notice: Notice) -> bool:
+        self.tries += 1
+        if self.answers:
+            self.posted.append(notice)
+        return self.answers
+
+
+def test_each_has_its_turn_and_nobody_two() -> None:
+    world = World(per_round=2)
+    for uid in "abcde":
+        world.reject(uid)
+    rounds = [world.told(float(second)) for second in range(4)]
+    assert [len(told) for told in rounds] == [2, 2, 1, 0]
+    assert sorted(name for told in rounds for name in told) == list("abcde")
+
+
+def test_only_what_is_new_is_told_again_and_not_too_soon() -> None:
+    world = World()
+    world.reject("a")
+    assert world.told(0.0) == ["a"]
+    assert world.told(AGAIN_AFTER_S) == []  # nothing is new
+    world.holds(21)
+    assert world.told(2 * AGAIN_AFTER_S - 1) == []
+    assert world.told(2 * AGAIN_AFTER_S) == ["a"]
+    first, second = (notice.message for notice in world.posted)
+    assert "short by 16.0 GiB" in first
+    assert "short by 17.0 GiB" in second
+    assert all(notice.follows and notice.key == "" for notice in world.posted)
+
+
+def test_who_is_being_bound_or_gone_or_was_not_refused_here_is_not_told() -> None:
+    world = World()
+    world.reject("fits", fits=1)
+    world.reject("gone")
+    world.state.apply([PodGone("gone"), PodSeen(rejected("elsewhere"))])
+    assert world.told(0.0) == []
+    assert world.pending_events_controller.pending.pods == {
+        "memory_on_any": 1
+    }  # by what its condition says
+
+
+def test_what_is_not_taken_is_tried_again_and_one_failure_is_enough_for_a_round() -> None:
+    world = World(per_round=3, answers=False)
+    for uid in "abc":
+        world.reject(uid)
+    assert world.told(0.0) == []
+    assert world.tries == 1
+    world.answers = True
+    assert sorted(world.told(1.0)) == list("abc")
+
+
+def test_nobody_is_reckoned_with_where_nobody_is_to_be_told() -> None:
+    for world in (World(per_round=0), World()):
+        pending_events_controller = world.pending_events_controller
+        if world.pending_events_controller._per_round:
+            pending_events_controller = PendingEventsController(
+                world.state, world.journal, None, 9, world.pool
+            )
+        world.reject("a")
+        asyncio.run(pending_events_controller.once(0.0))
+        assert pending_events_controller.pending.pods == {"memory_on_any": 1}
+        assert world.tries == 0
+
+
+def test_a_round_does_not_last_however_long_each_takes() -> None:
+    world = World(per_round=9)
+    for uid in "abcde":
+        world.reject(uid)
+    world.seconds = itertools.count(0.0, SPENT_S)
+    assert len(world.told(0.0)) == 1
+    world.seconds = itertools.count(0.0, SPENT_S / 2)
+    assert len(world.told(1.0)) == 2
+    world.seconds = itertools.repeat(0.0)
+    assert len(world.told(2.0)) == 2

@@ -1,0 +1,171 @@
+"""Which waiting pods others leave for, when, and who is told."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from contract.kube import Pod, PodCondition, PodStatus
+from contract.reasons import Reason
+from extender.app.extender import Extender
+from extender.config.settings import Settings
+from extender.controllers.preemption import NEWCOMER, VICTIM, PreemptionController
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.preemption_writer import PreemptionWriter
+from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
+from extender.observability.metrics import Telemetry
+from extender.placement.policy import Rules
+from extender.state.changes import BudgetSeen, GPUNodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Decision, Journal
+from extender.state.notices import Notice
+from extender.state.preemption import preemption
+from extender.state.preemption_report import recorded
+from tests.state.evictions import On, full_node, newcomer, running
+from tests.state.test_preemption import budget
+
+SAID = f"0/1 nodes are available: 1 {Reason.MEMORY_ON_ANY.sentence}. preemption: none."
+
+
+def waiting(of: Pod, message: str = SAID, nominated: str | None = None) -> Pod:
+    condition = PodCondition(
+        type="PodScheduled", status="False", reason="Unschedulable", message=message
+    )
+    status = PodStatus(phase="Pending", conditions=[condition], nominated_node_name=nominated)
+    return msgspec.structs.replace(of, status=status)
+
+
+class World:
+    """A node that is full, and a newcomer that was refused there a while ago."""
+
+    def __init__(self, newcomer_: Pod, evicts: bool = True) -> None:
+        now_s = time.monotonic()
+        self.state = ClusterState(Rules(evict_for_memory=evicts), 1e9, time.time() - now_s)
+        victim = On("a", 20, labels={"app": "web"})
+        self.state.apply([*full_node("n", [victim]), PodSeen(newcomer_)])
+        self.store = EmbeddedStore(lambda events: None, time.monotonic)
+        self.store.admit(newcomer_)
+        self.store.admit(running(victim, "n"))
+        self.journal, self.evicted, self.told = Journal(), list[str](), list[Notice]()
+        self.rejected: Sequence[str] = ["n"]
+        maker = PreemptionWriter(AsyncStore(self.store), self, time.time, lambda: "attempt")
+        self.preempting = PreemptionController(
+            self.state,
+            self.journal,
+            Telemetry(CollectorRegistry()),
+            lambda uid: self.rejected,
+            maker if evicts else None,
+            self.tell,
+            ThreadPoolExecutor(1),
+        )
+        self.decides(newcomer_, ago_s=2.0)
+
+    def decides(self, pod: Pod, ago_s: float, fits: int = 0) -> None:
+        self.journal.record(Decision(pod, "d", time.time() - ago_s, 1, 1, fits, {}))
+
+    async def may_evict(self, pod: Pod) -> None:
+        return None
+
+    async def evict(self, pod: Pod) -> None:
+        self.evicted.append(pod.metadata.name)
+
+    def tell(self, notice: Notice) -> bool:
+        self.told.append(notice)
+        return True
+
+    def once(self) -> list[str]:
+        asyncio.run(self.preempting.once())
+        return self.evicted
+
+
+def test_others_leave_for_a_pod_that_only_memory_keeps_away_and_all_are_told() -> None:
+    world = World(waiting(newcomer(20)))
+    assert world.once() == ["a"]
+    new, victim = world.told
+    assert (new.about.name, new.reason) == ("new", NEWCOMER)
+    assert new.message.startswith("1 pod leaves node n for this pod: kube")
+    assert (victim.about.name, victim.reason) == ("a", VICTIM)
+    assert victim.message == (
+        "Leaves node n for pod new, which has a higher priority and needs the memory of its GPU."
+    )
+    assert new.decision_id == victim.decision_id == "new.1"
+    # Once: it is looked at again only when there was time for it.
+    assert world.once() == ["a"]
+    assert len(world.told) == 2
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(newcomer(20), id="kube-scheduler has not said that it waits"),
+        pytest.param(
+            waiting(newcomer(20), "0/1 nodes are available: 1 Insufficient cpu."), id="cpu"
+        ),
+        pytest.param(waiting(newcomer(20, preemption_policy="Never")), id="it never preempts"),
+        pytest.param(waiting(newcomer(20), nominated="n"), id="kube-scheduler does it"),
+        pytest.param(waiting(newcomer(20, priority=0)), id="it is worth no more"),
+        pytest.param(waiting(newcomer(25)), id="it would not help"),
+    ],
+)
+def test_nobody_leaves_otherwise(of: Pod) -> None:
+    assert World(of).once() == []
+
+
+def test_nobody_leaves_while_it_is_being_tried_or_not_refused_for_room() -> None:
+    of = waiting(newcomer(20))
+    world = World(of)
+    world.decides(of, ago_s=0.0)
+    assert world.once() == []
+    world.decides(of, ago_s=2.0, fits=1)
+    assert world.once() == []
+    world.decides(of, ago_s=2.0)
+    world.rejected = []
+    assert world.once() == []
+
+
+def test_no_budget_is_violated_and_without_the_setting_nobody_leaves() -> None:
+    world = World(waiting(newcomer(20)))
+    world.state.apply([BudgetSeen(budget(0))])
+    assert world.once() == []
+    assert World(waiting(newcomer(20)), evicts=False).once() == []
+
+
+def test_who_leaves_for_whom_by_kube_schedulers_hand_is_told_once() -> None:
+    of = waiting(newcomer(20), nominated="n")
+    world = World(of, evicts=False)
+    found = preemption(world.state, of, {}, ["n"], time.monotonic())
+    assert world.once() == []
+    assert world.told == []  # nobody was asked here
+    part = recorded(found, time.time(), 1, 1, 1)
+    world.journal.note(of, part, part.at_s)
+    world.once()
+    world.once()
+    assert [notice.reason for notice in world.told] == [NEWCOMER, VICTIM]
+
+
+def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee() -> None:
+    async def play(priority: int) -> Outcome:
+        extender = Extender(Settings(), unready=lambda: "")
+        store = EmbeddedStore(extender.deliver, time.monotonic)
+        ledger = extender.open_ledger(AsyncStore(store))
+        node, held, victim = full_node("n", [On("a", 20, 1)])
+        assert isinstance(held, GPUNodeSeen)
+        assert held.gpunode.status is not None
+        now = datetime.now(UTC).isoformat()
+        status = msgspec.structs.replace(held.gpunode.status, observed_at=now)
+        made = store.create_gpunode(held.gpunode)
+        store.write_spec(made, held.gpunode.spec)
+        store.report([("n", status)])
+        thief = newcomer(3, priority, "thief", version="1")
+        store.admit(thief)
+        extender.deliver([node, victim, PodSeen(newcomer(12, 50, nominated="n"))])
+        ask = BindAsk("default", "thief", "thief", "n", thief, store.read_gpunode("n"))
+        return await ledger.bind(ask)
+
+    assert asyncio.run(play(50)) == Declined(Reason.MEMORY_ON_ANY)
+    assert isinstance(asyncio.run(play(51)), Bound)

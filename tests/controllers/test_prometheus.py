@@ -1,0 +1,345 @@
+"""Asking for history: what servers can do wrong, what is kept meanwhile, and what nobody is told.
+
+The server is a stand-in that misbehaves over real HTTP; ``tests/history`` asks a real Prometheus.
+"""
+
+import gzip
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from structlog.testing import capture_logs
+
+from extender.controllers import prometheus
+from extender.controllers.prometheus import Asked, PrometheusHistory
+from extender.controllers.promql import Span, questions
+from extender.placement.sm_reading import Activity
+from extender.state.sm_activity import Key
+from tests.agent.exporter import Manner, StandIn
+from tests.certificates import Authority
+from tests.controllers.test_promql import AT_S, SPAN, body, ratio, sampled
+from tests.processes import free_ports
+from tests.waiting import until
+
+SECRET = "s3cret-t0ken"
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    with StandIn().serving() as running:
+        running.text = answer(G=0.5)
+        yield running
+
+
+def answer(age_s: float = 1.0, **ratios: object) -> str:
+    series = [
+        each
+        for uuid, figure in ratios.items()
+        for each in (ratio(figure, UUID=uuid), sampled(age_s, UUID=uuid))
+    ]
+    return body(*series).decode()
+
+
+class Source:
+    """A source whose clocks stand still, and what it handed on."""
+
+    def __init__(self, url: str, **other: Any) -> None:
+        given = {"every_s": 30.0, "timeout_s": 20.0, "stale_after_s": 180.0, **other}
+        self.asked = Asked(url, SPAN, **given)
+        self.now_s, self.wall_s = 1000.0, AT_S
+        self.history: Mapping[Key, Activity] = {}
+        self.moved: list[list[str]] = []
+        self.told: list[tuple[bool, int]] = []
+        self.source = PrometheusHistory(
+            self.asked,
+            self._take,
+            lambda answered, devices: self.told.append((answered, devices)),
+            lambda: self.now_s,
+            lambda: self.wall_s,
+        )
+
+    def _take(self, history: Mapping[Key, Activity], moved: Collection[Key]) -> None:
+        self.history = history
+        self.moved.append(sorted(uuid for uuid, _ in moved))
+
+    def refresh(self, after_s: float = 0.0) -> dict[str, float]:
+        """What there is of each GPU after one more query."""
+        self.now_s += after_s
+        self.wall_s += after_s
+        self.source.refresh()
+        return {uuid: activity.ratio for (uuid, _), activity in self.history.items()}
+
+
+def at(server: StandIn) -> str:
+    return server.url.removesuffix("/metrics")
+
+
+def why(source: Source) -> tuple[str, dict[str, float]]:
+    """What is logged of a query that fails, and what there is then."""
+    with capture_logs() as logs:
+        left = source.refresh()
+    (event,) = [each for each in logs if each["event"] == "history_unavailable"]
+    return event["message"], left
+
+
+def test_it_asks_its_questions_and_hands_on_what_moved(server: StandIn) -> None:
+    source = Source(at(server) + "/prefix/", timeout_s=7.5)
+    assert source.refresh() == {"G": 0.5}
+    asked = [urlsplit(path) for path in server.paths]
+    assert {each.path for each in asked} == {"/prefix/api/v1/query"}
+    assert [parse_qs(each.query) for each in asked] == [
+        {"query": [question], "timeout": ["7.5s"]} for question in questions(SPAN)
+    ]
+    server.text = answer(G=0.51, H=0.2)
+    assert source.refresh() == {"G": 0.5, "H": 0.2}
+    server.text = answer(H=0.9)
+    assert source.refresh() == {"H": 0.9}
+    assert source.moved == [["G"], ["H"], ["G", "H"]]
+    assert source.told == [(True, 1), (True, 2), (True, 1)]
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "says"),
+    [
+        pytest.param(500, "", "it answers 500", id="500"),
+        pytest.param(401, "Unauthorized", "it answers 401", id="401"),
+        pytest.param(
+            503,
+            '{"status":"error","errorType":"timeout","error":"query timed out"}',
+            "it answers 503: timeout: query timed out",
+            id="an error that says what it is",
+        ),
+        pytest.param(
+            200,
+            '{"status":"error","errorType":"x","error":"y"}',
+            "it answers with an error: x: y",
+            id="an error with 200",
+        ),
+        pytest.param(200, "{", "its answer is not in the format of Prometheus", id="malformed"),
+        pytest.param(204, "", "it answers 204", id="no content"),
+    ],
+)
+def test_an_error_leaves_what_is_fresh_and_says_why_once(
+    server: StandIn, status: int, text: str, says: str
+) -> None:
+    source = Source(at(server))
+    source.refresh()
+    server.status, server.text = status, text
+    assert why(source) == (says, {"G": 0.5})
+    with capture_logs() as logs:
+        assert source.refresh(after_s=170) == {"G": 0.5}
+        assert source.refresh(after_s=10) == {}
+        server.status, server.text = 200, answer(G=0.7)
+        source.wall_s = AT_S
+        assert source.refresh() == {"G": 0.7}
+    assert [each["event"] for each in logs] == ["history_available"]
+    assert source.moved == [["G"], [], [], ["G"], ["G"]]
+    assert source.told == [(True, 1), (False, 1), (False, 1), (False, 0), (True, 1)]
+
+
+@pytest.mark.parametrize(
+    ("manner", "says"),
+    [
+        ("silent", "no whole answer within 1 s"),
+        ("drip headers", "no whole answer within 1 s"),
+        ("drip body", "no whole answer within 1 s"),
+        ("not http", "cannot be asked: BadStatusLine: SSH-2.0-OpenSSH_9.2"),
+    ],
+)
+def test_a_server_that_keeps_it_waiting_is_left_in_time(
+    server: StandIn, manner: Manner, says: str
+) -> None:
+    source = Source(at(server), timeout_s=1.0)
+    until(lambda: source.refresh() == {"G": 0.5}, "an answer")
+    server.manner = manner
+    told, left = why(source)
+    assert told.strip() == says
+    assert left == {"G": 0.5}
+    server.manner, server.text = "answer", answer(G=0.9)
+    until(lambda: source.refresh() == {"G": 0.9}, "it is asked again")
+
+
+def test_an_endless_answer_is_read_no_further(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "MAX_BYTES", 2 << 20)
+    server.manner = "endless"
+    assert why(Source(at(server)))[0] == "its answer is larger than 2 MiB"
+
+
+def test_while_queries_hang_no_more_are_added(server: StandIn) -> None:
+    server.manner = "drip headers"
+    source = Source(at(server), timeout_s=0.2)
+    for _ in range(4):
+        source.refresh()
+    assert server.asked == 3
+    source.now_s += 1
+    source.source._trouble = None
+    assert why(source)[0] == "earlier queries still hang"
+
+
+def test_who_is_not_there_is_asked_again_and_again() -> None:
+    (port,) = free_ports(1)
+    source = Source(f"http://127.0.0.1:{port}")
+    assert why(source) == ("cannot be asked: ConnectionRefusedError: Connection refused", {})
+    assert source.refresh() == {}
+    assert source.told == [(False, 0), (False, 0)]
+
+
+def test_an_answer_in_part_is_used_and_said(server: StandIn) -> None:
+    server.text = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"), warnings=["b: down"]).decode()
+    source = Source(at(server))
+    with capture_logs() as logs:
+        assert source.refresh() == {"G": 0.5}
+    assert logs[0] == {"event": "history_in_part", "log_level": "warning", "warnings": "b: down"}
+
+
+def test_a_wrong_clock_is_no_source(server: StandIn) -> None:
+    source = Source(at(server))
+    source.wall_s += 3600
+    assert why(source) == ("its clock differs from ours by more than a sample may be old", {})
+
+
+def test_a_mistake_of_ours_keeps_no_old_figure(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(at(server))
+    source.refresh()
+    monkeypatch.setattr(prometheus, "history", {}.popitem)
+    with capture_logs() as logs:
+        assert source.refresh(after_s=10) == {"G": 0.5}
+        assert source.refresh(after_s=180) == {}
+    assert [each["event"] for each in logs] == [
+        "history_broken", "history_unavailable", "history_broken"]  # fmt: skip
+
+
+class TestSecrets:
+    """They reach the server and nobody else."""
+
+    def test_user_and_password_of_the_url(self, server: StandIn) -> None:
+        url = at(server).replace("://", "://us%40er:s3cret-t0ken@")
+        Source(url).refresh()
+        # "us@er:s3cret-t0ken" in base64.
+        assert server.heard["Authorization"] == "Basic dXNAZXI6czNjcmV0LXQwa2Vu"
+        (port,) = free_ports(1)
+        rejected, nobody = f"http://u:{SECRET}@127.0.0.1:{port}", f"http://u:{SECRET}@"
+        for other in (url, rejected, nobody, f"{nobody}ho[st]", f"{nobody}ho st"):
+            server.status, server.text = 401, f"u:{SECRET}"
+            with capture_logs() as logs:
+                Source(other).refresh()
+            assert logs
+            assert SECRET not in str(logs)
+
+    def test_the_token_is_read_anew_each_time(self, server: StandIn, tmp_path: Path) -> None:
+        file = tmp_path / "token"
+        source = Source(at(server), token_file=file)
+        for token in (SECRET, "another"):
+            file.write_text(f"{token}\n")
+            source.refresh()
+            assert server.heard["Authorization"] == f"Bearer {token}"
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            pytest.param(None, "cannot be read", id="missing"),
+            pytest.param(b"", "holds no token", id="empty"),
+            pytest.param(f"{SECRET}\nX".encode(), "holds no token", id="two lines"),
+            pytest.param(f"Bearer {SECRET}".encode(), "holds no token", id="a header"),
+            pytest.param(SECRET.encode() + b"\xff", "cannot be read", id="bytes"),
+        ],
+    )
+    def test_a_file_without_a_token(
+        self, server: StandIn, tmp_path: Path, text: bytes | None, says: str
+    ) -> None:
+        file = tmp_path / "token"
+        if text is not None:
+            file.write_bytes(text)
+        told, _ = why(Source(at(server), token_file=file))
+        assert told == f"prometheus_token_file: {file}: {says}"
+        assert server.asked == 0
+
+    def test_a_netrc_wins_over_nothing(
+        self, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / ".netrc").write_text("machine 127.0.0.1 login a password b\n")
+        monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+        file = tmp_path / "token"
+        file.write_text(SECRET)
+        Source(at(server), token_file=file).refresh()
+        assert server.heard["Authorization"] == f"Bearer {SECRET}"
+
+    def test_a_certificate_of_another_ca_is_not_trusted(self, tmp_path: Path) -> None:
+        import http.server
+        import ssl
+
+        ours, other = Authority(tmp_path, "ours"), Authority(tmp_path, "other")
+        signed = ours.sign("server")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(signed.cert, signed.key)
+        heard: list[str] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                heard.append(self.headers.get("Authorization", ""))
+                text = answer(G=0.5).encode()
+                self.send_response(200)
+                self.send_header("Content-Encoding", "gzip")
+                self.end_headers()
+                self.wfile.write(gzip.compress(text))
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+        file = tmp_path / "token"
+        file.write_text(SECRET)
+        with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+            thread.start()
+            try:
+                url = f"https://127.0.0.1:{server.server_address[1]}"
+                for ca in (None, other.cert):
+                    told, _ = why(Source(url, token_file=file, ca=ca))
+                    assert "CERTIFICATE_VERIFY_FAILED" in told
+                assert heard == []
+                assert Source(url, token_file=file, ca=ours.cert).refresh() == {"G": 0.5}
+                assert set(heard) == {f"Bearer {SECRET}"}
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+def test_the_thread_asks_again_and_again_and_ends_at_once(server: StandIn) -> None:
+    source = Source(at(server), every_s=0.05)
+    source.source.start()
+    until(lambda: server.asked >= 3, "three queries")
+    server.manner = "silent"
+    asked = server.asked
+    until(lambda: server.asked > asked, "a query that hangs")
+    begun_s = time.monotonic()
+    source.source.stop()
+    assert time.monotonic() - begun_s < 15  # which is less than it may wait for an answer
+    handed_on = len(source.moved)
+    time.sleep(0.1)
+    assert len(source.moved) == handed_on
+
+
+def test_what_goes_wrong_in_handing_on_ends_nothing(server: StandIn) -> None:
+    calls: list[int] = []
+
+    def take(*_: object) -> None:
+        calls.append(1)
+        raise KeyError("ours")
+
+    asked = replace(Source(at(server)).asked, every_s=0.01, span=Span(0.95, 900))
+    source = PrometheusHistory(asked, take, wall_s=lambda: AT_S)
+    with capture_logs() as logs:
+        source.start()
+        until(lambda: len(calls) > 2, "it goes on")
+        source.stop()
+    assert "history_broken" in {each["event"] for each in logs}

@@ -1,0 +1,273 @@
+"""What a doctor says of a node, and of which it says nothing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.annotations import DEVICE_CHOICE, RESERVE
+from contract.gpunode import GPUNode, Plugin, Replicas
+from contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from extender.doctor.findings import Finding, Weight, line
+from extender.doctor.rules import examine
+from extender.doctor.sharing_rules import rounded
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod, shared
+from tests.state.test_cluster_state import state_of
+
+#: A plugin of which there is nothing to say.
+SOUND = Plugin(
+    allocation_policy="distributed",
+    topology_manager_policy="none",
+    fail_requests_greater_than_one=True,
+)
+
+
+def sliced(replicas: int = 3, **how: Any) -> GPUNode:
+    """Two GPUs of 24 GiB that nobody uses."""
+    plugin = msgspec.structs.replace(SOUND, **how)
+    return gpunode(shared("a", replicas), shared("b", replicas), plugin=plugin)
+
+
+def asking(*sizes: str | None) -> list[Pod]:
+    return [pod(size, uid=f"u{i}", name=f"p{i}") for i, size in enumerate(sizes)]
+
+
+def findings(
+    *gpunodes: GPUNode,
+    pods: Sequence[Pod] = (),
+    annotations: dict[str, str] | None = None,
+    names: Sequence[str] = ("n",),
+    now_s: float = NOW_S,
+    offers: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+) -> list[Finding]:
+    nodes = [
+        Node(
+            metadata=ObjectMeta(name=name, uid=name, annotations=annotations, labels=labels),
+            status=NodeStatus(allocatable={GPU: "8"} if offers is None else offers),
+        )
+        for name in names
+    ]
+    state = state_of(
+        *map(NodeSeen, nodes),
+        *(GPUNodeSeen(one, NOW_S) for one in gpunodes),
+        *map(PodSeen, pods),
+    )
+    return examine(state, now_s)
+
+
+def only(found: Sequence[Finding]) -> Finding:
+    (one,) = found
+    return one
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(sliced(), id="time-sliced"),
+        pytest.param(gpunode(device("a"), device("b"), plugin=Plugin()), id="unshared"),
+    ],
+)
+def test_of_a_sound_node_nothing_is_said(node: GPUNode) -> None:
+    assert findings(node, pods=asking(*["8Gi"] * 6)) == []
+
+
+def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
+    assert findings(offers={"cpu": "8"}) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "how", "weight", "says", "helps"),
+    [
+        pytest.param([], {}, Weight.WARNING, "no GPU report", "agent runs", id="no agent"),
+        pytest.param(
+            [sliced()], {"now_s": NOW_S + 1000}, Weight.WARNING, "stale", "agent runs", id="stale"
+        ),
+        pytest.param(
+            [msgspec.structs.replace(sliced(), spec=gpunode(initialised=False).spec)],
+            {},
+            Weight.WARNING,
+            "being set up",
+            "an extender runs",
+            id="no ledger",
+        ),
+        pytest.param(
+            [sliced()],
+            {"annotations": {RESERVE: "lots"}},
+            Weight.WARNING,
+            f"{RESERVE}: lots",
+            f"{RESERVE}: 512Mi",
+            id="an annotation that cannot be read",
+        ),
+        pytest.param(
+            [sliced(device_list_strategy="cdi-cri")],
+            {"annotations": {DEVICE_CHOICE: "pinned"}},
+            Weight.WARNING,
+            "is to be pinned",
+            "fix the problem named in parentheses",
+            id="pinned where it cannot be",
+        ),
+        pytest.param(
+            [sliced()],
+            {"labels": {"nvidia.com/mig.config.state": "failed"}},
+            Weight.WARNING,
+            "label nvidia.com/mig.config.state is 'failed'",
+            "MIG manager",
+            id="MIG that could not be changed",
+        ),
+        pytest.param(
+            [sliced(allocation_policy="packed")],
+            {},
+            Weight.ADVICE,
+            "policy packed",
+            "sharedDevicesAllocationPolicy: distributed",
+            id="packed",
+        ),
+        pytest.param(
+            [sliced(allocation_policy="unknown")],
+            {},
+            Weight.ADVICE,
+            "is not known",
+            "plugin's configuration",
+            id="unknown policy",
+        ),
+        pytest.param(
+            [sliced(fail_requests_greater_than_one=None)],
+            {},
+            Weight.ADVICE,
+            "several replicas",
+            "failRequestsGreaterThanOne: true",
+            id="several replicas are let in",
+        ),
+        pytest.param(
+            [sliced()],
+            {"annotations": {DEVICE_CHOICE: "any"}},
+            Weight.ADVICE,
+            "fit on all of its devices",
+            "remove the annotation",
+            id="any",
+        ),
+        pytest.param(
+            [sliced(2)],
+            {"pods": asking(*["4Gi"] * 6)},
+            Weight.ADVICE,
+            "replicas run out",
+            "set replicas: 6",
+            id="too few replicas",
+        ),
+    ],
+)
+def test_each_rule(
+    nodes: list[GPUNode], how: dict[str, Any], weight: Weight, says: str, helps: str
+) -> None:
+    found = only(findings(*nodes, **how))
+    assert (found.weight, found.nodes) == (weight, ("n",))
+    assert says in found.found
+    assert helps in found.do
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [("", "policy is not known"), ("restricted", "policy is restricted"), ("none", "")],
+)
+def test_alignment_costs_where_there_are_several_numa_nodes(policy: str, says: str) -> None:
+    plugin = msgspec.structs.replace(SOUND, topology_manager_policy=policy)
+    apart = [shared("a", 3, numa_node=0), shared("b", 3, numa_node=1)]
+    found = findings(gpunode(*apart, plugin=plugin))
+    assert [says in each.found for each in found] == ([True] if says else [])
+    assert findings(gpunode(*apart[:1], plugin=plugin)) == []
+
+
+def test_replicas_for_like_pods_make_every_surprise_harmless() -> None:
+    """24 GiB, pods of 6 to 8: three replicas are worth 8 GiB each."""
+    alike = asking("6Gi", *["8Gi"] * 5)
+    found = only(findings(sliced(10), pods=alike))
+    assert "set replicas: 3" in found.do
+    assert "no choice of the device plugin can overcommit" in found.do
+    assert findings(sliced(3), pods=alike) == []
+
+
+def test_many_replicas_cost_nothing_where_pods_differ() -> None:
+    assert findings(sliced(10), pods=asking(*["4Gi"] * 5, "20Gi")) == []
+
+
+def test_many_replicas_cost_much_where_the_plugin_packs() -> None:
+    pods = asking(*["4Gi"] * 5, "20Gi")
+    packs, replicas = findings(sliced(10, allocation_policy="packed"), pods=pods)
+    assert "policy packed" in packs.found
+    assert "stays the next choice" in replicas.found
+    assert "set replicas: 6" in replicas.do
+
+
+def test_a_few_pods_are_not_typical() -> None:
+    ended = pod("4Gi", uid="ended", name="ended", phase="Succeeded")
+    assert findings(sliced(2), pods=[*asking(*["4Gi"] * 4), ended]) == []
+
+
+def test_pods_that_say_nothing_are_charged_little_where_replicas_are_many() -> None:
+    pods = asking(*["8Gi"] * 5, "20Gi", None, None)
+    found = only(findings(sliced(10), pods=pods))
+    assert found.weight is Weight.WARNING
+    assert found.found.startswith("2 GPU containers request nvidia.com/gpu without an amount")
+    assert "headroom.gpu/vram: 8Gi" in found.do
+    assert findings(sliced(3), pods=pods) == []
+
+
+def test_what_mps_never_lets_fit() -> None:
+    served = shared("a", sharing="mps", replicas=Replicas(free=4))
+    found = only(findings(gpunode(served, plugin=SOUND), pods=asking(*["4Gi"] * 5, "8Gi")))
+    assert "each process of nvidia.com/gpu to 6Gi (4 replicas)" in found.found
+    assert "set replicas: 3 or fewer" in found.do
+    assert findings(gpunode(served, plugin=SOUND), pods=asking(*["6Gi"] * 6)) == []
+
+
+def test_nodes_of_which_the_same_is_said_are_told_of_together() -> None:
+    names = [f"n{i}" for i in range(7)]
+    found = only(findings(names=names))
+    assert found.nodes == tuple(names)
+    assert line(found).startswith("warning: n0, n1, n2, n3, n4 and 2 more: takes no pods")
+
+
+def test_warnings_come_first() -> None:
+    plugin = msgspec.structs.replace(SOUND, allocation_policy="packed")
+    found = findings(gpunode(shared("a", 3), name="a", plugin=plugin), names=["a", "b"])
+    assert [(each.weight, each.nodes) for each in found] == [
+        (Weight.WARNING, ("b",)),
+        (Weight.ADVICE, ("a",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count_bytes", "text"),
+    [(8 * GIB, "8Gi"), (79 * GIB - 1, "78.9Gi"), (100_000_000, "95.3Mi"), (5, "5")],
+)
+def test_bytes_for_people(count_bytes: int, text: str) -> None:
+    assert rounded(count_bytes) == text
+
+
+STEERED_ANNOTATION = {DEVICE_CHOICE: "steered"}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "why"),
+    [
+        pytest.param({}, "its agent has not reported that it steers", id="no word of it"),
+        pytest.param({"steering_obstacle": "not permitted"}, "not permitted", id="an obstacle"),
+    ],
+)
+def test_a_node_that_asks_to_be_steered_and_is_not_is_named(
+    plugin: dict[str, Any], why: str
+) -> None:
+    found = only(findings(sliced(**plugin), annotations=STEERED_ANNOTATION))
+    assert found.weight is Weight.WARNING
+    assert found.found == (
+        f"annotation {DEVICE_CHOICE}: steered has no effect: {why}; "
+        "pods are placed there as on any other node"
+    )
+    assert f"kubectl annotate node NAME {DEVICE_CHOICE}-" in found.do
+
+
+def test_of_a_node_that_is_steered_as_it_asks_nothing_is_said() -> None:
+    assert findings(sliced(steered=[GPU]), annotations=STEERED_ANNOTATION) == []

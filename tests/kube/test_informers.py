@@ -1,0 +1,334 @@
+"""The sources against a real API server: what it says, and what is left when it falls over."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from contract.kube import Pod
+from extender.kube.client import ApiStatus, KubeApi, NoAnswer, Query, Stream
+from extender.kube.informers import KubernetesSources
+from extender.kube.reflector import Pace, Reflector
+from extender.kube.resources import watched_kinds
+from extender.state.changes import (
+    BudgetGone,
+    BudgetSeen,
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatGone,
+    HeartbeatSeen,
+    NamespaceSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+    SliceGone,
+    SliceSeen,
+)
+from extender.state.foreign_allocators import node_of
+from tests.controlplane import STRANGER_TOKEN, ControlPlane
+from tests.kube.recorder import Recorder
+from tests.threads import begun_since
+
+NAMESPACE = "source-tests"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+NODES = "/api/v1/nodes"
+GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+BUDGETS = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+MERGE = "application/merge-patch+json"
+PACE = Pace(page_size=2, watch_s=30, grace_s=1.0, backoff_base_s=0.05, backoff_cap_s=0.2)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def plane(plane: ControlPlane) -> ControlPlane:
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    return plane
+
+
+@contextmanager
+def following(
+    plane: ControlPlane, pace: Pace = PACE
+) -> Iterator[tuple[KubernetesSources, Recorder]]:
+    """All kinds, synced."""
+    seen = Recorder()
+    api = KubeApi(plane.configuration())
+    sources = KubernetesSources(api, seen, watched_kinds(NAMESPACE), pace=pace)
+    sources.start()
+    try:
+        seen.until(lambda _: sources.synced)
+        yield sources, seen
+    finally:
+        sources.stop()
+        api.close()
+
+
+@contextmanager
+def following_pods(
+    api: KubeApi, pace: Pace = PACE, wait: Callable[[float], object] | None = None
+) -> Iterator[tuple[Reflector, Recorder]]:
+    """Pods alone, listed at least once."""
+    seen = Recorder()
+    kind = next(kind for kind in watched_kinds(NAMESPACE) if kind.name == "pods")
+    reflector = Reflector(kind, api, seen, pace=pace, wait=wait)
+    thread = threading.Thread(target=reflector.run)
+    thread.start()
+    try:
+        seen.until(lambda _: reflector.health.synced)
+        yield reflector, seen
+    finally:
+        reflector.stop()
+        thread.join(10.0)
+        api.close()
+    assert not thread.is_alive()
+
+
+def new_pod(plane: ControlPlane) -> str:
+    name = f"p{next(_numbers)}"
+    containers = [{"name": "main", "image": "none"}]
+    plane.call("POST", PODS, {"metadata": {"name": name}, "spec": {"containers": containers}})
+    return name
+
+
+def listed(plane: ControlPlane) -> dict[str, str]:
+    """What the server holds: pod uid -> resourceVersion."""
+    items: list[dict[str, Any]] = plane.call("GET", "/api/v1/pods")["items"]
+    return {each["metadata"]["uid"]: each["metadata"]["resourceVersion"] for each in items}
+
+
+def known(events: list[Event]) -> dict[str, str]:
+    """What a receiver of these events holds: pod uid -> resourceVersion."""
+    pods: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, Relisted) and event.kind is Pod:
+            pods = {each.metadata.uid: each.metadata.resource_version for each in event.objects}
+        elif isinstance(event, PodSeen):
+            pods[event.pod.metadata.uid] = event.pod.metadata.resource_version
+        elif isinstance(event, PodGone):
+            del pods[event.uid]
+    return pods
+
+
+def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
+    with following(plane) as (sources, seen):
+        before = len(seen.events)
+        plane.call("POST", NODES, {"metadata": {"name": "n"}})
+        plane.call("PATCH", f"{NODES}/n", {"metadata": {"labels": {"gpu": "yes"}}}, MERGE)
+        kind = {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode"}
+        plane.call("POST", GPUNODES, kind | {"metadata": {"name": "n"}})
+        status = {"status": {"agentVersion": "1"}}
+        plane.call("PATCH", f"{GPUNODES}/n/status", status, MERGE)
+        plane.call("POST", LEASES, {"metadata": {"name": "n"}, "spec": {"holderIdentity": "n"}})
+        name = new_pod(plane)
+        target = {"apiVersion": "v1", "kind": "Node", "name": "n"}
+        plane.call("POST", f"{PODS}/{name}/binding", {"metadata": {"name": name}, "target": target})
+        plane.call("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+        plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "another"}})
+        plane.call("POST", BUDGETS, {"metadata": {"name": "n"}, "spec": {"minAvailable": 1}})
+        for path in (NODES, GPUNODES, LEASES, BUDGETS):
+            plane.call("DELETE", f"{path}/n")
+        gone = (NodeGone("n"), GPUNodeGone("n"), HeartbeatGone("n"), BudgetGone(NAMESPACE, "n"))
+        events = seen.until(
+            lambda events: (
+                all(each in events for each in gone)
+                and any(isinstance(each, PodGone) for each in events)
+                and any(isinstance(each, NamespaceSeen) for each in events)
+            )
+        )[before:]
+        assert all(health.synced for health in sources.health)
+        assert [health.reconnects for health in sources.health] == [0] * 7
+    labels = [each.node.metadata.labels for each in events if isinstance(each, NodeSeen)]
+    assert labels == [None, {"gpu": "yes"}]
+    reports = [each.gpunode.status for each in events if isinstance(each, GPUNodeSeen)]
+    assert [report and report.agent_version for report in reports] == [None, "1"]
+    budgets = [each.budget for each in events if isinstance(each, BudgetSeen)]
+    assert {each.metadata.name for each in budgets} == {"n"}
+    beats = [each for each in events if isinstance(each, HeartbeatSeen)]
+    assert [each.lease.metadata.name for each in beats] == ["n"]
+    nodes = [each.pod.node for each in events if isinstance(each, PodSeen)]
+    assert nodes == ["", "n", "n"]  # the last one says that it is being deleted
+    assert known(seen.events) == listed(plane)
+
+
+def test_what_a_dra_driver_publishes_is_seen_to_come_and_go(plane: ControlPlane) -> None:
+    published = {
+        "metadata": {"name": "n-gpu"},
+        "spec": {
+            "driver": "gpu.nvidia.com",
+            "nodeName": "n",
+            "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}],
+        },
+    }
+    with following(plane) as (_, seen):
+        plane.call("POST", SLICES, published)
+        plane.call("DELETE", f"{SLICES}/n-gpu")
+        events = seen.until(lambda events: SliceGone("n-gpu") in events)
+    (piece,) = (each.piece for each in events if isinstance(each, SliceSeen))
+    assert node_of(piece) == "n"
+
+
+def test_a_list_longer_than_a_page_is_complete(plane: ControlPlane) -> None:
+    for _ in range(5):
+        new_pod(plane)
+    with following(plane) as (_, seen):
+        assert known(seen.events) == listed(plane)
+
+
+class Watched(KubeApi):
+    """The real thing, and a note of where each watch began."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        super().__init__(plane.configuration(), connect_timeout_s=0.5)
+        self.versions: list[int] = []
+
+    def stream(self, path: str, *, query: Query, read_timeout_s: float) -> Stream:
+        self.versions.append(int(query["resourceVersion"]))
+        return super().stream(path, query=query, read_timeout_s=read_timeout_s)
+
+
+def test_bookmarks_carry_a_quiet_kind_forward(plane: ControlPlane) -> None:
+    api = Watched(plane)
+    with following_pods(api, Pace(watch_s=3)) as (reflector, seen):
+        for value in range(5):
+            patch = {"metadata": {"labels": {"value": str(value)}}}
+            plane.call("PATCH", "/api/v1/namespaces/default", patch, MERGE)
+        seen.until(lambda _: api.versions[-1] >= api.versions[0] + 5, timeout_s=20.0)
+        assert (reflector.health.reconnects, reflector.health.lists) == (0, 1)
+        assert len(seen.events) == 1
+
+
+def test_nothing_is_lost_when_the_server_is_killed(plane: ControlPlane) -> None:
+    with following(plane) as (sources, seen):
+        first, second = new_pod(plane), new_pod(plane)
+        seen.until(lambda events: known(events) == listed(plane))
+        plane.kill("kube-apiserver")
+        seen.until(lambda _: all(health.reconnects > 1 for health in sources.health))
+        assert sources.synced
+        plane.start_apiserver()
+        plane.call("DELETE", f"{PODS}/{first}?gracePeriodSeconds=0")
+        plane.call("PATCH", f"{PODS}/{second}", {"metadata": {"labels": {"a": "b"}}}, MERGE)
+        new_pod(plane)
+        wanted = listed(plane)
+        seen.until(lambda events: known(events) == wanted)
+        plane.call("POST", NODES, {"metadata": {"name": "after"}})
+        seen.until(
+            lambda events: any(
+                isinstance(each, NodeSeen) and each.node.metadata.name == "after" for each in events
+            )
+        )
+
+
+def test_history_that_was_compacted_is_listed_again(plane: ControlPlane) -> None:
+    """The watch is held back until its resourceVersion is no longer to be had."""
+    gate = threading.Event()
+    api = Watched(plane)
+    first = new_pod(plane)
+    with (
+        capture_logs() as logs,
+        following_pods(api, wait=lambda _: gate.wait(30.0)) as (reflector, seen),
+    ):
+        assert known(seen.events) == listed(plane)
+        plane.kill("kube-apiserver")
+        seen.until(lambda _: reflector.health.reconnects == 1)
+        plane.start_apiserver()
+        plane.call("DELETE", f"{PODS}/{first}?gracePeriodSeconds=0")
+        new_pod(plane)
+        plane.kill("kube-apiserver")  # it would have remembered the changes
+        plane.start_apiserver()
+        plane.compact()
+        wanted = listed(plane)
+        gate.set()
+        seen.until(lambda events: known(events) == wanted and reflector.health.lists == 2)
+    assert "source_expired" in [entry["event"] for entry in logs]
+
+
+def test_a_server_that_freezes_is_noticed_and_found_again(plane: ControlPlane) -> None:
+    api = Watched(plane)
+    with following_pods(api, Pace(watch_s=1, grace_s=0.5, backoff_base_s=0.05)) as (
+        reflector,
+        seen,
+    ):
+        plane.pause("kube-apiserver")
+        try:
+            seen.until(lambda _: reflector.health.reconnects == 1)
+        finally:
+            plane.resume("kube-apiserver")
+        new_pod(plane)
+        wanted = listed(plane)
+        seen.until(lambda events: known(events) == wanted)
+
+
+def test_somebody_without_the_right_is_never_synced(plane: ControlPlane) -> None:
+    seen = Recorder()
+    api = KubeApi(plane.configuration(STRANGER_TOKEN))
+    sources = KubernetesSources(api, seen, watched_kinds(NAMESPACE), pace=PACE)
+    sources.start()
+    seen.until(lambda _: all(health.reconnects > 1 for health in sources.health))
+    assert not sources.synced
+    assert not any(health.synced for health in sources.health)
+    sources.stop()
+    api.close()
+    assert seen.events == []
+
+
+def test_it_stops_at_once_and_leaves_no_thread(plane: ControlPlane) -> None:
+    watching = begun_since("watch-")
+    with following(plane):
+        assert watching() == sorted(f"watch-{kind.name}" for kind in watched_kinds(NAMESPACE))
+        begun_s = time.monotonic()
+    assert time.monotonic() - begun_s < 1.0
+    assert watching() == []
+
+
+def test_nothing_is_read_from_a_stream_that_was_interrupted(plane: ControlPlane) -> None:
+    """Over TLS what is still on its way would come as ciphertext."""
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"  # more than one read can hold
+    api = KubeApi(plane.configuration())
+    stream = api.stream(path, query={"watch": "true"}, read_timeout_s=30.0)
+    try:
+        assert b'"ADDED"' in stream.read()
+        stream.interrupt()
+        with pytest.raises(NoAnswer, match="interrupted"):
+            stream.read()
+    finally:
+        stream.close()
+        api.close()
+
+
+def test_a_token_of_an_expired_list_is_answered_by_a_whole_one(plane: ControlPlane) -> None:
+    """Compacted between two pages; started anew, as a server keeps snapshots of its own."""
+
+    class Compacting(KubeApi):
+        answers: list[int] = []  # noqa: RUF012 -- one instance
+
+        def call(self, *args: Any, **kwargs: Any) -> bytes:
+            if "continue" in (kwargs.get("query") or {}):
+                new_pod(plane)
+                plane.kill("kube-apiserver")
+                plane.start_apiserver()
+                plane.compact()
+            try:
+                body = super().call(*args, **kwargs)
+            except ApiStatus as err:
+                self.answers.append(err.status)
+                raise
+            self.answers.append(200)
+            return body
+
+    for _ in range(3):
+        new_pod(plane)
+    api = Compacting(plane.configuration())
+    listing = api.list("/api/v1/pods", lambda pod: pod, page_size=2)
+    api.close()
+    assert api.answers == [200, 410, 200]
+    assert len(listing.items) == len(listed(plane))

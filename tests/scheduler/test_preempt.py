@@ -1,0 +1,123 @@
+"""The preempt verb beside filter: nodes that are added, places that are held, what is recorded."""
+
+import json
+from typing import Any
+
+import pytest
+
+from extender.console.decision_bodies import decision_view
+from extender.scheduler.extender_v1 import MalformedBody
+from extender.state.decision_records import Preempted
+from extender.state.nominations import EXPECTED_S
+from extender.state.preemption_report import EQUAL, LOST_BY
+from tests.builders import DISTRIBUTED
+from tests.scheduler.test_needless_evictions import World
+from tests.serving import pod
+from tests.state.evictions import On
+
+
+def important(name: str, vram: str, priority: int = 5, version: str = "1") -> dict[str, Any]:
+    shown = pod(name, vram, version=version)
+    shown["spec"]["priority"] = priority
+    return shown
+
+
+def uids(answer: dict[str, Any]) -> dict[str, list[str]]:
+    return {node: [pod["UID"] for pod in each["Pods"]] for node, each in answer.items()}
+
+
+@pytest.fixture
+def world() -> World:
+    layout = {"full": [[On("a", 20, 3)]], "small": [[On("b", 20, 0)]]}
+    return World(layout, DISTRIBUTED)
+
+
+def test_a_node_that_was_refused_in_the_same_cycle_is_added(world: World) -> None:
+    shown = important("new", "22Gi")
+    assert world.fitting(shown, ["small"]) == []
+    answer = world.preempted(shown, {"full": ["a"]})
+    assert uids(answer) == {"small": ["b"], "full": ["a"]}
+    # What was refused to another version, or too long ago, may be full by now.
+    assert uids(world.preempted(important("new", "22Gi", version="2"), {"full": ["a"]})) == {
+        "full": ["a"]
+    }
+    world.now_s += 60.0
+    assert uids(world.preempted(shown, {"full": ["a"]})) == {"full": ["a"]}
+
+
+def test_its_place_is_held_from_the_answer_on(world: World) -> None:
+    shown = important("new", "12Gi")
+    assert uids(world.preempted(shown, {"full": ["a"]})) == {"full": ["a"]}
+    equal, higher = important("equal", "3Gi"), important("higher", "3Gi", 6)
+    assert world.fitting(equal, ["full", "small"]) == ["small"]
+    assert world.fitting(equal, ["full"]) == []
+    rejected = world.journal.of_uid("uid-equal")
+    assert rejected is not None
+    assert not rejected.sure  # it is woken when the place is not held any more
+    assert world.fitting(higher, ["full"]) == ["full"]
+    assert world.fitting(shown, ["full"]) == []
+    # Nor is it given to another one that preempts.
+    second = important("second", "20Gi")
+    assert world.preempted(second, {"full": ["a"]}) == {}
+    world.now_s += EXPECTED_S + 0.1
+    assert world.fitting(equal, ["full"]) == ["full"]
+    assert uids(world.preempted(second, {"full": ["a"]})) == {"full": ["a"]}
+
+
+def test_who_leaves_for_whom_and_why_these_goes_on_record(world: World) -> None:
+    shown = important("new", "22Gi")
+    assert world.fitting(shown, ["small"]) == []
+    world.preempted(shown, {"full": ["a"]})
+    record = world.journal.records.of_id("uid-new.1")
+    assert record is not None
+    part = record.part(Preempted)
+    assert part is not None
+    assert (part.offered, part.kept, part.node, part.source) == (1, 2, "small", "added")
+    assert [(loser.node, loser.lost_by) for loser in part.losers] == [("full", LOST_BY[1])]
+    view = decision_view(record, "replica").preempt
+    assert view is not None
+    assert view.told == [
+        "default/b (priority 0) leaves node small",
+        "kube-scheduler proposed no victims there, because only GPU memory is short",
+        "not node full, where 1 pod would leave: a victim of higher priority",
+    ]
+    assert world.journal.preempted_for("uid-new") == ("uid-new.1", part)
+    # Where nobody is to leave that is told as well.
+    world.preempted(important("huge", "90Gi"), {"full": ["a"]})
+    record = world.journal.records.of_id("uid-huge.1")
+    assert record is not None
+    view = decision_view(record, "replica").preempt
+    assert view is not None
+    assert (view.node, view.told) == (
+        None,
+        ["no pod is evicted: eviction would help on 0 of 1 node"],
+    )
+
+
+def test_of_equal_nodes_one_is_told_and_why_is_said() -> None:
+    world = World({"n": [[On("a", 20, 1)]], "m": [[On("b", 20, 1)]]}, DISTRIBUTED)
+    answer = world.preempted(important("new", "22Gi"), {"n": ["a"], "m": ["b"]})
+    assert uids(answer) == {"m": ["b"]}
+    decided = world.journal.preempted_for("uid-new")
+    assert decided is not None
+    assert [loser.lost_by for loser in decided[1].losers] == [EQUAL]
+
+
+def test_a_pod_without_a_gpu_is_left_to_kube_scheduler(world: World) -> None:
+    shown = pod("plain", gpus=0)
+    assert uids(world.preempted(shown, {"full": ["x"], "none": []})) == {"full": ["x"]}
+
+
+def test_victims_come_in_either_form_and_malformed_ones_are_refused(world: World) -> None:
+    whole = {"metadata": {"name": "x", "uid": "x"}, "spec": {"priority": 1}}
+    args = {
+        "Pod": important("new", "4Gi"),
+        "NodeNameToVictims": {"full": {"Pods": [whole], "NumPDBViolations": 7}},
+    }
+    answer = json.loads(world.verbs.preempt(json.dumps(args).encode()))
+    assert answer == {
+        "NodeNameToMetaVictims": {"full": {"Pods": [{"UID": "x"}], "NumPDBViolations": 1}}
+    }
+    args["NodeNameToVictims"] = {"full": {"Pods": "x"}}
+    with pytest.raises(MalformedBody, match="NodeNameToVictims"):
+        world.verbs.preempt(json.dumps(args).encode())

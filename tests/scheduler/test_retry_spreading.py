@@ -1,0 +1,127 @@
+"""Pods that were refused together are moved apart, played against kube-scheduler's own queue."""
+
+import heapq
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from extender.scheduler.retry_spreading import FEW, REJECTED_OFTEN, RetrySpreader
+from extender.scheduler.verbs import TRY_AGAIN
+from tests.builders import DISTRIBUTED
+from tests.scheduler.test_needless_evictions import TELEMETRY, World
+from tests.serving import offer, pod
+
+TRY_S = 0.008
+MOST_BACK_OFF_S = 30.0
+
+
+class Queue:
+    """As kube-scheduler 1.36 backs off without SchedulerPopFromBackoffQ, while pods change all the
+    time (pkg/scheduler/backend/queue): once a second those are tried whose time has come."""
+
+    def __init__(self, pods: int, pace: RetrySpreader | None) -> None:
+        self._pace = pace
+        self._due = [(0.0, f"pod-{number}") for number in range(pods)]
+        self._rejected, self._errors = Counter[str](), Counter[str]()
+        #: Second -> pods that were tried.
+        self.tried: dict[int, list[str]] = {}
+        self.errors = 0
+
+    def play(self, seconds: int) -> None:
+        """From where it was left."""
+        begun = len(self.tried)
+        now_s = float(begun)
+        for second in range(begun, begun + seconds):
+            now_s = max(now_s, float(second))
+            self.tried[second] = []
+            while self._due and self._due[0][0] <= second:
+                _, pod = heapq.heappop(self._due)
+                self.tried[second].append(pod)
+                heapq.heappush(self._due, (now_s + self._try(pod, now_s), pod))
+                now_s += TRY_S
+
+    def _try(self, pod: str, now_s: float) -> float:
+        """For how long it backs off."""
+        if self._pace is None or self._pace.reject(pod, now_s):
+            self._rejected[pod] += 1
+            self._errors[pod] = 0
+            times = self._rejected[pod]
+        else:
+            self.errors += 1
+            self._errors[pod] += 1
+            times = self._errors[pod]
+        return float(min(2 ** (times - 1), MOST_BACK_OFF_S))
+
+    def most(self, since: int) -> int:
+        return max(len(pods) for second, pods in self.tried.items() if second >= since)
+
+
+@pytest.mark.parametrize("pods", [60, 200, 500])
+def test_a_crowd_is_moved_apart_and_stays_so(pods: int) -> None:
+    together, apart = Queue(pods, None), Queue(pods, RetrySpreader())
+    together.play(500)
+    apart.play(500)
+    share = pods / (MOST_BACK_OFF_S + 1)
+    assert together.most(since=300) > 4 * share
+    assert apart.most(since=300) <= max(1.5 * share, FEW + 1)
+    # Nobody is forgotten meanwhile.
+    tried = Counter(pod for second in range(430, 500) for pod in apart.tried[second])
+    assert len(tried) == pods
+    assert min(tried.values()) >= 2
+    # It costs each a few more tries, once.
+    assert apart.errors < 6 * pods
+    errors = apart.errors
+    apart.play(100)
+    assert apart.errors - errors < pods / 2
+
+
+def test_few_are_told_the_reason_each_time() -> None:
+    few = Queue(FEW, RetrySpreader())
+    few.play(200)
+    assert few.errors == 0
+
+
+def test_the_first_refusals_are_told_in_any_crowd() -> None:
+    pace, now_s = RetrySpreader(), 0.0
+    for turn in range(REJECTED_OFTEN):
+        assert all(pace.reject(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
+        now_s += 5.0 * (turn + 1)
+    assert not all(pace.reject(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
+
+
+def test_who_does_not_back_off_at_all_is_told_each_time() -> None:
+    """Else autoscalers would hardly ever see that it waits."""
+    pace, dice = RetrySpreader(), random.Random(7)
+    for turn in range(2000):
+        assert pace.reject(f"pod-{dice.randrange(20)}", 0.01 * turn)
+
+
+def test_filter_answers_a_crowd_with_errors_and_whom_others_leave_for_with_the_reason() -> None:
+    world = World({"full": [[]]}, DISTRIBUTED)
+    crowd = [pod(f"p{number}", "90Gi") for number in range(60)]
+    crowd[-1]["status"]["nominatedNodeName"] = "full"
+
+    def asked(shown: dict[str, Any]) -> str:
+        """The Error, or nothing where the pod is refused."""
+        answer = json.loads(world.verbs.filter(json.dumps(offer(shown, "full")).encode()))
+        assert not answer["NodeNames"]
+        assert bool(answer["Error"]) is not bool(answer["FailedAndUnresolvableNodes"])
+        return str(answer["Error"])
+
+    for _ in range(REJECTED_OFTEN):
+        assert {asked(each) for each in crowd} == {""}
+        world.now_s += 20.0
+    before = TELEMETRY.spread_retries._value.get()
+    said = [asked(each) for each in crowd]
+    assert said[:FEW] == [""] * FEW
+    assert said[-10:-1] == [TRY_AGAIN] * 9
+    assert said[-1] == ""
+    assert TELEMETRY.spread_retries._value.get() - before == said.count(TRY_AGAIN)
+    # On record it is what it is: no node could take it.
+    decision = world.journal.of_uid("uid-p58")
+    assert decision is not None
+    assert (decision.fits, decision.offered) == (0, 1)
+    assert asked(pod("new", "90Gi")) == ""

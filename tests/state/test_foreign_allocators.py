@@ -1,0 +1,268 @@
+"""Who else gives out the GPUs of a node."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gpunode import GPUNode
+from contract.kube import (
+    Container,
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
+    Present,
+    ResourcePool,
+    ResourceRequirements,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
+from contract.reasons import Reason
+from extender.placement.fit import fit
+from extender.placement.non_gpu_pods import NO_DEVICE
+from extender.placement.snapshot import MOST_BYTES
+from extender.state.changes import (
+    GPUNodeGone,
+    GPUNodeSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+    SliceGone,
+    SliceSeen,
+)
+from extender.state.cluster_state import ClusterState
+from extender.state.foreign_allocators import MANAGERS, node_of, of_node, of_pod
+from tests.builders import GPU, NOW_S, device, gpunode, kube_node, pod
+from tests.state.test_cluster_state import state_of
+
+HANDSHAKE, REGISTER = "hami.io/node-handshake", "hami.io/node-nvidia-register"
+
+
+def node(annotations: dict[str, str] | None = None, more: dict[str, str] | None = None) -> Node:
+    given = kube_node("n", annotations)
+    assert given.status is not None
+    status = msgspec.structs.replace(given.status, allocatable={GPU: "1"} | (more or {}))
+    return msgspec.structs.replace(given, status=status)
+
+
+def marked(
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    limits: dict[str, str] | None = None,
+    on: str | None = "n",
+    phase: str = "Running",
+) -> Pod:
+    """A pod that asks for nothing of ours."""
+    resources = ResourceRequirements(limits=limits or {})
+    bare = pod(None, Container(name="main", resources=resources), uid="x", node=on, phase=phase)
+    metadata = msgspec.structs.replace(bare.metadata, annotations=annotations, labels=labels)
+    return msgspec.structs.replace(bare, metadata=metadata)
+
+
+def published(name: str = "s", **spec: Any) -> ResourceSlice:
+    given = {"driver": "gpu.nvidia.com", "node_name": "n", "devices": [Present()]} | spec
+    return ResourceSlice(metadata=ObjectMeta(name=name), spec=ResourceSliceSpec(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "managers"),
+    [
+        pytest.param(node(), set(), id="a node with the stock plugin is nobody's"),
+        pytest.param(
+            node({HANDSHAKE: "Requesting_2026.11.21 10:00:00"}),
+            {Reason.HAMI_MANAGES},
+            id="HAMi's scheduler and plugin speak with each other",
+        ),
+        pytest.param(
+            node({HANDSHAKE: "Deleted_2026.11.21 10:00:00", REGISTER: "GPU-0,10,24576,100:"}),
+            set(),
+            id="HAMi says that it left",
+        ),
+        pytest.param(
+            node({REGISTER: "GPU-0,10,24576,100:"}),
+            {Reason.HAMI_MANAGES},
+            id="a register without a handshake is still a register",
+        ),
+        pytest.param(
+            node(more={"aliyun.com/gpu-mem": "22"}), {Reason.GPUSHARE_MANAGES}, id="gpushare"
+        ),
+        pytest.param(
+            node(more={"aliyun.com/gpu-mem": "0"}), set(), id="gpushare that offers nothing"
+        ),
+    ],
+)
+def test_nodes(given: Node, managers: set[Reason]) -> None:
+    assert of_node(given) == managers
+
+
+@pytest.mark.parametrize(
+    ("given", "managers"),
+    [
+        pytest.param(pod("8Gi", node="n"), set(), id="one of ours"),
+        pytest.param(
+            marked(labels={"runai-gpu-group": "g"}), {Reason.KAI_MANAGES}, id="KAI: a fraction"
+        ),
+        pytest.param(
+            marked(labels={"runai-gpu-group/g": "g"}), {Reason.KAI_MANAGES}, id="KAI: several"
+        ),
+        pytest.param(
+            marked({"run.ai/reserve_for_gpu_index": "GPU-0"}),
+            {Reason.KAI_MANAGES},
+            id="KAI: a reservation",
+        ),
+        pytest.param(
+            marked({"nvidia.com/container.main.gpus.devices": "GPU-0"}),
+            {Reason.KAI_MANAGES},
+            id="KAI: nvFractions that were bound",
+        ),
+        pytest.param(
+            marked({"gpu-fraction": "0.5"}),
+            set(),
+            id="a wish that KAI has not granted proves nothing",
+        ),
+        pytest.param(
+            marked({"hami.io/vgpu-devices-allocated": "GPU-0,NVIDIA,3000,30:;"}),
+            {Reason.HAMI_MANAGES},
+            id="HAMi: an allocation",
+        ),
+        pytest.param(
+            marked({"hami.io/vgpu-devices-allocated": "", "hami.io/vgpu-node": "another"}),
+            set(),
+            id="HAMi: a manifest copied from a pod that ran elsewhere",
+        ),
+        pytest.param(
+            marked(limits={"nvidia.com/gpumem": "3000"}),
+            {Reason.HAMI_MANAGES},
+            id="HAMi: resources",
+        ),
+        pytest.param(
+            marked({"ALIYUN_COM_GPU_MEM_IDX": "0"}),
+            {Reason.GPUSHARE_MANAGES},
+            id="gpushare: a device",
+        ),
+        pytest.param(
+            marked(limits={"aliyun.com/gpu-mem": "3"}),
+            {Reason.GPUSHARE_MANAGES},
+            id="gpushare: resources",
+        ),
+        pytest.param(marked(labels={"runai-gpu-group": "g"}, on=None), set(), id="not bound yet"),
+        pytest.param(marked(labels={"runai-gpu-group": "g"}, phase="Succeeded"), set(), id="ended"),
+    ],
+)
+def test_pods(given: Pod, managers: set[Reason], state: ClusterState) -> None:
+    assert of_pod(given) == managers
+    before = reason(state)
+    state.apply([PodSeen(given)])
+    kept = state.pod(given.metadata.uid) is not None
+    assert state.concerns(given) == (kept or reason(state) != before)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        pytest.param(published(), "n", id="the node's"),
+        pytest.param(published(node_name=None, pool=ResourcePool(name="n")), "n", id="its pool's"),
+        pytest.param(published(devices=None), "", id="no devices"),
+        pytest.param(published(driver="compute-domain.nvidia.com"), "", id="no GPUs"),
+    ],
+)
+def test_slices(given: ResourceSlice, name: str) -> None:
+    assert node_of(given) == name
+
+
+def reason(state: ClusterState) -> Reason | None:
+    request = state.understand(pod("8Gi"))
+    snap = state.snapshot()
+    judged = state.judge(
+        pod("8Gi"), state.gpunode("n") or GPUNode(metadata=ObjectMeta(name="n")), NOW_S
+    )
+    found = fit(request, snap, snap.rows(["n"]), NOW_S).reason(0)  # type: ignore[arg-type]
+    # Filter and bind say the same.
+    assert (judged if isinstance(judged, Reason) else None) == found
+    return found
+
+
+@pytest.fixture
+def state() -> ClusterState:
+    return state_of(NodeSeen(kube_node("n")), GPUNodeSeen(gpunode(device()), NOW_S))
+
+
+def test_a_node_is_refused_while_somebody_else_shows_on_it(state: ClusterState) -> None:
+    assert reason(state) is None
+    state.apply([NodeSeen(node({HANDSHAKE: "Reported 2026"}))])
+    assert reason(state) is Reason.HAMI_MANAGES
+    state.apply([NodeSeen(kube_node("n"))])
+    assert reason(state) is None
+    state.apply([PodSeen(marked(labels={"runai-gpu-group": "g"}))])
+    assert reason(state) is Reason.KAI_MANAGES
+    state.apply([PodSeen(marked(labels={"runai-gpu-group": "g"}, phase="Succeeded"))])
+    assert reason(state) is None
+    state.apply([SliceSeen(published("a")), SliceSeen(published("b"))])
+    assert reason(state) is Reason.DRA_MANAGES
+    state.apply([SliceGone("a")])
+    assert reason(state) is Reason.DRA_MANAGES
+    state.apply([SliceGone("b")])
+    assert reason(state) is None
+
+
+def test_what_a_new_list_leaves_out_shows_no_more(state: ClusterState) -> None:
+    state.apply([PodSeen(marked(labels={"runai-gpu-group": "g"})), SliceSeen(published())])
+    state.apply([Relisted(ResourceSlice, (), NOW_S)])
+    assert reason(state) is Reason.KAI_MANAGES
+    state.apply([Relisted(Pod, (), NOW_S)])
+    assert reason(state) is None
+
+
+def test_the_last_pod_of_another_opens_the_node_again(state: ClusterState) -> None:
+    state.apply([PodSeen(marked({"ALIYUN_COM_GPU_MEM_IDX": "0"}))])
+    assert reason(state) is Reason.GPUSHARE_MANAGES
+    state.apply([PodGone("x")])
+    assert reason(state) is None
+
+
+def test_a_node_backed_by_dra_is_not_refused_for_its_silence() -> None:
+    """KEP-5004: no plugin, so no allocatable, no agent's devices, no ledger."""
+    state = state_of(NodeSeen(kube_node("n")), SliceSeen(published()))
+    assert reason(state) is Reason.DRA_MANAGES
+
+
+def test_a_slice_may_come_before_its_node_and_a_node_may_go() -> None:
+    state = state_of(SliceSeen(published()), NodeSeen(kube_node("n")))
+    state.apply([GPUNodeSeen(gpunode(device()), NOW_S)])
+    assert reason(state) is Reason.DRA_MANAGES
+    state.apply([SliceGone("s"), NodeSeen(node({HANDSHAKE: "x"})), NodeGone("n")])
+    state.apply([NodeSeen(kube_node("n"))])
+    assert reason(state) is None
+
+
+def test_a_node_that_is_another_ones_has_gpus(state: ClusterState) -> None:
+    """Pods without a GPU are sent to nodes without GPUs first: none of those that are silent."""
+    bare = msgspec.structs.replace(kube_node("n"), status=None)
+    state.apply([NodeSeen(bare), GPUNodeGone("n")])
+    assert state.snapshot().spare_bytes.tolist() == [NO_DEVICE]
+    state.apply([PodSeen(marked(limits={"nvidia.com/gpumem": "3000"}))])
+    assert state.snapshot().spare_bytes.tolist() == [MOST_BYTES]
+
+
+@pytest.mark.parametrize("told", [{GPU: "0"}, {"nvidia.com/mig-1g.10gb": "7"}], ids=str)
+def test_a_node_that_offers_gpus_of_which_nobody_told_anything_has_some(
+    told: dict[str, str],
+) -> None:
+    silent = msgspec.structs.replace(kube_node("n"), status=NodeStatus(allocatable=told))
+    plain = msgspec.structs.replace(kube_node("p"), status=NodeStatus(allocatable={"cpu": "8"}))
+    found = state_of(NodeSeen(silent), NodeSeen(plain)).snapshot()
+    assert found.spare_bytes.tolist() == [MOST_BYTES, NO_DEVICE]
+    held = state_of(NodeSeen(plain), GPUNodeSeen(gpunode(name="p"), NOW_S)).snapshot()
+    assert held.spare_bytes.tolist() == [MOST_BYTES]
+
+
+def test_every_manager_has_its_place_in_the_order() -> None:
+    assert {r for r in Reason if r.code.endswith("_manages")} == set(MANAGERS)
+
+
+def test_a_pod_of_another_that_moves_to_no_node_of_ours_harms_nobody(state: ClusterState) -> None:
+    state.apply([PodSeen(marked({"ALIYUN_COM_GPU_MEM_IDX": "0"}, on="elsewhere"))])
+    assert reason(state) is None

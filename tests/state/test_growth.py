@@ -1,0 +1,119 @@
+"""Nothing is kept of nodes and pods that are gone, however many come and go."""
+
+import gc
+from types import FunctionType, ModuleType
+
+import pytest
+
+from contract.gpunode import Charge, Reservation
+from contract.kube import ObjectMeta, ResourceSlice, ResourceSliceSpec
+from extender.state import prediction_tracker
+from extender.state.changes import (
+    BindBegun,
+    BindEnded,
+    GPUNodeGone,
+    GPUNodeSeen,
+    HeartbeatGone,
+    HeartbeatSeen,
+    NodeGone,
+    PodGone,
+    PodSeen,
+    SliceGone,
+    SliceSeen,
+)
+from extender.state.cluster_state import ClusterState
+from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
+from tests.state.test_cluster_state import lease, seen, state_of
+
+#: What lies behind these is not the state's.
+_SHARED = (type, FunctionType, ModuleType)
+
+
+def names_in(state: ClusterState) -> set[str]:
+    """Every text that can be reached from it, but for the bounded memory of pods that went."""
+    found: set[str] = set()
+    known = {id(state.departures), id(type(state))}
+    left: list[object] = [state]
+    while left:
+        held = left.pop()
+        keys = list(held) if isinstance(held, dict) else []  # a dict does not tell those
+        for each in [*keys, *gc.get_referents(held)]:
+            if id(each) not in known and not isinstance(each, _SHARED):
+                known.add(id(each))
+                left.append(each)
+                if isinstance(each, str):
+                    found.add(each)
+    return found
+
+
+def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
+    state = state_of()
+    node = "former-node"
+    sits, waits = pod(uid="former-sits", name="q", node=node), pod(uid="former-waits")
+    given = gpunode(
+        shared("former-device"),
+        name=node,
+        reservations={"former-sits": reservation({"former-device": GIB})},
+        pods=[use("former-sits", "former-device")],
+    )
+    beat = lease(STAMP)
+    beat = type(beat)(metadata=ObjectMeta(name=node, annotations=beat.metadata.annotations))
+    spec = ResourceSliceSpec(driver="gpu.nvidia.com", node_name=node, devices=[{}])
+    piece = ResourceSlice(metadata=ObjectMeta(name="former-slice"), spec=spec)
+    state.apply([*seen(kube_node(node), given, sits, waits), HeartbeatSeen(beat, NOW_S)])
+    state.apply([BindBegun(waits, node), SliceSeen(piece)])
+    assert {name for name in names_in(state) if name.startswith("former-")} >= {
+        node,
+        "former-slice",
+    }
+    state.apply(
+        [BindEnded("former-waits", node), PodGone("former-waits"), SliceGone("former-slice")]
+    )
+    state.apply([PodGone("former-sits"), HeartbeatGone(node), GPUNodeGone(node), NodeGone(node)])
+    state.take_unsettled()
+    state.observations.take()
+    state.snapshot()
+    assert {name for name in names_in(state) if name.startswith("former-")} == set()
+
+
+#: Many more than a node is compared with.
+MANY = 600
+
+
+def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
+    """Churns short pods on a node beside a pod that no report ever shows; returns how many names
+    of those are still held. ``shown_on``: the device on which reports show each short pod."""
+    state = state_of()
+    state.apply(seen(kube_node("n"), gpunode(name="n")))
+    for i in range(MANY):
+        uid = f"former-{i}"
+        own = {"idle": idle, uid: reservation({"b": GIB}, name=uid)}
+        state.apply([PodSeen(pod(uid=uid, name=uid, node="n"))])
+        rows = [use(uid, shown_on, GIB, replica=f"{shown_on}::0")] if shown_on else []
+        devices = [shared("a", free=4), shared("b", free=3, allocated=1)]
+        for step, (reservations, told) in enumerate(((own, []), (own, rows), ({"idle": idle}, []))):
+            version = str(10 + 3 * i + step)
+            known = gpunode(
+                *devices, name="n", version=version, reservations=reservations, pods=told
+            )
+            state.apply([GPUNodeSeen(known, NOW_S)])
+        state.apply([PodGone(uid, ended=True)])
+        state.observations.take()
+    state.take_unsettled()
+    state.snapshot()
+    return sum(name.startswith("former-") for name in names_in(state))
+
+
+def test_a_pod_whose_variable_decides_holds_nothing_of_the_pods_after_it() -> None:
+    """An idle notebook that follows its own NVIDIA_VISIBLE_DEVICES uses no memory for days."""
+    charge = Charge(resource=GPU, count=1, candidates={"a": GIB}, by_environment=True)
+    idle = Reservation(namespace="default", name="idle", charges=[charge], attempt="1")
+    assert names_after_short_pods(idle, "b") < 10
+
+
+@pytest.mark.parametrize("shown_on", ["b", None])
+def test_a_pod_that_no_report_shows_holds_little_of_the_pods_after_it(
+    monkeypatch: pytest.MonkeyPatch, shown_on: str | None
+) -> None:
+    monkeypatch.setattr(prediction_tracker, "MAX_NODE_ENTRIES", 200)
+    assert names_after_short_pods(reservation({"a": GIB}, name="idle"), shown_on) <= 200

@@ -1,0 +1,409 @@
+"""What labels say where no agent reports."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gpunode import GPUNode
+from contract.kube import Node, NodeStatus, ObjectMeta
+from contract.reasons import Reason
+from extender.placement.explain import explain
+from extender.placement.fit import Verdicts, fit
+from extender.placement.placement_record import Placement
+from extender.placement.policy import MIB, Rules, Weights
+from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.label_inventory import ASSUMED_RESERVED_BYTES, GB, believed, why_not_believed
+from extender.state.reconcile_queue import knows_devices, uninitialised
+from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod
+from tests.state.test_cluster_state import state_of
+
+LABELS_DO = Rules(require_report=False)
+
+
+def node(labels: dict[str, str], **allocatable: str) -> Node:
+    offers = allocatable or {"gpu": "4"}
+    status = NodeStatus(allocatable={f"nvidia.com/{k}": v for k, v in offers.items()})
+    return Node(metadata=ObjectMeta(name="n", uid="n", labels=labels), status=status)
+
+
+def gfd(**other: str) -> dict[str, str]:
+    """Four H100 as the real GPU feature discovery labels them (facts D)."""
+    written = {
+        "count": "4",
+        "replicas": "1",
+        "memory": "81559",
+        "product": "NVIDIA-H100-80GB-HBM3",
+        "sharing-strategy": "none",
+    }
+    written |= {key.replace("_", "-"): value for key, value in other.items()}
+    return {f"nvidia.com/gpu.{key}": value for key, value in written.items()}
+
+
+def gke(**labels: str) -> dict[str, str]:
+    return {f"cloud.google.com/gke-{k.replace('_', '-')}": v for k, v in labels.items()}
+
+
+def karpenter(count: str, memory: str, prefix: str = "karpenter.k8s.aws") -> dict[str, str]:
+    written = {"count": count, "memory": memory, "name": "t4", "manufacturer": "nvidia"}
+    return {f"{prefix}/instance-gpu-{key}": value for key, value in written.items()}
+
+
+def aks(instance_type: str) -> dict[str, str]:
+    """A pool of AKS; its GPUs' label names nobody but the vendor."""
+    return {
+        "accelerator": "nvidia",
+        "kubernetes.azure.com/accelerator": "nvidia",
+        "kubernetes.azure.com/agentpool": "gpu",
+        "node.kubernetes.io/instance-type": instance_type,
+    }
+
+
+def aks_by_itself(instance_type: str) -> dict[str, str]:
+    """A node that AKS has chosen by node auto provisioning."""
+    named = {"name": "A100", "manufacturer": "nvidia", "count": "2"}
+    written = {f"karpenter.azure.com/sku-gpu-{key}": value for key, value in named.items()}
+    return written | {"node.kubernetes.io/instance-type": instance_type}
+
+
+def eks(instance_type: str) -> dict[str, str]:
+    """A managed node group of EKS, and what its administrator wrote for the autoscaler."""
+    return {
+        "eks.amazonaws.com/nodegroup": "gpu",
+        "eks.amazonaws.com/capacityType": "ON_DEMAND",
+        "k8s.amazonaws.com/accelerator": "nvidia-tesla-t4",
+        "node.kubernetes.io/instance-type": instance_type,
+    }
+
+
+SLICED = gfd(replicas="4", sharing_strategy="time-slicing")
+
+
+def by_mps(replicas: str, **other: str) -> dict[str, str]:
+    return gfd(replicas=replicas, sharing_strategy="mps", **other)
+
+
+@pytest.mark.parametrize(
+    ("given", "devices", "memory_bytes", "replicas", "sharing"),
+    [
+        pytest.param(node(gfd()), 4, 81559 * MIB, 1, "none", id="whole GPUs"),
+        pytest.param(node(SLICED, gpu="16"), 4, 81559 * MIB, 4, "time-slicing", id="sliced"),
+        pytest.param(
+            node(SLICED, **{"gpu": "0", "gpu.shared": "16"}),
+            4,
+            81559 * MIB,
+            4,
+            "time-slicing",
+            id="under another name",
+        ),
+        pytest.param(
+            node(gfd(memory=str(81559 * MIB))), 4, 81559 * MIB, 1, "none", id="an old GFD: bytes"
+        ),
+        pytest.param(node(gke(accelerator="nvidia-l4"), gpu="2"), 2, 24 * GB, 1, "none", id="GKE"),
+        pytest.param(
+            node(
+                gke(
+                    accelerator="nvidia-h100-80gb",
+                    gpu_sharing_strategy="time-sharing",
+                    max_shared_clients_per_gpu="3",
+                ),
+                gpu="24",
+            ),
+            8,
+            80 * GB,
+            3,
+            "time-slicing",
+            id="GKE, time-sharing",
+        ),
+        pytest.param(
+            node(gke(accelerator="nvidia-tesla-a100", gpu_partition_size="1g.5gb"), gpu="7"),
+            7,
+            5 * GB,
+            1,
+            "none",
+            id="GKE, partitions",
+        ),
+        pytest.param(node(karpenter("1", "16384"), gpu="1"), 1, 16 * GB, 1, "none", id="Karpenter"),
+        pytest.param(
+            node(karpenter("4", "22888")), 4, 22888 * MIB, 1, "none", id="Karpenter, exact MiB"
+        ),
+        pytest.param(
+            node(karpenter("8", "40960", "eks.amazonaws.com"), gpu="8"),
+            *(8, 40 * GB, 1, "none"),
+            id="EKS Auto Mode",
+        ),
+        pytest.param(node(eks("g5.12xlarge")), 4, 24 * GB, 1, "none", id="EKS, by its type"),
+        pytest.param(
+            node(aks("Standard_NC24ads_A100_v4"), gpu="1"),
+            *(1, 80 * GB, 1, "none"),
+            id="AKS, by its type",
+        ),
+        pytest.param(
+            node(aks_by_itself("Standard_NC48ads_A100_v4"), gpu="2"),
+            *(2, 80 * GB, 1, "none"),
+            id="AKS, node auto provisioning",
+        ),
+    ],
+)
+def test_labels_that_are_enough(
+    given: Node, devices: int, memory_bytes: int, replicas: int, sharing: str
+) -> None:
+    status = believed(given, LABELS_DO)
+    assert status is not None
+    assert len({each.uuid for each in status.devices}) == devices
+    for each in status.devices:
+        assert (each.memory_bytes, each.replicas.free) == (memory_bytes, replicas)
+        assert (each.sharing, each.reserved_bytes) == (sharing, ASSUMED_RESERVED_BYTES)
+        # Nobody measured what strangers use, and whose pods are where.
+        assert each.unattributed_bytes is None
+    assert not status.shows_every_pod
+    # Shared ones only where the administrator has said so.
+    assert (believed(given, Rules()) is None) == (sharing != "none")
+
+
+NO_LABELS = "no label describes the GPUs of the node. Example: nvidia.com/gpu.count: 4,"
+OF_GFD = "labels of GPU feature discovery "
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        pytest.param(node({}), NO_LABELS, id="none"),
+        pytest.param(
+            node(gfd(count="2")),
+            f"{OF_GFD}describe 2 GPUs with 1 replica each, but the node offers 4 of nvidia.com/gpu",
+            id="GPUs of two models: only one of them is told of",
+        ),
+        pytest.param(node(gfd(), gpu="3"), "the node offers 3 of nvidia.com/gpu", id="a sick GPU"),
+        pytest.param(node(SLICED, gpu="15"), "the node offers 15", id="an unhealthy replica"),
+        pytest.param(
+            node(gfd(), gpu="0"), "the node offers no managed resource", id="a plugin that is down"
+        ),
+        pytest.param(
+            node(gfd(replicas="0")), "contain only a model. Example", id="an invalid layout"
+        ),
+        pytest.param(
+            node(gfd(sharing_strategy="")), "contain only a model. Example", id="no strategy"
+        ),
+        pytest.param(
+            node(gfd(replicas="4"), gpu="16"),
+            f"{OF_GFD}are not valid: 4 replicas with sharing strategy none",
+            id="replicas that nobody shares",
+        ),
+        pytest.param(node(gfd(memory="0")), "contain only a model. Example", id="no memory"),
+        pytest.param(node(gfd(memory="lots")), "contain only a model. Example", id="no figure"),
+        pytest.param(
+            node(gfd(memory="512")),
+            f"{OF_GFD}are not valid: a GPU with 0.5 GiB of",
+            id="too little",
+        ),
+        pytest.param(node(gfd(memory="9" * 15)), "a GPU with 931,322 GiB of memory", id="more"),
+        pytest.param(
+            node(gfd(product="NVIDIA-A100-MIG-1c.3g.20gb")),
+            "contain only a model. Example",
+            id="instances that share memory",
+        ),
+        pytest.param(
+            node(gfd() | {"nvidia.com/mig.config.state": "pending"}), "'pending'", id="reconfigured"
+        ),
+        pytest.param(
+            node(gfd(), **{"gpu": "4", "mig-1g.5gb": "7"}),
+            "the node offers nvidia.com/gpu and nvidia.com/mig-1g.5gb",
+            id="two resources",
+        ),
+        pytest.param(
+            node(gke(accelerator="nvidia-of-tomorrow")),
+            "labels of GKE contain only an unknown model or sharing strategy. Example",
+            id="a model not known",
+        ),
+        pytest.param(
+            node(gke(accelerator="nvidia-l4", gpu_sharing_strategy="mps")),
+            "labels of GKE contain only",
+            id="clients not told",
+        ),
+        pytest.param(
+            node(gke(accelerator="nvidia-l4", accelerator_count="2")),
+            "labels of GKE describe 2 GPUs with 1 replica each, but the node offers 4",
+            id="GKE's count does not agree",
+        ),
+        pytest.param(
+            node(karpenter("1", "16384"), gpu="4"),
+            "labels of Karpenter describe 1 GPU without sharing, but the node offers 4",
+            id="shared, and nobody says how",
+        ),
+        pytest.param(
+            node(karpenter("1", "16384"), **{"gpu": "0", "gpu.shared": "1"}),
+            "labels of Karpenter describe only whole GPUs, not nvidia.com/gpu.shared",
+            id="shared by its name",
+        ),
+        pytest.param(
+            node(karpenter("1", "81920"), **{"gpu": "0", "mig-3g.40gb": "1"}),
+            "labels of Karpenter describe only whole GPUs, not nvidia.com/mig-3g.40gb",
+            id="a part of each GPU",
+        ),
+        pytest.param(
+            node(aks("Standard_NV6ads_A10_v5"), gpu="1"),
+            "labels of AKS contain only a vendor. Example: nvidia.com/gpu.count: 4",
+            id="AKS, a type with a part of a GPU",
+        ),
+        pytest.param(
+            node(aks_by_itself("Standard_NC_of_tomorrow"), gpu="2"),
+            "labels of AKS contain only a model and a count. Example",
+            id="AKS, a type not known",
+        ),
+        pytest.param(
+            node(aks("Standard_ND96asr_v4"), gpu="56"),
+            "labels of the instance type describe 8 GPUs without sharing, but the node offers 56",
+            id="AKS, GPUs cut by MIG",
+        ),
+        pytest.param(
+            node({"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}),
+            "labels of EKS contain only a model. Example",
+            id="EKS",
+        ),
+    ],
+)
+def test_labels_that_are_not_say_what_is_missing(given: Node, why: str) -> None:
+    assert believed(given, LABELS_DO) is None
+    assert believed(given, Rules()) is None
+    assert why in why_not_believed(given, LABELS_DO)
+
+
+SILENT = GPUNode(metadata=ObjectMeta(name="n", uid="gn", resource_version="1"))
+
+
+def state(labels: dict[str, str], gpu: str, rules: Rules, silent: GPUNode = SILENT) -> ClusterState:
+    spec = msgspec.structs.replace(silent.spec, initialised=True)
+    ready = msgspec.structs.replace(silent, spec=spec)
+    return state_of(NodeSeen(node(labels, gpu=gpu)), GPUNodeSeen(ready, NOW_S), rules=rules)
+
+
+def verdict(given: ClusterState, vram: str | None) -> Verdicts:
+    request: Any = given.understand(pod(vram))
+    snap = given.snapshot()
+    return fit(request, snap, snap.rows(["n"]), NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("labels", "gpu", "rules", "vram", "reason"),
+    [
+        pytest.param(gfd(), "4", Rules(), None, None, id="a whole GPU"),
+        pytest.param(gfd(), "4", Rules(), "60Gi", None, id="one that has enough"),
+        pytest.param(gfd(), "4", Rules(), "79Gi", Reason.MEMORY_ON_ANY, id="the driver's part"),
+        pytest.param(SLICED, "16", Rules(), "8Gi", Reason.NO_REPORT, id="no shared ones"),
+        pytest.param(SLICED, "16", LABELS_DO, "8Gi", None, id="unless labels will do"),
+        pytest.param(
+            {}, "16", LABELS_DO, "8Gi", Reason.LABELS_SAY_TOO_LITTLE, id="and say something"
+        ),
+        pytest.param(by_mps("48"), "192", LABELS_DO, "1Gi", None, id="MPS"),
+        pytest.param(
+            by_mps("48"), "192", LABELS_DO, "2Gi", Reason.ABOVE_MPS_LIMIT, id="MPS, above its cap"
+        ),
+        pytest.param(
+            by_mps("49"),
+            "196",
+            LABELS_DO,
+            "1Gi",
+            Reason.CONTRADICTORY_REPORT,
+            id="more replicas by MPS than it has clients",
+        ),
+        pytest.param(
+            by_mps("17", family="volta"),
+            "68",
+            LABELS_DO,
+            "1Gi",
+            Reason.CONTRADICTORY_REPORT,
+            id="more than it has on an old GPU",
+        ),
+    ],
+)
+def test_placing_by_label(
+    labels: dict[str, str], gpu: str, rules: Rules, vram: str | None, reason: Reason | None
+) -> None:
+    given = state(labels, gpu, rules)
+    verdicts = verdict(given, vram)
+    assert verdicts.reason(0) is reason
+    (nearest,) = explain(verdicts, Weights()).nearest
+    told = reason not in (Reason.NO_REPORT, Reason.LABELS_SAY_TOO_LITTLE)
+    assert nearest.unmeasured == (
+        "not measured: taken from labels of GPU feature discovery" if told else ""
+    )
+    missing = {
+        Reason.NO_REPORT: f"{OF_GFD}describe shared GPUs, which without an agent's report need "
+        "the setting require_report: false",
+        Reason.LABELS_SAY_TOO_LITTLE: NO_LABELS,
+    }
+    assert nearest.detail.startswith(missing.get(reason, "")) if reason else not nearest.detail
+
+
+def test_promises_add_up_and_never_exceed_what_one_gpu_has() -> None:
+    """Nobody observes who is where: each of them may be on any GPU."""
+    given = state(SLICED, "16", LABELS_DO)
+    held = given.gpunode("n")
+    assert held is not None
+    bound = 0
+    while isinstance(placed := given.judge(pod("30Gi", uid=f"u{bound}"), held, NOW_S), Placement):
+        assert placed.charges
+        given.apply([PodSeen(pod("30Gi", uid=f"u{bound}", name=f"p{bound}", node="n"))])
+        bound += 1
+    # 78.6 GiB hold two; a third might land on the same device.
+    assert (bound, placed) == (2, Reason.MEMORY_ON_ANY)
+
+
+def test_four_whole_gpus_take_four_pods_and_no_more() -> None:
+    given = state(gfd(), "4", Rules())
+    for i in range(4):
+        assert verdict(given, None).reason(0) is None
+        given.apply([BindBegun(pod(None, uid=f"u{i}", name=f"p{i}"), "n")])
+    assert verdict(given, None).reason(0) is Reason.NO_REPLICA
+
+
+def test_an_agents_word_stands_above_labels_even_when_it_is_old() -> None:
+    given = state(gfd(), "4", Rules())
+    given.apply([GPUNodeSeen(gpunode(device(memory_bytes=24 * GIB), version="2"), NOW_S)])
+    assert verdict(given, "60Gi").reason(0) is Reason.MEMORY_ON_ANY
+    request: Any = given.understand(pod("8Gi"))
+    snap = given.snapshot()
+    late = fit(request, snap, snap.rows(["n"]), NOW_S + 3600.0)
+    assert late.reason(0) is Reason.STALE_REPORT
+
+
+def test_a_ledger_is_set_up_where_labels_are_enough() -> None:
+    given = state_of(NodeSeen(node(gfd())))
+    assert uninitialised(given) == [node(gfd())]  # it needs an object
+    assert verdict(given, None).reason(0) is Reason.NOT_INITIALISED
+    given.apply([GPUNodeSeen(SILENT, NOW_S)])
+    assert uninitialised(given) == [node(gfd())]
+    assert knows_devices(given, SILENT)
+    shared = state_of(NodeSeen(node(SLICED, gpu="16")), GPUNodeSeen(SILENT, NOW_S))
+    assert uninitialised(shared) == []
+    assert not knows_devices(shared, SILENT)
+
+
+def test_a_pod_that_was_there_before_is_charged() -> None:
+    given = state(SLICED, "16", LABELS_DO)
+    given.apply([PodSeen(pod("70Gi", uid="old", node="n"))])
+    assert verdict(given, "20Gi").reason(0) is Reason.MEMORY_ON_ANY
+    assert GPU in {each.device.resource for each in given.snapshot().nodes[0].devices}
+
+
+@pytest.mark.parametrize(
+    ("labels", "whose"),
+    [
+        pytest.param(karpenter("1", "16384"), "Karpenter", id="Karpenter"),
+        pytest.param(
+            karpenter("1", "16384", "eks.amazonaws.com"), "EKS Auto Mode", id="EKS Auto Mode"
+        ),
+        pytest.param(eks("g4dn.xlarge"), "the instance type", id="a node group of EKS"),
+        pytest.param(aks("Standard_NC4as_T4_v3"), "the instance type", id="a pool of AKS"),
+    ],
+)
+def test_whole_gpus_of_a_cloud_are_given_out_and_said_not_to_be_measured(
+    labels: dict[str, str], whose: str
+) -> None:
+    given = state(labels, "1", Rules())
+    (nearest,) = explain(verdict(given, "12Gi"), Weights()).nearest
+    assert nearest.reason is None
+    assert nearest.unmeasured == f"not measured: taken from labels of {whose}"
+    assert verdict(given, "15Gi").reason(0) is Reason.MEMORY_ON_ANY

@@ -1,0 +1,67 @@
+"""Nodes whose MIG layout is not one to rely on."""
+
+from typing import Any
+
+import pytest
+
+from contract.kube import Node, NodeStatus, ObjectMeta
+from contract.reasons import Reason
+from extender.placement.explain import explain
+from extender.placement.fit import fit
+from extender.placement.policy import Weights
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.mig_layout import PRODUCT, STATE, mig_obstacle
+from tests.builders import GPU, NOW_S, gpunode, mig, pod
+from tests.state.test_cluster_state import state_of
+
+
+def node(labels: dict[str, str]) -> Node:
+    status = NodeStatus(allocatable={GPU: "7"})
+    return Node(metadata=ObjectMeta(name="n", uid="n", labels=labels), status=status)
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        pytest.param({}, None, id="no MIG at all"),
+        pytest.param({STATE: "success"}, None, id="done"),
+        pytest.param({STATE: "pending"}, Reason.MIG_CHANGING, id="under way"),
+        pytest.param({STATE: "rebooting"}, Reason.MIG_CHANGING, id="it takes a reboot"),
+        pytest.param({STATE: "of tomorrow"}, Reason.MIG_CHANGING, id="a state not known"),
+        pytest.param({STATE: ""}, Reason.MIG_CHANGING, id="nothing said yet"),
+        pytest.param({STATE: "failed"}, Reason.MIG_FAILED, id="failed"),
+        pytest.param(
+            {STATE: "success", PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-INVALID"},
+            Reason.MIG_INVALID,
+            id="a layout that strategy single cannot offer",
+        ),
+        pytest.param({PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, None, id="one that it can"),
+    ],
+)
+def test_what_labels_say_of_the_layout(labels: dict[str, str], reason: Reason | None) -> None:
+    found = mig_obstacle(node(labels))
+    assert (found and found[0]) is reason
+
+
+def verdict(state: ClusterState) -> tuple[Reason | None, str]:
+    """The reason and its particulars, which bind agrees with."""
+    request: Any = state.understand(pod("4Gi"))
+    snap = state.snapshot()
+    verdicts = fit(request, snap, snap.rows(["n"]), NOW_S)
+    held = state.gpunode("n")
+    assert held is not None
+    judged = state.judge(pod("4Gi"), held, NOW_S)
+    (nearest,) = explain(verdicts, Weights()).nearest
+    assert (judged if isinstance(judged, Reason) else None) is nearest.reason
+    return nearest.reason, nearest.detail
+
+
+def test_a_node_takes_nothing_while_its_layout_is_changed_and_says_what_shows_it() -> None:
+    reported = GPUNodeSeen(gpunode(mig("M0", 1), mig("M1", 2)), NOW_S)
+    state = state_of(NodeSeen(node({STATE: "success"})), reported)
+    assert verdict(state) == (None, "")
+    state.apply([NodeSeen(node({STATE: "pending"}))])
+    assert verdict(state) == (Reason.MIG_CHANGING, f"label {STATE} is 'pending'")
+    state.apply([NodeSeen(node({STATE: "success"}))])
+    assert verdict(state) == (None, "")

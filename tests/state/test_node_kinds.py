@@ -1,0 +1,22 @@
+"""What explain says of each kind of node, as the documentation shows it."""
+
+import pytest
+
+from contract.reasons import Reason
+from tests.state.kinds import DOCUMENT, KINDS, Kind, between, section
+
+
+def test_the_documentation_says_what_explain_says() -> None:
+    assert between(DOCUMENT.read_text().splitlines()) == list(section()), (
+        "right is: python -m tests.state.kinds"
+    )
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.title) for kind in KINDS])
+def test_every_line_can_be_read(kind: Kind) -> None:
+    lines = kind.told()
+    assert lines[0].startswith("n: ")
+    assert all(len(line) <= 150 for line in lines), lines
+    sentence = lines[0].removeprefix("n: ")
+    rejected = sentence in {reason.sentence for reason in Reason}
+    assert rejected or sentence.startswith("fits, on ")

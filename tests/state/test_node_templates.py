@@ -1,0 +1,77 @@
+"""Nodes that are not in the cluster yet, as an autoscaler imagines them."""
+
+import json
+
+import msgspec
+import pytest
+
+from contract.annotations import MAX_SM
+from contract.reasons import Reason
+from extender.placement.policy import Rules
+from extender.placement.request import VramRequest, understand
+from extender.placement.snapshot import REASONS
+from extender.state.node_templates import MOST_NODES, codes_of_new
+from tests.builders import pod
+from tests.state.test_label_inventory import SLICED, gfd, gke
+
+
+def item(
+    name: str = "new", labels: dict[str, str] = SLICED, gpus: int = 16, **annotations: str
+) -> msgspec.Raw:
+    written = {f"headroom.gpu/{key.replace('_', '-')}": text for key, text in annotations.items()}
+    metadata = {"name": name, "labels": labels, "annotations": written}
+    status = {"capacity": {"nvidia.com/gpu": gpus}, "allocatable": {"nvidia.com/gpu": gpus}}
+    return msgspec.Raw(json.dumps({"metadata": metadata, "status": status}).encode())
+
+
+def reasons(*items: msgspec.Raw, **annotations: str) -> list[Reason | None]:
+    rules = Rules()
+    request = understand(pod("40Gi", annotations=annotations), None, rules)
+    assert isinstance(request, VramRequest)
+    return [REASONS[code] for code in codes_of_new(items, request, rules)]
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        pytest.param(item(), None, id="shared, though require_report is on"),
+        pytest.param(item(labels=gfd(), gpus=4), None, id="unshared"),
+        pytest.param(
+            item(labels=gke(accelerator="nvidia-l4"), gpus=1),
+            Reason.MEMORY_ON_ANY,
+            id="too small, as GKE's labels say",
+        ),
+        pytest.param(item(reserve="60Gi"), Reason.MEMORY_ON_ANY, id="annotated reserve"),
+        pytest.param(item(reserve="much"), Reason.BAD_NODE_ANNOTATION, id="bad annotation"),
+        pytest.param(item(device_choice="gated"), Reason.NO_GATE, id="for gated pods only"),
+        pytest.param(item(gpus=15), Reason.LABELS_SAY_TOO_LITTLE, id="contradictory"),
+        pytest.param(item(labels={}), Reason.LABELS_SAY_TOO_LITTLE, id="no labels"),
+        pytest.param(
+            item(labels={**SLICED, "nvidia.com/mig.config.state": "pending"}),
+            Reason.MIG_CHANGING,
+            id="MIG",
+        ),
+        pytest.param(
+            msgspec.Raw(b'{"metadata":{"name":"new","labels":{"nvidia.com/gpu.count":4}}}'),
+            Reason.UNKNOWN_NODE,
+            id="cannot be read",
+        ),
+    ],
+)
+def test_labels_capacity_and_annotations_decide(node: msgspec.Raw, reason: Reason | None) -> None:
+    assert reasons(node) == [reason]
+
+
+def test_kubernetes_takes_capacity_where_a_node_says_nothing_of_allocatable() -> None:
+    said = bytes(item())
+    assert reasons(msgspec.Raw(said.replace(b"allocatable", b"images"))) == [None]
+    assert reasons(msgspec.Raw(said.replace(b'"capacity"', b'"images"'))) == [None]
+
+
+def test_nobody_keeps_the_sms_of_a_new_node_busy() -> None:
+    assert reasons(item(), **{MAX_SM: "10%"}) == [None]
+
+
+def test_work_for_one_call_is_bounded() -> None:
+    found = reasons(*(item(f"new-{number}") for number in range(MOST_NODES + 1)))
+    assert found == [*[None] * MOST_NODES, Reason.UNKNOWN_NODE]

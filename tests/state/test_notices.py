@@ -1,0 +1,182 @@
+"""What Events on nodes and on greedy pods say, and that each occurrence has one name everywhere."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from contract.annotations import PLACEMENT
+from contract.gpunode import GPUNode, UnattributedProcess
+from extender.kube.event_recorder import event_name
+from extender.placement.policy import Rules
+from extender.state.changes import PodGone
+from extender.state.cluster_state import ClusterState
+from extender.state.notices import Notice, notices
+from extender.state.overuse import Overuses
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    MIB,
+    NOW_S,
+    gpunode,
+    kube_node,
+    mig,
+    pod,
+    reservation,
+    shared,
+    terms,
+    use,
+)
+from tests.state.test_cluster_state import seen, state_of
+
+LASTING_S = Rules().overuse_after_s
+OURS = {PLACEMENT: '{"node":"n"}'}
+
+
+def said(state: ClusterState, reason: str) -> list[Notice]:
+    return [notice for notice in notices(state) if notice.reason == reason]
+
+
+def strange(*pids: int, used_gib: int = 20) -> GPUNode:
+    """8 GiB are promised, and processes of no pod use the rest and more."""
+    used = used_gib * GIB
+    node = gpunode(
+        shared("a", used_bytes=used, unattributed_bytes=used),
+        reservations={"uid-q": reservation({"a": 8 * GIB})},
+    )
+    assert node.status is not None
+    processes = [
+        UnattributedProcess("a", pid, "python", used_bytes=used >> i) for i, pid in enumerate(pids)
+    ]
+    status = msgspec.structs.replace(node.status, unattributed_processes=processes)
+    return msgspec.structs.replace(node, status=status)
+
+
+def test_a_node_is_told_who_overcommits_it() -> None:
+    """Pods that came around us, and processes of no pod; not a pod of ours that grows."""
+    half_full = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
+    around = pod("20Gi", uid="uid-x", name="x", node="n")
+    state = state_of(*seen(kube_node(), half_full, around))
+    (notice,) = said(state, "GPUOvercommitted")
+    assert (notice.about.kind, notice.about.name, notice.about.namespace) == ("Node", "n", "")
+    assert (
+        "Device a is overcommitted by 4.0 GiB (allocatable: 24.0 GiB): 1 pod bound without "
+        "Headroom (to list: kubectl headroom top pod -A --search n)." in notice.message
+    )
+    # Events on nodes are in namespace default, for people who may read no other pods.
+    assert "default/x" not in notice.message
+    state.apply([PodGone("uid-x")])
+    assert said(state, "GPUOvercommitted") == []
+
+    (notice,) = said(state_of(*seen(kube_node(), strange(7, 8))), "GPUOvercommitted")
+    assert "used by processes of no known pod (python 7, python 8)" in notice.message
+
+    grown = gpunode(
+        shared("a", used_bytes=24 * GIB),
+        pods=[use("uid-q", "a", 24 * GIB)],
+        reservations={"uid-q": reservation({"a": 8 * GIB}), "uid-r": reservation({"a": GIB})},
+    )
+    ours = pod(uid="uid-q", name="q", node="n", annotations=OURS)
+    state = state_of(*seen(kube_node(), grown, ours))
+    assert state.overcommits.now()
+    assert said(state, "GPUOvercommitted") == []
+
+
+def test_more_of_the_same_strangers_is_no_news_and_others_are() -> None:
+    def name(node: GPUNode) -> str:
+        (notice,) = said(state_of(*seen(kube_node(), node)), "GPUOvercommitted")
+        return event_name(notice)
+
+    assert name(strange(7)) == name(strange(7, used_gib=22)) == name(strange(7, 9))
+    assert name(strange(7)) != name(strange(8))
+
+
+def test_a_fenced_device_is_told_once_for_each_time_that_it_fails() -> None:
+    def told(since: str, why: str = "XID 79 (nvml)") -> Notice:
+        broken = shared("a", healthy=False, health_reason=why, unhealthy_since=since)
+        (notice,) = said(state_of(*seen(kube_node(), gpunode(broken))), "GPUFenced")
+        return notice
+
+    first = told("2026-11-21T00:00:00Z")
+    assert first.about.kind == "Node"
+    assert first.message.startswith("No pod is placed on device a: a GPU that the pod could get is")
+    assert "XID 79" in first.message
+    more = told("2026-11-21T00:00:00Z", "XID 79 (nvml); a row remap is pending")
+    assert event_name(first) == event_name(more) != event_name(told("2026-11-21T09:00:00Z"))
+    assert said(state_of(*seen(kube_node(), gpunode(shared("a")))), "GPUFenced") == []
+
+
+_versions = itertools.count(1)
+
+
+def using(gib: int) -> GPUNode:
+    """Its only pod asked for 8 GiB."""
+    return gpunode(
+        shared("a", free=3, allocated=1, used_bytes=gib * GIB),
+        pods=[use("uid-q", "a", gib * GIB, replica="a::0")],
+        reservations={"uid-q": reservation({"a": 8 * GIB})},
+        plugin=DISTRIBUTED,
+        version=str(next(_versions)),
+    )
+
+
+def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
+    placed = OURS | {"headroom.gpu/placement": '{"decision": "uid-q.7"}'}
+    ours = pod(uid="uid-q", name="q", node="n", annotations=placed)
+    state = state_of(*seen(kube_node(), using(10), ours))
+    state.overuses.look(NOW_S)
+    state.overuses.look(NOW_S + LASTING_S - 0.5)
+    assert said(state, "GPUMemoryOveruse") == []
+    state.overuses.look(NOW_S + LASTING_S)
+    (notice,) = said(state, "GPUMemoryOveruse")
+    how_much = (
+        "uses 10.0 GiB of device a of node n, 2.0 GiB more than the 8.0 GiB that it requested"
+    )
+    assert how_much in notice.message
+    assert notice.decision_id == "uid-q.7"
+    state.apply(seen(using(11)))
+    state.overuses.look(NOW_S + LASTING_S + 5)
+    (more,) = said(state, "GPUMemoryOveruse")
+    assert event_name(more) == event_name(notice)  # not yet twice as much
+    state.apply(seen(using(12)))
+    state.overuses.look(NOW_S + LASTING_S + 10)
+    (doubled,) = said(state, "GPUMemoryOveruse")
+    assert event_name(doubled) != event_name(notice)
+
+
+def test_who_stops_and_begins_again_has_another_minute() -> None:
+    state = state_of(*seen(kube_node(), using(10)))
+    state.overuses.look(NOW_S)
+    state.apply(seen(using(8)))
+    state.overuses.look(NOW_S + 40)
+    state.apply(seen(using(12)))
+    state.overuses.look(NOW_S + LASTING_S)
+    assert state.overuses.lasting == ()
+    state.overuses.look(NOW_S + 2 * LASTING_S)
+    assert [each.beyond_bytes for each in state.overuses.lasting] == [4 * GIB]
+
+
+def test_a_memory_that_devices_share_is_told_of_once() -> None:
+    overuses = Overuses(LASTING_S)
+    devices = [mig("m1", 1, used_bytes=2 * GIB), mig("m2", 1, used_bytes=2 * GIB)]
+    row = use("u", "m1", 2 * GIB, replica="m1")
+    overuses.weighed("n", terms(*devices, pods=[row], reservations={"u": reservation({"m1": GIB})}))
+    overuses.look(0.0)
+    overuses.look(LASTING_S)
+    assert [(each.device, each.beyond_bytes) for each in overuses.lasting] == [("m1", GIB)]
+
+
+@pytest.mark.parametrize(
+    "used_mib",
+    [pytest.param(0, id="idle"), pytest.param(8192, id="all of it")],
+)
+def test_what_was_asked_for_is_no_overuse(used_mib: int) -> None:
+    overuses = Overuses(LASTING_S)
+    row = use("u", "a", used_mib * MIB, replica="a::0")
+    device = shared("a", used_bytes=used_mib * MIB)
+    overuses.weighed(
+        "n", terms(device, pods=[row], reservations={"u": reservation({"a": 8 * GIB})})
+    )
+    overuses.look(0.0)
+    overuses.look(LASTING_S)
+    assert overuses.lasting == ()

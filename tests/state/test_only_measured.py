@@ -1,0 +1,219 @@
+"""Versions of a node's object, heartbeats and pods in any order: what is kept of the node must be
+what it is when it is looked at anew, whether it was weighed or not."""
+
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, GPUNodeStatus, Source
+from contract.kube import ObjectMeta
+from extender.placement.snapshot import Columns
+from extender.placement.snapshot_builder import build
+from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, reservation, shared, use
+from tests.state.test_cluster_state import lease, seen, state_of
+
+UIDS = ["a", "b", "stray"]
+
+_used = st.one_of(st.none(), st.sampled_from([0, MIB, GIB, 3 * GIB, 5 * GIB, 9 * GIB]))
+_devices = st.builds(
+    shared,
+    st.sampled_from(["D0", "D1"]),
+    used_bytes=st.sampled_from([0, GIB, 5 * GIB, 25 * GIB]),
+    unattributed_bytes=st.sampled_from([None, 0, MIB, GIB]),
+    healthy=st.sampled_from([True, True, True, False]),
+)
+_rows = st.builds(use, st.sampled_from(UIDS), st.sampled_from(["D0", "D1"]), _used)
+_statuses = st.builds(
+    GPUNodeStatus,
+    observed_at=st.integers(10, 59).map(lambda s: f"2026-11-21T00:00:{s}Z"),
+    devices=st.lists(_devices, min_size=2, max_size=2),
+    pods=st.lists(_rows, max_size=3),
+    sources=st.sampled_from([[], [Source("proc")], [Source("proc", "degraded")]]),
+)
+_reservations = st.dictionaries(
+    st.sampled_from(["a", "b"]),
+    st.builds(
+        lambda asked, flags: replace(reservation({"D0": asked, "D1": asked}), flags=flags),
+        st.sampled_from([4 * GIB, 8 * GIB, 20 * GIB]),
+        st.sampled_from([[], [], [], [EVICTED]]),
+    ),
+)
+
+
+def _measured(data: st.DataObject, was: GPUNode) -> GPUNode:
+    """The next version, in which some figures are others."""
+    status = was.status
+    assert status is not None
+    devices = [
+        replace(d, used_bytes=data.draw(st.sampled_from([GIB, 5 * GIB]))) for d in status.devices
+    ]
+    rows = [replace(row, used_bytes=data.draw(_used)) for row in status.pods]
+    return replace(was, status=replace(status, devices=devices, pods=rows))
+
+
+def _next(data: st.DataObject, was: GPUNode) -> Event:
+    at_s = NOW_S + data.draw(st.integers(0, 100))
+    match data.draw(
+        st.sampled_from(["measured"] * 4 + ["report", "ledger", "lease", "pod", "gone"])
+    ):
+        case "measured":
+            return GPUNodeSeen(_measured(data, was), at_s)
+        case "report":
+            return GPUNodeSeen(replace(was, status=data.draw(_statuses)), at_s)
+        case "ledger":
+            spec = GPUNodeSpec(initialised=True, reservations=data.draw(_reservations))
+            return GPUNodeSeen(replace(was, spec=spec), at_s)
+        case "lease":
+            stamp = was.status.observed_at if was.status else ""
+            return HeartbeatSeen(
+                lease(f"2026-11-21T00:01:{data.draw(st.integers(10, 59))}Z", observed_at=stamp),
+                at_s,
+            )
+        case "pod":
+            return PodSeen(pod("4Gi", uid=data.draw(st.sampled_from(UIDS)), node="n"))
+        case _:
+            return PodGone(data.draw(st.sampled_from(UIDS)))
+
+
+def _columns(columns: Columns) -> dict[str, Any]:
+    return {name: getattr(columns, name).tolist() for name in Columns.__slots__}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_is_kept_of_a_node_is_how_it_is(data: st.DataObject) -> None:
+    held = gpunode(shared("D0"), shared("D1"), pods=[use("a", "D0", GIB)])
+    state = state_of(*seen(kube_node(), held))
+    for version in range(2, data.draw(st.integers(3, 15))):
+        event = _next(data, held)
+        if isinstance(event, GPUNodeSeen):
+            metadata = ObjectMeta(name="n", uid=held.metadata.uid, resource_version=str(version))
+            held = replace(event.gpunode, metadata=metadata)
+            event = GPUNodeSeen(held, event.at_s)
+        if data.draw(st.booleans()):
+            state.apply([event])  # which weighs what it changed, and nothing that waits
+        else:
+            take(state, event)
+        if data.draw(st.booleans()):
+            while state.weigh_next():
+                pass
+            _is_as_it_is(state, held)
+
+
+def take(state: ClusterState, *events: Event) -> None:
+    """As what the cluster tells is taken: weighed later."""
+    for _ in state.taking(events):
+        pass
+
+
+def _is_as_it_is(state: ClusterState, held: GPUNode) -> None:
+    snap, anew = state.snapshot(), build([state.terms_of("n", held)])
+    assert snap.nodes == anew.nodes
+    assert _columns(snap.columns) == _columns(anew.columns)
+    for name in ("fresh_until_s", "ageing_from_s", "degraded", "spare_bytes", "node_reason"):
+        assert getattr(snap, name).tolist() == getattr(anew, name).tolist(), name
+    over = {each.device: each for each in state.overcommits.now()}
+    for terms in snap.nodes[0].devices:
+        beyond = over.get(terms.device.uuid)
+        assert (beyond is not None) == (terms.headroom_bytes < 0 and terms.believed)
+        assert beyond is None or beyond.holders == terms.holders
+
+
+PROMISES = {"a": reservation({"D0": 8 * GIB})}
+
+
+def told(used_bytes: int, version: int, unattributed_bytes: int = 0, **rest: Any) -> GPUNode:
+    """A pod was promised 8 GiB of D0 and uses some of it."""
+    first = shared(
+        "D0", used_bytes=used_bytes + unattributed_bytes, unattributed_bytes=unattributed_bytes
+    )
+    rest = {"reservations": PROMISES, **rest}
+    return gpunode(first, pods=[use("a", "D0", used_bytes)], version=str(version), **rest)
+
+
+def measured_of(state: ClusterState) -> int | None:
+    (node,) = state.snapshot().nodes
+    return node.devices[0].holders[0].measured_bytes
+
+
+def test_pods_that_use_what_they_are_charged_anyway_have_nothing_weighed() -> None:
+    bound = pod("8Gi", uid="a", node="n")
+    state = state_of(*seen(kube_node(), bound, told(GIB, 1)))
+    for version in (2, 3):
+        take(state, GPUNodeSeen(told(version * GIB, version), NOW_S))
+        assert not state.has_unweighed
+        assert measured_of(state) == version * GIB
+    take(state, GPUNodeSeen(told(9 * GIB, 4), NOW_S))
+    assert state.weigh_next()
+    assert measured_of(state) == 9 * GIB
+
+
+def test_nobody_keeps_a_report_that_was_followed_by_another() -> None:
+    """Of 5,000 nodes two of each would not go into memory."""
+    first = told(GIB, 1)
+    before = sys.getrefcount(first.status)
+    state = state_of(*seen(kube_node(), first))
+    kept = sys.getrefcount(first.status)
+    state.apply([GPUNodeSeen(replace(told(2 * GIB, 2), spec=first.spec), NOW_S)])
+    after = sys.getrefcount(first.status)
+    assert kept > before
+    assert after == before
+
+
+def test_who_overcommits_a_device_is_told_with_what_they_use_now() -> None:
+    """One is on its way there and has no room beside the other and a stranger."""
+    held = {**PROMISES, "b": reservation({"D0": 8 * GIB})}
+    state = state_of(*seen(kube_node(), told(GIB, 1, 12 * GIB, reservations=held)))
+    for version, used_bytes in ((2, GIB), (3, 3 * GIB)):
+        state.apply([GPUNodeSeen(told(used_bytes, version, 12 * GIB, reservations=held), NOW_S)])
+        (over,) = state.overcommits.now()
+        assert [holder.measured_bytes for holder in over.holders] == [used_bytes, None]
+
+
+def test_a_node_from_which_somebody_is_to_leave_is_looked_after_with_each_report() -> None:
+    leaving = {"a": replace(PROMISES["a"], flags=[EVICTED])}
+    sits = pod("8Gi", uid="a", node="n")
+    state = state_of(*seen(kube_node(), sits, told(GIB, 1, reservations=leaving)))
+    assert state.take_unsettled() == ["n"]
+    state.apply([GPUNodeSeen(told(2 * GIB, 2, reservations=leaving), NOW_S)])
+    assert state.take_unsettled() == ["n"]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_promise_that_is_left_over_is_looked_into_when_its_agent_is_heard_of(gone: bool) -> None:
+    sits = pod("8Gi", uid="a", node="n")
+    state = state_of(*seen(kube_node(), sits, told(GIB, 1)))
+    if gone:
+        state.apply([PodGone("a")])
+    state.take_unsettled()
+    heartbeat = lease("2026-11-21T00:00:30Z")
+    state.apply([HeartbeatSeen(heartbeat, NOW_S + 30)])
+    assert state.take_unsettled() == (["n"] if gone else [])
+
+
+def test_a_heartbeat_after_silence_is_room() -> None:
+    state = state_of(*seen(kube_node(), told(GIB, 1)))
+    state.apply([HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S + 30)])
+    before = state.snapshot().generation
+    state.apply([HeartbeatSeen(lease("2026-11-21T00:01:00Z"), NOW_S + 60)])
+    assert state.rooms.of("n") <= before
+    state.apply([HeartbeatSeen(lease("2026-11-21T00:10:00Z"), NOW_S + 600)])
+    assert state.rooms.of("n") > before
+
+
+def test_a_pod_is_compared_when_a_report_shows_it_whatever_else_it_brings() -> None:
+    state = state_of(*seen(kube_node(), pod("8Gi", uid="a", node="n")))
+    empty = gpunode(shared("D0"), version="1")
+    state.apply([GPUNodeSeen(empty, NOW_S)])
+    reserved = gpunode(shared("D0"), version="2", reservations=PROMISES)
+    state.apply([GPUNodeSeen(reserved, NOW_S)])
+    assert state.observations.is_pending("n", "a")
+    state.apply([GPUNodeSeen(replace(told(GIB, 3), spec=reserved.spec), NOW_S)])
+    assert not state.observations.is_pending("n", "a")
+    assert [outcome.uid for outcome in state.observations.take()] == ["a"]

@@ -1,0 +1,121 @@
+"""What is committed beyond a device is told while it is so, and of nothing else."""
+
+import msgspec
+import pytest
+
+from contract.annotations import PLACEMENT
+from contract.gpunode import Device, GPUNode
+from contract.kube import Pod
+from extender.placement.policy import Rules
+from extender.state.changes import BindBegun, GPUNodeGone, NodeGone, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.notices import Notice, notices
+from extender.state.overcommitted_devices import Overcommit
+from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
+from tests.state.test_cluster_state import seen, state_of
+
+
+def figures(state: ClusterState) -> list[tuple[str, str, int]]:
+    return [(over.node, over.device, over.beyond_bytes) for over in state.overcommits.now()]
+
+
+def around_us(uid: str = "uid-p", vram: str = "20Gi") -> Pod:
+    return pod(vram, uid=uid, name=uid, node="n")
+
+
+def told(state: ClusterState) -> list[tuple[str, str]]:
+    found = [(each.about.uid, each.reason) for each in notices(state)]
+    return [each for each in found if each[1] == "Overcommitted"]
+
+
+#: 8 GiB of the 24 are promised to another.
+HALF_FULL = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
+
+
+def test_a_pod_around_us_overcommits_until_it_goes() -> None:
+    state = state_of(*seen(kube_node(), HALF_FULL))
+    assert (figures(state), told(state)) == ([], [])
+    state.apply(seen(around_us()))
+    assert figures(state) == [("n", "a", 4 * GIB)]
+    assert told(state) == [("uid-p", "Overcommitted")]
+    notice = next(notices(state))
+    assert "overcommitted by 4.0 GiB (allocatable: 24.0 GiB)" in notice.message
+    # The same once the ledger has it.
+    both = {**HALF_FULL.spec.reservations, "uid-p": reservation({"a": 20 * GIB})}
+    state.apply(seen(gpunode(shared("a"), reservations=both, version="2")))
+    assert figures(state) == [("n", "a", 4 * GIB)]
+    assert next(notices(state)) == notice
+    state.apply([PodGone("uid-p"), *seen(msgspec.structs.replace(HALF_FULL, metadata=VERSION_3))])
+    assert (figures(state), told(state)) == ([], [])
+
+
+VERSION_3 = msgspec.structs.replace(HALF_FULL.metadata, resource_version="3")
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(
+            shared("a", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="lost"),
+            id="its driver does not tell",
+        ),
+        pytest.param(shared("a", used_bytes=90 * GIB), id="they contradict each other"),
+    ],
+)
+def test_a_device_whose_figures_are_not_known_raises_no_alarm(device: Device) -> None:
+    lost = gpunode(
+        device, reservations={"uid-q": reservation({"a": 8 * GIB})}, pods=[use("uid-q", "a")]
+    )
+    state = state_of(*seen(kube_node(), lost, pod(uid="uid-q", name="q", node="n")))
+    assert figures(state) == []
+
+
+def test_a_node_that_goes_takes_its_alarm_with_it() -> None:
+    state = state_of(*seen(kube_node(), HALF_FULL, around_us()))
+    assert figures(state)
+    state.apply([GPUNodeGone("n"), NodeGone("n")])
+    assert figures(state) == []
+
+
+def test_binds_on_their_way_are_no_reason_for_an_alarm() -> None:
+    """They are taken to go to every device, so that filter leaves them room everywhere."""
+    state = state_of(*seen(kube_node(), HALF_FULL))
+    state.apply([BindBegun(pod("20Gi"), "n")])
+    assert figures(state) == []
+    state.apply([PodSeen(around_us("uid-o", "18Gi"))])
+    assert figures(state) == [("n", "a", 2 * GIB)]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(gpunode(shared("a", memory_bytes=0)), id="no memory"),
+        pytest.param(gpunode(shared("a", used_bytes=-1)), id="negative use"),
+    ],
+)
+def test_a_report_that_contradicts_itself_is_no_alarm(node: GPUNode) -> None:
+    assert figures(state_of(*seen(kube_node(), node, around_us()))) == []
+
+
+def test_only_who_came_around_us_is_told() -> None:
+    """Ours is a victim there; so is who grew beyond what it asked for, of whom metrics tell."""
+    ours = pod("8Gi", uid="uid-q", name="q", node="n", annotations={PLACEMENT: '{"node":"n"}'})
+    state = state_of(*seen(kube_node(), HALF_FULL, ours, around_us()))
+    assert told(state) == [("uid-p", "Overcommitted")]
+    grown = gpunode(
+        shared("a", used_bytes=24 * GIB),
+        pods=[use("uid-q", "a", 24 * GIB)],
+        reservations={**HALF_FULL.spec.reservations, "uid-r": reservation({"a": GIB})},
+    )
+    state = state_of(*seen(kube_node(), grown, ours))
+    assert figures(state) == [("n", "a", GIB)]
+    assert told(state) == []
+
+
+def test_what_is_shown_is_what_the_terms_say() -> None:
+    state = ClusterState(Rules(), 90.0, 0.0)
+    state.apply(seen(kube_node(), HALF_FULL, around_us()))
+    (over,) = state.overcommits.now()
+    (terms,) = state.snapshot().nodes[0].devices
+    assert over == Overcommit("n", "a", 4 * GIB, 24 * GIB, terms.holders)
+    assert isinstance(next(notices(state)), Notice)

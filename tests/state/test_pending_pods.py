@@ -1,0 +1,135 @@
+"""What the author of a refused pod reads: numbers of the nearest device, and reasons as counted."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from contract.kube import ObjectMeta, Pod
+from contract.reasons import Reason
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Decision
+from extender.state.pending_pods import (
+    NOT_ASKED,
+    Explaining,
+    Pending,
+    main_reason,
+    rejections_in_condition,
+)
+from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
+from tests.state.test_cluster_state import seen, state_of
+from tests.state.test_requeue_hints import SAID, rejected
+
+TWO = {Reason.MEMORY_ON_ANY: 2, Reason.STALE_REPORT: 1}
+
+
+def decision(of: Pod, rejected: Mapping[Reason, int] = TWO) -> Decision:
+    return Decision(of, "id", 0.0, 1, sum(rejected.values()), 0, rejected)
+
+
+def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterState:
+    """Nodes of one 24 GiB GPU, number 3 of its node, of which so many GiB are promised."""
+    what: list[object] = []
+    for name, gib, labels in labelled:
+        metadata = ObjectMeta(name=name, uid=name, labels=labels)
+        what.append(msgspec.structs.replace(kube_node(name), metadata=metadata))
+        reservations = {f"u-{name}": reservation({f"GPU-{name}": gib * GIB})}
+        what.append(gpunode(shared(f"GPU-{name}", index=3), name=name, reservations=reservations))
+    return state_of(*seen(*what))  # type: ignore[arg-type]
+
+
+def message(
+    state: ClusterState, of: Pod, rejected: Mapping[Reason, int] = TWO, again: bool = False
+) -> str | None:
+    explaining = Explaining(state, state.snapshot(), NOW_S)
+    notice = explaining.notice(of, decision(of, rejected), again)
+    assert notice is None or notice.decision_id == "id"
+    return None if notice is None else notice.message
+
+
+def test_the_numbers_of_the_nearest_device_are_told() -> None:
+    state = world(("far", 20, {}), ("near", 8, {}))
+    assert message(state, pod("20Gi", name="p")) == (
+        "0 of 3 nodes can take the pod: 2 insufficient GPU memory on any device; "
+        "1 GPU report of the node is stale. Nearest: short by 4.0 GiB of 20.0 GiB on "
+        "GPU 3 (GPU-near) of near. More: kubectl headroom why -n default p"
+    )
+
+
+def test_a_node_that_the_pod_may_not_run_on_is_not_near() -> None:
+    state = world(("far", 20, {"pool": "mine"}), ("near", 8, {}))
+    picky = pod("20Gi")
+    spec = msgspec.structs.replace(picky.spec, node_selector={"pool": "mine"})
+    told = message(state, msgspec.structs.replace(picky, spec=spec))
+    assert told is not None
+    assert "short by 16.0 GiB of 20.0 GiB on GPU 3 (GPU-far) of far" in told
+
+
+def test_who_would_fit_by_now_is_told_nothing_unless_that_helps_nothing() -> None:
+    state = world(("n", 2, {}))
+    assert message(state, pod("20Gi")) is None
+    told = message(state, pod("20Gi"), again=True)
+    assert told is not None
+    assert "It would fit on n, which kube-scheduler does not offer." in told
+
+
+def test_pods_that_ask_for_the_same_are_each_told_of_nodes_that_they_may_run_on() -> None:
+    state = world(("far", 20, {"pool": "mine"}), ("near", 8, {}))
+    explaining = Explaining(state, state.snapshot(), NOW_S)
+    spec = msgspec.structs.replace(pod("20Gi").spec, node_selector={"pool": "mine"})
+    for picky, node in ((False, "near"), (True, "far"), (False, "near")):
+        asks = pod("20Gi")
+        asks = msgspec.structs.replace(asks, spec=spec) if picky else asks
+        notice = explaining.notice(asks, decision(asks))
+        assert notice is not None
+        assert f"of {node}. More" in notice.message
+    larger = explaining.notice(pod("22Gi"), decision(pod("22Gi")))
+    assert larger is not None
+    assert "short by 6.0 GiB of 22.0 GiB" in larger.message
+
+
+def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alone() -> None:
+    state = world(("n", 2, {}))
+    told = message(state, pod("much"), {Reason.BAD_VRAM: 1})
+    assert told == (
+        "0 of 1 node can take the pod: 1 annotation headroom.gpu/vram is not valid (example: 8Gi). "
+        "More: kubectl headroom why -n default p"
+    )
+    nobody = message(ClusterState(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2})
+    assert nobody is not None
+    assert "Nearest" not in nobody
+
+
+def test_of_many_reasons_the_most_frequent_are_told() -> None:
+    many = {reason: 2 + i for i, reason in enumerate(list(Reason)[:6])}
+    told = message(world(), pod("8Gi"), many)
+    assert told is not None
+    assert "; 9 for other reasons." in told
+    assert told.index(list(Reason)[5].sentence) < told.index(list(Reason)[3].sentence)
+
+
+@pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.code)
+def test_every_reason_is_read_off_a_condition(reason: Reason) -> None:
+    said = f"0/9 nodes are available: 2 node(s) had untolerated taint(s), 7 {reason.sentence}. no"
+    assert rejections_in_condition(rejected("u", message=said)) == {reason: 7}
+
+
+def test_the_main_reason_is_that_of_most_nodes() -> None:
+    assert rejections_in_condition(rejected("u", message=SAID)) == {Reason.MEMORY_ON_ANY: 2}
+    assert main_reason(TWO) == "memory_on_any"
+    assert main_reason({}) == NOT_ASKED == main_reason(rejections_in_condition(pod()))
+    even = {Reason.STALE_REPORT: 1, Reason.MEMORY_ON_ANY: 1}
+    assert main_reason(even) == main_reason(dict(reversed(even.items())))
+
+
+def test_the_oldest_of_each_reason_is_kept() -> None:
+    pending = Pending()
+    for code, created in (
+        ("a", "2026-11-21T02:00:00Z"),
+        ("a", "2026-11-21T01:00:00Z"),
+        ("a", ""),
+        ("b", ""),
+    ):
+        pending.add(code, created)
+    assert pending.pods == {"a": 3, "b": 1}
+    assert pending.oldest == {"a": "2026-11-21T01:00:00Z"}

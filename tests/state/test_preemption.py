@@ -1,0 +1,283 @@
+"""Who has to leave which node, on small clusters, as kube-scheduler would ask."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+
+from contract.annotations import DEVICE_CHOICE
+from contract.gpunode import Plugin
+from contract.kube import (
+    Affinity,
+    DisruptionBudgetSpec,
+    DisruptionBudgetStatus,
+    LabelSelector,
+    ObjectMeta,
+    Pod,
+    PodDisruptionBudget,
+    Present,
+)
+from extender.state.changes import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
+from extender.state.cluster_state import ClusterState
+from extender.state.preemption import MIRRORED, Offer, Preemption, answered, preemption
+from tests.builders import DISTRIBUTED, GPU, NOW_S
+from tests.state.evictions import On, full_node, newcomer
+from tests.state.test_cluster_state import state_of
+
+#: Of a pod that is being deleted, with seconds to go by the clock of these tests.
+LEAVING = "2026-11-21T00:00:20+00:00"
+OVERDUE = "2026-11-20T23:58:00+00:00"
+STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
+PACKED = Plugin(allocation_policy="packed", topology_manager_policy="none")
+
+
+def found(
+    *clusters: Sequence[Event],
+    of: Pod,
+    offered: Mapping[str, Sequence[str]] | None = None,
+    rejected: Sequence[str] = (),
+    state: ClusterState | None = None,
+    careful: bool = False,
+) -> Preemption:
+    state = state or state_of(*(event for events in clusters for event in events))
+    offers = {node: Offer(tuple(uids)) for node, uids in (offered or {}).items()}
+    return preemption(state, of, offers, rejected, NOW_S, without_violations=careful)
+
+
+def told(result: Preemption) -> dict[str, list[str]]:
+    return {each.node: list(each.uids) for each in answered(result)}
+
+
+ONE_DEVICE = [On("a", 6), On("b", 6), On("c", 6), On("d", 6)]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gib", "offered", "leave"),
+    [
+        pytest.param(
+            [ONE_DEVICE], 12, {"n": ["a"]}, {"n": ["a", "b"]}, id="enlarged where one is not enough"
+        ),
+        pytest.param([ONE_DEVICE], 25, {"n": ["a"]}, {}, id="dropped where no removal helps"),
+        pytest.param(
+            [[On("a", 20, 5), On("b", 1, 1)], [On("c", 21, 5), On("d", 1, 1)]],
+            12,
+            {"n": ["b"]},
+            {"n": ["a"]},
+            id="replaced where those proposed free memory on several devices",
+        ),
+        pytest.param(
+            # The plugin takes the device with the fewest replicas taken: to the second device only
+            # who makes it the emptier one pulls the newcomer.
+            [[On("a", 10, 50)], [On("b", 8), On("c", 8), On("d", 8)]],
+            16,
+            {"n": ["b"]},
+            {"n": ["b", "c", "d"]},
+            id="three rather than one of higher priority, as the plugin follows the replicas",
+        ),
+        pytest.param(
+            [[On("a", 20, 200)], [On("b", 20, 0)]],
+            20,
+            {"n": ["a"]},
+            {"n": ["b"]},
+            id="never one of higher priority",
+        ),
+        pytest.param(
+            [[On("a", 20, 100)], [On("b", 20, 100)]], 20, {"n": ["a"]}, {}, id="nor of equal"
+        ),
+        pytest.param(
+            [[On("a", 20, annotations={MIRRORED: "x"})]],
+            20,
+            {"n": ["a"]},
+            {},
+            id="nor a static one",
+        ),
+        pytest.param([[On("a", 20, 2_000_000_000)]], 20, {"n": ["a"]}, {}, id="nor a critical one"),
+    ],
+)
+def test_who_leaves_an_offered_node(
+    cluster: list[list[On]], gib: int, offered: dict[str, list[str]], leave: dict[str, list[str]]
+) -> None:
+    result = found(full_node("n", *cluster), of=newcomer(gib), offered=offered)
+    assert {node: set(uids) for node, uids in told(result).items()} == {
+        node: set(uids) for node, uids in leave.items()
+    }
+
+
+def test_a_critical_newcomer_does_not_drive_out_critical_pods() -> None:
+    system = newcomer(20, priority=2_000_001_000)
+    node = full_node("n", [On("a", 20, 2_000_000_000)])
+    assert told(found(node, of=system, offered={"n": ["a"]})) == {}
+
+
+def test_a_newcomer_that_never_preempts_drives_out_nobody() -> None:
+    never = newcomer(20, preemption_policy="Never")
+    assert told(found(full_node("n", [On("a", 20)]), of=never, offered={"n": ["a"]})) == {}
+
+
+LARGE = [On("a", 10, 1), On("b", 10, 1)], [On("c", 20, 1)]
+SMALL = [On("a", 10, 1), On("b", 10, 1)], [On("c", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "plugin", "annotations", "leave"),
+    [
+        pytest.param(LARGE, DISTRIBUTED, {}, {"c"}, id="distributed takes the emptier device"),
+        pytest.param(
+            LARGE, PACKED, {}, {"a", "b", "c"}, id="packed takes what somebody is left on"
+        ),
+        pytest.param(SMALL, PACKED, {}, {"a", "b"}, id="packed takes the fuller device"),
+        pytest.param(LARGE, Plugin(), {}, {"a", "b", "c"}, id="unknown takes any"),
+        pytest.param(
+            LARGE, STEERED, {DEVICE_CHOICE: "steered"}, {"c"}, id="steered takes the best for it"
+        ),
+        pytest.param(LARGE, DISTRIBUTED, {DEVICE_CHOICE: "any"}, {"a", "b", "c"}, id="any is any"),
+    ],
+)
+def test_every_device_that_the_newcomer_could_get_must_have_room(
+    devices: tuple[list[On], ...], plugin: Plugin, annotations: dict[str, str], leave: set[str]
+) -> None:
+    node = full_node("n", *devices, plugin=plugin, annotations=annotations)
+    result = found(node, of=newcomer(20), rejected=["n"])
+    assert result.best is not None
+    assert set(result.best.uids) == leave
+
+
+def test_the_best_node_is_told_and_those_that_are_worse() -> None:
+    clusters = [
+        full_node("cheap", [On("a", 20, 1)]),
+        full_node("dear", [On("b", 20, 9)]),
+        full_node("same", [On("c", 20, 1)]),
+        full_node("small", [On("d", 8, 1)], gib=8),
+    ]
+    offered = {"dear": ["b"], "cheap": ["a"], "same": ["c"], "small": ["d"]}
+    result = found(*clusters, of=newcomer(20), offered=offered)
+    # "same" would be as good for kube-scheduler, and then nobody knew which one it took.
+    assert told(result) == {"cheap": ["a"], "dear": ["b"]}
+    assert result.helpless == 1
+    assert [other.node for other in result.others] == ["same", "dear"]
+
+
+def test_a_node_that_was_not_offered_is_added_only_when_it_is_better() -> None:
+    clusters = [full_node("offered", [On("a", 20, 5)]), full_node("rejected", [On("b", 20, 5)])]
+    best = found(*clusters, of=newcomer(20), offered={"offered": ["a"]}, rejected=["rejected"])
+    assert told(best) == {"offered": ["a"]}
+    clusters[1] = full_node("rejected", [On("b", 20, 4)])
+    best = found(*clusters, of=newcomer(20), offered={"offered": ["a"]}, rejected=["rejected"])
+    assert told(best) == {"rejected": ["b"], "offered": ["a"]}
+    assert best.best is not None
+    assert not best.best.offered
+
+
+def test_victims_of_others_stay_where_kube_scheduler_needs_them() -> None:
+    """It meant CPU, of which we know nothing, and the memory is there."""
+    node = full_node("n", [On("a", 4, 1)])
+    assert told(found(node, of=newcomer(20), offered={"n": ["stranger"]})) == {"n": ["stranger"]}
+    assert told(found(node, of=newcomer(21), offered={"n": ["stranger"]})) == {
+        "n": ["a", "stranger"]
+    }
+
+
+def test_who_leaves_instead_frees_as_much_of_everything() -> None:
+    """kube-scheduler proposes a for its 8 CPU; b alone would do for the memory."""
+    devices = [On("a", 2, 3, cpu="8")], [On("b", 20, 3, cpu="4")]
+    node = full_node("n", *devices)
+    assert set(told(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"a"}
+    small = [On("a", 10, 3, cpu="8")], [On("b", 20, 1, cpu="9")]
+    node = full_node("n", *small)
+    assert set(told(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"b"}
+
+
+def test_who_may_be_in_the_way_by_more_than_amounts_is_never_replaced() -> None:
+    of = newcomer(20)
+    affine = Affinity(pod_anti_affinity=Present())
+    of = msgspec.structs.replace(of, spec=msgspec.structs.replace(of.spec, affinity=affine))
+    devices = [On("a", 20, 5)], [On("b", 20, 1)]
+    node = full_node("n", *devices)
+    assert told(found(node, of=newcomer(20), offered={"n": ["a"]})) == {"n": ["b"]}
+    assert told(found(node, of=of, offered={"n": ["a"]})) == {"n": ["a"]}
+
+
+def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
+    clusters = [
+        full_node("leaving", [On("a", 20, 50, deleted=LEAVING)]),
+        full_node("full", [On("b", 20, 1)]),
+    ]
+    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
+    assert told(result) == {"leaving": ["a"]}
+    dear = full_node("full", [On("b", 20, 60)])
+    result = found(
+        clusters[0], dear, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"]
+    )
+    assert told(result) == {"leaving": ["a"]}
+    # Of higher priority it is none that kube-scheduler may name: then it is waited for.
+    clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=LEAVING)])
+    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
+    assert told(result) == {}
+    assert result.soon
+    # Not for ever: it should have been gone long ago.
+    clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=OVERDUE)])
+    result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
+    assert told(result) == {"full": ["b"]}
+    # Nor for an hour, unless they leave for this very pod.
+    hour = "2026-11-21T01:00:00+00:00"
+    clusters[0] = full_node("leaving", [On("a", 20, 50, deleted=hour)])
+    offered = {"full": ["b"], "leaving": ["a"]}
+    result = found(*clusters, of=newcomer(20), offered=offered)
+    assert told(result) == {"full": ["b"], "leaving": ["a"]}
+    of = newcomer(20, nominated="leaving")
+    state = state_of(*clusters[0], *clusters[1], PodSeen(of))
+    assert told(found(state=state, of=of, offered={"full": ["b"]}, rejected=["leaving"])) == {
+        "leaving": ["a"]
+    }
+
+
+def test_who_should_be_gone_long_ago_is_not_evicted_once_more() -> None:
+    node = full_node("n", [On("a", 20, 50, deleted=OVERDUE)])
+    assert told(found(node, of=newcomer(20), offered={"n": ["a"]})) == {}
+
+
+def budget(allowed: int, app: str = "web", **other: object) -> PodDisruptionBudget:
+    return PodDisruptionBudget(
+        metadata=ObjectMeta(name="pdb", namespace="default"),
+        spec=DisruptionBudgetSpec(selector=LabelSelector(match_labels={"app": app})),
+        status=DisruptionBudgetStatus(disruptions_allowed=allowed),
+    )
+
+
+def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> None:
+    web = {"app": "web"}
+    events = full_node("n", [On("a", 20, 1, labels=web)], [On("b", 20, 9)])
+    state = state_of(*events)
+    of, offered = newcomer(20), {"n": ["a"]}
+    assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
+    state.apply([BudgetSeen(budget(0))])
+    assert told(found(state=state, of=of, offered=offered)) == {"n": ["b"]}
+    alone = state_of(*full_node("n", [On("a", 20, 1, labels=web)]), BudgetSeen(budget(0)))
+    result = found(state=alone, of=of, offered=offered)
+    assert [each.pdb_violations for each in answered(result)] == [1]
+    # Where nobody may be forced, nobody is.
+    assert told(found(state=alone, of=of, offered=offered, careful=True)) == {}
+    state.apply([BudgetGone("default", "pdb")])
+    assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
+    # While they are awaited nobody knows whom not to evict.
+    state.budgets.awaited = True
+    assert told(found(state=state, of=of, offered=offered)) == {}
+    state.apply([Relisted(PodDisruptionBudget, (budget(0),), NOW_S)])
+    assert told(found(state=state, of=of, offered=offered)) == {"n": ["b"]}
+    state.apply([Relisted(PodDisruptionBudget, (), NOW_S)])
+    assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
+
+
+def test_a_place_that_is_held_for_somebody_is_not_given_twice() -> None:
+    events = full_node("n", [On("a", 10, 1), On("b", 10, 2)])
+    first = newcomer(14, name="first", nominated="n", created="2026-11-21T00:30:00Z")
+    second = newcomer(12, name="second")
+    state = state_of(*events, PodSeen(first))
+    # Beside the first there is no room for it, whoever leaves.
+    assert told(found(state=state, of=second, offered={"n": ["a"]})) == {}
+    assert told(found(state=state, of=second, rejected=["n"])) == {}
+    assert told(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {
+        "n": ["b", "a"]
+    }
+    higher = newcomer(12, 200, name="higher")
+    assert told(found(state=state, of=higher, offered={"n": ["a"]})) == {"n": ["a"]}

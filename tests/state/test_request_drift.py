@@ -1,0 +1,127 @@
+"""What a bound pod was promised stands whatever its author writes on it later, and that is told."""
+
+import msgspec
+import pytest
+
+from contract.annotations import PLACEMENT, VRAM
+from contract.kube import Pod
+from extender.placement.placement_record import Placement
+from extender.state.changes import GPUNodeGone, PodGone, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.notices import notices, pod_subject
+from extender.state.request_drift import edit
+from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, shared
+from tests.state.test_cluster_state import seen, state_of
+
+
+def bound(asked: str | None, now: str | None) -> tuple[ClusterState, Pod]:
+    """A pod bound by us, and what its author has made of its annotation since."""
+    node = gpunode(shared("a"))
+    state = state_of(*seen(kube_node(), node))
+    placement = state.judge(pod(asked), node, NOW_S)
+    assert isinstance(placement, Placement)
+    return state, pod(now, annotations=placement.annotations, node="n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "now", "says"),
+    [
+        pytest.param("8Gi", "8Gi", "", id="untouched"),
+        pytest.param(None, None, "", id="never had one"),
+        pytest.param("8Gi", "1Gi", "from '8Gi' to '1Gi'", id="less"),
+        pytest.param("25%", "20Gi", "from '25%' to '20Gi'", id="more"),
+        pytest.param("8Gi", None, "from '8Gi' to nothing", id="taken away"),
+        pytest.param(None, "8Gi", "from nothing to '8Gi'", id="added"),
+        pytest.param("8Gi", "lots", "from '8Gi' to 'lots'", id="nonsense"),
+        pytest.param("8Gi", "8" * 9999, "8888'...", id="very long"),
+    ],
+)
+def test_an_edit_is_told(asked: str | None, now: str | None, says: str) -> None:
+    state, edited = bound(asked, now)
+    state.apply([PodSeen(edited)])
+    found = list(notices(state))
+    assert bool(found) == bool(says) == bool(edit(edited))
+    for notice in found:
+        assert (notice.about, notice.reason) == (pod_subject(edited), "RequestChangeIgnored")
+        assert says in notice.message
+        assert len(notice.message) < 400
+
+
+def test_it_is_told_no_more_when_it_is_taken_back_or_the_pod_goes() -> None:
+    state, edited = bound("8Gi", "1Gi")
+    state.apply([PodSeen(edited)])
+    assert list(notices(state))
+    annotations = {**(edited.metadata.annotations or {}), VRAM: "8Gi"}
+    metadata = msgspec.structs.replace(edited.metadata, annotations=annotations)
+    state.apply([PodSeen(msgspec.structs.replace(edited, metadata=metadata))])
+    assert list(notices(state)) == []
+    state.apply([PodSeen(edited), PodGone("uid-p")])
+    assert list(notices(state)) == []
+
+
+def test_a_second_edit_is_another_notice() -> None:
+    state, edited = bound("8Gi", "1Gi")
+    state.apply([PodSeen(edited)])
+    (first,) = notices(state)
+    _, again = bound("8Gi", "2Gi")
+    state.apply([PodSeen(again)])
+    (second,) = notices(state)
+    assert first.key != second.key
+
+
+def test_what_was_promised_stands_when_the_ledger_is_lost() -> None:
+    """Initialised anew, the node charges what the pod was bound with."""
+    state, edited = bound("8Gi", "1Gi")
+    state.apply([GPUNodeGone("n")])
+    adopted = state.adopt(edited, gpunode(shared("a")))
+    assert adopted is not None
+    assert adopted.charges[0].candidates == {"a": 8 * GIB}
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        pytest.param("nonsense", id="no JSON"),
+        pytest.param('{"more":' + "[" * 100_000, id="deep"),
+        pytest.param('{"node":"n","asked":7}', id="wrong type"),
+        pytest.param('{"node":"n"}', id="of an older version"),
+        pytest.param('{"node":"elsewhere","asked":"1Gi"}', id="of another node"),
+    ],
+)
+def test_a_placement_that_tells_nothing_is_no_edit(placement: str) -> None:
+    assert edit(pod("8Gi", annotations={PLACEMENT: placement}, node="n")) == ""
+
+
+def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterState, Pod]:
+    """A pod bound by somebody else and charged, and what has become of its annotation since."""
+    node = gpunode(shared("a"))
+    state = state_of(*seen(kube_node(), node))
+    reservation = state.adopt(pod(asked, node="n"), node)
+    assert reservation is not None
+    charged = gpunode(shared("a"), reservations={"uid-p": reservation})
+    edited = pod(now, node="n")
+    state.apply([PodSeen(edited), *seen(charged)])
+    return state, edited
+
+
+@pytest.mark.parametrize(
+    ("asked", "now", "says"),
+    [
+        pytest.param("8Gi", "8Gi", "", id="untouched"),
+        pytest.param(None, None, "", id="never had one"),
+        pytest.param("8Gi", "1Gi", "from '8Gi' to '1Gi'", id="less"),
+        pytest.param(None, "8Gi", "from nothing to '8Gi'", id="added"),
+        pytest.param("8Gi", None, "from '8Gi' to nothing", id="taken away"),
+    ],
+)
+def test_an_edit_of_a_pod_bound_by_others_is_told_too(
+    asked: str | None, now: str | None, says: str
+) -> None:
+    state, edited = adopted_as(asked, now)
+    told = [notice for notice in notices(state) if notice.reason == "RequestChangeIgnored"]
+    assert bool(told) == bool(says)
+    about = pod_subject(edited)
+    assert all(notice.about == about and says in notice.message for notice in told)
+    assert says in state.edits.of("uid-p")
+    state.apply([PodGone("uid-p")])
+    assert state.edits.of("uid-p") == ""

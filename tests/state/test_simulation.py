@@ -1,0 +1,358 @@
+"""A trial changes nothing, and what it says is what happens."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
+from prometheus_client import CollectorRegistry
+
+from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
+from contract.gpunode import GPUNode, Plugin
+from contract.kube import NodeSpec, OwnerReference, Pod
+from contract.reasons import Reason
+from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.protocol import BindAsk, Bound
+from extender.observability.metrics import Telemetry
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.scheduler.extender_v1 import BindArgs
+from extender.scheduler.verbs import Verbs
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
+from extender.state.pod_capacity import count_on, counted
+from extender.state.selectors import Eligible, Obstacle
+from extender.state.simulation import NotPlaced, Placed, Simulation
+from tests.blocking import Ledger
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    GPU,
+    NOW_S,
+    container,
+    gpunode,
+    kube_node,
+    pod,
+    reservation,
+    shared,
+    use,
+)
+from tests.placement.worlds import RESOURCES, World, pods, worlds
+from tests.serving import binding, offer
+from tests.state.digest import digest
+from tests.state.test_cluster_state import EPOCH_S, seen, state_of
+
+PLUGINS = (
+    None,
+    DISTRIBUTED,
+    Plugin(allocation_policy="packed", topology_manager_policy="none"),
+    Plugin(allocation_policy="distributed", topology_manager_policy="none", pinning="honoured"),
+    Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[*RESOURCES]),
+)
+CHOICES = ("predicted", "predicted", "any", "pinned", "steered")
+
+
+def cluster_of(
+    fleet: Sequence[World],
+    plugins: Sequence[Plugin | None] = (),
+    choices: Sequence[str] = (),
+) -> ClusterState:
+    """Each world is a node; pods with promises there are known and bound."""
+    state = state_of()
+    for index, world in enumerate(fleet):
+        name = f"n{index}"
+        plugin = plugins[index] if index < len(plugins) else None
+        choice = choices[index] if index < len(choices) else "predicted"
+        state.apply(
+            [
+                NodeSeen(kube_node(name, {DEVICE_CHOICE: choice})),
+                GPUNodeSeen(
+                    gpunode(
+                        *world.status.devices,
+                        name=name,
+                        uid=f"gn-{name}",
+                        reservations={f"{u}-{name}": p for u, p in world.reservations.items()},
+                        pods=[
+                            use(
+                                f"{row.uid}-{name}",
+                                row.device,
+                                row.used_bytes,
+                                container=row.container,
+                                replica=row.replica,
+                            )
+                            for row in world.status.pods
+                        ],
+                        plugin=plugin,
+                    ),
+                    NOW_S,
+                ),
+                *(
+                    PodSeen(pod("4Gi", uid=f"{u}-{name}", name=f"{u}-{name}", node=name))
+                    for u in world.reservations
+                ),
+            ]
+        )
+    return state
+
+
+fleets = st.lists(worlds(), min_size=1, max_size=4)
+plugins_of = st.lists(st.sampled_from(PLUGINS), min_size=4, max_size=4)
+choices_of = st.lists(st.sampled_from(CHOICES), min_size=4, max_size=4)
+sizes = st.sampled_from(["1Gi", "3Gi", "4Gi", "6Gi", "25%"])
+
+
+def asking(vram: str, uid: str, resource: str = GPU, policy: str = "pack", gpus: int = 1) -> Pod:
+    main = container(resource=resource, gpus=gpus)
+    return pod(None, main, uid=uid, name=uid, annotations={VRAM: vram, POLICY: policy})
+
+
+def understood(state: ClusterState, of: Pod) -> VramRequest:
+    request = state.understand(of)
+    assert isinstance(request, VramRequest)
+    return request
+
+
+def place_in(simulation: Simulation, state: ClusterState, of: Pod) -> Placed | NotPlaced:
+    return simulation.place(understood(state, of), simulation.eligible(of))
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets, plugins_of, choices_of, st.data())
+def test_a_trial_changes_nothing(
+    fleet: list[World], plugins: list[Plugin], choices: list[str], data: DataObject
+) -> None:
+    state = cluster_of(fleet, plugins, choices)
+    snap = state.snapshot()
+    before = digest(state)
+    simulation = Simulation(state, snap, NOW_S)
+    names = st.sampled_from([node.name for node in snap.nodes])
+    for step in range(data.draw(st.integers(1, 6))):
+        match data.draw(st.sampled_from(["place", "release", "drain", "add", "replicas", "count"])):
+            case "place":
+                some = st.one_of(pods(st.just("4Gi")), st.just(asking("1M", f"new-{step}")))
+                place_in(simulation, state, data.draw(some))
+            case "release":
+                simulation.release(f"u{data.draw(st.integers(0, 2))}-{data.draw(names)}")
+            case "drain":
+                simulation.drain(data.draw(names))
+            case "add":
+                with contextlib.suppress(KeyError):
+                    simulation.add(data.draw(names), step + 1)
+            case "replicas":
+                with contextlib.suppress(KeyError, ValueError):
+                    simulation.set_replicas(data.draw(names), data.draw(st.integers(1, 9)))
+            case "count":
+                request = understood(state, asking("4Gi", "c"))
+                rows = np.arange(len(snap.nodes))
+                verdicts = fit(request, snap, rows, NOW_S)
+                list(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
+    simulation.snapshot()
+    assert digest(state) == before
+    assert state.snapshot() is snap
+
+
+class Real:
+    """A state with its ledger over the store in memory, asked by the verbs of kube-scheduler."""
+
+    def __init__(self, like: ClusterState) -> None:
+        self.state = state_of()
+        store = EmbeddedStore(lambda events: self.state.apply(events), lambda: NOW_S)
+        ids = iter(range(1000))
+        ledger = Ledger(
+            store,
+            lambda pod, gpunode: self.state.judge(pod, gpunode, NOW_S),
+            self.state.adopt,
+            written=lambda gpunode: self.state.apply([GPUNodeSeen(gpunode, NOW_S)]),
+            wall_s=lambda: NOW_S + EPOCH_S,
+            new_id=lambda: f"id-{next(ids)}",
+        )
+
+        async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
+            names = args.pod_namespace, args.pod_name, args.pod_uid, args.node
+            outcome = ledger.bind(BindAsk(*names, pod, gpunode))
+            return "" if isinstance(outcome, Bound) else repr(outcome)
+
+        self._verbs = Verbs(
+            self.state,
+            Journal(),
+            Telemetry(CollectorRegistry()),
+            bind,
+            lambda: "",
+            lambda pod: None,
+            lambda: NOW_S,
+            lambda: NOW_S + EPOCH_S,
+        )
+        self._store = store
+        self.state.apply(NodeSeen(node) for node in like.nodes())
+        for each in like.gpunodes():
+            made = store.create_gpunode(each)
+            store.write_spec(made, each.spec)
+            if each.status is not None:
+                store.report([(each.name, each.status)])
+        for known in like.pods():
+            store.admit(known)
+
+    def place(self, of: Pod) -> str | None:
+        """Filter, prioritize and bind; the node, or None where none takes it."""
+        self._store.admit(of)
+        sent = msgspec.to_builtins(of)
+        names = sorted(node.metadata.name for node in self.state.nodes())
+        body = json.dumps(offer(sent, *names)).encode()
+        passed = json.loads(self._verbs.filter(body))["NodeNames"]
+        if not passed:
+            return None
+        ranked = json.loads(self._verbs.prioritize(json.dumps(offer(sent, *passed)).encode()))
+        best = str(max(ranked, key=lambda each: each["Score"])["Host"])
+        answer = asyncio.run(self._verbs.bind(json.dumps(binding(sent, best)).encode()))
+        assert json.loads(answer)["Error"] == ""
+        return best
+
+
+asks = st.tuples(sizes, st.sampled_from([GPU, *RESOURCES[:2]]), st.sampled_from(["pack", "spread"]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets, plugins_of, choices_of, st.lists(asks, min_size=1, max_size=8))
+def test_pods_that_are_placed_for_real_go_where_the_trial_says(
+    fleet: list[World],
+    plugins: list[Plugin],
+    choices: list[str],
+    burst: list[tuple[str, str, str]],
+) -> None:
+    real = Real(cluster_of(fleet, plugins, choices))
+    simulation = Simulation(real.state, real.state.snapshot(), NOW_S)
+    coming = [asking(vram, f"new-{i}", *how) for i, (vram, *how) in enumerate(burst)]
+    told = [place_in(simulation, real.state, each) for each in coming]
+    assert [each.node if isinstance(each, Placed) else None for each in told] == [
+        real.place(each) for each in coming
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(fleets, plugins_of, choices_of, sizes, st.sampled_from(RESOURCES), st.integers(1, 2))
+def test_counting_pods_equals_placing_them_one_by_one(
+    fleet: list[World],
+    plugins: list[Plugin],
+    choices: list[str],
+    vram: str,
+    resource: str,
+    gpus: int,
+) -> None:
+    state = cluster_of(fleet, plugins, choices)
+    snap = state.snapshot()
+    rows = np.arange(len(snap.nodes))
+    verdicts = fit(understood(state, asking(vram, "c", resource, gpus=gpus)), snap, rows, NOW_S)
+    found = dict(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
+    for row in rows.tolist():
+        simulation, placed = Simulation(state, snap, NOW_S), 0
+        while True:
+            one = understood(state, asking(vram, f"c{placed}", resource, gpus=gpus))
+            if isinstance(simulation.place(one, Eligible(rows[[row]], {})), NotPlaced):
+                break
+            placed += 1
+        assert found.get(row, 0) == placed
+
+
+def two_nodes() -> ClusterState:
+    """On each two devices of 24 GiB with four replicas; pod a has 20 GiB of one, b bypassed us."""
+    sits = [use("ua", "A0", 10 * GIB, replica="A0::0")]
+    owners = [OwnerReference(kind="DaemonSet", name="d", controller=True)]
+    daemon = pod("1Gi", uid="ud", name="d", node="a")
+    metadata = msgspec.structs.replace(daemon.metadata, owner_references=owners)
+    return state_of(
+        *seen(
+            kube_node("a"),
+            kube_node("b"),
+            pod("20Gi", uid="ua", name="a", node="a", phase="Running"),
+            pod("6Gi", uid="ub", name="b", node="a", phase="Running", priority=7),
+            msgspec.structs.replace(daemon, metadata=metadata),
+            gpunode(
+                shared("A0", free=3, allocated=1, used_bytes=10 * GIB),
+                shared("A1"),
+                name="a",
+                reservations={"ua": reservation({"A0": 20 * GIB}, name="a")},
+                pods=sits,
+                plugin=DISTRIBUTED,
+            ),
+            gpunode(shared("B0"), shared("B1"), name="b", plugin=DISTRIBUTED),
+        )
+    )
+
+
+def place_all(
+    simulation: Simulation, state: ClusterState, vram: str, count: int
+) -> list[str | None]:
+    told = [place_in(simulation, state, asking(vram, f"new-{n}")) for n in range(count)]
+    return [each.node if isinstance(each, Placed) else None for each in told]
+
+
+def test_a_released_pod_leaves_its_memory_and_its_replica() -> None:
+    state = two_nodes()
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    assert place_all(simulation, state, "16Gi", 4) == ["b", "b", None, None]
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    assert simulation.release("ua") == ["a"]
+    terms = next(node for node in simulation.snapshot().nodes if node.name == "a")
+    assert (terms.devices[0].reservation_bytes, terms.devices[0].device.replicas.free) == (0, 4)
+    assert simulation.release("nobody") == []
+
+
+def test_a_drained_node_takes_nothing_and_its_pods_go_elsewhere() -> None:
+    state = two_nodes()
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    moving = simulation.drain("a")
+    assert [each.metadata.name for each in moving] == ["b", "a"]  # a daemon's stays
+    placed = [place_in(simulation, state, each) for each in moving]
+    assert [each.node for each in placed if isinstance(each, Placed)] == ["b", "b"]
+    assert set(simulation.snapshot().row_of) == {"b"}
+    assert simulation.release("ua") == []  # it is not there any more
+
+
+def test_added_nodes_are_idle_ones_like_the_other() -> None:
+    state = two_nodes()
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    assert simulation.add("a", 2) == ["a+1", "a+2"]
+    assert simulation.add("a", 1) == ["a+3"]
+    assert place_all(simulation, state, "24Gi", 9).count(None) == 1
+    with pytest.raises(KeyError):
+        simulation.add("nowhere", 1)
+
+
+def test_more_replicas_take_more_pods_and_those_that_are_taken_stay() -> None:
+    state = two_nodes()
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    assert place_all(simulation, state, "1Gi", 20).count(None) == 12
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation.set_replicas("b", 8)
+    assert place_all(simulation, state, "1Gi", 20).count(None) == 4
+    half = gpunode(shared("A0", free=2, allocated=2), name="c")
+    crowded = state_of(*seen(kube_node("c"), half))
+    simulation = Simulation(crowded, crowded.snapshot(), NOW_S)
+    with pytest.raises(ValueError, match="A0 has 2 replicas in use or unhealthy"):
+        simulation.set_replicas("c", 1)
+
+
+def test_refusals_count_the_nodes_of_each_reason_and_the_ineligible_ones() -> None:
+    state = two_nodes()
+    (cordoned,) = (node for node in state.nodes() if node.metadata.name == "b")
+    closed = msgspec.structs.replace(cordoned, spec=NodeSpec(unschedulable=True))
+    state.apply([NodeSeen(closed)])
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    told = place_in(simulation, state, asking("16Gi", "new"))
+    assert told == NotPlaced({Reason.MEMORY_ON_SOME: 1}, [(Obstacle("cordoned"), 1)])
+    assert simulation.eligible(asking("1Gi", "new")).rows.tolist() == [state.snapshot().row_of["a"]]
+
+
+def test_as_many_are_counted_as_the_replicas_and_the_memory_allow() -> None:
+    state = two_nodes()
+    b = state.gpunode("b")
+    assert b is not None
+    for vram, count in (("1Gi", 8), ("8Gi", 6), ("13Gi", 2), ("25Gi", 0)):
+        assert count_on(state, b, understood(state, asking(vram, "c")), 8, NOW_S) == count

@@ -1,0 +1,207 @@
+"""Which SM activity counts for a device: fresh history before the agent's sample."""
+
+import msgspec
+import pytest
+
+from contract.gpunode import Device, SmActivity
+from contract.reasons import Reason
+from extender.placement.explain import explain
+from extender.placement.explanation_text import explanation_lines
+from extender.placement.fit import fit
+from extender.placement.policy import Weights
+from extender.placement.sm_reading import HISTORY, Activity
+from extender.state.changes import ActivitySeen, GPUNodeGone, GPUNodeSeen, NodeGone
+from extender.state.cluster_state import ClusterState
+from extender.state.sm_activity import Key, key_of
+from tests.builders import (
+    NOW_S,
+    device,
+    gpunode,
+    kube_node,
+    mig,
+    pod,
+    request,
+    reservation,
+    shared,
+)
+from tests.state.test_cluster_state import EPOCH_S, seen, state_of
+
+BUSY = SmActivity(0.8, "gpm")
+SMALL = pod("1Gi", annotations={"headroom.gpu/max-sm": "50%"})
+
+
+def history(ratio: float, sampled_at_s: float = NOW_S - 20) -> Activity:
+    return Activity(ratio, HISTORY, 0.95, 900.0, sampled_at_s)
+
+
+def brings(state: ClusterState, figures: dict[Key, Activity], *nodes: str) -> None:
+    state.apply([ActivitySeen(figures, nodes)])
+
+
+def node_with(*devices: Device, version: str = "1") -> ClusterState:
+    return state_of(*seen(kube_node(), gpunode(*devices, version=version)))
+
+
+def counts(state: ClusterState) -> list[tuple[float, str] | None]:
+    (node,) = state.snapshot().nodes
+    found = [None if t.activity is None else (t.activity.ratio, t.activity.source)
+             for t in node.devices]  # fmt: skip
+    ppm = [-1 if each is None else round(each[0] * 1e6) for each in found]
+    assert state.snapshot().columns.sm_ppm[0].tolist() == ppm
+    return found
+
+
+def test_history_counts_before_the_agents_sample_and_that_again_without_it() -> None:
+    state = node_with(shared("A", sm_activity=BUSY), shared("B"))
+    assert counts(state) == [(0.8, "gpm"), None]
+    brings(state, {("A", None): history(0.1), ("B", None): history(0.2)}, "n")
+    assert counts(state) == [(0.1, HISTORY), (0.2, HISTORY)]
+    state.apply(seen(gpunode(shared("A", sm_activity=BUSY), shared("B"), version="2")))
+    assert counts(state) == [(0.1, HISTORY), (0.2, HISTORY)]
+    brings(state, {("B", None): history(0.2)}, "n")
+    assert counts(state) == [(0.8, "gpm"), (0.2, HISTORY)]
+    brings(state, {}, "n")
+    assert counts(state) == [(0.8, "gpm"), None]
+
+
+def test_history_that_came_before_the_node_counts_when_it_comes() -> None:
+    state = state_of()
+    brings(state, {("A", None): history(0.1)})
+    state.apply(seen(kube_node(), gpunode(device("A"))))
+    assert counts(state) == [(0.1, HISTORY)]
+
+
+def test_a_mig_device_has_the_history_of_its_gpu_instance() -> None:
+    state = node_with(mig("M1", 3, "G"), mig("M2", 4, "G"), mig("M3", 4, "G"))
+    brings(state, {("G", 3): history(0.3), ("G", 4): history(0.4), ("G", None): history(1)}, "n")
+    assert counts(state) == [(0.3, HISTORY), (0.4, HISTORY), (0.4, HISTORY)]
+    assert key_of(msgspec.structs.replace(mig("M", 0), gpu_instance=None)) == ("M", None)
+
+
+def test_moved_history_weighs_nothing_again_and_leaves_earlier_snapshots_alone() -> None:
+    state = node_with(shared("A", sm_activity=BUSY))
+    first = state.snapshot()
+    (weighed,) = first.nodes[0].devices
+    brings(state, {("A", None): history(0.1)}, "n")
+    second = state.snapshot()
+    assert second.generation > first.generation
+    assert second.changed_in[0] == second.generation
+    assert second.nodes[0].devices[0].holders is weighed.holders
+    assert second.columns.free_bytes is first.columns.free_bytes
+    assert first.columns.sm_ppm.tolist() == [[800_000]]
+    assert first.nodes[0].devices[0].activity.ratio == 0.8
+
+
+def test_only_what_is_named_is_looked_at() -> None:
+    state = node_with(shared("A", sm_activity=BUSY))
+    before = state.snapshot()
+    brings(state, {("X", None): history(0.1)}, "who", "nobody")
+    brings(state, {})
+    assert state.snapshot() is before
+
+
+def test_a_gpu_is_found_on_the_node_where_it_was_seen_last() -> None:
+    state = node_with(shared("A"), mig("M", 1, "G"))
+    find = state.activities.node_of
+    assert [find(("A", None)), find(("G", 7)), find(("X", None))] == ["n", "n", None]
+    other = gpunode(shared("A"), name="other")
+    state.apply([*seen(kube_node("other")), GPUNodeSeen(other, NOW_S)])
+    assert find(("A", None)) == "other"
+    state.apply(seen(gpunode(shared("B"), version="2")))  # A is not given up for the other
+    assert [find(("A", None)), find(("B", None)), find(("G", 1))] == ["other", "n", None]
+    state.apply([NodeGone("n"), GPUNodeGone("n")])
+    assert find(("B", None)) is None
+
+
+def test_history_wakes_who_waits_for_idler_sms() -> None:
+    state = node_with(shared("A"))
+    state.apply(seen(SMALL))
+    generation = state.snapshot().generation
+    brings(state, {("A", None): history(0.7)}, "n")
+    assert state.latest_room > generation  # it is known at last
+    state.snapshot()
+    brings(state, {("A", None): history(0.8)}, "n")
+    busier = state.snapshot().generation
+    assert state.latest_room < busier
+    brings(state, {("A", None): history(0.3)}, "n")
+    assert state.latest_room > busier
+
+
+@pytest.mark.parametrize(
+    ("figures", "sample", "reason", "line"),
+    [
+        pytest.param(
+            {("A", None): history(0.3)}, BUSY, None,
+            "SM activity 30 %, the 0.95 quantile of 15 minutes in DCGM's history; "
+            "the pod requires less than 50 %",
+            id="history is below, the sample is not",
+        ),
+        pytest.param(
+            {("A", None): history(0.6)}, SmActivity(0.1, "gpm"), Reason.SM_ABOVE_LIMIT,
+            "SM activity 60 %, the 0.95 quantile of 15 minutes in DCGM's history; "
+            "the pod requires less than 50 %",
+            id="history is above, the sample is not",
+        ),
+        pytest.param(
+            {}, SmActivity(0.125, "nvml-process"), None,
+            "SM activity 12.5 %, the last sample of the node's agent (nvml-process); "
+            "the pod requires less than 50 %",
+            id="no history",
+        ),
+        pytest.param(
+            {}, SmActivity(0.1, "nvml"), Reason.SM_ABOVE_LIMIT,
+            "SM activity is unknown; the pod requires less than 50 %",
+            id="device utilisation",
+        ),
+    ],
+)  # fmt: skip
+def test_the_limit_is_held_against_what_counts_and_the_explanation_says_what(
+    figures: dict[Key, Activity], sample: SmActivity, reason: Reason | None, line: str
+) -> None:
+    state = node_with(device("A", sm_activity=sample))
+    brings(state, figures, "n")
+    snap = state.snapshot()
+    verdicts = fit(request(SMALL), snap, snap.rows(["n"]), NOW_S)
+    assert verdicts.reason(0) is reason
+    (node,) = explain(verdicts, Weights()).nearest
+    assert f"    {line}" in explanation_lines(node)
+    (plain,) = explain(fit(request("1Gi"), snap, snap.rows(["n"]), NOW_S), Weights()).nearest
+    known, _, _ = line.partition("; ")
+    said = [text.strip() for text in explanation_lines(plain) if "SM" in text]
+    assert said == ([] if "unknown" in known else [known])
+
+
+def test_a_bind_judges_by_the_same_figure_as_the_filter() -> None:
+    state = node_with(shared("A", sm_activity=BUSY))
+    brings(state, {("A", None): history(0.3)}, "n")
+    assert not isinstance(state.judge(SMALL, state.gpunodes()[0], NOW_S), Reason)
+    brings(state, {}, "n")
+    assert state.judge(SMALL, state.gpunodes()[0], NOW_S) is Reason.SM_ABOVE_LIMIT
+
+
+def test_the_age_is_that_of_the_newest_sample_though_the_figure_has_not_moved() -> None:
+    state = node_with(shared("A", sm_activity=BUSY), shared("B"))
+    wall_s = EPOCH_S + NOW_S
+
+    def ages(after_s: float) -> list[float | None]:
+        (node,) = state.snapshot().nodes
+        age_s = state.activities.age_s
+        return [age_s(terms, NOW_S + after_s, wall_s + after_s) for terms in node.devices]
+
+    assert ages(5) == [5.0, None]  # the report is of this very moment
+    brings(state, {("A", None): history(0.1, NOW_S - 20)}, "n")
+    assert ages(5) == [25.0, None]
+    brings(state, {("A", None): history(0.1, NOW_S + 10)})  # not moved, so nothing is named
+    assert ages(15) == [5.0, None]
+    brings(state, {})  # gone, and not applied yet
+    assert ages(15) == [35.0, None]
+
+
+def test_promises_of_a_node_survive_what_moves_beside_them() -> None:
+    held = {"q": reservation({"A": 8 << 30})}
+    state = state_of(*seen(kube_node(), gpunode(shared("A"), reservations=held)))
+    (before,) = state.snapshot().nodes[0].devices
+    brings(state, {("A", None): history(0.1)}, "n")
+    (after,) = state.snapshot().nodes[0].devices
+    assert (after.committed_bytes, after.holders) == (before.committed_bytes, before.holders)
+    assert after.committed_bytes == 8 << 30

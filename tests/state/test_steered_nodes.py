@@ -1,0 +1,47 @@
+"""Nodes whose devices we choose, as the cluster's state has them."""
+
+from contract.gpunode import Device, GPUNode, Plugin, Reservation
+from contract.reasons import Reason
+from extender.placement.placement_record import Placement
+from extender.state.changes import BindBegun, GPUNodeSeen
+from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared, use
+from tests.state.test_cluster_state import reason, seen, state_of
+
+STEERED = Plugin(topology_manager_policy="none", steered=[GPU])
+
+
+def empty() -> GPUNode:
+    """Two devices of 24 GiB, of the second of which 10 are used already."""
+    return gpunode(shared("A"), busy(free=3), plugin=STEERED)
+
+
+def busy(free: int) -> Device:
+    stranger = {"used_bytes": 10 * GIB, "unattributed_bytes": 10 * GIB}
+    return shared("B", free=free, allocated=4 - free, **stranger)
+
+
+def test_pods_asked_about_while_one_is_being_bound_go_where_it_goes() -> None:
+    first = pod("8Gi", uid="u1", name="p1")
+    state = state_of(*seen(kube_node(), first, empty()))
+    state.apply([BindBegun(first, "n")])
+    assert reason(state, "4Gi") is None  # beside it, on B
+    assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING  # though A is empty
+
+
+def test_that_those_on_their_way_have_arrived_wakes_whoever_waited() -> None:
+    first = pod("8Gi", uid="u1", name="p1", node="n")
+    state = state_of(*seen(kube_node(), first, empty()))
+    placement = state.judge(pod("8Gi", uid="u1", name="p1"), empty(), NOW_S)
+    assert isinstance(placement, Placement)
+    reservation = {"u1": Reservation("default", "p1", list(placement.charges))}
+    devices = [shared("A"), busy(free=3)]
+    coming = gpunode(*devices, reservations=reservation, version="2", plugin=STEERED)
+    state.apply([GPUNodeSeen(coming, NOW_S)])
+    assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING
+    before_it = state.snapshot().generation
+    devices[1] = busy(free=2)
+    rows = [use("u1", "B", replica="B::1")]
+    arrived = gpunode(*devices, reservations=reservation, pods=rows, version="3", plugin=STEERED)
+    state.apply([GPUNodeSeen(arrived, NOW_S)])
+    assert reason(state, "20Gi") is None
+    assert state.rooms.of("n") > before_it

@@ -1,0 +1,69 @@
+"""Binds judge on threads of their own, while the owner of the state goes on applying events: at
+every step of a judgement, its node may go."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from extender.state import cluster_state as module
+from extender.state.changes import (
+    Event,
+    GPUNodeGone,
+    HeartbeatGone,
+    HeartbeatSeen,
+)
+from extender.state.cluster_state import ClusterState
+from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
+from tests.state.test_cluster_state import lease, seen, state_of
+
+NODE = gpunode(
+    shared("a"), pods=[use("uid-q", "a", GIB)], reservations={"uid-q": reservation({"a": GIB})}
+)
+PODS = [pod("1Gi", uid=uid, name=uid, node="n") for uid in ("uid-q", "uid-bystander")]
+
+
+def played(event: Event, at_step: int) -> int:
+    """Judge, and have the event applied before that step; how many steps there were."""
+    state = state_of(*seen(kube_node(), NODE, *PODS), HeartbeatSeen(lease(STAMP), NOW_S))
+    steps = 0
+
+    def trace(frame: FrameType, kind: str, _: Any) -> Any:
+        nonlocal steps
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        # Within a line where several things are read, between two lines elsewhere.
+        fine = frame.f_code.co_name in ("confirmation", "_fresh_until_s")
+        frame.f_trace_opcodes, frame.f_trace_lines = fine, not fine
+        if kind in ("line", "opcode"):
+            steps += 1
+            if steps == at_step:
+                state.apply([event])  # nothing is traced in here
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        judged(state)
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def judged(state: ClusterState) -> object:
+    return state.judge(pod("1Gi"), NODE, NOW_S)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(GPUNodeGone("n"), id="its object"),
+        pytest.param(HeartbeatGone("n"), id="its heartbeat"),
+    ],
+)
+def test_a_judgement_survives_whatever_goes_while_it_is_made(event: Event) -> None:
+    steps = played(event, at_step=0)
+    assert steps > 100
+    for step in range(1, steps + 1):
+        played(event, at_step=step)

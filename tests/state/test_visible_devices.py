@@ -1,0 +1,190 @@
+"""Pods that set NVIDIA_VISIBLE_DEVICES themselves, or may."""
+
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from contract.gpunode import Plugin
+from contract.kube import EnvFromSource, EnvVar, EnvVarSource, FieldRef, Pod
+from contract.reasons import Reason
+from extender.placement.fit import fit
+from extender.placement.fit_cache import FitCache
+from extender.placement.placement_record import Placement
+from extender.placement.policy import Rules, VisibleDevices, Weights
+from extender.placement.snapshot import CODE_OF
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from tests.builders import NOW_S, container, device, gpunode, kube_node, pod
+from tests.state.test_cluster_state import state_of
+
+NAME = "NVIDIA_VISIBLE_DEVICES"
+Pinning = Literal["honoured", "ignored", "unknown"]
+
+
+def setting(*variables: EnvVar, where: str = "gpu", uid: str = "uid-p") -> Pod:
+    """A pod whose GPU container, its neighbour or its init container has these variables."""
+    named = {
+        "gpu": container(),
+        "neighbour": container("other", gpus=0),
+        "init": container("first", gpus=0),
+    }
+    named[where] = msgspec.structs.replace(named[where], env=list(variables))
+    return pod("8Gi", named["gpu"], named["neighbour"], init=[named["init"]], uid=uid, name=uid)
+
+
+def node(pinning: Pinning, rules: Rules | None = None) -> ClusterState:
+    reported = gpunode(device())
+    assert reported.status is not None
+    status = msgspec.structs.replace(reported.status, plugin=Plugin(pinning=pinning))
+    reported = msgspec.structs.replace(reported, status=status)
+    return state_of(NodeSeen(kube_node()), GPUNodeSeen(reported, NOW_S), rules=rules)
+
+
+def verdict(state: ClusterState, of: Pod) -> Reason | None:
+    request: Any = state.understand(of)
+    snap = state.snapshot()
+    reason = fit(request, snap, snap.rows(["n"]), NOW_S).reason(0)
+    held = state.gpunode("n")
+    assert held is not None
+    judged = state.judge(of, held, NOW_S)
+    assert (judged if isinstance(judged, Reason) else None) is reason
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("pinning", "reason"),
+    [
+        pytest.param("honoured", Reason.CHOOSES_DEVICES, id="it wins"),
+        pytest.param("unknown", Reason.CHOOSES_DEVICES, id="it may win"),
+        pytest.param("ignored", None, id="it is not looked at"),
+    ],
+)
+@pytest.mark.parametrize("where", ["gpu", "neighbour", "init"])
+def test_it_counts_where_it_may_be_obeyed(
+    pinning: Pinning, reason: Reason | None, where: str
+) -> None:
+    assert verdict(node(pinning), setting(EnvVar(name=NAME, value="all"), where=where)) is reason
+
+
+@pytest.mark.parametrize(
+    ("variable", "counts"),
+    [
+        pytest.param(EnvVar(name=NAME, value="GPU-0"), True, id="a device"),
+        pytest.param(EnvVar(name=NAME, value_from=EnvVarSource()), True, id="what cannot be read"),
+        pytest.param(EnvVar(name=NAME, value="none"), False, id="none"),
+        pytest.param(EnvVar(name=NAME, value="void"), False, id="void"),
+        pytest.param(EnvVar(name=NAME), False, id="empty"),
+        pytest.param(EnvVar(name=NAME, value="$(OTHER)"), True, id="another variable of the pod"),
+        pytest.param(EnvVar(name="NVIDIA_DRIVER_CAPABILITIES", value="all"), False, id="another"),
+    ],
+)
+def test_values(variable: EnvVar, counts: bool) -> None:
+    assert (verdict(node("honoured"), setting(variable)) is not None) == counts
+
+
+def test_as_it_stands_in_a_manifest() -> None:
+    manifest = {
+        "metadata": {"name": "p", "uid": "u"},
+        "spec": {
+            "containers": [
+                {
+                    "name": "main",
+                    "resources": {"limits": {"nvidia.com/gpu": 1}},
+                    "env": [
+                        {"name": "A", "value": "b"},
+                        {"name": NAME, "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
+                    ],
+                }
+            ]
+        },
+    }
+    read = msgspec.json.decode(msgspec.json.encode(manifest), type=Pod)
+    assert verdict(node("honoured"), read) is Reason.CHOOSES_DEVICES
+
+
+def test_what_was_kept_of_a_pod_that_does_not_is_not_said_of_one_that_does() -> None:
+    state, cached_fits = node("honoured"), FitCache(Weights())
+    plain: Any = state.understand(setting())
+    chooses: Any = state.understand(setting(EnvVar(name=NAME, value="all")))
+    snap = state.snapshot()
+    rows = snap.rows(["n"])
+    said = [cached_fits.weigh(r, snap).codes(snap, rows, NOW_S)[0] for r in (plain, chooses)]
+    assert said == [0, CODE_OF[Reason.CHOOSES_DEVICES]]
+
+
+def test_of_two_by_one_name_the_last_counts() -> None:
+    all_, none = EnvVar(name=NAME, value="all"), EnvVar(name=NAME, value="none")
+    assert verdict(node("honoured"), setting(all_, none)) is None
+    assert verdict(node("honoured"), setting(none, all_)) is Reason.CHOOSES_DEVICES
+
+
+CHARGE = Rules(visible_devices=VisibleDevices.CHARGE)
+
+
+def test_by_setting_it_is_charged_instead_of_refused() -> None:
+    asked = setting(EnvVar(name=NAME, value="all"))
+    assert verdict(node("honoured", CHARGE), asked) is None
+    placement = placed(node("honoured", CHARGE), asked)
+    assert [charge.by_environment for charge in placement.charges] == [True]
+
+
+def following(path: str) -> EnvVar:
+    return EnvVar(name=NAME, value_from=EnvVarSource(field_ref=FieldRef(field_path=path)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("metadata.annotations['headroom.gpu/devices.1']", id="of no GPU container"),
+        pytest.param("metadata.annotations['headroom.gpu/placement']", id="not the devices"),
+        pytest.param("metadata.name", id="something else"),
+    ],
+)
+def test_what_is_not_the_placement_of_a_gpu_container_is_its_own_choice(path: str) -> None:
+    assert verdict(node("honoured"), setting(following(path))) is Reason.CHOOSES_DEVICES
+
+
+def test_a_placement_is_followed_by_all_gpu_containers_or_by_none() -> None:
+    follows = following("metadata.annotations['headroom.gpu/devices.0']")
+    one = msgspec.structs.replace(container("a"), env=[follows])
+    assert verdict(node("honoured"), pod("8Gi", one)) is Reason.NOT_PINNED
+    assert verdict(node("honoured"), pod("8Gi", one, container("b"))) is Reason.CHOOSES_DEVICES
+
+
+def reading(*sources: EnvFromSource, env: tuple[EnvVar, ...] = ()) -> Pod:
+    return pod("8Gi", msgspec.structs.replace(container(), env_from=list(sources), env=list(env)))
+
+
+SUSPECT = Rules(suspect_env_from=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "suspected"),
+    [
+        pytest.param(reading(EnvFromSource()), True, id="a ConfigMap or Secret"),
+        pytest.param(reading(EnvFromSource(prefix="NVIDIA_")), True, id="a prefix of the name"),
+        pytest.param(reading(EnvFromSource(prefix="APP_")), False, id="a prefix that excludes it"),
+        pytest.param(
+            reading(EnvFromSource(), env=(EnvVar(name=NAME, value="none"),)),
+            False,
+            id="the pod's own value counts more",
+        ),
+        pytest.param(
+            reading(EnvFromSource(), env=(EnvVar(name="OTHER", value="x"),)), True, id="of another"
+        ),
+    ],
+)
+def test_env_from_is_suspected_only_by_setting(asked: Pod, suspected: bool) -> None:
+    assert verdict(node("honoured"), asked) is None
+    reason = Reason.CHOOSES_DEVICES if suspected else None
+    assert verdict(node("honoured", SUSPECT), asked) is reason
+    assert verdict(node("ignored", SUSPECT), asked) is None
+
+
+def placed(state: ClusterState, of: Pod) -> Placement:
+    held = state.gpunode("n")
+    assert held is not None
+    placement = state.judge(of, held, NOW_S)
+    assert isinstance(placement, Placement)
+    return placement
