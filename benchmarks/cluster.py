@@ -49,7 +49,7 @@ class Run:
     p99_s: float
     #: CPU milliseconds of each process for a pod of those that came at once.
     cpu_ms: dict[str, float]
-    #: Milliseconds of filter and prioritize for such a pod, by the extender's own metric.
+    #: The same of filter and prioritize alone, without HTTP, by the extender's own metric.
     verbs_ms: float | None
 
 
@@ -69,8 +69,8 @@ def extender(on: Stage, variant: str) -> Iterator[str | None]:
 
 
 def verbs_s(on: Stage) -> float:
-    """Seconds that the extender has spent on filter and prioritize."""
-    sample = 'headroom_verb_duration_seconds_sum{{verb="{}"}}'
+    """CPU seconds that the extender has spent on filter and prioritize."""
+    sample = 'headroom_verb_cpu_seconds_total{{verb="{}"}}'
     return sum(on.headroom.metric(sample.format(verb)) for verb in ("filter", "prioritize"))
 
 

@@ -16,7 +16,7 @@ BUDGETS_S = {
     "benchmarks": 165,
     "certs": 10,
     "chaos": 130,
-    "app": 60,
+    "app": 40,
     "convert": 50,
     "console": 45,
     "contract": 15,

@@ -49,7 +49,7 @@ def module(folder: Path, suite: str, text: str) -> None:
 
 
 def test_a_suite_without_a_budget_is_not_collected(tmp_path: Path) -> None:
-    module(tmp_path, "web", "def test_web(): pass")
+    module(tmp_path, "state", "def test_state(): pass")
     module(tmp_path, "unheard_of", "def test_of_it(): pass")
     done = run(tmp_path)
     assert done.returncode == 4, done.stdout
@@ -58,17 +58,17 @@ def test_a_suite_without_a_budget_is_not_collected(tmp_path: Path) -> None:
 
 
 def test_fixtures_count_and_a_suite_over_its_budget_is_warned_of(tmp_path: Path) -> None:
-    module(tmp_path, "web", SLOW_FIXTURE)
+    module(tmp_path, "state", SLOW_FIXTURE)
     module(tmp_path, "agent", "def test_agent(): pass")
-    done = run(tmp_path, "budgets.BUDGETS_S.update(web=0, agent=1000)")
+    done = run(tmp_path, "budgets.BUDGETS_S.update(state=0, agent=1000)")
     assert done.returncode == 0, done.stdout
-    (web,) = re.findall(r"^web +(\S+) +0  WARNING: over its budget$", done.stdout, re.MULTILINE)
-    assert float(web) >= 0.6  # what sleeps, in setup, test and teardown
+    (state,) = re.findall(r"^state +(\S+) +0  WARNING: over its budget$", done.stdout, re.MULTILINE)
+    assert float(state) >= 0.6  # what sleeps, in setup, test and teardown
     assert re.search(r"^agent +\S+ +1000$", done.stdout, re.MULTILINE)
 
 
 def test_a_suite_is_a_folder_and_the_modules_beside_them_are_one() -> None:
-    assert suite_of("tests/scheduler/test_extender_v1.py::test_it[a::b/c]") == "web"
+    assert suite_of("tests/scheduler/test_extender_v1.py::test_it[a::b/c]") == "scheduler"
     assert suite_of("tests/contract/deep/test_x.py::T::test_it") == "contract"
     assert suite_of("tests/test_cli.py::test_it") == "modules beside"
 

@@ -152,6 +152,12 @@ class Telemetry(ViewTelemetry):
             buckets=_SECONDS,
             registry=registry,
         )
+        self.verb_cpu_seconds = Counter(
+            "headroom_verb_cpu_seconds_total",
+            "CPU time of scheduler calls, without HTTP; bind is not counted, because it waits.",
+            ["verb"],
+            registry=registry,
+        )
         self.verb_errors = Counter(
             "headroom_verb_errors_total",
             "Scheduler calls that were answered with an error.",

@@ -111,6 +111,8 @@ class Snapshot:
     row_of: Mapping[str, int]
     #: (rows,) the names of all nodes.
     names: tuple[str, ...]
+    #: Hash of the set of all names.
+    names_hash: int
     nodes: tuple[NodeTerms, ...]
     resources: Mapping[str, int]
     columns: Columns
@@ -145,6 +147,7 @@ class Snapshot:
             self,
             row_of={name: row for row, name in enumerate(names)},
             names=names,
+            names_hash=hash(frozenset(names)),
             nodes=nodes,
             columns=Columns(*columns),
             node_reason=self.node_reason[rows],
@@ -161,10 +164,11 @@ class Snapshot:
     def sorted_by_row(self, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
         """Return the same names, in any order, and the row of each; -1 for unknown names.
 
-        kube-scheduler often offers all nodes, and comparing two sets takes half the time of looking
-        up each name.
+        kube-scheduler often offers all nodes. Python hashes strings with a random key of 64 bits,
+        so another set of as many names practically never has the same hash. To compare the hashes
+        takes a third of the time of looking up 5,000 names.
         """
-        if len(names) == len(self.names) and self.row_of.keys() == set(names):
+        if len(names) == len(self.names) and hash(frozenset(names)) == self.names_hash:
             return self.names, np.arange(len(names))
         return names, self.rows(names)
 

@@ -37,6 +37,7 @@ class Table:
         self._columns_shown: dict[str, NDArray[Any]] = {}
         self._per_node_shown: dict[str, NDArray[Any]] = {}
         self._names: tuple[str, ...] = ()
+        self._names_hash = hash(frozenset[str]())
         self._name_rank = np.empty(0, np.int32)
         self._members_changed = False
         self._latest: Snapshot | None = None
@@ -62,7 +63,8 @@ class Table:
             "memory_bytes": memory_bytes.sum(axis=1),
             "largest_device_bytes": memory_bytes.max(axis=1, initial=0),
         }
-        table._names, table._name_rank = snap.names, snap.name_rank
+        table._names, table._names_hash = snap.names, snap.names_hash
+        table._name_rank = snap.name_rank
         table._generation = snap.generation
         return table
 
@@ -125,6 +127,7 @@ class Table:
         if self._latest is None:
             if self._members_changed:
                 self._names = tuple(node.name for node in self._nodes)
+                self._names_hash = hash(frozenset(self._names))
                 self._name_rank = _ranks(self._names)
                 self._members_changed = False
             self._generation += 1
@@ -133,6 +136,7 @@ class Table:
                 generation=self._generation,
                 row_of=self._row_of,
                 names=self._names,
+                names_hash=self._names_hash,
                 nodes=tuple(self._nodes),
                 resources=dict(self._resources),
                 columns=Columns(**self._frozen(self._columns, self._columns_shown)),

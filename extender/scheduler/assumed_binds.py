@@ -12,7 +12,6 @@ from contract.gpunode import Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
-from extender.placement.certain_fit import certainly_fits
 from extender.placement.fit import Codes
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
@@ -22,8 +21,7 @@ from extender.state.node_whatif import rejection_beside
 
 #: Seconds after which a bind is no longer expected.
 BIND_FOLLOWS_WITHIN_S = 0.25
-#: Maximum number of assumed binds, the latest ones: on nodes that are nearly full, each costs
-#: filter a millisecond.
+#: Maximum number of assumed binds, the latest ones: each can cost filter a millisecond.
 BINDS_EXPECTED = 2
 #: Cached answers of ``_rejection``.
 MOST_ANSWERS = 16
@@ -94,8 +92,7 @@ class AssumedBinds:
         for node, others in by_node.items():
             row = snap.row_of.get(node, -1)
             passed = (codes == 0) & (rows == row)
-            beside = [other.request for other in others]
-            if passed.any() and not certainly_fits(request, snap.nodes[row], beside):
+            if passed.any():
                 version = int(snap.changed_in[row])
                 reason = self._rejection(pod, request, node, version, others, now_s)
                 codes[passed] = CODE_OF[reason]

@@ -74,6 +74,8 @@ def _endpoint(
     max_body_bytes: int,
 ) -> Callable[[Request], Awaitable[Response]]:
     seconds = telemetry.verb_seconds.labels(verb)
+    # While bind waits, the thread works on other calls.
+    cpu_seconds = None if verb == "bind" else telemetry.verb_cpu_seconds.labels(verb)
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -86,7 +88,7 @@ def _endpoint(
             )
         except ClientDisconnect:
             return Response(status_code=400)
-        began_s = time.perf_counter()
+        began_s, cpu_began_s = time.perf_counter(), time.thread_time()
         try:
             return await answer(body)
         except extender_v1.MalformedBody as err:
@@ -98,6 +100,8 @@ def _endpoint(
             return reject("internal error in Headroom: see the log of the extender")
         finally:
             seconds.observe(time.perf_counter() - began_s)
+            if cpu_seconds is not None:
+                cpu_seconds.inc(time.thread_time() - cpu_began_s)
 
     return endpoint
 

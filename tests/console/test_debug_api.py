@@ -1,6 +1,7 @@
 """What an SRE reads is what decided."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 
@@ -101,6 +102,9 @@ def test_probes_and_metrics_answer(server: Server) -> None:
     server.post("/filter", offer(pod("p", "50Gi"), "shared"))
     text = server.get("/metrics").body.decode()
     assert 'headroom_verb_duration_seconds_count{verb="filter"} 1.0' in text
+    (cpu_s,) = re.findall(r'headroom_verb_cpu_seconds_total{verb="filter"} (\S+)', text)
+    assert 0.0 < float(cpu_s) < 5.0
+    assert 'headroom_verb_cpu_seconds_total{verb="bind"}' not in text
     assert 'headroom_rejected_nodes_total{reason="memory_on_any"} 1.0' in text
     assert "# TYPE headroom_overcommitted_bytes gauge" in text
     assert "headroom_overcommitted_bytes{" not in text  # nothing is

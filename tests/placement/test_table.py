@@ -105,6 +105,20 @@ def test_unknown_names_have_no_row() -> None:
     assert snap.rows(["b", "a", "b"]).tolist() == [-1, 0, -1]
 
 
+@pytest.mark.parametrize(
+    "names", [[], ["a"], ["c", "a", "b"], ["a", "b", "x"], ["a", "b", "b"], ["b", "c", "a", "x"]]
+)
+def test_offered_names_keep_their_rows_in_whatever_order(names: list[str]) -> None:
+    table = Table()
+    for name in ("x", "a", "b", "c"):
+        table.put(weighed(shared(), name=name))
+    table.drop("x")  # the last node takes its row
+    snap = table.snapshot()
+    expected = sorted((name, {"c": 0, "a": 1, "b": 2}.get(name, -1)) for name in names)
+    found, rows = snap.sorted_by_row(names)
+    assert sorted(zip(found, rows.tolist(), strict=True)) == expected
+
+
 def test_contradictory_figures_do_not_reach_the_columns() -> None:
     snap = build([weighed(device(memory_bytes=1 << 90, replicas=Replicas(free=1 << 70)))])
     assert snap.columns.health_issue[0, 0] == CODE_OF[Reason.CONTRADICTORY_REPORT]

@@ -90,17 +90,17 @@ def test_a_kind_is_looked_into_once_beside_the_same_kinds_on_a_node_as_it_was() 
     of = AssumedBinds(state)
     with looks() as looked:
         for number in range(6):
-            who = named("9Gi", f"p{number}")
+            who = named("8Gi", f"p{number}")
             asked(state, of, who)
             of.expect(who, wanted(state, who), "n", NOW_S)
         assert looked.call_count == BINDS_EXPECTED  # beside one, then beside two
-        asked(state, of, named("10Gi", "another"))
+        asked(state, of, named("9Gi", "another"))
         assert looked.call_count == BINDS_EXPECTED + 1
-        state.apply([BindBegun(named("9Gi", "bound"), "n")])
-        asked(state, of, named("9Gi", "p7"))
+        state.apply([BindBegun(named("8Gi", "bound"), "n")])
+        asked(state, of, named("8Gi", "p7"))
         assert looked.call_count == BINDS_EXPECTED + 2
         of.rules_changed()
-        asked(state, of, named("9Gi", "p8"))
+        asked(state, of, named("8Gi", "p8"))
         assert looked.call_count == BINDS_EXPECTED + 3
 
 
