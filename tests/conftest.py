@@ -8,6 +8,8 @@ import pytest
 import structlog
 
 from tests.controlplane import ControlPlane, built, control_plane
+from tests.forks import Forked
+from tests.processes import Processes, starts_processes
 
 pytest_plugins = ["tests.budgets"]
 
@@ -23,6 +25,7 @@ hypothesis.settings.load_profile("headroom")
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     """A real API server with the CRD, shared by the session: use names of your own in it."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
@@ -50,38 +53,6 @@ SKIPS_ALLOWED = {
         "needs the same trace; the rules are held against their definitions without it"
     ),
 }
-
-
-#: Fixtures that start processes, and modules that take long: `make check` leaves them out.
-SLOW_FIXTURES = {"plane", "server"}
-SLOW_MODULES = (
-    "tests/agent/test_faults",
-    "tests/agent/test_gate_served",
-    "tests/agent/test_on_driver_library",
-    "tests/agent/test_publish",
-    "tests/agent/test_survey",
-    "tests/agent/test_table",
-    "tests/agent/test_xids",
-    "tests/benchmarks/test_gpu.py",
-    "tests/chaos/test_chaos",
-    "tests/demo/test_demo",
-    "tests/deploy/",
-    "tests/e2e/",
-    "tests/helm/",
-    "tests/install/",
-    "tests/history/test_real_prometheus",
-    "tests/kubelet/",
-    "tests/model/",
-    "tests/monitoring/test_metrics",
-    "tests/monitoring/test_real_prometheus",
-    "tests/nvidia/",
-    "tests/placement/test_agreement",
-    "tests/test_cli",
-    "tests/test_controlplane",
-    "tests/app/test_injected",
-    "tests/test_dockerfile",
-    "tests/test_tls",
-)
 
 
 #: Begun first, in this order, so that all workers end at about the same time: nobody is left alone
@@ -128,10 +99,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("reversed"):
         items.reverse()
     items.sort(key=how_late)
-    for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & SLOW_FIXTURES or item.nodeid.startswith(SLOW_MODULES):
-            item.add_marker(pytest.mark.slow)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests whose fixtures start processes, before ``-m`` selects by marks."""
+    if isinstance(item, pytest.Function) and any(
+        hasattr(fixtures[-1].func, "starts_processes")  # the last one is the one that counts
+        for fixtures in item._fixtureinfo.name2fixturedefs.values()
+    ):
+        item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let only slow tests start servers, so that `make check` remains quick."""
+    if item.get_closest_marker("slow"):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Processes, "spawn", _no_process)
+        patch.setattr(Forked, "__init__", _no_process)
+        return (yield)
+
+
+def _no_process(*_: object, **__: object) -> None:
+    pytest.fail("a quick test started a server: mark it, or its fixture, as slow", pytrace=True)
 
 
 @pytest.hookimpl(wrapper=True)

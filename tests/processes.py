@@ -15,16 +15,25 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from tests.forks import Forked
 from tests.waiting import until
+
+F = TypeVar("F", bound=Callable[..., object])
 
 _YOUNG_S = 60.0
 #: Runs a command that the kernel kills when its parent, whose id comes first, dies or has died.
 #: No ``preexec_fn``, which is Python code between fork and exec and not safe beside gRPC's threads.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ $PPID = "$0" ] && exec "$@"')
+
+
+def starts_processes(fixture: F) -> F:
+    """Mark every test that uses the fixture as slow; stands below ``@pytest.fixture``."""
+    vars(fixture)["starts_processes"] = True
+    return fixture
 
 
 class Processes:

@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.controlplane import ROOT
 from tests.forks import run
+
+pytestmark = pytest.mark.slow
 
 FLEET = "nodes: [{name: a, gpus: 1, memory: 1Gi}]"
 

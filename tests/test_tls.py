@@ -21,6 +21,7 @@ from extender.config.loading import load_settings
 from extender.errors import BadSettings
 from extender.server.tls import ServerTls, TlsFiles
 from tests.certificates import Authority, Certificate
+from tests.processes import starts_processes
 from tests.serving import Server, serving
 
 FLEET = "nodes: [{name: a, gpus: 1, memory: 24Gi}]"
@@ -53,6 +54,7 @@ def files(authority: Authority, stranger: Authority, tmp_path: Path) -> TlsFiles
 
 
 @pytest.fixture
+@starts_processes
 def server(files: TlsFiles) -> Iterator[Server]:
     options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     with serving(FLEET, *options, "--tls-client-ca", str(files.client_ca)) as running:
@@ -163,6 +165,7 @@ def test_the_debug_port_stays_as_it_is(server: Server) -> None:
     assert server.get("/v1/nodes").status == 200
 
 
+@pytest.mark.slow
 def test_without_a_client_ca_everybody_is_answered(files: TlsFiles, authority: Authority) -> None:
     options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     with serving(FLEET, *options) as server:
@@ -220,6 +223,7 @@ def test_an_open_connection_survives_a_renewal(
         assert caller.call() == "server"
 
 
+@pytest.mark.slow
 def test_it_ends_though_a_client_does_not_answer_the_end_of_its_connection(
     files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.driver import Driver, Gpu, library_folder
+from tests.processes import starts_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +43,7 @@ def environment(driver_folder: Path, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
+@starts_processes
 def report(environment: dict[str, str]) -> Callable[..., dict[str, Any]]:
     """Run the agent once on a device table; returns the status that it prints."""
 
@@ -104,6 +106,7 @@ class Survey:
 
 
 @pytest.fixture
+@starts_processes
 def survey(environment: dict[str, str]) -> Iterator[Callable[..., Survey]]:
     """Start a survey of these GPUs; given a driver instead, another agent on the same one."""
     started: list[Survey] = []

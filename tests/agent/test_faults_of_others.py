@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from agent.probes.kubelet.podresources import PodResources
 from agent.probes.kubelet.probe import KubeletProbe
@@ -25,6 +26,8 @@ from contract.gpunode import GPUNodeStatus
 from tests.agent.test_faults import DOCS, said
 from tests.agent.whole import Whole
 from tests.driver import GIB, h100
+
+pytestmark = pytest.mark.slow
 
 UIDS = [f"{number:08x}-1111-4222-8333-{number:012x}" for number in (1, 2)]
 

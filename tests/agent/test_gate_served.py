@@ -14,6 +14,7 @@ import yaml
 from tests.agent.scripted import GPUNODE, ApiServer
 from tests.agent.whole import Whole
 from tests.driver import GIB, Gpu
+from tests.processes import starts_processes
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 
 
 @pytest.fixture
+@starts_processes
 def http(api: ApiServer, whole: Whole) -> Iterator[httpx.Client]:
     kubeconfig = whole.folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))

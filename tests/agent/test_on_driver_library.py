@@ -17,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.driver import Driver, h100
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 Report = Callable[..., dict[str, Any]]
 
 MIB = 1 << 20

@@ -11,6 +11,8 @@ import pytest
 
 from tests.controlplane import ROOT
 
+pytestmark = pytest.mark.slow
+
 #: Which calls of each point raise.
 CALLS = os.environ.get("TEST_INJECTED_CALLS", "1").split(",")
 #: Points that the life of ``tests.app.life`` may not come to, with the reason.

@@ -10,6 +10,7 @@ import pytest
 from contract.reasons import Reason
 from extender.config.settings import RELOADED, Settings
 from tests.kubectl.test_app import run
+from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
 
@@ -27,6 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def server(file: Path) -> Iterator[Server]:
     """One for all: it never restarts. Node a is nearly full."""
     file.write_text("stale_after_s: 90\n")

@@ -14,6 +14,7 @@ from agent.liveness_probe import PORT
 from benchmarks.gpu.checks import CHECKS
 from tests.benchmarks.gpu.stage import FIRST, SECOND, Stage
 from tests.driver import GIB, h100, t4
+from tests.processes import starts_processes
 from tests.waiting import until
 
 SHORT = ("--seconds", "1", "--looks", "5", "--pause", "0.3")
@@ -26,6 +27,7 @@ def has_pid_namespaces() -> bool:
 
 
 @pytest.fixture
+@starts_processes
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 

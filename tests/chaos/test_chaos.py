@@ -8,6 +8,8 @@ from tests.chaos.site import SCHEDULERS, Scale
 from tests.chaos.storm import KINDS
 from tests.controlplane import built
 
+pytestmark = pytest.mark.slow
+
 #: Few nodes, and everybody is quicker to give somebody up than by default.
 SMALL = Scale(
     nodes=6,

@@ -266,6 +266,7 @@ def test_who_waits_for_too_long_is_sent_away() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_kube_scheduler_s_port_serves_none_of_it() -> None:
     with serving("nodes: [{name: n, gpus: 1, memory: 24Gi}]") as server:
         for path in server.get("/openapi.json").json()["paths"]:

@@ -22,6 +22,7 @@ from extender.state.changes import NodeSeen, PodSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
 from tests.builders import kube_node
+from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
 
@@ -44,6 +45,7 @@ class Listing(BaseModel):
 
 
 @pytest.fixture
+@starts_processes
 def server() -> Iterator[Server]:
     with serving(FLEET) as running:
         yield running

@@ -152,6 +152,7 @@ def following(server: Server, **headers: str) -> Iterator[Stream]:
             yield Stream(answer)
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_placed_is_followed_and_an_open_stream_keeps_no_server_from_ending() -> None:
     shown = pod("p", "12Gi")
     with contextlib.ExitStack() as after, serving(FLEET) as server:

@@ -197,6 +197,7 @@ def dumped(fleet: Asked, folder: Path, query: str = "") -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_another_process_says_the_same_of_every_pod_on_every_node(
     fleet: Asked, tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ def test_another_process_says_the_same_of_every_pod_on_every_node(
     assert len(reasons) >= 14, reasons
 
 
+@pytest.mark.slow
 def test_without_names_it_says_the_same_and_tells_none(fleet: Asked, tmp_path: Path) -> None:
     plain = replayed(dumped(fleet, tmp_path))
     hidden = dumped(fleet, tmp_path, "?redact=true")

@@ -142,6 +142,7 @@ def test_peers_are_told_of_in_short() -> None:
     assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "connection refused"}]
 
 
+@pytest.mark.slow
 def test_a_real_process_tells_its_memory_and_how_late_its_loop_is() -> None:
     with serving(FLEET) as server:
         until(lambda: server.get("/v1/status").json()["loop_lag"], "the lag was sampled")

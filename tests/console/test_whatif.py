@@ -245,6 +245,7 @@ nodes:
 """
 
 
+@pytest.mark.slow
 def test_kube_schedulers_calls_lead_where_the_what_if_said() -> None:
     with serving(FLEET) as server:
         burst = [{"vram": vram, "count": 3} for vram in ("6Gi", "20Gi", "13Gi")]

@@ -18,6 +18,7 @@ from benchmarks.demo.referee import Verdict
 from benchmarks.demo.server import Server
 from benchmarks.demo.table import summary
 from benchmarks.demo.wire import ServerFailed
+from tests.processes import starts_processes
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,7 @@ def finished(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def small() -> subprocess.CompletedProcess[str]:
     return finished(*SMALL)
 
@@ -116,6 +118,7 @@ def test_the_exit_status_is_the_referees(ours: list[int], status: int) -> None:
 
 
 @pytest.fixture
+@starts_processes
 def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A demo on a terminal, which waits after its table, and the port of its debug API."""
     terminal, far_end = os.openpty()

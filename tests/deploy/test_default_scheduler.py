@@ -10,11 +10,15 @@ import yaml
 from extender.certs.reconcile import wanted
 from extender.config.loading import look
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, objects, overlay
+from tests.processes import starts_processes
+
+pytestmark = pytest.mark.slow
 
 VARIANT = DEPLOY / "default-scheduler"
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Objects:
     """As a user adds it to an overlay."""
     folder = tmp_path_factory.mktemp("overlay")

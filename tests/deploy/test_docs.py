@@ -9,6 +9,8 @@ import yaml
 from tests.controlplane import ROOT
 from tests.deploy.rendered import COMPONENTS, DEPLOY, PLATFORMS
 
+pytestmark = pytest.mark.slow
+
 PAGES = ("install.md", "operations.md")
 
 

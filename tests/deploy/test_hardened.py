@@ -8,6 +8,8 @@ import pytest
 from agent.settings import read_settings
 from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, SERVING, objects, overlay, pod_specs
 
+pytestmark = pytest.mark.slow
+
 SCHEDULER = ("Deployment", NAMESPACE, "headroom-scheduler")
 WEBHOOK = ("Deployment", NAMESPACE, "headroom-webhook")
 CONSOLE = ("Deployment", NAMESPACE, "headroom-console")

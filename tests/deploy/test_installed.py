@@ -33,6 +33,7 @@ from tests.deploy.rendered import CHART, IMAGE_VALUES, NAMESPACE, helm
 from tests.deploy.test_permissions import Right, given
 from tests.e2e.cluster import pod_manifest
 from tests.e2e.nodes import node_manifest
+from tests.processes import starts_processes
 from tests.waiting import until
 
 BINARIES = (
@@ -74,6 +75,7 @@ REFUSED: dict[str, set[Right]] = {
 
 
 @pytest.fixture
+@starts_processes
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so

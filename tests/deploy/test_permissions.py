@@ -19,6 +19,8 @@ import yaml
 from tests.controlplane import ROOT
 from tests.deploy.rendered import DEPLOY, NAMESPACE
 
+pytestmark = pytest.mark.slow
+
 #: Where roles are.
 FILES = (
     DEPLOY / "base/rbac.yaml",

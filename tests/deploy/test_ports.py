@@ -12,6 +12,8 @@ from tests.controlplane import ROOT
 from tests.deploy.rendered import DEPLOY, PLATFORMS, objects, overlay, pod_specs
 from tests.deploy.test_hardened import AGENT, spec_of
 
+pytestmark = pytest.mark.slow
+
 WITH_AGENT = [each for each in PLATFORMS if each != "trial"]
 
 

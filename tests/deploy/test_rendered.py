@@ -30,6 +30,8 @@ from tests.deploy.rendered import (
     with_components,
 )
 
+pytestmark = pytest.mark.slow
+
 #: Helm's own: who made it; and what it does by hand, since nobody else rolls pods for it.
 _HELMS_LABELS = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 _HELMS_ANNOTATIONS = ("helm.sh/resource-policy",)

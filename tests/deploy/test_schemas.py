@@ -14,6 +14,9 @@ from tests.deploy.rendered import (
     with_components,
 )
 from tests.deploy.schemas import MINORS, mistakes, serves
+from tests.processes import starts_processes
+
+pytestmark = pytest.mark.slow
 
 #: Of others: no API server brings them along.
 FOREIGN = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate", "Issuer"}
@@ -34,6 +37,7 @@ def all_objects(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return all_objects(tmp_path_factory.mktemp("rendered"))
 

@@ -8,6 +8,7 @@ import pytest
 from tests.controlplane import ControlPlane, built, control_plane
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import Shape
+from tests.processes import starts_processes
 
 BINARIES = (
     "kube-scheduler",
@@ -25,6 +26,7 @@ NewCluster = Callable[..., PlayedCluster]
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def binaries(request: pytest.FixtureRequest) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
@@ -32,6 +34,7 @@ def binaries(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="package")
+@starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     """An API server of this folder's own: extenders see all that is in it. Each cluster finds no
     nodes in it, and leaves none. It ends with the folder, as it costs all others while it idles."""

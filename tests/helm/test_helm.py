@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from tests.controlplane import built
+from tests.processes import starts_processes
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def binary(request: pytest.FixtureRequest) -> Path:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so

@@ -16,6 +16,7 @@ from tests.agent.exporter import EXPOSITIONS, StandIn
 from tests.debian import Unavailable
 from tests.e2e.wire import Wire, wire_to
 from tests.history.server import Prometheus, past, prometheus, recorded_lines, saying
+from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
 
@@ -169,6 +170,7 @@ def bind(server: Server, name: str, node: str) -> None:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Each GPU but the odd ones holds one pod of the same size."""
     config = tmp_path_factory.mktemp("config") / "config.yaml"

@@ -16,7 +16,7 @@ import typer
 
 from tests.controlplane import ROOT, built
 from tests.debian import ip
-from tests.processes import DIE_WITH_PARENT
+from tests.processes import DIE_WITH_PARENT, starts_processes
 from tests.waiting import until
 
 NODES = int(os.environ.get("TEST_INSTALL_NODES", "2"))
@@ -27,6 +27,7 @@ BINARIES = (
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def played(request: pytest.FixtureRequest) -> dict[str, Any]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so

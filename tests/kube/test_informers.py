@@ -37,6 +37,8 @@ from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.kube.recorder import Recorder
 from tests.threads import begun_since
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE = "source-tests"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 NODES = "/api/v1/nodes"

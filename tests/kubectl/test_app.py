@@ -21,6 +21,7 @@ import yaml
 
 from headroom.plugin import complete, main
 from tests.controlplane import ROOT
+from tests.processes import starts_processes
 from tests.serving import Server, serving
 from tests.waiting import until
 
@@ -33,6 +34,7 @@ NODES = ["shared-0000", "shared-0001", "whole"]
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def server() -> Iterator[Server]:
     """With a pod that runs on shared-0000, and one that is too large for every node."""
     with serving(FLEET) as started:

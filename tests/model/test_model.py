@@ -20,6 +20,8 @@ from tests.model.explorer import Explored, explore
 from tests.model.scenarios import PLAYS
 from tests.model.world import World, WorldStore, changed
 
+pytestmark = pytest.mark.slow
+
 #: What was explored is told with ``--log-cli-level=info``.
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from tests.agent.whole import Whole
 from tests.builders import DISTRIBUTED, GIB
 from tests.controlplane import ROOT
 from tests.driver import h100
-from tests.processes import free_ports
+from tests.processes import free_ports, starts_processes
 from tests.serving import Server, binding, offer, pod, serving
 
 FLEET = """
@@ -45,6 +45,7 @@ class World:
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def world() -> Iterator[World]:
     (port, agent_port) = free_ports(2)
     with tempfile.TemporaryDirectory() as folder:

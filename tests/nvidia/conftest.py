@@ -23,7 +23,7 @@ from tests.controlplane import built
 from tests.driver import Driver, Gpu, library_folder, mig_minors
 from tests.kubelet.node import INSIDE
 from tests.kubelet.relay import api, api_services
-from tests.processes import Processes
+from tests.processes import Processes, starts_processes
 
 RESOURCE = "nvidia.com/gpu"
 TIMEOUT_S = 60.0
@@ -134,6 +134,7 @@ def driver_environment(folder: Path, gpus: list[Gpu]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def binaries(request: pytest.FixtureRequest) -> dict[str, Path]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so

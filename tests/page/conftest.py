@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from contract.gpunode import Device, GPUNodeStatus, Plugin, Replicas
 from tests.debian import Unavailable, chromium
+from tests.processes import starts_processes
 from tests.serving import Server, serving
 
 GIB = 1 << 30
@@ -40,6 +41,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def server() -> Iterator[Server]:
     with serving(FLEET) as started:
         place(started, "runs", "7Gi", "l4-0000")

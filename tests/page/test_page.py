@@ -225,6 +225,7 @@ def test_a_telephone_shows_it_without_scrolling_sideways(looked: Looked) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.slow
 def test_an_extender_that_is_gone_is_said_and_what_was_shown_stays(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +244,7 @@ def test_an_extender_that_is_gone_is_said_and_what_was_shown_stays(
     page.close()
 
 
+@pytest.mark.slow
 def test_the_age_of_each_input_is_shown_and_which_are_out_of_date(
     browser: Browser, tmp_path: Path
 ) -> None:

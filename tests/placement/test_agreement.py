@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from tests.builders import NOW_S, judged, pod, request
 from tests.examples import examples
 from tests.placement import oracle
 from tests.placement.worlds import World, pods, worlds
+
+pytestmark = pytest.mark.slow
 
 fleets = st.lists(worlds(), min_size=1, max_size=5)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import starts_processes
 from tests.serving import Server, offer, pod, serving
 from tests.waiting import until
 
@@ -21,6 +22,7 @@ SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAny
 
 
 @pytest.fixture
+@starts_processes
 def best_only(tmp_path: Path) -> Iterator[Server]:
     config = tmp_path / "headroom.yaml"
     config.write_text("filter_best_only: true\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from contract.reasons import Reason
+from tests.processes import starts_processes
 from tests.serving import Reply, Server, binding, offer, pod, serving
 
 FLEET = """
@@ -17,6 +18,7 @@ nodes: [{name: gpu-a, gpus: 1, memory: 24Gi, sharing: time-slicing, replicas: 4}
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def server() -> Iterator[Server]:
     with serving(FLEET) as running:
         yield running

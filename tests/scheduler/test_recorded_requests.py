@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.controlplane import ROOT
+from tests.processes import starts_processes
 from tests.serving import Reply, Server, serving
 
 RECORDED = sorted((ROOT / "tests/recorded/kube-scheduler").glob("*.json.gz"))
@@ -18,6 +19,7 @@ FLEET = "nodes: [{name: gpu-a100, count: 5001, gpus: 8, memory: 80Gi}]"
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def server() -> Iterator[Server]:
     with serving(FLEET) as running:
         yield running

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until
 
@@ -22,6 +23,7 @@ namespaces: [{name: team, defaultVram: 6Gi}]
 
 
 @pytest.fixture
+@starts_processes
 def server() -> Iterator[Server]:
     with serving(FLEET) as running:
         yield running
