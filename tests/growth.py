@@ -223,6 +223,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "AssumedBinds._expected": Fixed(2 * 64_000),
     },
     "extender/observability/feed.py": {
+        "ChangeFeed._published": Fixed(10_000 * 500),
+        "ChangeFeed._versions": Fixed(32 * 200),
         "Feed._followers": Fixed(32 * 1_024 * 300),
         "Feed._past": Fixed(4_096 * 4_000),
     },
@@ -258,10 +260,9 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "JournalFollower._places": Fixed(16 * 300),
         # Records, pods as kube-scheduler showed them, and assumed binds with nominations.
         "JournalFollower._streams": Fixed(4 * ((16 + 8) * MIB + 500 * (8_000 + 500))),
-        "JournalFollower._threads": Fixed(1_000),
         "JournalFollower._unresolved": Fixed(16 * 500),
     },
-    "extender/observability/pending_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
+    "extender/observability/fleet_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/controllers/preemption.py": {
         "PreemptionController._not_before_s": Fixed(1_024 * 300),
         "PreemptionController._announced": Fixed(1_024 * 2_000),
@@ -271,8 +272,4 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "PendingEventsController._explained": Per("pod", 500)
     },
     "extender/controllers/reconcile.py": {"ReconcileController._looking": Per("node", 4_000)},
-    "extender/observability/change_feed.py": {
-        "ChangeFeed._published": Fixed(10_000 * 500),
-        "ChangeFeed._versions": Fixed(32 * 200),
-    },
 }

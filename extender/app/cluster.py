@@ -38,8 +38,8 @@ from extender.kube.resources import watched_kinds
 from extender.ledger.kube_evictor import KubernetesEvictor
 from extender.ledger.kube_store import KubernetesStore
 from extender.ledger.preemption_writer import PreemptionWriter
+from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
-from extender.observability.pending_metrics import PendingPods
 from extender.server.client_ca import ClientCa
 from extender.server.tls import ServerTls
 from extender.state.quotas import ResourceQuota

@@ -9,12 +9,9 @@ from extender.app.cluster_view import ClusterView
 from extender.console.app import console_app
 from extender.console.auth import Guard
 from extender.console.context import no_quotas
-from extender.observability.assumed_binds_stream import AssumedBindsUpdater
-from extender.observability.change_feed import ChangeFeed, start_watching
-from extender.observability.feed import Feed
+from extender.observability.feed import ChangeFeed, Feed, start_watching
 from extender.observability.fleet_metrics import FleetCollector
-from extender.observability.journal_follower import JournalFollower
-from extender.observability.journal_merge import Journals
+from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower, Journals
 from extender.observability.recorder import publish_miss
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal

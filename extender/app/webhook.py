@@ -10,14 +10,13 @@ from extender.admission.node_cache import KINDS, KnownObjects
 from extender.admission.server import Webhook, webhook_app
 from extender.app.readiness import unready
 from extender.app.reload import ANYWHERE, Origin, SettingsReloader
-from extender.certs.expiry import CertificateCollector
 from extender.config.settings import Settings
 from extender.errors import BadSettings
 from extender.kube.client import KubeApi, load_configuration
 from extender.kube.informers import KubernetesSources
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
-from extender.observability.metrics import WebhookTelemetry
+from extender.observability.metrics import CertificateCollector, WebhookTelemetry
 from extender.periodic import Loops
 from extender.server.http_limits import LimitedProtocol
 from extender.server.ports import Port, serve_ports

@@ -6,7 +6,8 @@ that was slow or disconnected misses only intermediate states.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,7 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
 from extender.placement.snapshot import CODE_OF, REASONS
+from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import (
     Asked,
     BindTried,
@@ -134,8 +136,23 @@ class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
     nominations: Annotated[tuple[Nomination, ...], Meta(max_length=MAX_ASSUMED)] = ()
 
 
-def nothing_assumed() -> AssumedLine:
-    return AssumedLine()
+def assumed_line(
+    cluster: ClusterState, coming: Iterable[tuple[str, str, Reservation]], now_s: float
+) -> AssumedLine:
+    """Return what the extender assumes now. ``coming`` are the uid, node and reservation of pods
+    whose bind it expects next."""
+    binds = {
+        (uid, node): reservation
+        for node, under_way in cluster.binds_under_way().items()
+        for uid, reservation in under_way.items()
+    }
+    for uid, node, reservation in coming:
+        binds.setdefault((uid, node), reservation)
+    places = sorted(cluster.places(now_s).items(), key=lambda each: not each[1].held)
+    return AssumedLine(
+        tuple(AssumedBind(*at, binds[at]) for at in islice(binds, MAX_ASSUMED)),
+        tuple(Nomination(uid, place.node, place.held) for uid, place in places[:MAX_ASSUMED]),
+    )
 
 
 Line = StateLine | NodesLine | DecisionLine | AssumedLine
@@ -155,10 +172,7 @@ class Cursor:
     """
 
     def __init__(
-        self,
-        journal: Journal,
-        after: int = 0,
-        assumed: Callable[[], AssumedLine] = nothing_assumed,
+        self, journal: Journal, after: int = 0, assumed: Callable[[], AssumedLine] = AssumedLine
     ) -> None:
         self._journal = journal
         self._version = after

@@ -1,6 +1,10 @@
 """The Prometheus metrics of Headroom's processes. The registry is an argument, never global."""
 
+import asyncio
 import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -10,6 +14,8 @@ from prometheus_client import (
     Info,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from contract.reasons import Reason
 from extender.placement.prediction_outcome import Result, Surprise
@@ -24,6 +30,9 @@ _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 
 #: From an idle kubelet to one that waits for its disk.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+#: Seconds between two measurements of the event loop.
+LAG_EVERY_S = 0.05
 
 #: Writes that are rejected if another client wrote first.
 CONFLICTING = ("spec", "pod", "binding", "finalizer", "create")
@@ -276,3 +285,44 @@ class Telemetry(ViewTelemetry):
         for surprise in Surprise:
             for overcommitted in ("yes", "no"):
                 self.misses.labels(surprise.value, overcommitted)
+
+
+async def sample_lag(observe: Callable[[float], None], every_s: float = LAG_EVERY_S) -> None:
+    """Pass to ``observe`` by how many seconds each of many short sleeps ends late.
+
+    Whatever blocks the event loop, or holds the interpreter's lock, delays each call by that time.
+    """
+    while True:
+        due_s = time.perf_counter() + every_s
+        await asyncio.sleep(every_s)
+        observe(max(0.0, time.perf_counter() - due_s))
+
+
+class CertificateCollector(Collector):
+    """Reads the certificate files at each scrape.
+
+    It exports nothing for a file that cannot be read. The server does not load such a file either:
+    it keeps the previous certificate.
+    """
+
+    def __init__(self, served: Mapping[str, Path]) -> None:
+        """Create a collector; ``served`` maps each port to the file of its certificate."""
+        self._served = served
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "headroom_certificate_end_timestamp_seconds",
+            "Expiry time of the certificate in the file of a port.",
+            labels=["port"],
+        )
+        for port, path in self._served.items():
+            try:
+                # The package that reads certificates is an optional dependency.
+                from extender.certs.pki import NotAPair, ends_at
+            except ImportError:
+                break
+            try:
+                family.add_metric([port], ends_at(path.read_bytes()).timestamp())
+            except (OSError, NotAPair):
+                continue
+        yield family

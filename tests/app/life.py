@@ -28,9 +28,9 @@ from extender.controllers.extended_resource import ExtendedResourceController
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.ledger.preemption_writer import PreemptionWriter
-from extender.observability import change_feed
-from extender.observability.change_feed import start_watching
-from extender.observability.loop_lag import sample_lag
+from extender.observability import feed
+from extender.observability.feed import start_watching
+from extender.observability.metrics import sample_lag
 from extender.state import event_queue, eviction_backoff, nominations
 from extender.state.changes import HeartbeatSeen, NodeSeen, PodGone
 from extender.state.notices import Notice
@@ -49,12 +49,12 @@ def quicken() -> None:
     event_queue.TOGETHER_S = 0.002
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
     eviction_backoff.FIRST_S = 0.1
-    reconcile.AT_ONCE = change_feed.AT_ONCE = 1
+    reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
     requeue.LOOK_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
     preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
-    change_feed.LOOK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
+    feed.LOOK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
     nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
     structlog.configure(processors=[lambda logger, name, event: _drop()])
 
