@@ -116,7 +116,7 @@ class DeviceChoice(Enum):
     PINNED = "pinned"
 
 
-class ShareWish(Enum):
+class ShareMode(Enum):
     NONE = "none"
     #: Set variables with the container's share of each device.
     ENV = "env"
@@ -246,9 +246,9 @@ def _parse_switch(key: str, text: str) -> bool:
     return stripped == "true"
 
 
-def parse_share(text: str) -> ShareWish:
+def parse_share(text: str) -> ShareMode:
     try:
-        return ShareWish(text.strip())
+        return ShareMode(text.strip())
     except ValueError:
         raise BadAnnotation(SHARE, text, "is not none, env or limit", "env") from None
 

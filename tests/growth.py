@@ -68,16 +68,15 @@ PASSING = {
         *("FilterResult.failed_nodes", "FilterResult.failed_and_unresolvable_nodes"),
         "PreemptResult.node_name_to_meta_victims",
     ],
-    "extender/app/reload.py": ["Origin.env", "Origin.flags"],
+    "extender/config/reload.py": ["Origin.env", "Origin.flags"],
 }
 
 #: Stay, and grow.
 GROWS: dict[str, dict[str, Per | Fixed]] = {
-    "extender/admission/node_cache.py": {
-        "KnownObjects._namespaces": Per("namespace", 4_000),
-        "KnownObjects._nodes": Per("node", 64 << 10),
-        "KnownObjects._statuses": Per("reservation or device", 8_000),
-        "KnownObjects._with_choice": Per("node", 200),
+    "extender/admission/context.py": {
+        "ObjectCache._namespaces": Per("namespace", 4_000),
+        "ObjectCache._nodes": Per("node", 64 << 10),
+        "ObjectCache._statuses": Per("reservation or device", 8_000),
     },
     "extender/state/sm_activity.py": {
         "Activities._history": Per("device", 600),

@@ -14,12 +14,11 @@ import typer
 import uvloop
 
 from extender.app.embedded import serve_embedded
-from extender.app.reload import Origin
-from extender.certs.command import certs
-from extender.certs.copy_command import copy_certs
+from extender.certs.command import certs, copy_certs
 from extender.config.command import config
 from extender.config.fleet_file import load_fleet
 from extender.config.loading import load_settings
+from extender.config.reload import Origin
 from extender.doctor.command import doctor
 from extender.errors import BadSettings
 

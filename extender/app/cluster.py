@@ -14,8 +14,8 @@ from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.app.memory_policy import limit_heap
 from extender.app.readiness import DISPENSABLE, unready
-from extender.app.reload import ANYWHERE, Origin
 from extender.app.serving import serve, serve_views
+from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.auth import Guard
 from extender.console.reviews import KubeReviews

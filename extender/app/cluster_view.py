@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 
 from extender.app.memory_policy import collect_garbage
-from extender.app.reload import ANYWHERE, Origin, SettingsReloader
+from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Mode, Settings
 from extender.console.auth import Guard
 from extender.console.context import Context, no_quotas

@@ -13,7 +13,7 @@ from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.app.cluster_view import ClusterView
-from extender.app.reload import ANYWHERE, Origin
+from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.app import extender_app
 from extender.console.auth import Guard

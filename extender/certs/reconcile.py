@@ -15,12 +15,14 @@ from datetime import datetime
 
 from kubernetes import client
 
-from extender.certs.pki import Pair, Usage, ends_at
-from extender.certs.plan import (
+from extender.certs.pki import (
+    Pair,
     Terms,
+    Usage,
     Wanted,
     authority_of,
     data_of,
+    ends_at,
     next_authority,
     next_leaf,
     usable,

@@ -7,9 +7,8 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from contract.annotations import MIRROR, ScoringPolicy
-from extender.admission.context import Wishes
-from extender.config.consistency import RULES
-from extender.config.field_types import Addresses, QuantityBytes, Url, Weight
+from extender.admission.context import WebhookSettings
+from extender.config.validation import RULES, Addresses, QuantityBytes, Url, Weight
 from extender.placement.policy import MIB, Rules, VisibleDevices, Weights
 from extender.server.tls import TlsFiles
 from extender.state.decision_records import DEFAULT_BOUNDS, Bounds
@@ -395,9 +394,9 @@ class Settings(BaseModel):
         return {port: path for port, path in files.items() if path is not None}
 
     @property
-    def wishes(self) -> Wishes:
+    def webhook(self) -> WebhookSettings:
         observes = self.mode is Mode.OBSERVE
-        return Wishes(self.scheduler_name, self.gate_image, self.mirror_vram, observes)
+        return WebhookSettings(self.scheduler_name, self.gate_image, self.mirror_vram, observes)
 
     @property
     def journal(self) -> Bounds:

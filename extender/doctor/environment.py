@@ -5,12 +5,13 @@ extenders of another version, and kube-scheduler configurations in ConfigMaps. T
 components by their pods' labels, readiness and image tags.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contract.kube import KubeStruct, Node, ObjectMeta
-from extender.doctor.agent_sources import UNKNOWN
+from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
+from extender.doctor.node_rules import UNKNOWN
 from extender.doctor.scheduler_config import (
     calls_headroom,
     examine_scheduler,
@@ -136,16 +137,11 @@ SELECTORS = (
 
 
 def examine_environment(
-    environment: Environment,
-    manages: Callable[[str], bool],
-    version: str,
-    best_only: bool = False,
-    bind_deadline_s: float = 0.0,
+    environment: Environment, settings: Settings, version: str
 ) -> list[Finding]:
     """Apply all rules; return the findings with the warnings first.
 
-    ``version`` is the version of this package. ``manages``, ``best_only`` and ``bind_deadline_s``
-    are the same as in ``examine_scheduler``.
+    ``settings`` are those of the extender, and ``version`` is the version of this package.
     """
     nodes_of: dict[PartialFinding, list[str]] = {}
     for rule in (_operator, _plugins):
@@ -154,8 +150,8 @@ def examine_environment(
     found = with_nodes({finding: sorted(set(names)) for finding, names in nodes_of.items()})
     found += _autoscaler(environment)
     found += _extenders(environment, version)
-    found += _schedulers(environment, manages, best_only, bind_deadline_s)
-    found += unmanaged_gpus(environment.nodes, manages)
+    found += _schedulers(environment, settings)
+    found += unmanaged_gpus(environment.nodes, settings.rules.manages)
     found += [
         Finding(Weight.ADVICE, (), f"not read: {what}", "use an account that may list them")
         for what in environment.unreadable
@@ -260,23 +256,19 @@ def _extenders(environment: Environment, version: str) -> Iterator[Finding]:
         )
 
 
-def _schedulers(
-    environment: Environment,
-    manages: Callable[[str], bool],
-    best_only: bool,
-    bind_deadline_s: float,
-) -> Iterable[Finding]:
+def _schedulers(environment: Environment, settings: Settings) -> Iterable[Finding]:
     """Yield findings about kube-scheduler configurations that call Headroom.
 
     A configuration that does not call Headroom may be for other pods. It is a finding only if no
     configuration calls Headroom.
     """
-    configs, offered = environment.schedulers, offered_resources(environment.nodes, manages)
+    configs, manages = environment.schedulers, settings.rules.manages
+    offered = offered_resources(environment.nodes, manages)
     calling = {
         where: config for where, config in configs.items() if calls_headroom(config, manages)
     }
     for where, config in calling.items():
-        for found in examine_scheduler(config, manages, best_only, offered, bind_deadline_s):
+        for found in examine_scheduler(config, settings, offered):
             part = f" {found.nodes[0]}" if found.nodes else ""
             yield Finding(found.weight, (where + part,), found.found, found.do)
     if configs and not calling:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from extender.admission.dispatch import Environment
+from extender.admission.review import ContextOf
 from extender.admission.server import Webhook, webhook_app
 from extender.config.loading import load_settings
 from extender.errors import BadSettings
@@ -133,7 +133,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
 
 
 def webhook(
-    around: Environment = lambda namespace: nothing_around(), unready: Callable[[], str] = str
+    around: ContextOf = lambda namespace: nothing_around(), unready: Callable[[], str] = str
 ) -> Webhook:
     telemetry = WebhookTelemetry(CollectorRegistry())
     return Webhook(around, unready, dict, telemetry, 1 << 20)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from extender.admission.context import AdmissionContext
-from extender.admission.dispatch import answer_mutate, answer_validate
-from extender.admission.review import read
+from extender.admission.review import answer_mutate, answer_validate, read
 from extender.placement.request import Unreadable, understand
 from tests.admission.reviews import (
     ADMIN,

@@ -39,7 +39,7 @@ MODULES = (
     "extender.controllers.extended_resource",
     "extender.observability.fleet_metrics",
     "extender.controllers.preemption",
-    "extender.app.reload",
+    "extender.config.reload",
     "extender.app.extender",
     "extender.controllers.requeue",
     "extender.controllers.pending_events",

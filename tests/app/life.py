@@ -18,10 +18,10 @@ from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender import periodic
-from extender.app import reload
 from extender.app.console import Console
 from extender.app.extender import Extender
-from extender.app.reload import Origin
+from extender.config import reload
+from extender.config.reload import Origin
 from extender.config.settings import Settings
 from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
 from extender.controllers.extended_resource import ExtendedResourceController

@@ -8,16 +8,14 @@ import pytest
 from extender.certs.pki import (
     NotAPair,
     Pair,
+    Terms,
     Usage,
+    authority_of,
+    data_of,
     ends_at,
     facts,
     is_signed_by,
     new_leaf,
-)
-from extender.certs.plan import (
-    Terms,
-    authority_of,
-    data_of,
     next_authority,
     next_leaf,
     usable,

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from contract.kube import Node, ObjectMeta
+from extender.config.settings import Settings
 from extender.doctor.environment import PARTS, Environment, Neighbour, examine_environment
 from extender.doctor.findings import Finding, Weight
-from extender.placement.policy import Rules
 
 APPS = [part.app for part in PARTS]
 VERSION = "1.0"
@@ -52,7 +52,7 @@ def node(name: str, **labels: str) -> Node:
 
 def examined(pods: Sequence[Neighbour] = (), **how: Any) -> list[Finding]:
     around = Environment(pods, **{"nodes": [node("n"), node("m")], **how})
-    return examine_environment(around, Rules().manages, VERSION)
+    return examine_environment(around, Settings(), VERSION)
 
 
 def operator(*nodes: str, but: Sequence[str] = ()) -> list[Neighbour]:
