@@ -77,6 +77,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ObjectCache._namespaces": Per("namespace", 4_000),
         "ObjectCache._nodes": Per("node", 64 << 10),
         "ObjectCache._statuses": Per("reservation or device", 8_000),
+        "ObjectCache._with_choice": Per("node", 200),
     },
     "extender/state/sm_activity.py": {
         "Activities._history": Per("device", 600),

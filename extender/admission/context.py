@@ -114,6 +114,8 @@ class AdmissionContext:
     namespace: NamespaceMetadata = NamespaceMetadata()
     #: All nodes of the cluster.
     nodes: Iterable[GpuNode] = ()
+    #: The nodes with an annotated device choice; None: search ``nodes`` for them.
+    annotated: Iterable[GpuNode] | None = None
     #: The node of the kubelet that sent the request; empty for any other client.
     kubelet_node: str = ""
 
@@ -149,8 +151,9 @@ class AdmissionContext:
 
         Such a node needs changes of the pod.
         """
+        annotated = self.nodes if self.annotated is None else self.annotated
         return any(
-            each.choice in _CHANGES_PODS and _could_run(pod, resources, each) for each in self.nodes
+            each.choice in _CHANGES_PODS and _could_run(pod, resources, each) for each in annotated
         )
 
     def gate_option(self, pod: Pod) -> bool | None:
@@ -187,16 +190,30 @@ def _without_conditions(node: Node) -> Node:
     return msgspec.structs.replace(node, spec=NodeSpec(taints=taints))
 
 
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Builds the nodes only when they are iterated: most decisions depend on no node."""
+
+    held: Mapping[str, Node]
+    status: Callable[[str], GPUNodeStatus | None]
+
+    def __iter__(self) -> Iterator[GpuNode]:
+        for name, node in list(self.held.items()):
+            yield GpuNode(node, self.status(name))
+
+
 class ObjectCache:
     """Caches the latest version of the nodes, GPUNodes and namespaces, from the watches.
 
-    Iterating over the cache yields the nodes. ``apply`` may be called from any thread, if the
-    events of one kind come from one; the other methods may be called from any thread. Each change
-    is one operation on a dictionary, and readers copy what they iterate over.
+    ``apply`` may be called from any thread, if the events of one kind come from one; ``context``
+    may be called from any thread. Each change is one operation on a dictionary, and readers copy
+    what they iterate over.
     """
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
+        #: The nodes with an annotated device choice.
+        self._with_choice: dict[str, Node] = {}
         self._statuses: dict[str, GPUNodeStatus | None] = {}
         self._namespaces: dict[str, Namespace] = {}
 
@@ -205,8 +222,13 @@ class ObjectCache:
             match event:
                 case NodeSeen(node):
                     self._nodes[node.metadata.name] = node
+                    if _has_choice(node):
+                        self._with_choice[node.metadata.name] = node
+                    else:
+                        self._with_choice.pop(node.metadata.name, None)
                 case NodeGone(name):
                     self._nodes.pop(name, None)
+                    self._with_choice.pop(name, None)
                 case GPUNodeSeen(gpunode):
                     self._statuses[gpunode.name] = gpunode.status
                 case GPUNodeGone(name):
@@ -218,22 +240,23 @@ class ObjectCache:
                 case Relisted():
                     self._replace(event)
 
-    def __iter__(self) -> Iterator[GpuNode]:
-        for name, node in list(self._nodes.items()):
-            yield GpuNode(node, self._statuses.get(name))
-
     def context(self, rules: Rules, settings: WebhookSettings, namespace: str) -> AdmissionContext:
         """Return the inputs of a decision about a pod of this namespace."""
         known = self._namespaces.get(namespace)
         metadata = known.metadata if known else ObjectMeta()
         found = NamespaceMetadata(namespace, metadata.annotations or {}, metadata.labels or {})
-        return AdmissionContext(rules, settings, found, self)
+        nodes, annotated = (
+            _Nodes(held, self._statuses.get) for held in (self._nodes, self._with_choice)
+        )
+        return AdmissionContext(rules, settings, found, nodes, annotated)
 
     def _replace(self, listed: Relisted) -> None:
         """Replace all objects of one kind by a complete list."""
         objects = {each.metadata.name: each for each in listed.objects}
         if listed.kind is Node:
-            self._nodes = {k: each for k, each in objects.items() if isinstance(each, Node)}
+            nodes = {k: each for k, each in objects.items() if isinstance(each, Node)}
+            self._nodes = nodes
+            self._with_choice = {k: each for k, each in nodes.items() if _has_choice(each)}
         elif listed.kind is GPUNode:
             self._statuses = {
                 k: each.status for k, each in objects.items() if isinstance(each, GPUNode)
@@ -242,3 +265,7 @@ class ObjectCache:
             self._namespaces = {
                 k: each for k, each in objects.items() if isinstance(each, Namespace)
             }
+
+
+def _has_choice(node: Node) -> bool:
+    return DEVICE_CHOICE in (node.metadata.annotations or {})

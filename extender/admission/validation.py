@@ -156,7 +156,8 @@ def _requests_gate(pod: Pod) -> bool:
 def _why_no_gate(context: AdmissionContext) -> str:
     if not context.settings.gate_image:
         return NO_IMAGE
-    return f"Headroom does not place it; set schedulerName: {context.settings.scheduler} and no nodeName"
+    name = context.settings.scheduler
+    return f"Headroom does not place it; set schedulerName: {name} and no nodeName"
 
 
 def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
