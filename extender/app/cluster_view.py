@@ -56,7 +56,7 @@ class ClusterView:
         self.begun = asyncio.Event()
         #: Called with each prediction that was compared with a report.
         self.outcome_seen: list[Callable[[Outcome], None]] = []
-        telemetry.registry.register(CertificateCollector(settings.shown))
+        telemetry.registry.register(CertificateCollector(settings.served_certificates))
         self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
 
     @property

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from contract.service_links import service_links
-from extender.config.settings import EXAMPLES, Settings
+from extender.config.settings import Settings
 from extender.config.validation import Contradiction
 from extender.errors import BadSettings
 
@@ -28,6 +28,26 @@ OTHERS = ("HEADROOM_SERVER", "HEADROOM_TOKEN", "HEADROOM_CACHE")
 #: Maximum size of a file. It limits parsing time: PyYAML needs quadratic time for a long string,
 #: and 16 us for each bracket.
 MAX_BYTES = 64 << 10
+
+#: Example values, for settings whose default is empty or is easier to read in another form.
+EXAMPLES = {
+    "verbs_host": "127.0.0.1",
+    "debug_host": "0.0.0.0",
+    "debug_tls_cert": "/etc/headroom/tls/tls.crt",
+    "debug_tls_key": "/etc/headroom/tls/tls.key",
+    "webhook_tls_cert": "/etc/headroom/tls/tls.crt",
+    "webhook_tls_key": "/etc/headroom/tls/tls.key",
+    "tls_cert": "/etc/headroom/tls/tls.crt",
+    "tls_key": "/etc/headroom/tls/tls.key",
+    "tls_client_ca": "/etc/headroom/client/ca.crt",
+    "extenders": "[headroom-journal.headroom-system.svc]",
+    "max_body": "16Mi",
+    "gate_image": "registry.example/headroom-agent:1.0",
+    "journal_bytes": "16Mi",
+    "prometheus_url": "http://prometheus.monitoring:9090",
+    "prometheus_token_file": "/var/run/secrets/prometheus/token",
+    "prometheus_ca": "/etc/headroom/prometheus/ca.crt",
+}
 
 _Path = tuple[str | int, ...]
 
@@ -87,13 +107,13 @@ def load_settings(
     ``env`` defaults to the environment of the process. Raises ``BadSettings`` with one line for
     each problem.
     """
-    settings, problems = look(path, os.environ if env is None else env, overrides)
+    settings, problems = check_settings(path, os.environ if env is None else env, overrides)
     if settings is None:
         raise BadSettings("\n".join(map(str, problems)))
     return settings
 
 
-def look(
+def check_settings(
     path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
 ) -> tuple[Settings | None, list[Problem]]:
     """Read settings without raising: return them, or None and all problems."""
@@ -168,21 +188,19 @@ def example_of(loc: _Path) -> str:
 
 def as_yaml(value: Any) -> str:
     """Return a value of a setting as one line of YAML."""
+    text: str = yaml.safe_dump(_plain(value), default_flow_style=True, width=1 << 20)
+    return text.split("\n")[0]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in YAML's types, whole numbers as integers."""
     if isinstance(value, BaseModel):
-        value = value.model_dump()
-    value = getattr(value, "value", value)
-    plain = list(value) if isinstance(value, tuple) else value
-    if isinstance(plain, float) and plain.is_integer():
-        plain = int(plain)
-    elif isinstance(plain, dict):
-        plain = {
-            key: int(each) if float(each).is_integer() else each for key, each in plain.items()
-        }
-    return str(yaml.safe_dump(plain, default_flow_style=True, width=1 << 20)).split("\n")[0]
-
-
-def variable_of(name: str) -> str:
-    return PREFIX + name.upper()
+        return {name: _plain(part) for name, part in value}
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return getattr(value, "value", value)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -214,14 +232,6 @@ def _parse(path: Path) -> ParsedFile:
     return ParsedFile(content, lines, repeated)
 
 
-def one_line(err: ValidationError) -> str:
-    """Return the error details of pydantic on one line."""
-    return "; ".join(
-        f"{'.'.join(str(part) for part in finding['loc']) or 'file'}: {finding['msg']}"
-        for finding in err.errors()
-    )
-
-
 def _lines(
     node: yaml.Node | None, parent: _Path, lines: dict[_Path, int], depth: int
 ) -> Iterator[tuple[str, int]]:
@@ -240,9 +250,9 @@ def _variables() -> dict[str, None]:
     """Return all variable names as keys, in the order of the settings."""
     names: dict[str, None] = {}
     for name, field in Settings.model_fields.items():
-        names[variable_of(name)] = None
-        for inner in _fields_of(field):
-            names[variable_of(name) + NESTED + inner.upper()] = None
+        variable = PREFIX + name.upper()
+        names[variable] = None
+        names |= {f"{variable}{NESTED}{inner.upper()}": None for inner in _fields_of(field)}
     return names
 
 

@@ -13,26 +13,6 @@ from extender.placement.policy import MIB, Rules, VisibleDevices, Weights
 from extender.server.tls import TlsFiles
 from extender.state.decision_records import DEFAULT_BOUNDS, Bounds
 
-#: Example values, for settings whose default is empty or is easier to read in another form.
-EXAMPLES = {
-    "verbs_host": "127.0.0.1",
-    "debug_host": "0.0.0.0",
-    "debug_tls_cert": "/etc/headroom/tls/tls.crt",
-    "debug_tls_key": "/etc/headroom/tls/tls.key",
-    "webhook_tls_cert": "/etc/headroom/tls/tls.crt",
-    "webhook_tls_key": "/etc/headroom/tls/tls.key",
-    "tls_cert": "/etc/headroom/tls/tls.crt",
-    "tls_key": "/etc/headroom/tls/tls.key",
-    "tls_client_ca": "/etc/headroom/client/ca.crt",
-    "extenders": "[headroom-journal.headroom-system.svc]",
-    "max_body": "16Mi",
-    "gate_image": "registry.example/headroom-agent:1.0",
-    "journal_bytes": "16Mi",
-    "prometheus_url": "http://prometheus.monitoring:9090",
-    "prometheus_token_file": "/var/run/secrets/prometheus/token",
-    "prometheus_ca": "/etc/headroom/prometheus/ca.crt",
-}
-
 
 class Mode(Enum):
     ENFORCE = "enforce"
@@ -346,7 +326,7 @@ class Settings(BaseModel):
         return resources
 
     @model_validator(mode="after")
-    def _go_together(self) -> Self:
+    def _consistent(self) -> Self:
         for rule in RULES:
             rule(self)
         return self
@@ -369,27 +349,25 @@ class Settings(BaseModel):
     @property
     def tls(self) -> TlsFiles | None:
         """The TLS files of kube-scheduler's port; None if it serves plain HTTP."""
-        if self.tls_cert is None or self.tls_key is None:
-            return None
-        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+        return self._tls_files("tls", self.tls_client_ca)
 
     @property
     def debug_tls(self) -> TlsFiles | None:
         """The TLS files of the debug API's port; None if it serves plain HTTP."""
-        if self.debug_tls_cert is None or self.debug_tls_key is None:
-            return None
-        return TlsFiles(self.debug_tls_cert, self.debug_tls_key, setting="debug_tls")
+        return self._tls_files("debug_tls")
 
     @property
     def webhook_tls(self) -> TlsFiles | None:
         """The TLS files of the webhook; None if they are not set, and it cannot start."""
-        if self.webhook_tls_cert is None or self.webhook_tls_key is None:
-            return None
-        return TlsFiles(self.webhook_tls_cert, self.webhook_tls_key, setting="webhook_tls")
+        return self._tls_files("webhook_tls")
+
+    def _tls_files(self, prefix: str, client_ca: Path | None = None) -> TlsFiles | None:
+        cert, key = getattr(self, f"{prefix}_cert"), getattr(self, f"{prefix}_key")
+        return TlsFiles(cert, key, client_ca, prefix) if cert and key else None
 
     @property
-    def shown(self) -> dict[str, Path]:
-        """Name of each port of the extender with TLS -> its certificate file."""
+    def served_certificates(self) -> dict[str, Path]:
+        """Each port of the extender that uses TLS -> its certificate file."""
         files = {"verbs": self.tls_cert, "debug": self.debug_tls_cert}
         return {port: path for port, path in files.items() if path is not None}
 

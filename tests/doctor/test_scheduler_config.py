@@ -31,7 +31,7 @@ def ours(config: Any) -> dict[str, Any]:
 
 
 def found(config: object, best_only: bool = True) -> list[Finding]:
-    return examine_scheduler(config, Settings(filter_best_only=best_only))
+    return examine_scheduler(config, Settings(filter_best_only=best_only, bind_deadline_s=0.01))
 
 
 def test_nothing_is_said_of_what_we_ship() -> None:
