@@ -225,9 +225,8 @@ def convert(
     Reports on stderr what could not be converted. The exit status is 1 if something was not
     understood and left unchanged, 2 if the file cannot be read.
     """
-    from extender.convert.manifests import Options
+    from extender.convert.manifests import BadManifest, Options
     from extender.convert.manifests import convert as converted
-    from extender.convert.remarks import BadManifest
 
     unit_bytes = 1 << (30 if memory_unit is MemoryUnit.GIB else 20)
     try:

@@ -21,6 +21,8 @@ from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 
 SHIPPED = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text(encoding="utf-8"))
+#: The deadline of binds is below any httpTimeout.
+SETTINGS = Settings(bind_deadline_s=0.01)
 
 
 def ours(config: Any) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def ours(config: Any) -> dict[str, Any]:
 
 
 def found(config: object, best_only: bool = True) -> list[Finding]:
-    return examine_scheduler(config, Settings(filter_best_only=best_only, bind_deadline_s=0.01))
+    return examine_scheduler(config, SETTINGS.model_copy(update={"filter_best_only": best_only}))
 
 
 def test_nothing_is_said_of_what_we_ship() -> None:
@@ -112,7 +114,7 @@ def test_shipped_schedulers_call_headroom_for_every_documented_gpu_resource(conf
     names = Counter(each["name"] for each in ours(config)["managedResources"])
     assert names == Counter(resource_names())
     offered = {name: ["n"] for name in names}
-    assert examine_scheduler(config, Settings(), offered) == []
+    assert examine_scheduler(config, SETTINGS, offered) == []
 
 
 def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warning() -> None:
@@ -123,14 +125,14 @@ def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warnin
     ]
     offered = offered_resources(nodes, Rules().manages)
     assert offered == {mig: ["b", "a"], own: ["b", "a"]}
-    (finding,) = examine_scheduler(DEFAULT, Settings(), offered)
+    (finding,) = examine_scheduler(DEFAULT, SETTINGS, offered)
     assert (finding.weight, finding.nodes) == (Weight.WARNING, ("extenders[0]",))
     assert f"{mig}, which 2 nodes offer (such as a)" in finding.found
     assert f"{{name: {mig}, ignoredByScheduler: false}}" in finding.do
     # Without managedResources kube-scheduler calls Headroom for every pod.
     every = copy.deepcopy(DEFAULT)
     del ours(every)["managedResources"]
-    (finding,) = examine_scheduler(every, Settings(), offered)
+    (finding,) = examine_scheduler(every, SETTINGS, offered)
     assert finding.weight is Weight.ADVICE
 
 
