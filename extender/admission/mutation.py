@@ -52,6 +52,10 @@ FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
 #: below the request, it does not evict memory.
 CAP_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+#: Major version of the first driver that limits memory per cgroup.
+LIMITING_DRIVER = 615
+#: The agent's source that reads these limits.
+LIMITS_SOURCE = "limits"
 
 UNLIMITED = (
     f"{SHARE} is limit, but nothing can limit the pod: it needs an amount, for example '8Gi', and"
@@ -286,13 +290,6 @@ def _gate(
 # Containers.
 
 
-def containers(pod: Pod) -> Iterator[Where]:
-    for index in range(len(pod.spec.init_containers or ())):
-        yield Where(True, index)
-    for index in range(len(pod.spec.containers or ())):
-        yield Where(False, index)
-
-
 def _asking(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk]]:
     """Return the containers that request GPUs, with their requests.
 
@@ -301,22 +298,19 @@ def _asking(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk
     asks_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
     for ask in request.containers:
         asks_of.setdefault((ask.index, ask.name), []).append(ask)
-    found: dict[Where, list[ContainerAsk]] = {}
-    for where in containers(draft.pod):
-        index = None if where.init else where.index
-        if asks := asks_of.get((index, draft.container(where).name)):
-            found[where] = asks
-    return found
+    init, main = draft.pod.spec.init_containers or (), draft.pod.spec.containers or ()
+    named = {Where(True, index): (None, each.name) for index, each in enumerate(init)}
+    named |= {Where(False, index): (index, each.name) for index, each in enumerate(main)}
+    return {where: asks_of[name] for where, name in named.items() if name in asks_of}
 
 
 def _names(draft: Draft, where: Where, variable: str) -> bool:
     return any(each.name == variable for each in draft.container(where).env or ())
 
 
-#: Major version of the first driver that limits memory per cgroup.
-LIMITING_DRIVER = 615
-#: The agent's source that reads these limits.
-LIMITS_SOURCE = "limits"
+# Amounts in MiB. Before the pod has a device, only a request in bytes is known; a share of a device
+# or of a replica is not. Limits are rounded down, so that the limits on one device never exceed its
+# reservations. The mirrored resource is rounded up, so that it never allows more than there is.
 
 
 def mirrored_mib(asks: Sequence[ContainerAsk]) -> int | None:

@@ -8,7 +8,7 @@ components by their pods' labels, readiness and image tags.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from contract.kube import KubeStruct, Node, ObjectMeta
+from contract.kube import KubeStruct, Node, ObjectMeta, PodCondition
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.node_rules import UNKNOWN
@@ -41,19 +41,14 @@ class _ContainerStatus(KubeStruct, frozen=True):
     state: _State | None = None
 
 
-class _Condition(KubeStruct, frozen=True):
-    type: str = ""
-    status: str = ""
-
-
 class _Status(KubeStruct, frozen=True):
     phase: str | None = None
-    conditions: list[_Condition] | None = None
+    conditions: list[PodCondition] | None = None
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
 
 
-class Neighbour(KubeStruct, frozen=True):
+class ComponentPod(KubeStruct, frozen=True):
     """A pod of another component: the few fields that the rules read."""
 
     metadata: ObjectMeta
@@ -89,7 +84,7 @@ class Neighbour(KubeStruct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    pods: Sequence[Neighbour] = ()
+    pods: Sequence[ComponentPod] = ()
     nodes: Sequence[Node] = ()
     #: "ConfigMap namespace/name, key" -> the KubeSchedulerConfiguration in it, decoded.
     schedulers: Mapping[str, object] = field(default_factory=dict)
@@ -161,7 +156,7 @@ def examine_environment(
 
 def _operator(environment: Environment) -> Iterator[tuple[str, PartialFinding]]:
     """Yield the first failing part of each node, and the parts that may only wait for it."""
-    by_app: dict[str, dict[str, Neighbour]] = {}
+    by_app: dict[str, dict[str, ComponentPod]] = {}
     # Ready pods come last, so they replace other pods of the same part on their node.
     for pod in sorted(environment.pods, key=lambda pod: pod.ready):
         if pod.spec.node_name:
