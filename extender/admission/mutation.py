@@ -299,7 +299,9 @@ def _asking(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk
     for ask in request.containers:
         asks_of.setdefault((ask.index, ask.name), []).append(ask)
     init, main = draft.pod.spec.init_containers or (), draft.pod.spec.containers or ()
-    named = {Where(True, index): (None, each.name) for index, each in enumerate(init)}
+    named: dict[Where, tuple[int | None, str]] = {
+        Where(True, index): (None, each.name) for index, each in enumerate(init)
+    }
     named |= {Where(False, index): (index, each.name) for index, each in enumerate(main)}
     return {where: asks_of[name] for where, name in named.items() if name in asks_of}
 
