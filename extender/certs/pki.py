@@ -1,10 +1,16 @@
-"""Creates and inspects keys and X.509 certificates in PEM.
+"""Creates, inspects and renews keys and X.509 certificates in PEM.
+
+There are two CAs: one signs the certificate of the servers, the other only kube-scheduler's client
+certificate. Certificates are renewed long before they expire. A CA is kept until it expires or its
+Secret is deleted. Replacing it is a task for an administrator, because kube-scheduler reads the CA
+that it trusts only when it starts.
 
 All keys are P-256, unencrypted in PKCS #8. Times are aware datetimes in UTC.
 """
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -46,11 +52,10 @@ class Pair:
 class Facts:
     """The fields of a certificate that decide about its renewal."""
 
-    made_at: datetime
     ends_at: datetime
     #: DNS names and IP addresses, as the certificate spells them.
-    names: frozenset[str]
-    usages: frozenset[Usage]
+    names: Set[str]
+    usages: Set[Usage]
 
 
 def new_authority(name: str, now: datetime, lifetime: timedelta) -> Pair:
@@ -109,9 +114,15 @@ def facts(pair: Pair) -> Facts:
         raise NotAPair("the key is not an unencrypted private key in PEM") from err
     if not hasattr(key, "public_key") or key.public_key() != cert.public_key():
         raise NotAPair("the key does not match the certificate")
-    return Facts(
-        cert.not_valid_before_utc + BACKDATED, cert.not_valid_after_utc, _names(cert), _usages(cert)
-    )
+    names, usages = set[str](), set[Usage]()
+    with suppress(x509.ExtensionNotFound):
+        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names.update(found.get_values_for_type(x509.DNSName))
+        names.update(map(str, found.get_values_for_type(x509.IPAddress)))
+    with suppress(x509.ExtensionNotFound):
+        oids = set(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+        usages.update(usage for usage, oid in _OID.items() if oid in oids)
+    return Facts(cert.not_valid_after_utc, names, usages)
 
 
 def ends_at(cert: bytes) -> datetime:
@@ -136,24 +147,6 @@ def _cert(pem: bytes) -> x509.Certificate:
         return x509.load_pem_x509_certificate(pem)
     except ValueError as err:
         raise NotAPair("it is not a certificate in PEM") from err
-
-
-def _names(cert: x509.Certificate) -> frozenset[str]:
-    try:
-        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return frozenset()
-    dns = found.get_values_for_type(x509.DNSName)
-    addresses = found.get_values_for_type(x509.IPAddress)
-    return frozenset([*dns, *map(str, addresses)])
-
-
-def _usages(cert: x509.Certificate) -> frozenset[Usage]:
-    try:
-        found = set(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    except x509.ExtensionNotFound:
-        return frozenset()
-    return frozenset(usage for usage, oid in _OID.items() if oid in found)
 
 
 def _general_name(name: str) -> x509.GeneralName:

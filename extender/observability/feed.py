@@ -29,7 +29,7 @@ from extender.state.decision_records import BindTried, Filtered, Ranked, Record
 KEPT = 4096
 MOST_WAITING = 1024
 MOST_FOLLOWERS = 32
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 #: Nodes or decisions that are checked before the event loop serves other tasks.
 AT_ONCE = 50
 #: Extenders whose journal position is remembered: more than are followed at once.
@@ -182,7 +182,17 @@ class ChangeFeed:
         #: Id of a decision on record -> its last published state.
         self._published: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
 
-    def look(self, now_s: float) -> Iterator[None]:
+    def start(self, loops: Loops, begun: asyncio.Event) -> None:
+        """Start the loop that publishes changes, once ``begun`` is set: all lists were weighed."""
+
+        async def check() -> None:
+            if begun.is_set():
+                for _ in self.check(asyncio.get_running_loop().time()):
+                    await asyncio.sleep(0)
+
+        loops.start("feed", check, CHECK_EVERY_S)
+
+    def check(self, now_s: float) -> Iterator[None]:
         """Publish changes; other tasks may run between two steps."""
         snap = self._cluster.snapshot()
         is_first = self._seen is None
@@ -283,19 +293,6 @@ class ChangeFeed:
                 )
             if number % AT_ONCE == 0:
                 yield
-
-
-def start_watching(loops: Loops, watching: ChangeFeed, begun: asyncio.Event) -> None:
-    """Start the loop that publishes changes, once all listed objects were weighed. Other tasks may
-    run between two steps."""
-
-    async def look() -> None:
-        if not begun.is_set():
-            return
-        for _ in watching.look(asyncio.get_running_loop().time()):
-            await asyncio.sleep(0)
-
-    loops.start("feed", look, LOOK_EVERY_S)
 
 
 def _pod(reservation: Reservation | None) -> dict[str, str]:

@@ -29,7 +29,6 @@ from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability import feed
-from extender.observability.feed import start_watching
 from extender.observability.metrics import sample_lag
 from extender.state import event_queue, eviction_backoff, nominations
 from extender.state.changes import HeartbeatSeen, NodeSeen, PodGone
@@ -54,7 +53,7 @@ def quicken() -> None:
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
     requeue.LOOK_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
     preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
-    feed.LOOK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
+    feed.CHECK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
     nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
     structlog.configure(processors=[lambda logger, name, event: _drop()])
 
@@ -327,7 +326,7 @@ def start(world: World, ledger: Any) -> None:
     extender.preemption_controller.start(each, extender.idle)
     extender.reloading.start(each)
     ExtendedResourceController(extender.cluster, True, world.show).start(each, extender.unready)
-    start_watching(each, world.console.watching, extender.begun)
+    world.console.changes.start(each, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
 
 

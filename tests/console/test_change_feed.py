@@ -43,7 +43,7 @@ class Looking:
 
     def told(self, now_s: float = 1.0) -> list[tuple[str, str, str]]:
         before = max((each.number for each in self.feed.past()), default=0)
-        for _ in self.watching.look(now_s):
+        for _ in self.watching.check(now_s):
             pass
         return [(each.kind, each.uid, each.cause) for each in self.feed.past(before)]
 
