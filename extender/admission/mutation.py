@@ -118,8 +118,8 @@ def _default(draft: Draft, context: AdmissionContext) -> None:
         return
     vram = parse_vram(text)
     if vram.by_container:
-        asking = {ask.name for ask in request.containers}
-        own = {name: a for name, a in vram.by_container.items() if name in asking}
+        containers = {ask.name for ask in request.containers}
+        own = {name: a for name, a in vram.by_container.items() if name in containers}
         if not own:
             return
         text = render_vram(VramAnnotation(by_container=own))
@@ -170,10 +170,10 @@ def _pin(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode], rule
         return
     if not all(_pins(candidate, *resources) for candidate in candidates):
         return
-    asking = [*_asking(draft, request)]
-    if any(_chooses(draft.container(where), rules) for where in asking):
+    containers = [*_gpu_containers(draft, request)]
+    if any(_chooses(draft.container(where), rules) for where in containers):
         return
-    for where in asking:
+    for where in containers:
         if not _names(draft, where, VISIBLE_DEVICES):
             # An init container has no placement of its own: it uses that of the other containers.
             index = first.index if where.init else where.index
@@ -204,7 +204,7 @@ def _chooses(container: Container, rules: Rules) -> bool:
 
 
 def _expose_share(draft: Draft, request: VramRequest) -> None:
-    for where in _asking(draft, request):
+    for where in _gpu_containers(draft, request):
         if where.init:
             continue
         for name, annotation in ((BYTES_VARIABLE, BYTES), (FRACTION_VARIABLE, FRACTION)):
@@ -214,16 +214,16 @@ def _expose_share(draft: Draft, request: VramRequest) -> None:
 
 def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) -> Iterator[str]:
     held = False
-    for where, asks in _asking(draft, request).items():
+    for where, requests in _gpu_containers(draft, request).items():
         if where.init:
             continue
-        if (mib := cap_mib(asks, candidates)) is not None:
+        if (mib := cap_mib(requests, candidates)) is not None:
             held = True
             # If the user set one of them, the other could contradict it.
             if not any(_names(draft, where, name) for name in CAP_VARIABLES):
                 for name in CAP_VARIABLES:
                     draft.variable(where, EnvVar(name=name, value=str(mib)))
-        if (mib := mps_mib(asks, candidates, request.processes)) is not None:
+        if (mib := mps_mib(requests, candidates, request.processes)) is not None:
             held = True
             if not _names(draft, where, MPS_VARIABLE):
                 draft.variable(where, EnvVar(name=MPS_VARIABLE, value=f"0={mib}M"))
@@ -235,11 +235,11 @@ def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) ->
 
 
 def _mirror(draft: Draft, request: VramRequest) -> Iterator[str]:
-    for where, asks in _asking(draft, request).items():
+    for where, requests in _gpu_containers(draft, request).items():
         limits = draft.container(where).resources
         if limits and MIRROR in (limits.limits or {}):
             continue
-        mib = mirrored_mib(asks)
+        mib = mirrored_mib(requests)
         if mib is None:
             name = draft.container(where).name
             yield (
@@ -290,20 +290,20 @@ def _gate(
 # Containers.
 
 
-def _asking(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk]]:
+def _gpu_containers(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk]]:
     """Return the containers that request GPUs, with their requests.
 
     Placements are recorded only for containers that are not init containers.
     """
-    asks_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
+    requests_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
     for ask in request.containers:
-        asks_of.setdefault((ask.index, ask.name), []).append(ask)
+        requests_of.setdefault((ask.index, ask.name), []).append(ask)
     init, main = draft.pod.spec.init_containers or (), draft.pod.spec.containers or ()
     named: dict[Where, tuple[int | None, str]] = {
         Where(True, index): (None, each.name) for index, each in enumerate(init)
     }
     named |= {Where(False, index): (index, each.name) for index, each in enumerate(main)}
-    return {where: asks_of[name] for where, name in named.items() if name in asks_of}
+    return {where: requests_of[name] for where, name in named.items() if name in requests_of}
 
 
 def _names(draft: Draft, where: Where, variable: str) -> bool:
@@ -315,43 +315,43 @@ def _names(draft: Draft, where: Where, variable: str) -> bool:
 # reservations. The mirrored resource is rounded up, so that it never allows more than there is.
 
 
-def mirrored_mib(asks: Sequence[ContainerAsk]) -> int | None:
+def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
     """Return the memory of all devices of one container; None if an amount is not known yet."""
     total = 0
-    for ask in asks:
+    for ask in requests:
         if not isinstance(ask.amount, Bytes):
             return None
         total += -(-ask.amount.count_bytes // MIB) * ask.count
     return total
 
 
-def cap_mib(asks: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
+def cap_mib(requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
     """Return the driver's memory limit for each device of a container.
 
     None unless every candidate node can enforce the limit.
     """
-    amount = _single(asks)
+    amount = _single(requests)
     if amount is None or not candidates:
         return None
-    if not all(_enforces(candidate, asks[0].resource) for candidate in candidates):
+    if not all(_enforces(candidate, requests[0].resource) for candidate in candidates):
         return None
     return amount // MIB or None
 
 
 def mps_mib(
-    asks: Sequence[ContainerAsk], candidates: Sequence[GpuNode], processes: int
+    requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode], processes: int
 ) -> int | None:
     """Return MPS's memory limit for each process of a container with one device.
 
     None unless the limit is below MPS's own limit on every device that the container could get: MPS
     ignores a larger limit.
     """
-    amount = _single(asks)
-    if amount is None or asks[0].count != 1 or not candidates:
+    amount = _single(requests)
+    if amount is None or requests[0].count != 1 or not candidates:
         return None
     each_mib = amount // processes // MIB
     for candidate in candidates:
-        devices = candidate.devices(asks[0].resource)
+        devices = candidate.devices(requests[0].resource)
         if not devices or any(device.sharing != "mps" for device in devices):
             return None
         if any(d.memory_bytes // max(d.replicas.total, 1) // MIB <= each_mib for d in devices):
@@ -359,11 +359,11 @@ def mps_mib(
     return each_mib or None
 
 
-def _single(asks: Sequence[ContainerAsk]) -> int | None:
+def _single(requests: Sequence[ContainerAsk]) -> int | None:
     """Return the bytes per device of a container with one request in bytes, else None."""
-    if len(asks) != 1 or not isinstance(asks[0].amount, Bytes):
+    if len(requests) != 1 or not isinstance(requests[0].amount, Bytes):
         return None
-    return asks[0].amount.count_bytes
+    return requests[0].amount.count_bytes
 
 
 def _enforces(candidate: GpuNode, resource: str) -> bool:

@@ -241,8 +241,8 @@ class PendingPods:
     async def once(self) -> list[tuple[Pod, Decision]]:
         """Count the pending pods; return those with a decision that rejected them."""
         unbound = self._cluster.unbound()
-        there = {pod.metadata.uid for pod in unbound}
-        self._conditions = {uid: c for uid, c in self._conditions.items() if uid in there}
+        uids = {pod.metadata.uid for pod in unbound}
+        self._conditions = {uid: c for uid, c in self._conditions.items() if uid in uids}
         pending = Pending()
         rejected: list[tuple[Pod, Decision]] = []
         for number, pod in enumerate(unbound):

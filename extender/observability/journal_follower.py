@@ -196,17 +196,19 @@ class JournalFollower:
             self._follow({each for found in self._addresses.values() for each in found})
             self._stop.wait(RESOLVE_S)
 
-    def _follow(self, there: set[Address]) -> None:
+    def _follow(self, resolved: set[Address]) -> None:
         streams = dict(self._streams)
-        for gone in streams.keys() - there:
+        for gone in streams.keys() - resolved:
             streams[gone].stop()
-        for address in sorted(there - self._own)[:MAX_FOLLOWED]:
+        for address in sorted(resolved - self._own)[:MAX_FOLLOWED]:
             if address in streams and not streams[address].ended:
                 continue
             stream = _Stream(address, self._name, self._bounds, self._cert, self)
             streams[address] = stream
             stream.start()
-        ended = sorted(streams.keys() - there, key=lambda address: streams[address].heard_at_s)
+        ended = sorted(
+            streams.keys() - resolved, key=lambda address: streams[address].last_line_at_s
+        )
         with self._ended_lock:  # at most MAX_FOLLOWED journals, the oldest stopped ones go first
             while len(streams) + len(self._ended) > MAX_FOLLOWED and (self._ended or ended):
                 if self._ended:
@@ -243,7 +245,7 @@ class _Stream:
         self._following = following
         self._copy = Copy(Journal(bounds, bounds.size_bytes // 2))
         self._trouble = "it was not reached yet"
-        self.heard_at_s = float("-inf")
+        self.last_line_at_s = float("-inf")
         self._stop = threading.Event()
         self._connection: http.client.HTTPConnection | None = None
 
@@ -265,7 +267,7 @@ class _Stream:
 
     def followed(self) -> Followed:
         trouble, copy = self._trouble, self._copy
-        heard_s = time.monotonic() - self.heard_at_s if copy.state else None
+        heard_s = time.monotonic() - self.last_line_at_s if copy.state else None
         place = _name(self._address)
         return Followed(place, copy.journal, copy.state, heard_s, trouble, self.ended, copy.assumed)
 
@@ -319,7 +321,7 @@ class _Stream:
             self._following.is_own(self._address)
             self._stop.set()
             return False
-        self.heard_at_s = time.monotonic()
+        self.last_line_at_s = time.monotonic()
         self._trouble = ""
         return not self._stop.is_set()
 

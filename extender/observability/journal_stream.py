@@ -137,16 +137,16 @@ class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
 
 
 def assumed_line(
-    cluster: ClusterState, coming: Iterable[tuple[str, str, Reservation]], now_s: float
+    cluster: ClusterState, expected: Iterable[tuple[str, str, Reservation]], now_s: float
 ) -> AssumedLine:
-    """Return what the extender assumes now. ``coming`` are the uid, node and reservation of pods
+    """Return what the extender assumes now. ``expected`` are the uid, node and reservation of pods
     whose bind it expects next."""
     binds = {
         (uid, node): reservation
         for node, under_way in cluster.binds_under_way().items()
         for uid, reservation in under_way.items()
     }
-    for uid, node, reservation in coming:
+    for uid, node, reservation in expected:
         binds.setdefault((uid, node), reservation)
     places = sorted(cluster.places(now_s).items(), key=lambda each: not each[1].held)
     return AssumedLine(

@@ -1,4 +1,7 @@
-"""Records binds and predictions in the journal, the metrics, the log and the feed."""
+"""Records what the extender does: binds, predictions and conflicts of writes.
+
+They go to the journal, the metrics, the log and the feed.
+"""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +28,7 @@ from extender.state.prediction_tracker import Outcome
 log = structlog.get_logger()
 
 #: Length limit of a recorded error message.
-MOST_QUOTED = 200
+MAX_MESSAGE = 200
 
 
 def record_bind(
@@ -43,7 +46,7 @@ def record_bind(
     if which:
         at_s, node = time.time(), ask.node if isinstance(outcome, Bound) else ""
         part = BindTried(
-            at_s, micros(took_s), ask.node, outcome_name, CODE_OF[reason], message[:MOST_QUOTED]
+            at_s, micros(took_s), ask.node, outcome_name, CODE_OF[reason], message[:MAX_MESSAGE]
         )
         journal.records.note(which, ask.namespace, ask.name, part, at_s, node)
     telemetry.binds.labels(outcome_name).inc()
