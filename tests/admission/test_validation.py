@@ -71,7 +71,7 @@ def annotated(**of_users: str) -> dict[str, Any]:
         ),
         pytest.param(
             annotated(vram="8Gi", policy="dense"),
-            "Headroom: annotation headroom.gpu/policy: 'dense' is not pack, spread or "
+            "Headroom: annotation headroom.gpu/policy: 'dense' is not one of pack, spread, "
             "fragmentation. Example: headroom.gpu/policy: pack",
             id="policy",
         ),
@@ -95,7 +95,7 @@ def annotated(**of_users: str) -> dict[str, Any]:
         ),
         pytest.param(
             annotated(vram="8Gi", share="cap"),
-            "Headroom: annotation headroom.gpu/share: 'cap' is not none, env or limit. "
+            "Headroom: annotation headroom.gpu/share: 'cap' is not one of none, env, limit. "
             "Example: headroom.gpu/share: env",
             id="share",
         ),
