@@ -63,14 +63,14 @@ class Followed:
     """Another extender, as far as its journal was read."""
 
     #: Its address.
-    place: str
+    address: str
     journal: Journal
     #: The last state that it sent; None before the first.
     state: StateLine | None
     #: Seconds since its last line; None before the first.
-    heard_s: float | None
+    line_age_s: float | None
     #: Why it sends nothing at present, as a sentence; "" if it does.
-    trouble: str
+    problem: str
     #: It has stopped, and no line is missing: its name no longer resolves to this address, or
     #: another extender has the address.
     is_gone: bool = False
@@ -90,7 +90,7 @@ class Journals:
 
     def each(self) -> list[tuple[str, Journal]]:
         """Return (name of the extender, its journal) of all extenders; this process first."""
-        named = ((f.state.replica if f.state else f.place, f.journal) for f in self.followed())
+        named = ((f.state.replica if f.state else f.address, f.journal) for f in self.followed())
         return [(self.replica, self.own), *named]
 
     def of_id(self, decision_id: str) -> Iterator[tuple[str, Record]]:
@@ -244,7 +244,7 @@ class _Stream:
         self._cert = cert
         self._following = following
         self._copy = Copy(Journal(bounds, bounds.size_bytes // 2))
-        self._trouble = "it was not reached yet"
+        self._problem = "it was not reached yet"
         self.last_line_at_s = float("-inf")
         self._stop = threading.Event()
         self._connection: http.client.HTTPConnection | None = None
@@ -255,7 +255,7 @@ class _Stream:
 
     def stop(self) -> None:
         self._stop.set()
-        self._trouble = "it is gone"
+        self._problem = "it is gone"
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
@@ -266,25 +266,24 @@ class _Stream:
         return self._stop.is_set()
 
     def followed(self) -> Followed:
-        trouble, copy = self._trouble, self._copy
-        heard_s = time.monotonic() - self.last_line_at_s if copy.state else None
-        place = _name(self._address)
-        return Followed(place, copy.journal, copy.state, heard_s, trouble, self.ended, copy.assumed)
+        problem, copy, address = self._problem, self._copy, _name(self._address)
+        age_s = time.monotonic() - self.last_line_at_s if copy.state else None
+        return Followed(address, copy.journal, copy.state, age_s, problem, self.ended, copy.assumed)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 self._read()
-                self._trouble = "it ended the stream"
+                self._problem = "it ended the stream"
             except TimeoutError:
                 if not self._stop.is_set():
-                    self._trouble = f"it sent nothing for {SILENT_S:.0f} s"
+                    self._problem = f"it sent nothing for {SILENT_S:.0f} s"
             except (OSError, http.client.HTTPException, BadLine) as err:
                 if not self._stop.is_set():
-                    self._trouble = str(err) or type(err).__name__
+                    self._problem = str(err) or type(err).__name__
             except Exception:  # a thread that ended would go unnoticed
                 log.exception("journal_not_followed", extender=_name(self._address))
-                self._trouble = "its journal could not be read: see the log"
+                self._problem = "its journal could not be read: see the log"
             self._stop.wait(RECONNECT_S)
 
     def _read(self) -> None:
@@ -322,7 +321,7 @@ class _Stream:
             self._stop.set()
             return False
         self.last_line_at_s = time.monotonic()
-        self._trouble = ""
+        self._problem = ""
         return not self._stop.is_set()
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -358,8 +357,8 @@ def assumed_by(followed: Iterable[Followed]) -> AssumedSeen:
         for each in followed
         if each.assumed is not None
         and not each.is_gone
-        and each.heard_s is not None
-        and each.heard_s < EXPIRES_S
+        and each.line_age_s is not None
+        and each.line_age_s < EXPIRES_S
     ]
     binds: dict[str, dict[str, Reservation]] = {}
     places: dict[str, Place] = {}

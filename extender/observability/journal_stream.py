@@ -92,6 +92,10 @@ class Shown(msgspec.Struct, frozen=True):
     offered_nodes: Offered | None
 
 
+#: Fields that ``Shown`` and ``Decision`` have in common.
+_SAME = [name for name in Shown.__struct_fields__ if name not in ("rejected", "offered_nodes")]
+
+
 class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"):
     """The current state of one attempt to place a pod."""
 
@@ -236,20 +240,9 @@ class Cursor:
 
 
 def _shown(decision: Decision, offered: Offered | None) -> Shown:
-    return Shown(
-        decision.pod,
-        decision.at_s,
-        decision.generation,
-        decision.offered,
-        decision.fits,
-        {CODE_OF[reason]: nodes for reason, nodes in decision.rejected.items()},
-        decision.sure,
-        decision.took_s,
-        decision.asked,
-        decision.only,
-        decision.observed,
-        offered,
-    )
+    rejected = {CODE_OF[reason]: nodes for reason, nodes in decision.rejected.items()}
+    same = {name: getattr(decision, name) for name in _SAME}
+    return Shown(rejected=rejected, offered_nodes=offered, **same)
 
 
 class Copy:
@@ -306,18 +299,5 @@ class Copy:
         named, offered = shown.offered_nodes, None
         if named is not None and (known := self._sets.get(named.nodes)) is not None:
             offered = OfferedNodes(known, named.bits)
-        return Decision(
-            shown.pod,
-            decision_id,
-            shown.at_s,
-            shown.generation,
-            shown.offered,
-            shown.fits,
-            rejected,
-            shown.sure,
-            shown.took_s,
-            shown.asked,
-            shown.only,
-            shown.observed,
-            offered,
-        )
+        same = {name: getattr(shown, name) for name in _SAME}
+        return Decision(decision_id=decision_id, rejected=rejected, offered_nodes=offered, **same)
