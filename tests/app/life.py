@@ -14,7 +14,7 @@ import structlog
 
 from contract.annotations import OBSERVED_AT, RETRY
 from contract.gpunode import GPUNode, Source
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender import periodic
@@ -187,8 +187,8 @@ class World:
         self.store.lease_version += 1
 
     def beat(self, node: str, uid: str, stamp: str) -> None:
-        vouch = Vouch(stamp, uid, stamp, after=str(self.store.lease_version))
-        annotations = {OBSERVED_AT: encode_vouch(vouch)}
+        vouch = Confirmation(stamp, uid, stamp, after=str(self.store.lease_version))
+        annotations = {OBSERVED_AT: encode_confirmation(vouch)}
         lease = Lease(metadata=ObjectMeta(name=node, annotations=annotations))
         self.extender.enqueue([HeartbeatSeen(lease, time.monotonic())])
 
