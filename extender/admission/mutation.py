@@ -36,11 +36,7 @@ from contract.annotations import (
 from contract.gate import GATE, gate_container
 from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
-from extender.admission.context import (
-    STOCK_SCHEDULER,
-    AdmissionContext,
-    GpuNode,
-)
+from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
 from extender.admission.json_patch import Draft, Operation, Where, following
 from extender.placement.policy import MIB, Rules
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand

@@ -170,11 +170,7 @@ def _answer(request: Request, response: dict[str, Any], warnings: Iterable[str])
     texts = [_truncated(f"Headroom: {each}") for each in warnings][:MAX_WARNINGS]
     if texts:
         response["warnings"] = texts
-    review = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "response": {"uid": request.uid, **response},
-    }
+    review = {"apiVersion": API_VERSION, "kind": KIND, "response": {"uid": request.uid, **response}}
     return msgspec.json.encode(review)
 
 

@@ -80,8 +80,7 @@ TlsCert = Annotated[
 ]
 TlsKey = Annotated[Path | None, typer.Option(help="PEM private key of the certificate.")]
 TlsClientCa = Annotated[
-    Path | None,
-    typer.Option(help="PEM CAs; clients need a certificate of one of them."),
+    Path | None, typer.Option(help="PEM CAs; clients need a certificate of one of them.")
 ]
 Level = Annotated[LogLevel, typer.Option(help="Minimum log level.")]
 
@@ -153,11 +152,7 @@ def console(
 
 
 @app.command()
-def webhook(
-    config: Config = None,
-    host: Host = None,
-    log_level: Level = LogLevel.INFO,
-) -> None:
+def webhook(config: Config = None, host: Host = None, log_level: Level = LogLevel.INFO) -> None:
     """Serve the admission webhook."""
     with _reported():
         from extender.app.webhook import serve_webhook
@@ -212,12 +207,10 @@ def convert(
         typer.FileText, typer.Option("-f", "--file", help="Manifests, YAML or JSON; -: stdin.")
     ],
     memory_unit: Annotated[
-        MemoryUnit,
-        typer.Option(help="Unit of aliyun.com/gpu-mem (--memory-unit)."),
+        MemoryUnit, typer.Option(help="Unit of aliyun.com/gpu-mem (--memory-unit).")
     ] = MemoryUnit.GIB,
     scheduler_name: Annotated[
-        str | None,
-        typer.Option(help="schedulerName; default: remove KAI's and HAMi's."),
+        str | None, typer.Option(help="schedulerName; default: remove KAI's and HAMi's.")
     ] = None,
 ) -> None:
     """Convert manifests for KAI, HAMi or gpushare to Headroom, on stdout.

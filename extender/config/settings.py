@@ -129,10 +129,7 @@ class Settings(BaseModel):
         "admission webhook, where an object and its previous version need at most 6 MiB.",
     )
     webhook_port: int = Field(
-        9443,
-        ge=0,
-        le=65535,
-        description="Port of `headroom webhook`; 0: any free port.",
+        9443, ge=0, le=65535, description="Port of `headroom webhook`; 0: any free port."
     )
     webhook_tls_cert: Path | None = Field(
         None,
@@ -181,8 +178,7 @@ class Settings(BaseModel):
         ScoringPolicy.PACK, description="Scoring policy of pods that choose none."
     )
     score_weights: ScoreWeights = Field(
-        ScoreWeights(),
-        description="Relative weight of each term of a score; not all 0.",
+        ScoreWeights(), description="Relative weight of each term of a score; not all 0."
     )
     filter_best_only: bool = Field(
         False,

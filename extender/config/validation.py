@@ -130,8 +130,7 @@ def _tls_is_complete(settings: "Settings") -> None:
             if prefix == "webhook_":  # the webhook has no flags for its settings
                 example = f"{cert}: tls.crt and {key}: tls.key"
             raise Contradiction(
-                f"{given} is set and {missing} is not; set both. Example: {example}",
-                given,
+                f"{given} is set and {missing} is not; set both. Example: {example}", given
             )
     if settings.tls_client_ca is not None and settings.tls_cert is None:
         raise Contradiction(

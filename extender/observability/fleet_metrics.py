@@ -136,9 +136,7 @@ class FleetCollector(Collector):
             labels=["reason"],
         )
         oldest = GaugeMetricFamily(
-            "headroom_pending_oldest_seconds",
-            "Age of the oldest of these pods.",
-            labels=["reason"],
+            "headroom_pending_oldest_seconds", "Age of the oldest of these pods.", labels=["reason"]
         )
         for code, count in sorted(pending.pods.items()):
             pods.add_metric([code], count)
@@ -224,9 +222,7 @@ class PendingPods:
     """Counts pending pods; ``decision`` returns the last filter call about the pod of a uid."""
 
     def __init__(
-        self,
-        cluster: ClusterState,
-        decision: Callable[[str], Decision | None] = lambda uid: None,
+        self, cluster: ClusterState, decision: Callable[[str], Decision | None] = lambda uid: None
     ) -> None:
         self._cluster = cluster
         self.decision = decision

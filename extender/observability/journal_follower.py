@@ -26,12 +26,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from contract.gpunode import Reservation
-from extender.observability.journal_stream import (
-    AssumedLine,
-    BadLine,
-    Copy,
-    StateLine,
-)
+from extender.observability.journal_stream import AssumedLine, BadLine, Copy, StateLine
 from extender.periodic import Loops
 from extender.state.changes import AssumedSeen, Event
 from extender.state.decision_records import Bounds, Record
@@ -376,9 +371,7 @@ class AssumedBindsUpdater:
     """Applies the assumed binds and nominations of the extenders whenever they change."""
 
     def __init__(
-        self,
-        followed: Callable[[], Iterable[Followed]],
-        apply: Callable[[Sequence[Event]], None],
+        self, followed: Callable[[], Iterable[Followed]], apply: Callable[[Sequence[Event]], None]
     ) -> None:
         self._followed = followed
         self._apply = apply
