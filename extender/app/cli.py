@@ -14,7 +14,7 @@ import typer
 import uvloop
 
 from extender.app.embedded import serve_embedded
-from extender.certs.command import certs, copy_certs
+from extender.certs.commands import certs, copy_certs
 from extender.config.fleet_file import load_fleet
 from extender.config.loading import check_settings, load_settings
 from extender.config.reload import Origin

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from extender.admission.context import KINDS, AdmissionContext, ObjectCache
-from extender.admission.server import Webhook, webhook_app
+from extender.admission.endpoints import Webhook, webhook_app
 from extender.app.readiness import unready
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Settings

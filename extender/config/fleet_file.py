@@ -22,8 +22,8 @@ from contract.gpunode import (
 )
 from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
 from contract.quantity import format_bytes
+from extender.config.constraints import QuantityBytes
 from extender.config.loading import read_yaml
-from extender.config.validation import QuantityBytes
 from extender.errors import BadSettings
 
 #: The default configuration of NVIDIA's device plugin and of the kubelet.

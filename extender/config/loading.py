@@ -18,8 +18,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from contract.service_links import service_links
+from extender.config.constraints import Contradiction
 from extender.config.settings import Settings
-from extender.config.validation import Contradiction
 from extender.errors import BadSettings
 
 PREFIX, NESTED = "HEADROOM_", "__"

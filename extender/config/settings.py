@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from contract.annotations import MIRROR, ScoringPolicy
 from extender.admission.context import WebhookSettings
-from extender.config.validation import RULES, Addresses, QuantityBytes, Url, Weight
+from extender.config.constraints import RULES, Addresses, QuantityBytes, Url, Weight
 from extender.placement.policy import MIB, Rules, VisibleDevices, Weights
 from extender.server.tls import TlsFiles
 from extender.state.decision_records import DEFAULT_BOUNDS, Bounds

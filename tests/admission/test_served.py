@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from extender.admission.endpoints import Webhook, webhook_app
 from extender.admission.review import ContextOf
-from extender.admission.server import Webhook, webhook_app
 from extender.config.loading import load_settings
 from extender.errors import BadSettings
 from extender.observability.metrics import WebhookTelemetry

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.certs.reconcile import wanted
+from extender.certs.cluster_secrets import wanted
 from extender.config.loading import check_settings
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, objects, overlay
 

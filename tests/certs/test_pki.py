@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from extender.certs.cluster_secrets import wanted
 from extender.certs.pki import (
     NotAPair,
     Pair,
@@ -20,7 +21,6 @@ from extender.certs.pki import (
     next_leaf,
     usable,
 )
-from extender.certs.reconcile import wanted
 
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -40,8 +40,8 @@ def certs(
     """
     try:
         # The client for the API server is an optional dependency, and slow to import.
+        from extender.certs.cluster_secrets import Certificates, wanted
         from extender.certs.pki import Terms
-        from extender.certs.reconcile import Certificates, wanted
         from extender.kube.client import ApiError, KubeApi, load_configuration
     except ImportError as err:
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
