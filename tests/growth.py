@@ -46,7 +46,6 @@ PASSING = {
     "extender/state/requeue_hints.py": [
         *("_Look._eligible", "_Look._fits", "_Look._names", "_Look._rows", "_Look.claim_checks"),
     ],
-    "extender/config/loading.py": ["_Environment._env"],
     "extender/ledger/protocol.py": ["ErrorsByNode._errors"],
     "extender/ledger/store.py": ["Binding.annotations"],
     "extender/placement/explain.py": ["NodeExplanation.terms"],
