@@ -46,7 +46,7 @@ STOCK_SCHEDULER = "default-scheduler"
 #: Annotation that a kubelet sets on the mirror pod of a static pod.
 STATIC = "kubernetes.io/config.mirror"
 _OF_KUBERNETES = "node.kubernetes.io/"
-#: Device choices of nodes that need changes of their pods.
+#: Device choices of a node that require changes of its pods.
 _CHANGES_PODS = (DeviceChoice.GATED, DeviceChoice.PINNED)
 
 

@@ -18,6 +18,7 @@ from extender.periodic import Loops
 
 log = structlog.get_logger()
 
+#: Seconds between two checks of the file.
 EVERY_S = 1.0
 
 

@@ -25,10 +25,12 @@ from extender.placement.snapshot import REASONS, NodeTerms
 from extender.state.cluster_state import NOTHING, ClusterState
 from extender.state.decision_records import BindTried, Filtered, Ranked, Record
 
-#: Events that are kept, a quarter of a KiB each, and events that may wait for one follower.
+#: Events that are kept, a quarter of a KiB each.
 KEPT = 4096
+#: Events that may wait for one follower.
 MOST_WAITING = 1024
 MOST_FOLLOWERS = 32
+#: Seconds between two checks for changes.
 CHECK_EVERY_S = 0.5
 #: Nodes or decisions that are checked before the event loop serves other tasks.
 AT_ONCE = 50

@@ -49,7 +49,7 @@ def _counter(registry: CollectorRegistry, name: str, text: str, **labels: Iterab
 
 
 class ProcessTelemetry:
-    """Metrics of every process; ``loops`` are the names of its loops that alerts need."""
+    """Metrics of every process; ``loops`` are the names of loops whose failures count from 0."""
 
     loops: tuple[str, ...] = ()
 
