@@ -50,7 +50,7 @@ from benchmarks.hotpath.calling import Caller, Spread, spread
 from benchmarks.hotpath.feeder import GPUNODES, Order, feed
 from benchmarks.hotpath.machine import cores, processor, versions
 from benchmarks.vitals import vitals
-from extender.observability.loop_lag import sample_lag
+from extender.observability.metrics import sample_lag
 from tests.admission.server import start_webhook
 from tests.certificates import Authority
 from tests.processes import Processes, free_ports

@@ -51,7 +51,7 @@ from contract.gpunode import (
     Reservation,
     Source,
 )
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from tests.certificates import Authority
 from tests.controlplane import ADMIN_TOKEN, ROOT, ControlPlane, free_ports
 from tests.e2e.cluster import NAMESPACE, PODS, SHIPPED, Cluster
@@ -200,9 +200,9 @@ def gpunode(index: int, pods: Iterable[int]) -> Object:
 
 def lease(index: int) -> Object:
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    vouch = Vouch(sampled_at=now, gpunode=f"gpunode-{index}", observed_at=OBSERVED_AT)
+    vouch = Confirmation(sampled_at=now, gpunode=f"gpunode-{index}", observed_at=OBSERVED_AT)
     metadata = meta(node_name(index), f"lease-{index}", SYSTEM_NAMESPACE)
-    metadata["annotations"] = {annotations.OBSERVED_AT: encode_vouch(vouch)}
+    metadata["annotations"] = {annotations.OBSERVED_AT: encode_confirmation(vouch)}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

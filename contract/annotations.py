@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import TypeVar
 
 from contract.errors import BadAnnotation, BadQuantity
 from contract.gpunode import MAX_DEVICE_BYTES
@@ -71,6 +72,7 @@ EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
 EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION)
 
 PPM = 1_000_000
+Choice = TypeVar("Choice", bound=Enum)
 MAX_PROCESSES = 1024
 
 
@@ -116,7 +118,7 @@ class DeviceChoice(Enum):
     PINNED = "pinned"
 
 
-class ShareWish(Enum):
+class ShareMode(Enum):
     NONE = "none"
     #: Set variables with the container's share of each device.
     ENV = "env"
@@ -202,10 +204,7 @@ def render_amount(amount: Bytes | Share) -> str:
 
 
 def parse_policy(text: str) -> ScoringPolicy:
-    try:
-        return ScoringPolicy(text.strip())
-    except ValueError:
-        raise BadAnnotation(POLICY, text, "is not pack, spread or fragmentation", "pack") from None
+    return _parse_choice(ScoringPolicy, POLICY, text, "pack")
 
 
 def parse_max_sm(text: str) -> int:
@@ -224,11 +223,7 @@ def parse_processes(text: str) -> int:
 
 
 def parse_device_choice(text: str) -> DeviceChoice:
-    try:
-        return DeviceChoice(text.strip())
-    except ValueError:
-        choices = ", ".join(choice.value for choice in DeviceChoice)
-        raise BadAnnotation(DEVICE_CHOICE, text, f"is not one of {choices}", "predicted") from None
+    return _parse_choice(DeviceChoice, DEVICE_CHOICE, text, "predicted")
 
 
 def parse_gated(text: str) -> bool:
@@ -246,11 +241,16 @@ def _parse_switch(key: str, text: str) -> bool:
     return stripped == "true"
 
 
-def parse_share(text: str) -> ShareWish:
+def parse_share(text: str) -> ShareMode:
+    return _parse_choice(ShareMode, SHARE, text, "env")
+
+
+def _parse_choice(choices: type[Choice], key: str, text: str, example: str) -> Choice:
     try:
-        return ShareWish(text.strip())
+        return choices(text.strip())
     except ValueError:
-        raise BadAnnotation(SHARE, text, "is not none, env or limit", "env") from None
+        names = ", ".join(choice.value for choice in choices)
+        raise BadAnnotation(key, text, f"is not one of {names}", example) from None
 
 
 def is_extender_annotation(key: str) -> bool:

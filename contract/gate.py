@@ -30,10 +30,7 @@ def gate_container(image: str) -> dict[str, Any]:
         "image": image,
         "command": ["python", "-m", "agent.gate_client"],
         "env": [
-            {
-                "name": name,
-                "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}},
-            }
+            {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
             for name, path in (("POD_UID", "metadata.uid"), ("HOST_IP", "status.hostIP"))
         ],
         "resources": {"limits": dict(_SMALL), "requests": dict(_SMALL)},

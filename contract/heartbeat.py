@@ -15,7 +15,7 @@ from contract.annotations import OBSERVED_AT
 from contract.kube import KubeStruct, Lease
 
 
-class Vouch(KubeStruct, frozen=True):
+class Confirmation(KubeStruct, frozen=True):
     """Confirms that a sample equals a status in everything but SM activity."""
 
     #: RFC 3339, by the node's clock, when the sample was taken.
@@ -27,15 +27,15 @@ class Vouch(KubeStruct, frozen=True):
     after: str = ""
 
 
-_decoder = msgspec.json.Decoder(Vouch)
+_decoder = msgspec.json.Decoder(Confirmation)
 
 
-def encode_vouch(vouch: Vouch) -> str:
+def encode_confirmation(confirmation: Confirmation) -> str:
     """Return the value of the annotation."""
-    return msgspec.json.encode(vouch).decode()
+    return msgspec.json.encode(confirmation).decode()
 
 
-def vouch_of(lease: Lease) -> Vouch | None:
+def confirmation_of(lease: Lease) -> Confirmation | None:
     """Return the confirmation in the Lease; None if there is none or it cannot be decoded."""
     text = (lease.metadata.annotations or {}).get(OBSERVED_AT)
     if text is None:

@@ -10,125 +10,67 @@ from enum import Enum
 
 
 class Reason(Enum):
-    """One cause: ``code`` for programs, ``sentence`` for kube-scheduler.
+    """One cause: ``code``, the name in lower case, for programs; ``sentence`` for kube-scheduler.
 
     ``evictable`` is whether evicting pods from the node could make the pod fit.
     """
 
     # The pod itself: it fits on no node.
-    BAD_VRAM = ("bad_vram", "annotation headroom.gpu/vram is not valid (example: 8Gi)", False)
-    BAD_POLICY = (
-        "bad_policy",
-        "annotation headroom.gpu/policy is not valid (example: pack)",
-        False,
-    )
-    BAD_MAX_SM = ("bad_max_sm", "annotation headroom.gpu/max-sm is not valid", False)
-    BAD_PROCESSES = (
-        "bad_processes",
-        "annotation headroom.gpu/processes is not valid (example: 1)",
-        False,
-    )
+    BAD_VRAM = "annotation headroom.gpu/vram is not valid (example: 8Gi)"
+    BAD_POLICY = "annotation headroom.gpu/policy is not valid (example: pack)"
+    BAD_MAX_SM = "annotation headroom.gpu/max-sm is not valid"
+    BAD_PROCESSES = "annotation headroom.gpu/processes is not valid (example: 1)"
     BAD_DEFAULT_VRAM = (
-        "bad_default_vram",
-        "annotation headroom.gpu/default-vram of the namespace is not valid (example: 4Gi)",
-        False,
+        "annotation headroom.gpu/default-vram of the namespace is not valid (example: 4Gi)"
     )
-    BAD_POD = ("bad_pod", "number of GPUs that the pod asks for cannot be read", False)
-    POD_TOO_LARGE = (
-        "pod_too_large",
-        "pod has more containers, annotations or node constraints than Headroom accepts",
-        False,
-    )
-    UNANNOTATED = ("unannotated", "pod asks for a GPU without annotation headroom.gpu/vram", False)
+    BAD_POD = "number of GPUs that the pod asks for cannot be read"
+    POD_TOO_LARGE = "pod has more containers, annotations or node constraints than Headroom accepts"
+    UNANNOTATED = "pod asks for a GPU without annotation headroom.gpu/vram"
 
     # The node: Headroom reserves nothing on it.
-    UNKNOWN_NODE = ("unknown_node", "node is not known to Headroom", False)
-    NO_REPORT = ("no_report", "no GPU report from the node", False)
+    UNKNOWN_NODE = "node is not known to Headroom"
+    NO_REPORT = "no GPU report from the node"
     LABELS_SAY_TOO_LITTLE = (
-        "labels_say_too_little",
-        "no GPU report from the node, and its labels describe its GPUs incompletely",
-        False,
+        "no GPU report from the node, and its labels describe its GPUs incompletely"
     )
-    STALE_REPORT = ("stale_report", "GPU report of the node is stale", False)
-    NOT_INITIALISED = ("not_initialised", "GPU ledger of the node is being set up", False)
+    STALE_REPORT = "GPU report of the node is stale"
+    NOT_INITIALISED = "GPU ledger of the node is being set up"
     BAD_NODE_ANNOTATION = (
-        "bad_node_annotation",
-        "annotation headroom.gpu/reserve or headroom.gpu/device-choice of the node is not valid",
-        False,
+        "annotation headroom.gpu/reserve or headroom.gpu/device-choice of the node is not valid"
     )
-    CANNOT_PIN = (
-        "cannot_pin",
-        "node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods",
-        False,
-    )
+    CANNOT_PIN = "node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods"
     # The node's MIG layout is being changed, or the plugin does not offer its devices.
-    MIG_CHANGING = ("mig_changing", "MIG layout of the node is being changed", False)
-    MIG_FAILED = ("mig_failed", "MIG layout of the node could not be changed as asked", False)
-    MIG_INVALID = (
-        "mig_invalid",
-        "MIG layout of the node does not suit the MIG strategy of its device plugin",
-        False,
-    )
-    EVICTED_LATELY = (
-        "evicted_lately",
-        "node recently evicted a pod that was given a GPU without enough free memory",
-        False,
-    )
+    MIG_CHANGING = "MIG layout of the node is being changed"
+    MIG_FAILED = "MIG layout of the node could not be changed as asked"
+    MIG_INVALID = "MIG layout of the node does not suit the MIG strategy of its device plugin"
+    EVICTED_LATELY = "node recently evicted a pod that was given a GPU without enough free memory"
     # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
-    DRA_MANAGES = ("dra_manages", "GPUs of the node are managed by a DRA driver", False)
-    HAMI_MANAGES = ("hami_manages", "GPUs of the node are managed by HAMi", False)
-    KAI_MANAGES = ("kai_manages", "GPUs of the node are managed by KAI", False)
-    GPUSHARE_MANAGES = ("gpushare_manages", "GPUs of the node are managed by gpushare", False)
-    CHOOSES_DEVICES = (
-        "chooses_devices",
-        "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it",
-        False,
-    )
+    DRA_MANAGES = "GPUs of the node are managed by a DRA driver"
+    HAMI_MANAGES = "GPUs of the node are managed by HAMi"
+    KAI_MANAGES = "GPUs of the node are managed by KAI"
+    GPUSHARE_MANAGES = "GPUs of the node are managed by gpushare"
+    CHOOSES_DEVICES = "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it"
     NOT_PINNED = (
-        "not_pinned",
-        "pod lets NVIDIA_VISIBLE_DEVICES follow its placement and GPUs of the node are not pinned",
-        False,
+        "pod lets NVIDIA_VISIBLE_DEVICES follow its placement and GPUs of the node are not pinned"
     )
-    NO_GATE = (
-        "no_gate",
-        "pod has no gate and GPUs of the node are for gated pods only",
-        False,
-    )
-    NO_SUCH_RESOURCE = ("no_such_resource", "node reports no GPU of the requested resource", False)
+    NO_GATE = "pod has no gate and GPUs of the node are for gated pods only"
+    NO_SUCH_RESOURCE = "node reports no GPU of the requested resource"
 
     # The candidate devices of the node.
-    CONTRADICTORY_REPORT = (
-        "contradictory_report",
-        "report of a GPU that the pod could get contradicts itself",
-        False,
-    )
+    CONTRADICTORY_REPORT = "report of a GPU that the pod could get contradicts itself"
     MEMORY_UNKNOWN = (
-        "memory_unknown",
-        "memory of a GPU that the pod could get is unknown: the driver does not report it",
-        False,
+        "memory of a GPU that the pod could get is unknown: the driver does not report it"
     )
-    UNHEALTHY_DEVICE = ("unhealthy_device", "a GPU that the pod could get is unhealthy", False)
-    ABOVE_MPS_LIMIT = ("above_mps_limit", "request is above the MPS limit of a GPU replica", False)
-    SM_ABOVE_LIMIT = ("sm_above_limit", "SM activity of a GPU is unknown or above the limit", False)
-    TOO_MANY_SHARED = (
-        "too_many_shared",
-        "more than one replica of a shared GPU in one container",
-        False,
-    )
-    OTHERS_ARRIVING = (
-        "others_arriving",
-        "unconfirmed pods on the node must get their GPU first",
-        False,
-    )
-    NO_REPLICA = ("no_replica", "no free GPU replica", True)
-    MEMORY_ON_ANY = ("memory_on_any", "insufficient GPU memory on any device", True)
-    MEMORY_ON_SOME = (
-        "memory_on_some",
-        "insufficient GPU memory on a device that the plugin could choose",
-        True,
-    )
+    UNHEALTHY_DEVICE = "a GPU that the pod could get is unhealthy"
+    ABOVE_MPS_LIMIT = "request is above the MPS limit of a GPU replica"
+    SM_ABOVE_LIMIT = "SM activity of a GPU is unknown or above the limit"
+    TOO_MANY_SHARED = "more than one replica of a shared GPU in one container"
+    OTHERS_ARRIVING = "unconfirmed pods on the node must get their GPU first"
+    NO_REPLICA = ("no free GPU replica", True)
+    MEMORY_ON_ANY = ("insufficient GPU memory on any device", True)
+    MEMORY_ON_SOME = ("insufficient GPU memory on a device that the plugin could choose", True)
 
-    def __init__(self, code: str, sentence: str, evictable: bool) -> None:
-        self.code = code
+    def __init__(self, sentence: str, evictable: bool = False) -> None:
+        self.code = self.name.lower()
         self.sentence = sentence
         self.evictable = evictable

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extender.config.command import config
-from extender.config.loading import example_of, load_settings, look
+from extender.app.cli import config_commands
+from extender.config.loading import check_settings, example_of, load_settings
 from extender.config.settings import Settings
 from extender.errors import BadSettings
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def problems(path: Path | None, env: dict[str, str] | None = None, **flags: object) -> list[str]:
-    settings, found = look(path, env or {}, flags)
+    settings, found = check_settings(path, env or {}, flags)
     assert (settings is None) == bool(found)
     return [str(problem).replace(f"{path}", "FILE") for problem in found]
 
@@ -167,12 +167,12 @@ def test_each_setting_has_a_right_example_that_is_one(file: Path) -> None:
 
 def test_config_check_tells_what_is_wrong_and_ends_with_2(file: Path) -> None:
     runner = CliRunner()
-    good = runner.invoke(config, ["check", str(file)])
+    good = runner.invoke(config_commands, ["check", str(file)])
     assert (good.exit_code, good.stdout) == (0, f"{file}: valid\n")
     file.write_text("policy: tight\npolcy: pack\n")
-    bad = runner.invoke(config, ["check", str(file)])
+    bad = runner.invoke(config_commands, ["check", str(file)])
     assert bad.exit_code == 2
     assert [line.split(": ")[0] for line in bad.stderr.splitlines()] == [f"{file}:1", f"{file}:2"]
-    absent = runner.invoke(config, ["check", str(file.with_name("absent"))])
+    absent = runner.invoke(config_commands, ["check", str(file.with_name("absent"))])
     assert absent.exit_code == 2
     assert "cannot be read: No such file" in absent.stderr

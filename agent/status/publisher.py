@@ -12,7 +12,7 @@ from agent.status.builder import rfc3339
 from agent.status.writer import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus, decode_gpunode
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import KubeStruct, ObjectMeta
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
@@ -80,8 +80,8 @@ class KubernetesPublisher:
             return Held(), ""
         return _held(self._accepted(answer, f"GPUNode {self._node}"))
 
-    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
-        annotations = {OBSERVED_AT: encode_vouch(vouch)}
+    def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
+        annotations = {OBSERVED_AT: encode_confirmation(vouch)}
         spec = {
             "holderIdentity": self._node,
             "leaseDurationSeconds": round(3 * self._heartbeat_s),

@@ -24,7 +24,7 @@ import structlog
 
 from agent.status.builder import FREED_EVERY_S, GROWN_EVERY_S, worth_writing
 from contract.gpunode import GPUNodeStatus
-from contract.heartbeat import Vouch
+from contract.heartbeat import Confirmation
 
 _log = structlog.get_logger()
 
@@ -67,7 +67,7 @@ class Publisher(Protocol):
         """Return the current GPUNode and ``observedAt`` of its status. Reads the whole object."""
         ...
 
-    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
+    def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
         """Renew the Lease, and return its resourceVersion."""
         ...
 
@@ -163,7 +163,7 @@ class StatusWriter:
 
     def _beat(self, status: GPUNodeStatus, sampled_at_s: float, at_s: float) -> None:
         assert self._written is not None
-        vouch = Vouch(
+        vouch = Confirmation(
             sampled_at=status.observed_at,
             gpunode=self._held.uid,
             observed_at=self._written.observed_at,

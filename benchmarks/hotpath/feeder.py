@@ -22,7 +22,7 @@ from benchmarks.hotpath.bodies import SEED
 from benchmarks.hotpath.fleet import MIB, Fleet, encoded, now
 from contract import annotations
 from contract.gpunode import GROUP, PLURAL, VERSION
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import ObjectMeta
 
 GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
@@ -98,12 +98,14 @@ class Feed:
         return whole.replace(_OBSERVED_AT.encode(), stamp.encode(), 1) if stamp else whole
 
     def _lease(self, name: str) -> bytes:
-        vouch = Vouch(sampled_at=now(), gpunode=f"gpunode-{name}", observed_at=self._stamps[name])
+        vouch = Confirmation(
+            sampled_at=now(), gpunode=f"gpunode-{name}", observed_at=self._stamps[name]
+        )
         metadata = {
             "name": name,
             "namespace": "headroom-system",
             "resourceVersion": str(next(self._version)),
-            "annotations": {annotations.OBSERVED_AT: encode_vouch(vouch)},
+            "annotations": {annotations.OBSERVED_AT: encode_confirmation(vouch)},
         }
         return msgspec.json.encode({"metadata": metadata, "spec": {"renewTime": now()}})
 

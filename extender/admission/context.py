@@ -1,34 +1,57 @@
 """The inputs of a decision about a pod: the settings, its namespace and the GPU nodes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 
 from contract.annotations import (
     DEFAULT_VRAM,
     DEVICE_CHOICE,
+    GATED,
     NO_SCHEDULER,
     SCHEDULER,
+    SHARE,
     DeviceChoice,
+    ShareMode,
     parse_device_choice,
+    parse_gated,
+    parse_share,
 )
 from contract.errors import BadAnnotation
-from contract.gpunode import Device, GPUNodeStatus
-from contract.kube import Node, NodeSpec, Pod
+from contract.gpunode import Device, GPUNode, GPUNodeStatus
+from contract.kube import Namespace, Node, NodeSpec, ObjectMeta, Pod
 from extender.placement.policy import Rules
+from extender.state.changes import (
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    NamespaceGone,
+    NamespaceSeen,
+    NodeGone,
+    NodeSeen,
+    Relisted,
+)
 from extender.state.selectors import eligible
 
+T = TypeVar("T")
+
+#: Kinds to watch, by their names in ``extender.kube.resources``.
+KINDS = ("nodes", "namespaces", "gpunodes")
 _RULES = Rules()
 #: The API server's default for ``spec.schedulerName``.
 STOCK_SCHEDULER = "default-scheduler"
+#: Annotation that a kubelet sets on the mirror pod of a static pod.
+STATIC = "kubernetes.io/config.mirror"
 _OF_KUBERNETES = "node.kubernetes.io/"
-_CHOSEN_BY_POD = (DeviceChoice.GATED, DeviceChoice.PINNED)
+#: Device choices of a node that require changes of its pods.
+_CHANGES_PODS = (DeviceChoice.GATED, DeviceChoice.PINNED)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class WebhookSettings:
     """The settings of the webhook."""
 
     #: Scheduler that calls Headroom; GPU pods that name no scheduler get it.
@@ -43,7 +66,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class OfNamespace:
+class NamespaceMetadata:
     """The metadata of the pod's namespace."""
 
     name: str = ""
@@ -82,42 +105,38 @@ class GpuNode:
         return resource in allocatable or bool(self.devices(resource))
 
 
-#: Annotation that a kubelet sets on the mirror pod of a static pod.
-STATIC = "kubernetes.io/config.mirror"
-
-
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
     """The inputs of a decision about a pod."""
 
     rules: Rules = _RULES
-    wishes: Wishes = Wishes()
-    namespace: OfNamespace = OfNamespace()
+    settings: WebhookSettings = WebhookSettings()
+    namespace: NamespaceMetadata = NamespaceMetadata()
     #: All nodes of the cluster.
     nodes: Iterable[GpuNode] = ()
     #: The nodes with an annotated device choice; None: search ``nodes`` for them.
     annotated: Iterable[GpuNode] | None = None
     #: The node of the kubelet that sent the request; empty for any other client.
-    by_node: str = ""
+    kubelet_node: str = ""
 
     def is_static(self, pod: Pod) -> bool:
         """Return whether the pod is the mirror of a static pod.
 
         Any user can set the annotation, so it counts only from the kubelet of the pod's node.
         """
-        return pod.annotation(STATIC) is not None and bool(pod.node) and pod.node == self.by_node
+        return pod.annotation(STATIC) is not None and pod.node == self.kubelet_node != ""
 
     @property
     def scheduler(self) -> str | None:
         """The scheduler to set on pods that name none; None: they keep the default scheduler."""
         label = self.namespace.labels.get(SCHEDULER)
-        name = self.wishes.scheduler if label is None else label
+        name = self.settings.scheduler if label is None else label
         return None if name in (NO_SCHEDULER, STOCK_SCHEDULER) else name
 
     def asks_headroom(self, scheduler: str | None) -> bool:
         """Return whether Headroom places the pods of this scheduler."""
         name = scheduler or STOCK_SCHEDULER
-        return name == self.wishes.scheduler or name == self.scheduler
+        return name == self.settings.scheduler or name == self.scheduler
 
     def candidates(self, pod: Pod, resources: Sequence[str]) -> list[GpuNode]:
         """Return the nodes that the pod is eligible for, now or later.
@@ -134,8 +153,29 @@ class AdmissionContext:
         """
         annotated = self.nodes if self.annotated is None else self.annotated
         return any(
-            each.choice in _CHOSEN_BY_POD and _could_run(pod, resources, each) for each in annotated
+            each.choice in _CHANGES_PODS and _could_run(pod, resources, each) for each in annotated
         )
+
+    def gate_option(self, pod: Pod) -> bool | None:
+        """Return whether the pod should get a gate; None if no annotation sets it."""
+        return self._option(pod, GATED, parse_gated)
+
+    def share_mode(self, pod: Pod) -> ShareMode:
+        """Return how the pod's share of a device is exposed and limited; by default it is not."""
+        return self._option(pod, SHARE, parse_share) or ShareMode.NONE
+
+    def _option(self, pod: Pod, key: str, parse: Callable[[str], T]) -> T | None:
+        """Return the annotation of the pod, or else of its namespace; None if it has no valid one.
+
+        Validation rejects an invalid annotation of a pod, and warns about one of a namespace.
+        """
+        for text in (pod.annotation(key), self.namespace.annotations.get(key)):
+            if text is not None:
+                try:
+                    return parse(text)
+                except BadAnnotation:
+                    return None
+        return None
 
 
 def _could_run(pod: Pod, resources: Sequence[str], on: GpuNode) -> bool:
@@ -148,3 +188,84 @@ def _without_conditions(node: Node) -> Node:
         return node
     taints = [t for t in node.spec.taints or () if not t.key.startswith(_OF_KUBERNETES)]
     return msgspec.structs.replace(node, spec=NodeSpec(taints=taints))
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Builds the nodes only when they are iterated: most decisions depend on no node."""
+
+    held: Mapping[str, Node]
+    status: Callable[[str], GPUNodeStatus | None]
+
+    def __iter__(self) -> Iterator[GpuNode]:
+        for name, node in list(self.held.items()):
+            yield GpuNode(node, self.status(name))
+
+
+class ObjectCache:
+    """Caches the latest version of the nodes, GPUNodes and namespaces, from the watches.
+
+    ``apply`` may be called from any thread, if the events of one kind come from one; ``context``
+    may be called from any thread. Each change is one operation on a dictionary, and readers copy
+    what they iterate over.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        #: The nodes with an annotated device choice.
+        self._with_choice: dict[str, Node] = {}
+        self._statuses: dict[str, GPUNodeStatus | None] = {}
+        self._namespaces: dict[str, Namespace] = {}
+
+    def apply(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case NodeSeen(node):
+                    self._nodes[node.metadata.name] = node
+                    if _has_choice(node):
+                        self._with_choice[node.metadata.name] = node
+                    else:
+                        self._with_choice.pop(node.metadata.name, None)
+                case NodeGone(name):
+                    self._nodes.pop(name, None)
+                    self._with_choice.pop(name, None)
+                case GPUNodeSeen(gpunode):
+                    self._statuses[gpunode.name] = gpunode.status
+                case GPUNodeGone(name):
+                    self._statuses.pop(name, None)
+                case NamespaceSeen(namespace):
+                    self._namespaces[namespace.metadata.name] = namespace
+                case NamespaceGone(name):
+                    self._namespaces.pop(name, None)
+                case Relisted():
+                    self._replace(event)
+
+    def context(self, rules: Rules, settings: WebhookSettings, namespace: str) -> AdmissionContext:
+        """Return the inputs of a decision about a pod of this namespace."""
+        known = self._namespaces.get(namespace)
+        metadata = known.metadata if known else ObjectMeta()
+        found = NamespaceMetadata(namespace, metadata.annotations or {}, metadata.labels or {})
+        nodes, annotated = (
+            _Nodes(held, self._statuses.get) for held in (self._nodes, self._with_choice)
+        )
+        return AdmissionContext(rules, settings, found, nodes, annotated)
+
+    def _replace(self, listed: Relisted) -> None:
+        """Replace all objects of one kind by a complete list."""
+        objects = {each.metadata.name: each for each in listed.objects}
+        if listed.kind is Node:
+            nodes = {k: each for k, each in objects.items() if isinstance(each, Node)}
+            self._nodes = nodes
+            self._with_choice = {k: each for k, each in nodes.items() if _has_choice(each)}
+        elif listed.kind is GPUNode:
+            self._statuses = {
+                k: each.status for k, each in objects.items() if isinstance(each, GPUNode)
+            }
+        elif listed.kind is Namespace:
+            self._namespaces = {
+                k: each for k, each in objects.items() if isinstance(each, Namespace)
+            }
+
+
+def _has_choice(node: Node) -> bool:
+    return DEVICE_CHOICE in (node.metadata.annotations or {})

@@ -76,8 +76,7 @@ class Draft:
 
     def schedule(self, scheduler: str) -> None:
         self._do("add", "/spec/schedulerName", scheduler)
-        spec = msgspec.structs.replace(self.pod.spec, scheduler_name=scheduler)
-        self.pod = msgspec.structs.replace(self.pod, spec=spec)
+        self._set_spec(scheduler_name=scheduler)
 
     def variable(self, where: Where, variable: EnvVar) -> None:
         """Add an environment variable that the container does not have."""
@@ -111,14 +110,12 @@ class Draft:
 
         This shifts the indices of the init containers, so steps that use indices come first.
         """
-        spec = self.pod.spec
-        if spec.init_containers:
+        init = self.pod.spec.init_containers or []
+        if init:
             self._do("add", "/spec/initContainers/0", gate)
         else:
             self._do("add", "/spec/initContainers", [gate])
-        shown = msgspec.convert(gate, InitContainer)
-        spec = msgspec.structs.replace(spec, init_containers=[shown, *(spec.init_containers or ())])
-        self.pod = msgspec.structs.replace(self.pod, spec=spec)
+        self._set_spec(init_containers=[msgspec.convert(gate, InitContainer), *init])
 
     def replace_first(self, index: int, gate: Mapping[str, Any]) -> None:
         """Remove the init container at ``index`` and insert ``gate`` before all others."""
@@ -126,9 +123,7 @@ class Draft:
         self._do("add", "/spec/initContainers/0", gate)
         init = [*(self.pod.spec.init_containers or ())]
         del init[index]
-        init.insert(0, msgspec.convert(gate, InitContainer))
-        spec = msgspec.structs.replace(self.pod.spec, init_containers=init)
-        self.pod = msgspec.structs.replace(self.pod, spec=spec)
+        self._set_spec(init_containers=[msgspec.convert(gate, InitContainer), *init])
 
     def container(self, where: Where) -> Container:
         spec = self.pod.spec
@@ -143,15 +138,13 @@ class Draft:
         self.pod = msgspec.structs.replace(self.pod, metadata=metadata)
 
     def _put(self, where: Where, container: Container) -> None:
-        spec = self.pod.spec
-        if where.init:
-            init = [*(spec.init_containers or ())]
-            init[where.index] = container
-            spec = msgspec.structs.replace(spec, init_containers=init)
-        else:
-            containers = [*(spec.containers or ())]
-            containers[where.index] = container
-            spec = msgspec.structs.replace(spec, containers=containers)
+        name = "init_containers" if where.init else "containers"
+        containers = [*(getattr(self.pod.spec, name) or ())]
+        containers[where.index] = container
+        self._set_spec(**{name: containers})
+
+    def _set_spec(self, **fields: Any) -> None:
+        spec = msgspec.structs.replace(self.pod.spec, **fields)
         self.pod = msgspec.structs.replace(self.pod, spec=spec)
 
 

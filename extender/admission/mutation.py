@@ -25,8 +25,9 @@ from contract.annotations import (
     SHARE,
     VRAM,
     VRAM_FROM,
+    Bytes,
     DeviceChoice,
-    ShareWish,
+    ShareMode,
     VramAnnotation,
     is_extender_annotation,
     parse_vram,
@@ -36,10 +37,8 @@ from contract.gate import GATE, gate_container
 from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
 from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
-from extender.admission.device_amounts import cap_mib, mirrored_mib, mps_mib
 from extender.admission.json_patch import Draft, Operation, Where, following
-from extender.admission.pod_options import gated_wish, share_wish
-from extender.placement.policy import Rules
+from extender.placement.policy import MIB, Rules
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
 from extender.placement.visible_devices import VISIBLE_DEVICES, followed
 
@@ -49,6 +48,10 @@ FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
 #: below the request, it does not evict memory.
 CAP_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+#: Major version of the first driver that limits memory per cgroup.
+LIMITING_DRIVER = 615
+#: The agent's source that reads these limits.
+LIMITS_SOURCE = "limits"
 
 UNLIMITED = (
     f"{SHARE} is limit, but nothing can limit the pod: it needs an amount, for example '8Gi', and"
@@ -82,9 +85,9 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     request = understand(draft.pod, context.namespace.default_vram, context.rules)
     placed = not pod.node and context.asks_headroom(draft.pod.spec.scheduler_name)
     if isinstance(request, VramRequest):
-        if context.wishes.mirror:
+        if context.settings.mirror:
             warnings += _mirror(draft, request)
-        if placed and not context.wishes.observes:
+        if placed and not context.settings.observes:
             warnings += _prepare_for_nodes(draft, request, context)
     return Mutated(tuple(draft.operations), tuple(warnings))
 
@@ -111,8 +114,8 @@ def _default(draft: Draft, context: AdmissionContext) -> None:
         return
     vram = parse_vram(text)
     if vram.by_container:
-        asking = {ask.name for ask in request.containers}
-        own = {name: a for name, a in vram.by_container.items() if name in asking}
+        containers = {ask.name for ask in request.containers}
+        own = {name: a for name, a in vram.by_container.items() if name in containers}
         if not own:
             return
         text = render_vram(VramAnnotation(by_container=own))
@@ -127,26 +130,25 @@ def _scheduler(draft: Draft, context: AdmissionContext) -> Iterator[str]:
     elif not context.asks_headroom(named) and named != STOCK_SCHEDULER:
         yield (
             f"spec.schedulerName {named!r:.80}: this scheduler does not call Headroom, so the pod"
-            f" may get a GPU without enough memory; set schedulerName: {context.wishes.scheduler}"
+            f" may get a GPU without enough memory; set schedulerName: {context.settings.scheduler}"
         )
 
 
 def _prepare_for_nodes(
     draft: Draft, request: VramRequest, context: AdmissionContext
 ) -> Iterator[str]:
-    share = share_wish(draft.pod, context.namespace)
-    wish = gated_wish(draft.pod, context.namespace)
+    share, gated = context.share_mode(draft.pod), context.gate_option(draft.pod)
     resources = [ask.resource for ask in request.asks]
     candidates: list[GpuNode] = []
-    if share is ShareWish.LIMIT or context.has_choice(draft.pod, resources):
+    if share is ShareMode.LIMIT or context.has_choice(draft.pod, resources):
         candidates = context.candidates(draft.pod, resources)
     _pin(draft, request, candidates, context.rules)
-    if share is not ShareWish.NONE:
+    if share is not ShareMode.NONE:
         _expose_share(draft, request)
-    if share is ShareWish.LIMIT:
+    if share is ShareMode.LIMIT:
         yield from _limit(draft, request, candidates)
-    if wish is not False:
-        yield from _gate(draft, context, candidates, wished=wish is True)
+    if gated is not False:
+        yield from _gate(draft, context, candidates, requested=gated is True)
 
 
 # Pinned.
@@ -164,10 +166,10 @@ def _pin(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode], rule
         return
     if not all(_pins(candidate, *resources) for candidate in candidates):
         return
-    asking = [*_asking(draft, request)]
-    if any(_chooses(draft.container(where), rules) for where in asking):
+    containers = [*_gpu_containers(draft, request)]
+    if any(_chooses(draft.container(where), rules) for where in containers):
         return
-    for where in asking:
+    for where in containers:
         if not _names(draft, where, VISIBLE_DEVICES):
             # An init container has no placement of its own: it uses that of the other containers.
             index = first.index if where.init else where.index
@@ -198,7 +200,7 @@ def _chooses(container: Container, rules: Rules) -> bool:
 
 
 def _expose_share(draft: Draft, request: VramRequest) -> None:
-    for where in _asking(draft, request):
+    for where in _gpu_containers(draft, request):
         if where.init:
             continue
         for name, annotation in ((BYTES_VARIABLE, BYTES), (FRACTION_VARIABLE, FRACTION)):
@@ -208,16 +210,16 @@ def _expose_share(draft: Draft, request: VramRequest) -> None:
 
 def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) -> Iterator[str]:
     held = False
-    for where, asks in _asking(draft, request).items():
+    for where, requests in _gpu_containers(draft, request).items():
         if where.init:
             continue
-        if (mib := cap_mib(asks, candidates)) is not None:
+        if (mib := cap_mib(requests, candidates)) is not None:
             held = True
             # If the user set one of them, the other could contradict it.
             if not any(_names(draft, where, name) for name in CAP_VARIABLES):
                 for name in CAP_VARIABLES:
                     draft.variable(where, EnvVar(name=name, value=str(mib)))
-        if (mib := mps_mib(asks, candidates, request.processes)) is not None:
+        if (mib := mps_mib(requests, candidates, request.processes)) is not None:
             held = True
             if not _names(draft, where, MPS_VARIABLE):
                 draft.variable(where, EnvVar(name=MPS_VARIABLE, value=f"0={mib}M"))
@@ -229,11 +231,11 @@ def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) ->
 
 
 def _mirror(draft: Draft, request: VramRequest) -> Iterator[str]:
-    for where, asks in _asking(draft, request).items():
+    for where, requests in _gpu_containers(draft, request).items():
         limits = draft.container(where).resources
         if limits and MIRROR in (limits.limits or {}):
             continue
-        mib = mirrored_mib(asks)
+        mib = mirrored_mib(requests)
         if mib is None:
             name = draft.container(where).name
             yield (
@@ -248,30 +250,30 @@ def _mirror(draft: Draft, request: VramRequest) -> Iterator[str]:
 
 
 def _gate(
-    draft: Draft, context: AdmissionContext, candidates: Sequence[GpuNode], wished: bool
+    draft: Draft, context: AdmissionContext, candidates: Sequence[GpuNode], requested: bool
 ) -> Iterator[str]:
     """Add the gate if an annotation sets it, or if the pod is eligible for a gated node.
 
     In the second case all its eligible nodes must have an agent: without one, a gate never opens.
     """
     gated = [each.node.metadata.name for each in candidates if each.choice is DeviceChoice.GATED]
-    if not (wished or gated):
+    if not (requested or gated):
         return
-    if not context.wishes.gate_image:
-        if wished:
+    if not context.settings.gate_image:
+        if requested:
             yield f"the pod gets no gate: {NO_IMAGE}"
         else:
             yield f"the pod gets no gate, so gated nodes like {gated[0]} reject it: {NO_IMAGE}"
         return
     unreported = [each.node.metadata.name for each in candidates if each.status is None]
-    if unreported and not wished:
+    if unreported and not requested:
         yield (
             f"the pod gets no gate, so gated nodes like {gated[0]} reject it: it is also eligible"
             f" for {unreported[0]}, which has no agent to open a gate; set a nodeSelector, or"
             f" {GATED}: 'true'"
         )
         return
-    gate = gate_container(context.wishes.gate_image)
+    gate = gate_container(context.settings.gate_image)
     for index, container in enumerate(draft.pod.spec.init_containers or ()):
         if container.name == GATE:
             # The gate must be exactly this container, and the first one, even if another webhook
@@ -284,28 +286,99 @@ def _gate(
 # Containers.
 
 
-def containers(pod: Pod) -> Iterator[Where]:
-    for index in range(len(pod.spec.init_containers or ())):
-        yield Where(True, index)
-    for index in range(len(pod.spec.containers or ())):
-        yield Where(False, index)
-
-
-def _asking(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk]]:
+def _gpu_containers(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk]]:
     """Return the containers that request GPUs, with their requests.
 
     Placements are recorded only for containers that are not init containers.
     """
-    asks_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
+    requests_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
     for ask in request.containers:
-        asks_of.setdefault((ask.index, ask.name), []).append(ask)
-    found: dict[Where, list[ContainerAsk]] = {}
-    for where in containers(draft.pod):
-        index = None if where.init else where.index
-        if asks := asks_of.get((index, draft.container(where).name)):
-            found[where] = asks
-    return found
+        requests_of.setdefault((ask.index, ask.name), []).append(ask)
+    init, main = draft.pod.spec.init_containers or (), draft.pod.spec.containers or ()
+    named: dict[Where, tuple[int | None, str]] = {
+        Where(True, index): (None, each.name) for index, each in enumerate(init)
+    }
+    named |= {Where(False, index): (index, each.name) for index, each in enumerate(main)}
+    return {where: requests_of[name] for where, name in named.items() if name in requests_of}
 
 
 def _names(draft: Draft, where: Where, variable: str) -> bool:
     return any(each.name == variable for each in draft.container(where).env or ())
+
+
+# Amounts in MiB. Before the pod has a device, only a request in bytes is known; a share of a device
+# or of a replica is not. Limits are rounded down, so that the limits on one device never exceed its
+# reservations. The mirrored resource is rounded up, so that it never allows more than there is.
+
+
+def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
+    """Return the memory of all devices of one container; None if an amount is not known yet."""
+    total = 0
+    for ask in requests:
+        if not isinstance(ask.amount, Bytes):
+            return None
+        total += -(-ask.amount.count_bytes // MIB) * ask.count
+    return total
+
+
+def cap_mib(requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
+    """Return the driver's memory limit for each device of a container.
+
+    None unless every candidate node can enforce the limit.
+    """
+    amount = _single(requests)
+    if amount is None or not candidates:
+        return None
+    if not all(_enforces(candidate, requests[0].resource) for candidate in candidates):
+        return None
+    return amount // MIB or None
+
+
+def mps_mib(
+    requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode], processes: int
+) -> int | None:
+    """Return MPS's memory limit for each process of a container with one device.
+
+    None unless the limit is below MPS's own limit on every device that the container could get: MPS
+    ignores a larger limit.
+    """
+    amount = _single(requests)
+    if amount is None or requests[0].count != 1 or not candidates:
+        return None
+    each_mib = amount // processes // MIB
+    for candidate in candidates:
+        devices = candidate.devices(requests[0].resource)
+        if not devices or any(device.sharing != "mps" for device in devices):
+            return None
+        if any(d.memory_bytes // max(d.replicas.total, 1) // MIB <= each_mib for d in devices):
+            return None
+    return each_mib or None
+
+
+def _single(requests: Sequence[ContainerAsk]) -> int | None:
+    """Return the bytes per device of a container with one request in bytes, else None."""
+    if len(requests) != 1 or not isinstance(requests[0].amount, Bytes):
+        return None
+    return requests[0].amount.count_bytes
+
+
+def _enforces(candidate: GpuNode, resource: str) -> bool:
+    """Return whether the node's driver can limit memory per cgroup, according to its agent.
+
+    It needs the driver, cgroup v2, devices injected with CDI, and no MIG. The agent cannot see the
+    versions of the container toolkit and the device plugin.
+    """
+    status = candidate.status
+    if status is None:
+        return False
+    major = status.driver_version.partition(".")[0]
+    devices = candidate.devices(resource)
+    return (
+        major.isdecimal()
+        and len(major) < 6
+        and int(major) >= LIMITING_DRIVER
+        and any(each.name == LIMITS_SOURCE and each.state == "ok" for each in status.sources)
+        and "cdi" in status.plugin.device_list_strategy
+        and bool(devices)
+        and all(device.kind == "gpu" for device in devices)
+    )

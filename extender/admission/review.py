@@ -1,19 +1,27 @@
-"""Decodes and encodes AdmissionReview, version admission.k8s.io/v1.
+"""Answers AdmissionReviews, version admission.k8s.io/v1: decodes them, decides and encodes.
 
 Only the fields in ``contract.kube`` are decoded from the object under review. A body that no API
 server sends raises ``MalformedReview``, which names the invalid part.
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from contract.kube import KubeStruct, ObjectMeta, Pod, PodSpec
 from contract.pod_limits import sized
-from extender.admission.mutation import Mutated
-from extender.admission.validation import MAX_WARNINGS, Validated
+from extender.admission.context import AdmissionContext
+from extender.admission.mutation import Mutated, mutate
+from extender.admission.validation import (
+    MAX_WARNINGS,
+    Validated,
+    validate_annotations,
+    validate_pod,
+    validate_template,
+)
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
@@ -22,6 +30,12 @@ _NODE_USER = "system:node:"
 #: a total of about 4 KiB.
 _MAX_WARNING = 256
 _MAX_REJECTION = 1024
+#: Returns the inputs of a decision about a pod of the given namespace.
+ContextOf = Callable[[str], AdmissionContext]
+
+_CREATE, _UPDATE = "CREATE", "UPDATE"
+#: Kinds whose own annotations are validated.
+_ANNOTATED = ("Namespace", "Node")
 
 
 class MalformedReview(ValueError):
@@ -156,11 +170,7 @@ def _answer(request: Request, response: dict[str, Any], warnings: Iterable[str])
     texts = [_truncated(f"Headroom: {each}") for each in warnings][:MAX_WARNINGS]
     if texts:
         response["warnings"] = texts
-    review = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "response": {"uid": request.uid, **response},
-    }
+    review = {"apiVersion": API_VERSION, "kind": KIND, "response": {"uid": request.uid, **response}}
     return msgspec.json.encode(review)
 
 
@@ -179,3 +189,32 @@ def _decoded(body: bytes | msgspec.Raw, kind: Any, where: str) -> Any:
         return msgspec.json.decode(body, type=kind)
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
         raise MalformedReview(f"{where} cannot be read: {str(err)[:300]}") from err
+
+
+def answer_mutate(request: Request, context_of: ContextOf) -> bytes:
+    """Answer a mutating review. Only pods that are being created are changed."""
+    if request.kind.kind != "Pod" or request.operation != _CREATE:
+        return answer_mutated(request, Mutated())
+    return answer_mutated(request, mutate(pod_of(request), _context(request, context_of)))
+
+
+def answer_validate(request: Request, context_of: ContextOf) -> bytes:
+    """Answer a validating review."""
+    return answer_validated(request, _validated(request, context_of))
+
+
+def _validated(request: Request, context_of: ContextOf) -> Validated:
+    kind = request.kind.kind
+    if request.operation not in (_CREATE, _UPDATE):
+        return Validated()
+    if kind in _ANNOTATED:
+        return validate_annotations(kind, metadata_of(request))
+    context = _context(request, context_of)
+    if kind == "Pod":
+        return validate_pod(pod_of(request), pod_before(request), context)
+    found = template_of(request)
+    return Validated() if found is None else validate_template(kind, *found, context)
+
+
+def _context(request: Request, context_of: ContextOf) -> AdmissionContext:
+    return replace(context_of(request.namespace), kubelet_node=request.user_info.node)

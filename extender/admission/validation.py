@@ -76,14 +76,14 @@ def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Val
     if before is not None and (before.node or _ours(before.metadata) == _ours(pod.metadata)):
         return Validated()
     rejection = _rejection(pod, context)
-    if context.wishes.observes:
+    if context.settings.observes:
         would = [f"{WOULD}: {rejection}"] if rejection else []
         return Validated(warnings=(*would, *_warnings(pod, context)))
     if (
         not rejection
         and before is None
-        and _wishes_gate(pod)
-        and not is_gated(pod, context.wishes.gate_image)
+        and _requests_gate(pod)
+        and not is_gated(pod, context.settings.gate_image)
     ):
         rejection = f"annotation {GATED} is 'true' and the pod has no gate: {_why_no_gate(context)}"
     return Validated(rejection, tuple(_warnings(pod, context)))
@@ -146,7 +146,7 @@ def _rejection(pod: Pod, context: AdmissionContext) -> str:
     return ""
 
 
-def _wishes_gate(pod: Pod) -> bool:
+def _requests_gate(pod: Pod) -> bool:
     try:
         return parse_gated(pod.annotation(GATED) or "false")
     except BadAnnotation:
@@ -154,11 +154,10 @@ def _wishes_gate(pod: Pod) -> bool:
 
 
 def _why_no_gate(context: AdmissionContext) -> str:
-    if not context.wishes.gate_image:
+    if not context.settings.gate_image:
         return NO_IMAGE
-    return (
-        f"Headroom does not place it; set schedulerName: {context.wishes.scheduler} and no nodeName"
-    )
+    name = context.settings.scheduler
+    return f"Headroom does not place it; set schedulerName: {name} and no nodeName"
 
 
 def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:

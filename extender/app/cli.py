@@ -14,12 +14,11 @@ import typer
 import uvloop
 
 from extender.app.embedded import serve_embedded
-from extender.app.reload import Origin
-from extender.certs.command import certs
-from extender.certs.copy_command import copy_certs
-from extender.config.command import config
+from extender.certs.commands import certs, copy_certs
 from extender.config.fleet_file import load_fleet
-from extender.config.loading import load_settings
+from extender.config.loading import check_settings, load_settings
+from extender.config.reload import Origin
+from extender.config.settings import Settings
 from extender.doctor.command import doctor
 from extender.errors import BadSettings
 
@@ -81,8 +80,7 @@ TlsCert = Annotated[
 ]
 TlsKey = Annotated[Path | None, typer.Option(help="PEM private key of the certificate.")]
 TlsClientCa = Annotated[
-    Path | None,
-    typer.Option(help="PEM CAs; clients need a certificate of one of them."),
+    Path | None, typer.Option(help="PEM CAs; clients need a certificate of one of them.")
 ]
 Level = Annotated[LogLevel, typer.Option(help="Minimum log level.")]
 
@@ -109,18 +107,12 @@ def serve(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Serve kube-scheduler's calls and the debug API from one process."""
-    flags = _flags(locals(), "embedded", "config", "log_level")
-    _log_at(log_level)
+    if embedded is None:
+        _serve_part("both", locals())
+        return
     with _reported():
-        settings = load_settings(config, **flags)
-        origin = Origin(config, dict(os.environ), flags)
-        if embedded is not None:
-            uvloop.run(serve_embedded(settings, load_fleet(embedded), typer.echo, origin))
-            return
-        # The Kubernetes client is an optional dependency, and slow to import.
-        from extender.app.cluster import serve_cluster
-
-        uvloop.run(serve_cluster(settings, typer.echo, origin=origin))
+        settings, origin = _loaded(locals())
+        uvloop.run(serve_embedded(settings, load_fleet(embedded), typer.echo, origin))
 
 
 @app.command()
@@ -141,9 +133,7 @@ def extender(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Serve kube-scheduler's calls, and health, metrics and the journal on a second port."""
-    flags = _flags(locals(), "config", "log_level")
-    _log_at(log_level)
-    _serve_part("extender", config, flags)
+    _serve_part("extender", locals())
 
 
 @app.command()
@@ -158,45 +148,35 @@ def console(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Serve the debug API and its page; read-only."""
-    flags = _flags(locals(), "config", "log_level")
-    _log_at(log_level)
-    _serve_part("console", config, flags)
-
-
-def _flags(given: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """Return the settings among the arguments of a command."""
-    return {name: value for name, value in given.items() if name not in others}
-
-
-def _serve_part(part: str, config: Path | None, flags: dict[str, Any]) -> None:
-    with _reported():
-        from extender.app.cluster import Parts, serve_cluster
-
-        settings = load_settings(config, **flags)
-        origin = Origin(config, dict(os.environ), flags)
-        uvloop.run(serve_cluster(settings, typer.echo, origin=origin, parts=Parts(part)))
+    _serve_part("console", locals())
 
 
 @app.command()
-def webhook(
-    config: Config = None,
-    host: Host = None,
-    log_level: Level = LogLevel.INFO,
-) -> None:
+def webhook(config: Config = None, host: Host = None, log_level: Level = LogLevel.INFO) -> None:
     """Serve the admission webhook."""
-    flags = _flags(locals(), "config", "log_level")
-    _log_at(log_level)
     with _reported():
         from extender.app.webhook import serve_webhook
 
-        settings = load_settings(config, **flags)
-        origin = Origin(config, dict(os.environ), flags)
+        settings, origin = _loaded(locals())
         uvloop.run(serve_webhook(settings, typer.echo, origin=origin))
 
 
-def _log_at(level: LogLevel) -> None:
-    number = logging.getLevelNamesMapping()[level.name]
+def _serve_part(part: str, given: Mapping[str, Any]) -> None:
+    with _reported():
+        # The Kubernetes client is an optional dependency, and slow to import.
+        from extender.app.cluster import Parts, serve_cluster
+
+        settings, origin = _loaded(given)
+        uvloop.run(serve_cluster(settings, typer.echo, origin=origin, parts=Parts(part)))
+
+
+def _loaded(given: Mapping[str, Any]) -> tuple[Settings, Origin]:
+    """Set the log level and load the settings, with ``given``, the arguments of the command."""
+    number = logging.getLevelNamesMapping()[given["log_level"].name]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+    flags = {name: value for name, value in given.items() if name in Settings.model_fields}
+    origin = Origin(given["config"], dict(os.environ), flags)
+    return load_settings(origin.path, **flags), origin
 
 
 @contextlib.contextmanager
@@ -227,24 +207,19 @@ def convert(
         typer.FileText, typer.Option("-f", "--file", help="Manifests, YAML or JSON; -: stdin.")
     ],
     memory_unit: Annotated[
-        MemoryUnit,
-        typer.Option(help="Unit of aliyun.com/gpu-mem (--memory-unit)."),
+        MemoryUnit, typer.Option(help="Unit of aliyun.com/gpu-mem (--memory-unit).")
     ] = MemoryUnit.GIB,
     scheduler_name: Annotated[
-        str | None,
-        typer.Option(help="schedulerName; default: remove KAI's and HAMi's."),
+        str | None, typer.Option(help="schedulerName; default: remove KAI's and HAMi's.")
     ] = None,
 ) -> None:
     """Convert manifests for KAI, HAMi or gpushare to Headroom, on stdout.
 
-            understood and left as it was, 2 if the file cannot be read at all.
     Reports on stderr what could not be converted. The exit status is 1 if something was not
-        understood and left unchanged, 2 if the file cannot be read.
-        understood and left as it was, 2 if the file cannot be read at all.
+    understood and left unchanged, 2 if the file cannot be read.
     """
-    from extender.convert.manifests import Options
+    from extender.convert.manifests import BadManifest, Options
     from extender.convert.manifests import convert as converted
-    from extender.convert.remarks import BadManifest
 
     unit_bytes = 1 << (30 if memory_unit is MemoryUnit.GIB else 20)
     try:
@@ -263,7 +238,32 @@ def convert(
 app.command()(doctor)
 app.command()(certs)
 app.command()(copy_certs)
-app.add_typer(config, name="config")
+
+
+config_commands = typer.Typer(no_args_is_help=True, help="Check settings files.")
+app.add_typer(config_commands, name="config")
+
+
+@config_commands.callback()
+def _with_commands() -> None:
+    """Make `check` a subcommand; typer would otherwise run a single command without its name."""
+
+
+@config_commands.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The extender's settings file (YAML).")],
+) -> None:
+    """List all mistakes in a settings file, each with its line, the reason and an example.
+
+    Reads only this file: no environment variables, and none of the files that it names. The exit
+    status is 0 if the extender would start with the file, and otherwise 2.
+    """
+    _, problems = check_settings(file, {}, {})
+    for problem in problems:
+        typer.echo(str(problem), err=True)
+    if problems:
+        raise typer.Exit(2)
+    typer.echo(f"{file}: valid")
 
 
 @app.command()

@@ -14,8 +14,8 @@ from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.app.memory_policy import limit_heap
 from extender.app.readiness import DISPENSABLE, unready
-from extender.app.reload import ANYWHERE, Origin
 from extender.app.serving import serve, serve_views
+from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.auth import Guard
 from extender.console.reviews import KubeReviews
@@ -38,8 +38,8 @@ from extender.kube.resources import watched_kinds
 from extender.ledger.kube_evictor import KubernetesEvictor
 from extender.ledger.kube_store import KubernetesStore
 from extender.ledger.preemption_writer import PreemptionWriter
+from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
-from extender.observability.pending_metrics import PendingPods
 from extender.server.client_ca import ClientCa
 from extender.server.tls import ServerTls
 from extender.state.quotas import ResourceQuota

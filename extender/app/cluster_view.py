@@ -6,18 +6,16 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 
 from extender.app.memory_policy import collect_garbage
-from extender.app.reload import ANYWHERE, Origin, SettingsReloader
-from extender.certs.expiry import CertificateCollector
+from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Mode, Settings
 from extender.console.auth import Guard
 from extender.console.context import Context, no_quotas
 from extender.console.process_bodies import SettingsView
 from extender.console.process_status import Observed
 from extender.observability.feed import Feed
-from extender.observability.journal_merge import Journals
-from extender.observability.journal_stream import AssumedLine, nothing_assumed
-from extender.observability.loop_lag import sample_lag
-from extender.observability.metrics import ViewTelemetry
+from extender.observability.journal_follower import Journals
+from extender.observability.journal_stream import AssumedLine
+from extender.observability.metrics import CertificateCollector, ViewTelemetry, sample_lag
 from extender.periodic import Loops
 from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
@@ -58,7 +56,7 @@ class ClusterView:
         self.begun = asyncio.Event()
         #: Called with each prediction that was compared with a report.
         self.outcome_seen: list[Callable[[Outcome], None]] = []
-        telemetry.registry.register(CertificateCollector(settings.shown))
+        telemetry.registry.register(CertificateCollector(settings.served_certificates))
         self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
 
     @property
@@ -132,7 +130,7 @@ class ClusterView:
     def assumed(self) -> AssumedLine:
         """Return the assumed binds and nominations of this process: none, because it binds no
         pods."""
-        return nothing_assumed()
+        return AssumedLine()
 
     def _took(self, events: Sequence[Event]) -> None:
         """React to events that were applied, or will be once the nodes that they changed are

@@ -9,12 +9,9 @@ from extender.app.cluster_view import ClusterView
 from extender.console.app import console_app
 from extender.console.auth import Guard
 from extender.console.context import no_quotas
-from extender.observability.assumed_binds_stream import AssumedBindsUpdater
-from extender.observability.change_feed import ChangeFeed, start_watching
-from extender.observability.feed import Feed
+from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.fleet_metrics import FleetCollector
-from extender.observability.journal_follower import JournalFollower
-from extender.observability.journal_merge import Journals
+from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower, Journals
 from extender.observability.recorder import publish_miss
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
@@ -46,8 +43,8 @@ class Console:
         self.feed = Feed(time.time, lambda: view.cluster.snapshot().generation)
         self._has_extender = own is not None
         ours = view.name if own is not None else ""
-        self.watching = ChangeFeed(view.cluster, self.journals, self.feed, ours)
-        view.outcome_seen.append(self._tell)
+        self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
+        view.outcome_seen.append(self._publish_miss)
         view.telemetry.registry.register(
             FleetCollector(
                 view.cluster,
@@ -62,7 +59,7 @@ class Console:
         self.following.start()
         if not self._has_extender:  # an extender has its own assumed binds
             AssumedBindsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
-        start_watching(self._view.loops, self.watching, self._view.begun)
+        self.changes.start(self._view.loops, self._view.begun)
 
     def app(
         self,
@@ -72,5 +69,5 @@ class Console:
         context = self._view.context(self.journals, self.feed, guard, quotas)
         return console_app(context, with_journal=self._has_extender)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _publish_miss(self, outcome: Outcome) -> None:
         publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))

@@ -9,10 +9,10 @@ from contract.kube import Namespace, Node, Pod
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.app.memory_policy import limit_heap
-from extender.app.reload import ANYWHERE, Origin
 from extender.app.serving import serve
-from extender.config.consistency import is_loopback
+from extender.config.constraints import is_loopback
 from extender.config.fleet_file import Fleet
+from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.embedded_routes import add_embedded_routes
 from extender.controllers.sm_history import sm_history

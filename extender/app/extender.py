@@ -13,7 +13,7 @@ from contract.gpunode import GPUNode, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.app.cluster_view import ClusterView
-from extender.app.reload import ANYWHERE, Origin
+from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.app import extender_app
 from extender.console.auth import Guard
@@ -27,13 +27,11 @@ from extender.ledger.eviction import Evictions, Evictor
 from extender.ledger.preemption_writer import PreemptionWriter
 from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
-from extender.observability.assumed_binds_stream import assumed_line
-from extender.observability.conflict_counter import ConflictCountingStore
 from extender.observability.feed import Feed
-from extender.observability.journal_merge import Journals
-from extender.observability.journal_stream import AssumedLine
+from extender.observability.journal_follower import Journals
+from extender.observability.journal_stream import AssumedLine, assumed_line
 from extender.observability.metrics import Telemetry
-from extender.observability.recorder import record_bind, record_prediction
+from extender.observability.recorder import ConflictCountingStore, record_bind, record_prediction
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.placement_record import Placement
 from extender.scheduler.extender_v1 import BindArgs

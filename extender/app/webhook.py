@@ -5,19 +5,17 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from extender.admission.context import AdmissionContext
-from extender.admission.node_cache import KINDS, KnownObjects
-from extender.admission.server import Webhook, webhook_app
+from extender.admission.context import KINDS, AdmissionContext, ObjectCache
+from extender.admission.endpoints import Webhook, webhook_app
 from extender.app.readiness import unready
-from extender.app.reload import ANYWHERE, Origin, SettingsReloader
-from extender.certs.expiry import CertificateCollector
+from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Settings
 from extender.errors import BadSettings
 from extender.kube.client import KubeApi, load_configuration
 from extender.kube.informers import KubernetesSources
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
-from extender.observability.metrics import WebhookTelemetry
+from extender.observability.metrics import CertificateCollector, WebhookTelemetry
 from extender.periodic import Loops
 from extender.server.http_limits import LimitedProtocol
 from extender.server.ports import Port, serve_ports
@@ -28,15 +26,15 @@ class Decider:
     """Holds the current settings and cached objects, for the endpoints."""
 
     def __init__(self, settings: Settings) -> None:
-        self.known = KnownObjects()
+        self.cache = ObjectCache()
         self.take(settings)
 
     def take(self, settings: Settings) -> None:
         """Use these settings from now on."""
-        self._rules, self._wishes = settings.rules, settings.wishes
+        self._rules, self._settings = settings.rules, settings.webhook
 
-    def around(self, namespace: str) -> AdmissionContext:
-        return self.known.around(self._rules, self._wishes, namespace)
+    def context(self, namespace: str) -> AdmissionContext:
+        return self.cache.context(self._rules, self._settings, namespace)
 
 
 async def serve_webhook(
@@ -59,10 +57,10 @@ async def serve_webhook(
     loops = Loops(lambda loop: telemetry.loop_failures.labels(loop).inc())
     decider = Decider(settings)
     kinds = [kind for kind in watched_kinds(settings.agent_namespace) if kind.name in KINDS]
-    sources = KubernetesSources(api, decider.known.apply, kinds, pace=pace)
+    sources = KubernetesSources(api, decider.cache.apply, kinds, pace=pace)
     app = webhook_app(
         Webhook(
-            decider.around,
+            decider.context,
             lambda: unready(sources.health, settings.blind_after_s),
             loops.stuck,
             telemetry,

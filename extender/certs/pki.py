@@ -1,10 +1,16 @@
-"""Creates and inspects keys and X.509 certificates in PEM.
+"""Creates, inspects and renews keys and X.509 certificates in PEM.
+
+There are two CAs: one signs the certificate of the servers, the other only kube-scheduler's client
+certificate. Certificates are renewed long before they expire. A CA is kept until it expires or its
+Secret is deleted. Replacing it is a task for an administrator, because kube-scheduler reads the CA
+that it trusts only when it starts.
 
 All keys are P-256, unencrypted in PKCS #8. Times are aware datetimes in UTC.
 """
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -46,11 +52,10 @@ class Pair:
 class Facts:
     """The fields of a certificate that decide about its renewal."""
 
-    made_at: datetime
     ends_at: datetime
     #: DNS names and IP addresses, as the certificate spells them.
-    names: frozenset[str]
-    usages: frozenset[Usage]
+    names: Set[str]
+    usages: Set[Usage]
 
 
 def new_authority(name: str, now: datetime, lifetime: timedelta) -> Pair:
@@ -109,9 +114,15 @@ def facts(pair: Pair) -> Facts:
         raise NotAPair("the key is not an unencrypted private key in PEM") from err
     if not hasattr(key, "public_key") or key.public_key() != cert.public_key():
         raise NotAPair("the key does not match the certificate")
-    return Facts(
-        cert.not_valid_before_utc + BACKDATED, cert.not_valid_after_utc, _names(cert), _usages(cert)
-    )
+    names, usages = set[str](), set[Usage]()
+    with suppress(x509.ExtensionNotFound):
+        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names.update(found.get_values_for_type(x509.DNSName))
+        names.update(map(str, found.get_values_for_type(x509.IPAddress)))
+    with suppress(x509.ExtensionNotFound):
+        oids = set(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+        usages.update(usage for usage, oid in _OID.items() if oid in oids)
+    return Facts(cert.not_valid_after_utc, names, usages)
 
 
 def ends_at(cert: bytes) -> datetime:
@@ -136,24 +147,6 @@ def _cert(pem: bytes) -> x509.Certificate:
         return x509.load_pem_x509_certificate(pem)
     except ValueError as err:
         raise NotAPair("it is not a certificate in PEM") from err
-
-
-def _names(cert: x509.Certificate) -> frozenset[str]:
-    try:
-        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return frozenset()
-    dns = found.get_values_for_type(x509.DNSName)
-    addresses = found.get_values_for_type(x509.IPAddress)
-    return frozenset([*dns, *map(str, addresses)])
-
-
-def _usages(cert: x509.Certificate) -> frozenset[Usage]:
-    try:
-        found = set(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    except x509.ExtensionNotFound:
-        return frozenset()
-    return frozenset(usage for usage, oid in _OID.items() if oid in found)
 
 
 def _general_name(name: str) -> x509.GeneralName:
@@ -210,3 +203,85 @@ def _signed(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem), private)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The lifetimes of CAs and certificates, and how early certificates are renewed."""
+
+    authority_lifetime: timedelta = timedelta(days=3650)
+    leaf_lifetime: timedelta = timedelta(days=90)
+    leaf_renewed_before: timedelta = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A CA and the one certificate that it signs."""
+
+    #: Prefix of the CA's keys in its Secret.
+    purpose: str
+    #: The Secret of the certificate.
+    secret: str
+    #: The certificate's common name.
+    name: str
+    #: DNS names and IP addresses of a server.
+    names: tuple[str, ...]
+    usage: Usage
+
+
+def authority_of(purpose: str, data: Mapping[str, bytes]) -> Pair | None:
+    """Return the CA in a Secret; None if it is missing or invalid."""
+    return usable(data.get(f"{purpose}.crt"), data.get(f"{purpose}.key"))
+
+
+def data_of(purpose: str, authority: Pair) -> dict[str, bytes]:
+    """Return a CA as the data of its Secret."""
+    return {f"{purpose}.crt": authority.cert, f"{purpose}.key": authority.key}
+
+
+def next_authority(authority: Pair | None, purpose: str, now: datetime, terms: Terms) -> Pair:
+    """Return the existing CA, or a new one if it is missing or has expired."""
+    if authority is not None and now < ends_at(authority.cert):
+        return authority
+    return new_authority(f"headroom-{purpose}-ca", now, terms.authority_lifetime)
+
+
+def next_leaf(
+    leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
+) -> tuple[Pair, str]:
+    """Return the certificate to serve, and why it replaces ``leaf``; "" if it is ``leaf``."""
+    why = _renewal_reason(leaf, authority, wanted, now, terms)
+    if leaf is not None and not why:
+        return leaf, ""
+    new = new_leaf(authority, wanted.name, wanted.names, wanted.usage, now, terms.leaf_lifetime)
+    return new, why
+
+
+def usable(cert: bytes | None, key: bytes | None) -> Pair | None:
+    """Return the certificate and key as a pair; None if one is missing or they do not match."""
+    if not cert or not key:
+        return None
+    pair = Pair(cert, key)
+    try:
+        facts(pair)
+    except NotAPair:
+        return None
+    return pair
+
+
+def _renewal_reason(
+    leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
+) -> str:
+    if leaf is None:
+        return "none existed"
+    found = facts(leaf)
+    if not is_signed_by(leaf.cert, authority.cert):
+        return "another CA had signed it"
+    if missing := sorted(set(wanted.names) - found.names):
+        return f"it was not valid for {', '.join(missing)}"
+    if wanted.usage not in found.usages:
+        return f"it was not for a {wanted.usage.value}"
+    due = found.ends_at - terms.leaf_renewed_before <= now
+    if due and found.ends_at < ends_at(authority.cert):
+        return f"it expires at {found.ends_at:%Y-%m-%dT%H:%M:%SZ}"
+    return ""

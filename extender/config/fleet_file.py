@@ -22,8 +22,8 @@ from contract.gpunode import (
 )
 from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
 from contract.quantity import format_bytes
-from extender.config.field_types import QuantityBytes
-from extender.config.loading import one_line, read_yaml
+from extender.config.constraints import QuantityBytes
+from extender.config.loading import read_yaml
 from extender.errors import BadSettings
 
 #: The default configuration of NVIDIA's device plugin and of the kubelet.
@@ -150,7 +150,10 @@ def load_fleet(path: Path) -> Fleet:
     try:
         return Fleet(**read_yaml(path))
     except ValidationError as err:
+        found = "; ".join(
+            f"{'.'.join(map(str, each['loc'])) or 'file'}: {each['msg']}" for each in err.errors()
+        )
         raise BadSettings(
-            f"{path}: {one_line(err)}. Example: 'nodes: [{{name: gpu-a, gpus: 1, memory: 24Gi, "
+            f"{path}: {found}. Example: 'nodes: [{{name: gpu-a, gpus: 1, memory: 24Gi, "
             "sharing: time-slicing, replicas: 4}]'"
         ) from err

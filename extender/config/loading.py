@@ -15,11 +15,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from contract.service_links import service_links
-from extender.config.consistency import Contradiction
-from extender.config.settings import EXAMPLES, Settings
+from extender.config.constraints import Contradiction
+from extender.config.settings import Settings
 from extender.errors import BadSettings
 
 PREFIX, NESTED = "HEADROOM_", "__"
@@ -28,6 +27,26 @@ OTHERS = ("HEADROOM_SERVER", "HEADROOM_TOKEN", "HEADROOM_CACHE")
 #: Maximum size of a file. It limits parsing time: PyYAML needs quadratic time for a long string,
 #: and 16 us for each bracket.
 MAX_BYTES = 64 << 10
+
+#: Example values, for settings whose default is empty or is easier to read in another form.
+EXAMPLES = {
+    "verbs_host": "127.0.0.1",
+    "debug_host": "0.0.0.0",
+    "debug_tls_cert": "/etc/headroom/tls/tls.crt",
+    "debug_tls_key": "/etc/headroom/tls/tls.key",
+    "webhook_tls_cert": "/etc/headroom/tls/tls.crt",
+    "webhook_tls_key": "/etc/headroom/tls/tls.key",
+    "tls_cert": "/etc/headroom/tls/tls.crt",
+    "tls_key": "/etc/headroom/tls/tls.key",
+    "tls_client_ca": "/etc/headroom/client/ca.crt",
+    "extenders": "[headroom-journal.headroom-system.svc]",
+    "max_body": "16Mi",
+    "gate_image": "registry.example/headroom-agent:1.0",
+    "journal_bytes": "16Mi",
+    "prometheus_url": "http://prometheus.monitoring:9090",
+    "prometheus_token_file": "/var/run/secrets/prometheus/token",
+    "prometheus_ca": "/etc/headroom/prometheus/ca.crt",
+}
 
 _Path = tuple[str | int, ...]
 
@@ -53,32 +72,6 @@ class ParsedFile:
     repeated: Sequence[tuple[str, int]] = ()
 
 
-class _Environment(EnvSettingsSource):
-    """Settings from environment variables. Lists are comma-separated, or JSON."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = {name.lower(): value for name, value in env.items()}
-        super().__init__(_Variables)
-
-    def _load_env_vars(self) -> Mapping[str, str | None]:
-        return self._env
-
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        text = str(value).strip()
-        if text[:1] in ("[", "{"):
-            try:
-                return json.loads(text)
-            except ValueError:
-                return text  # validation rejects it later
-        return [part.strip() for part in text.split(",") if part.strip()]
-
-
-class _Variables(Settings, BaseSettings):
-    """A description of the settings as environment variables; never instantiated."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=NESTED)
-
-
 def load_settings(
     path: Path | None, env: Mapping[str, str] | None = None, **overrides: Any
 ) -> Settings:
@@ -87,13 +80,13 @@ def load_settings(
     ``env`` defaults to the environment of the process. Raises ``BadSettings`` with one line for
     each problem.
     """
-    settings, problems = look(path, os.environ if env is None else env, overrides)
+    settings, problems = check_settings(path, os.environ if env is None else env, overrides)
     if settings is None:
         raise BadSettings("\n".join(map(str, problems)))
     return settings
 
 
-def look(
+def check_settings(
     path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
 ) -> tuple[Settings | None, list[Problem]]:
     """Read settings without raising: return them, or None and all problems."""
@@ -115,7 +108,7 @@ def look(
         problems.append(Problem(f"${name}", f"is not a setting; {hint}"))
     env = {name: value for name, value in env.items() if name in known and name not in links}
     flags = {name: value for name, value in overrides.items() if value is not None}
-    values = _merged(_merged(parsed.values, _Environment(env)()), flags)
+    values = _merged(_merged(parsed.values, _environment(env)), flags)
 
     def sources(loc: _Path) -> Iterator[str]:
         """Yield the sources that set the value, the one with the highest priority first."""
@@ -168,21 +161,19 @@ def example_of(loc: _Path) -> str:
 
 def as_yaml(value: Any) -> str:
     """Return a value of a setting as one line of YAML."""
+    text: str = yaml.safe_dump(_plain(value), default_flow_style=True, width=1 << 20)
+    return text.split("\n")[0]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in YAML's types, whole numbers as integers."""
     if isinstance(value, BaseModel):
-        value = value.model_dump()
-    value = getattr(value, "value", value)
-    plain = list(value) if isinstance(value, tuple) else value
-    if isinstance(plain, float) and plain.is_integer():
-        plain = int(plain)
-    elif isinstance(plain, dict):
-        plain = {
-            key: int(each) if float(each).is_integer() else each for key, each in plain.items()
-        }
-    return str(yaml.safe_dump(plain, default_flow_style=True, width=1 << 20)).split("\n")[0]
-
-
-def variable_of(name: str) -> str:
-    return PREFIX + name.upper()
+        return {name: _plain(part) for name, part in value}
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return getattr(value, "value", value)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -214,14 +205,6 @@ def _parse(path: Path) -> ParsedFile:
     return ParsedFile(content, lines, repeated)
 
 
-def one_line(err: ValidationError) -> str:
-    """Return the error details of pydantic on one line."""
-    return "; ".join(
-        f"{'.'.join(str(part) for part in finding['loc']) or 'file'}: {finding['msg']}"
-        for finding in err.errors()
-    )
-
-
 def _lines(
     node: yaml.Node | None, parent: _Path, lines: dict[_Path, int], depth: int
 ) -> Iterator[tuple[str, int]]:
@@ -236,13 +219,36 @@ def _lines(
         yield from _lines(value, path, lines, depth - 1)
 
 
-def _variables() -> dict[str, None]:
-    """Return all variable names as keys, in the order of the settings."""
-    names: dict[str, None] = {}
+def _environment(env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings in ``env``. Lists are comma-separated, or JSON."""
+    values: dict[str, Any] = {}
+    for variable, (name, *part) in _variables().items():
+        if variable not in env:
+            continue
+        if not part:
+            is_plain = not isinstance(Settings.model_fields[name].default, tuple | BaseModel)
+            values[name] = env[variable] if is_plain else _decoded(env[variable].strip())
+        elif isinstance(group := values.setdefault(name, {}), dict):
+            group[part[0]] = env[variable]
+    return values
+
+
+def _decoded(text: str) -> Any:
+    if text[:1] in ("[", "{"):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text  # validation rejects it later
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _variables() -> dict[str, tuple[str, ...]]:
+    """Return the name of each variable -> the setting that it sets, and which part of it."""
+    names: dict[str, tuple[str, ...]] = {}
     for name, field in Settings.model_fields.items():
-        names[variable_of(name)] = None
-        for inner in _fields_of(field):
-            names[variable_of(name) + NESTED + inner.upper()] = None
+        names[PREFIX + name.upper()] = (name,)
+        for part in _fields_of(field):
+            names[f"{PREFIX}{name.upper()}{NESTED}{part.upper()}"] = (name, part)
     return names
 
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from agent.settings import FLAGS, Flag
-from extender.config.loading import as_yaml, example_of
-from extender.config.settings import EXAMPLES, RELOADED, ScoreWeights, Settings
+from extender.config.loading import EXAMPLES, as_yaml, example_of
+from extender.config.settings import RELOADED, ScoreWeights, Settings
 
 _HEAD = """\
 # Settings

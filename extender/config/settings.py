@@ -7,32 +7,11 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from contract.annotations import MIRROR, ScoringPolicy
-from extender.admission.context import Wishes
-from extender.config.consistency import RULES
-from extender.config.field_types import Addresses, QuantityBytes, Url, Weight
+from extender.admission.context import WebhookSettings
+from extender.config.constraints import RULES, Addresses, QuantityBytes, Url, Weight
 from extender.placement.policy import MIB, Rules, VisibleDevices, Weights
 from extender.server.tls import TlsFiles
 from extender.state.decision_records import DEFAULT_BOUNDS, Bounds
-
-#: Example values, for settings whose default is empty or is easier to read in another form.
-EXAMPLES = {
-    "verbs_host": "127.0.0.1",
-    "debug_host": "0.0.0.0",
-    "debug_tls_cert": "/etc/headroom/tls/tls.crt",
-    "debug_tls_key": "/etc/headroom/tls/tls.key",
-    "webhook_tls_cert": "/etc/headroom/tls/tls.crt",
-    "webhook_tls_key": "/etc/headroom/tls/tls.key",
-    "tls_cert": "/etc/headroom/tls/tls.crt",
-    "tls_key": "/etc/headroom/tls/tls.key",
-    "tls_client_ca": "/etc/headroom/client/ca.crt",
-    "extenders": "[headroom-journal.headroom-system.svc]",
-    "max_body": "16Mi",
-    "gate_image": "registry.example/headroom-agent:1.0",
-    "journal_bytes": "16Mi",
-    "prometheus_url": "http://prometheus.monitoring:9090",
-    "prometheus_token_file": "/var/run/secrets/prometheus/token",
-    "prometheus_ca": "/etc/headroom/prometheus/ca.crt",
-}
 
 
 class Mode(Enum):
@@ -150,10 +129,7 @@ class Settings(BaseModel):
         "admission webhook, where an object and its previous version need at most 6 MiB.",
     )
     webhook_port: int = Field(
-        9443,
-        ge=0,
-        le=65535,
-        description="Port of `headroom webhook`; 0: any free port.",
+        9443, ge=0, le=65535, description="Port of `headroom webhook`; 0: any free port."
     )
     webhook_tls_cert: Path | None = Field(
         None,
@@ -202,8 +178,7 @@ class Settings(BaseModel):
         ScoringPolicy.PACK, description="Scoring policy of pods that choose none."
     )
     score_weights: ScoreWeights = Field(
-        ScoreWeights(),
-        description="Relative weight of each term of a score; not all 0.",
+        ScoreWeights(), description="Relative weight of each term of a score; not all 0."
     )
     filter_best_only: bool = Field(
         False,
@@ -347,7 +322,7 @@ class Settings(BaseModel):
         return resources
 
     @model_validator(mode="after")
-    def _go_together(self) -> Self:
+    def _consistent(self) -> Self:
         for rule in RULES:
             rule(self)
         return self
@@ -370,34 +345,32 @@ class Settings(BaseModel):
     @property
     def tls(self) -> TlsFiles | None:
         """The TLS files of kube-scheduler's port; None if it serves plain HTTP."""
-        if self.tls_cert is None or self.tls_key is None:
-            return None
-        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+        return self._tls_files("tls", self.tls_client_ca)
 
     @property
     def debug_tls(self) -> TlsFiles | None:
         """The TLS files of the debug API's port; None if it serves plain HTTP."""
-        if self.debug_tls_cert is None or self.debug_tls_key is None:
-            return None
-        return TlsFiles(self.debug_tls_cert, self.debug_tls_key, setting="debug_tls")
+        return self._tls_files("debug_tls")
 
     @property
     def webhook_tls(self) -> TlsFiles | None:
         """The TLS files of the webhook; None if they are not set, and it cannot start."""
-        if self.webhook_tls_cert is None or self.webhook_tls_key is None:
-            return None
-        return TlsFiles(self.webhook_tls_cert, self.webhook_tls_key, setting="webhook_tls")
+        return self._tls_files("webhook_tls")
+
+    def _tls_files(self, prefix: str, client_ca: Path | None = None) -> TlsFiles | None:
+        cert, key = getattr(self, f"{prefix}_cert"), getattr(self, f"{prefix}_key")
+        return TlsFiles(cert, key, client_ca, prefix) if cert and key else None
 
     @property
-    def shown(self) -> dict[str, Path]:
-        """Name of each port of the extender with TLS -> its certificate file."""
+    def served_certificates(self) -> dict[str, Path]:
+        """Each port of the extender that uses TLS -> its certificate file."""
         files = {"verbs": self.tls_cert, "debug": self.debug_tls_cert}
         return {port: path for port, path in files.items() if path is not None}
 
     @property
-    def wishes(self) -> Wishes:
+    def webhook(self) -> WebhookSettings:
         observes = self.mode is Mode.OBSERVE
-        return Wishes(self.scheduler_name, self.gate_image, self.mirror_vram, observes)
+        return WebhookSettings(self.scheduler_name, self.gate_image, self.mirror_vram, observes)
 
     @property
     def journal(self) -> Bounds:

@@ -11,8 +11,8 @@ from extender.console.auth import Guard, visible_to
 from extender.console.process_bodies import Machinery, SettingsView, enforcing, unknown
 from extender.console.visible_pods import Sees, everything
 from extender.observability.feed import Feed
-from extender.observability.journal_merge import Journals
-from extender.observability.journal_stream import AssumedLine, nothing_assumed
+from extender.observability.journal_follower import Journals
+from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
@@ -49,7 +49,7 @@ class Context:
     #: Setting scheduler_name: the scheduler that calls Headroom.
     scheduler: str = "headroom"
     #: Returns the assumed binds and nominations for the journal.
-    assumed: Callable[[], AssumedLine] = nothing_assumed
+    assumed: Callable[[], AssumedLine] = AssumedLine
 
     async def newest(self) -> Snapshot:
         """Return the newest snapshot. A dependency, because only the event loop may make one."""

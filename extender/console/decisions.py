@@ -117,9 +117,9 @@ def decisions(
 def unread_extenders(context: Context) -> list[Unanswered]:
     """Return the extenders whose journal cannot be read now, and why."""
     return [
-        Unanswered(peer=each.place, message=each.trouble)
+        Unanswered(peer=each.address, message=each.problem)
         for each in context.journal.followed()
-        if each.trouble and not each.is_gone
+        if each.problem and not each.is_gone
     ]
 
 

@@ -89,7 +89,7 @@ def _extenders(context: Context) -> Iterator[InputView]:
     for each in context.journal.followed():
         if not each.is_gone:
             replica = each.state.replica if each.state else None
-            yield _view("extender", each.heard_s, each.trouble or None, each.place, replica)
+            yield _view("extender", each.line_age_s, each.problem or None, each.address, replica)
 
 
 def _view(

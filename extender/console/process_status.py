@@ -9,11 +9,11 @@ from resource import getpagesize
 
 from extender.console.process_bodies import LagView, Machinery, SourceView
 from extender.kube.watch_health import Health
-from extender.observability.loop_lag import EVERY_S
+from extender.observability.metrics import LAG_EVERY_S
 from extender.version import own_version
 
 #: Number of loop lag samples in one minute.
-LAGS = round(60 / EVERY_S)
+LAGS = round(60 / LAG_EVERY_S)
 _STATM = Path("/proc/self/statm")
 
 
@@ -65,7 +65,7 @@ def _lag(late_s: list[float]) -> LagView | None:
         p50_s=round(late_s[last // 2], 6),
         p99_s=round(late_s[last * 99 // 100], 6),
         max_s=round(late_s[last], 6),
-        window_s=round(len(late_s) * EVERY_S, 3),
+        window_s=round(len(late_s) * LAG_EVERY_S, 3),
     )
 
 

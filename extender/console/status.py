@@ -135,10 +135,10 @@ def router(context: Context) -> APIRouter:
                     not_ready_because=state.not_ready_because or None,
                     snapshot_generation=state.generation,
                     mode=state.mode,
-                    heard_s=each.heard_s and round(each.heard_s, 3),
+                    heard_s=each.line_age_s and round(each.line_age_s, 3),
                 )
                 for each in context.journal.followed()
-                if not (each.trouble or each.is_gone) and (state := each.state) is not None
+                if not (each.problem or each.is_gone) and (state := each.state) is not None
             ],
             unanswered=unread_extenders(context),
         )

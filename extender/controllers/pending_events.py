@@ -16,7 +16,7 @@ import structlog
 
 from contract.kube import Pod
 from extender.controllers.event_recorder import Post
-from extender.observability.pending_metrics import EVERY_S, PendingPods
+from extender.observability.fleet_metrics import EVERY_S, PendingPods
 from extender.periodic import Loops
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState

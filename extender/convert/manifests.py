@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, DocumentStartEvent
 
-from extender.convert.pod_template import Template, is_theirs, unconverted
-from extender.convert.remarks import BadManifest, Finding, Weight
+from extender.convert.allocators import is_foreign, unconverted
+from extender.convert.pod_template import Finding, Template, Weight
 
 #: Kind -> path of its pod template.
 TEMPLATES = {
@@ -27,13 +27,13 @@ TEMPLATES = {
     "Job": ("spec", "template"),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
-
-
 _RENDER_FIRST = "render a template first: helm template . | headroom convert -f -"
-
-
 #: Maximum nesting of brackets in a manifest; Kubernetes' own objects need fewer than 20 levels.
 MAX_NESTING = 200
+
+
+class BadManifest(ValueError):
+    """A file that cannot be converted; the message names the place and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,9 @@ def convert(text: str, options: Options) -> Converted:
             )
         if bad_line := _invalid_key_line(document):
             raise BadManifest(f"line {bad_line}: a key is not a string; {_RENDER_FIRST}")
-        if index in aliased and any(True for _ in _keys(document, is_theirs)):
+        if index in aliased and any(True for _ in _keys(document, is_foreign)):
             message = "not changed: it uses a YAML alias (*name); replace the alias with its value"
-            where = _name(document)
-            findings.append(Finding(Weight.NOT_UNDERSTOOD, aliased[index], where, message))
+            findings.append(_not_understood(document, message, aliased[index]))
             continue
         before = len(findings)
         for template in _templates(document, _name(document), options):
@@ -94,31 +93,28 @@ def convert(text: str, options: Options) -> Converted:
                 continue
             changed |= template.convert()
             findings += template.findings
-        if any(found.weight is Weight.NOT_UNDERSTOOD for found in findings[before:]):
-            continue
-        findings += [
-            Finding(
-                Weight.NOT_UNDERSTOOD,
-                line,
-                _name(document),
-                f"{key}: not in a pod template of {', '.join(TEMPLATES)}; not changed",
-            )
-            for key, line in _keys(document, is_theirs)
-        ] + [
-            Finding(
-                Weight.NOT_UNDERSTOOD,
-                line,
-                _name(document),
-                f"{key}: {unconverted(key)} is not converted, only KAI, HAMi and gpushare; "
-                "not changed",
-            )
-            for key, line in _keys(document, unconverted)
-        ]
+        if all(found.weight is not Weight.NOT_UNDERSTOOD for found in findings[before:]):
+            findings += _left_over(document)
     if not changed:
         return Converted(text, tuple(findings))
     out = io.StringIO()
     yaml.dump_all([document for document in documents if document is not None], out)
     return Converted(out.getvalue(), tuple(findings))
+
+
+def _left_over(document: dict[str, Any]) -> Iterator[Finding]:
+    """Yield a finding for each key of another allocator that is still in the document."""
+    kinds = ", ".join(TEMPLATES)
+    for key, line in _keys(document, is_foreign):
+        message = f"{key}: not in a pod template of {kinds}; not changed"
+        yield _not_understood(document, message, line)
+    for key, line in _keys(document, unconverted):
+        message = f"{unconverted(key)} is not converted, only KAI, HAMi and gpushare; not changed"
+        yield _not_understood(document, f"{key}: {message}", line)
+
+
+def _not_understood(document: dict[str, Any], message: str, line: int | None) -> Finding:
+    return Finding(Weight.NOT_UNDERSTOOD, line, _name(document), message)
 
 
 def _nested(text: str) -> int:

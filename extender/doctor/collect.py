@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 
 import msgspec
@@ -9,7 +10,7 @@ import yaml
 
 from contract.kube import KubeStruct, Node, ObjectMeta, PodDisruptionBudget
 from extender.config.settings import Settings
-from extender.doctor.environment import SELECTORS, Environment, Neighbour
+from extender.doctor.environment import SELECTORS, ComponentPod, Environment
 from extender.doctor.scheduler_config import KIND
 from extender.errors import NotSynced
 from extender.kube.client import ApiError, ApiStatus, KubeApi, Listing, load_configuration
@@ -27,31 +28,27 @@ def list_cluster(
     Raises ``BadSettings`` if no cluster is configured, and ``NotSynced`` if the API server does not
     answer or rejects the call.
     """
-    api = _api(kubeconfig, context)
+    watched = watched_kinds(settings.agent_namespace)
+    # No rule reads disruption budgets, so users of the doctor need no permission to list them.
+    kinds = [kind for kind in watched if kind.type is not PodDisruptionBudget]
     try:
-        watched = watched_kinds(settings.agent_namespace)
-        # No rule reads disruption budgets, so users of the doctor need no permission to list them.
-        kinds = [kind for kind in watched if kind.type is not PodDisruptionBudget]
-        return [_list_kind(api, kind) for kind in kinds]
+        with closing(_api(kubeconfig, context)) as api:
+            return [_list_kind(api, kind) for kind in kinds]
     except ApiError as err:
         raise NotSynced(
             f"the cluster cannot be listed: {err}; use a kubeconfig that may list nodes, "
             "namespaces, pods, leases, resourceslices and gpunodes.headroom.gpu"
         ) from err
-    finally:
-        api.close()
 
 
 def list_nodes(kubeconfig: str | None = None, context: str | None = None) -> list[Node]:
     """List the nodes only. Raises the same errors as ``list_cluster``."""
-    api = _api(kubeconfig, context)
     (kind,) = (kind for kind in watched_kinds("") if kind.type is Node)
     try:
-        return nodes_of([_list_kind(api, kind)])
+        with closing(_api(kubeconfig, context)) as api:
+            return nodes_of([_list_kind(api, kind)])
     except ApiError as err:
         raise NotSynced(f"the nodes cannot be listed: {err}") from err
-    finally:
-        api.close()
 
 
 def nodes_of(listed: Sequence[Relisted]) -> list[Node]:
@@ -70,15 +67,14 @@ def list_environment(
     Objects that cannot be listed are named in the result. Raises ``BadSettings`` if no cluster is
     configured.
     """
-    api = _api(kubeconfig, context)
-    pods: dict[str, Neighbour] = {}
+    pods: dict[str, ComponentPod] = {}
     schedulers: dict[str, object] = {}
     unreadable: list[str] = []
-    try:
+    with closing(_api(kubeconfig, context)) as api:
         try:
             for selector in SELECTORS:
                 query = {"labelSelector": selector}
-                listed = api.list("/api/v1/pods", _neighbour, page_size=PAGE, query=query)
+                listed = api.list("/api/v1/pods", _component_pod, page_size=PAGE, query=query)
                 pods |= {pod.metadata.uid: pod for pod in listed.items}
         except ApiError as err:
             unreadable.append(f"pods of other components, such as the GPU Operator ({err})")
@@ -89,8 +85,6 @@ def list_environment(
                     schedulers |= each
             except ApiError as err:
                 unreadable.append(f"kube-scheduler's ConfigMaps in {namespace} ({err})")
-    finally:
-        api.close()
     return Environment(tuple(pods.values()), nodes, schedulers, unreadable)
 
 
@@ -104,13 +98,13 @@ class _ConfigMap(KubeStruct, frozen=True):
     data: Mapping[str, str] | None = None
 
 
-_neighbour_decoder = msgspec.json.Decoder(Neighbour)
+_pod_decoder = msgspec.json.Decoder(ComponentPod)
 _config_map_decoder = msgspec.json.Decoder(_ConfigMap)
 
 
-def _neighbour(raw: msgspec.Raw) -> Neighbour | None:
+def _component_pod(raw: msgspec.Raw) -> ComponentPod | None:
     try:
-        return _neighbour_decoder.decode(raw)
+        return _pod_decoder.decode(raw)
     except (ValueError, RecursionError):
         return None  # rules skip pods that cannot be decoded
 

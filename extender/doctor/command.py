@@ -47,29 +47,28 @@ def doctor(
     # These imports are slow, and other commands of `kubectl headroom` do not need them.
     from extender.config.fleet_file import load_fleet
     from extender.config.loading import load_settings
+    from extender.doctor.environment import examine_environment
     from extender.doctor.findings import Weight, line, warnings_first
-    from extender.doctor.offline import (
-        diagnose,
-        diagnose_environment,
-        diagnose_scheduler,
-        fleet_events,
-    )
+    from extender.doctor.node_rules import examine_nodes, fleet_events
+    from extender.doctor.scheduler_config import examine_scheduler_file
     from extender.errors import BadSettings, NotSynced
+    from extender.version import own_version
 
     try:
         settings = load_settings(config)
         if scheduler_config:
             nodes = _nodes(settings, fleet, kubeconfig, context)
-            found = diagnose_scheduler(settings, scheduler_config, nodes)
+            found = examine_scheduler_file(scheduler_config, settings, nodes)
         elif fleet:
-            found = diagnose(settings, fleet_events(load_fleet(fleet)))
+            found = examine_nodes(settings, fleet_events(load_fleet(fleet)))
         else:
             # The Kubernetes client is an optional dependency.
             from extender.doctor.collect import list_cluster, list_environment, nodes_of
 
             listed = list_cluster(settings, kubeconfig, context)
             environment = list_environment(settings, nodes_of(listed), kubeconfig, context)
-            found = diagnose(settings, listed) + diagnose_environment(settings, environment)
+            found = examine_nodes(settings, listed)
+            found += examine_environment(environment, settings, own_version())
     except ImportError as err:
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
         raise typer.Exit(2) from err

@@ -5,12 +5,13 @@ extenders of another version, and kube-scheduler configurations in ConfigMaps. T
 components by their pods' labels, readiness and image tags.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from contract.kube import KubeStruct, Node, ObjectMeta
-from extender.doctor.agent_sources import UNKNOWN
+from contract.kube import KubeStruct, Node, ObjectMeta, PodCondition
+from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
+from extender.doctor.node_rules import UNKNOWN
 from extender.doctor.scheduler_config import (
     calls_headroom,
     examine_scheduler,
@@ -40,19 +41,14 @@ class _ContainerStatus(KubeStruct, frozen=True):
     state: _State | None = None
 
 
-class _Condition(KubeStruct, frozen=True):
-    type: str = ""
-    status: str = ""
-
-
 class _Status(KubeStruct, frozen=True):
     phase: str | None = None
-    conditions: list[_Condition] | None = None
+    conditions: list[PodCondition] | None = None
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
 
 
-class Neighbour(KubeStruct, frozen=True):
+class ComponentPod(KubeStruct, frozen=True):
     """A pod of another component: the few fields that the rules read."""
 
     metadata: ObjectMeta
@@ -88,7 +84,7 @@ class Neighbour(KubeStruct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    pods: Sequence[Neighbour] = ()
+    pods: Sequence[ComponentPod] = ()
     nodes: Sequence[Node] = ()
     #: "ConfigMap namespace/name, key" -> the KubeSchedulerConfiguration in it, decoded.
     schedulers: Mapping[str, object] = field(default_factory=dict)
@@ -136,16 +132,11 @@ SELECTORS = (
 
 
 def examine_environment(
-    environment: Environment,
-    manages: Callable[[str], bool],
-    version: str,
-    best_only: bool = False,
-    bind_deadline_s: float = 0.0,
+    environment: Environment, settings: Settings, version: str
 ) -> list[Finding]:
     """Apply all rules; return the findings with the warnings first.
 
-    ``version`` is the version of this package. ``manages``, ``best_only`` and ``bind_deadline_s``
-    are the same as in ``examine_scheduler``.
+    ``settings`` are those of the extender, and ``version`` is the version of this package.
     """
     nodes_of: dict[PartialFinding, list[str]] = {}
     for rule in (_operator, _plugins):
@@ -154,8 +145,8 @@ def examine_environment(
     found = with_nodes({finding: sorted(set(names)) for finding, names in nodes_of.items()})
     found += _autoscaler(environment)
     found += _extenders(environment, version)
-    found += _schedulers(environment, manages, best_only, bind_deadline_s)
-    found += unmanaged_gpus(environment.nodes, manages)
+    found += _schedulers(environment, settings)
+    found += unmanaged_gpus(environment.nodes, settings.rules.manages)
     found += [
         Finding(Weight.ADVICE, (), f"not read: {what}", "use an account that may list them")
         for what in environment.unreadable
@@ -165,7 +156,7 @@ def examine_environment(
 
 def _operator(environment: Environment) -> Iterator[tuple[str, PartialFinding]]:
     """Yield the first failing part of each node, and the parts that may only wait for it."""
-    by_app: dict[str, dict[str, Neighbour]] = {}
+    by_app: dict[str, dict[str, ComponentPod]] = {}
     # Ready pods come last, so they replace other pods of the same part on their node.
     for pod in sorted(environment.pods, key=lambda pod: pod.ready):
         if pod.spec.node_name:
@@ -260,23 +251,19 @@ def _extenders(environment: Environment, version: str) -> Iterator[Finding]:
         )
 
 
-def _schedulers(
-    environment: Environment,
-    manages: Callable[[str], bool],
-    best_only: bool,
-    bind_deadline_s: float,
-) -> Iterable[Finding]:
+def _schedulers(environment: Environment, settings: Settings) -> Iterable[Finding]:
     """Yield findings about kube-scheduler configurations that call Headroom.
 
     A configuration that does not call Headroom may be for other pods. It is a finding only if no
     configuration calls Headroom.
     """
-    configs, offered = environment.schedulers, offered_resources(environment.nodes, manages)
+    configs, manages = environment.schedulers, settings.rules.manages
+    offered = offered_resources(environment.nodes, manages)
     calling = {
         where: config for where, config in configs.items() if calls_headroom(config, manages)
     }
     for where, config in calling.items():
-        for found in examine_scheduler(config, manages, best_only, offered, bind_deadline_s):
+        for found in examine_scheduler(config, settings, offered):
             part = f" {found.nodes[0]}" if found.nodes else ""
             yield Finding(found.weight, (where + part,), found.found, found.do)
     if configs and not calling:

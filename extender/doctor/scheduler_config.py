@@ -6,10 +6,14 @@ the reason for each value. Mistakes that kube-scheduler itself rejects are not c
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
+
 from contract.kube import Node
+from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first
 from extender.errors import BadSettings
 
@@ -24,20 +28,33 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)")
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
+def examine_scheduler_file(
+    path: Path, settings: Settings, nodes: Sequence[Node] = ()
+) -> list[Finding]:
+    """Examine a KubeSchedulerConfiguration file, and compare it with what ``nodes`` offer.
+
+    Raises ``BadSettings`` if the file cannot be read or is of another kind.
+    """
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        offered = offered_resources(nodes, settings.rules.manages)
+        return examine_scheduler(config, settings, offered)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as err:
+        raise BadSettings(f"{path}: cannot be read: {err}") from err
+    except BadSettings as err:
+        raise BadSettings(f"{path}: {err}") from err
+
+
 def examine_scheduler(
-    config: object,
-    manages: Callable[[str], bool],
-    best_only: bool = False,
-    offered: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    bind_deadline_s: float = 0.0,
+    config: object, settings: Settings, offered: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[Finding]:
     """Examine a decoded KubeSchedulerConfiguration; return the findings with the warnings first.
 
-    ``manages`` returns whether Headroom manages an extended resource. ``best_only`` is the setting
-    ``filter_best_only``. ``offered`` maps the GPU resources of the cluster to the nodes that offer
-    them (``offered_resources``). ``bind_deadline_s`` is the setting of that name. Raises
-    ``BadSettings`` if ``config`` is no KubeSchedulerConfiguration.
+    ``settings`` are those of the extender. ``offered`` maps the GPU resources of the cluster to the
+    nodes that offer them (``offered_resources``). Raises ``BadSettings`` if ``config`` is no
+    KubeSchedulerConfiguration.
     """
+    manages = settings.rules.manages
     whole, entries = _headroom_entries(config, manages)
     found = [Finding(weight, (), what, do) for weight, what, do in _configuration(whole, entries)]
     for where, entry in entries:
@@ -45,10 +62,10 @@ def examine_scheduler(
             *_safety(entry, manages),
             *_missing_resources(entry, offered),
             *_speed(entry),
-            *_late_binds(entry, bind_deadline_s),
+            *_late_binds(entry, settings.bind_deadline_s),
         )
         found += [Finding(weight, (where,), what, do) for weight, what, do in of_entry]
-    if best_only:
+    if settings.filter_best_only:
         found += _filter_after(whole, [where for where, _ in entries])
     return warnings_first(found)
 

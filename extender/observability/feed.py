@@ -1,19 +1,41 @@
-"""The feed of recent changes: a bounded history, and a queue for each follower.
+"""The feed of recent changes: reservations, reports, devices and decisions.
 
-A follower that is too slow for its queue is dropped. All methods run on one event loop, except
-``past``.
+``Feed`` keeps a bounded history, and a queue for each follower. A follower that is too slow for its
+queue is dropped. All its methods run on one event loop, except ``past``.
+
+``ChangeFeed`` publishes the changes since its last check. It compares states at intervals, a few
+nodes at a time. So the code that decides publishes nothing itself. A state that appears and
+disappears between two checks is missed; its decision is not.
 """
 
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-#: Events that are kept, a quarter of a KiB each, and events that may wait for one follower.
+import msgspec
+
+from contract.gpunode import ADOPTED, EVICTED, Reservation
+from contract.quantity import format_bytes
+from extender.bounded import Bounded
+from extender.observability.journal_follower import Journals
+from extender.periodic import Loops
+from extender.placement.snapshot import REASONS, NodeTerms
+from extender.state.cluster_state import NOTHING, ClusterState
+from extender.state.decision_records import BindTried, Filtered, Ranked, Record
+
+#: Events that are kept, a quarter of a KiB each.
 KEPT = 4096
+#: Events that may wait for one follower.
 MOST_WAITING = 1024
 MOST_FOLLOWERS = 32
+#: Seconds between two checks for changes.
+CHECK_EVERY_S = 0.5
+#: Nodes or decisions that are checked before the event loop serves other tasks.
+AT_ONCE = 50
+#: Extenders whose journal position is remembered: more than are followed at once.
+MAX_EXTENDERS = 32
 
 
 class TooManyFollowers(Exception):
@@ -110,3 +132,199 @@ def _put(follower: Follower, feed_event: FeedEvent | None) -> None:
         follower.queue.put_nowait(feed_event)
     except asyncio.QueueFull:
         follower.dropped = True
+
+
+class _Seen(msgspec.Struct, frozen=True, gc=False):
+    """The state of a node at the last check."""
+
+    terms: NodeTerms
+    #: The last snapshot in which the node's figures changed.
+    changed_in: int
+    fresh: bool
+    reservations: Mapping[str, Reservation]
+
+    def is_of(self, terms: NodeTerms, fresh: bool, reservations: Mapping[str, Reservation]) -> bool:
+        """Return whether nothing has changed."""
+        return self.terms is terms and self.fresh == fresh and self.reservations is reservations
+
+    def health_issues(self) -> dict[str, str]:
+        """Return why devices are unhealthy, by UUID."""
+        return {
+            each.device.uuid: each.health_detail or each.health_issue.sentence
+            for each in self.terms.devices
+            if each.health_issue is not None
+        }
+
+    def observed(self) -> set[tuple[str, str]]:
+        """Return (pod, device) of all pods that a report shows on a device."""
+        return {
+            (holder.uid, each.device.uuid)
+            for each in self.terms.devices
+            for holder in each.holders
+            if holder.observed
+        }
+
+
+class ChangeFeed:
+    """Compares the cluster's state with the last check.
+
+    ``name`` is the prefix of the ids of this process's reservations; "" matches those of any
+    process.
+    """
+
+    def __init__(self, cluster: ClusterState, journals: Journals, feed: Feed, name: str) -> None:
+        self._cluster = cluster
+        self._journals = journals
+        self._feed = feed
+        self._name = name
+        #: None before the first check, which publishes nothing.
+        self._seen: dict[str, _Seen] | None = None
+        #: Extender -> the version of its records at the last check.
+        self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)
+        #: Id of a decision on record -> its last published state.
+        self._published: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
+
+    def start(self, loops: Loops, begun: asyncio.Event) -> None:
+        """Start the loop that publishes changes, once ``begun`` is set: all lists were weighed."""
+
+        async def check() -> None:
+            if begun.is_set():
+                for _ in self.check(asyncio.get_running_loop().time()):
+                    await asyncio.sleep(0)
+
+        loops.start("feed", check, CHECK_EVERY_S)
+
+    def check(self, now_s: float) -> Iterator[None]:
+        """Publish changes; other tasks may run between two steps."""
+        snap = self._cluster.snapshot()
+        is_first = self._seen is None
+        # Updated in place, so that old terms are freed node by node: freeing those of many changed
+        # nodes at once takes milliseconds.
+        seen: dict[str, _Seen] = {} if self._seen is None else self._seen
+        of_all = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
+        for number, (terms, changed_in) in enumerate(of_all, 1):
+            gpunode = self._cluster.gpunode(terms.name)
+            reservations = gpunode.spec.reservations if gpunode else NOTHING
+            fresh = terms.fresh_until_s >= now_s
+            known = seen.get(terms.name)
+            if known is None or not known.is_of(terms, fresh, reservations):
+                now = _Seen(terms, changed_in, fresh, reservations)
+                if known is not None:
+                    self._compare(known, now)
+                elif not is_first:
+                    self._feed.publish("node_appeared", node=terms.name)
+                seen[terms.name] = now
+            if number % AT_ONCE == 0:
+                yield
+        if len(seen) > len(snap.nodes):
+            for name in [name for name in seen if name not in snap.row_of]:
+                del seen[name]
+                self._feed.publish("node_gone", node=name)
+        self._seen = seen
+        yield from self._decisions()
+
+    def _compare(self, was: _Seen, now: _Seen) -> None:
+        node, feed = now.terms.name, self._feed
+        if was.reservations is not now.reservations and was.reservations != now.reservations:
+            self._compare_reservations(node, was.reservations, now.reservations)
+        if was.fresh != now.fresh and now.terms.devices:
+            feed.publish("report_returned" if now.fresh else "report_lost", node=node)
+        if was.changed_in == now.changed_in:
+            return  # the usual case
+        unhealthy, health_issues = was.health_issues(), now.health_issues()
+        for device in unhealthy.keys() - health_issues.keys():
+            feed.publish("device_healthy", node=node, device=device)
+        for device, why in health_issues.items():
+            if unhealthy.get(device) != why:
+                feed.publish("device_unhealthy", node=node, device=device, message=why)
+        for uid, device in sorted(now.observed() - was.observed()):
+            reservation = now.reservations.get(uid)
+            feed.publish("pod_observed", node=node, device=device, uid=uid, **_pod(reservation))
+
+    def _compare_reservations(
+        self, node: str, was: Mapping[str, Reservation], now: Mapping[str, Reservation]
+    ) -> None:
+        for uid, reservation in now.items():
+            before = was.get(uid)
+            if before is None:
+                change = "reservation_made", self._maker(reservation), _amount(reservation)
+            elif before != reservation:
+                change = "reservation_changed", _change(before, reservation), _amount(reservation)
+            else:
+                continue
+            kind, cause, message = change
+            of_pod = _pod(reservation)
+            self._feed.publish(kind, node=node, uid=uid, cause=cause, message=message, **of_pod)
+        for uid in was.keys() - now.keys():
+            cause = self._why_gone(uid, node)
+            of_pod = _pod(was[uid])
+            self._feed.publish("reservation_removed", node=node, uid=uid, cause=cause, **of_pod)
+
+    def _maker(self, reservation: Reservation) -> str:
+        if ADOPTED in reservation.flags:
+            return "bound_without_us"
+        return "bind" if reservation.attempt.startswith(self._name) else "bind_on_another_replica"
+
+    def _why_gone(self, uid: str, node: str) -> str:
+        pod = self._cluster.pod(uid)
+        if pod is None:
+            return "pod_gone"
+        if pod.ended:
+            return "pod_ended"
+        return "bound_elsewhere" if pod.node and pod.node != node else "taken_back"
+
+    def _decisions(self) -> Iterator[None]:
+        news: list[Record] = []
+        for replica, journal in self._journals.each():
+            news += journal.records.newer_than(self._versions.get(replica, 0))
+            self._versions[replica] = journal.records.version
+        news.sort(key=lambda record: record.at_s)
+        for number, record in enumerate(news, 1):
+            cause, message = _decided(record)
+            if cause and self._published.get(record.decision_id) != cause:
+                self._published[record.decision_id] = cause
+                self._feed.publish(
+                    "decision",
+                    node=record.node,
+                    namespace=record.namespace,
+                    name=record.name,
+                    uid=record.uid,
+                    decision_id=record.decision_id,
+                    cause=cause,
+                    message=message,
+                )
+            if number % AT_ONCE == 0:
+                yield
+
+
+def _pod(reservation: Reservation | None) -> dict[str, str]:
+    return {"namespace": reservation.namespace, "name": reservation.name} if reservation else {}
+
+
+def _amount(reservation: Reservation) -> str:
+    """Return the largest charge on one device, and on which devices it may be."""
+    devices = sorted({uuid for charge in reservation.charges for uuid in charge.candidates})
+    most = max((max(c.candidates.values(), default=0) for c in reservation.charges), default=0)
+    if len(devices) == 1:
+        return f"{format_bytes(most)} on {devices[0]}"
+    return f"{format_bytes(most)} on each that it may be on, of {len(devices)} devices"
+
+
+def _change(before: Reservation, after: Reservation) -> str:
+    if (EVICTED in after.flags) != (EVICTED in before.flags):
+        return "is_to_leave" if EVICTED in after.flags else "may_stay"
+    return "bound_again" if before.attempt != after.attempt else "corrected"
+
+
+def _decided(record: Record) -> tuple[str, str]:
+    """Return the pod's state by this decision and a message; both empty while it is undecided."""
+    bound, filtered = record.part(BindTried), record.part(Filtered)
+    if bound is not None:
+        reason = REASONS[bound.reason]
+        return bound.outcome, bound.message or (reason.sentence if reason else "")
+    if filtered is not None and not filtered.fits:
+        change = [f"{n} {reason.sentence}" for code, n in filtered.rejected.items()
+                if (reason := REASONS[code])]  # fmt: skip
+        return "rejected", f"none of {filtered.offered} nodes: {', '.join(change)}"
+    ranked = record.part(Ranked)
+    return ("chosen", "") if ranked is not None and ranked.winner else ("", "")

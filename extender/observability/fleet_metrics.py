@@ -1,16 +1,20 @@
-"""Metrics of the fleet, read from one snapshot when Prometheus scrapes.
+"""Metrics of the fleet, read from one snapshot when Prometheus scrapes, and of its pending pods.
 
 The number of series is bounded: single devices are reported up to a maximum, whole nodes first, and
 pods and nodes only if something is wrong with them.
 """
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.periodic import Loops
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
@@ -23,48 +27,31 @@ from extender.state.fleet_totals import (
     unhealthy,
 )
 from extender.state.heartbeats import age
-from extender.state.pending_pods import Pending
+from extender.state.journal import Decision
+from extender.state.pending_pods import Pending, main_reason, rejections_in_condition
 
 #: Maximum series of pods, and of nodes, per problem; the worst are reported.
 MOST_OFFENDERS = 100
+#: Seconds between two counts of the pending pods.
+EVERY_S = 1.0
+#: Pods that are counted before the event loop serves other tasks.
+PODS_AT_ONCE = 128
 
-_FLEET = (
-    ("capacity", "Physical memory of all devices, driver reserve included.", "capacity"),
-    ("allocatable", "Part of the capacity that can be reserved.", "allocatable"),
-    (
-        "reserved",
-        "Charged to pods whose device is known: the larger of request and use.",
-        "reserved",
-    ),
-    (
-        "awaited",
-        "Worst-case charge of unconfirmed pods, on each device that they may get; so more than "
-        "they request.",
-        "awaited",
-    ),
-    ("committed", "Allocatable memory that is taken in the worst case.", "committed"),
-    ("used", "Measured use of all processes.", "used"),
-    (
-        "unattributed",
-        "Used by no known pod, above the tolerance.",
-        "unattributed",
-    ),
-    (
-        "headroom",
-        "Memory that can still be reserved; overcommitted devices count as full.",
-        "headroom",
-    ),
-    (
-        "overcommitted",
-        "Committed above the devices' memory, in the worst case; must be 0.",
-        "overcommitted",
-    ),
-)
-_DRIFT = {
-    "beyond": "beyond_request",
-    "unused": "unused",
-    "unreserved": "unreserved",
+#: Attribute of ``Totals``, part of the metric's name -> its help text.
+_FLEET = {
+    "capacity": "Physical memory of all devices, driver reserve included.",
+    "allocatable": "Part of the capacity that can be reserved.",
+    "reserved": "Charged to pods whose device is known: the larger of request and use.",
+    "awaited": "Worst-case charge of unconfirmed pods, on each device that they may get; so more "
+    "than they request.",
+    "committed": "Allocatable memory that is taken in the worst case.",
+    "used": "Measured use of all processes.",
+    "unattributed": "Used by no known pod, above the tolerance.",
+    "headroom": "Memory that can still be reserved; overcommitted devices count as full.",
+    "overcommitted": "Committed above the devices' memory, in the worst case; must be 0.",
 }
+#: Attribute of ``Totals`` -> label.
+_DRIFT = {"beyond": "beyond_request", "unused": "unused", "unreserved": "unreserved"}
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
     ("capacity", "Physical memory, driver reserve included.", lambda d: d.device.memory_bytes),
     (
@@ -149,9 +136,7 @@ class FleetCollector(Collector):
             labels=["reason"],
         )
         oldest = GaugeMetricFamily(
-            "headroom_pending_oldest_seconds",
-            "Age of the oldest of these pods.",
-            labels=["reason"],
+            "headroom_pending_oldest_seconds", "Age of the oldest of these pods.", labels=["reason"]
         )
         for code, count in sorted(pending.pods.items()):
             pods.add_metric([code], count)
@@ -214,10 +199,8 @@ class FleetCollector(Collector):
 
 
 def _fleet(fleet: Totals) -> Iterator[Metric]:
-    for name, text, attribute in _FLEET:
-        yield GaugeMetricFamily(
-            f"headroom_fleet_{name}_bytes", text, value=getattr(fleet, attribute)
-        )
+    for name, text in _FLEET.items():
+        yield GaugeMetricFamily(f"headroom_fleet_{name}_bytes", text, value=getattr(fleet, name))
     yield GaugeMetricFamily(
         "headroom_fleet_devices",
         "Devices; devices that share one memory count once.",
@@ -233,3 +216,49 @@ def _fleet(fleet: Totals) -> Iterator[Metric]:
     for attribute, kind in _DRIFT.items():
         drift.add_metric([kind], getattr(fleet, attribute))
     yield drift
+
+
+class PendingPods:
+    """Counts pending pods; ``decision`` returns the last filter call about the pod of a uid."""
+
+    def __init__(
+        self, cluster: ClusterState, decision: Callable[[str], Decision | None] = lambda uid: None
+    ) -> None:
+        self._cluster = cluster
+        self.decision = decision
+        #: Uid -> a pod, and the reasons in its condition.
+        self._conditions: dict[str, tuple[Pod, dict[Reason, int]]] = {}
+        #: The result of the last round; replaced, never changed in place.
+        self.pending = Pending()
+
+    def start(self, loops: Loops, unready: Callable[[], str]) -> None:
+        loops.start("waiting", self.once, EVERY_S, unready=unready)
+
+    async def once(self) -> list[tuple[Pod, Decision]]:
+        """Count the pending pods; return those with a decision that rejected them."""
+        unbound = self._cluster.unbound()
+        uids = {pod.metadata.uid for pod in unbound}
+        self._conditions = {uid: c for uid, c in self._conditions.items() if uid in uids}
+        pending = Pending()
+        rejected: list[tuple[Pod, Decision]] = []
+        for number, pod in enumerate(unbound):
+            if number % PODS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # lets kube-scheduler's calls in
+            decision = self.decision(pod.metadata.uid)
+            if decision is None:
+                rejecting: Mapping[Reason, int] = self._condition_of(pod)
+            elif decision.fits:
+                continue  # it is being bound
+            else:
+                rejecting = decision.rejected
+                rejected.append((pod, decision))
+            pending.add(main_reason(rejecting), pod.metadata.creation_timestamp or "")
+        self.pending = pending
+        return rejected
+
+    def _condition_of(self, pod: Pod) -> dict[Reason, int]:
+        uid = pod.metadata.uid
+        known = self._conditions.get(uid)
+        if known is None or known[0] is not pod:
+            known = self._conditions[uid] = pod, rejections_in_condition(pod)
+        return known[1]

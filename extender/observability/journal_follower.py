@@ -1,4 +1,7 @@
-"""Follows the journals of the other extenders, each on its own thread.
+"""Follows the journals of the other extenders, each on its own thread, and merges them.
+
+kube-scheduler may call any extender, and each keeps only its own decisions, assumed binds and
+nominations. The process that follows them shows and counts all of these.
 
 The extenders' names are resolved every few seconds, because replicas come and go: a headless
 Service resolves to one address for each replica. One of them may be this process, which recognises
@@ -15,17 +18,20 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import structlog
 
-from extender.observability.journal_merge import Followed
-from extender.observability.journal_stream import BadLine, Copy
-from extender.state.decision_records import Bounds
-from extender.state.journal import Journal
+from contract.gpunode import Reservation
+from extender.observability.journal_stream import AssumedLine, BadLine, Copy, StateLine
+from extender.periodic import Loops
+from extender.state.changes import AssumedSeen, Event
+from extender.state.decision_records import Bounds, Record
+from extender.state.journal import Decision, Journal
+from extender.state.nominations import Place
 
 log = structlog.get_logger()
 
@@ -39,8 +45,80 @@ RECONNECT_S = 1.0
 SILENT_S = 15.0
 #: Limit of one line: a decision contains a pod, of which an API server accepts up to 1.5 MiB.
 MAX_LINE_BYTES = 8 << 20
+#: Seconds between two checks for new assumed binds; and until a line about them expires if its
+#: extender sends nothing. The binds have ended then, and the API server shows their reservations.
+ASSUMED_EVERY_S = 0.25
+EXPIRES_S = SILENT_S
 
 Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Another extender, as far as its journal was read."""
+
+    #: Its address.
+    address: str
+    journal: Journal
+    #: The last state that it sent; None before the first.
+    state: StateLine | None
+    #: Seconds since its last line; None before the first.
+    line_age_s: float | None
+    #: Why it sends nothing at present, as a sentence; "" if it does.
+    problem: str
+    #: It has stopped, and no line is missing: its name no longer resolves to this address, or
+    #: another extender has the address.
+    is_gone: bool = False
+    #: The last line about assumed binds and nominations; None before the first.
+    assumed: AssumedLine | None = None
+
+
+class Journals:
+    """The journal of this process (``replica``), and those that it follows."""
+
+    def __init__(
+        self, replica: str, own: Journal, followed: Callable[[], Sequence[Followed]] = tuple
+    ) -> None:
+        self.replica = replica
+        self.own = own
+        self.followed = followed
+
+    def each(self) -> list[tuple[str, Journal]]:
+        """Return (name of the extender, its journal) of all extenders; this process first."""
+        named = ((f.state.replica if f.state else f.address, f.journal) for f in self.followed())
+        return [(self.replica, self.own), *named]
+
+    def of_id(self, decision_id: str) -> Iterator[tuple[str, Record]]:
+        for replica, journal in self.each():
+            record = journal.records.of_id(decision_id)
+            if record is not None:
+                yield replica, record
+
+    def of_uid(self, uid: str) -> Decision | None:
+        """Return the last filter call about the pod, whichever extender answered it."""
+        return _newest(journal.of_uid(uid) for _, journal in self.each())
+
+    def of_pod(self, namespace: str, name: str) -> Decision | None:
+        return _newest(journal.of_pod(namespace, name) for _, journal in self.each())
+
+    def latest(self, most: int) -> list[Decision]:
+        """Return the last filter call about each pod, the newest first, at most ``most`` of
+        them."""
+        found: dict[str, Decision] = {}
+        of_all = (each for _, journal in self.each() for each in journal.latest(most))
+        for decision in sorted(of_all, key=lambda each: -each.at_s):
+            found.setdefault(decision.pod.metadata.uid, decision)
+        return list(found.values())[:most]
+
+    @property
+    def schedulers(self) -> list[str]:
+        """Return the schedulers that called last, by the names that pods give them."""
+        return list(dict.fromkeys(name for _, j in self.each() for name in j.schedulers))
+
+
+def _newest(decisions: Iterator[Decision | None]) -> Decision | None:
+    known = [each for each in decisions if each is not None]
+    return max(known, key=lambda each: each.at_s, default=None)
 
 
 class JournalFollower:
@@ -66,7 +144,7 @@ class JournalFollower:
         #: Returns the header that authenticates this process; empty: none is sent.
         self.authorization: Callable[[], str] = str
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._resolve, name="extenders", daemon=True)
         #: Replaced as a whole, for readers on other threads.
         self._streams: dict[Address, _Stream] = {}
         self._own: set[Address] = set()
@@ -80,17 +158,15 @@ class JournalFollower:
 
     def start(self) -> None:
         """Start to resolve names and to follow."""
-        thread = threading.Thread(target=self._look, name="extenders", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop all streams."""
         self._stop.set()
         for stream in self._streams.values():
             stream.stop()
-        for thread in self._threads:
-            thread.join(5.0)
+        if self._thread.is_alive():
+            self._thread.join(5.0)
 
     def now(self) -> list[Followed]:
         """Return all current and former extenders, and names without an address."""
@@ -101,7 +177,7 @@ class JournalFollower:
         ]
         return [*found, *self._ended, *unresolved]
 
-    def _look(self) -> None:
+    def _resolve(self) -> None:
         while not self._stop.is_set():
             unresolved: dict[str, str] = {}
             for place in self._places:
@@ -115,24 +191,20 @@ class JournalFollower:
             self._follow({each for found in self._addresses.values() for each in found})
             self._stop.wait(RESOLVE_S)
 
-    def _follow(self, there: set[Address]) -> None:
+    def _follow(self, resolved: set[Address]) -> None:
         streams = dict(self._streams)
-        for gone in streams.keys() - there:
+        for gone in streams.keys() - resolved:
             streams[gone].stop()
-        for address in sorted(there - self._own)[:MAX_FOLLOWED]:
+        for address in sorted(resolved - self._own)[:MAX_FOLLOWED]:
             if address in streams and not streams[address].ended:
                 continue
             stream = _Stream(address, self._name, self._bounds, self._cert, self)
             streams[address] = stream
             stream.start()
-        self._streams = streams
-        self._make_room(there)
-
-    def _make_room(self, there: set[Address]) -> None:
-        """Drop the journals of stopped extenders, beyond ``MAX_FOLLOWED`` in all."""
-        streams = dict(self._streams)
-        ended = sorted(streams.keys() - there, key=lambda address: streams[address].heard_at_s)
-        with self._ended_lock:
+        ended = sorted(
+            streams.keys() - resolved, key=lambda address: streams[address].last_line_at_s
+        )
+        with self._ended_lock:  # at most MAX_FOLLOWED journals, the oldest stopped ones go first
             while len(streams) + len(self._ended) > MAX_FOLLOWED and (self._ended or ended):
                 if self._ended:
                     self._ended = self._ended[1:]
@@ -141,7 +213,7 @@ class JournalFollower:
         self._streams = streams
 
     def keep(self, followed: Followed) -> None:
-        """Keep the journal of an extender that stopped and whose address another one has."""
+        """Keep the journal of an extender that stopped and whose address another one has now."""
         with self._ended_lock:
             self._ended = [*self._ended, followed][-MAX_FOLLOWED:]
 
@@ -167,18 +239,18 @@ class _Stream:
         self._cert = cert
         self._following = following
         self._copy = Copy(Journal(bounds, bounds.size_bytes // 2))
-        self._trouble = "it was not reached yet"
-        self.heard_at_s = float("-inf")
+        self._problem = "it was not reached yet"
+        self.last_line_at_s = float("-inf")
         self._stop = threading.Event()
         self._connection: http.client.HTTPConnection | None = None
-        self._thread = threading.Thread(target=self._run, name=f"journal-{address[0]}", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        name = f"journal-{self._address[0]}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def stop(self) -> None:
         self._stop.set()
-        self._trouble = "it is gone"
+        self._problem = "it is gone"
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
@@ -189,25 +261,24 @@ class _Stream:
         return self._stop.is_set()
 
     def followed(self) -> Followed:
-        trouble, copy = self._trouble, self._copy
-        heard_s = time.monotonic() - self.heard_at_s if copy.state else None
-        place = _name(self._address)
-        return Followed(place, copy.journal, copy.state, heard_s, trouble, self.ended, copy.assumed)
+        problem, copy, address = self._problem, self._copy, _name(self._address)
+        age_s = time.monotonic() - self.last_line_at_s if copy.state else None
+        return Followed(address, copy.journal, copy.state, age_s, problem, self.ended, copy.assumed)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 self._read()
-                self._trouble = "it ended the stream"
+                self._problem = "it ended the stream"
             except TimeoutError:
                 if not self._stop.is_set():
-                    self._trouble = f"it sent nothing for {SILENT_S:.0f} s"
+                    self._problem = f"it sent nothing for {SILENT_S:.0f} s"
             except (OSError, http.client.HTTPException, BadLine) as err:
                 if not self._stop.is_set():
-                    self._trouble = str(err) or type(err).__name__
+                    self._problem = str(err) or type(err).__name__
             except Exception:  # a thread that ended would go unnoticed
                 log.exception("journal_not_followed", extender=_name(self._address))
-                self._trouble = "its journal could not be read: see the log"
+                self._problem = "its journal could not be read: see the log"
             self._stop.wait(RECONNECT_S)
 
     def _read(self) -> None:
@@ -244,8 +315,8 @@ class _Stream:
             self._following.is_own(self._address)
             self._stop.set()
             return False
-        self.heard_at_s = time.monotonic()
-        self._trouble = ""
+        self.last_line_at_s = time.monotonic()
+        self._problem = ""
         return not self._stop.is_set()
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -272,3 +343,45 @@ def _addresses(place: Address) -> list[Address]:
 def _name(address: Address) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def assumed_by(followed: Iterable[Followed]) -> AssumedSeen:
+    """Return what these extenders assume together, as far as their lines have not expired."""
+    lines = [
+        each.assumed
+        for each in followed
+        if each.assumed is not None
+        and not each.is_gone
+        and each.line_age_s is not None
+        and each.line_age_s < EXPIRES_S
+    ]
+    binds: dict[str, dict[str, Reservation]] = {}
+    places: dict[str, Place] = {}
+    for line in lines:
+        for bind in line.binds:
+            binds.setdefault(bind.node, {})[bind.uid] = bind.reservation
+        for nomination in line.nominations:
+            known = places.get(nomination.uid)
+            if known is None or nomination.held:
+                places[nomination.uid] = Place(nomination.node, nomination.held)
+    return AssumedSeen(binds, places if lines else None)
+
+
+class AssumedBindsUpdater:
+    """Applies the assumed binds and nominations of the extenders whenever they change."""
+
+    def __init__(
+        self, followed: Callable[[], Iterable[Followed]], apply: Callable[[Sequence[Event]], None]
+    ) -> None:
+        self._followed = followed
+        self._apply = apply
+        self._last = AssumedSeen({}, None)
+
+    def start(self, loops: Loops) -> None:
+        loops.start("assumed", self.once, ASSUMED_EVERY_S)
+
+    async def once(self) -> None:
+        seen = assumed_by(self._followed())
+        if seen != self._last:
+            self._apply([seen])
+            self._last = seen

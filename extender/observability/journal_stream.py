@@ -6,7 +6,8 @@ that was slow or disconnected misses only intermediate states.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,7 @@ from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
 from extender.placement.snapshot import CODE_OF, REASONS
+from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import (
     Asked,
     BindTried,
@@ -90,6 +92,10 @@ class Shown(msgspec.Struct, frozen=True):
     offered_nodes: Offered | None
 
 
+#: Fields that ``Shown`` and ``Decision`` have in common.
+_SAME = [name for name in Shown.__struct_fields__ if name not in ("rejected", "offered_nodes")]
+
+
 class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"):
     """The current state of one attempt to place a pod."""
 
@@ -134,8 +140,23 @@ class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
     nominations: Annotated[tuple[Nomination, ...], Meta(max_length=MAX_ASSUMED)] = ()
 
 
-def nothing_assumed() -> AssumedLine:
-    return AssumedLine()
+def assumed_line(
+    cluster: ClusterState, expected: Iterable[tuple[str, str, Reservation]], now_s: float
+) -> AssumedLine:
+    """Return what the extender assumes now. ``expected`` are the uid, node and reservation of pods
+    whose bind it expects next."""
+    binds = {
+        (uid, node): reservation
+        for node, under_way in cluster.binds_under_way().items()
+        for uid, reservation in under_way.items()
+    }
+    for uid, node, reservation in expected:
+        binds.setdefault((uid, node), reservation)
+    places = sorted(cluster.places(now_s).items(), key=lambda each: not each[1].held)
+    return AssumedLine(
+        tuple(AssumedBind(*at, binds[at]) for at in islice(binds, MAX_ASSUMED)),
+        tuple(Nomination(uid, place.node, place.held) for uid, place in places[:MAX_ASSUMED]),
+    )
 
 
 Line = StateLine | NodesLine | DecisionLine | AssumedLine
@@ -155,10 +176,7 @@ class Cursor:
     """
 
     def __init__(
-        self,
-        journal: Journal,
-        after: int = 0,
-        assumed: Callable[[], AssumedLine] = nothing_assumed,
+        self, journal: Journal, after: int = 0, assumed: Callable[[], AssumedLine] = AssumedLine
     ) -> None:
         self._journal = journal
         self._version = after
@@ -222,20 +240,9 @@ class Cursor:
 
 
 def _shown(decision: Decision, offered: Offered | None) -> Shown:
-    return Shown(
-        decision.pod,
-        decision.at_s,
-        decision.generation,
-        decision.offered,
-        decision.fits,
-        {CODE_OF[reason]: nodes for reason, nodes in decision.rejected.items()},
-        decision.sure,
-        decision.took_s,
-        decision.asked,
-        decision.only,
-        decision.observed,
-        offered,
-    )
+    rejected = {CODE_OF[reason]: nodes for reason, nodes in decision.rejected.items()}
+    same = {name: getattr(decision, name) for name in _SAME}
+    return Shown(rejected=rejected, offered_nodes=offered, **same)
 
 
 class Copy:
@@ -292,18 +299,5 @@ class Copy:
         named, offered = shown.offered_nodes, None
         if named is not None and (known := self._sets.get(named.nodes)) is not None:
             offered = OfferedNodes(known, named.bits)
-        return Decision(
-            shown.pod,
-            decision_id,
-            shown.at_s,
-            shown.generation,
-            shown.offered,
-            shown.fits,
-            rejected,
-            shown.sure,
-            shown.took_s,
-            shown.asked,
-            shown.only,
-            shown.observed,
-            offered,
-        )
+        same = {name: getattr(shown, name) for name in _SAME}
+        return Decision(decision_id=decision_id, rejected=rejected, offered_nodes=offered, **same)

@@ -1,15 +1,19 @@
-"""The Prometheus metrics of Headroom's processes. The registry is an argument, never global."""
+"""The Prometheus metrics of Headroom's processes. The registry is an argument, never global.
 
+``extender.observability.fleet_metrics`` has the metrics that are read from a snapshot.
+"""
+
+import asyncio
 import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import product
+from pathlib import Path
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from contract.reasons import Reason
 from extender.placement.prediction_outcome import Result, Surprise
@@ -25,32 +29,47 @@ _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 #: From an idle kubelet to one that waits for its disk.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
+#: Seconds between two measurements of the event loop.
+LAG_EVERY_S = 0.05
+
 #: Writes that are rejected if another client wrote first.
 CONFLICTING = ("spec", "pod", "binding", "finalizer", "create")
 
 
+def _counter(registry: CollectorRegistry, name: str, text: str, **labels: Iterable[str]) -> Counter:
+    """Create a counter. ``labels`` maps each label to its known values.
+
+    Series with known values start at 0, because alerts need them.
+    """
+    counter = Counter(name, text, list(labels), registry=registry)
+    for values in product(*labels.values()):
+        if values:
+            counter.labels(*values)
+    return counter
+
+
 class ProcessTelemetry:
-    """Metrics of every process. Counters with known labels start at 0: alerts need their series."""
+    """Metrics of every process; ``loops`` are the names of loops whose failures count from 0."""
+
+    loops: tuple[str, ...] = ()
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         build = Info("headroom_build", "Version of Headroom.", registry=registry)
         build.info({"version": own_version()})
-        self.settings_reloads = Counter(
+        self.settings_reloads = _counter(
+            registry,
             "headroom_settings_reloads_total",
             "Changes of the settings file by outcome: taken, rejected (the old settings stay).",
-            ["outcome"],
-            registry=registry,
+            outcome=("taken", "rejected"),
         )
-        self.loop_failures = Counter(
+        self.loop_failures = _counter(
+            registry,
             "headroom_loop_failures_total",
             "Rounds of the process's loops that ended with an exception, by loop. Each is logged "
             "as loop_failed, and the loop continues.",
-            ["loop"],
-            registry=registry,
+            loop=self.loops,
         )
-        for outcome in ("taken", "rejected"):
-            self.settings_reloads.labels(outcome)
 
 
 class WebhookTelemetry(ProcessTelemetry):
@@ -71,12 +90,12 @@ class WebhookTelemetry(ProcessTelemetry):
             buckets=_SECONDS,
             registry=registry,
         )
-        self.admission_errors = Counter(
+        self.admission_errors = _counter(
+            registry,
             "headroom_admission_errors_total",
             "Admission requests that were not answered with a review: the API server applies the "
             "failure policy.",
-            ["path"],
-            registry=registry,
+            path=(),
         )
 
     def exposition(self, ready: bool) -> bytes:
@@ -98,11 +117,11 @@ class ViewTelemetry(ProcessTelemetry):
         self.scraped: Snapshot | None = None
         self._scraping = threading.Lock()
         self.ready = Gauge(ready, "1 while /readyz answers 200.", registry=registry)
-        self.history_queries = Counter(
+        self.history_queries = _counter(
+            registry,
             "headroom_history_queries_total",
             "Queries to Prometheus for SM activity by outcome: answered or failed.",
-            ["outcome"],
-            registry=registry,
+            outcome=("answered", "failed"),
         )
         self.history_devices = Gauge(
             "headroom_history_devices",
@@ -121,8 +140,6 @@ class ViewTelemetry(ProcessTelemetry):
             "Generation of the snapshot that decisions are made on.",
             registry=registry,
         )
-        for outcome in ("answered", "failed"):
-            self.history_queries.labels(outcome)
 
     def exposition(self, snap: Snapshot, ready: bool) -> bytes:
         """Return the body of /metrics, for one scrape at a time.
@@ -143,8 +160,12 @@ class ViewTelemetry(ProcessTelemetry):
 class Telemetry(ViewTelemetry):
     """Metrics of the extender."""
 
+    loops = ("intake", "reservations", "nodes", "notices", "requeues")
+
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry, "headroom_ready")
+        counter = partial(_counter, registry)
+        reasons = [reason.code for reason in Reason]
         self.verb_seconds = Histogram(
             "headroom_verb_duration_seconds",
             "Time from the last byte of a scheduler call to the first byte of its answer.",
@@ -152,66 +173,60 @@ class Telemetry(ViewTelemetry):
             buckets=_SECONDS,
             registry=registry,
         )
-        self.verb_cpu_seconds = Counter(
+        self.verb_cpu_seconds = counter(
             "headroom_verb_cpu_seconds_total",
             "CPU time of scheduler calls, without HTTP; bind is not counted, because it waits.",
-            ["verb"],
-            registry=registry,
+            verb=(),
         )
-        self.verb_errors = Counter(
+        self.verb_errors = counter(
             "headroom_verb_errors_total",
             "Scheduler calls that were answered with an error.",
-            ["verb"],
-            registry=registry,
+            verb=("filter", "prioritize", "preempt", "bind"),
         )
-        self.rejected_nodes = Counter(
+        self.rejected_nodes = counter(
             "headroom_rejected_nodes_total",
             "Nodes rejected in filter calls, by the code of the reason.",
-            ["reason"],
-            registry=registry,
+            reason=reasons,
         )
-        self.spread_retries = Counter(
+        self.spread_retries = counter(
             "headroom_retries_spread_total",
             "Filter calls for pods rejected before that again fit no node, answered with an Error "
             "because too many such pods were tried in the same second.",
-            registry=registry,
         )
-        self.would_reject = Counter(
+        self.would_reject = counter(
             "headroom_would_reject_total",
             "Calls that passed a pod only because the mode is observe, by the code of the reason. "
             "filter: no offered node fits (the reason of most nodes); bind: the node of the bind "
             "does not fit.",
-            ["verb", "reason"],
-            registry=registry,
+            verb=("filter", "bind"),
+            reason=reasons,
         )
         self.observes = Gauge(
             "headroom_observe_only",
             "1 while the mode is observe, in which no pod is rejected.",
             registry=registry,
         )
-        self.binds = Counter(
+        self.binds = counter(
             "headroom_binds_total",
             "Bind calls by outcome: bound, declined (no room any more) or failed.",
-            ["outcome"],
-            registry=registry,
+            outcome=("bound", "declined", "failed"),
         )
-        self.predictions = Counter(
+        self.predictions = counter(
             "headroom_predictions_total",
             "Pods by how their device compares with the candidates at binding: hit; shifted (to a "
             "device with room, because of pods that Headroom bound later); miss; unseen (no report "
             "showed the pod before it was gone). Only the replica that bound the pod counts it, so "
             "replicas can be summed. Pods that were unconfirmed when that replica stopped are not "
             "counted.",
-            ["result"],
-            registry=registry,
+            result=[result.value for result in Result],
         )
-        self.misses = Counter(
+        self.misses = counter(
             "headroom_prediction_misses_total",
             "Missed predictions, by the cause between binding and admission (released, health, "
             "bypass, configuration, several, unknown), and whether a device of the pod was "
             "overcommitted when the pod was first reported there.",
-            ["surprise", "overcommitted"],
-            registry=registry,
+            surprise=[surprise.value for surprise in Surprise],
+            overcommitted=("yes", "no"),
         )
         self.window_seconds = Histogram(
             "headroom_prediction_window_seconds",
@@ -219,60 +234,77 @@ class Telemetry(ViewTelemetry):
             buckets=_WINDOW_SECONDS,
             registry=registry,
         )
-        self.evictions = Counter(
+        self.evictions = counter(
             "headroom_evictions_total",
             "Evictions by outcome: evicted, rejected (by the API server).",
-            ["outcome"],
-            registry=registry,
+            outcome=("evicted", "rejected"),
         )
-        self.preemptions = Counter(
+        self.preemptions = counter(
             "headroom_preemptions_total",
             "Preemptions by who chose the victims: proposed (by kube-scheduler, unchanged), "
             "corrected, added (a node that it did not propose), controller (without a call of "
             "kube-scheduler), or none (no eviction helps, or there is room soon anyway).",
-            ["choice"],
-            registry=registry,
+            choice=("proposed", "corrected", "added", "controller", "none"),
         )
-        self.ledger_conflicts = Counter(
+        self.ledger_conflicts = counter(
             "headroom_ledger_conflicts_total",
             "Writes that the API server rejected because another client wrote the object first, by "
             "what was written: spec, pod, binding, finalizer or create. Each was retried with the "
             "newer object, or given up.",
-            ["write"],
-            registry=registry,
+            write=CONFLICTING,
         )
-        self.requeues = Counter(
+        self.requeues = counter(
             "headroom_requeues_total",
             "Rejected pods that were requeued in kube-scheduler because there is room for them "
             "now, by outcome: requeued, overtaken (by another replica, or because the pod "
             "changed), failed.",
-            ["outcome"],
-            registry=registry,
+            outcome=("requeued", "overtaken", "failed"),
         )
-        self.events = Counter(
+        self.events = counter(
             "headroom_events_total",
             "Kubernetes Events by outcome: written (or already written by another replica), failed "
             "(retried later).",
-            ["reason", "outcome"],
-            registry=registry,
+            reason=(),
+            outcome=(),
         )
-        for counter, outcomes in (
-            (self.verb_errors, ("filter", "prioritize", "preempt", "bind")),
-            (self.rejected_nodes, [reason.code for reason in Reason]),
-            (self.binds, ("bound", "declined", "failed")),
-            (self.predictions, [result.value for result in Result]),
-            (self.evictions, ("evicted", "rejected")),
-            (self.preemptions, ("proposed", "corrected", "added", "controller", "none")),
-            (self.ledger_conflicts, CONFLICTING),
-            (self.requeues, ("requeued", "overtaken", "failed")),
-            (self.loop_failures, ("intake", "reservations", "nodes", "notices", "requeues")),
-        ):
-            for outcome in outcomes:
-                counter.labels(outcome)
 
-        for reason in Reason:
-            for verb in ("filter", "bind"):
-                self.would_reject.labels(verb, reason.code)
-        for surprise in Surprise:
-            for overcommitted in ("yes", "no"):
-                self.misses.labels(surprise.value, overcommitted)
+
+async def sample_lag(observe: Callable[[float], None], every_s: float = LAG_EVERY_S) -> None:
+    """Pass to ``observe`` by how many seconds each of many short sleeps ends late.
+
+    Whatever blocks the event loop, or holds the interpreter's lock, delays each call by that time.
+    """
+    while True:
+        due_s = time.perf_counter() + every_s
+        await asyncio.sleep(every_s)
+        observe(max(0.0, time.perf_counter() - due_s))
+
+
+class CertificateCollector(Collector):
+    """Reads the certificate files at each scrape.
+
+    It exports nothing for a file that cannot be read. The server does not load such a file either:
+    it keeps the previous certificate.
+    """
+
+    def __init__(self, served: Mapping[str, Path]) -> None:
+        """Create a collector; ``served`` maps each port to the file of its certificate."""
+        self._served = served
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "headroom_certificate_end_timestamp_seconds",
+            "Expiry time of the certificate in the file of a port.",
+            labels=["port"],
+        )
+        for port, path in self._served.items():
+            try:
+                # The package that reads certificates is an optional dependency.
+                from extender.certs.pki import NotAPair, ends_at
+            except ImportError:
+                break
+            try:
+                family.add_metric([port], ends_at(path.read_bytes()).timestamp())
+            except (OSError, NotAPair):
+                continue
+        yield family

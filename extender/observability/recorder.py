@@ -1,13 +1,22 @@
-"""Records binds and predictions in the journal, the metrics, the log and the feed."""
+"""Records what the extender does: binds, predictions and conflicts of writes.
+
+They go to the journal, the metrics, the log and the feed.
+"""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 
+from contract.annotations import TOUCHED
 from contract.decision import decision_id, decision_of
+from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import Pod
+from extender.errors import StoreConflict
 from extender.ledger.protocol import BindAsk, Bound, Declined, Failed
 from extender.ledger.protocol import Outcome as BindOutcome
+from extender.ledger.store import Binding, Store
 from extender.observability.feed import Feed
 from extender.observability.metrics import Telemetry
 from extender.placement.prediction_outcome import Result
@@ -19,7 +28,7 @@ from extender.state.prediction_tracker import Outcome
 log = structlog.get_logger()
 
 #: Length limit of a recorded error message.
-MOST_QUOTED = 200
+MAX_MESSAGE = 200
 
 
 def record_bind(
@@ -37,7 +46,7 @@ def record_bind(
     if which:
         at_s, node = time.time(), ask.node if isinstance(outcome, Bound) else ""
         part = BindTried(
-            at_s, micros(took_s), ask.node, outcome_name, CODE_OF[reason], message[:MOST_QUOTED]
+            at_s, micros(took_s), ask.node, outcome_name, CODE_OF[reason], message[:MAX_MESSAGE]
         )
         journal.records.note(which, ask.namespace, ask.name, part, at_s, node)
     telemetry.binds.labels(outcome_name).inc()
@@ -92,3 +101,51 @@ def record_prediction(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -
         overcommitted_bytes=outcome.overcommitted_bytes,
         window_s=round(outcome.window_s, 3),
     )
+
+
+class ConflictCountingStore(Store):
+    """A store that counts the conflicts of another one."""
+
+    def __init__(self, store: Store, telemetry: Telemetry) -> None:
+        self._store = store
+        self._conflicts = telemetry.ledger_conflicts
+
+    async def read_gpunode(self, name: str) -> GPUNode | None:
+        return await self._store.read_gpunode(name)
+
+    async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
+        with self._counted("create"):
+            return await self._store.create_gpunode(gpunode)
+
+    async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
+        with self._counted("spec"):
+            return await self._store.write_spec(before, spec)
+
+    async def remove_finalizer(self, gpunode: GPUNode) -> None:
+        with self._counted("finalizer"):
+            await self._store.remove_finalizer(gpunode)
+
+    async def read_pod(self, namespace: str, name: str) -> Pod | None:
+        return await self._store.read_pod(namespace, name)
+
+    async def read_heartbeat_version(self, node: str) -> str:
+        return await self._store.read_heartbeat_version(node)
+
+    async def list_pods(self, node: str | None = None) -> list[Pod]:
+        return await self._store.list_pods(node)
+
+    async def bind(self, binding: Binding) -> None:
+        with self._counted("binding"):
+            await self._store.bind(binding)
+
+    async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
+        with self._counted("pod"):
+            return await self._store.touch_pod(pod, value, key)
+
+    @contextmanager
+    def _counted(self, write: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreConflict:
+            self._conflicts.labels(write).inc()
+            raise

@@ -30,7 +30,7 @@ from contract.gpunode import (
     GPUNodeStatus,
     Reservation,
 )
-from contract.heartbeat import Vouch, vouch_of
+from contract.heartbeat import Confirmation, confirmation_of
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from contract.pod_limits import has_room_for
 from contract.reasons import Reason
@@ -259,7 +259,7 @@ class ClusterState:
         self._unsettled.clear()
         return names
 
-    def confirmation(self, name: str) -> Vouch | None:
+    def confirmation(self, name: str) -> Confirmation | None:
         """Return what the agent's Lease confirms of the current report; None if the Lease does not
         confirm this report."""
         return self._heartbeats.confirmation(name, self._gpunodes.get(name))
@@ -868,7 +868,7 @@ class ClusterState:
             self._unsettled[gpunode.name] = None
 
     def _put_lease(self, lease: Lease, at_s: float) -> None:
-        name, vouch = lease.metadata.name, vouch_of(lease)
+        name, vouch = lease.metadata.name, confirmation_of(lease)
         if vouch is None:
             self._drop_lease(name)  # confirms no report, so it is no heartbeat
             return

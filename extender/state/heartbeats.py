@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from contract.gpunode import GPUNode
-from contract.heartbeat import Vouch
+from contract.heartbeat import Confirmation
 
 NEVER_S = float("-inf")
 
@@ -51,7 +51,7 @@ class Heartbeats:
         self._reports: dict[str, Heartbeat] = {}
         self._leases: dict[str, Heartbeat] = {}
         #: Node -> the confirmation in the Lease of its agent.
-        self._vouches: dict[str, Vouch] = {}
+        self._vouches: dict[str, Confirmation] = {}
         #: Nodes whose report was stale and is fresh again.
         self.revived: set[str] = set()
 
@@ -65,7 +65,7 @@ class Heartbeats:
         self._beat(self._reports, gpunode.name, gpunode, stamp, at_s, epoch_s)
 
     def see_lease(
-        self, name: str, vouch: Vouch, gpunode: GPUNode | None, at_s: float, epoch_s: float
+        self, name: str, vouch: Confirmation, gpunode: GPUNode | None, at_s: float, epoch_s: float
     ) -> None:
         self._vouches[name] = vouch
         self._beat(self._leases, name, gpunode, vouch.sampled_at, at_s, epoch_s)
@@ -77,7 +77,7 @@ class Heartbeats:
         self._leases.pop(name, None)
         self._vouches.pop(name, None)
 
-    def confirmation(self, name: str, gpunode: GPUNode | None) -> Vouch | None:
+    def confirmation(self, name: str, gpunode: GPUNode | None) -> Confirmation | None:
         """Return what the Lease confirms of this report; None if it confirms none or another."""
         vouch = self._vouches.get(name)
         if vouch is None or gpunode is None or gpunode.status is None:

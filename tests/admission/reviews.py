@@ -11,7 +11,7 @@ import msgspec
 from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import Device, GPUNodeStatus, Plugin, Source
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
-from extender.admission.context import AdmissionContext, GpuNode, OfNamespace, Wishes
+from extender.admission.context import AdmissionContext, GpuNode, NamespaceMetadata, WebhookSettings
 from extender.admission.mutation import Mutated, mutate
 from tests.builders import GPU, shared
 
@@ -111,11 +111,11 @@ def around(
     *nodes: GpuNode,
     annotations: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
-    **wishes: Any,
+    **settings: Any,
 ) -> AdmissionContext:
     return AdmissionContext(
-        wishes=Wishes(**wishes),
-        namespace=OfNamespace("team-a", annotations or {}, labels or {}),
+        settings=WebhookSettings(**settings),
+        namespace=NamespaceMetadata("team-a", annotations or {}, labels or {}),
         nodes=nodes,
     )
 

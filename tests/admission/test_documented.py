@@ -21,8 +21,7 @@ from contract.annotations import (
 from contract.gate import GATE, gate_container
 from extender.admission import mutation
 from extender.admission.context import AdmissionContext
-from extender.admission.dispatch import answer_mutate, answer_validate
-from extender.admission.review import read
+from extender.admission.review import answer_mutate, answer_validate, read
 from extender.placement.policy import Rules
 from extender.placement.visible_devices import VISIBLE_DEVICES
 from tests.admission.reviews import GATE_IMAGE, around, container, manifest, node, review
@@ -50,7 +49,7 @@ def labelled() -> dict[str, Any]:
 
 
 NOTHING = around()
-STRICT = AdmissionContext(Rules(reject_unannotated=True), NOTHING.wishes, NOTHING.namespace)
+STRICT = AdmissionContext(Rules(reject_unannotated=True), NOTHING.settings, NOTHING.namespace)
 MIXED = around(node("a", "gated"), node("b", devices=None), gate_image=GATE_IMAGE)
 #: What is written, its kind, and what there is around it.
 CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [

@@ -98,9 +98,9 @@ class TestScheduler:
     def test_a_static_pod_is_left_alone_if_a_kubelet_shows_it(self) -> None:
         where = around(node(choice="gated"), gate_image=GATE_IMAGE)
         obj = manifest(None, nodeName="n1", annotations={**STATIC, "headroom.gpu/retry": "x"})
-        assert mutated(obj, replace(where, by_node="n1"))[0] == obj
+        assert mutated(obj, replace(where, kubelet_node="n1"))[0] == obj
         for other in ("", "n2"):
-            stored = mutated(obj, replace(where, by_node=other))[0]
+            stored = mutated(obj, replace(where, kubelet_node=other))[0]
             assert "headroom.gpu/retry" not in stored["metadata"]["annotations"]
 
     def test_a_pod_with_a_node_has_no_use_for_a_scheduler_or_a_placement(self) -> None:

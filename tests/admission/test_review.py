@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from extender.admission.dispatch import answer_mutate, answer_validate
-from extender.admission.review import MalformedReview, read
+from extender.admission.review import MalformedReview, answer_mutate, answer_validate, read
 from tests.admission.reviews import GATE_IMAGE, applied, around, manifest, node, patch_of, review
 from tests.fuzz.hostile import Seed, encode, garbled, mutated
 

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from extender.admission.dispatch import Environment
-from extender.admission.server import Webhook, webhook_app
+from extender.admission.endpoints import Webhook, webhook_app
+from extender.admission.review import ContextOf
 from extender.config.loading import load_settings
 from extender.errors import BadSettings
 from extender.observability.metrics import WebhookTelemetry
@@ -133,7 +133,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
 
 
 def webhook(
-    around: Environment = lambda namespace: nothing_around(), unready: Callable[[], str] = str
+    around: ContextOf = lambda namespace: nothing_around(), unready: Callable[[], str] = str
 ) -> Webhook:
     telemetry = WebhookTelemetry(CollectorRegistry())
     return Webhook(around, unready, dict, telemetry, 1 << 20)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from extender.admission.context import AdmissionContext
-from extender.admission.dispatch import answer_mutate, answer_validate
-from extender.admission.review import read
+from extender.admission.review import answer_mutate, answer_validate, read
 from extender.placement.request import Unreadable, understand
 from tests.admission.reviews import (
     ADMIN,
@@ -72,7 +71,7 @@ def annotated(**of_users: str) -> dict[str, Any]:
         ),
         pytest.param(
             annotated(vram="8Gi", policy="dense"),
-            "Headroom: annotation headroom.gpu/policy: 'dense' is not pack, spread or "
+            "Headroom: annotation headroom.gpu/policy: 'dense' is not one of pack, spread, "
             "fragmentation. Example: headroom.gpu/policy: pack",
             id="policy",
         ),
@@ -96,7 +95,7 @@ def annotated(**of_users: str) -> dict[str, Any]:
         ),
         pytest.param(
             annotated(vram="8Gi", share="cap"),
-            "Headroom: annotation headroom.gpu/share: 'cap' is not none, env or limit. "
+            "Headroom: annotation headroom.gpu/share: 'cap' is not one of none, env, limit. "
             "Example: headroom.gpu/share: env",
             id="share",
         ),

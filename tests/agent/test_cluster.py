@@ -32,7 +32,7 @@ from contract.gpunode import (
     SmActivity,
     decode_gpunode,
 )
-from contract.heartbeat import Vouch, vouch_of
+from contract.heartbeat import Confirmation, confirmation_of
 from contract.kube import Lease
 from extender.errors import StoreConflict
 from extender.kube.client import KubeApi
@@ -167,8 +167,8 @@ def status(
     return GPUNodeStatus(devices=[device], observed_at=observed_at)
 
 
-def vouch(observed_at: str = "then") -> Vouch:
-    return Vouch(sampled_at="now", gpunode="uid", observed_at=observed_at)
+def vouch(observed_at: str = "then") -> Confirmation:
+    return Confirmation(sampled_at="now", gpunode="uid", observed_at=observed_at)
 
 
 def reported(plane: ControlPlane, node: str) -> GPUNodeStatus:
@@ -193,7 +193,7 @@ class TestOwnNodeOnly:
                 second = publisher.heartbeat(NOW, vouch("later"))  # renewed
             assert reported(installed, node).devices[0].used_bytes == 7
             assert first != second == lease(installed, node).metadata.resource_version
-            assert vouch_of(lease(installed, node)) == vouch("later")
+            assert confirmation_of(lease(installed, node)) == vouch("later")
 
     @pytest.mark.parametrize(
         ("sits_on", "said"),
@@ -344,7 +344,7 @@ class TestAnHour:
         log.info("steady node, an hour: %s", made)
         assert made["lease"] <= 2 * 60
         assert made["status"] <= 60
-        held = vouch_of(lease(installed, "agent-a"))
+        held = confirmation_of(lease(installed, "agent-a"))
         assert held is not None
         assert held.observed_at == reported(installed, "agent-a").observed_at
 
@@ -403,7 +403,7 @@ class Counting:
     def reported(self) -> tuple[Held, str]:
         raise AssertionError("nobody else writes")
 
-    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
+    def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
         self.heartbeats += 1
         return str(self.heartbeats)
 
@@ -472,7 +472,7 @@ class TestBadDays:
         clock.passes(30.0)
         status_writer.deliver(sample(clock, 7), clock.at_s)
         assert reported(installed, "agent-a").devices[0].used_bytes == 7
-        held = vouch_of(lease(installed, "agent-a"))
+        held = confirmation_of(lease(installed, "agent-a"))
         assert held is not None
         assert held.observed_at == reported(installed, "agent-a").observed_at
 
@@ -488,7 +488,7 @@ class TestBadDays:
             assert reported(installed, "agent-a") == newest
             held = installed.call("GET", f"{LEASES}/agent-a")
             assert held["spec"]["renewTime"].startswith(clock.wall.strftime("%Y-%m-%dT"))
-            vouched = vouch_of(msgspec.convert(held, Lease))
+            vouched = confirmation_of(msgspec.convert(held, Lease))
             assert vouched is not None
             assert vouched.sampled_at == vouched.observed_at == newest.observed_at
             clock.passes(30.0)

@@ -24,7 +24,7 @@ from agent.status.builder import GROWN_BYTES
 from agent.status.publisher import KubernetesPublisher, status_patch
 from agent.status.writer import NotDelivered, NotThereYet, StatusWriter
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
-from contract.heartbeat import Vouch, vouch_of
+from contract.heartbeat import Confirmation, confirmation_of
 from contract.kube import Lease
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged
 from tests.agent.test_nodeapi import NO_ANSWER
@@ -32,7 +32,7 @@ from tests.waiting import until
 
 NO_PORTS = ("--listen", "127.0.0.1:0", "--local-port", "0")
 NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")
-VOUCH = Vouch(sampled_at="later", gpunode="uid-1", observed_at="then", after="7")
+VOUCH = Confirmation(sampled_at="later", gpunode="uid-1", observed_at="then", after="7")
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 
 
@@ -89,8 +89,10 @@ def status(
     return GPUNodeStatus(devices=[device], observed_at=observed_at, **changes)
 
 
-def vouch(sampled_at: str, gpunode: str, observed_at: str, after: str) -> Vouch:
-    return Vouch(sampled_at=sampled_at, gpunode=gpunode, observed_at=observed_at, after=after)
+def vouch(sampled_at: str, gpunode: str, observed_at: str, after: str) -> Confirmation:
+    return Confirmation(
+        sampled_at=sampled_at, gpunode=gpunode, observed_at=observed_at, after=after
+    )
 
 
 def busy(sm_ratio: float, observed_at: str) -> GPUNodeStatus:
@@ -105,9 +107,9 @@ def deliver(status_writer: StatusWriter, clock: Clock, status: GPUNodeStatus) ->
     return status_writer.deliver(status, clock.at_s)
 
 
-def vouched(api: ApiServer) -> Vouch:
+def vouched(api: ApiServer) -> Confirmation:
     assert api.lease is not None
-    vouch = vouch_of(msgspec.convert(api.lease, Lease))
+    vouch = confirmation_of(msgspec.convert(api.lease, Lease))
     assert vouch is not None
     return vouch
 

@@ -14,23 +14,22 @@ import structlog
 
 from contract.annotations import OBSERVED_AT, RETRY
 from contract.gpunode import GPUNode, Source
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender import periodic
-from extender.app import reload
 from extender.app.console import Console
 from extender.app.extender import Extender
-from extender.app.reload import Origin
+from extender.config import reload
+from extender.config.reload import Origin
 from extender.config.settings import Settings
 from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
 from extender.controllers.extended_resource import ExtendedResourceController
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.ledger.preemption_writer import PreemptionWriter
-from extender.observability import change_feed
-from extender.observability.change_feed import start_watching
-from extender.observability.loop_lag import sample_lag
+from extender.observability import feed
+from extender.observability.metrics import sample_lag
 from extender.state import event_queue, eviction_backoff, nominations
 from extender.state.changes import HeartbeatSeen, NodeSeen, PodGone
 from extender.state.notices import Notice
@@ -49,12 +48,12 @@ def quicken() -> None:
     event_queue.TOGETHER_S = 0.002
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
     eviction_backoff.FIRST_S = 0.1
-    reconcile.AT_ONCE = change_feed.AT_ONCE = 1
+    reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
     requeue.LOOK_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
     preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
-    change_feed.LOOK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
+    feed.CHECK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
     nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
     structlog.configure(processors=[lambda logger, name, event: _drop()])
 
@@ -188,8 +187,8 @@ class World:
         self.store.lease_version += 1
 
     def beat(self, node: str, uid: str, stamp: str) -> None:
-        vouch = Vouch(stamp, uid, stamp, after=str(self.store.lease_version))
-        annotations = {OBSERVED_AT: encode_vouch(vouch)}
+        vouch = Confirmation(stamp, uid, stamp, after=str(self.store.lease_version))
+        annotations = {OBSERVED_AT: encode_confirmation(vouch)}
         lease = Lease(metadata=ObjectMeta(name=node, annotations=annotations))
         self.extender.enqueue([HeartbeatSeen(lease, time.monotonic())])
 
@@ -327,7 +326,7 @@ def start(world: World, ledger: Any) -> None:
     extender.preemption_controller.start(each, extender.idle)
     extender.reloading.start(each)
     ExtendedResourceController(extender.cluster, True, world.show).start(each, extender.unready)
-    start_watching(each, world.console.watching, extender.begun)
+    world.console.changes.start(each, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
 
 

@@ -12,7 +12,7 @@ from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
 from extender.app.cluster_view import NOT_TAKEN_IN
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.observability.loop_lag import sample_lag
+from extender.observability.metrics import sample_lag
 from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.event_queue import EventQueue

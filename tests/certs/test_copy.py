@@ -6,7 +6,7 @@ import structlog
 import typer
 from typer.testing import CliRunner
 
-from extender.certs.copy_command import FILES, copy, copy_certs
+from extender.certs.commands import FILES, copy, copy_certs
 
 #: Alone: all of the commands together say where logs go, for the whole process.
 app = typer.Typer()

@@ -22,13 +22,12 @@ from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.ledger.protocol import BindAsk, Failed, Ledger
-from extender.observability.assumed_binds_stream import (
+from extender.observability.journal_follower import (
     EXPIRES_S,
     AssumedBindsUpdater,
+    Followed,
     assumed_by,
-    assumed_line,
 )
-from extender.observability.journal_merge import Followed
 from extender.observability.journal_stream import (
     MAX_ASSUMED,
     AssumedBind,
@@ -37,6 +36,7 @@ from extender.observability.journal_stream import (
     Cursor,
     Nomination,
     StateLine,
+    assumed_line,
     encode,
 )
 from extender.observability.metrics import ViewTelemetry

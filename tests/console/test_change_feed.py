@@ -7,9 +7,8 @@ import pytest
 
 from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.kube import Pod
-from extender.observability.change_feed import ChangeFeed
-from extender.observability.feed import Feed
-from extender.observability.journal_merge import Journals
+from extender.observability.feed import ChangeFeed, Feed
+from extender.observability.journal_follower import Journals
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
 from extender.state.cluster_state import ClusterState
@@ -44,7 +43,7 @@ class Looking:
 
     def told(self, now_s: float = 1.0) -> list[tuple[str, str, str]]:
         before = max((each.number for each in self.feed.past()), default=0)
-        for _ in self.watching.look(now_s):
+        for _ in self.watching.check(now_s):
             pass
         return [(each.kind, each.uid, each.cause) for each in self.feed.past(before)]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from extender.console.decision_bodies import DecisionsBody
-from extender.observability.journal_merge import Followed
+from extender.observability.journal_follower import Followed
 from extender.observability.journal_stream import StateLine
 from extender.state.decision_records import BindTried, Filtered, Ranked
 from extender.state.journal import Journal

@@ -5,7 +5,7 @@ from typing import Any
 
 from extender.console.inputs import inputs as inputs_of
 from extender.console.process_bodies import SourceView
-from extender.observability.journal_merge import Followed
+from extender.observability.journal_follower import Followed
 from extender.observability.journal_stream import StateLine
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.journal import Decision, Journal

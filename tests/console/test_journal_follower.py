@@ -92,11 +92,11 @@ def follows(*places: str, cert: Path | None = None, shown: str = "") -> Iterator
 
 
 def troubles(found: JournalFollower) -> dict[str, str]:
-    return {each.place: each.trouble for each in found.now()}
+    return {each.address: each.problem for each in found.now()}
 
 
 def heard(found: JournalFollower) -> list[str]:
-    return [each.state.replica for each in found.now() if each.state and not each.trouble]
+    return [each.state.replica for each in found.now() if each.state and not each.problem]
 
 
 def nobody_there() -> str:

@@ -7,7 +7,7 @@ from schemathesis import checks
 
 from extender.console.app import console_app
 from extender.console.context import Context
-from extender.observability.journal_merge import Journals
+from extender.observability.journal_follower import Journals
 from tests.fuzz.world import WALL_S, World
 
 _world = World()

@@ -7,7 +7,7 @@ import pytest
 
 from contract.gpunode import GPUNode
 from contract.kube import NodeStatus, Pod
-from extender.observability.journal_merge import Followed
+from extender.observability.journal_follower import Followed
 from extender.observability.journal_stream import StateLine
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Filtered

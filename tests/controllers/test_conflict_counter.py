@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNodeSpec
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.store import Binding, Store
-from extender.observability.conflict_counter import ConflictCountingStore
 from extender.observability.metrics import CONFLICTING, Telemetry
+from extender.observability.recorder import ConflictCountingStore
 from tests.blocking import now
 from tests.builders import gpunode, pod
 

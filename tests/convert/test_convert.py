@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from contract.annotations import Bytes, ReplicaShare, Share
 from contract.kube import Pod
-from extender.convert.manifests import TEMPLATES, Options, convert
-from extender.convert.remarks import BadManifest, Weight
+from extender.convert.manifests import TEMPLATES, BadManifest, Options, convert
+from extender.convert.pod_template import Weight
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest, understand
 from extender.state.foreign_allocators import of_pod

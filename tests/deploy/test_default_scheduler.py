@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.certs.reconcile import wanted
-from extender.config.loading import look
+from extender.certs.cluster_secrets import wanted
+from extender.config.loading import check_settings
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, objects, overlay
 from tests.processes import starts_processes
 
@@ -41,7 +41,7 @@ def test_the_deployment_serves_the_verbs_with_the_files_that_its_settings_name(
     (container,) = spec["containers"]
     file = tmp_path / "headroom.yaml"
     file.write_text(rendered["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"])
-    settings, problems = look(file, {}, {})
+    settings, problems = check_settings(file, {}, {})
     assert not problems
     assert settings is not None
     assert settings.tls is not None

@@ -112,11 +112,13 @@ AGENT: dict[str, set[Right]] = {
 }
 WEBHOOKS = "admissionregistration.k8s.io"
 CERTS: dict[str, set[Right]] = {
-    "extender.certs.reconcile:Certificates._read": rights("", "secrets", "get", where=NAMESPACE),
-    "extender.certs.reconcile:Certificates._write": (
+    "extender.certs.cluster_secrets:Certificates._read": rights(
+        "", "secrets", "get", where=NAMESPACE
+    ),
+    "extender.certs.cluster_secrets:Certificates._write": (
         rights("", "secrets", "create", "patch", where=NAMESPACE)
     ),
-    "extender.certs.reconcile:Certificates._trust_in_webhooks": (
+    "extender.certs.cluster_secrets:Certificates._trust_in_webhooks": (
         rights(WEBHOOKS, "validatingwebhookconfigurations", "list", "patch")
         | rights(WEBHOOKS, "mutatingwebhookconfigurations", "list", "patch")
     ),
@@ -135,7 +137,7 @@ ROLES = {
 #: Names no call to the cluster, or one with the rights of whoever runs the command.
 OTHERS = {
     "extender.scheduler.server:verbs_app",
-    "extender.admission.server:webhook_app",
+    "extender.admission.endpoints:webhook_app",
     "extender.observability.journal_follower:_Stream._read",
     "extender.doctor.collect:list_environment",  # headroom doctor
     "agent.probes.dcgm:Exporter._scrape",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.config.loading import look
+from extender.config.loading import check_settings
 from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 from tests.deploy.rendered import (
@@ -421,7 +421,7 @@ def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:
 
 @pytest.mark.parametrize("file", sorted(DEPLOY.glob("**/headroom.yaml")), ids=str)
 def test_settings_that_are_shipped_can_be_used(file: Path) -> None:
-    settings, problems = look(file, {}, {})
+    settings, problems = check_settings(file, {}, {})
     assert settings is not None
     assert problems == []
 

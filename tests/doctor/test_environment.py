@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from contract.kube import Node, ObjectMeta
-from extender.doctor.environment import PARTS, Environment, Neighbour, examine_environment
+from extender.config.settings import Settings
+from extender.doctor.environment import PARTS, ComponentPod, Environment, examine_environment
 from extender.doctor.findings import Finding, Weight
-from extender.placement.policy import Rules
 
 APPS = [part.app for part in PARTS]
 VERSION = "1.0"
@@ -21,7 +21,7 @@ def neighbour(
     waits: str = "",
     tag: str = "v0.20.0",
     labels: dict[str, str] | None = None,
-) -> Neighbour:
+) -> ComponentPod:
     """Ready, unless it waits for something."""
     waiting = {"state": {"waiting": {"reason": waits}}}
     return msgspec.convert(
@@ -41,7 +41,7 @@ def neighbour(
                 "containerStatuses": [waiting] if waits else [{"state": {"running": {}}}],
             },
         },
-        Neighbour,
+        ComponentPod,
     )
 
 
@@ -50,12 +50,12 @@ def node(name: str, **labels: str) -> Node:
     return Node(metadata=ObjectMeta(name=name, labels=wanted | labels))
 
 
-def examined(pods: Sequence[Neighbour] = (), **how: Any) -> list[Finding]:
+def examined(pods: Sequence[ComponentPod] = (), **how: Any) -> list[Finding]:
     around = Environment(pods, **{"nodes": [node("n"), node("m")], **how})
-    return examine_environment(around, Rules().manages, VERSION)
+    return examine_environment(around, Settings(), VERSION)
 
 
-def operator(*nodes: str, but: Sequence[str] = ()) -> list[Neighbour]:
+def operator(*nodes: str, but: Sequence[str] = ()) -> list[ComponentPod]:
     return [neighbour(app, name) for name in nodes for app in APPS if app not in but]
 
 

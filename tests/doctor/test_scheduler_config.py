@@ -21,6 +21,8 @@ from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 
 SHIPPED = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text(encoding="utf-8"))
+#: The deadline of binds is below any httpTimeout.
+SETTINGS = Settings(bind_deadline_s=0.01)
 
 
 def ours(config: Any) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def ours(config: Any) -> dict[str, Any]:
 
 
 def found(config: object, best_only: bool = True) -> list[Finding]:
-    return examine_scheduler(config, Rules().manages, best_only)
+    return examine_scheduler(config, SETTINGS.model_copy(update={"filter_best_only": best_only}))
 
 
 def test_nothing_is_said_of_what_we_ship() -> None:
@@ -50,7 +52,7 @@ def test_a_bind_ends_before_kube_scheduler_gives_it_up(
         del ours(config)["httpTimeout"]  # 5 s by default
     else:
         ours(config)["httpTimeout"] = timeout
-    given = examine_scheduler(config, Rules().manages, bind_deadline_s=deadline_s)
+    given = examine_scheduler(config, Settings(bind_deadline_s=deadline_s))
     assert any(each.do == "set bind_deadline_s below httpTimeout" for each in given) is late
 
 
@@ -61,7 +63,7 @@ def test_the_shipped_deadlines_suit_the_shipped_schedulers(folder: str) -> None:
         for name in ("kube-scheduler.yaml", "headroom.yaml")
     )
     deadline_s = settings.get("bind_deadline_s", Settings().bind_deadline_s)
-    given = examine_scheduler(config, Rules().manages, bind_deadline_s=deadline_s)
+    given = examine_scheduler(config, Settings(bind_deadline_s=deadline_s))
     assert "set bind_deadline_s below httpTimeout" not in [each.do for each in given]
 
 
@@ -112,7 +114,7 @@ def test_shipped_schedulers_call_headroom_for_every_documented_gpu_resource(conf
     names = Counter(each["name"] for each in ours(config)["managedResources"])
     assert names == Counter(resource_names())
     offered = {name: ["n"] for name in names}
-    assert examine_scheduler(config, Rules().manages, offered=offered) == []
+    assert examine_scheduler(config, SETTINGS, offered) == []
 
 
 def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warning() -> None:
@@ -123,14 +125,14 @@ def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warnin
     ]
     offered = offered_resources(nodes, Rules().manages)
     assert offered == {mig: ["b", "a"], own: ["b", "a"]}
-    (finding,) = examine_scheduler(DEFAULT, Rules().manages, offered=offered)
+    (finding,) = examine_scheduler(DEFAULT, SETTINGS, offered)
     assert (finding.weight, finding.nodes) == (Weight.WARNING, ("extenders[0]",))
     assert f"{mig}, which 2 nodes offer (such as a)" in finding.found
     assert f"{{name: {mig}, ignoredByScheduler: false}}" in finding.do
     # Without managedResources kube-scheduler calls Headroom for every pod.
     every = copy.deepcopy(DEFAULT)
     del ours(every)["managedResources"]
-    (finding,) = examine_scheduler(every, Rules().manages, offered=offered)
+    (finding,) = examine_scheduler(every, SETTINGS, offered)
     assert finding.weight is Weight.ADVICE
 
 

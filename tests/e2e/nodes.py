@@ -27,7 +27,7 @@ from contract.gpunode import (
     Source,
     Summary,
 )
-from contract.heartbeat import Vouch
+from contract.heartbeat import Confirmation
 from contract.quantity import format_bytes, parse_bytes
 from tests.controlplane import ControlPlane
 
@@ -100,7 +100,7 @@ class Nodes:
         """The heartbeat of these nodes, on which a sample of now says what was reported."""
         for name in names:
             now, (held, status) = datetime.now(UTC), self._reported[name]
-            vouch = Vouch(
+            vouch = Confirmation(
                 sampled_at=now.isoformat(),
                 gpunode=held.uid,
                 observed_at=status.observed_at,

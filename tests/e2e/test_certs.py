@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extender.certs.pki import Pair, facts, is_signed_by
-from extender.certs.plan import Terms
-from extender.certs.reconcile import AUTHORITIES, Certificates, wanted
+from extender.certs.cluster_secrets import AUTHORITIES, Certificates, wanted
+from extender.certs.pki import Pair, Terms, facts, is_signed_by
 from extender.errors import BadSettings
 from extender.kube.client import KubeApi
 from tests.controlplane import ROOT, ApiRefused, ControlPlane

@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from contract.gpunode import ADOPTED
-from extender.certs.copy_command import copy
-from extender.certs.pki import Pair
-from extender.certs.plan import Terms, Wanted, next_authority, next_leaf, usable
-from extender.certs.reconcile import wanted
+from extender.certs.cluster_secrets import wanted
+from extender.certs.commands import copy
+from extender.certs.pki import Pair, Terms, Wanted, next_authority, next_leaf, usable
 from extender.kube.event_recorder import COMPONENT
 from extender.server.tls import TlsFiles
 from tests.controlplane import ROOT, ControlPlane, free_ports

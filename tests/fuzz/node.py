@@ -47,7 +47,7 @@ from agent.steering.choice import choose
 from agent.steering.messages import Wish, allocated, asks_for_preference, wishes
 from contract.errors import BadReport
 from contract.gpunode import decode_gpunode
-from contract.heartbeat import Vouch
+from contract.heartbeat import Confirmation
 from tests.builders import GIB, STAMP
 from tests.controlplane import crd_manifest
 from tests.fuzz.hostile import TEXTS, Seed, attack, encode, garbled
@@ -362,7 +362,7 @@ def _cluster(data: bytes) -> bool:
     client = _client(data)
     publisher = KubernetesPublisher(of_client(client), "n", "ns", 30.0)
     assert _SAMPLE is not None
-    vouch = Vouch(sampled_at=STAMP, gpunode="g", observed_at=STAMP)
+    vouch = Confirmation(sampled_at=STAMP, gpunode="g", observed_at=STAMP)
     taken = False
     for action in (
         publisher.held,

@@ -14,8 +14,7 @@ from agent.probes.readings import SourceReading
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
 from extender.config.loading import load_settings
-from extender.convert.manifests import Options, convert
-from extender.convert.remarks import BadManifest
+from extender.convert.manifests import BadManifest, Options, convert
 from extender.errors import BadSettings
 from extender.placement.policy import Rules
 from extender.state.label_inventory import believed

@@ -16,12 +16,10 @@ from contract import annotations
 from contract.errors import BadAnnotation, BadQuantity
 from contract.gpunode import MAX_DEVICE_BYTES
 from contract.quantity import MAX_INT64, parse_bytes
-from extender.admission.dispatch import answer_mutate, answer_validate
-from extender.admission.review import MalformedReview, read
+from extender.admission.review import MalformedReview, answer_mutate, answer_validate, read
 from extender.config.fleet_file import load_fleet
 from extender.config.loading import load_settings
-from extender.convert.manifests import Options, convert
-from extender.convert.remarks import BadManifest
+from extender.convert.manifests import BadManifest, Options, convert
 from extender.errors import BadSettings
 from tests.admission.reviews import applied, around, manifest, node, patch_of, review
 from tests.fuzz.hostile import RAW, TEXTS, garbled

@@ -12,7 +12,7 @@ import msgspec
 
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
 from extender.ledger.memory_store import EmbeddedStore
@@ -166,8 +166,8 @@ class Cluster:
         )
         self.server.report([("n", status)])
         self.server.leases["n"] = known + 1
-        vouch = Vouch(stamp, self.node.metadata.uid, stamp, str(known))
-        metadata = ObjectMeta(name="n", annotations={OBSERVED_AT: encode_vouch(vouch)})
+        vouch = Confirmation(stamp, self.node.metadata.uid, stamp, str(known))
+        metadata = ObjectMeta(name="n", annotations={OBSERVED_AT: encode_confirmation(vouch)})
         lease = HeartbeatSeen(Lease(metadata=metadata), self.clock.passed_s)
         self.server._tell([lease])
 

@@ -11,7 +11,7 @@ import msgspec
 from agent.status.writer import Held, NotDelivered
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, Pod
 from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodSeen
 from tests.builders import pod
@@ -66,10 +66,10 @@ class Api:
     def reported(self) -> tuple[Held, str]:
         return self.held(), self.gpunode.status.observed_at if self.gpunode.status else ""
 
-    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
+    def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
         def write() -> str:
             version = str(next(self.versions))
-            annotations = {OBSERVED_AT: encode_vouch(vouch)}
+            annotations = {OBSERVED_AT: encode_confirmation(vouch)}
             metadata = ObjectMeta(name="n", annotations=annotations, resource_version=version)
             self.lease = Lease(metadata=metadata)
             self.untold["leases"].append(HeartbeatSeen(self.lease, self.at_s))

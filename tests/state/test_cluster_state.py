@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, OBSERVED_AT, RESERVE, VRAM
 from contract.gpunode import GPUNode, Reservation
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Container, Lease, Namespace, Node, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.placement.fit import fit
@@ -79,8 +79,10 @@ def seen(*what: Pod | Node | Namespace | GPUNode, at_s: float = NOW_S) -> Iterab
 
 def lease(sampled_at: str, gpunode: str = "gn", observed_at: str = STAMP) -> Lease:
     """A heartbeat of the node ``n``; by default it vouches for the report that builders make."""
-    vouch = Vouch(sampled_at=sampled_at, gpunode=gpunode, observed_at=observed_at)
-    return Lease(metadata=ObjectMeta(name="n", annotations={OBSERVED_AT: encode_vouch(vouch)}))
+    vouch = Confirmation(sampled_at=sampled_at, gpunode=gpunode, observed_at=observed_at)
+    return Lease(
+        metadata=ObjectMeta(name="n", annotations={OBSERVED_AT: encode_confirmation(vouch)})
+    )
 
 
 def reason(state: ClusterState, of: str = "8Gi", at_s: float = NOW_S) -> Reason | None:

@@ -5,7 +5,7 @@ import pytest
 
 from contract.annotations import DEVICE_CHOICE, FINALIZER, OBSERVED_AT
 from contract.gpunode import Device, GPUNode, Reservation, Source
-from contract.heartbeat import Vouch, encode_vouch
+from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import (
     ContainerState,
     ContainerStatus,
@@ -157,8 +157,8 @@ def test_what_a_pod_that_went_leaves_behind(
 
 
 def heartbeat(after: str, gpunode: str = "gn", observed_at: str = STAMP) -> HeartbeatSeen:
-    vouch = Vouch(sampled_at="x", gpunode=gpunode, observed_at=observed_at, after=after)
-    annotations = {OBSERVED_AT: encode_vouch(vouch)}
+    vouch = Confirmation(sampled_at="x", gpunode=gpunode, observed_at=observed_at, after=after)
+    annotations = {OBSERVED_AT: encode_confirmation(vouch)}
     return HeartbeatSeen(Lease(metadata=ObjectMeta(name="n", annotations=annotations)), NOW_S)
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import structlog
 
-from extender.config.loading import look
+from extender.config.loading import check_settings
 from extender.config.settings import RELOADED, Settings
 from extender.observability.metrics import ProcessTelemetry
 from extender.periodic import Loops
 
 log = structlog.get_logger()
 
+#: Seconds between two checks of the file.
 EVERY_S = 1.0
 
 
@@ -51,7 +52,7 @@ class SettingsReloader:
         self._seen = self._stamp()
         #: The settings as loaded at the start. The process may have been started with settings that
         #: override them.
-        self._began = look(origin.path, origin.env, origin.flags)[0] or settings
+        self._began = check_settings(origin.path, origin.env, origin.flags)[0] or settings
         #: The errors in the file, each with its line; empty if there are none.
         self.rejected: tuple[str, ...] = ()
         #: Names of settings whose new values take effect after a restart.
@@ -62,17 +63,17 @@ class SettingsReloader:
         return self._origin.path
 
     def start(self, loops: Loops) -> None:
-        async def look() -> None:
+        async def check() -> None:
             self.once()
 
         if self._origin.path is not None:
-            loops.start("settings", look, EVERY_S)
+            loops.start("settings", check, EVERY_S)
 
     def once(self) -> None:
         """Check whether the file has changed, and apply it."""
         if self._origin.path is None or (stamp := self._stamp()) == self._seen:
             return
-        written, problems = look(self._origin.path, self._origin.env, self._origin.flags)
+        written, problems = check_settings(self._origin.path, self._origin.env, self._origin.flags)
         if written is None:
             self._seen = stamp
             self.rejected = tuple(map(str, problems))

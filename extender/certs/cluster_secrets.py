@@ -15,12 +15,14 @@ from datetime import datetime
 
 from kubernetes import client
 
-from extender.certs.pki import Pair, Usage, ends_at
-from extender.certs.plan import (
+from extender.certs.pki import (
+    Pair,
     Terms,
+    Usage,
     Wanted,
     authority_of,
     data_of,
+    ends_at,
     next_authority,
     next_leaf,
     usable,
@@ -121,13 +123,14 @@ class Certificates:
         for each in self._wanted:
             self._leaf(each, authorities[each.purpose], leaves[each.secret], now)
 
-    def _leaf(self, each: Wanted, authority: Pair, there: _Secret | None, now: datetime) -> None:
-        found = usable(there.data.get("tls.crt"), there.data.get("tls.key")) if there else None
+    def _leaf(self, each: Wanted, authority: Pair, existing: _Secret | None, now: datetime) -> None:
+        before = existing.data if existing else {}
+        found = usable(before.get("tls.crt"), before.get("tls.key"))
         leaf, why = next_leaf(found, authority, each, now, self._terms)
         data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.cert}
-        if there is not None and data == {key: there.data.get(key) for key in data}:
+        if data.items() <= before.items():
             return
-        self._write(each.secret, "kubernetes.io/tls", data, there)
+        self._write(each.secret, "kubernetes.io/tls", data, existing)
         if why:
             until = f"{ends_at(leaf.cert):%Y-%m-%dT%H:%M:%SZ}"
             self._report(f"Secret {each.secret}: new certificate until {until}, because {why}")
@@ -154,10 +157,10 @@ class Certificates:
         return _Secret(data, metadata.resource_version or "")
 
     def _write(
-        self, name: str, kind: str, data: Mapping[str, bytes], there: _Secret | None
+        self, name: str, kind: str, data: Mapping[str, bytes], existing: _Secret | None
     ) -> None:
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-        if there is None:
+        if existing is None:
             body = client.V1Secret(
                 metadata=client.V1ObjectMeta(name=name, labels=_LABELS),
                 type=kind,
@@ -166,7 +169,7 @@ class Certificates:
             with self._swap(f"create Secret {name}") as timeout:
                 self._core.create_namespaced_secret(self._namespace, body, _request_timeout=timeout)
             return
-        patch = {"metadata": {"resourceVersion": there.version}, "data": encoded}
+        patch = {"metadata": {"resourceVersion": existing.version}, "data": encoded}
         with self._swap(f"patch Secret {name}") as timeout:
             self._core.patch_namespaced_secret(
                 name, self._namespace, patch, _request_timeout=timeout, _content_type=_MERGE_PATCH

@@ -14,15 +14,20 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from extender.admission.dispatch import Environment, answer_mutate, answer_validate
-from extender.admission.review import MalformedReview, read
+from extender.admission.review import (
+    ContextOf,
+    MalformedReview,
+    answer_mutate,
+    answer_validate,
+    read,
+)
 from extender.admission.review import Request as Asked
 from extender.observability.metrics import WebhookTelemetry
 from extender.server.request_body import JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
 
-Decide = Callable[[Asked, Environment], bytes]
+Decide = Callable[[Asked, ContextOf], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Webhook:
     its last progress.
     """
 
-    around: Environment
+    context_of: ContextOf
     unready: Callable[[], str]
     stuck: Callable[[], Mapping[str, float]]
     telemetry: WebhookTelemetry
@@ -88,7 +93,7 @@ def _endpoint(
             return reject(why, 503)
         began_s = time.perf_counter()
         try:
-            return Response(decide(read(body), webhook.around), media_type=JSON)
+            return Response(decide(read(body), webhook.context_of), media_type=JSON)
         except MalformedReview as err:
             return reject(str(err), 400)
         except Exception:

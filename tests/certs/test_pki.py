@@ -5,24 +5,22 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from extender.certs.cluster_secrets import wanted
 from extender.certs.pki import (
     NotAPair,
     Pair,
+    Terms,
     Usage,
+    authority_of,
+    data_of,
     ends_at,
     facts,
     is_signed_by,
     new_leaf,
-)
-from extender.certs.plan import (
-    Terms,
-    authority_of,
-    data_of,
     next_authority,
     next_leaf,
     usable,
 )
-from extender.certs.reconcile import wanted
 
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
 DAY = timedelta(days=1)

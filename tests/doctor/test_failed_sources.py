@@ -8,9 +8,8 @@ import pytest
 
 from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Source
 from contract.kube import Node, NodeStatus, ObjectMeta
-from extender.doctor.agent_sources import source_findings
 from extender.doctor.findings import Finding, Weight
-from extender.doctor.rules import examine
+from extender.doctor.node_rules import examine, source_findings
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.builders import GPU, NOW_S, STAMP, device, gpunode
 from tests.controlplane import ROOT

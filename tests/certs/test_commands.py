@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from extender.certs.command import certs
+from extender.certs.commands import certs
 
 #: Alone: all of the commands together say where logs go, for the whole process.
 app = typer.Typer()

@@ -10,7 +10,7 @@ from contract.annotations import DEVICE_CHOICE, RESERVE
 from contract.gpunode import GPUNode, Plugin, Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from extender.doctor.findings import Finding, Weight, line
-from extender.doctor.rules import examine
+from extender.doctor.node_rules import examine
 from extender.doctor.sharing_rules import rounded
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod, shared

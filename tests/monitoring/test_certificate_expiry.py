@@ -5,9 +5,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from extender.certs.expiry import CertificateCollector
 from extender.certs.pki import new_authority
 from extender.config.loading import load_settings
+from extender.observability.metrics import CertificateCollector
 
 NAME = "headroom_certificate_end_timestamp_seconds"
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -18,7 +18,7 @@ def test_the_end_is_told_of_each_port_and_anew_after_a_renewal(tmp_path: Path) -
     cert.write_bytes(new_authority("x", NOW, timedelta(days=1)).cert)
     files = {"tls_cert": cert, "tls_key": cert, "debug_tls_cert": other, "debug_tls_key": cert}
     registry = CollectorRegistry()
-    registry.register(CertificateCollector(load_settings(None, {}, **files).shown))
+    registry.register(CertificateCollector(load_settings(None, {}, **files).served_certificates))
 
     def ends(port: str) -> float | None:
         return registry.get_sample_value(NAME, {"port": port})

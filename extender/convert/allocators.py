@@ -1,0 +1,157 @@
+"""The keys and values of the allocators that are converted: KAI, HAMi and gpushare.
+
+Their units differ, and a manifest does not contain them: ``gpu-memory`` and ``gpumem`` are MiB, and
+``aliyun.com/gpu-mem`` has the unit of the plugin's flag ``--memory-unit``. Values are computed with
+integers and rounded up, so that a pod never gets less memory.
+"""
+
+import re
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+
+from contract.annotations import PPM, Bytes, Share
+from contract.errors import BadQuantity, shortened
+from contract.gpunode import MAX_DEVICE_BYTES
+from contract.quantity import parse_bytes
+
+GPU = "nvidia.com/gpu"
+
+#: Schedulers that exist only for their own kind of sharing.
+SCHEDULERS = {"kai-scheduler": "KAI", "hami-scheduler": "HAMi"}
+
+KAI_REQUESTS = (
+    "gpu-fraction",
+    "gpu-memory",
+    "gpu-fraction-num-devices",
+    "gpu-fraction-container-name",
+)
+NV_FRACTION = re.compile(r"nvidia\.com/container\.(.+)\.(gpu-memory\.(?:request|limit))")
+HAMI_MEMORY, HAMI_PERCENT = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
+HAMI_RESOURCES = (HAMI_MEMORY, HAMI_PERCENT, "nvidia.com/gpucores", "nvidia.com/priority")
+GPUSHARE_MEMORY = "aliyun.com/gpu-mem"
+
+_NO_COMPUTE = (
+    "Headroom does not divide compute; annotation headroom.gpu/max-sm keeps a pod off busy devices"
+)
+#: Resource or annotation without an equivalent -> the reason. They are removed.
+LOST_RESOURCES = {
+    "nvidia.com/gpucores": _NO_COMPUTE,
+    "nvidia.com/priority": "Headroom has no priority between pods on one device",
+    "aliyun.com/gpu-core.percentage": _NO_COMPUTE,
+}
+LOST_ANNOTATIONS = {
+    "gpu-fraction-limit": "a pod may not use more memory than it requests",
+    "gpu-memory-limit": "a pod may not use more memory than it requests",
+    "mps": "MPS is configured in the device plugin of the node",
+    "nvidia.com/use-gputype": "select nodes by label nvidia.com/gpu.product instead",
+    "nvidia.com/nouse-gputype": "select nodes by label nvidia.com/gpu.product instead",
+    "nvidia.com/use-gpuuuid": "a pod cannot choose a device by its uuid",
+    "nvidia.com/nouse-gpuuuid": "a pod cannot choose a device by its uuid",
+    "nvidia.com/vgpu-mode": "sharing is configured in the device plugin of the node",
+    "hami.io/gpu-scheduler-policy": "annotation headroom.gpu/policy: pack or spread is similar",
+    "hami.io/node-scheduler-policy": "annotation headroom.gpu/policy: pack or spread is similar",
+}
+#: Labels that are reported but kept, because a selector may depend on them.
+QUEUES = ("kai.scheduler/queue", "runai/queue")
+#: Annotations and labels that another allocator writes when it places a pod. A manifest has them
+#: only as a copy of such a pod. A bound pod with one of them makes its node ineligible.
+STAMPS = re.compile(
+    r"ALIYUN_COM_GPU_MEM_.*|hami\.io/(vgpu-.*|bind-.*)|runai-gpu-group(/.*)?|run\.ai/.*"
+    r"|runai/shared-gpu-configmap|received-resource-type|nvidia\.com/container\..+\.gpus\.devices"
+)
+#: Prefix of a resource -> its allocator, which is not converted.
+_UNCONVERTED = {"volcano.sh/vgpu-": "Volcano", "tencent.com/vcuda-": "Tencent's GPU manager"}
+
+MIB = 1 << 20
+MAX_DEVICES_ASKED = 1024
+#: More memory than any device has: the value must be in another unit, or have its own unit.
+TOO_MANY_BYTES = 1 << 40
+#: Bytes of a unit -> its name, and 8 GiB in this unit.
+_UNITS = {1 << 30: ("GiB", 8), MIB: ("MiB", 8192)}
+_DECIMAL = re.compile(r"[0-9]{0,4}(?:\.[0-9]{0,18})?", re.ASCII)
+
+
+class BadValue(ValueError):
+    """A value that cannot be read; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRequest:
+    """A request for ``amount`` on each of ``devices`` devices."""
+
+    amount: Bytes | Share
+    devices: int = 1
+
+
+def count(value: object) -> int:
+    """Read a number of devices, at least 1."""
+    text = str(value).strip()
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_DEVICES_ASKED:
+        raise BadValue(f"{shortened(text)} is not a number of devices. Example: 1")
+    return int(text)
+
+
+def in_units(value: object, unit_bytes: int) -> Bytes | None:
+    """Read a number of units of memory; None for zero, which requests nothing."""
+    text = str(value).strip()
+    try:
+        units = parse_bytes(text)
+    except BadQuantity as err:
+        raise BadValue(str(err)) from err
+    count_bytes = units * unit_bytes
+    if unit_bytes > 1 and count_bytes >= TOO_MANY_BYTES:
+        name, eight = _UNITS[unit_bytes]
+        raise BadValue(
+            f"{shortened(text)} {name} is more than any device has; the value is in {name}. "
+            f"Example: {eight}"
+        )
+    return _amount(count_bytes, text)
+
+
+def quantity(value: object) -> Bytes | None:
+    """Read a Kubernetes quantity of bytes, such as 4Gi."""
+    return in_units(value, 1)
+
+
+def fraction(value: object) -> Share:
+    """Read a fraction of a device, such as 0.5."""
+    return _share(value, PPM, "a fraction above 0 and up to 1. Example: 0.5")
+
+
+def percentage(value: object) -> Share:
+    """Read a percentage of a device, such as 50."""
+    return _share(value, PPM // 100, "a percentage above 0 and up to 100. Example: 50")
+
+
+def _amount(count_bytes: int, text: str) -> Bytes | None:
+    if count_bytes < 0 or count_bytes > MAX_DEVICE_BYTES:
+        raise BadValue(f"{shortened(text)} is not an amount that any device has")
+    return Bytes(count_bytes) if count_bytes else None
+
+
+def _share(value: object, unit_ppm: int, expected: str) -> Share:
+    text = str(value).strip()
+    if not _DECIMAL.fullmatch(text) or not any(c.isdigit() for c in text):
+        raise BadValue(f"{shortened(text)} is not {expected}")
+    ppm = int((Decimal(text) * unit_ppm).to_integral_value(ROUND_CEILING))
+    if not 0 < ppm <= PPM:
+        raise BadValue(f"{shortened(text)} is not {expected}")
+    return Share(ppm)
+
+
+def unconverted(key: object) -> str:
+    """Return the name of the allocator of a key that is not converted; empty for other keys."""
+    known = _UNCONVERTED.items()
+    return next((name for prefix, name in known if str(key).startswith(prefix)), "")
+
+
+def is_foreign(key: object) -> bool:
+    """Return whether a key, anywhere in a manifest, belongs to an allocator that is converted."""
+    return isinstance(key, str) and (
+        key in KAI_REQUESTS
+        or key in (HAMI_MEMORY, HAMI_PERCENT, GPUSHARE_MEMORY, "aliyun.com/gpu-count")
+        or key in LOST_RESOURCES
+        # "mps" is too common a word to search for outside annotations.
+        or (key in LOST_ANNOTATIONS and key != "mps")
+        or key.startswith("nvidia.com/container.")
+    )

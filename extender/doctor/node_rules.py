@@ -1,0 +1,339 @@
+"""Rules of the doctor about nodes: what costs the cluster safety or memory, and what to do.
+
+Each rule examines one node and yields what it found there.
+
+The agent reports the state of each of its sources (docs/agent.md lists the message of every fault).
+The rules add what the failure costs and which mount, permission or setting fixes it. They skip a
+source if another source reports the same facts, or if only some GPUs and drivers support it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from contract.annotations import DEVICE_CHOICE, RESERVE, DeviceChoice
+from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source
+from contract.kube import Namespace, Node
+from contract.reasons import Reason
+from extender.config.fleet_file import Fleet
+from extender.config.settings import Settings
+from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
+from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
+from extender.state.changes import Event, GPUNodeSeen, Relisted
+from extender.state.cluster_state import ClusterState
+from extender.state.heartbeats import age
+from extender.version import own_version
+
+
+def fleet_events(fleet: Fleet) -> list[Event]:
+    """Return the events that add the nodes and namespaces of a fleet file; it has no pods."""
+    now_s = time.monotonic()
+    return [
+        Relisted(Namespace, tuple(fleet.kube_namespaces()), now_s),
+        Relisted(Node, tuple(fleet.kube_nodes()), now_s),
+        *(GPUNodeSeen(gpunode, now_s) for gpunode in fleet.gpunodes(datetime.now(UTC))),
+    ]
+
+
+def examine_nodes(settings: Settings, events: Sequence[Event]) -> list[Finding]:
+    """Examine the nodes of the cluster that ``events`` describe."""
+    state = ClusterState(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
+    state.apply(events)
+    return examine(state, time.monotonic(), own_version())
+
+
+def examine(state: ClusterState, now_s: float, version: str = "") -> list[Finding]:
+    """Apply all rules to all GPU nodes; return the findings with the warnings first.
+
+    ``now_s`` is the time of this process's monotonic clock. ``version`` is the version of this
+    package, which is compared with the agents' versions.
+    """
+    requests = gpu_requests(state)
+    typical = typical_requests(requests)
+    unannotated = Counter(each.resource for each in requests if not each.is_annotated)
+    nodes_of: dict[PartialFinding, list[str]] = {}
+    for terms in sorted(state.snapshot().nodes, key=lambda node: node.name):
+        node = state.node(terms.name)
+        offers = node.status.allocatable if node and node.status else None
+        if node is None or not any(state.rules.manages(name) for name in offers or ()):
+            continue  # a GPUNode without its Node, or a node without managed GPU resources
+        facts = NodeFacts(
+            terms,
+            node.metadata.annotations or {},
+            state.report(terms.name, state.gpunode(terms.name)),
+            terms.fresh_until_s < now_s,
+            _age_s(state, terms.name, now_s),
+            version,
+            typical,
+            unannotated,
+        )
+        for rule in _RULES:
+            for finding in rule(facts):
+                nodes_of.setdefault(finding, []).append(terms.name)
+    return warnings_first(with_nodes(nodes_of))
+
+
+def _age_s(state: ClusterState, name: str, now_s: float) -> float | None:
+    """Return the age of the node's newest report or heartbeat, or None if it has neither.
+
+    The node's clock sets the timestamp and this machine's clock the current time, so a clock that
+    is ahead on the node makes the age negative.
+    """
+    gpunode, confirmation = state.gpunode(name), state.confirmation(name)
+    stamps = [gpunode.status.observed_at if gpunode and gpunode.status else ""]
+    stamps += [confirmation.sampled_at] if confirmation else []
+    ages_s = [age(stamp, state.epoch_s + now_s) for stamp in stamps]
+    return min((age_s for age_s in ages_s if age_s is not None), default=None)
+
+
+def _closed(facts: NodeFacts) -> Iterator[PartialFinding]:
+    reason = facts.node.reason
+    if reason is None and facts.stale and not _from_the_future(facts):
+        reason = Reason.STALE_REPORT
+    if reason is None:
+        return
+    if reason is Reason.BAD_NODE_ANNOTATION:
+        values = {key: facts.annotations.get(key) for key in (RESERVE, DEVICE_CHOICE)}
+        given = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
+        yield Weight.WARNING, f"takes no pods: it is annotated {given}", _FIXES[reason]
+        return
+    detail = f" ({facts.node.detail})" if facts.node.detail else ""
+    found = f"takes no pods that share a GPU: {reason.sentence}{detail}"
+    yield Weight.WARNING, found, _FIXES.get(reason, "see GET /v1/nodes of the debug API")
+
+
+_AGENT = (
+    "check whether the agent runs on the node: kubectl -n headroom-system get pods -o wide; "
+    "without its measurements, Headroom reserves no memory there"
+)
+_FOREIGN_ALLOCATOR = (
+    "let only one of them allocate the node's GPUs: remove its scheduler and device plugin from "
+    "the node, or remove Headroom's resources from it"
+)
+_FIXES = {
+    Reason.NO_REPORT: _AGENT,
+    Reason.LABELS_SAY_TOO_LITTLE: f"{_AGENT}; for unshared GPUs the labels of GPU feature "
+    "discovery are enough",
+    Reason.STALE_REPORT: _AGENT,
+    Reason.NOT_INITIALISED: "check whether an extender runs: it sets up the ledger within seconds",
+    Reason.BAD_NODE_ANNOTATION: f"correct the annotation. Example: {RESERVE}: 512Mi and "
+    f"{DEVICE_CHOICE}: predicted",
+    Reason.CANNOT_PIN: "fix the problem named in parentheses, or remove the annotation "
+    f"{DEVICE_CHOICE}: pinned",
+    Reason.MIG_CHANGING: "wait for the MIG manager; the log of its pod shows what it waits for",
+    Reason.MIG_FAILED: "check the log of the MIG manager's pod on the node; often a GPU was still "
+    "in use",
+    Reason.MIG_INVALID: "set MIG strategy mixed in the device plugin, or use the same MIG profiles "
+    "on all GPUs of the node",
+    Reason.EVICTED_LATELY: "wait; the node accepts pods again by itself",
+    Reason.DRA_MANAGES: _FOREIGN_ALLOCATOR,
+    Reason.HAMI_MANAGES: _FOREIGN_ALLOCATOR,
+    Reason.KAI_MANAGES: _FOREIGN_ALLOCATOR,
+    Reason.GPUSHARE_MANAGES: _FOREIGN_ALLOCATOR,
+}
+
+
+def _from_the_future(facts: NodeFacts) -> bool:
+    """Return whether the newest report is dated in the future.
+
+    The doctor reads the cluster once, so it cannot see the report change. It counts such a report
+    as stale for that reason alone, and the clock is the actual problem.
+    """
+    return facts.age_s is not None and facts.age_s < -CLOCKS_AGREE_S
+
+
+def _not_steered(facts: NodeFacts) -> Iterator[PartialFinding]:
+    steered = facts.annotations.get(DEVICE_CHOICE, "").strip() == DeviceChoice.STEERED.value
+    if steered and facts.node.reason is None and facts.node.detail:
+        yield (
+            Weight.WARNING,
+            f"{facts.node.detail}; pods are placed there as on any other node",
+            f"remove the obstacle, or the annotation: kubectl annotate node NAME {DEVICE_CHOICE}-",
+        )
+
+
+def _unmeasured(facts: NodeFacts) -> Iterator[PartialFinding]:
+    if facts.node.reason is None and facts.node.unmeasured:
+        yield (
+            Weight.WARNING,
+            "pods are placed by the node's labels alone: unattributed use of its GPUs is not "
+            "measured",
+            "run the agent on the node",
+        )
+
+
+#: Smaller clock differences are ignored, because reports take time to be written and read.
+CLOCKS_AGREE_S = 5.0
+
+#: Versions that a process reports if it runs from a source checkout.
+UNKNOWN = frozenset({"", "unknown"})
+
+_HOST_PID = "set hostPID: true in the agent's DaemonSet"
+_PTRACE = "add SYS_PTRACE to securityContext.capabilities.add of the agent's container"
+_CHECKPOINT_MOUNT = (
+    "mount the host directory /var/lib/kubelet/device-plugins into the agent's container, and "
+    "allow the agent to read it"
+)
+_DRIVER = "check the driver (nvidia-smi and dmesg on the node), then restart the agent's pod"
+_PROCESSES_UNSEEN = "memory use cannot be attributed to pods, and unattributed use is not measured"
+_HOLDERS_INCOMPLETE = "which pod holds which replica is only partly known"
+_POLICY_UNKNOWN = "the kubelet's topology manager policy is not known"
+_SM_LESS_EXACT = "SM activity may be measured less exactly"
+#: Name of a source -> what its failure costs, and the usual fix.
+_FAILURES = {
+    "nvml": (
+        "memory or utilization of some GPUs is not measured",
+        "check the driver (nvidia-smi on the node); if the agent's container lacks a permission, "
+        "run it as root",
+    ),
+    PROCESSES_SOURCE: (_PROCESSES_UNSEEN, f"{_PTRACE}, and run the container as root"),
+    "checkpoint": (_HOLDERS_INCOMPLETE, _CHECKPOINT_MOUNT),
+    "podresources": (
+        _HOLDERS_INCOMPLETE,
+        "mount the host directory /var/lib/kubelet/pod-resources into the agent's container, and "
+        "allow the agent to use the socket in it; if the socket does not answer, check the "
+        "kubelet's log",
+    ),
+    "plugin": (
+        "how the device plugin shares and allocates GPUs may not be known",
+        "check the log of the device plugin's pod on the node",
+    ),
+    "labels": (
+        "the node's sharing labels are not compared with the device plugin's configuration",
+        "allow the agent to get its node (deploy/base/rbac.yaml: nodes, get)",
+    ),
+    "kubelet": (_POLICY_UNKNOWN, _HOST_PID),
+    "configz": (
+        _POLICY_UNKNOWN,
+        "allow the agent to get nodes/proxy, or set hostPID: true in its DaemonSet",
+    ),
+    "mirrors": (
+        "memory use of static pods may be counted as unattributed",
+        "allow the agent to get pods",
+    ),
+    "xid": ("XID errors of the GPUs are not recorded", _DRIVER),
+    "gpm": (_SM_LESS_EXACT, _DRIVER),
+    "nvml-process": (_SM_LESS_EXACT, _DRIVER),
+    "dcgm": (
+        f"{_SM_LESS_EXACT}, and NVML's memory readings are not checked",
+        "check the dcgm-exporter's pod on the node, and the agent's address for it "
+        "(HEADROOM_DCGM_URL)",
+    ),
+}
+#: Part of an agent's message -> the fix, if it differs from the usual fix for the source.
+_FIXES_BY_MESSAGE = {
+    "hostPID": _HOST_PID,
+    "MIG": (
+        "add component deploy/components/mig (Helm: agent.mig: true), or create MIG instances, or "
+        "turn MIG off"
+    ),
+    "no device plugin listens": (
+        "check whether the device plugin's pod runs on the node, and check its log"
+    ),
+    "no kubelet listens": "check whether the kubelet runs on the node, and check its log",
+    "k3s hides": (
+        "set topologyManagerPolicy in a file of /var/lib/rancher/k3s/agent/etc/kubelet.conf.d, or "
+        "allow the agent to get its node"
+    ),
+    "there is no checkpoint": _CHECKPOINT_MOUNT,
+    "several processes listen": "run only one device plugin on the node",
+    "CAP_SYS_PTRACE": _PTRACE,
+    "headroom.gpu/maintenance": (
+        "when the work on the driver is done, remove the annotation: "
+        "kubectl annotate node NAME headroom.gpu/maintenance-"
+    ),
+    "nvidia.com/gpu.deploy": "wait for the GPU Operator; see its driver and MIG managers' pods",
+    "agent's own cgroup": "take the GPU memory limit off the agent's pod",
+    "not what NVML reports": "see whether dcgm-exporter's pod there is stuck, and restart it",
+}
+
+
+def source_findings(status: GPUNodeStatus) -> Iterator[PartialFinding]:
+    """Yield a finding for each failed source whose facts no other source reports."""
+    failed = [source for source in status.sources if source.state != "ok"]
+    counted = any(device.replicas.total for device in status.devices)
+    no_holders = {source.name for source in failed} >= HOLDINGS_SOURCES and not counted
+    if no_holders:
+        yield (
+            Weight.WARNING,
+            "neither the kubelet's checkpoint nor its PodResources can be read: which pod holds "
+            "which replica is not known, and no replica of the node counts as free",
+            f"{_CHECKPOINT_MOUNT}; do the same for /var/lib/kubelet/pod-resources",
+        )
+    for source in failed:
+        if source.name not in _FAILURES or (no_holders and source.name in HOLDINGS_SOURCES):
+            continue
+        if _is_covered(source, status):
+            continue
+        cost, fix = _FAILURES[source.name]
+        weight = Weight.WARNING if source.name in ("nvml", PROCESSES_SOURCE) else Weight.ADVICE
+        detail = f" ({source.message})" if source.message else ""
+        specific = (do for part, do in _FIXES_BY_MESSAGE.items() if part in source.message)
+        found = f"the agent's source {source.name} is {source.state}{detail}: {cost}"
+        yield weight, found, next(specific, fix)
+
+
+def _is_covered(source: Source, status: GPUNodeStatus) -> bool:
+    """Return whether the report has the source's facts from elsewhere, or can do without them."""
+    plugin = status.plugin
+    match source.name:
+        case "kubelet" | "configz":
+            return plugin.topology_manager_policy != ""
+        case "plugin":
+            is_known = plugin.allocation_policy != "unknown" and plugin.device_list_strategy != ""
+            return is_known or ("GKE" in source.message and "labels" in plugin.source.split(","))
+        case "labels":
+            return "plugin" in plugin.source.split(",")
+        case "gpm" | "nvml-process":  # not every GPU and driver supports these
+            return source.state == "absent"
+    return False
+
+
+def _failed_sources(facts: NodeFacts) -> Iterator[PartialFinding]:
+    if facts.status is not None and not facts.node.unmeasured:
+        yield from source_findings(facts.status)
+
+
+def _version(facts: NodeFacts) -> Iterator[PartialFinding]:
+    """Compare the agent's version with the doctor's, if both are known."""
+    if facts.status is None:
+        return
+    agent, doctor = facts.status.agent_version, facts.version
+    if agent != doctor and {agent, doctor}.isdisjoint(UNKNOWN):
+        yield (
+            Weight.ADVICE,
+            f"the agent has version {agent}, and this doctor has version {doctor}",
+            "deploy the same version of all agents and extenders",
+        )
+
+
+def _clock(facts: NodeFacts) -> Iterator[PartialFinding]:
+    """Report a clock that is ahead. A report from the past may just be old."""
+    if facts.age_s is not None and _from_the_future(facts):
+        yield (
+            Weight.ADVICE,
+            f"the node's clock is ahead of this machine's by {_coarse(-facts.age_s)}, according to "
+            "its newest report",
+            "synchronize the clocks (chrony, systemd-timesyncd), this machine's first; scheduling "
+            "does not depend on them, but times in logs, events and reports are wrong",
+        )
+
+
+def _coarse(seconds: float) -> str:
+    """Return a duration as text, rounded so that nodes with similar offsets share one finding."""
+    for unit_s, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"about {seconds / unit_s:.0f} {name}"
+    return f"about {max(10, round(seconds, -1)):.0f} s"
+
+
+_RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
+    _closed,
+    _not_steered,
+    _unmeasured,
+    _failed_sources,
+    _version,
+    _clock,
+    *SHARING_RULES,
+)
