@@ -35,7 +35,7 @@ PASSING = {
         *("Offer.pods", "_Search.needed_bytes", "_Candidate._evictable", "_Candidate._kept"),
         *("_Candidate._named", "_Candidate._proposed"),
     ],
-    "extender/state/quotas.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
+    "extender/state/pod_requests.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
     "extender/state/redaction.py": ["Redaction._names"],
     "extender/doctor/environment.py": ["Environment.schedulers"],
     "extender/state/simulation.py": ["Simulation._held", "_Held.gone"],
@@ -94,7 +94,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "BackOffs._marked": Per("reservation", 300),
         "BackOffs._until_s": Per("node", 200),
     },
-    "extender/state/disruption_budgets.py": {"Budgets._held": Per("PodDisruptionBudget", 64 << 10)},
     "extender/state/deleted_pods.py": {
         "DeletedPods._gone_since_s": Per("reservation", 300),
         "DeletedPods._marks": Per("reservation", 300),
@@ -133,7 +132,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Overuses._since_s": Per("pod on a device", 300),
     },
     # Only pods with affinity between pods have entries; the limits per pod bound their number.
-    "extender/state/scheduling_preferences.py": {
+    "extender/state/pod_selectors.py": {
+        "Budgets._held": Per("PodDisruptionBudget", 64 << 10),
         "Neighbours._terms_of": Per("pod", 64 << 10),
         "Neighbours._counts": Per("pod", 64 << 10),
         "Neighbours._selectors": Per("pod", 64 << 10),

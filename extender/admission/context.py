@@ -18,7 +18,7 @@ from contract.errors import BadAnnotation
 from contract.gpunode import Device, GPUNodeStatus
 from contract.kube import Node, NodeSpec, Pod
 from extender.placement.policy import Rules
-from extender.state.selectors import eligible
+from extender.state.eligible_nodes import eligible
 
 _RULES = Rules()
 #: The API server's default for ``spec.schedulerName``.

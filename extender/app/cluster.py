@@ -42,7 +42,7 @@ from extender.observability.metrics import ViewTelemetry
 from extender.observability.pending_metrics import PendingPods
 from extender.server.client_ca import ClientCa
 from extender.server.tls import ServerTls
-from extender.state.quotas import ResourceQuota
+from extender.state.pod_requests import ResourceQuota
 
 log = structlog.get_logger()
 

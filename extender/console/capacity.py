@@ -24,9 +24,8 @@ from extender.console.spaces import SpaceView, space_view
 from extender.placement.capacity import capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
-from extender.state.explained_nodes import AMOUNTS
+from extender.state.eligible_nodes import AMOUNTS, eligible_nodes
 from extender.state.pod_capacity import counted
-from extender.state.selectors import eligible_nodes
 
 
 class DeviceClassView(BaseModel):

@@ -13,7 +13,7 @@ import structlog
 from extender.kube.client import ApiError, ApiStatus
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
-from extender.state.extended_resource import Shown, to_show
+from extender.state.memory_totals import Shown, to_show
 
 log = structlog.get_logger()
 

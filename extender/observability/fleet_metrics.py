@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
-from extender.state.fleet_totals import (
+from extender.state.heartbeats import age
+from extender.state.memory_totals import (
     Totals,
     nodes_by_state,
     report_ages_s,
@@ -22,7 +23,6 @@ from extender.state.fleet_totals import (
     totals,
     unhealthy,
 )
-from extender.state.heartbeats import age
 from extender.state.pending_pods import Pending
 
 #: Maximum series of pods, and of nodes, per problem; the worst are reported.

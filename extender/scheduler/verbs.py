@@ -32,9 +32,9 @@ from extender.state.journal import Decision, Journal, NodeSets, OfferedNodes, mi
 from extender.state.node_templates import codes_of_new
 from extender.state.node_whatif import rejection_beside
 from extender.state.pending_pods import main_reason
+from extender.state.pod_selectors import prefers, prefers_no_schedule
 from extender.state.preemption import Offer, answered, preemption
 from extender.state.preemption_report import recorded
-from extender.state.scheduling_preferences import prefers, prefers_no_schedule
 
 log = structlog.get_logger()
 

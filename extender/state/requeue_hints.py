@@ -32,11 +32,11 @@ from extender.placement.fit import fit
 from extender.placement.request import Kind, Unreadable, VramRequest
 from extender.placement.snapshot import Rows, Snapshot
 from extender.state.cluster_state import ClusterState
+from extender.state.eligible_nodes import eligibility_key, eligible
 from extender.state.heartbeats import NEVER_S
 from extender.state.journal import Decision, Journal
 from extender.state.node_whatif import rejection_beside
 from extender.state.nominations import yields
-from extender.state.selectors import eligibility_key, eligible
 
 #: Maximum duration of a claim.
 CLAIM_S = 2.0

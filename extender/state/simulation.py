@@ -25,7 +25,7 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table
 from extender.state.cluster_state import ClusterState
-from extender.state.selectors import Eligible, Obstacle, eligible_nodes
+from extender.state.eligible_nodes import Eligible, Obstacle, eligible_nodes
 
 #: Temporary reasons, which do not apply to an added node even if its model node has them.
 _PASSING = frozenset({Reason.EVICTED_LATELY})

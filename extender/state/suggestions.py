@@ -22,9 +22,8 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF
 from extender.state.cluster_state import ClusterState
 from extender.state.device_occupants import Held, holders
-from extender.state.explained_nodes import Feasible
+from extender.state.eligible_nodes import Feasible, Obstacle
 from extender.state.node_whatif import fits_after_eviction
-from extender.state.selectors import Obstacle
 from extender.state.simulation import Simulation
 
 Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]

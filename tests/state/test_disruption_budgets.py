@@ -14,8 +14,8 @@ from contract.kube import (
     PodSpec,
     ResourceRequirements,
 )
-from extender.state.disruption_budgets import selects
 from extender.state.pod_requests import amount, demands
+from extender.state.pod_selectors import selects
 
 
 @pytest.mark.parametrize(

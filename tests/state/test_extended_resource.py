@@ -8,7 +8,7 @@ from contract.kube import Node, NodeStatus
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
-from extender.state.extended_resource import Shown, to_show
+from extender.state.memory_totals import Shown, to_show
 from tests.builders import GIB, MIB, NOW_S, device, gpunode, kube_node, mig, shared
 
 

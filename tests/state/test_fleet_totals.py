@@ -8,7 +8,7 @@ import pytest
 from contract.reasons import Reason
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
-from extender.state.fleet_totals import (
+from extender.state.memory_totals import (
     Totals,
     nodes_by_state,
     report_ages_s,

@@ -9,7 +9,7 @@ from contract.kube import Node, Pod, PodStatus
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen, Relisted
 from extender.state.cluster_state import ClusterState
-from extender.state.scheduling_preferences import Neighbours, prefers, prefers_no_schedule
+from extender.state.pod_selectors import Neighbours, prefers, prefers_no_schedule
 
 WEB = {"matchLabels": {"app": "web"}}
 IN_WEB = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "api"]}]}

@@ -26,9 +26,9 @@ from extender.scheduler.extender_v1 import BindArgs
 from extender.scheduler.verbs import Verbs
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_state import ClusterState
+from extender.state.eligible_nodes import Eligible, Obstacle
 from extender.state.journal import Journal
 from extender.state.pod_capacity import count_on, counted
-from extender.state.selectors import Eligible, Obstacle
 from extender.state.simulation import NotPlaced, Placed, Simulation
 from tests.blocking import Ledger
 from tests.builders import (
