@@ -30,8 +30,8 @@ class Fixed:
 #: about (``extender.console.body_limits``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
     "extender/admission/json_patch.py": ["Draft.operations"],
-    "extender/state/scheduler_deficits.py": ["Needs._terms"],
-    "extender/state/preemption.py": [
+    "extender/state/evictable_pods.py": ["Needs._terms"],
+    "extender/state/victim_search.py": [
         *("Offer.pods", "_Search.needed_bytes", "_Candidate._evictable", "_Candidate._kept"),
         *("_Candidate._named", "_Candidate._proposed"),
     ],

@@ -25,7 +25,7 @@ from extender.placement.capacity import capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
 from extender.state.eligible_nodes import AMOUNTS, eligible_nodes
-from extender.state.pod_capacity import counted
+from extender.state.node_whatif import counted
 
 
 class DeviceClassView(BaseModel):

@@ -1,10 +1,10 @@
-"""Describes preemptions: the victims, why they were chosen, and what the other nodes lost by."""
+"""Turns a preemption into the answer to kube-scheduler, a record, and sentences for people."""
 
 from collections.abc import Iterator
 
 from extender.state.decision_records import Loser, Preempted, Victim
 from extender.state.nominations import priority
-from extender.state.preemption import Preemption, Victims
+from extender.state.victim_search import Preemption, Victims
 
 #: The criteria that decide between two nodes, in this order.
 LOST_BY = (
@@ -18,6 +18,28 @@ LOST_BY = (
 EQUAL = "equal; another node was taken"
 #: Maximum number of losing nodes in a record.
 MAX_LOSERS = 8
+
+
+def answered(found: Preemption) -> list[Victims]:
+    """Return the nodes for the answer to kube-scheduler, which takes the best by the same order.
+
+    The answer contains no node that kube-scheduler could consider equal to the best one. So it is
+    certain which one kube-scheduler takes. If its ranking cannot be predicted, the answer contains
+    only the best node. A node that was not offered is only returned if it is the best.
+    """
+    best = found.best
+    if best is None:
+        return []
+    if best.listed is None or best.leaving_anyway:
+        return [best]
+    return [
+        best,
+        *(
+            other
+            for other in found.others
+            if other.offered and other.listed is not None and other.listed > best.listed
+        ),
+    ]
 
 
 def lost_by(loser: Victims, winner: Victims) -> str:

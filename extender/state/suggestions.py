@@ -23,7 +23,7 @@ from extender.placement.snapshot import CODE_OF
 from extender.state.cluster_state import ClusterState
 from extender.state.device_occupants import Held, holders
 from extender.state.eligible_nodes import Feasible, Obstacle
-from extender.state.node_whatif import fits_after_eviction
+from extender.state.node_whatif import rejection_beside
 from extender.state.simulation import Simulation
 
 Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]
@@ -164,7 +164,7 @@ def _wait(
     ]
     candidates.sort(key=lambda each: (each[0], each[1], each[2].uid))
     for _, node, held in islice(candidates, _MAX_SIMULATED):
-        if fits_after_eviction(cluster, pod, node, {held.uid}, verdicts.now_s):
+        if rejection_beside(cluster, pod, node, (), verdicts.now_s, {held.uid}) is None:
             name, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
             unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))

@@ -28,7 +28,7 @@ from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import Eligible, Obstacle
 from extender.state.journal import Journal
-from extender.state.pod_capacity import count_on, counted
+from extender.state.node_whatif import count_on, counted
 from extender.state.simulation import NotPlaced, Placed, Simulation
 from tests.blocking import Ledger
 from tests.builders import (

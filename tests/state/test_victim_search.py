@@ -19,7 +19,9 @@ from contract.kube import (
 )
 from extender.state.changes import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
 from extender.state.cluster_state import ClusterState
-from extender.state.preemption import MIRRORED, Offer, Preemption, answered, preemption
+from extender.state.evictable_pods import MIRRORED
+from extender.state.preemption_report import answered
+from extender.state.victim_search import Offer, Preemption, preemption
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.test_cluster_state import state_of
