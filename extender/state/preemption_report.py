@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 
+import msgspec
+
+from contract.kube import Pod
 from extender.state.decision_records import Loser, Preempted, Victim
 from extender.state.nominations import priority
 from extender.state.victim_search import Preemption, Victims
@@ -52,45 +55,36 @@ def recorded(
     found: Preemption, at_s: float, took_us: int, offered: int, kept: int, source: str = ""
 ) -> Preempted:
     """Build the record of a preemption; ``at_s`` is Unix time in seconds."""
-    best = found.best
-    if best is None:
-        return Preempted(
-            at_s,
-            took_us,
-            offered,
-            kept,
-            helpless=found.helpless,
-            soon=found.soon,
-            cut_short=found.cut_short,
-        )
-    kind = "proposed" if best.as_offered else "corrected" if best.offered else "added"
-    return Preempted(
+    part = Preempted(
         at_s,
         took_us,
         offered,
         kept,
-        best.node,
-        tuple(
-            Victim(
-                pod.metadata.namespace,
-                pod.metadata.name,
-                pod.metadata.uid,
-                priority(pod),
-                pod.metadata.deletion_timestamp is not None,
-            )
-            for pod in best.pods
-        ),
-        len(best.others),
-        best.pdb_violations,
-        source or kind,
-        tuple(
-            Loser(each.node, len(each.uids), lost_by(each, best))
-            for each in found.others[:MAX_LOSERS]
-        ),
-        found.helpless,
-        found.soon,
-        found.cut_short,
+        helpless=found.helpless,
+        soon=found.soon,
+        cut_short=found.cut_short,
     )
+    best = found.best
+    if best is None:
+        return part
+    losers = (
+        Loser(each.node, len(each.uids), lost_by(each, best)) for each in found.others[:MAX_LOSERS]
+    )
+    kind = "proposed" if best.as_offered else "corrected" if best.offered else "added"
+    return msgspec.structs.replace(
+        part,
+        node=best.node,
+        victims=tuple(map(_victim, best.pods)),
+        others=len(best.others),
+        pdb_violations=best.pdb_violations,
+        source=source or kind,
+        losers=tuple(losers),
+    )
+
+
+def _victim(pod: Pod) -> Victim:
+    metadata, leaving = pod.metadata, pod.metadata.deletion_timestamp is not None
+    return Victim(metadata.namespace, metadata.name, metadata.uid, priority(pod), leaving)
 
 
 _CHOICES = {
