@@ -12,13 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from contract.kube import (
-    LabelSelector,
-    Node,
-    Pod,
-    PodAffinityTerm,
-    PodDisruptionBudget,
-)
+from contract.kube import LabelSelector, Node, Pod, PodAffinityTerm, PodDisruptionBudget
 from extender.placement.victims import Budget
 from extender.state.eligible_nodes import holds, tolerated
 

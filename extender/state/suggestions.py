@@ -258,10 +258,7 @@ def _name(verdicts: Verdicts, i: int) -> str:
 
 
 def _fits_if(
-    cluster: ClusterState,
-    verdicts: Verdicts,
-    node: str,
-    change: Callable[[Simulation, str], None],
+    cluster: ClusterState, verdicts: Verdicts, node: str, change: Callable[[Simulation, str], None]
 ) -> bool:
     """Return whether the pod would fit on the node after this change of the node."""
     simulation = Simulation(cluster, verdicts.snap, verdicts.now_s)
