@@ -38,7 +38,7 @@ PASSING = {
     "extender/state/pod_requests.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
     "extender/state/redaction.py": ["Redaction._names"],
     "extender/doctor/environment.py": ["Environment.schedulers"],
-    "extender/state/simulation.py": ["Simulation._held", "_Held.gone"],
+    "extender/state/simulation.py": ["Simulation._held", "_SimulatedNode.gone"],
     "extender/state/pending_pods.py": [
         *("Explaining._eligible", "Explaining._everywhere", "Explaining._explanations"),
         *("Pending.oldest", "Pending.pods"),

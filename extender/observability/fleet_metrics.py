@@ -40,7 +40,7 @@ _FLEET = (
         "awaited",
         "Worst-case charge of unconfirmed pods, on each device that they may get; so more than "
         "they request.",
-        "awaited",
+        "unconfirmed",
     ),
     ("committed", "Allocatable memory that is taken in the worst case.", "committed"),
     ("used", "Measured use of all processes.", "used"),
@@ -61,8 +61,8 @@ _FLEET = (
     ),
 )
 _DRIFT = {
-    "beyond": "beyond_request",
-    "unused": "unused",
+    "overuse": "beyond_request",
+    "underuse": "unused",
     "unreserved": "unreserved",
 }
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (

@@ -654,7 +654,7 @@ class ClusterState:
         elif kind is ResourceSlice:
             gone = [SliceGone(name) for name in self._allocators.known("slice") - names]
         elif kind is PodDisruptionBudget:
-            self.budgets.awaited = False
+            self.budgets.unlisted = False
             gone = [BudgetGone(*each) for each in self.budgets.known() - budgets]
         else:
             gone = [HeartbeatGone(name) for name in self._heartbeats.leased() - names]

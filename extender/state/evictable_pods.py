@@ -66,7 +66,7 @@ def may_preempt(pod: Pod) -> bool:
     return pod.spec.preemption_policy != "Never"
 
 
-def may_leave(pod: Pod, preemptor: Pod) -> bool:
+def is_evictable(pod: Pod, preemptor: Pod) -> bool:
     """Return whether the pod can be evicted and has a lower priority than the preemptor."""
     owners = pod.metadata.owner_references or ()
     return (
@@ -76,7 +76,7 @@ def may_leave(pod: Pod, preemptor: Pod) -> bool:
     )
 
 
-def evictable(pod: Pod) -> Evictable:
+def as_evictable(pod: Pod) -> Evictable:
     """Return the pod's values in kube-scheduler's order of victims."""
     stamp = pod.status.start_time if pod.status else None
     since_s = age(stamp, 0.0) if stamp else None
@@ -131,7 +131,7 @@ def _nanos(of: Decimal) -> int:
     return int(of * 1_000_000_000)
 
 
-def plain(pod: Pod, proposed: Iterable[Pod]) -> bool:
+def only_resources_missing(pod: Pod, proposed: Iterable[Pod]) -> bool:
     """Return whether only amounts of resources can have kept the pod from the node. Then other pods
     can be evicted in place of those that kube-scheduler proposed."""
     affinity = pod.spec.affinity

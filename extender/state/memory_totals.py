@@ -39,16 +39,16 @@ class Totals:
     capacity: int = 0
     allocatable: int = 0
     reserved: int = 0
-    awaited: int = 0
+    unconfirmed: int = 0
     committed: int = 0
     used: int = 0
     unattributed: int = 0
     headroom: int = 0
     overcommitted: int = 0
     #: Measured use above the requests of pods.
-    beyond: int = 0
+    overuse: int = 0
     #: Requested memory that pods do not use.
-    unused: int = 0
+    underuse: int = 0
     #: Measured use of pods without a reservation.
     unreserved: int = 0
 
@@ -60,7 +60,7 @@ class Totals:
         self.capacity += terms.device.memory_bytes
         self.allocatable += terms.allocatable_bytes
         self.reserved += terms.reservation_bytes
-        self.awaited += terms.unconfirmed_bytes
+        self.unconfirmed += terms.unconfirmed_bytes
         self.committed += terms.committed_bytes
         self.used += terms.device.used_bytes
         self.unattributed += terms.unattributed_bytes
@@ -70,8 +70,8 @@ class Totals:
         for holder in terms.holders:
             if holder.measured_bytes is not None:
                 beyond_bytes = holder.measured_bytes - holder.requested_bytes
-                self.beyond += max(0, beyond_bytes)
-                self.unused += max(0, -beyond_bytes)
+                self.overuse += max(0, beyond_bytes)
+                self.underuse += max(0, -beyond_bytes)
 
 
 def totals(snap: Snapshot) -> Totals:
@@ -123,14 +123,14 @@ def some_devices(snap: Snapshot, max_devices: int) -> Iterator[tuple[str, Device
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CapacityChange:
     """The value of the extended resource to write to a node; None: remove the resource."""
 
     node: str
     mib: int | None
 
 
-def to_show(cluster: ClusterState, wanted: bool) -> Iterator[Shown]:
+def capacity_changes(cluster: ClusterState, wanted: bool) -> Iterator[CapacityChange]:
     """Yield the nodes whose extended resource must change.
 
     ``wanted``: whether nodes have the resource. A node whose devices are unknown keeps its value.
@@ -141,9 +141,9 @@ def to_show(cluster: ClusterState, wanted: bool) -> Iterator[Shown]:
         row = snap.row_of.get(name) if wanted else None
         mib = None if row is None else _capacity_mib(snap.nodes[row], cluster)
         if not wanted and current_mib is not None:
-            yield Shown(name, None)
+            yield CapacityChange(name, None)
         elif mib is not None and current_mib != mib:
-            yield Shown(name, mib)
+            yield CapacityChange(name, mib)
 
 
 def _capacity_mib(terms: NodeTerms, cluster: ClusterState) -> int | None:

@@ -1,8 +1,8 @@
 """Fits pods on nodes that differ from the cluster: pods have left or are bound, or the node is new.
 
-``counted`` counts how many equal pods fit on a node now, by making reservations for them on a copy.
-Dividing the free memory would ignore which devices the pods get. So each count is checked with the
-reservations of all previous pods in place. The pods count as unconfirmed, as in a burst.
+``pod_counts`` counts how many equal pods fit on a node now, by making reservations for them on a
+copy. Dividing the free memory would ignore which devices the pods get. So each count is checked
+with the reservations of all previous pods in place. The pods count as unconfirmed, as in a burst.
 
 ``codes_of_new`` fits a pod on nodes that are not in the cluster yet: an autoscaler's templates. A
 new node is empty and nothing on it could be measured. So its labels are enough, whatever
@@ -67,7 +67,7 @@ def _fit_on(terms: NodeTerms, request: VramRequest, now_s: float) -> Verdicts:
     return fit(request, build([terms]), np.zeros(1, np.int64), now_s)
 
 
-def counted(
+def pod_counts(
     cluster: ClusterState, verdicts: Verdicts, positions: Iterable[int]
 ) -> Iterator[tuple[int, int]]:
     """Yield (position, number of pods that fit) for these positions in the verdicts.
@@ -80,10 +80,10 @@ def counted(
         if gpunode is not None:
             limit = _replicas(verdicts, i) // verdicts.asks[0].ask.count
             guess = _guess(verdicts, i)
-            yield i, count_on(cluster, gpunode, verdicts.request, limit, verdicts.now_s, guess)
+            yield i, count_pods(cluster, gpunode, verdicts.request, limit, verdicts.now_s, guess)
 
 
-def count_on(
+def count_pods(
     cluster: ClusterState,
     gpunode: GPUNode,
     request: VramRequest,

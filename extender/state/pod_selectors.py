@@ -27,7 +27,7 @@ class Budgets:
 
     def __init__(self) -> None:
         #: Whether budgets are not listed yet. Until then it is unknown which pods they protect.
-        self.awaited = False
+        self.unlisted = False
         self._held: dict[tuple[str, str], PodDisruptionBudget] = {}
 
     def see(self, budget: PodDisruptionBudget) -> None:

@@ -58,7 +58,7 @@ class NotPlaced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SimulatedNode:
     """The simulated state of a node."""
 
     #: For an added node it has the name of the model node.
@@ -68,14 +68,14 @@ class _Held:
     added: bool = False
     repaired: bool = False
 
-    def reserved(self, uid: str, reservation: Reservation | None) -> "_Held":
+    def reserved(self, uid: str, reservation: Reservation | None) -> "_SimulatedNode":
         reservations = {u: p for u, p in self.gpunode.spec.reservations.items() if u != uid}
         if reservation is not None:
             reservations[uid] = reservation
         spec = msgspec.structs.replace(self.gpunode.spec, reservations=reservations)
         return replace(self, gpunode=msgspec.structs.replace(self.gpunode, spec=spec))
 
-    def reporting(self, status: GPUNodeStatus) -> "_Held":
+    def reporting(self, status: GPUNodeStatus) -> "_SimulatedNode":
         return replace(self, gpunode=msgspec.structs.replace(self.gpunode, status=status))
 
 
@@ -89,7 +89,7 @@ class Simulation:
         self._table = Table.after(snap)
         self._weighings = FitCache(cluster.rules.weights)
         #: Nodes that differ from the cluster; None for a removed node.
-        self._held: dict[str, _Held | None] = {}
+        self._held: dict[str, _SimulatedNode | None] = {}
 
     def snapshot(self) -> Snapshot:
         """Return the current snapshot of the copy."""
@@ -165,7 +165,7 @@ class Simulation:
             status = _idle(model.status, suffix)
             spec = GPUNodeSpec(initialised=True)
             new = msgspec.structs.replace(model, spec=spec, status=status)
-            self._put(like + suffix, _Held(new, gone, added=True))
+            self._put(like + suffix, _SimulatedNode(new, gone, added=True))
         return [like + suffix for suffix in suffixes]
 
     def set_replicas(self, name: str, count: int) -> None:
@@ -206,23 +206,23 @@ class Simulation:
         status = msgspec.structs.replace(status, devices=devices)
         self._put(name, replace(held.reporting(status), repaired=True))
 
-    def _of(self, name: str) -> _Held | None:
+    def _of(self, name: str) -> _SimulatedNode | None:
         if name in self._held:
             return self._held[name]
         gpunode = self._cluster.gpunode(name)
-        return None if gpunode is None else _Held(gpunode)
+        return None if gpunode is None else _SimulatedNode(gpunode)
 
     def _uids_on(self, name: str, gpunode: GPUNode) -> frozenset[str]:
         unreserved = (pod.metadata.uid for pod in self._cluster.unreserved_pods(name))
         return frozenset((*gpunode.spec.reservations, *unreserved))
 
-    def _reported(self, name: str) -> tuple[_Held, GPUNodeStatus]:
+    def _reported(self, name: str) -> tuple[_SimulatedNode, GPUNodeStatus]:
         held = self._of(name)
         if held is None or held.gpunode.status is None:
             raise KeyError(name)
         return held, held.gpunode.status
 
-    def _put(self, name: str, held: _Held) -> None:
+    def _put(self, name: str, held: _SimulatedNode) -> None:
         self._held[name] = held
         terms = self._cluster.weighed(held.gpunode, held.gone)
         if held.repaired:

@@ -48,12 +48,12 @@ from extender.state.cluster_state import ClusterState
 from extender.state.evictable_pods import (
     CRITICAL,
     Needs,
-    evictable,
+    as_evictable,
+    is_evictable,
     is_stuck,
     leaving,
-    may_leave,
     may_preempt,
-    plain,
+    only_resources_missing,
 )
 from extender.state.node_whatif import rejection_beside
 from extender.state.nominations import priority
@@ -145,7 +145,7 @@ def preemption(
     request = state.understand(pod)
     if not isinstance(request, VramRequest) or not request.asks:
         return Preemption()
-    if not may_preempt(pod) or state.budgets.awaited:
+    if not may_preempt(pod) or state.budgets.unlisted:
         return Preemption()
     search = _Search(state, pod, request, now_s)
     found: list[Victims] = []
@@ -217,7 +217,7 @@ class _Search:
             pod.metadata.uid: pod
             for pod in self.state.sitting_on(name)
             if pod.metadata.uid not in going
-            and may_leave(pod, self.pod)
+            and is_evictable(pod, self.pod)
             and not is_stuck(self.state, pod, self.now_s)
         }
         if offer is None and not pods and not going:
@@ -244,19 +244,21 @@ class _Candidate:
         self._pods, self._leaving = pods, leaving
         self._needed_bytes = search.needed_bytes[name]
         self._nominees = search.held_for.get(name, ())
-        self._evictable = {uid: evictable(pod) for uid, pod in pods.items()}
+        self._evictable = {uid: as_evictable(pod) for uid, pod in pods.items()}
         sitting = {pod.metadata.uid: pod for pod in search.state.sitting_on(name)}
         #: Pods that are leaving anyway and that kube-scheduler may evict.
         self._named = [
             pod
             for uid, pod in sitting.items()
-            if uid in leaving and pod.metadata.deletion_timestamp and may_leave(pod, search.pod)
+            if uid in leaving and pod.metadata.deletion_timestamp and is_evictable(pod, search.pod)
         ]
         self._others = tuple(uid for uid in self._offer.uids if uid not in sitting)
         self._proposed = [sitting[uid] for uid in self._offer.uids if uid in sitting]
         #: Uids of kube-scheduler's victims that must leave in any case.
         self._kept = frozenset(
-            () if plain(search.pod, self._proposed) else (p.metadata.uid for p in self._proposed)
+            ()
+            if only_resources_missing(search.pod, self._proposed)
+            else (p.metadata.uid for p in self._proposed)
         )
         #: Whether kube-scheduler's victims, or others in their place, can be evicted.
         self.possible = self._kept - leaving <= pods.keys()
@@ -338,10 +340,10 @@ class _Candidate:
         violations = len(violators(chosen, budgets))
         violations += min(self._offer.pdb_violations, len(self._others))
         named = [*(self._pods[uid] for uid in uids), *self._named]
-        named.sort(key=lambda pod: importance(evictable(pod)))
+        named.sort(key=lambda pod: importance(as_evictable(pod)))
         sent = self._offer.pods
-        others = [evictable(sent[uid]) for uid in self._others if uid in sent]
-        listed: Rank | None = (violations, *rank([*map(evictable, named), *others])[1:])
+        others = [as_evictable(sent[uid]) for uid in self._others if uid in sent]
+        listed: Rank | None = (violations, *rank([*map(as_evictable, named), *others])[1:])
         if len(others) < len(self._others):
             # Assume the highest priority that victims can have.
             others = [Evictable(uid, priority(search.pod) - 1, 0) for uid in self._others]

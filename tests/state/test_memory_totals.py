@@ -15,12 +15,12 @@ from extender.placement.snapshot_builder import build
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.memory_totals import (
-    Shown,
+    CapacityChange,
     Totals,
+    capacity_changes,
     nodes_by_state,
     report_ages_s,
     some_devices,
-    to_show,
     totals,
     unhealthy,
 )
@@ -64,14 +64,14 @@ def test_every_term_is_added_up() -> None:
         capacity=72 * GIB,
         allocatable=72 * GIB,
         reserved=14 * GIB,
-        awaited=0,
+        unconfirmed=0,
         committed=21 * GIB,
         used=18 * GIB,
         unattributed=5 * GIB,
         headroom=51 * GIB,
         overcommitted=0,
-        beyond=2 * GIB,
-        unused=3 * GIB,
+        overuse=2 * GIB,
+        underuse=3 * GIB,
         unreserved=2 * GIB,
     )
     assert totals(build([])) == Totals()
@@ -143,10 +143,10 @@ def showing(amount: str | None) -> Node:
     return msgspec.structs.replace(kube_node(), status=NodeStatus(allocatable=allocatable))
 
 
-def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[Shown]:
+def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[CapacityChange]:
     state = ClusterState(Rules(), 90.0, 0.0)
     state.apply([NodeSeen(showing(shows)), GPUNodeSeen(gpunode(*devices), NOW_S)])
-    return list(to_show(state, wanted))
+    return list(capacity_changes(state, wanted))
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[Shown]
     ],
 )
 def test_a_node_shows_what_it_can_promise(devices: list[Device], mib: int) -> None:
-    assert due(None, *devices) == [Shown("n", mib)]
+    assert due(None, *devices) == [CapacityChange("n", mib)]
 
 
 def test_what_is_right_is_not_written_again() -> None:
     assert due("24576", device()) == []
     assert due("80k", device(memory_bytes=80_000 * MIB)) == []  # as the API server spells it
-    assert due("what?", device()) == [Shown("n", 24 << 10)]
+    assert due("what?", device()) == [CapacityChange("n", 24 << 10)]
 
 
 def test_of_what_is_not_known_nothing_is_written() -> None:
@@ -180,5 +180,5 @@ def test_of_what_is_not_known_nothing_is_written() -> None:
 
 
 def test_switched_off_it_is_taken_back() -> None:
-    assert due("24576", device(), wanted=False) == [Shown("n", None)]
+    assert due("24576", device(), wanted=False) == [CapacityChange("n", None)]
     assert due(None, device(), wanted=False) == []

@@ -262,7 +262,7 @@ def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> Non
     state.apply([BudgetGone("default", "pdb")])
     assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
     # While they are awaited nobody knows whom not to evict.
-    state.budgets.awaited = True
+    state.budgets.unlisted = True
     assert told(found(state=state, of=of, offered=offered)) == {}
     state.apply([Relisted(PodDisruptionBudget, (budget(0),), NOW_S)])
     assert told(found(state=state, of=of, offered=offered)) == {"n": ["b"]}
