@@ -10,6 +10,7 @@ new node is empty and nothing on it could be measured. So its labels are enough,
 the agent's report.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -109,18 +110,16 @@ def count_pods(
             current, count = _with(current, [reservation], count), count + 1
             reservation = _reserve(cluster, current, request, now_s)
         return count
-    fits, open_to = 1, limit
-    guesses = iter((min(guess, limit), guess + 1))
-    while fits < open_to:
-        probe = next(guesses, 0)
-        if not fits < probe <= open_to:
-            probe = (fits + open_to + 1) // 2
-        before = _with(gpunode, [reservation] * (probe - 1), 0)
-        if _reserve(cluster, before, request, now_s) is not None:
-            fits = probe
-        else:
-            open_to = probe - 1
-    return fits
+
+    def fits(count: int) -> bool:
+        before = _with(gpunode, [reservation] * (count - 1), 0)
+        return _reserve(cluster, before, request, now_s) is not None
+
+    low, high = 1, limit
+    for count in (min(guess, limit), guess + 1):
+        if low < count <= high:
+            low, high = (count, high) if fits(count) else (low, count - 1)
+    return low + bisect_left(range(low + 1, high + 1), True, key=lambda count: not fits(count))
 
 
 def _reserve(
@@ -153,10 +152,8 @@ def _guess(verdicts: Verdicts, i: int) -> int:
     """Return how many pods would fit if their devices could be chosen: a close first guess."""
     verdict, row = verdicts.asks[0], int(verdicts.rows[i])
     need_bytes, free_bytes = verdict.all_need_bytes[row], verdict.all_free_bytes[row]
-    sizes = free_bytes[free_bytes >= need_bytes] // np.maximum(
-        need_bytes[free_bytes >= need_bytes], 1
-    )
-    return int(np.minimum(sizes, MAX_REPLICAS).sum()) // verdict.ask.count
+    sizes = np.clip(free_bytes // np.maximum(need_bytes, 1), 0, MAX_REPLICAS)
+    return int(sizes.sum()) // verdict.ask.count
 
 
 class _Status(NodeStatus, frozen=True):
