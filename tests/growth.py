@@ -30,21 +30,22 @@ class Fixed:
 #: about (``extender.console.body_limits``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
     "extender/admission/json_patch.py": ["Draft.operations"],
-    "extender/state/scheduler_deficits.py": ["Needs._terms"],
-    "extender/state/preemption.py": [
+    "extender/state/evictable_pods.py": ["Needs._terms"],
+    "extender/state/victim_search.py": [
         *("Offer.pods", "_Search.needed_bytes", "_Candidate._evictable", "_Candidate._kept"),
         *("_Candidate._named", "_Candidate._proposed"),
     ],
-    "extender/state/quotas.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
+    "extender/state/pod_requests.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
     "extender/state/redaction.py": ["Redaction._names"],
     "extender/doctor/environment.py": ["Environment.schedulers"],
-    "extender/state/simulation.py": ["Simulation._held", "_Held.gone"],
+    "extender/state/simulation.py": ["Simulation._held", "_SimulatedNode.gone"],
     "extender/state/pending_pods.py": [
         *("Explaining._eligible", "Explaining._everywhere", "Explaining._explanations"),
         *("Pending.oldest", "Pending.pods"),
     ],
     "extender/state/requeue_hints.py": [
-        *("_Look._eligible", "_Look._fits", "_Look._names", "_Look._rows", "_Look.claim_checks"),
+        *("_Checks._eligible", "_Checks._fits", "_Checks._names", "_Checks._rows"),
+        "_Checks.claim_checks",
     ],
     "extender/ledger/protocol.py": ["ErrorsByNode._errors"],
     "extender/ledger/store.py": ["Binding.annotations"],
@@ -93,7 +94,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "BackOffs._marked": Per("reservation", 300),
         "BackOffs._until_s": Per("node", 200),
     },
-    "extender/state/disruption_budgets.py": {"Budgets._held": Per("PodDisruptionBudget", 64 << 10)},
     "extender/state/deleted_pods.py": {
         "DeletedPods._gone_since_s": Per("reservation", 300),
         "DeletedPods._marks": Per("reservation", 300),
@@ -132,7 +132,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Overuses._since_s": Per("pod on a device", 300),
     },
     # Only pods with affinity between pods have entries; the limits per pod bound their number.
-    "extender/state/scheduling_preferences.py": {
+    "extender/state/pod_selectors.py": {
+        "Budgets._held": Per("PodDisruptionBudget", 64 << 10),
         "Neighbours._terms_of": Per("pod", 64 << 10),
         "Neighbours._counts": Per("pod", 64 << 10),
         "Neighbours._selectors": Per("pod", 64 << 10),
@@ -159,9 +160,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ClusterState._with_choice": Per("node", 200),
     },
     "extender/state/requeue_hints.py": {
-        "RequeueHints._claim_checks": Fixed(256 * 2_000),
+        "RequeueHints._claim_checks": Fixed(256 * 4_000),
         "RequeueHints._waits": Per("pod", 4_000),
-        "_Kinds._number_of": Fixed(4_096 * 2_000),
     },
     "extender/state/journal.py": {
         "Journal._by_uid": Fixed(64 * MIB),

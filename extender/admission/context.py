@@ -34,7 +34,7 @@ from extender.state.changes import (
     NodeSeen,
     Relisted,
 )
-from extender.state.selectors import eligible
+from extender.state.eligible_nodes import eligible
 
 T = TypeVar("T")
 

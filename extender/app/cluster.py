@@ -42,7 +42,7 @@ from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
 from extender.server.client_ca import ClientCa
 from extender.server.tls import ServerTls
-from extender.state.quotas import ResourceQuota
+from extender.state.pod_requests import ResourceQuota
 
 log = structlog.get_logger()
 
@@ -102,7 +102,7 @@ class Cluster:
         """Deliver the watches' changes to the view while the context lasts. ``for_people``: readers
         may also authenticate with a client certificate."""
         settings = self._settings
-        view.cluster.budgets.awaited = True
+        view.cluster.budgets.unlisted = True
         self._sources = sources = KubernetesSources(
             self.api,
             view.enqueue,

@@ -20,8 +20,8 @@ from extender.periodic import Loops
 from extender.state.changes import Event
 from extender.state.cluster_state import ClusterState
 from extender.state.event_queue import EventQueue
+from extender.state.pod_requests import ResourceQuota
 from extender.state.prediction_tracker import Outcome
-from extender.state.quotas import ResourceQuota
 
 NOT_TAKEN_IN = "Headroom has not yet processed the listed objects"
 

@@ -16,8 +16,8 @@ from extender.observability.recorder import publish_miss
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
 from extender.state.pending_pods import Pending
+from extender.state.pod_requests import ResourceQuota
 from extender.state.prediction_tracker import Outcome
-from extender.state.quotas import ResourceQuota
 
 #: Bounds of each followed journal in a process that also runs an extender.
 BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)

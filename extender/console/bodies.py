@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from contract.reasons import Reason
 from extender.placement.fit import Verdicts
 from extender.placement.request import ContainerAsk
-from extender.state.selectors import Obstacle
+from extender.state.eligible_nodes import Obstacle
 
 
 class Body(BaseModel):

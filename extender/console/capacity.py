@@ -24,9 +24,8 @@ from extender.console.spaces import SpaceView, space_view
 from extender.placement.capacity import capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
-from extender.state.explained_nodes import AMOUNTS
-from extender.state.pod_capacity import counted
-from extender.state.selectors import eligible_nodes
+from extender.state.eligible_nodes import AMOUNTS, eligible_nodes
+from extender.state.node_whatif import pod_counts
 
 
 class DeviceClassView(BaseModel):
@@ -139,7 +138,7 @@ def router(context: Context) -> APIRouter:
         fitting = np.flatnonzero(verdicts.fits)
         free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
         order = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
-        pods = dict(counted(cluster, verdicts, order[:most_nodes]))
+        pods = dict(pod_counts(cluster, verdicts, order[:most_nodes]))
         whole = sum(pods.values()) + len(order[most_nodes:])
         at_least = len(order) > most_nodes
         body = CapacityBody(

@@ -16,7 +16,7 @@ from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
-from extender.state.quotas import ResourceQuota
+from extender.state.pod_requests import ResourceQuota
 
 
 def no_quotas(namespace: str) -> Sequence[ResourceQuota]:

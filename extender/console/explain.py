@@ -22,9 +22,8 @@ from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.device_occupants import Held
-from extender.state.explained_nodes import feasible
-from extender.state.quotas import exceeded
-from extender.state.selectors import eligible_nodes
+from extender.state.eligible_nodes import eligible_nodes, feasible
+from extender.state.pod_requests import exceeded
 from extender.state.suggestions import Suggestion, blockers, suggest, within_quotas
 
 Namespace = Annotated[str, Path(examples=["default"])]

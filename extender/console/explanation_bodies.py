@@ -27,7 +27,7 @@ from extender.placement.explain import DeviceExplanation, Explanation, NodeExpla
 from extender.placement.explanation_text import explanation_lines
 from extender.placement.request import Unreadable, VramRequest
 from extender.state.device_occupants import Held
-from extender.state.explained_nodes import Feasible
+from extender.state.eligible_nodes import Feasible
 from extender.state.journal import scheduler_of
 from extender.state.suggestions import Suggestion, but_not_checked
 

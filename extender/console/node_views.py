@@ -12,8 +12,8 @@ from extender.placement.explain import because, certainty
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import reach
 from extender.state.cluster_state import ClusterState
+from extender.state.eligible_nodes import cordoned, keeping_out, taint_text
 from extender.state.heartbeats import age
-from extender.state.selectors import cordoned, keeping_out, taint_text
 
 
 class HolderView(BaseModel):

@@ -24,8 +24,7 @@ from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
-from extender.state.explained_nodes import feasible
-from extender.state.selectors import Eligible, eligibility_key, eligible_nodes
+from extender.state.eligible_nodes import Eligible, eligibility_key, eligible_nodes, feasible
 
 #: Default page size; every pod is checked against all nodes.
 PODS = 50

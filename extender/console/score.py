@@ -20,8 +20,7 @@ from extender.placement.comparison import Comparison, compare
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import fit
 from extender.placement.snapshot import Snapshot
-from extender.state.explained_nodes import AMOUNTS
-from extender.state.selectors import Obstacle, eligible_nodes, not_modeled
+from extender.state.eligible_nodes import AMOUNTS, Obstacle, eligible_nodes, not_modeled
 from extender.state.simulation import Simulation
 from extender.state.suggestions import blockers
 

@@ -38,9 +38,14 @@ from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
-from extender.state.explained_nodes import AMOUNTS
-from extender.state.quotas import QuotaRoom
-from extender.state.selectors import Eligible, eligibility_key, eligible_nodes, not_modeled
+from extender.state.eligible_nodes import (
+    AMOUNTS,
+    Eligible,
+    eligibility_key,
+    eligible_nodes,
+    not_modeled,
+)
+from extender.state.pod_requests import QuotaRoom
 from extender.state.simulation import NotPlaced, Placed, Simulation
 
 _LIMITS: dict[int | str, dict[str, Any]] = {

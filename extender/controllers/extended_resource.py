@@ -13,7 +13,7 @@ import structlog
 from extender.kube.client import ApiError, ApiStatus
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
-from extender.state.extended_resource import Shown, to_show
+from extender.state.memory_totals import CapacityChange, capacity_changes
 
 log = structlog.get_logger()
 
@@ -38,14 +38,14 @@ class ExtendedResourceController:
         loops.start("mirror", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> None:
-        due = list(islice(to_show(self._cluster, self._wanted), AT_MOST))
+        due = list(islice(capacity_changes(self._cluster, self._wanted), AT_MOST))
         if due:
             trouble = await asyncio.to_thread(self._write, due)
             if trouble and trouble != self._logged:
                 log.warning("memory_not_shown", message=trouble, hint=_HINT)
             self._logged = trouble
 
-    def _write(self, due: list[Shown]) -> str:
+    def _write(self, due: list[CapacityChange]) -> str:
         """Return the first error; empty if there was none. If writing is forbidden, stop at the
         first node."""
         trouble = ""

@@ -20,12 +20,13 @@ from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import Preempted
+from extender.state.evictable_pods import may_preempt
 from extender.state.journal import Journal, micros
 from extender.state.nominations import priority
 from extender.state.notices import Notice, pod_subject
-from extender.state.preemption import Preemption, may_preempt, preemption
 from extender.state.preemption_report import recorded, summary
 from extender.state.requeue_hints import rejected_by_us
+from extender.state.victim_search import Preemption, preemption
 
 log = structlog.get_logger()
 

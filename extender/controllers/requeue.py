@@ -93,7 +93,7 @@ class RequeueController:
         self._released.clear()
         requeues: list[asyncio.Task[bool]] = []
         resumed_s = now_s = time.monotonic()
-        for named in self._requeue_hints.look(self._cluster, self._journal, now_s, time.time()):
+        for named in self._requeue_hints.due(self._cluster, self._journal, now_s, time.time()):
             if named is not None:
                 requeues.append(asyncio.create_task(self._requeue(ledger, named)))
             elif time.monotonic() - resumed_s > LOOK_S:

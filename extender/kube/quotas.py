@@ -6,7 +6,7 @@ import msgspec
 from kubernetes import client
 
 from extender.kube.client import KubeApi
-from extender.state.quotas import ResourceQuota
+from extender.state.pod_requests import ResourceQuota
 
 #: Maximum quotas that are read per namespace.
 MAX_QUOTAS = 100

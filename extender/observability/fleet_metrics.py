@@ -18,7 +18,9 @@ from extender.periodic import Loops
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
-from extender.state.fleet_totals import (
+from extender.state.heartbeats import age
+from extender.state.journal import Decision
+from extender.state.memory_totals import (
     Totals,
     nodes_by_state,
     report_ages_s,
@@ -26,8 +28,6 @@ from extender.state.fleet_totals import (
     totals,
     unhealthy,
 )
-from extender.state.heartbeats import age
-from extender.state.journal import Decision
 from extender.state.pending_pods import Pending, main_reason, rejections_in_condition
 
 #: Maximum series of pods, and of nodes, per problem; the worst are reported.
@@ -42,8 +42,8 @@ _FLEET = {
     "capacity": "Physical memory of all devices, driver reserve included.",
     "allocatable": "Part of the capacity that can be reserved.",
     "reserved": "Charged to pods whose device is known: the larger of request and use.",
-    "awaited": "Worst-case charge of unconfirmed pods, on each device that they may get; so more "
-    "than they request.",
+    "unconfirmed": "Worst-case charge of unconfirmed pods, on each device that they may get; so "
+    "more than they request.",
     "committed": "Allocatable memory that is taken in the worst case.",
     "used": "Measured use of all processes.",
     "unattributed": "Used by no known pod, above the tolerance.",
@@ -51,7 +51,7 @@ _FLEET = {
     "overcommitted": "Committed above the devices' memory, in the worst case; must be 0.",
 }
 #: Attribute of ``Totals`` -> label.
-_DRIFT = {"beyond": "beyond_request", "unused": "unused", "unreserved": "unreserved"}
+_DRIFT = {"overuse": "beyond_request", "underuse": "unused", "unreserved": "unreserved"}
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
     ("capacity", "Physical memory, driver reserve included.", lambda d: d.device.memory_bytes),
     (

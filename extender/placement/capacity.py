@@ -1,7 +1,7 @@
 """Reports whether the cluster is full or fragmented for pods of one size.
 
 It computes how much free memory such a pod can use, and how much no pod can use. All values come
-from one verdict: the arrays that filter decides by. ``state.pod_capacity`` counts the pods that
+from one verdict: the arrays that filter decides by. ``state.node_whatif`` counts the pods that
 fit, because that requires placing them.
 """
 

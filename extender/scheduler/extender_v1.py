@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from contract.kube import Pod
 from contract.pod_limits import MAX_POD_BYTES, sized
 from extender.state.kept_fields import kept_pod
-from extender.state.preemption import Offer
+from extender.state.victim_search import Offer
 
 
 class MalformedBody(ValueError):

@@ -29,12 +29,11 @@ from extender.scheduler.retry_spreading import RetrySpreader
 from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import TERMS, Asked, Candidate, Candidates, Ranked
 from extender.state.journal import Decision, Journal, NodeSets, OfferedNodes, micros
-from extender.state.node_templates import codes_of_new
-from extender.state.node_whatif import rejection_beside
+from extender.state.node_whatif import codes_of_new, rejection_beside
 from extender.state.pending_pods import main_reason
-from extender.state.preemption import Offer, answered, preemption
-from extender.state.preemption_report import recorded
-from extender.state.scheduling_preferences import prefers, prefers_no_schedule
+from extender.state.pod_selectors import prefers, prefers_no_schedule
+from extender.state.preemption_report import answered, recorded
+from extender.state.victim_search import Offer, preemption
 
 log = structlog.get_logger()
 

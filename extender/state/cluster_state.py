@@ -72,7 +72,6 @@ from extender.state.changes import (
 )
 from extender.state.deleted_pods import DeletedPods, is_unreachable
 from extender.state.device_pinning import pinned_to
-from extender.state.disruption_budgets import Budgets, key
 from extender.state.event_filter import as_assumed, matters, older
 from extender.state.eviction_backoff import BackOffs, marked
 from extender.state.foreign_allocators import ForeignAllocators, of_pod
@@ -80,13 +79,13 @@ from extender.state.headroom_gains import HeadroomGains, grew
 from extender.state.heartbeats import NEVER_S, Heartbeats
 from extender.state.label_inventory import believed
 from extender.state.namespaces import Namespaces
-from extender.state.node_eligibility import NodeWishes, obstacle, offers_gpus, wishes
+from extender.state.node_settings import NodeSettings, node_settings, obstacle, offers_gpus
 from extender.state.nominations import Nominations, Place
 from extender.state.overcommitted_devices import Overcommits, any_overcommitted
 from extender.state.overuse import Overuses
+from extender.state.pod_selectors import Budgets, Neighbours, has_affinity_terms, key
 from extender.state.prediction_tracker import Circumstances, PredictionTracker
 from extender.state.request_drift import RequestDrift, as_bound
-from extender.state.scheduling_preferences import Neighbours, has_affinity_terms
 from extender.state.sm_activity import Activities, grew_idler
 from extender.state.unstarted_pods import idle_on
 
@@ -655,7 +654,7 @@ class ClusterState:
         elif kind is ResourceSlice:
             gone = [SliceGone(name) for name in self._allocators.known("slice") - names]
         elif kind is PodDisruptionBudget:
-            self.budgets.awaited = False
+            self.budgets.unlisted = False
             gone = [BudgetGone(*each) for each in self.budgets.known() - budgets]
         else:
             gone = [HeartbeatGone(name) for name in self._heartbeats.leased() - names]
@@ -978,8 +977,8 @@ class ClusterState:
             pod is None and departure is not None and departure.node == node
         )
 
-    def _wishes(self, name: str) -> NodeWishes:
-        return wishes(self._nodes.get(name))
+    def _wishes(self, name: str) -> NodeSettings:
+        return node_settings(self._nodes.get(name))
 
     def _unreserved_pods_of(self, gpunode: GPUNode) -> dict[str, Reservation]:
         """Return the reservations to charge for pods without one in exactly this version of the

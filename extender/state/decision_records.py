@@ -180,10 +180,17 @@ class Record:
     #: ``Records.version`` when this record was last written.
     version: int = 0
     #: Estimated memory. A test compares it with what Python allocates.
-    size_bytes: int = 0
+    size_bytes: int = field(init=False)
     #: The encoded part of each kind, and how often its verb was called.
     _parts: list[bytes] = field(default_factory=lambda: [b""] * len(_KINDS))
     _times: list[int] = field(default_factory=lambda: [0] * len(_KINDS))
+
+    def __post_init__(self) -> None:
+        self.size_bytes = RECORD_BYTES + self.name_chars
+
+    @property
+    def name_chars(self) -> int:
+        return len(self.decision_id) + len(self.namespace) + len(self.name)
 
     @property
     def uid(self) -> str:
@@ -235,34 +242,26 @@ class Records:
 
         Names that are longer than the API server accepts are not recorded.
         """
-        if len(decision_id) + len(namespace) + len(name) > MAX_NAME_CHARS:
-            return
         record = self._records.get(decision_id)
         if record is None:
-            texts = len(decision_id) + len(namespace) + len(name)
-            record = Record(decision_id, namespace, name, at_s, size_bytes=RECORD_BYTES + texts)
+            record = Record(decision_id, namespace, name, at_s)
+            if record.name_chars > MAX_NAME_CHARS:
+                return
             self._records[decision_id] = record
             self.size_bytes += record.size_bytes
-        self._records.move_to_end(decision_id)
         self.size_bytes += record.put(part)
         record.at_s = at_s
         record.node = node or record.node
-        self.version += 1
-        record.version = self.version
-        self._forget(at_s)
+        self._written(record)
 
     def adopt(self, record: Record) -> None:
         """Add a record of another process, or replace the one with the same decision id."""
-        texts = len(record.decision_id) + len(record.namespace) + len(record.name)
-        if texts > MAX_NAME_CHARS:
+        if record.name_chars > MAX_NAME_CHARS:
             return
-        record.size_bytes += RECORD_BYTES + texts
-        before = self._records.pop(record.decision_id, None)
+        before = self._records.get(record.decision_id)
         self.size_bytes += record.size_bytes - (before.size_bytes if before else 0)
         self._records[record.decision_id] = record
-        self.version += 1
-        record.version = self.version
-        self._forget(record.at_s)
+        self._written(record)
 
     def newer_than(self, version: int) -> list[Record]:
         """Return the records written after this version, the oldest first."""
@@ -276,8 +275,12 @@ class Records:
     def newest_first(self) -> Iterator[Record]:
         return reversed(list(self._records.values()))
 
-    def _forget(self, now_s: float) -> None:
-        bounds = self.bounds
+    def _written(self, record: Record) -> None:
+        """Make the record the newest, and drop records beyond the bounds."""
+        self._records.move_to_end(record.decision_id)
+        self.version += 1
+        record.version = self.version
+        bounds, now_s = self.bounds, record.at_s
         while self._records:
             first = next(iter(self._records.values()))
             too_many = len(self._records) > bounds.decisions or self.size_bytes > bounds.size_bytes

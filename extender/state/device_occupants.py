@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from contract.gpunode import GPUNode, PodUse
+from contract.gpunode import PodUse, Reservation
 from contract.kube import Pod
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.occupancy import Holder
@@ -41,53 +41,50 @@ class Held:
 def holders(cluster: ClusterState, node: str, terms: DeviceTerms) -> Iterator[Held]:
     """Yield the pods of a device, the largest charge first."""
     gpunode = cluster.gpunode(node)
+    reservations = gpunode.spec.reservations if gpunode else {}
     status = gpunode.status if gpunode else None
-    rows = [use for use in status.pods if use.device == terms.device.uuid] if status else []
-    reserved = {holder.uid for holder in terms.holders}
-    found = [_held(cluster, gpunode, holder, rows) for holder in terms.holders]
-    unobserved_pods = {use.uid: use for use in rows if use.uid not in reserved}
-    found += [_unobserved_pod(cluster, use, rows) for use in unobserved_pods.values()]
+    uses_of: dict[str, list[PodUse]] = {}
+    for use in status.pods if status else ():
+        if use.device == terms.device.uuid:
+            uses_of.setdefault(use.uid, []).append(use)
+    occupants: dict[str, Holder | PodUse] = {uid: uses[0] for uid, uses in uses_of.items()}
+    occupants |= {holder.uid: holder for holder in terms.holders}
+    found = [
+        _held(cluster, occupant, reservations.get(uid), uses_of.get(uid, []))
+        for uid, occupant in occupants.items()
+    ]
     yield from sorted(found, key=lambda held: (-held.charged_bytes, held.namespace, held.name))
 
 
 def _held(
-    cluster: ClusterState, gpunode: GPUNode | None, holder: Holder, rows: list[PodUse]
+    cluster: ClusterState,
+    occupant: Holder | PodUse,
+    reservation: Reservation | None,
+    uses: list[PodUse],
 ) -> Held:
-    pod = cluster.pod(holder.uid)
-    reservation = gpunode.spec.reservations.get(holder.uid) if gpunode else None
-    return Held(
-        namespace=holder.namespace,
-        name=holder.name,
-        uid=holder.uid,
-        phase=_phase(pod, holder.observed),
-        reserved=True,
-        requested_bytes=holder.requested_bytes,
-        measured_bytes=holder.measured_bytes,
-        charged_bytes=holder.charged_bytes,
-        since=reservation.since if reservation else "",
-        priority=pod.spec.priority if pod else None,
-        uses=tuple(use for use in rows if use.uid == holder.uid),
-    )
-
-
-def _unobserved_pod(cluster: ClusterState, first_use: PodUse, rows: list[PodUse]) -> Held:
-    pod = cluster.pod(first_use.uid)
-    uses = tuple(use for use in rows if use.uid == first_use.uid)
-    known = [use.used_bytes for use in uses if use.used_bytes is not None]
-    measured_bytes = sum(known) if len(known) == len(uses) else None
-    return Held(
-        namespace=first_use.namespace,
-        name=first_use.name,
-        uid=first_use.uid,
+    """Describe a pod with a reservation on the device (``Holder``), or one that only uses it."""
+    pod, reserved = cluster.pod(occupant.uid), isinstance(occupant, Holder)
+    if isinstance(occupant, Holder):
+        phase, requested_bytes = _phase(pod, occupant.observed), occupant.requested_bytes
+        measured_bytes, charged_bytes = occupant.measured_bytes, occupant.charged_bytes
+    else:
         # The state keeps no pods that request no GPU; the report shows this one all the same.
-        phase=_phase(pod, observed=True) if pod else "running",
-        reserved=False,
-        requested_bytes=0,
+        phase, requested_bytes = _phase(pod, observed=True) if pod else "running", 0
+        known = [use.used_bytes for use in uses if use.used_bytes is not None]
+        measured_bytes = sum(known) if len(known) == len(uses) else None
+        charged_bytes = measured_bytes or 0
+    return Held(
+        namespace=occupant.namespace,
+        name=occupant.name,
+        uid=occupant.uid,
+        phase=phase,
+        reserved=reserved,
+        requested_bytes=requested_bytes,
         measured_bytes=measured_bytes,
-        charged_bytes=measured_bytes or 0,
-        since="",
+        charged_bytes=charged_bytes,
+        since=reservation.since if reservation and reserved else "",
         priority=pod.spec.priority if pod else None,
-        uses=uses,
+        uses=tuple(uses),
     )
 
 

@@ -6,7 +6,7 @@ The values of environment variables are left out. Only ``NVIDIA_VISIBLE_DEVICES`
 The dump keeps whether it hides all devices, follows the placement, or is set by the pod itself.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from contract.kube import (
     Node,
     ObjectMeta,
     Pod,
+    PodSpec,
     Present,
     ResourceSlice,
     ResourceSliceSpec,
@@ -33,10 +34,9 @@ from extender.placement.demand_pricing import Market
 from extender.placement.policy import Rules
 from extender.placement.sm_reading import HISTORY, Activity
 from extender.placement.snapshot import NodeTerms
-from extender.placement.visible_devices import NO_DEVICES, VISIBLE_DEVICES, followed
+from extender.placement.visible_devices import NO_DEVICES, followed
 from extender.state.changes import (
     ActivitySeen,
-    BackOffEnded,
     Event,
     GPUNodeSeen,
     NamespaceSeen,
@@ -47,7 +47,7 @@ from extender.state.changes import (
 from extender.state.cluster_state import ClusterState
 from extender.state.foreign_allocators import DRA_DRIVER
 from extender.state.journal import Decision
-from extender.state.kept_fields import kept_annotations
+from extender.state.kept_fields import kept_node, kept_pod
 from extender.state.sm_activity import key_of
 
 C = TypeVar("C", bound=Container)
@@ -147,17 +147,10 @@ class Inputs(msgspec.Struct, frozen=True):
 
 def settled(cluster: ClusterState) -> Settled:
     """Return the rules, the prices and the defaults of namespaces."""
-    market = cluster.usual.market
-    prices = (
-        None
-        if market is None
-        else Prices(
-            market.unit_bytes,
-            market.sizes.tolist(),
-            market.prices.tolist(),
-            market.mean_bytes,
-        )
-    )
+    market, prices = cluster.usual.market, None
+    if market is not None:
+        sizes, costs = market.sizes.tolist(), market.prices.tolist()
+        prices = Prices(market.unit_bytes, sizes, costs, market.mean_bytes)
     namespaces = dict(sorted(cluster.namespaces.default_vrams().items()))
     return Settled(cluster.rules, cluster.stale_after_s, prices, namespaces)
 
@@ -167,9 +160,10 @@ def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFac
     for terms in sorted(nodes, key=lambda terms: terms.name):
         name = terms.name
         manager, heard_at_s = cluster.manager(name), cluster.heard_at_s(name)
+        node = cluster.node(name)
         yield NodeFacts(
             name=name,
-            node=_without_annotations(cluster.node(name)),
+            node=kept_node(node) if node else None,
             gpunode=cluster.gpunode(name),
             heard_at_s=heard_at_s if isfinite(heard_at_s) else None,
             manager=manager.code if manager else None,
@@ -206,38 +200,28 @@ def decided(decisions: Iterable[Decision]) -> Iterator[Decided]:
 def without_values(pod: Pod) -> Pod:
     """Return the pod without values of environment variables. It leads to the same decisions.
 
-    Other annotations are dropped too: kubectl stores the whole manifest in one, with variables.
+    Fields that nothing reads are dropped too: kubectl stores the whole manifest in an annotation.
     """
+    pod = kept_pod(pod)
     spec = msgspec.structs.replace(
         pod.spec,
-        containers=_without_variables(pod.spec.containers),
-        init_containers=_without_variables(pod.spec.init_containers),
+        containers=_without_values(pod.spec.containers),
+        init_containers=_without_values(pod.spec.init_containers),
     )
-    return msgspec.structs.replace(pod, metadata=kept_annotations(pod.metadata), spec=spec)
+    return msgspec.structs.replace(pod, spec=spec)
 
 
-def _without_annotations(node: Node | None) -> Node | None:
-    if node is None:
-        return None
-    return msgspec.structs.replace(node, metadata=kept_annotations(node.metadata))
-
-
-def _without_variables(containers: list[C] | None) -> list[C] | None:
-    if containers is None:
-        return None
-    return [
+def _without_values(containers: list[C] | None) -> list[C] | None:
+    return containers and [
         each
         if is_whole(each)
-        else msgspec.structs.replace(each, env=[*map(_redacted, _visible_devices(each))] or None)
+        else msgspec.structs.replace(each, env=[*map(_without_value, each.env or ())] or None)
         for each in containers
     ]
 
 
-def _visible_devices(container: Container) -> list[EnvVar]:
-    return [each for each in container.env or () if each.name == VISIBLE_DEVICES]
-
-
-def _redacted(variable: EnvVar) -> EnvVar:
+def _without_value(variable: EnvVar) -> EnvVar:
+    """Return NVIDIA_VISIBLE_DEVICES with a value that decides the same."""
     if variable.value_from is not None:
         follows = followed([Container(env=[variable])])
         source = variable.value_from if follows else EnvVarSource()
@@ -256,11 +240,13 @@ def state_of(inputs: Inputs) -> ClusterState:
     for each in inputs.nodes:
         if each.backs_off:
             state.back_offs.note(each.name, {"evicted-pod"}, head.now_s)
-        elif state.back_offs.holds(each.name):
-            state.apply([BackOffEnded(each.name)])
-    state.apply(_reweighing(inputs.nodes))
-    if rest.prices is not None:
-        state.usual.market = _market(rest.prices)
+        else:
+            state.back_offs.end(each.name)
+    # The nodes are weighed again, because other nodes may back off now.
+    state.apply(NodeSeen(each.node) for each in inputs.nodes if each.node is not None)
+    if (prices := rest.prices) is not None:
+        sizes, costs = np.array(prices.sizes, np.int64), np.array(prices.prices)
+        state.usual.market = Market(prices.unit_bytes, sizes, costs, prices.mean_bytes)
     return state
 
 
@@ -283,8 +269,8 @@ def _events(inputs: Inputs) -> Iterator[Event]:
 
 def _reports(each: NodeFacts, gpunode: GPUNode) -> Iterator[Event]:
     # Reservations of assumed binds count like written ones.
-    reservations: Mapping[str, Reservation] = {**each.binding, **gpunode.spec.reservations}
-    spec = msgspec.structs.replace(gpunode.spec, reservations=dict(reservations))
+    reservations = {**each.binding, **gpunode.spec.reservations}
+    spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
     whole = msgspec.structs.replace(gpunode, spec=spec)
     if each.heard_at_s is None or gpunode.status is None:
         yield GPUNodeSeen(whole, _LONG_AGO_S)
@@ -302,21 +288,4 @@ def _managing(node: str, code: str) -> Event:
         spec = ResourceSliceSpec(driver=DRA_DRIVER, node_name=node, devices=[Present()])
         return SliceSeen(ResourceSlice(metadata=ObjectMeta(name=f"of-{node}"), spec=spec))
     metadata = ObjectMeta(name="of", uid=f"of-{node}", annotations={_MARKS[reason]: "0"})
-    pod = Pod(metadata=metadata)
-    return PodSeen(
-        msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=node))
-    )
-
-
-def _reweighing(nodes: Iterable[NodeFacts]) -> Iterator[Event]:
-    """Yield events that have the backing-off nodes weighed again."""
-    return (NodeSeen(each.node) for each in nodes if each.node is not None and each.backs_off)
-
-
-def _market(prices: Prices) -> Market:
-    return Market(
-        prices.unit_bytes,
-        np.array(prices.sizes, np.int64),
-        np.array(prices.prices),
-        prices.mean_bytes,
-    )
+    return PodSeen(Pod(metadata=metadata, spec=PodSpec(node_name=node)))

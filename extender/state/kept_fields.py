@@ -15,8 +15,8 @@ from contract.gate import is_whole
 from contract.kube import Container, Namespace, Node, ObjectMeta, Pod, Volume
 from contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
 from extender.placement.visible_devices import VISIBLE_DEVICES
+from extender.state.evictable_pods import MIRRORED
 from extender.state.foreign_allocators import NODE_MARKS, is_mark
-from extender.state.preemption import MIRRORED
 
 #: Characters kept of another allocator's annotation: a node name at most.
 MAX_MARK_CHARS = 256

@@ -19,10 +19,9 @@ from extender.placement.fit import Verdicts, fit
 from extender.placement.request import Kind, VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
-from extender.state.explained_nodes import feasible
+from extender.state.eligible_nodes import Eligible, eligibility_key, eligible_nodes, feasible
 from extender.state.journal import Decision
 from extender.state.notices import Notice, pod_subject
-from extender.state.selectors import Eligible, eligibility_key, eligible_nodes
 
 #: Code of pending pods that Headroom has not rejected: kube-scheduler has not asked about them.
 NOT_ASKED = "not_asked"

@@ -1,27 +1,33 @@
-"""Sums a pod's requests by resource, as kube-scheduler counts them, including GPU replicas.
+"""Sums a pod's requests by resource, as kube-scheduler counts them, and compares them with quotas.
 
 Amounts are exact decimals because sums are compared. A quantity that cannot be parsed counts as
-zero. The API server accepts no such pods.
+zero. The API server accepts no such pods and writes no such quotas.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
+from typing import Any
 
-from contract.kube import Container, Pod
+from contract.kube import Container, KubeStruct, ObjectMeta, Pod
 from contract.quantity import MAX_LENGTH
+from extender.placement.request import VramRequest
 
 Demands = Mapping[str, Decimal]
 _SUFFIXES: Mapping[str, Decimal] = {
-    **{name: Decimal(1024) ** (i + 1) for i, name in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"))},
-    "Ei": Decimal(1024) ** 6,
-    **{name: Decimal(1000) ** (i + 1) for i, name in enumerate(("k", "M", "G", "T", "P", "E"))},
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    **{f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGTPE", 1)},
+    **{prefix: Decimal(1000) ** power for power, prefix in enumerate("kMGTPE", 1)},
+    **{prefix: Decimal(1000) ** -power for power, prefix in enumerate("mun", 1)},
 }
 NOTHING = Decimal(0)
 #: Larger amounts are not valid: no node has as much of anything.
 MAX_AMOUNT = Decimal("1e30")
+#: Name prefixes of resources that pods use; a quota counts other objects as well.
+_OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage", "requests.", "limits.")
+_NOT_OF_PODS = "requests.storage"
+#: Maximum number of exceeded resources in a message.
+_MAX_NAMED = 3
 
 
 def demands(pod: Pod) -> dict[str, Decimal]:
@@ -50,15 +56,10 @@ def total(parts: Iterable[Demands]) -> dict[str, Decimal]:
 def amount(quantity: str | int) -> Decimal:
     """Convert a Kubernetes quantity to a number."""
     text = str(quantity)[:MAX_LENGTH]
-    for length in (2, 1):
-        if (factor := _SUFFIXES.get(text[-length:])) is not None:
-            text = text[:-length]
-            break
-    else:
-        factor = Decimal(1)
+    suffix = next(each for each in (text[-2:], text[-1:], "") if each in _SUFFIXES)
     try:
-        found = Decimal(text)
-        return found * factor if abs(found) < MAX_AMOUNT else NOTHING
+        found = Decimal(text.removesuffix(suffix))
+        return found * _SUFFIXES[suffix] if abs(found) < MAX_AMOUNT else NOTHING
     except ArithmeticError:
         return NOTHING
 
@@ -75,3 +76,77 @@ def _requests(container: Container) -> dict[str, Decimal]:
 def _larger(one: Demands, other: Demands) -> dict[str, Decimal]:
     names = one.keys() | other.keys()
     return {name: max(one.get(name, NOTHING), other.get(name, NOTHING)) for name in names}
+
+
+class QuotaStatus(KubeStruct, frozen=True):
+    hard: Mapping[str, str] | None = None
+    used: Mapping[str, str] | None = None
+
+
+class QuotaSpec(KubeStruct, frozen=True):
+    scopes: list[str] | None = None
+    scope_selector: Mapping[str, Any] | None = None
+
+
+class ResourceQuota(KubeStruct, frozen=True):
+    metadata: ObjectMeta
+    spec: QuotaSpec = QuotaSpec()
+    status: QuotaStatus = QuotaStatus()
+
+
+def exceeded(quotas: Iterable[ResourceQuota]) -> str:
+    """Return a phrase with the exceeded resources; empty if there are none.
+
+    The phrase contains no amounts because a reader of the pod may not be allowed to read quotas.
+
+    A pod that is created again uses at most as much as the deleted pod. So only a quota that is
+    already exceeded can reject it: one that was lowered after the pods were created.
+    """
+    found = [
+        f"ResourceQuota {quota.metadata.name} is exceeded for {resource}"
+        for quota in quotas
+        for resource, left in _left(quota.status)
+        if resource.startswith(_OF_PODS) and resource != _NOT_OF_PODS and left < 0
+    ]
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    return ", ".join(found[:_MAX_NAMED]) + more
+
+
+def _left(status: QuotaStatus) -> Iterator[tuple[str, Decimal]]:
+    """Yield each resource with the amount of it that is left."""
+    used = status.used or {}
+    for resource, hard in (status.hard or {}).items():
+        yield resource, amount(hard) - amount(used.get(resource, "0"))
+
+
+class QuotaRoom:
+    """Counts new pods in the quotas of one namespace, for GPUs and for the number of pods.
+
+    Quotas with scopes count only some pods, and are left out.
+    """
+
+    def __init__(self, quotas: Iterable[ResourceQuota]) -> None:
+        self._quotas = [q for q in quotas if not (q.spec.scopes or q.spec.scope_selector)]
+        #: Resource -> amount that new pods use, minus the amount of deleted pods.
+        self._taken: Counter[str] = Counter()
+
+    def take(self, request: VramRequest) -> str:
+        """Counts a new pod, or returns why a quota rejects it."""
+        needs = _usage(request)
+        for quota in self._quotas:
+            for resource, left in _left(quota.status):
+                count = needs.get(resource, 0)
+                if count and self._taken[resource] + count > left:
+                    return f"ResourceQuota {quota.metadata.name} would reject it for {resource}"
+        self._taken.update(needs)
+        return ""
+
+    def give_back(self, request: VramRequest) -> None:
+        """Subtract a deleted pod."""
+        self._taken.subtract(_usage(request))
+
+
+def _usage(request: VramRequest) -> dict[str, int]:
+    """Return a pod's usage as the API server counts it, without CPU, memory and storage."""
+    gpus = {f"requests.{ask.resource}": ask.count for ask in request.asks}
+    return {"pods": 1, "count/pods": 1, **gpus}

@@ -1,10 +1,13 @@
-"""Describes preemptions: the victims, why they were chosen, and what the other nodes lost by."""
+"""Turns a preemption into the answer to kube-scheduler, a record, and sentences for people."""
 
 from collections.abc import Iterator
 
+import msgspec
+
+from contract.kube import Pod
 from extender.state.decision_records import Loser, Preempted, Victim
 from extender.state.nominations import priority
-from extender.state.preemption import Preemption, Victims
+from extender.state.victim_search import Preemption, Victims
 
 #: The criteria that decide between two nodes, in this order.
 LOST_BY = (
@@ -20,6 +23,28 @@ EQUAL = "equal; another node was taken"
 MAX_LOSERS = 8
 
 
+def answered(found: Preemption) -> list[Victims]:
+    """Return the nodes for the answer to kube-scheduler, which takes the best by the same order.
+
+    The answer contains no node that kube-scheduler could consider equal to the best one. So it is
+    certain which one kube-scheduler takes. If its ranking cannot be predicted, the answer contains
+    only the best node. A node that was not offered is only returned if it is the best.
+    """
+    best = found.best
+    if best is None:
+        return []
+    if best.listed is None or best.leaving_anyway:
+        return [best]
+    return [
+        best,
+        *(
+            other
+            for other in found.others
+            if other.offered and other.listed is not None and other.listed > best.listed
+        ),
+    ]
+
+
 def lost_by(loser: Victims, winner: Victims) -> str:
     """Return the criterion by which the loser is worse than the winner."""
     pairs = zip(LOST_BY, loser.rank, winner.rank, strict=True)
@@ -30,45 +55,36 @@ def recorded(
     found: Preemption, at_s: float, took_us: int, offered: int, kept: int, source: str = ""
 ) -> Preempted:
     """Build the record of a preemption; ``at_s`` is Unix time in seconds."""
-    best = found.best
-    if best is None:
-        return Preempted(
-            at_s,
-            took_us,
-            offered,
-            kept,
-            helpless=found.helpless,
-            soon=found.soon,
-            cut_short=found.cut_short,
-        )
-    kind = "proposed" if best.as_offered else "corrected" if best.offered else "added"
-    return Preempted(
+    part = Preempted(
         at_s,
         took_us,
         offered,
         kept,
-        best.node,
-        tuple(
-            Victim(
-                pod.metadata.namespace,
-                pod.metadata.name,
-                pod.metadata.uid,
-                priority(pod),
-                pod.metadata.deletion_timestamp is not None,
-            )
-            for pod in best.pods
-        ),
-        len(best.others),
-        best.pdb_violations,
-        source or kind,
-        tuple(
-            Loser(each.node, len(each.uids), lost_by(each, best))
-            for each in found.others[:MAX_LOSERS]
-        ),
-        found.helpless,
-        found.soon,
-        found.cut_short,
+        helpless=found.helpless,
+        soon=found.soon,
+        cut_short=found.cut_short,
     )
+    best = found.best
+    if best is None:
+        return part
+    losers = (
+        Loser(each.node, len(each.uids), lost_by(each, best)) for each in found.others[:MAX_LOSERS]
+    )
+    kind = "proposed" if best.as_offered else "corrected" if best.offered else "added"
+    return msgspec.structs.replace(
+        part,
+        node=best.node,
+        victims=tuple(map(_victim, best.pods)),
+        others=len(best.others),
+        pdb_violations=best.pdb_violations,
+        source=source or kind,
+        losers=tuple(losers),
+    )
+
+
+def _victim(pod: Pod) -> Victim:
+    metadata, leaving = pod.metadata, pod.metadata.deletion_timestamp is not None
+    return Victim(metadata.namespace, metadata.name, metadata.uid, priority(pod), leaving)
 
 
 _CHOICES = {

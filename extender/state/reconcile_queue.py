@@ -13,7 +13,7 @@ from contract.kube import Node, Pod
 from extender.state.cluster_state import ClusterState
 from extender.state.deleted_pods import is_unreachable
 from extender.state.heartbeats import age
-from extender.state.node_eligibility import choice_to_note
+from extender.state.node_settings import choice_to_note
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
-from contract.annotations import (
-    DEVICE_CHOICE,
-    MAX_SM,
-    POLICY,
-    PROCESSES,
-    RESERVE,
-    VRAM,
-)
+from contract.annotations import DEVICE_CHOICE, MAX_SM, POLICY, PROCESSES, RESERVE, VRAM
 from contract.gate import GATE, is_whole, repository
 from contract.gpunode import Charge, Device, GPUNode, GPUNodeStatus, PodUse, Reservation
 from contract.kube import (
     Container,
+    ContainerStatus,
     EnvFromSource,
     InitContainer,
     Node,
@@ -68,7 +62,7 @@ class Redaction:
             for name in sorted(names):
                 self.alias(kind, name)
         for pod in known:
-            self.alias("pod", f"{pod.metadata.namespace}/{pod.metadata.name}")
+            self._pod_name(pod.metadata)
             self.alias("uid", pod.metadata.uid)
 
     def alias(self, kind: str, name: str) -> str:
@@ -76,6 +70,9 @@ class Redaction:
         if not name:
             return ""
         return self._names.setdefault((kind, name), f"{kind}-{len(self._names):06d}")
+
+    def _pod_name(self, of: ObjectMeta | PodUse | Reservation) -> str:
+        return self.alias("pod", f"{of.namespace}/{of.name}")
 
     def settled(self, original: Settled) -> Settled:
         namespaces = {
@@ -113,7 +110,7 @@ class Redaction:
         ]
         return Pod(
             metadata=ObjectMeta(
-                name=self.alias("pod", f"{metadata.namespace}/{metadata.name}"),
+                name=self._pod_name(metadata),
                 namespace=self.alias("ns", metadata.namespace),
                 uid=self.alias("uid", metadata.uid),
                 resource_version=metadata.resource_version,
@@ -132,18 +129,15 @@ class Redaction:
             if status is None
             else PodStatus(
                 phase=status.phase,
-                container_statuses=[
-                    msgspec.structs.replace(one, name=self._container_name(one.name))
-                    for one in status.container_statuses or ()
-                ]
-                or None,
-                init_container_statuses=[
-                    msgspec.structs.replace(one, name=self._container_name(one.name))
-                    for one in status.init_container_statuses or ()
-                ]
-                or None,
+                container_statuses=self._statuses(status.container_statuses),
+                init_container_statuses=self._statuses(status.init_container_statuses),
             ),
         )
+
+    def _statuses(self, original: list[ContainerStatus] | None) -> list[ContainerStatus] | None:
+        return original and [
+            msgspec.structs.replace(each, name=self._container_name(each.name)) for each in original
+        ]
 
     def decided(self, original: Decided) -> Decided:
         pod = self.pod(original.pod)
@@ -193,12 +187,8 @@ class Redaction:
         return found or None
 
     def _node(self, original: Node) -> Node:
-        labels = {
-            key: text
-            for key, text in (original.metadata.labels or {}).items()
-            if key.startswith(_GPU_LABELS)
-        }
-        given = original.metadata.annotations or {}
+        labels, given = original.metadata.labels or {}, original.metadata.annotations or {}
+        labels = {key: text for key, text in labels.items() if key.startswith(_GPU_LABELS)}
         offered = original.status.allocatable if original.status else None
         name = self.alias("node", original.metadata.name)
         return Node(
@@ -247,7 +237,7 @@ class Redaction:
             uid=self.alias("uid", original.uid),
             device=self.alias("gpu", original.device),
             namespace=self.alias("ns", original.namespace),
-            name=self.alias("pod", f"{original.namespace}/{original.name}"),
+            name=self._pod_name(original),
             replica=self.alias("replica", original.replica),
             used_bytes=original.used_bytes,
         )
@@ -256,7 +246,7 @@ class Redaction:
         return {
             self.alias("uid", uid): Reservation(
                 namespace=self.alias("ns", each.namespace),
-                name=self.alias("pod", f"{each.namespace}/{each.name}"),
+                name=self._pod_name(each),
                 charges=[self._charge(charge) for charge in each.charges],
                 since=each.since,
                 flags=each.flags,
@@ -267,9 +257,7 @@ class Redaction:
     def _charge(self, original: Charge) -> Charge:
         return msgspec.structs.replace(
             original,
-            candidates={
-                self.alias("gpu", uuid): size for uuid, size in original.candidates.items()
-            },
+            candidates={self.alias("gpu", uuid): n for uuid, n in original.candidates.items()},
             beyond=[self.alias("gpu", uuid) for uuid in original.beyond],
             choice=self.alias("gpu", original.choice),
         )

@@ -16,7 +16,6 @@ The pod's condition shows that Headroom rejected it, whichever replica did. The 
 replica only has its own rejections earlier, before the watch delivers the condition.
 """
 
-import itertools
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,17 +25,16 @@ import numpy as np
 from contract.annotations import MAX_SM, RETRY
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.bounded import Bounded
 from extender.placement.candidate_devices import Mask
 from extender.placement.fit import fit
 from extender.placement.request import Kind, Unreadable, VramRequest
-from extender.placement.snapshot import Rows, Snapshot
+from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
+from extender.state.eligible_nodes import eligibility_key, eligible
 from extender.state.heartbeats import NEVER_S
 from extender.state.journal import Decision, Journal
 from extender.state.node_whatif import rejection_beside
 from extender.state.nominations import yields
-from extender.state.selectors import eligibility_key, eligible
 
 #: Maximum duration of a claim.
 CLAIM_S = 2.0
@@ -51,8 +49,6 @@ AT_ONCE = 64
 CROWDED = 8
 #: Maximum number of such checks in one pass; the next pass reuses their results and continues.
 MOST_WEIGHED = 256
-#: Maximum number of remembered kinds of requests.
-MOST_KINDS = 4096
 #: Number of nodes fitted for a kind of request before control returns to the caller.
 FITTED_TOGETHER = 256
 
@@ -84,8 +80,6 @@ class _Wait:
     eligibility: bytes = b""
     #: The pod's request, computed with ``default_vram`` of its namespace.
     request: VramRequest | Unreadable | None = None
-    #: Number of the kind of request: kinds themselves are expensive to compare.
-    kind: int = 0
     default_vram: str | None = None
 
     def see_retry(self, retry: str | None, now_s: float) -> None:
@@ -96,7 +90,7 @@ class _Wait:
 
 
 #: Kind of request, node, generation of the node's last change, pods that claim the node.
-_ClaimCheck = tuple[int, str, int, tuple[tuple[str, str], ...]]
+_ClaimCheck = tuple[Kind, str, int, tuple[tuple[str, str], ...]]
 
 
 class RequeueHints:
@@ -108,32 +102,28 @@ class RequeueHints:
         self.pending = False
         #: Results of the last pass for claimed nodes.
         self._claim_checks: Mapping[_ClaimCheck, bool] = {}
-        self._kinds = _Kinds()
 
-    def due(self, state: ClusterState, journal: Journal, now_s: float, wall_s: float) -> list[Pod]:
-        """Return the pods to requeue now, at most ``AT_ONCE``; they count as requeued already."""
-        return [pod for pod in self.look(state, journal, now_s, wall_s) if pod is not None]
-
-    def look(
+    def due(
         self, state: ClusterState, journal: Journal, now_s: float, wall_s: float
     ) -> Iterator[Pod | None]:
-        """Yield the pods of ``due`` one by one; at None the caller may do other work first."""
+        """Yield the pods to requeue now, at most ``AT_ONCE``; they count as requeued already.
+
+        At None the caller may do other work first.
+        """
         snap = state.snapshot()
         unbound = {pod.metadata.uid: pod for pod in state.unbound()}
         self._waits = {uid: wait for uid, wait in self._waits.items() if uid in unbound}
         self.pending = False
         if not unbound:
             return
-        claims: dict[str, list[Pod]] = {}
-        for name, nominees in state.nominees(now_s).items():
-            claims[name] = list(nominees)
+        claims = {name: list(nominees) for name, nominees in state.nominees(now_s).items()}
         for uid, wait in self._waits.items():
             if wait.claim and _claims(wait, journal.of_uid(uid), now_s):
                 _claim(claims, wait.claim, unbound[uid])
                 self.pending = True
             else:
                 wait.claim = ""
-        look = _Look(state, snap, now_s, self._kinds, self._claim_checks)
+        checks = _Checks(state, snap, now_s, self._claim_checks)
         found = 0
         for pod in sorted(unbound.values(), key=_urgency):
             yield None
@@ -142,13 +132,12 @@ class RequeueHints:
             wait = known if known is not None and known.pod is pod else self._seen(pod)
             if not _is_rejected(wait, decision, wall_s):
                 continue
-            retry = pod.annotation(RETRY)
-            wait.see_retry(retry, now_s)
+            wait.see_retry(pod.annotation(RETRY), now_s)
             # Not later than now: if the clock was ahead, later decisions would be ignored.
             wait.requeued_at_s = min(wait.requeued_at_s, wall_s)
             if wait.claim:
                 continue
-            node = yield from self._find_node(pod, wait, decision, look, claims)
+            node = yield from self._find_node(pod, wait, decision, checks, claims)
             if node is None:
                 continue
             _claim(claims, node, pod)
@@ -163,7 +152,7 @@ class RequeueHints:
             found += 1
             if found == AT_ONCE:
                 break
-        self._claim_checks = look.claim_checks
+        self._claim_checks = checks.claim_checks
 
     def _seen(self, pod: Pod) -> _Wait:
         """Return the state of the pod, after computing what depends on the version of the pod."""
@@ -187,7 +176,7 @@ class RequeueHints:
         pod: Pod,
         wait: _Wait,
         decision: Decision | None,
-        look: "_Look",
+        checks: "_Checks",
         claims: dict[str, list[Pod]],
     ) -> Generator[None, None, str | None]:
         """Return a node on which the pod fits and that improved since the pod's last check."""
@@ -197,24 +186,24 @@ class RequeueHints:
                 since = max(since, decision.generation)
             elif decision.at_s > wait.requeued_at_s:
                 since = 0  # rejected because of assumed binds that may have failed
-        request = look.request_of(pod, wait, since)
-        names = (yield from look.improved_since(wait, request, since)) if request else []
+        request = checks.request_of(pod, wait, since)
+        names = (yield from checks.improved_since(wait, request, since)) if request else []
         if request is None or not names:
-            wait.generation = look.snap.generation
+            wait.generation = checks.snap.generation
             return None
-        if look.now_s < wait.not_before_s:
+        if checks.now_s < wait.not_before_s:
             self.pending = True
             return None
         # First the node that other pods left for this pod.
-        own = look.state.nominations.node_of(pod.metadata.uid)
-        if own in names and not look.preceding(pod, claims.get(own, ()), own):
+        own = checks.state.nominations.node_of(pod.metadata.uid)
+        if own in names and not checks.preceding(pod, claims.get(own, ()), own):
             return own
         for name in names:
             if name not in claims:
                 return name
         for name in names[:CROWDED]:
-            others = look.preceding(pod, claims[name], name)
-            fits = look.fits_beside(pod, wait.kind, name, others)
+            others = checks.preceding(pod, claims[name], name)
+            fits = checks.fits_beside(pod, request.kind, name, others)
             if fits:
                 return name
             if fits is None:
@@ -224,22 +213,8 @@ class RequeueHints:
         return None
 
 
-class _Kinds:
-    """Numbers kinds of requests: equal kinds have equal numbers, different kinds never do."""
-
-    def __init__(self) -> None:
-        self._number_of: Bounded[Kind, int] = Bounded(MOST_KINDS)
-        self._numbers = itertools.count(1)
-
-    def number(self, kind: Kind) -> int:
-        number = self._number_of.get(kind)
-        if number is None:  # also if the kind was dropped from the cache
-            number = self._number_of[kind] = next(self._numbers)
-        return number
-
-
-class _Look:
-    """One pass on one snapshot, with cached results because many pods have the same request.
+class _Checks:
+    """The checks of one pass, on one snapshot. Caches results, because many requests are equal.
 
     ``previous``: the claim checks of the previous pass, valid for unchanged claims and nodes.
     """
@@ -249,11 +224,9 @@ class _Look:
         state: ClusterState,
         snap: Snapshot,
         now_s: float,
-        kinds: "_Kinds",
         previous: Mapping[_ClaimCheck, bool],
     ) -> None:
         self.state, self.snap, self.now_s = state, snap, now_s
-        self._kinds = kinds
         self._previous = previous
         self.claim_checks: dict[_ClaimCheck, bool] = {}
         self._weighed = 0
@@ -261,11 +234,11 @@ class _Look:
         #: (generation, whether lower SM activity counts) -> rows of nodes that improved since then.
         self._rows: dict[tuple[int, bool], list[int]] = {}
         #: Kind of request -> mask of checked rows, mask of rows on which the request fits.
-        self._fits: dict[int, tuple[Mask, Mask]] = {}
+        self._fits: dict[Kind, tuple[Mask, Mask]] = {}
         #: Eligibility key -> node -> whether the node is eligible.
         self._eligible: dict[bytes, dict[str, bool]] = {}
         #: Kind of request, eligibility key, generation -> nodes.
-        self._names: dict[tuple[int, bytes, int], list[str]] = {}
+        self._names: dict[tuple[Kind, bytes, int], list[str]] = {}
 
     def request_of(self, pod: Pod, wait: _Wait, generation: int) -> VramRequest | None:
         """Return the pod's request; None if it requests no GPU or no node improved since then."""
@@ -274,8 +247,6 @@ class _Look:
         default = self.state.namespaces.default_vram(pod.metadata.namespace)
         if wait.request is None or wait.default_vram != default:
             wait.request, wait.default_vram = self.state.understand(pod), default
-            if isinstance(wait.request, VramRequest):
-                wait.kind = self._kinds.number(wait.request.kind)
         request = wait.request
         return request if isinstance(request, VramRequest) and request.asks else None
 
@@ -283,21 +254,20 @@ class _Look:
         self, wait: _Wait, request: VramRequest, generation: int
     ) -> Generator[None, None, list[str]]:
         """Return the eligible nodes that improved since then and on which the request fits."""
-        key = wait.kind, wait.eligibility, generation
-        if key not in self._names:
-            self._names[key] = yield from self._find(wait, request, generation)
-        return self._names[key]
-
-    def _find(
-        self, wait: _Wait, request: VramRequest, generation: int
-    ) -> Generator[None, None, list[str]]:
+        key = request.kind, wait.eligibility, generation
+        if key in self._names:
+            return self._names[key]
         newer = np.array(self._better_since(generation, request.max_sm_ppm is not None), np.int64)
+        masks = np.zeros((2, len(self.snap.nodes)), bool)
+        checked, fits = self._fits.setdefault(request.kind, (masks[0], masks[1]))
         for start in range(0, len(newer), FITTED_TOGETHER):
-            self._fit(wait.kind, request, newer[start : start + FITTED_TOGETHER])
+            rows = newer[start : start + FITTED_TOGETHER]
+            rows = rows[~checked[rows]]
+            if len(rows):
+                part = self.snap.part(rows)
+                fits[rows] = fit(request, part, np.arange(len(rows)), self.now_s).fits
+                checked[rows] = True
             yield
-        if not len(newer):
-            return []
-        _, fits = self._fits[wait.kind]
         names = [self.snap.nodes[row].name for row in newer[fits[newer]].tolist()]
         is_eligible = self._eligible.setdefault(wait.eligibility, {})
         for i, name in enumerate(names):
@@ -307,7 +277,8 @@ class _Look:
                 is_eligible[name] = node is not None and eligible(wait.pod, node)
                 if i % FITTED_TOGETHER == 0:
                     yield
-        return [name for name in names if is_eligible[name]]
+        self._names[key] = [name for name in names if is_eligible[name]]
+        return self._names[key]
 
     def _better_since(self, generation: int, calmer: bool) -> list[int]:
         key = generation, calmer
@@ -318,18 +289,6 @@ class _Look:
             row_of = self.snap.row_of
             self._rows[key] = sorted(row_of[name] for name in names if name in row_of)
         return self._rows[key]
-
-    def _fit(self, kind: int, request: VramRequest, wanted: Rows) -> None:
-        """Fit the request on these rows; only few nodes improve between two passes."""
-        if kind not in self._fits:
-            nothing = np.zeros(len(self.snap.nodes), bool)
-            self._fits[kind] = nothing, nothing.copy()
-        known, fits = self._fits[kind]
-        rows = wanted[~known[wanted]]
-        if len(rows):
-            verdicts = fit(request, self.snap.part(rows), np.arange(len(rows)), self.now_s)
-            known[rows] = True
-            fits[rows] = verdicts.fits
 
     def preceding(self, pod: Pod, claiming: Sequence[Pod], name: str) -> list[Pod]:
         """Return the claiming pods that take precedence over the pod: all but the pod itself and
@@ -343,7 +302,7 @@ class _Look:
             and (node_of(other.metadata.uid) != name or yields(pod, other, is_nominated))
         ]
 
-    def fits_beside(self, pod: Pod, kind: int, name: str, others: list[Pod]) -> bool | None:
+    def fits_beside(self, pod: Pod, kind: Kind, name: str, others: list[Pod]) -> bool | None:
         """Return whether the pod fits in addition to the others; None if the next pass checks."""
         version = int(self.snap.changed_in[self.snap.row_of[name]])
         others_key = tuple((o.metadata.uid, o.metadata.resource_version) for o in others)

@@ -14,7 +14,15 @@ from math import inf
 import msgspec
 import numpy as np
 
-from contract.gpunode import Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Replicas, Reservation
+from contract.gpunode import (
+    MAX_REPLICAS,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Replicas,
+    Reservation,
+)
 from contract.kube import Node, Pod
 from contract.reasons import Reason
 from extender.placement.device_accounting import without
@@ -25,7 +33,7 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table
 from extender.state.cluster_state import ClusterState
-from extender.state.selectors import Eligible, Obstacle, eligible_nodes
+from extender.state.eligible_nodes import Eligible, Obstacle, eligible_nodes
 
 #: Temporary reasons, which do not apply to an added node even if its model node has them.
 _PASSING = frozenset({Reason.EVICTED_LATELY})
@@ -50,7 +58,7 @@ class NotPlaced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SimulatedNode:
     """The simulated state of a node."""
 
     #: For an added node it has the name of the model node.
@@ -60,14 +68,14 @@ class _Held:
     added: bool = False
     repaired: bool = False
 
-    def reserved(self, uid: str, reservation: Reservation | None) -> "_Held":
+    def reserved(self, uid: str, reservation: Reservation | None) -> "_SimulatedNode":
         reservations = {u: p for u, p in self.gpunode.spec.reservations.items() if u != uid}
         if reservation is not None:
             reservations[uid] = reservation
         spec = msgspec.structs.replace(self.gpunode.spec, reservations=reservations)
         return replace(self, gpunode=msgspec.structs.replace(self.gpunode, spec=spec))
 
-    def reporting(self, status: GPUNodeStatus) -> "_Held":
+    def reporting(self, status: GPUNodeStatus) -> "_SimulatedNode":
         return replace(self, gpunode=msgspec.structs.replace(self.gpunode, status=status))
 
 
@@ -81,7 +89,7 @@ class Simulation:
         self._table = Table.after(snap)
         self._weighings = FitCache(cluster.rules.weights)
         #: Nodes that differ from the cluster; None for a removed node.
-        self._held: dict[str, _Held | None] = {}
+        self._held: dict[str, _SimulatedNode | None] = {}
 
     def snapshot(self) -> Snapshot:
         """Return the current snapshot of the copy."""
@@ -111,6 +119,11 @@ class Simulation:
         self._put(name, held.reserved(request.uid, reservation))
         return Placed(name, placement, float(ranking.scores[ranking.winner]))
 
+    def fits(self, request: VramRequest, name: str) -> bool:
+        """Return whether the pod fits on this node of the copy."""
+        snap = self.snapshot()
+        return bool(fit(request, snap, snap.rows([name]), self._now_s).fits[0])
+
     def release(self, uid: str) -> list[str]:
         """Remove a pod and free its memory; return the names of its nodes."""
         pod = self._cluster.pod(uid)
@@ -132,10 +145,9 @@ class Simulation:
         self._held[name] = None
         if held is None:
             return []
-        uids = [*held.gpunode.spec.reservations]
-        uids += [pod.metadata.uid for pod in self._cluster.unreserved_pods(name)]
-        pods = [self._cluster.pod(uid) for uid in dict.fromkeys(uids) if uid not in held.gone]
-        return sorted((pod for pod in pods if pod is not None and _moves(pod, name)), key=_urgency)
+        uids = self._uids_on(name, held.gpunode) - held.gone
+        pods = (pod for uid in uids if (pod := self._cluster.pod(uid)) is not None)
+        return sorted((pod for pod in pods if _moves(pod, name)), key=_urgency)
 
     def add(self, like: str, count: int) -> list[str]:
         """Add ``count`` idle nodes like the node ``like``; return their names.
@@ -145,20 +157,16 @@ class Simulation:
         model = self._cluster.gpunode(like)
         if model is None or model.status is None:
             raise KeyError(like)
-        uids = [
-            *model.spec.reservations,
-            *(p.metadata.uid for p in self._cluster.unreserved_pods(like)),
-        ]
+        gone = self._uids_on(like, model)
         existing = self.snapshot().row_of
         free = (n for n in itertools.count(1) if f"{like}+{n}" not in existing)
-        names: list[str] = []
-        for number in itertools.islice(free, count):
-            status = _idle(model.status, f"+{number}")
+        suffixes = [f"+{number}" for number in itertools.islice(free, count)]
+        for suffix in suffixes:
+            status = _idle(model.status, suffix)
             spec = GPUNodeSpec(initialised=True)
             new = msgspec.structs.replace(model, spec=spec, status=status)
-            names.append(f"{like}+{number}")
-            self._put(names[-1], _Held(new, frozenset(uids), added=True))
-        return names
+            self._put(like + suffix, _SimulatedNode(new, gone, added=True))
+        return [like + suffix for suffix in suffixes]
 
     def set_replicas(self, name: str, count: int) -> None:
         """Give every device of the node ``count`` replicas; 1 disables sharing.
@@ -166,37 +174,55 @@ class Simulation:
         Raises ``KeyError`` if there is no such node or its devices are unknown, and ``ValueError``
         if more replicas than that are in use or unhealthy.
         """
-        held = self._of(name)
-        if held is None or held.gpunode.status is None:
-            raise KeyError(name)
-        devices = [_shared(device, count) for device in held.gpunode.status.devices]
-        status = msgspec.structs.replace(held.gpunode.status, devices=devices)
-        self._put(name, held.reporting(status))
+        held, status = self._reported(name)
+        devices = [_shared(device, count) for device in status.devices]
+        self._put(name, held.reporting(msgspec.structs.replace(status, devices=devices)))
+
+    def add_replica(self, name: str) -> None:
+        """Give every device of the node one replica more than its most shared device has.
+
+        Raises the errors of ``set_replicas``, and ``ValueError`` if no device is shared, or if one
+        has ``MAX_REPLICAS`` already.
+        """
+        _, status = self._reported(name)
+        shared = (each for each in status.devices if each.sharing != "none")
+        most = max((each.replicas.total for each in shared), default=0)
+        if not 0 < most < MAX_REPLICAS:
+            raise ValueError(f"{most} replicas cannot be raised")
+        self.set_replicas(name, most + 1)
 
     def repair(self, name: str) -> None:
         """Make the report of the node fresh, and every device with known memory healthy.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
-        held = self._of(name)
-        if held is None or held.gpunode.status is None:
-            raise KeyError(name)
+        held, status = self._reported(name)
         devices = [
             msgspec.structs.replace(device, healthy=True, health_reason="")
             if device.memory_bytes > 0
             else device
-            for device in held.gpunode.status.devices
+            for device in status.devices
         ]
-        status = msgspec.structs.replace(held.gpunode.status, devices=devices)
+        status = msgspec.structs.replace(status, devices=devices)
         self._put(name, replace(held.reporting(status), repaired=True))
 
-    def _of(self, name: str) -> _Held | None:
+    def _of(self, name: str) -> _SimulatedNode | None:
         if name in self._held:
             return self._held[name]
         gpunode = self._cluster.gpunode(name)
-        return None if gpunode is None else _Held(gpunode)
+        return None if gpunode is None else _SimulatedNode(gpunode)
 
-    def _put(self, name: str, held: _Held) -> None:
+    def _uids_on(self, name: str, gpunode: GPUNode) -> frozenset[str]:
+        unreserved = (pod.metadata.uid for pod in self._cluster.unreserved_pods(name))
+        return frozenset((*gpunode.spec.reservations, *unreserved))
+
+    def _reported(self, name: str) -> tuple[_SimulatedNode, GPUNodeStatus]:
+        held = self._of(name)
+        if held is None or held.gpunode.status is None:
+            raise KeyError(name)
+        return held, held.gpunode.status
+
+    def _put(self, name: str, held: _SimulatedNode) -> None:
         self._held[name] = held
         terms = self._cluster.weighed(held.gpunode, held.gone)
         if held.repaired:

@@ -2,7 +2,7 @@
 eligible, repair a node, raise the replicas. Each one is verified before it is returned."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from contract.annotations import VRAM
-from contract.gpunode import MAX_REPLICAS
 from contract.kube import Pod
 from contract.quantity import format_bytes, gib
 from contract.reasons import Reason
@@ -22,9 +21,8 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF
 from extender.state.cluster_state import ClusterState
 from extender.state.device_occupants import Held, holders
-from extender.state.explained_nodes import Feasible
-from extender.state.node_whatif import fits_after_eviction
-from extender.state.selectors import Obstacle
+from extender.state.eligible_nodes import Feasible, Obstacle
+from extender.state.node_whatif import rejection_beside
 from extender.state.simulation import Simulation
 
 Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]
@@ -165,7 +163,7 @@ def _wait(
     ]
     candidates.sort(key=lambda each: (each[0], each[1], each[2].uid))
     for _, node, held in islice(candidates, _MAX_SIMULATED):
-        if fits_after_eviction(cluster, pod, node, {held.uid}, verdicts.now_s):
+        if rejection_beside(cluster, pod, node, (), verdicts.now_s, {held.uid}) is None:
             name, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
             unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))
@@ -181,23 +179,18 @@ def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
     """Suggest removing an obstacle that alone makes nodes ineligible on which the pod fits."""
     single = {row: found[0] for row, found in where.eligible.obstacles.items() if len(found) == 1}
     rows = np.array(list(single), np.int64)
-    fits = fit(verdicts.request, verdicts.snap, rows, verdicts.now_s).fits
-    fitting = [
-        row for row, fit_there in zip(rows.tolist(), fits.tolist(), strict=True) if fit_there
-    ]
+    fitting = rows[fit(verdicts.request, verdicts.snap, rows, verdicts.now_s).fits].tolist()
     counts = Counter(single[row] for row in fitting)
     for obstacle, nodes in counts.most_common(_MAX_OBSTACLES):
         first = min(verdicts.snap.nodes[row].name for row in fitting if single[row] == obstacle)
         # kube-scheduler has not made its other checks for these nodes.
         sentence = f"{_without(obstacle, nodes, first)}{but_not_checked(where.not_modeled)}"
-        recreates = obstacle.code != "cordoned"
-        node = first if nodes == 1 else ""
+        node, recreates = first if nodes == 1 else "", obstacle.code != "cordoned"
         yield Suggestion("eligible", sentence, node, nodes=nodes, recreates=recreates)
 
 
 def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
-    which = f"node {first} has" if nodes == 1 else f"{nodes} nodes, such as {first}, have"
-    room = f"{which} room for the pod"
+    room = f"{_have(nodes, first)} room for the pod"
     match obstacle.code:
         case "cordoned":
             return f"uncordon: {room} but {'is' if nodes == 1 else 'are'} cordoned"
@@ -209,6 +202,10 @@ def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
             return f"change the required node affinity: {room} but other labels"
 
 
+def _have(nodes: int, first: str) -> str:
+    return f"node {first} has" if nodes == 1 else f"{nodes} nodes, such as {first}, have"
+
+
 def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
     """Suggest repairing nodes on which the pod would fit without their fault."""
     faulty = np.flatnonzero(np.isin(verdicts.codes, [CODE_OF[reason] for reason in _FAULTS]))
@@ -216,7 +213,7 @@ def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Itera
     repairable = (
         i
         for i in islice(found, _MAX_SIMULATED)
-        if _fits_when_repaired(cluster, verdicts, verdicts.snap.nodes[int(verdicts.rows[i])].name)
+        if _fits_if(cluster, verdicts, _name(verdicts, i), Simulation.repair)
     )
     for i in islice(repairable, _MAX_REPAIRS):
         row = int(verdicts.rows[i])
@@ -234,22 +231,6 @@ def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Itera
         yield Suggestion("mend", sentence, node.name)
 
 
-def _fits_when_repaired(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:
-    simulation = Simulation(cluster, verdicts.snap, verdicts.now_s)
-    try:
-        simulation.repair(name)
-    except KeyError:
-        return False
-    return _fits(verdicts, simulation, name)
-
-
-def _fits(verdicts: Verdicts, simulation: Simulation, name: str) -> bool:
-    """Return whether the pod fits on the node in the simulation."""
-    snap = simulation.snapshot()
-    row = np.array([snap.row_of[name]], np.int64)
-    return bool(fit(verdicts.request, snap, row, verdicts.now_s).fits[0])
-
-
 def _more_replicas(
     cluster: ClusterState, verdicts: Verdicts, not_checked: Sequence[str]
 ) -> Iterator[Suggestion]:
@@ -259,26 +240,30 @@ def _more_replicas(
     candidates = candidates[
         np.argsort(-verdicts.snap.node_headroom_bytes[verdicts.rows[candidates]], kind="stable")
     ]
-    names = [verdicts.snap.nodes[int(verdicts.rows[i])].name for i in candidates[:_MAX_SIMULATED]]
-    helped = sorted(name for name in names if _fits_with_another_replica(cluster, verdicts, name))
+    names = [_name(verdicts, i) for i in candidates[:_MAX_SIMULATED].tolist()]
+    helped = sorted(
+        name for name in names if _fits_if(cluster, verdicts, name, Simulation.add_replica)
+    )
     if helped:
         nodes, first = len(helped), helped[0]
-        which = f"node {first} has" if nodes == 1 else f"{nodes} nodes, such as {first}, have"
         sentence = (
-            f"{which} the memory and no free replica: raise the replicas that the device plugin "
-            f"advertises there{but_not_checked(not_checked)}"
+            f"{_have(nodes, first)} the memory and no free replica: raise the replicas that the "
+            f"device plugin advertises there{but_not_checked(not_checked)}"
         )
         yield Suggestion("replicas", sentence, first if nodes == 1 else "", nodes=nodes)
 
 
-def _fits_with_another_replica(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:
-    terms = verdicts.snap.nodes[verdicts.snap.row_of[name]]
-    most = max((d.device.replicas.total for d in terms.devices if d.shared), default=0)
-    if not 0 < most < MAX_REPLICAS:
-        return False
+def _name(verdicts: Verdicts, i: int) -> str:
+    return verdicts.snap.nodes[int(verdicts.rows[i])].name
+
+
+def _fits_if(
+    cluster: ClusterState, verdicts: Verdicts, node: str, change: Callable[[Simulation, str], None]
+) -> bool:
+    """Return whether the pod would fit on the node after this change of the node."""
     simulation = Simulation(cluster, verdicts.snap, verdicts.now_s)
     try:
-        simulation.set_replicas(name, most + 1)
-    except (KeyError, ValueError):
+        change(simulation, node)
+    except (KeyError, ValueError):  # the change is not possible
         return False
-    return _fits(verdicts, simulation, name)
+    return simulation.fits(verdicts.request, node)

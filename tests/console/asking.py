@@ -19,7 +19,7 @@ from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
-from extender.state.quotas import ResourceQuota
+from extender.state.pod_requests import ResourceQuota
 from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
 
 #: 2026-11-21T00:00:00Z, the moment of the reports of ``tests.builders``.

@@ -13,7 +13,7 @@ from contract.kube import Node, ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.journal import Decision, NodeSets
-from extender.state.quotas import QuotaStatus, ResourceQuota
+from extender.state.pod_requests import QuotaStatus, ResourceQuota
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import WALL_S, Asked
 from tests.console.test_devices import SINCE, since

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from contract.kube import NodeSpec, ObjectMeta, Taint
 from extender.console.whatif import SOME_QUOTAS
 from extender.state.changes import NodeSeen
-from extender.state.quotas import QuotaSpec, QuotaStatus, ResourceQuota
+from extender.state.pod_requests import QuotaSpec, QuotaStatus, ResourceQuota
 from tests.builders import GIB, GPU, NOW_S
 from tests.console.asking import Asked
 from tests.serving import binding, offer, pod, serving

@@ -24,10 +24,10 @@ from extender.state.changes import BudgetSeen, GPUNodeSeen, PodSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Decision, Journal
 from extender.state.notices import Notice
-from extender.state.preemption import preemption
 from extender.state.preemption_report import recorded
+from extender.state.victim_search import preemption
 from tests.state.evictions import On, full_node, newcomer, running
-from tests.state.test_preemption import budget
+from tests.state.test_victim_search import budget
 
 SAID = f"0/1 nodes are available: 1 {Reason.MEMORY_ON_ANY.sentence}. preemption: none."
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from extender.state.scheduler_deficits import MIRROR
+from contract.annotations import MIRROR
 from tests.controlplane import ApiRefused
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import GIB, RESOURCE

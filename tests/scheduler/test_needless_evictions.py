@@ -13,13 +13,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from contract.annotations import MIRROR
 from contract.gpunode import Plugin
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.scheduler.verbs import Verbs
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
-from extender.state.scheduler_deficits import MIRROR
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.serving import offer, pod
 from tests.state.evictions import On, full_node

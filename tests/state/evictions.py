@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from contract.annotations import MIRROR
 from contract.gpunode import Plugin
 from contract.kube import NodeStatus, Pod, PodStatus, ResourceRequirements
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.scheduler_deficits import MIRROR
 from tests.builders import (
     DISTRIBUTED,
     GIB,

@@ -34,7 +34,7 @@ from extender.state.changes import (
     Relisted,
 )
 from extender.state.cluster_state import ClusterState
-from extender.state.node_whatif import fits_after_eviction
+from extender.state.node_whatif import rejection_beside
 from tests.builders import (
     DISTRIBUTED,
     GATE_IMAGE,
@@ -787,12 +787,12 @@ class TestEviction:
     def test_victims_give_back_what_they_held(
         self, vram: str, victims: set[str], fits: bool
     ) -> None:
-        assert fits_after_eviction(self.world(), pod(vram), "n", victims, NOW_S) is fits
+        reason = rejection_beside(self.world(), pod(vram), "n", (), NOW_S, victims)
+        assert (reason is None) is fits
 
-    def test_other_nodes_and_other_pods(self) -> None:
-        state = self.world()
-        assert not fits_after_eviction(state, pod(), "elsewhere", {"v", "w"}, NOW_S)
-        assert fits_after_eviction(state, pod(None, container(gpus=0)), "elsewhere", set(), NOW_S)
+    def test_an_unknown_node_takes_none(self) -> None:
+        reason = rejection_beside(self.world(), pod(), "elsewhere", (), NOW_S, {"v", "w"})
+        assert reason is Reason.UNKNOWN_NODE
 
 
 def test_what_was_handed_out_does_not_change() -> None:

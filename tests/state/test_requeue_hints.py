@@ -88,7 +88,8 @@ class World:
     def requeued(self, after_s: float = 0.01) -> list[str]:
         """Those named now."""
         self.now_s += after_s
-        due = self.waking.due(self.state, self.journal, self.now_s, self.wall_s)
+        steps = self.waking.due(self.state, self.journal, self.now_s, self.wall_s)
+        due = [who for who in steps if who is not None]
         for who in due:
             self.waking.requeued(who.metadata.uid, f"{who.metadata.uid}@{self.now_s}")
         return [who.metadata.uid for who in due]
@@ -390,7 +391,7 @@ def test_a_look_may_be_interrupted_between_any_two_pods_and_names_the_same() -> 
             world.holds(name, 4)
     found: list[str] = []
     steps = 0
-    for named in parts.waking.look(parts.state, parts.journal, parts.now_s, parts.wall_s):
+    for named in parts.waking.due(parts.state, parts.journal, parts.now_s, parts.wall_s):
         steps += 1
         if named is not None:
             found.append(named.metadata.uid)

@@ -26,9 +26,9 @@ from extender.scheduler.extender_v1 import BindArgs
 from extender.scheduler.verbs import Verbs
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_state import ClusterState
+from extender.state.eligible_nodes import Eligible, Obstacle
 from extender.state.journal import Journal
-from extender.state.pod_capacity import count_on, counted
-from extender.state.selectors import Eligible, Obstacle
+from extender.state.node_whatif import count_pods, pod_counts
 from extender.state.simulation import NotPlaced, Placed, Simulation
 from tests.blocking import Ledger
 from tests.builders import (
@@ -152,7 +152,7 @@ def test_a_trial_changes_nothing(
                 request = understood(state, asking("4Gi", "c"))
                 rows = np.arange(len(snap.nodes))
                 verdicts = fit(request, snap, rows, NOW_S)
-                list(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
+                list(pod_counts(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
     simulation.snapshot()
     assert digest(state) == before
     assert state.snapshot() is snap
@@ -249,7 +249,7 @@ def test_counting_pods_equals_placing_them_one_by_one(
     snap = state.snapshot()
     rows = np.arange(len(snap.nodes))
     verdicts = fit(understood(state, asking(vram, "c", resource, gpus=gpus)), snap, rows, NOW_S)
-    found = dict(counted(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
+    found = dict(pod_counts(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
     for row in rows.tolist():
         simulation, placed = Simulation(state, snap, NOW_S), 0
         while True:
@@ -355,4 +355,4 @@ def test_as_many_are_counted_as_the_replicas_and_the_memory_allow() -> None:
     b = state.gpunode("b")
     assert b is not None
     for vram, count in (("1Gi", 8), ("8Gi", 6), ("13Gi", 2), ("25Gi", 0)):
-        assert count_on(state, b, understood(state, asking(vram, "c")), 8, NOW_S) == count
+        assert count_pods(state, b, understood(state, asking(vram, "c")), 8, NOW_S) == count

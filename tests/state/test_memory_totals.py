@@ -1,22 +1,43 @@
-"""The sums of the fleet are those of its devices."""
+"""The sums of the fleet are those of its devices, and nodes show theirs to Kubernetes."""
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 
+from contract.gpunode import Device
+from contract.kube import Node, NodeStatus
 from contract.reasons import Reason
+from extender.placement.policy import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
-from extender.state.fleet_totals import (
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.memory_totals import (
+    CapacityChange,
     Totals,
+    capacity_changes,
     nodes_by_state,
     report_ages_s,
     some_devices,
     totals,
     unhealthy,
 )
-from tests.builders import FRESH_S, GIB, NOW_S, device, mig, reservation, shared, use, weighed
+from tests.builders import (
+    FRESH_S,
+    GIB,
+    MIB,
+    NOW_S,
+    device,
+    gpunode,
+    kube_node,
+    mig,
+    reservation,
+    shared,
+    use,
+    weighed,
+)
 
 #: 8 GiB promised to one that uses 10, 4 to one that uses 1; a stray uses 2, strangers 5.
 FULL = weighed(
@@ -43,14 +64,14 @@ def test_every_term_is_added_up() -> None:
         capacity=72 * GIB,
         allocatable=72 * GIB,
         reserved=14 * GIB,
-        awaited=0,
+        unconfirmed=0,
         committed=21 * GIB,
         used=18 * GIB,
         unattributed=5 * GIB,
         headroom=51 * GIB,
         overcommitted=0,
-        beyond=2 * GIB,
-        unused=3 * GIB,
+        overuse=2 * GIB,
+        underuse=3 * GIB,
         unreserved=2 * GIB,
     )
     assert totals(build([])) == Totals()
@@ -115,3 +136,49 @@ def test_no_sum_is_forgotten() -> None:
     waits = weighed(shared("a"), reservations={"u": reservation({"a": 30 * GIB})})
     waited = totals(build([waits]))
     assert {name for name in fields if getattr(told, name) or getattr(waited, name)} == fields
+
+
+def showing(amount: str | None) -> Node:
+    allocatable = {} if amount is None else {"headroom.gpu/vram": amount}
+    return msgspec.structs.replace(kube_node(), status=NodeStatus(allocatable=allocatable))
+
+
+def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[CapacityChange]:
+    state = ClusterState(Rules(), 90.0, 0.0)
+    state.apply([NodeSeen(showing(shows)), GPUNodeSeen(gpunode(*devices), NOW_S)])
+    return list(capacity_changes(state, wanted))
+
+
+@pytest.mark.parametrize(
+    ("devices", "mib"),
+    [
+        pytest.param([device(), device("GPU-1")], 48 << 10, id="two of 24 GiB"),
+        pytest.param([shared(reserved_bytes=GIB)], 23 << 10, id="less what the driver keeps"),
+        pytest.param([device(memory_bytes=8 * GIB - 1)], (8 << 10) - 1, id="rounded down"),
+        pytest.param([device(), device("GPU-1", healthy=False)], 24 << 10, id="less the broken"),
+        pytest.param(
+            [mig("MIG-a", 1), mig("MIG-b", 1), mig("MIG-c", 2)],
+            20 << 10,
+            id="instances that share a memory count once",
+        ),
+        pytest.param([device(), device("GPU-1", resource="other/gpu")], 24 << 10, id="ours alone"),
+    ],
+)
+def test_a_node_shows_what_it_can_promise(devices: list[Device], mib: int) -> None:
+    assert due(None, *devices) == [CapacityChange("n", mib)]
+
+
+def test_what_is_right_is_not_written_again() -> None:
+    assert due("24576", device()) == []
+    assert due("80k", device(memory_bytes=80_000 * MIB)) == []  # as the API server spells it
+    assert due("what?", device()) == [CapacityChange("n", 24 << 10)]
+
+
+def test_of_what_is_not_known_nothing_is_written() -> None:
+    assert due(None) == []
+    assert due("24576") == []
+
+
+def test_switched_off_it_is_taken_back() -> None:
+    assert due("24576", device(), wanted=False) == [CapacityChange("n", None)]
+    assert due(None, device(), wanted=False) == []

@@ -1,4 +1,4 @@
-"""Reads a node's annotations, and finds what makes the node unusable for every GPU pod."""
+"""Parses a node's annotations, and finds the reason why a node takes no GPU pods at all."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from extender.state.mig_layout import mig_obstacle
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWishes:
+class NodeSettings:
     """The settings in a node's annotations."""
 
     #: Memory to keep free on each device.
@@ -30,17 +30,17 @@ class NodeWishes:
     reason: Reason | None = None
 
 
-def wishes(node: Node | None) -> NodeWishes:
+def node_settings(node: Node | None) -> NodeSettings:
     """Parse the node's annotations."""
     annotations = (node.metadata.annotations if node else None) or {}
     reserve, choice = annotations.get(RESERVE), annotations.get(DEVICE_CHOICE)
     try:
-        return NodeWishes(
+        return NodeSettings(
             0 if reserve is None else parse_reserve(reserve),
             DeviceChoice.PREDICTED if choice is None else parse_device_choice(choice),
         )
     except BadAnnotation:
-        return NodeWishes(reason=Reason.BAD_NODE_ANNOTATION)
+        return NodeSettings(reason=Reason.BAD_NODE_ANNOTATION)
 
 
 def choice_to_note(node: Node | None, gpunode: GPUNode) -> str | None:
@@ -68,7 +68,7 @@ def obstacle(
     node: Node | None,
     gpunode: GPUNode | None,
     status: GPUNodeStatus | None,
-    settings: NodeWishes,
+    settings: NodeSettings,
     manager: Reason | None,
     backs_off: bool,
     rules: Rules,

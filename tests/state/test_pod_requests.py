@@ -1,20 +1,16 @@
-"""What kube-scheduler counts of a pod, and whom disruption budgets are about."""
+"""Requests of a pod, summed as kube-scheduler sums them."""
 
 from decimal import Decimal
-from typing import Any
 
 import pytest
 
 from contract.kube import (
     Container,
-    LabelSelector,
-    NodeSelectorRequirement,
     ObjectMeta,
     Pod,
     PodSpec,
     ResourceRequirements,
 )
-from extender.state.disruption_budgets import selects
 from extender.state.pod_requests import amount, demands
 
 
@@ -61,29 +57,3 @@ def test_a_request_counts_where_there_is_one() -> None:
     resources = ResourceRequirements(limits={"cpu": "4", "memory": "1"}, requests={"cpu": "1"})
     of = Pod(metadata=ObjectMeta(), spec=PodSpec(containers=[Container(resources=resources)]))
     assert demands(of) == {"cpu": Decimal(1), "memory": Decimal(1)}
-
-
-def expression(operator: str, *values: str) -> dict[str, Any]:
-    return {
-        "match_expressions": [
-            NodeSelectorRequirement(key="app", operator=operator, values=list(values))
-        ]
-    }
-
-
-@pytest.mark.parametrize(
-    ("selector", "expected"),
-    [
-        pytest.param({}, False, id="an empty one is about nobody"),
-        pytest.param({"match_labels": {"app": "web"}}, True, id="label"),
-        pytest.param({"match_labels": {"app": "web", "x": "y"}}, False, id="all labels"),
-        pytest.param(expression("In", "web", "db"), True, id="in"),
-        pytest.param(expression("NotIn", "web"), False, id="not in"),
-        pytest.param(expression("NotIn", "db"), True, id="not in another"),
-        pytest.param(expression("Exists"), True, id="exists"),
-        pytest.param(expression("DoesNotExist"), False, id="does not exist"),
-        pytest.param(expression("Gt", "1"), False, id="one that is not valid is about nobody"),
-    ],
-)
-def test_whom_a_selector_is_about(selector: dict[str, Any], expected: bool) -> None:
-    assert selects(LabelSelector(**selector), {"app": "web"}) is expected

@@ -8,9 +8,8 @@ free at least as much of every requested resource as kube-scheduler's own victim
 managed GPUs stay victims if kube-scheduler proposed them, and are never added here. A node on which
 no eviction helps is left out.
 
-kube-scheduler does not offer nodes on which only GPU memory is short. These nodes passed its own
-filters in the preceding filter call, and Headroom rejected them. The best of them is added if it is
-better than all offered nodes.
+kube-scheduler does not offer nodes on which only GPU memory is short: its own filters passed them.
+The best of these nodes is added if it is better than all offered nodes.
 
 Pods that are leaving anyway count as gone. If that alone makes the preemptor fit, no other pod is
 evicted. The leaving pods are returned as victims if kube-scheduler may evict them, which only holds
@@ -33,10 +32,8 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import NodeTerms
-from extender.placement.snapshot_builder import build
 from extender.placement.victims import (
     NOBODY,
-    NOT_STARTED_S,
     OFFSET,
     Evictable,
     Rank,
@@ -48,16 +45,20 @@ from extender.placement.victims import (
 )
 from extender.placement.visible_devices import Visible
 from extender.state.cluster_state import ClusterState
-from extender.state.heartbeats import age
-from extender.state.node_whatif import OVERDUE_S, leaving, node_without, overdue_s
+from extender.state.evictable_pods import (
+    CRITICAL,
+    Needs,
+    as_evictable,
+    is_evictable,
+    is_stuck,
+    leaving,
+    may_preempt,
+    only_resources_missing,
+)
+from extender.state.node_whatif import rejection_beside
 from extender.state.nominations import priority
 from extender.state.pod_requests import demands
-from extender.state.scheduler_deficits import Needs, plain
 
-#: Annotation on the API server's copy (mirror pod) of a static pod.
-MIRRORED = "kubernetes.io/config.mirror"
-#: Priority of system-cluster-critical; user-defined priorities are lower.
-CRITICAL = 2_000_000_000
 #: The lowest rank of a set that violates a disruption budget; sets without violations rank lower.
 VIOLATING: Rank = (1, *NOBODY[1:])
 #: Maximum number of what-if computations for one preemptor; each takes half a millisecond.
@@ -113,8 +114,7 @@ class Victims:
 class Preemption:
     """The result of the search.
 
-    ``best`` is None if no pod should be evicted: eviction does not help, or the preemptor fits soon
-    anyway.
+    No pod should be evicted if ``best`` is None: that does not help, or the preemptor fits soon.
     """
 
     best: Victims | None = None
@@ -126,20 +126,6 @@ class Preemption:
     soon: bool = False
     #: Whether some node was not examined completely.
     cut_short: bool = False
-
-
-def may_preempt(pod: Pod) -> bool:
-    return pod.spec.preemption_policy != "Never"
-
-
-def may_leave(pod: Pod, preemptor: Pod) -> bool:
-    """Return whether the pod can be evicted and has a lower priority than the preemptor."""
-    owners = pod.metadata.owner_references or ()
-    return (
-        priority(pod) < min(priority(preemptor), CRITICAL)
-        and MIRRORED not in (pod.metadata.annotations or {})
-        and not any(owner.kind == "Node" for owner in owners)
-    )
 
 
 def preemption(
@@ -157,9 +143,9 @@ def preemption(
     victims whose eviction violates no disruption budget. ``now_s``: the receiver's monotonic clock.
     """
     request = state.understand(pod)
-    if not isinstance(request, VramRequest) or not request.asks or not may_preempt(pod):
+    if not isinstance(request, VramRequest) or not request.asks:
         return Preemption()
-    if state.budgets.awaited:
+    if not may_preempt(pod) or state.budgets.unlisted:
         return Preemption()
     search = _Search(state, pod, request, now_s)
     found: list[Victims] = []
@@ -168,65 +154,30 @@ def preemption(
     not_offered = [name for name in rejected if name not in offered]
     not_offered = nsmallest(MAX_NODES, not_offered, key=search.sort_key)
     search.compute_needs([*examined, *not_offered])
-    candidates = [search.candidate(name, offered[name]) for name in examined]
-    helpless = candidates.count(None)
-    added = [search.candidate(name) for name in not_offered]
-    # Nodes with the least important pods come first, so that the others can be skipped.
-    queue = sorted((each for each in candidates if each), key=_Candidate.sort_key)
-    queue += sorted((each for each in added if each), key=_Candidate.sort_key)
-    soon = False
-    for candidate in queue:
+    candidates = [search.candidate(name, offered.get(name)) for name in examined + not_offered]
+    helpless, soon = candidates[: len(examined)].count(None), False
+    for candidate in sorted(filter(None, candidates), key=_Candidate.sort_key):
         best = min((each.rank for each in found), default=ceiling)
-        limit = best if candidate.offer is None or len(offered) > COMPARED else ceiling
+        limit = best if not candidate.offered or len(offered) > COMPARED else ceiling
         if limit is not None and candidate.least >= limit:
             continue
         victims, fits_anyway = candidate.victims(limit, whole=not found)
         soon = soon or fits_anyway
         if victims is not None:
             found.append(victims)
-        elif candidate.offer is not None:
+        elif candidate.offered:
             helpless += 1
     cut_short = search.tries.left <= 0 or len(examined) < len(offered)
     found.sort(key=lambda each: (each.rank, not each.offered, each.node))
-    if soon and not (found and found[0].leaving_anyway):
-        return Preemption(soon=True, helpless=helpless, cut_short=cut_short)
-    if not found:
-        return Preemption(helpless=helpless, cut_short=cut_short)
+    if not found or (soon and not found[0].leaving_anyway):
+        return Preemption(soon=soon, helpless=helpless, cut_short=cut_short)
     return Preemption(found[0], tuple(found[1:]), helpless, soon, cut_short)
-
-
-def answered(found: Preemption) -> list[Victims]:
-    """Return the nodes for the answer to kube-scheduler, which takes the best by the same order.
-
-    The answer contains no node that kube-scheduler could consider equal to the best one. So it is
-    certain which one kube-scheduler takes. If its ranking cannot be predicted, the answer contains
-    only the best node. A node that was not offered is only returned if it is the best.
-    """
-    best = found.best
-    if best is None:
-        return []
-    if best.listed is None or best.leaving_anyway:
-        return [best]
-    return [
-        best,
-        *(
-            other
-            for other in found.others
-            if other.offered and other.listed is not None and other.listed > best.listed
-        ),
-    ]
 
 
 class _Search:
     """The part of the search that is the same for all nodes."""
 
-    def __init__(
-        self,
-        state: ClusterState,
-        pod: Pod,
-        request: VramRequest,
-        now_s: float,
-    ) -> None:
+    def __init__(self, state: ClusterState, pod: Pod, request: VramRequest, now_s: float) -> None:
         self.state, self.pod, self.request, self.now_s = state, pod, request, now_s
         self.tries = Tries(MAX_TRIES)
         self.demands = demands(pod)
@@ -253,14 +204,11 @@ class _Search:
             return NOBODY[1], name
         return min(map(priority, pods), default=CRITICAL), name
 
-    def candidate(self, name: str, offer: Offer | None = None) -> "_Candidate | None":
+    def candidate(self, name: str, offer: Offer | None) -> "_Candidate | None":
         """Return the node as a candidate; None if evicting pods cannot help there."""
         snap = self.state.snapshot()
-        row = snap.row_of.get(name)
-        if row is None:
-            return None
-        terms = snap.nodes[row]
-        if terms.reason is not None or terms.fresh_until_s < self.now_s:
+        terms = snap.nodes[snap.row_of[name]] if name in snap.row_of else None
+        if terms is None or terms.reason is not None or terms.fresh_until_s < self.now_s:
             return None
         # If pods leave the node for this pod, wait for them however long they take.
         own = self.state.nominations.node_of(self.pod.metadata.uid) == name
@@ -269,18 +217,13 @@ class _Search:
             pod.metadata.uid: pod
             for pod in self.state.sitting_on(name)
             if pod.metadata.uid not in going
-            and may_leave(pod, self.pod)
-            and not self._is_stuck(pod)
+            and is_evictable(pod, self.pod)
+            and not is_stuck(self.state, pod, self.now_s)
         }
         if offer is None and not pods and not going:
             return None
         candidate = _Candidate(self, name, terms, offer, pods, going)
         return candidate if candidate.possible else None
-
-    def _is_stuck(self, pod: Pod) -> bool:
-        """Return whether the pod is terminating and overdue: evicting it again frees nothing."""
-        late_s = overdue_s(self.state, pod, self.now_s)
-        return late_s is not None and late_s > OVERDUE_S
 
 
 class _Candidate:
@@ -296,23 +239,26 @@ class _Candidate:
         leaving: Set[str],
     ) -> None:
         self._search = search
-        self.name, self._terms, self.offer = name, terms, offer
+        self.name, self._terms = name, terms
+        self.offered, self._offer = offer is not None, offer or Offer()
         self._pods, self._leaving = pods, leaving
         self._needed_bytes = search.needed_bytes[name]
-        self._evictable = {uid: _evictable(pod) for uid, pod in pods.items()}
+        self._nominees = search.held_for.get(name, ())
+        self._evictable = {uid: as_evictable(pod) for uid, pod in pods.items()}
         sitting = {pod.metadata.uid: pod for pod in search.state.sitting_on(name)}
         #: Pods that are leaving anyway and that kube-scheduler may evict.
         self._named = [
             pod
             for uid, pod in sitting.items()
-            if uid in leaving and pod.metadata.deletion_timestamp and may_leave(pod, search.pod)
+            if uid in leaving and pod.metadata.deletion_timestamp and is_evictable(pod, search.pod)
         ]
-        proposed = offer.uids if offer else ()
-        self._others = tuple(uid for uid in proposed if uid not in sitting)
-        self._proposed = [sitting[uid] for uid in proposed if uid in sitting]
+        self._others = tuple(uid for uid in self._offer.uids if uid not in sitting)
+        self._proposed = [sitting[uid] for uid in self._offer.uids if uid in sitting]
         #: Uids of kube-scheduler's victims that must leave in any case.
         self._kept = frozenset(
-            () if plain(search.pod, self._proposed) else (p.metadata.uid for p in self._proposed)
+            ()
+            if only_resources_missing(search.pod, self._proposed)
+            else (p.metadata.uid for p in self._proposed)
         )
         #: Whether kube-scheduler's victims, or others in their place, can be evicted.
         self.possible = self._kept - leaving <= pods.keys()
@@ -322,8 +268,10 @@ class _Candidate:
             self.possible = self.possible and bool(self._floors or self._others)
             self.least = min((floor for floor, _ in self._floors), default=NOBODY)
 
-    def sort_key(self) -> tuple[Rank, str]:
-        return self.least, self.name
+    def sort_key(self) -> tuple[bool, Rank, str]:
+        """Return a key that puts the nodes with the least important pods first, so that the others
+        can be skipped, and nodes that were not offered last."""
+        return not self.offered, self.least, self.name
 
     @cached_property
     def _floors(self) -> list[tuple[Rank, set[str]]]:
@@ -332,7 +280,8 @@ class _Candidate:
         No set of victims that frees enough on the device ranks below its bound. The lowest bound
         comes first. If the device plugin does not choose, the pod could get any device.
         """
-        request, ranks = self._search.request, list(map(_rank_of_one, self._evictable.values()))
+        request = self._search.request
+        ranks = [rank([pod]) for pod in self._evictable.values()]
         if not ranks:
             return []
         found: list[tuple[Rank, set[str]]] = []
@@ -348,30 +297,28 @@ class _Candidate:
 
     def _floor(self, terms: DeviceTerms, need_bytes: int, least: Rank) -> Rank | None:
         staying = [h for h in terms.holders if h.observed and h.uid not in self._leaving]
-        evictable = [(h, self._evictable[h.uid]) for h in staying if h.uid in self._evictable]
+        leavers = [(h, self._evictable[h.uid]) for h in staying if h.uid in self._evictable]
         if not terms.common:
-            if len(evictable) < len(staying):
-                return None
-            return rank([pod for _, pod in evictable] or ())
+            all_can_go = len(leavers) == len(staying)
+            return rank([pod for _, pod in leavers]) if all_can_go else None
         missing_bytes = need_bytes - left_bytes(terms, self._leaving)
         if missing_bytes <= 0:
             return least
-        evictable.sort(key=lambda each: each[1].priority)
-        freed = list(accumulate(h.charged_bytes for h, _ in evictable))
+        leavers.sort(key=lambda each: each[1].priority)
+        freed = list(accumulate(h.charged_bytes for h, _ in leavers))
         if not freed or freed[-1] < missing_bytes:
             return None
-        highest = evictable[bisect_left(freed, missing_bytes)][1].priority
-        largest = accumulate(sorted((h.charged_bytes for h, _ in evictable), reverse=True))
+        highest = leavers[bisect_left(freed, missing_bytes)][1].priority
+        largest = accumulate(sorted((h.charged_bytes for h, _ in leavers), reverse=True))
         count = 1 + sum(freed_bytes < missing_bytes for freed_bytes in largest)
-        summed = (count - 1) * (evictable[0][1].priority + OFFSET) + highest + OFFSET
-        return 0, highest, summed, count, -max(pod.started_s for _, pod in evictable)
+        summed = (count - 1) * (leavers[0][1].priority + OFFSET) + highest + OFFSET
+        return 0, highest, summed, count, -max(pod.started_s for _, pod in leavers)
 
     def victims(self, below: Rank | None, whole: bool) -> tuple[Victims | None, bool]:
-        """Return the smallest set of victims, and whether the preemptor fits without victims once
-        the pods have gone that are leaving anyway.
+        """Return the smallest set of victims with a rank below ``below``, if given, and whether the
+        preemptor fits without victims once the pods have gone that are leaving anyway.
 
-        The set must have a lower rank than ``below``, if given; ``whole`` is passed to
-        ``smallest``.
+        ``whole`` is passed to ``smallest``.
         """
         search = self._search
         budgets = search.state.budgets.over(self._pods.values())
@@ -391,41 +338,33 @@ class _Candidate:
             return None, True
         chosen = [self._evictable[uid] for uid in uids]
         violations = len(violators(chosen, budgets))
-        other_victims = self._other_victims()
-        if self._others and self.offer is not None:
-            violations += min(self.offer.pdb_violations, len(self._others))
+        violations += min(self._offer.pdb_violations, len(self._others))
         named = [*(self._pods[uid] for uid in uids), *self._named]
-        named.sort(key=lambda pod: importance(_evictable(pod)))
-        listed = rank([*map(_evictable, named), *(other_victims or ())])
-        own = rank([*chosen, *(self._worst() if other_victims is None else other_victims)])
+        named.sort(key=lambda pod: importance(as_evictable(pod)))
+        sent = self._offer.pods
+        others = [as_evictable(sent[uid]) for uid in self._others if uid in sent]
+        listed: Rank | None = (violations, *rank([*map(as_evictable, named), *others])[1:])
+        if len(others) < len(self._others):
+            # Assume the highest priority that victims can have.
+            others = [Evictable(uid, priority(search.pod) - 1, 0) for uid in self._others]
+            listed = None
         victims = Victims(
             node=self.name,
             pods=tuple(named),
             others=self._others,
             pdb_violations=violations,
-            rank=(violations, *own[1:]),
-            listed=None if other_victims is None else (violations, *listed[1:]),
-            offered=self.offer is not None,
-            as_offered=self.offer is not None
-            and {pod.metadata.uid for pod in named} | {*self._others} == {*self.offer.uids},
+            rank=(violations, *rank([*chosen, *others])[1:]),
+            listed=listed,
+            offered=self.offered,
+            as_offered=self.offered
+            and {pod.metadata.uid for pod in named} | {*self._others} == {*self._offer.uids},
         )
         return victims, victims.leaving_anyway
-
-    def _other_victims(self) -> list[Evictable] | None:
-        """Return kube-scheduler's victims without managed GPUs; None if only the uid of one of them
-        is known."""
-        pods = self.offer.pods if self.offer else {}
-        found = [_evictable(pods[uid]) for uid in self._others if uid in pods]
-        return found if len(found) == len(self._others) else None
-
-    def _worst(self) -> list[Evictable]:
-        """Return the other victims with the highest priority that they can have."""
-        return [Evictable(uid, priority(self._search.pod) - 1, 0) for uid in self._others]
 
     def _reserving(self, uids: frozenset[str]) -> bool:
         """Return whether evicting the pods may free enough; cheap to compute."""
         gone = uids | self._leaving
-        if self.offer is not None and not (
+        if self.offered and not (
             # kube-scheduler found that some pod has to leave, whatever is computed here.
             (gone or self._others) and self._kept <= gone and self._needs.met(gone)
         ):
@@ -444,16 +383,14 @@ class _Candidate:
     @cached_property
     def _needs(self) -> Needs:
         search = self._search
-        nominees = search.held_for.get(self.name, ())
-        return Needs(search.state, self.name, search.demands, self._proposed, nominees)
+        return Needs(search.state, self.name, search.demands, self._proposed, self._nominees)
 
     def _fits(self, uids: frozenset[str]) -> bool:
         search = self._search
-        gone = uids | self._leaving
-        nominees = search.held_for.get(self.name, ())
-        terms = node_without(search.state, self.name, gone, search.pod, nominees)
-        verdicts = fit(search.request, build([terms]), np.zeros(1, np.int64), search.now_s)
-        return bool(verdicts.fits[0])
+        gone, on = uids | self._leaving, self.name
+        return not rejection_beside(
+            search.state, search.pod, on, self._nominees, search.now_s, gone
+        )
 
 
 def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
@@ -462,14 +399,3 @@ def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
     if staying and not terms.common:
         return -1
     return terms.allocatable_bytes - sum(holder.charged_bytes for holder in staying)
-
-
-def _evictable(pod: Pod) -> Evictable:
-    stamp = pod.status.start_time if pod.status else None
-    since_s = age(stamp, 0.0) if stamp else None
-    started_s = NOT_STARTED_S if since_s is None else round(-since_s)
-    return Evictable(pod.metadata.uid, priority(pod), started_s)
-
-
-def _rank_of_one(pod: Evictable) -> Rank:
-    return rank([pod])

@@ -1,15 +1,15 @@
-"""Whose wishes kube-scheduler would weigh against our choice, by what it documents of scoring."""
+"""Label selectors match pods: for disruption budgets, and for preferences of kube-scheduler."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from contract.kube import Node, Pod, PodStatus
+from contract.kube import LabelSelector, Node, NodeSelectorRequirement, Pod, PodStatus
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen, Relisted
 from extender.state.cluster_state import ClusterState
-from extender.state.scheduling_preferences import Neighbours, prefers, prefers_no_schedule
+from extender.state.pod_selectors import Neighbours, prefers, prefers_no_schedule, selects
 
 WEB = {"matchLabels": {"app": "web"}}
 IN_WEB = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "api"]}]}
@@ -142,3 +142,29 @@ def test_the_state_keeps_what_pods_without_a_gpu_say_as_long_as_they_are_there()
         assert not state.neighbours.match(newcomer)
     state.apply([Relisted(Pod, (speaker,), 0.0)])
     assert state.neighbours.match(newcomer)
+
+
+def expression(operator: str, *values: str) -> dict[str, Any]:
+    return {
+        "match_expressions": [
+            NodeSelectorRequirement(key="app", operator=operator, values=list(values))
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        pytest.param({}, False, id="an empty one is about nobody"),
+        pytest.param({"match_labels": {"app": "web"}}, True, id="label"),
+        pytest.param({"match_labels": {"app": "web", "x": "y"}}, False, id="all labels"),
+        pytest.param(expression("In", "web", "db"), True, id="in"),
+        pytest.param(expression("NotIn", "web"), False, id="not in"),
+        pytest.param(expression("NotIn", "db"), True, id="not in another"),
+        pytest.param(expression("Exists"), True, id="exists"),
+        pytest.param(expression("DoesNotExist"), False, id="does not exist"),
+        pytest.param(expression("Gt", "1"), False, id="one that is not valid is about nobody"),
+    ],
+)
+def test_whom_a_selector_is_about(selector: dict[str, Any], expected: bool) -> None:
+    assert selects(LabelSelector(**selector), {"app": "web"}) is expected

@@ -19,7 +19,9 @@ from contract.kube import (
 )
 from extender.state.changes import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
 from extender.state.cluster_state import ClusterState
-from extender.state.preemption import MIRRORED, Offer, Preemption, answered, preemption
+from extender.state.evictable_pods import MIRRORED
+from extender.state.preemption_report import answered
+from extender.state.victim_search import Offer, Preemption, preemption
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.test_cluster_state import state_of
@@ -260,7 +262,7 @@ def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> Non
     state.apply([BudgetGone("default", "pdb")])
     assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
     # While they are awaited nobody knows whom not to evict.
-    state.budgets.awaited = True
+    state.budgets.unlisted = True
     assert told(found(state=state, of=of, offered=offered)) == {}
     state.apply([Relisted(PodDisruptionBudget, (budget(0),), NOW_S)])
     assert told(found(state=state, of=of, offered=offered)) == {"n": ["b"]}

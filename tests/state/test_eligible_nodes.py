@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from contract.kube import Node, Pod
-from extender.state.selectors import eligible
+from extender.state.eligible_nodes import eligible
 
 ZONE_A = {"labels": {"zone": "a", "gpus": "8"}}
 

@@ -1,13 +1,25 @@
-"""Sums the memory terms of all devices over the fleet."""
+"""Sums the memory of devices: over the fleet for metrics, and over a node for Kubernetes.
+
+The sum of a node is its extended resource, in MiB. It is the capacity and not the free memory,
+because Kubernetes itself subtracts the requests of pods.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
+from contract.annotations import MIRROR
+from contract.errors import BadQuantity
+from contract.kube import Node
+from contract.quantity import parse_bytes
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.snapshot import REASONS, Snapshot
+from extender.placement.policy import MIB
+from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
+from extender.state.cluster_state import ClusterState
 from extender.state.overuse import first_of_each_memory
 
 #: State of a node that takes pods. The other states are codes of reasons.
@@ -27,16 +39,16 @@ class Totals:
     capacity: int = 0
     allocatable: int = 0
     reserved: int = 0
-    awaited: int = 0
+    unconfirmed: int = 0
     committed: int = 0
     used: int = 0
     unattributed: int = 0
     headroom: int = 0
     overcommitted: int = 0
     #: Measured use above the requests of pods.
-    beyond: int = 0
+    overuse: int = 0
     #: Requested memory that pods do not use.
-    unused: int = 0
+    underuse: int = 0
     #: Measured use of pods without a reservation.
     unreserved: int = 0
 
@@ -48,7 +60,7 @@ class Totals:
         self.capacity += terms.device.memory_bytes
         self.allocatable += terms.allocatable_bytes
         self.reserved += terms.reservation_bytes
-        self.awaited += terms.unconfirmed_bytes
+        self.unconfirmed += terms.unconfirmed_bytes
         self.committed += terms.committed_bytes
         self.used += terms.device.used_bytes
         self.unattributed += terms.unattributed_bytes
@@ -58,8 +70,8 @@ class Totals:
         for holder in terms.holders:
             if holder.measured_bytes is not None:
                 beyond_bytes = holder.measured_bytes - holder.requested_bytes
-                self.beyond += max(0, beyond_bytes)
-                self.unused += max(0, -beyond_bytes)
+                self.overuse += max(0, beyond_bytes)
+                self.underuse += max(0, -beyond_bytes)
 
 
 def totals(snap: Snapshot) -> Totals:
@@ -78,8 +90,7 @@ def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:
     """
     closed = snap.node_reason > 0
     stale = ~closed & (snap.fresh_until_s < now_s)
-    counts = np.bincount(snap.node_reason, minlength=len(REASONS)).tolist()
-    found = {reason.code: n for reason, n in zip(REASONS, counts, strict=True) if reason and n}
+    found = _by_reason(snap.node_reason)
     found[STALE] = found.get(STALE, 0) + int(stale.sum())
     return {OPEN: int((~closed & ~stale).sum()), NO_REPORT: 0, **found}
 
@@ -93,21 +104,64 @@ def report_ages_s(snap: Snapshot, stale_after_s: float, now_s: float) -> dict[st
 
 def unhealthy(snap: Snapshot) -> dict[str, int]:
     """Return the number of devices on which nothing is placed, by the code of the reason."""
-    codes = snap.columns.health_issue[snap.columns.health_issue > 0]
+    return _by_reason(snap.columns.health_issue[snap.columns.health_issue > 0])
+
+
+def _by_reason(codes: NDArray[np.signedinteger]) -> dict[str, int]:
     counts = np.bincount(codes, minlength=len(REASONS)).tolist()
     return {reason.code: n for reason, n in zip(REASONS, counts, strict=True) if reason and n}
 
 
 def some_devices(snap: Snapshot, max_devices: int) -> Iterator[tuple[str, DeviceTerms]]:
-    """Yield at most ``max_devices`` pairs (node, device), in the order of node names.
+    """Return at most ``max_devices`` pairs (node, device), in the order of node names.
 
     The devices stay the same as long as the nodes do.
     """
-    left = max_devices
-    for row in np.argsort(snap.name_rank).tolist():
-        node = snap.nodes[row]
-        for terms in first_of_each_memory(node.devices):
-            if left == 0:
-                return
-            left -= 1
-            yield node.name, terms
+    nodes = (snap.nodes[row] for row in np.argsort(snap.name_rank).tolist())
+    devices = ((node.name, d) for node in nodes for d in first_of_each_memory(node.devices))
+    return islice(devices, max_devices)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityChange:
+    """The value of the extended resource to write to a node; None: remove the resource."""
+
+    node: str
+    mib: int | None
+
+
+def capacity_changes(cluster: ClusterState, wanted: bool) -> Iterator[CapacityChange]:
+    """Yield the nodes whose extended resource must change.
+
+    ``wanted``: whether nodes have the resource. A node whose devices are unknown keeps its value.
+    """
+    snap = cluster.snapshot()
+    for node in cluster.nodes():
+        name, current_mib = node.metadata.name, _current_mib(node)
+        row = snap.row_of.get(name) if wanted else None
+        mib = None if row is None else _capacity_mib(snap.nodes[row], cluster)
+        if not wanted and current_mib is not None:
+            yield CapacityChange(name, None)
+        elif mib is not None and current_mib != mib:
+            yield CapacityChange(name, mib)
+
+
+def _capacity_mib(terms: NodeTerms, cluster: ClusterState) -> int | None:
+    """Return the allocatable memory of the node's healthy managed devices, in MiB.
+
+    Devices that share one memory count once. Return None if no managed device is known.
+    """
+    devices = [each for each in terms.devices if cluster.rules.manages(each.device.resource)]
+    healthy = (each for each in devices if each.health_issue is None)
+    mib = sum(each.allocatable_bytes // max(each.sharers, 1) // MIB for each in healthy)
+    return mib if devices else None
+
+
+def _current_mib(node: Node) -> int | None:
+    """Return the current value in MiB; None if there is none, -1 if it is no quantity."""
+    quantity = ((node.status and node.status.allocatable) or {}).get(MIRROR)
+    try:
+        # The API server returns 80000 as 80k.
+        return None if quantity is None else parse_bytes(str(quantity))
+    except BadQuantity:
+        return -1

@@ -1,12 +1,13 @@
-"""Checks whether a node is eligible for a pod by node selector, required node affinity, taints and
-cordon, as kube-scheduler does.
+"""Finds the nodes that kube-scheduler may offer for a pod, and why it does not offer the others.
 
-All other checks of kube-scheduler, such as CPU, volumes, topology spread and affinity between pods,
-are not modeled here. ``not_modeled`` returns those that apply to a pod.
+A node is *eligible* if node selector, required node affinity, taints and cordon allow it, checked
+here as kube-scheduler does. All other checks of kube-scheduler, such as CPU, volumes, topology
+spread and affinity between pods, are not modeled. ``not_modeled`` returns those that apply to a
+pod. A node is *feasible* if kube-scheduler also offered it in its last filter call for the pod.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -14,18 +15,22 @@ import numpy as np
 
 from contract.kube import (
     Node,
+    NodeSelector,
     NodeSelectorRequirement,
     NodeSelectorTerm,
     Pod,
     Taint,
     Toleration,
 )
-from extender.placement.snapshot import Rows, Snapshot
-from extender.state.label_requirements import holds
+from contract.reasons import Reason
+from extender.placement.fit import Verdicts
+from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+#: The check that every node in a filter call has passed.
+AMOUNTS = "CPU, memory and other resources"
 #: Maximum length of a selector or taint in a message, in characters.
 _MAX_QUOTED = 120
 
@@ -67,6 +72,30 @@ class Eligible:
         return Counter(found[0] for found in self.obstacles.values()).most_common()
 
 
+@dataclass(frozen=True, slots=True)
+class Feasible:
+    """Eligible nodes without those that kube-scheduler left out of the pod's last filter call."""
+
+    #: (n,) rows of the snapshot.
+    rows: Rows
+    eligible: Eligible
+    #: Rows in the last filter call; None when it is not known.
+    offered: frozenset[int] | None
+    #: Number of eligible nodes that kube-scheduler left out for reasons unknown to Headroom.
+    left_out: int
+    #: Checks that kube-scheduler makes for this pod and Headroom does not.
+    not_modeled: tuple[str, ...]
+
+    @property
+    def obstacles(self) -> list[tuple[Obstacle, int]]:
+        return self.eligible.counts()
+
+    def not_checked(self, row: int | None = None) -> tuple[str, ...]:
+        """Return the checks that are missing on this node; without ``row``, on all nodes here."""
+        known = self.offered is not None if row is None else row in (self.offered or ())
+        return tuple(check for check in self.not_modeled if check != AMOUNTS or not known)
+
+
 def eligible(pod: Pod, node: Node) -> bool:
     """Return whether selector, required node affinity, taints and cordon allow the node."""
     return next(obstacles(pod, node), None) is None
@@ -88,6 +117,30 @@ def eligible_nodes(pod: Pod, snap: Snapshot, node_of: Callable[[str], Node | Non
     return Eligible(np.array(rows, np.int64), found)
 
 
+def feasible(
+    pod: Pod, found: Eligible, verdicts: Verdicts, offered: Collection[str] | None
+) -> Feasible:
+    """Return the eligible nodes that kube-scheduler did not leave out.
+
+    ``found``: the nodes eligible for the pod. ``verdicts``: the fit on all nodes. ``offered``: the
+    names of the nodes in the last filter call for this pod; None if unknown.
+
+    A node in a filter call has enough CPU and memory for the pod. A node without a free replica is
+    in no filter call; it is kept, because Headroom can explain it. Checks of volumes, topology
+    spread and affinity between pods can differ for the pod that replaces this one. They always
+    count as unchecked.
+    """
+    snap = verdicts.snap
+    unmodeled = (AMOUNTS, *not_modeled(pod))
+    if offered is None:
+        return Feasible(found.rows, found, None, 0, unmodeled)
+    known = frozenset(snap.row_of[name] for name in offered if name in snap.row_of)
+    kept = verdicts.codes[found.rows] == CODE_OF[Reason.NO_REPLICA]
+    kept |= np.isin(found.rows, np.array(sorted(known), np.int64))
+    rows = found.rows[kept]
+    return Feasible(rows, found, known, len(found.rows) - len(rows), unmodeled)
+
+
 def obstacles(pod: Pod, node: Node) -> Iterator[Obstacle]:
     """Yield all reasons why the node is not eligible, in the order of kube-scheduler's checks."""
     tolerations = pod.spec.tolerations or ()
@@ -100,8 +153,7 @@ def obstacles(pod: Pod, node: Node) -> Iterator[Obstacle]:
     selector = pod.spec.node_selector or {}
     if any(labels.get(key) != value for key, value in selector.items()):
         yield Obstacle("selector", _quoted(",".join(f"{k}={v}" for k, v in selector.items())))
-    affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
-    required = affinity and affinity.required_during_scheduling_ignored_during_execution
+    required = _required_affinity(pod)
     if required and not any(
         _matches(term, node.metadata.name, labels) for term in required.node_selector_terms or ()
     ):
@@ -110,9 +162,12 @@ def obstacles(pod: Pod, node: Node) -> Iterator[Obstacle]:
 
 def eligibility_key(pod: Pod) -> bytes:
     """Return a key that is equal only for pods with the same eligible nodes."""
-    affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
-    required = affinity and affinity.required_during_scheduling_ignored_during_execution
-    return _encode((pod.spec.node_selector, required, pod.spec.tolerations))
+    return _encode((pod.spec.node_selector, _required_affinity(pod), pod.spec.tolerations))
+
+
+def _required_affinity(pod: Pod) -> NodeSelector | None:
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
+    return affinity.required_during_scheduling_ignored_during_execution if affinity else None
 
 
 def cordoned(node: Node) -> bool:
@@ -122,22 +177,17 @@ def cordoned(node: Node) -> bool:
 def not_modeled(pod: Pod) -> list[str]:
     """Return the checks of kube-scheduler that Headroom does not make for this pod, except CPU and
     memory."""
-    spec = pod.spec
-    affinity = spec.affinity
-    between = affinity and any(
-        each and each.required_during_scheduling_ignored_during_execution
-        for each in (affinity.pod_affinity, affinity.pod_anti_affinity)
-    )
-    ports = any(
-        port.host_port for container in spec.containers or () for port in container.ports or ()
-    )
-    volumes = any(each.persistent_volume_claim or each.ephemeral for each in spec.volumes or ())
+    spec, affinity = pod.spec, pod.spec.affinity
     checks = {
-        "volumes": volumes,
-        "topology spread constraints": bool(spec.topology_spread_constraints),
-        "affinity between pods": bool(between),
-        "host ports": ports,
-        "resource claims": bool(spec.resource_claims),
+        "volumes": any(v.persistent_volume_claim or v.ephemeral for v in spec.volumes or ()),
+        "topology spread constraints": spec.topology_spread_constraints,
+        "affinity between pods": affinity
+        and any(
+            each and each.required_during_scheduling_ignored_during_execution
+            for each in (affinity.pod_affinity, affinity.pod_anti_affinity)
+        ),
+        "host ports": any(p.host_port for c in spec.containers or () for p in c.ports or ()),
+        "resource claims": spec.resource_claims,
     }
     return [name for name, applies in checks.items() if applies]
 
@@ -152,24 +202,35 @@ def _matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bo
     )
 
 
-def _holds(requirement: NodeSelectorRequirement, given: Mapping[str, str]) -> bool:
-    found = holds(requirement, given)
-    return _compares(requirement, given) if found is None else found
+def holds(requirement: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool | None:
+    """Return whether the labels meet the requirement; None if its operator is not one of those that
+    selectors of pods and of nodes have in common."""
+    value, values = labels.get(requirement.key), requirement.values or ()
+    match requirement.operator:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case _:
+            return None
 
 
-def _compares(requirement: NodeSelectorRequirement, given: Mapping[str, str]) -> bool:
-    """Evaluate Gt and Lt, which compare whole numbers; any other value does not match."""
+def _holds(requirement: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool:
+    """Return whether the labels meet the requirement of a node selector.
+
+    Gt and Lt compare whole numbers; any other value, and any other operator, does not match.
+    """
+    if (found := holds(requirement, labels)) is not None:
+        return found
     try:
-        label, (bound,) = int(given[requirement.key]), map(int, requirement.values or ())
+        label, (bound,) = int(labels[requirement.key]), map(int, requirement.values or ())
     except (KeyError, ValueError):
         return False
-    match requirement.operator:
-        case "Gt":
-            return label > bound
-        case "Lt":
-            return label < bound
-        case _:
-            return False
+    return {"Gt": label > bound, "Lt": label < bound}.get(requirement.operator, False)
 
 
 def tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
