@@ -12,10 +12,9 @@ import numpy as np
 
 from contract.quantity import gib
 from contract.reasons import Reason
-from extender.placement.candidate_devices import Mask, slots_of
 from extender.placement.explain import largest_fitting
 from extender.placement.fit import Verdicts
-from extender.placement.snapshot import CODE_OF
+from extender.placement.snapshot import CODE_OF, Mask
 from extender.placement.visible_devices_env import Nodes
 
 #: "closed": no node with a device of the resource accepts pods.
@@ -74,7 +73,7 @@ def space(verdicts: Verdicts) -> Space:
     """Compute the free capacity for a request for one resource."""
     snap, rows, columns = verdicts.snap, verdicts.rows, verdicts.snap.columns
     verdict = verdicts.asks[0]
-    slots = slots_of(verdict.ask.resource, snap)
+    slots = snap.slots_of(verdict.ask.resource)
     sound: Mask = slots & (columns.health_issue == 0)
     opens: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
     has_any = np.asarray(slots.any(axis=1))[rows]

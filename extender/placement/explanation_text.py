@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contract.annotations import PROCESSES
 from contract.quantity import gib
 from contract.reasons import Reason
+from extender.placement.device_reading import Activity
 from extender.placement.explain import DeviceExplanation, NodeExplanation
-from extender.placement.sm_reading import Activity
 
 #: Reasons that concern the whole node or pod: its devices were not compared.
 _DEVICES_DO_NOT_MATTER = frozenset({Reason.NO_SUCH_RESOURCE, Reason.NOT_PINNED})

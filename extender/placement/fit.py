@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
-from extender.placement.amounts import DeviceArrays, needed
-from extender.placement.candidate_devices import Mask, candidates, slots_of
-from extender.placement.mps_limits import above_cap
+from extender.placement.amounts import DeviceArrays, above_cap, needed
 from extender.placement.request import Ask, VramRequest
 from extender.placement.sm_penalty import unrest_bytes
 from extender.placement.snapshot import (
@@ -19,6 +17,7 @@ from extender.placement.snapshot import (
     REASONS,
     SHARING,
     Bytes2D,
+    Mask,
     Rows,
     Snapshot,
 )
@@ -127,8 +126,9 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
     columns = snap.columns
-    slots = slots_of(ask.resource, snap)
-    could = candidates(slots, ask.count, snap)
+    slots = snap.slots_of(ask.resource)
+    # The plugin allocates by replicas only, regardless of memory and of the health seen here.
+    could: Mask = slots & (columns.reach <= ask.count)
     sharing = columns.sharing
     sharers = columns.sharers.astype(np.int64)
     arrays = DeviceArrays(

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from contract.gpunode import Device, GPUNodeStatus, PodUse
 from extender.placement.device_accounting import DeviceTerms, known, sum_known
+from extender.placement.device_reading import reported
 from extender.placement.occupancy import Holder, Occupancy, Tenancy
-from extender.placement.sm_reading import reported
 
 #: Fields of a device that may differ; the first two only within limits.
 _MEASURED = (

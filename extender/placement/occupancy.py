@@ -16,9 +16,8 @@ import msgspec
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
-from extender.placement.device_health import duplicate_uuids
-from extender.placement.device_plugin_model import Policy
-from extender.placement.device_terms import ALL_PICKS, PluginChoice, plugin_choices
+from extender.placement.device_plugin_model import ALL_PICKS, PluginChoice, Policy, plugin_choices
+from extender.placement.device_reading import duplicate_uuids
 
 T = TypeVar("T")
 

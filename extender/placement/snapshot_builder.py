@@ -8,9 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.device_terms import may_have_free_replica
-from extender.placement.non_gpu_pods import spare_bytes
-from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot, clamped
+from extender.placement.device_plugin_model import may_have_free_replica
+from extender.placement.snapshot import (
+    CODE_OF,
+    MOST_BYTES,
+    NO_DEVICE,
+    SHARING,
+    Columns,
+    NodeTerms,
+    Snapshot,
+    clamped,
+)
 
 #: Limit of replica counts; no plugin advertises as many.
 MANY = 1 << 20
@@ -260,6 +268,23 @@ def _exceeded_ppm(terms: DeviceTerms) -> int:
         if measured_bytes is not None and measured_bytes > holder.requested_bytes:
             exceeded_bytes += measured_bytes - holder.requested_bytes
     return min(1_000_000 * exceeded_bytes // max(terms.allocatable_bytes, 1), 1_000_000)
+
+
+def spare_bytes(node: NodeTerms) -> int:
+    """Return the bytes free for reservation on the node; ``NO_DEVICE`` if it has no devices.
+
+    A node with GPUs but without a report counts as the largest.
+    """
+    if not node.devices:
+        return MOST_BYTES if node.equipped else NO_DEVICE
+    return clamped(sum(map(_spare_bytes, node.devices)))
+
+
+def _spare_bytes(terms: DeviceTerms) -> int:
+    """Return the device's part of its memory's headroom; 0 if no pod can get the device."""
+    if terms.health_issue is not None or not terms.device.replicas.free:
+        return 0
+    return max(terms.headroom_bytes, 0) // max(terms.sharers, 1)
 
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:

@@ -15,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
-from extender.placement.amounts import DeviceArrays, needed
-from extender.placement.candidate_devices import Mask
-from extender.placement.mps_limits import above_cap
+from extender.placement.amounts import DeviceArrays, above_cap, needed
 from extender.placement.request import Ask, VramRequest
 from extender.placement.sm_penalty import unrest_bytes
 from extender.placement.snapshot import (
     MOST_BYTES,
     SHARING,
     Bytes2D,
+    Mask,
     NodeTerms,
     Snapshot,
     clamped,

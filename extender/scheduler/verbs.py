@@ -19,10 +19,9 @@ from extender.bounded import Bounded
 from extender.observability.metrics import Telemetry
 from extender.placement.fit import Codes
 from extender.placement.fit_cache import FitCache
-from extender.placement.non_gpu_pods import aside
 from extender.placement.request import Unreadable, VramRequest
+from extender.placement.score import Contender, aside, best
 from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
-from extender.placement.top_nodes import Contender, best
 from extender.scheduler import extender_v1
 from extender.scheduler.assumed_binds import AssumedBinds
 from extender.scheduler.retry_spreading import RetrySpreader

@@ -27,10 +27,9 @@ from contract.annotations import MAX_SM, RETRY
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.bounded import Bounded
-from extender.placement.candidate_devices import Mask
 from extender.placement.fit import fit
 from extender.placement.request import Kind, Unreadable, VramRequest
-from extender.placement.snapshot import Rows, Snapshot
+from extender.placement.snapshot import Mask, Rows, Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import NEVER_S
 from extender.state.journal import Decision, Journal
