@@ -231,8 +231,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "RetrySpreader._together": Fixed(65_536 * 100),
         "RetrySpreader._tried": Fixed(65_536 * 300),
     },
-    "extender/scheduler/verbs.py": {
-        "Verbs._rejected_pods": Per("node", 64 * 10),
+    "extender/scheduler/scheduling_state.py": {
+        "SchedulingState._rejected_pods": Per("node", 64 * 10),
     },
     "extender/controllers/event_recorder.py": {"EventRecorder._recorded": Fixed(10_000 * 1_000)},
     "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},

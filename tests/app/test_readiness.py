@@ -62,7 +62,7 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         server = EmbeddedStore(extender.deliver, time.monotonic)
         transport = httpx.ASGITransport(extender.app())
         debug = httpx.AsyncClient(transport=transport, base_url="http://debug")
-        verbs = extender.verbs(extender.open_ledger(AsyncStore(server)), shown=lambda pod: None)
+        verbs = extender.verbs(extender.open_ledger(AsyncStore(server)))
         asked = msgspec.json.encode(offer(pod("p", "1Gi"), "n"))
         wanted = msgspec.json.encode(binding(pod("p", "1Gi"), "n"))
 
