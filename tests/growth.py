@@ -56,7 +56,9 @@ PASSING = {
     "extender/placement/occupancy.py": [
         *("_ByEnvironment._on", "_ByEnvironment.uids", "_Queue._holders", "_Queue._renamed"),
         *("_Queue._waiting", "_Queue.picks", "_Queue.reserved"),
-        *("_Uses._replicas", "_Uses._resources", "_Uses._rows"),
+    ],
+    "extender/placement/report_index.py": [
+        *("ReportIndex._replicas", "ReportIndex._resources", "ReportIndex._rows"),
     ],
     "extender/placement/score.py": ["Ranking.terms"],
     "extender/placement/victims.py": ["_Search._results"],

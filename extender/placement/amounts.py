@@ -15,7 +15,7 @@ from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
 from contract.gpunode import MAX_DEVICE_BYTES, Device
 from extender.placement.device_accounting import allocatable
 from extender.placement.device_reading import UNBELIEVED, duplicate_uuids, health_issues
-from extender.placement.occupancy import memories_of
+from extender.placement.report_index import memories_of
 from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES
 
