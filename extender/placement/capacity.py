@@ -12,10 +12,10 @@ import numpy as np
 
 from contract.quantity import gib
 from contract.reasons import Reason
+from extender.placement.chosen_device import Nodes
 from extender.placement.explain import largest_fitting
 from extender.placement.fit import Verdicts
 from extender.placement.snapshot import CODE_OF, Mask
-from extender.placement.visible_devices_env import Nodes
 
 #: "closed": no node with a device of the resource accepts pods.
 Fullness = Literal["room", "fragmented", "full", "closed"]

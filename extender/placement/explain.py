@@ -10,6 +10,7 @@ import numpy as np
 
 from contract.gate import GATE
 from contract.reasons import Reason
+from extender.placement.chosen_device import by_environment
 from extender.placement.demand_pricing import Market
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import Verdicts
@@ -18,7 +19,6 @@ from extender.placement.request import VramRequest
 from extender.placement.score import Ranking, rank
 from extender.placement.snapshot import CODE_OF, REASONS, NodeTerms, Rows
 from extender.placement.visible_devices import Visible
-from extender.placement.visible_devices_env import by_environment
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 _BY_ITSELF = {

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
 from contract.gpunode import MAX_DEVICE_BYTES
+from extender.placement.chosen_device import Nodes
 from extender.placement.fit import AskVerdict, Verdicts
 from extender.placement.snapshot import MOST_BYTES, Mask, Rows, Snapshot
-from extender.placement.visible_devices_env import Nodes
 
 Scores = NDArray[np.float64]
 MILLION = 1_000_000

@@ -1,4 +1,4 @@
-"""What kube-scheduler's calls share: the cluster, the journal, and results of earlier calls."""
+"""The state that the calls of kube-scheduler share: the cluster, the journal, earlier results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
