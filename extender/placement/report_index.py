@@ -1,6 +1,6 @@
 """Indexes a node's report: which devices share a memory, and which pods hold replicas of which."""
 
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -18,10 +18,8 @@ def _first(of: Any) -> Any:
     return of
 
 
-def once(of: T) -> T:
-    """Return the first of all equal objects, so that nodes share equal values in memory."""
-    first: T = _first(of)
-    return first
+#: Returns the first of all equal objects, so that nodes share equal values in memory.
+once: Callable[[T], T] = _first
 
 
 def memories_of(devices: Sequence[Device]) -> list[Memory]:

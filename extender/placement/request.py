@@ -161,11 +161,11 @@ def understand(
     if enforce_limits and found and (too_much := exceeded(pod)):
         return Unreadable(Reason.POD_TOO_LARGE, too_much)
     try:
-        policy = pod.annotation(POLICY) if found else None
-        max_sm = pod.annotation(MAX_SM) if found else None
-        written = pod.annotation(PROCESSES) if found else None
+        annotations = pod.metadata.annotations or {}
+        read = annotations if found else {}
+        policy, max_sm, written = read.get(POLICY), read.get(MAX_SM), read.get(PROCESSES)
         processes = 1 if written is None else parse_processes(written)
-        containers = _container_asks(pod, found, default_vram, processes) if found else ()
+        containers = _container_asks(read, found, default_vram, processes)
         if rules.reject_unannotated and any(ask.source == "replica" for ask in containers):
             return Unreadable(
                 Reason.UNANNOTATED,
@@ -183,7 +183,7 @@ def understand(
             processes=processes,
             visible=_visible(pod, containers, rules),
             gated=is_gated(pod, rules.gate_image),
-            annotated=pod.annotation(VRAM),
+            annotated=annotations.get(VRAM),
         )
     except BadAnnotation as err:
         return Unreadable(_REASON_OF_KEY[err.key], str(err))
@@ -272,7 +272,10 @@ def _count(resource: str, quantity: str | int) -> int:
 
 
 def _container_asks(
-    pod: Pod, found: Sequence[_GpuContainer], default_vram: str | None, processes: int
+    annotations: Mapping[str, str],
+    found: Sequence[_GpuContainer],
+    default_vram: str | None,
+    processes: int,
 ) -> tuple[ContainerAsk, ...]:
     """Add the amount of each container: of the annotation, else of the namespace's default, else
     the share of a replica. An invalid default does not affect pods with their own annotation.
@@ -280,11 +283,13 @@ def _container_asks(
     Raise ``BadAnnotation`` if the annotation names a container without a GPU: that is a typo, and
     the container that was meant would have no amount.
     """
-    own, vram, origin = pod.annotation(VRAM), None, "namespace"
+    if not found:
+        return ()
+    own, vram, origin = annotations.get(VRAM), None, "namespace"
     if own is not None:
         vram = parse_vram(own)
         # The webhook writes a namespace's default onto the pod.
-        origin = "annotation" if pod.annotation(VRAM_FROM) is None else "namespace"
+        origin = "namespace" if VRAM_FROM in annotations else "annotation"
         names = {container.name for container in found}
         if unknown := [name for name in vram.by_container if name not in names]:
             raise BadAnnotation(

@@ -52,18 +52,20 @@ class Clock(Protocol):
     def time(self) -> float: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RejectedPod:
     """The nodes that one filter call rejected; their names are collected only when needed."""
 
-    def __init__(self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float) -> None:
-        self.version, self.at_s = pod.metadata.resource_version, at_s
-        # Not the snapshot: a reference to it would make the next snapshot more expensive.
-        self._rows, self._codes, self._nodes = rows, codes, snap.nodes
+    version: str
+    at_s: float
+    rows: Rows
+    codes: Codes
+    names_of_all: tuple[str, ...]
 
     def names(self) -> list[str]:
         """Return the nodes that evicting pods could free for this pod."""
-        rows = self._rows[CURABLE[self._codes] & (self._rows >= 0)]
-        return [self._nodes[row].name for row in rows.tolist()]
+        rows = self.rows[CURABLE[self.codes] & (self.rows >= 0)]
+        return [self.names_of_all[row] for row in rows.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,9 @@ class SchedulingState:
         self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float
     ) -> None:
         """Keep which nodes filter rejected, for a preempt call; latest pods only."""
-        self._rejected_pods[pod.metadata.uid] = RejectedPod(pod, rows, codes, snap, at_s)
+        version = pod.metadata.resource_version
+        rejected = RejectedPod(version, at_s, rows, codes, snap.names)
+        self._rejected_pods[pod.metadata.uid] = rejected
         if not self.cluster.rules.evict_for_memory:
             self._rejected_pods.trim(1)
 
