@@ -1,26 +1,29 @@
-"""Explains verdicts: the reasons and values of a decision, from the arrays that made it."""
+"""Explains verdicts, as data and as text, from the arrays that made the decision."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Literal
 
 import numpy as np
 
+from contract.annotations import PROCESSES
 from contract.gate import GATE
+from contract.quantity import gib
 from contract.reasons import Reason
+from extender.placement.capacity import INT64_MAX, MEMORY_CODES, larger_than_any, largest_fitting
 from extender.placement.chosen_device import by_environment
 from extender.placement.demand_pricing import Market
 from extender.placement.device_accounting import DeviceTerms
+from extender.placement.device_reading import Activity
 from extender.placement.fit import Verdicts
 from extender.placement.policy import Weights
 from extender.placement.request import VramRequest
 from extender.placement.score import Ranking, rank
-from extender.placement.snapshot import CODE_OF, REASONS, NodeTerms, Rows
+from extender.placement.snapshot import REASONS, NodeTerms
 from extender.placement.visible_devices import Visible
 
-INT64_MAX = int(np.iinfo(np.int64).max)
 _BY_ITSELF = {
     "placement": "Headroom chooses: NVIDIA_VISIBLE_DEVICES of the pod follows its placement",
     "pod": "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this device",
@@ -36,8 +39,6 @@ _NO_GATE = (
     f"make {GATE} its first init container, without a GPU: only the gate can stop the pod on a"
     " device without enough free memory"
 )
-#: Verdicts that memory alone decided.
-_MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
 #: Code -> text of a verdict in the digest.
 _WORDS = [reason.code if reason else "fits" for reason in REASONS]
 #: Reason -> less specific reasons that always hold with it.
@@ -45,6 +46,8 @@ _IMPLIED = {
     Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
     Reason.MEMORY_ON_ANY: {Reason.MEMORY_ON_SOME},
 }
+#: Reasons that concern the whole node or pod: its devices were not compared.
+_DEVICES_DO_NOT_MATTER = frozenset({Reason.NO_SUCH_RESOURCE, Reason.NOT_PINNED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
         for slot in np.flatnonzero(verdict.candidates[i]).tolist()
     )
     reason = verdicts.reason(i)
-    by_memory = verdicts.codes[i] in _MEMORY_CODES
+    by_memory = verdicts.codes[i] in MEMORY_CODES
     short = max((device.short_bytes for device in devices), default=0)
     return NodeExplanation(
         node.name,
@@ -238,40 +241,8 @@ def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     for verdict in verdicts.asks:
         short = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
         lacking = np.maximum(lacking, short.max(axis=1, initial=0))
-    by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
+    by_memory = np.isin(verdicts.codes, MEMORY_CODES)
     return np.where(by_memory, lacking, INT64_MAX)
-
-
-def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
-    """Return the pod's least need and the largest device's bytes if no device can ever hold it.
-
-    Both concern one resource. None if some device of each resource is large enough.
-    """
-    for verdict in verdicts.asks:
-        slots = verdicts.snap.slots_of(verdict.ask.resource)[verdicts.rows]
-        allocatable = verdicts.snap.columns.allocatable_bytes[verdicts.rows][slots]
-        needs = verdict.need_bytes[slots]
-        if allocatable.any() and (needs > allocatable).all():
-            return int(needs.min()), int(allocatable.max())
-    return None
-
-
-def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
-    """Return the most bytes per device that would fit on some node.
-
-    Only nodes without other reasons than memory count; None if there are none. ``among`` limits the
-    search to these indices of the verdicts.
-    """
-    by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
-    if among is not None:
-        by_memory &= np.isin(np.arange(len(verdicts.rows)), among)
-    if not verdicts.asks or not by_memory.any():
-        return None
-    least = np.full(len(verdicts.rows), INT64_MAX)
-    for verdict in verdicts.asks:
-        room = np.where(verdict.candidates, verdict.free_bytes, INT64_MAX)
-        least = np.minimum(least, room.min(axis=1, initial=INT64_MAX))
-    return max(0, int(least[by_memory].max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,3 +325,73 @@ def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
         implied = {each for reason in of_ask for each in _IMPLIED.get(reason, ())}
         found |= dict.fromkeys(reason for reason in of_ask if reason not in implied)
     yield from (reason for reason in found if reason is not None)
+
+
+def explanation_lines(node: NodeExplanation) -> list[str]:
+    """Return a headline, details, and a line for each candidate device if devices decide."""
+    lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
+    lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]
+    if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for device in node.candidates:
+            text = _device_lines(device, measured=not node.unmeasured)
+            if node.reason is None or node.max_sm_ppm is not None:  # SM activity matters
+                text += _sm_activity(device.terms.activity, node.max_sm_ppm)
+            alike.setdefault(tuple(text), []).append(device.terms.device.uuid)
+        for (first, *others), uuids in alike.items():
+            lines += [f"  {_named(uuids)}: {first}", *others]
+    if node.score is not None:
+        terms = ", ".join(f"{name} {value:.2f}" for name, value in node.terms.items())
+        lines.append(f"  score {node.score:.2f}: {terms}")
+    if node.gated and node.reason is None:
+        lines.append("  the gate lets the pod start only if its device has enough free memory")
+    return lines
+
+
+def _named(uuids: Sequence[str]) -> str:
+    """Name a single device, and count equal ones."""
+    return uuids[0] if len(uuids) == 1 else f"each of {len(uuids)} GPUs, such as {uuids[0]}"
+
+
+def _fits(node: NodeExplanation) -> str:
+    if node.chosen_by == "placement":
+        return "fits, on the device that Headroom chooses"
+    if node.chosen_by == "pod":
+        return "fits, on any device that the pod makes visible to itself"
+    count = len(node.candidates)
+    return "fits, on its only candidate" if count == 1 else f"fits, on any of {count} candidates"
+
+
+def _device_lines(device: DeviceExplanation, measured: bool) -> list[str]:
+    """Return the lines for one device; the first one follows the device's name."""
+    terms = device.terms
+    if not terms.believed:
+        return [terms.health_detail]
+    if terms.health_issue is not None:
+        return [f"unhealthy, {terms.health_detail}"]
+    free = f"{gib(device.free_bytes)} free" if device.free_bytes > 0 else "nothing free"
+    short = f", {gib(device.short_bytes, up=True)} short" if device.short_bytes else ""
+    lines = [f"needs {gib(device.need_bytes)}, {free}{short}; {device.because}"]
+    if terms.device.sharing == "mps":
+        limit_bytes = terms.device.memory_bytes // max(1, terms.device.replicas.total)
+        lines.append(
+            f"    MPS limits each process to {gib(limit_bytes)}; annotation {PROCESSES} sets the"
+            " number of processes per container"
+        )
+    if measured and not terms.attributed:
+        lines.append(
+            "    the agent cannot attribute use to pods: each is assumed to use its request"
+        )
+    return lines
+
+
+def _sm_activity(activity: Activity | None, max_sm_ppm: int | None) -> list[str]:
+    limit = "" if max_sm_ppm is None else f"; the pod requires less than {max_sm_ppm / 10_000:g} %"
+    if activity is None:
+        return [f"    SM activity is unknown{limit}"] if limit else []
+    if activity.quantile is None or activity.window_s is None:
+        source = f"the last sample of the node's agent ({activity.source})"
+    else:
+        over = f"{activity.quantile:g} quantile of {activity.window_s / 60:g} minutes"
+        source = f"the {over} in DCGM's history"
+    return [f"    SM activity {100 * activity.ratio:.3g} %, {source}{limit}"]
