@@ -34,9 +34,9 @@ import typer
 import urllib3
 import yaml
 
-from benchmarks.agent import vitals
 from benchmarks.hotpath.bodies import pod_as_sent
 from benchmarks.hotpath.machine import machine
+from benchmarks.vitals import vitals
 from contract import annotations
 from contract.gpunode import (
     GROUP,
@@ -53,9 +53,10 @@ from contract.gpunode import (
 )
 from contract.heartbeat import Confirmation, encode_confirmation
 from tests.certificates import Authority
-from tests.controlplane import ADMIN_TOKEN, ROOT, ControlPlane, free_ports
+from tests.controlplane import ADMIN_TOKEN, ROOT, ControlPlane
 from tests.e2e.cluster import NAMESPACE, PODS, SHIPPED, Cluster
 from tests.e2e.nodes import GIB, RESOURCE, SYSTEM_NAMESPACE
+from tests.processes import free_ports
 from tests.waiting import until
 
 Object = dict[str, Any]

@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,11 +22,12 @@ from prometheus_client import CollectorRegistry
 from extender.kube.resources import watched_kinds
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.scheduler.verbs import Verbs
+from extender.scheduler.scheduling_state import SchedulingState
+from extender.scheduler.server import Verbs
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
-from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
+from tests.builders import GIB, gpunode, kube_node, reservation, use
 
 NOTE_BYTES = 250_000
 MAX_GROWTH = 1.1
@@ -57,20 +59,10 @@ def soak(pods: int, nodes: int) -> tuple[float, float]:
     """Returns the resident memory in MiB after the first fifth and at the end."""
     decode = next(kind for kind in watched_kinds("x") if kind.name == "pods").decode
     state, names = ClusterState(Rules(), 1e9, time.time()), [f"n{n}" for n in range(nodes)]
-
-    async def bind(*_: object) -> str:
-        return ""
-
-    verbs = Verbs(
-        state,
-        Journal(),
-        Telemetry(CollectorRegistry()),
-        bind,
-        unready=lambda: "",
-        shown=lambda pod: None,
-        monotonic_s=time.monotonic,
-        wall_s=time.time,
-    )
+    replica: Any = SimpleNamespace(observes=False, unready=lambda: "", deliver=state.apply)
+    no_binds: Any = None
+    shared = SchedulingState(state, Journal(), Telemetry(CollectorRegistry()), replica, time)
+    verbs = Verbs(shared, no_binds)
     for name in names:
         report = gpunode(shared(name, free=10), name=name, uid=f"g-{name}")
         state.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, time.monotonic())])

@@ -56,7 +56,9 @@ PASSING = {
     "extender/placement/occupancy.py": [
         *("_ByEnvironment._on", "_ByEnvironment.uids", "_Queue._holders", "_Queue._renamed"),
         *("_Queue._waiting", "_Queue.picks", "_Queue.reserved"),
-        *("_Uses._replicas", "_Uses._resources", "_Uses._rows"),
+    ],
+    "extender/placement/report_index.py": [
+        *("ReportIndex._replicas", "ReportIndex._resources", "ReportIndex._rows"),
     ],
     "extender/placement/score.py": ["Ranking.terms"],
     "extender/placement/victims.py": ["_Search._results"],
@@ -232,8 +234,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "RetrySpreader._together": Fixed(65_536 * 100),
         "RetrySpreader._tried": Fixed(65_536 * 300),
     },
-    "extender/scheduler/verbs.py": {
-        "Verbs._rejected_pods": Per("node", 64 * 10),
+    "extender/scheduler/scheduling_state.py": {
+        "SchedulingState._rejected_pods": Per("node", 64 * 10),
     },
     "extender/controllers/event_recorder.py": {"EventRecorder._recorded": Fixed(10_000 * 1_000)},
     "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},

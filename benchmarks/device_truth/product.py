@@ -40,9 +40,9 @@ from extender.ledger.eviction import Evictions
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit_cache import FitCache
-from extender.placement.non_gpu_pods import aside
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
+from extender.placement.score import aside
 from extender.placement.visible_devices import VISIBLE_DEVICES
 from extender.state.changes import BackOffEnded, Event, NodeSeen
 from extender.state.cluster_state import ClusterState

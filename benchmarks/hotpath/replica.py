@@ -86,8 +86,8 @@ async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
 
 async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: Connection) -> None:
     """Serve until a signal."""
-    own = extender.verbs(extender.open_ledger(AsyncStore(store)), shown=lambda pod: None)
-    verbs = extender.verbs_app(extender.open_ledger(AsyncStore(store)), shown=lambda pod: None)
+    own = extender.verbs(extender.open_ledger(AsyncStore(store)))
+    verbs = extender.verbs_app(extender.open_ledger(AsyncStore(store)))
     reports = 0
 
     async def echo(request: Request) -> Response:

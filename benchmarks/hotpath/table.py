@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -44,13 +45,16 @@ from contract.gpunode import (
 )
 from contract.kube import Node, ObjectMeta
 from extender.app.memory_policy import limit_heap
+from extender.ledger.protocol import BindAsk, Failed, Outcome
 from extender.observability.metrics import Telemetry
 from extender.placement.fit_cache import CachedFit, FitCache
 from extender.placement.policy import Rules
 from extender.placement.snapshot import Snapshot
 from extender.scheduler import extender_v1
-from extender.scheduler.server import verbs_app
-from extender.scheduler.verbs import Verbs
+from extender.scheduler.filter import Filter
+from extender.scheduler.prioritize import Prioritize
+from extender.scheduler.scheduling_state import SchedulingState
+from extender.scheduler.server import Verbs, verbs_app
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
@@ -123,19 +127,12 @@ class Fleet:
 
 
 def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
-    async def bind(*_: object) -> str:
-        return "no binds here"
+    class NoBinds:
+        async def bind(self, ask: BindAsk) -> Outcome:
+            return Failed("no binds here")
 
-    return Verbs(
-        fleet.state,
-        Journal(),
-        telemetry,
-        bind,
-        unready=lambda: "",
-        shown=lambda pod: None,
-        monotonic_s=time.monotonic,
-        wall_s=time.time,
-    )
+    replica: Any = SimpleNamespace(observes=False, unready=lambda: "", deliver=fleet.state.apply)
+    return Verbs(SchedulingState(fleet.state, Journal(), telemetry, replica, time), NoBinds())
 
 
 class Stopwatch:
@@ -150,8 +147,8 @@ class Stopwatch:
         ("rank", CachedFit, "rank"),
         ("encode", extender_v1, "encode_filter"),
         ("encode", extender_v1, "encode_priorities"),
-        ("filter", Verbs, "filter"),
-        ("prioritize", Verbs, "prioritize"),
+        ("filter", Filter, "__call__"),
+        ("prioritize", Prioritize, "__call__"),
     )
 
     def __init__(self) -> None:

@@ -19,7 +19,6 @@ from typing import Any, Self
 import msgspec
 import urllib3
 
-from benchmarks.agent import vitals
 from benchmarks.hotpath.bodies import pod_as_sent
 from benchmarks.scale import (
     Extender,
@@ -31,6 +30,7 @@ from benchmarks.scale import (
     pod,
     stamp,
 )
+from benchmarks.vitals import vitals
 from tests.controlplane import (
     ADMIN_TOKEN,
     SCHEDULER_NAME,

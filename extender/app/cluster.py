@@ -156,7 +156,7 @@ async def _serve_extender(
     evictor = KubernetesEvictor(loop_api, extender.post)
     extender.enable_evictions(store, ledger, evictor)
     extender.enable_preemption(PreemptionWriter(store, evictor, time.time, extender.new_id))
-    verbs = extender.verbs_app(ledger, shown=lambda pod: None)
+    verbs = extender.verbs_app(ledger)
     console = None
     second = extender.app(cluster.guard)
     if with_console:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from contract.gpunode import GPUNodeStatus
-from contract.kube import Namespace, Node, Pod
+from contract.kube import Namespace, Node
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.app.memory_policy import limit_heap
@@ -58,15 +58,12 @@ async def serve_embedded(
     def delete_pod(namespace: str, name: str) -> str:
         return _missing(lambda: store.delete_pod(namespace, name))
 
-    def shown(pod: Pod) -> None:
-        store.admit(pod)
-
     console = Console(
         extender, lambda: extender.pending_events_controller.pending, extender.journal
     )
     debug = console.app()
     add_embedded_routes(debug, report, delete_pod)
-    verbs = extender.verbs_app(ledger, shown)
+    verbs = extender.verbs_app(ledger, store)
     async with sm_history(
         settings, extender.telemetry, extender.cluster.activities, extender.enqueue
     ):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNode, Reservation
+from contract.gpunode import GPUNode
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.app.cluster_view import ClusterView
@@ -25,19 +25,19 @@ from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.ledger.eviction import Evictions, Evictor
 from extender.ledger.preemption_writer import PreemptionWriter
-from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
+from extender.ledger.protocol import Ledger
 from extender.ledger.store import Store
 from extender.observability.feed import Feed
 from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine, assumed_line
 from extender.observability.metrics import Telemetry
-from extender.observability.recorder import ConflictCountingStore, record_bind, record_prediction
+from extender.observability.recorder import ConflictCountingStore, record_prediction
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.placement_record import Placement
-from extender.scheduler.extender_v1 import BindArgs
-from extender.scheduler.server import verbs_app
-from extender.scheduler.verbs import Verbs
-from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen
+from extender.scheduler.filter import PodStore
+from extender.scheduler.scheduling_state import SchedulingState
+from extender.scheduler.server import Verbs, verbs_app
+from extender.state.changes import Event, GPUNodeSeen
 from extender.state.journal import Journal
 from extender.state.node_whatif import rejection_beside
 from extender.state.prediction_tracker import Outcome
@@ -76,9 +76,7 @@ class Extender(ClusterView):
             lambda: self.observes,
             self.name,
         )
-        self._rules_changed: Callable[[], None] = lambda: None
-        #: Returns the pods whose bind is expected next; see ``Verbs.coming``.
-        self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
+        self.scheduling = SchedulingState(self.cluster, self.journal, self.telemetry, self, time)
         #: None if this process must not preempt pods, and before ``verbs`` was called.
         self._maker: PreemptionWriter | None = None
         self.preemption_controller: PreemptionController | None = None
@@ -116,7 +114,6 @@ class Extender(ClusterView):
 
     def take(self, settings: Settings) -> None:
         super().take(settings)
-        self._rules_changed()
         self._follow_mode()
 
     def _follow_mode(self) -> None:
@@ -143,7 +140,7 @@ class Extender(ClusterView):
 
     def assumed(self) -> AssumedLine:
         now_s = time.monotonic()
-        return assumed_line(self.cluster, self._coming(now_s), now_s)
+        return assumed_line(self.cluster, self.scheduling.assumed.reservations(now_s), now_s)
 
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -164,13 +161,6 @@ class Extender(ClusterView):
             observes=lambda: self.observes,
             together=gathered,
         )
-
-    def _foreseen(self, pod: Pod | None, gpunode: GPUNode | None, now_s: float) -> Placement | None:
-        """Return the placement that the ledger would compute, if it can be derived from cached
-        results."""
-        if pod is None or gpunode is None or gpunode.name in self.cluster.held_for(pod, now_s):
-            return None
-        return self.cluster.judge_as_weighed(pod, gpunode, now_s)
 
     def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
         """Also evict pods that have no room on their GPU, from now on."""
@@ -195,58 +185,24 @@ class Extender(ClusterView):
         """Return a generator of ids that begin with this process's name."""
         return lambda: f"{self.name}-{uuid.uuid4().hex}"
 
-    def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
-        return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
+    def verbs_app(self, ledger: Ledger, pods: PodStore | None = None) -> FastAPI:
+        return verbs_app(self.verbs(ledger, pods), self.telemetry, self.settings.max_body)
 
-    def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
-        async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
-            began_s = time.monotonic()
-            placement = self._foreseen(pod, gpunode, began_s)
-            ask = BindAsk(
-                args.pod_namespace,
-                args.pod_name,
-                args.pod_uid,
-                args.node,
-                pod,
-                gpunode,
-                placement,
-                until_s=began_s + self.settings.bind_deadline_s,
-            )
-            if pod is not None:
-                self.deliver([BindBegun(pod, ask.node, placement)])
-            try:
-                outcome = await ledger.bind(ask)
-            finally:
-                self.deliver([BindEnded(ask.uid, ask.node)])
-            record_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)
-            if isinstance(outcome, Bound):
-                return ""
-            return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
-
-        verbs = Verbs(
-            self.cluster,
-            self.journal,
-            self.telemetry,
-            bind,
-            self.unready,
-            shown,
-            time.monotonic,
-            time.time,
-            lambda: self.observes,
-            self.settings.filter_best_only,
-        )
-        self._rules_changed = verbs.rules_changed
-        self._coming = verbs.coming
+    def verbs(self, ledger: Ledger, pods: PodStore | None = None) -> Verbs:
+        """Return the calls of kube-scheduler. ``pods`` gets the pod of each filter call."""
         self.preemption_controller = PreemptionController(
             self.cluster,
             self.journal,
             self.telemetry,
-            verbs.rejected_for_memory,
+            self.scheduling.rejected_for_memory,
             self._maker,
             self.post,
             self._events_pool,
         )
-        return verbs
+        settings = self.settings
+        return Verbs(
+            self.scheduling, ledger, settings.bind_deadline_s, settings.filter_best_only, pods
+        )
 
     def app(self, guard: Guard | None = None) -> FastAPI:
         """Return the app of the second port: probes, metrics and the journal."""

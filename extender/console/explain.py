@@ -15,9 +15,8 @@ from extender.console.explanation_bodies import ExplainBody, Explained, explain_
 from extender.console.requested_pods import pod_named
 from extender.console.responses import UNKNOWN, encoded
 from extender.console.visible_pods import Sees, unnamed
-from extender.placement.comparison import verdict_digest
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.explain import explain
+from extender.placement.explain import explain, verdict_digest
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot

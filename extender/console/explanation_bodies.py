@@ -23,8 +23,12 @@ from extender.console.decision_bodies import DecisionView, FilterView, Unanswere
 from extender.console.node_views import Aged, DeviceView, device_view
 from extender.console.occupant_bodies import HeldView, held_view
 from extender.console.visible_pods import Sees, everything
-from extender.placement.explain import DeviceExplanation, Explanation, NodeExplanation
-from extender.placement.explanation_text import explanation_lines
+from extender.placement.explain import (
+    DeviceExplanation,
+    Explanation,
+    NodeExplanation,
+    explanation_lines,
+)
 from extender.placement.request import Unreadable, VramRequest
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import Feasible

@@ -16,8 +16,8 @@ from extender.console.explanation_bodies import NearestView, nearest_view, not_t
 from extender.console.requested_pods import pod_named, understood
 from extender.console.responses import UNKNOWN, encoded
 from extender.console.visible_pods import Sees
-from extender.placement.comparison import Comparison, compare
 from extender.placement.device_accounting import DeviceTerms
+from extender.placement.explain import Comparison, compare
 from extender.placement.fit import fit
 from extender.placement.snapshot import Snapshot
 from extender.state.eligible_nodes import AMOUNTS, Obstacle, eligible_nodes, not_modeled

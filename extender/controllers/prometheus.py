@@ -31,7 +31,7 @@ from extender.controllers.promql import (
     read,
     still_fresh,
 )
-from extender.placement.sm_reading import Activity
+from extender.placement.device_reading import Activity
 from extender.state.sm_activity import Key
 
 log = structlog.get_logger()

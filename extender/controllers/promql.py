@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from extender.placement.sm_reading import HISTORY, Activity
+from extender.placement.device_reading import HISTORY, Activity
 from extender.state.sm_activity import Key
 
 METRIC = "DCGM_FI_PROF_SM_ACTIVE"

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 
 from extender.config.settings import Settings
 from extender.observability.metrics import ViewTelemetry
-from extender.placement.sm_reading import Activity
+from extender.placement.device_reading import Activity
 from extender.state.changes import ActivitySeen, Event
 from extender.state.sm_activity import Activities, Key
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
 from contract.gpunode import MAX_DEVICE_BYTES, Device
 from extender.placement.device_accounting import allocatable
-from extender.placement.device_health import UNBELIEVED, duplicate_uuids, health_issues
-from extender.placement.occupancy import memories_of
+from extender.placement.device_reading import UNBELIEVED, duplicate_uuids, health_issues
+from extender.placement.report_index import memories_of
 from extender.placement.request import Ask, Portion
 from extender.placement.snapshot import MOST_BYTES
 
@@ -23,6 +23,7 @@ BytesArray = NDArray[np.int64]
 
 #: Sums are capped at this value. It is far above any memory, and sums of capped values fit int64.
 TOO_MUCH_BYTES = 1 << 52
+MIB_BITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +126,20 @@ def _of_phase(phase: Sequence[Portion], arrays: DeviceArrays, any_joint: bool) -
         together = np.minimum(together + one * devices, TOO_MUCH_BYTES)
         alone = np.maximum(alone, one)
     return np.where(arrays.common, together, alone)
+
+
+def above_cap(
+    ask: Ask, processes: int, memory_bytes: BytesArray, arrays: DeviceArrays
+) -> NDArray[np.bool_]:
+    """Return the mask (n, slots) of devices where a container requests more than MPS allows.
+
+    The plugin limits each MPS process to total memory / replicas, in whole MiB. A larger request
+    can never fit. A container that requests a replica's share accepts the limit, and has that much
+    reserved for each of its processes.
+    """
+    cap = (memory_bytes // np.maximum(arrays.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
+    above = np.zeros(cap.shape, bool)
+    for portion in {portion for phase in ask.phases for portion in phase}:
+        if not isinstance(portion.amount, ReplicaShare):
+            above |= bytes_of(portion.amount, portion.count, arrays) > cap
+    return above

@@ -12,12 +12,13 @@ import numpy as np
 
 from contract.quantity import gib
 from contract.reasons import Reason
-from extender.placement.candidate_devices import Mask, slots_of
-from extender.placement.explain import largest_fitting
+from extender.placement.chosen_device import Nodes
 from extender.placement.fit import Verdicts
-from extender.placement.snapshot import CODE_OF
-from extender.placement.visible_devices_env import Nodes
+from extender.placement.snapshot import CODE_OF, Mask, Rows
 
+INT64_MAX = int(np.iinfo(np.int64).max)
+#: Verdicts that memory alone decided.
+MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
 #: "closed": no node with a device of the resource accepts pods.
 Fullness = Literal["room", "fragmented", "full", "closed"]
 _ORDER = list(Reason)
@@ -74,7 +75,7 @@ def space(verdicts: Verdicts) -> Space:
     """Compute the free capacity for a request for one resource."""
     snap, rows, columns = verdicts.snap, verdicts.rows, verdicts.snap.columns
     verdict = verdicts.asks[0]
-    slots = slots_of(verdict.ask.resource, snap)
+    slots = snap.slots_of(verdict.ask.resource)
     sound: Mask = slots & (columns.health_issue == 0)
     opens: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
     has_any = np.asarray(slots.any(axis=1))[rows]
@@ -157,3 +158,35 @@ def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
             else:
                 why = f"the largest request that fits is {gib(space.largest_fitting_bytes)}"
             return f"fragmented: {free} are free in total, and {why}{stranded}"
+
+
+def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
+    """Return the pod's least need and the largest device's bytes if no device can ever hold it.
+
+    Both concern one resource. None if some device of each resource is large enough.
+    """
+    for verdict in verdicts.asks:
+        slots = verdicts.snap.slots_of(verdict.ask.resource)[verdicts.rows]
+        allocatable = verdicts.snap.columns.allocatable_bytes[verdicts.rows][slots]
+        needs = verdict.need_bytes[slots]
+        if allocatable.any() and (needs > allocatable).all():
+            return int(needs.min()), int(allocatable.max())
+    return None
+
+
+def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
+    """Return the most bytes per device that would fit on some node.
+
+    Only nodes without other reasons than memory count; None if there are none. ``among`` limits the
+    search to these indices of the verdicts.
+    """
+    by_memory = np.isin(verdicts.codes, MEMORY_CODES)
+    if among is not None:
+        by_memory &= np.isin(np.arange(len(verdicts.rows)), among)
+    if not verdicts.asks or not by_memory.any():
+        return None
+    least = np.full(len(verdicts.rows), INT64_MAX)
+    for verdict in verdicts.asks:
+        room = np.where(verdict.candidates, verdict.free_bytes, INT64_MAX)
+        least = np.minimum(least, room.min(axis=1, initial=INT64_MAX))
+    return max(0, int(least[by_memory].max()))

@@ -38,10 +38,9 @@ import msgspec
 
 from contract.gpunode import Device, GPUNodeStatus, Plugin
 from contract.reasons import Reason
-from extender.placement.device_health import UNBELIEVED, health_issues
 from extender.placement.device_plugin_model import Policy
+from extender.placement.device_reading import UNBELIEVED, Activity, health_issues, reported
 from extender.placement.occupancy import Holder, Occupancy, Tenancy
-from extender.placement.sm_reading import Activity, reported
 
 
 class DeviceTerms(msgspec.Struct, frozen=True, gc=False):

@@ -1,26 +1,29 @@
-"""Explains verdicts: the reasons and values of a decision, from the arrays that made it."""
+"""Explains verdicts, as data and as text, from the arrays that made the decision."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Literal
 
 import numpy as np
 
+from contract.annotations import PROCESSES
 from contract.gate import GATE
+from contract.quantity import gib
 from contract.reasons import Reason
-from extender.placement.candidate_devices import slots_of
+from extender.placement.capacity import INT64_MAX, MEMORY_CODES, larger_than_any, largest_fitting
+from extender.placement.chosen_device import by_environment
 from extender.placement.demand_pricing import Market
 from extender.placement.device_accounting import DeviceTerms
+from extender.placement.device_reading import Activity
 from extender.placement.fit import Verdicts
 from extender.placement.policy import Weights
 from extender.placement.request import VramRequest
 from extender.placement.score import Ranking, rank
-from extender.placement.snapshot import CODE_OF, NodeTerms, Rows
+from extender.placement.snapshot import REASONS, NodeTerms
 from extender.placement.visible_devices import Visible
-from extender.placement.visible_devices_env import by_environment
 
-INT64_MAX = int(np.iinfo(np.int64).max)
 _BY_ITSELF = {
     "placement": "Headroom chooses: NVIDIA_VISIBLE_DEVICES of the pod follows its placement",
     "pod": "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this device",
@@ -36,8 +39,15 @@ _NO_GATE = (
     f"make {GATE} its first init container, without a GPU: only the gate can stop the pod on a"
     " device without enough free memory"
 )
-#: Verdicts that memory alone decided.
-_MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
+#: Code -> text of a verdict in the digest.
+_WORDS = [reason.code if reason else "fits" for reason in REASONS]
+#: Reason -> less specific reasons that always hold with it.
+_IMPLIED = {
+    Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
+    Reason.MEMORY_ON_ANY: {Reason.MEMORY_ON_SOME},
+}
+#: Reasons that concern the whole node or pod: its devices were not compared.
+_DEVICES_DO_NOT_MATTER = frozenset({Reason.NO_SUCH_RESOURCE, Reason.NOT_PINNED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +200,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
         for slot in np.flatnonzero(verdict.candidates[i]).tolist()
     )
     reason = verdicts.reason(i)
-    by_memory = verdicts.codes[i] in _MEMORY_CODES
+    by_memory = verdicts.codes[i] in MEMORY_CODES
     short = max((device.short_bytes for device in devices), default=0)
     return NodeExplanation(
         node.name,
@@ -231,37 +241,157 @@ def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     for verdict in verdicts.asks:
         short = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
         lacking = np.maximum(lacking, short.max(axis=1, initial=0))
-    by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
+    by_memory = np.isin(verdicts.codes, MEMORY_CODES)
     return np.where(by_memory, lacking, INT64_MAX)
 
 
-def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
-    """Return the pod's least need and the largest device's bytes if no device can ever hold it.
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of the score, which is the weighted mean of all terms."""
 
-    Both concern one resource. None if some device of each resource is large enough.
+    name: str
+    #: 0..1
+    value: float
+    #: The weight in the settings, and its part of the sum of all weights, 0..1.
+    weight: float
+    part: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    node: NodeExplanation
+    #: All reasons against the node, filter's reason first; empty if the pod fits.
+    failing: tuple[Reason, ...]
+    #: Terms of the score; empty if the pod does not fit.
+    terms: tuple[Term, ...]
+    #: Nodes on which the pod fits.
+    fits: int
+    #: 1 plus the number of fitting nodes with a higher score; None if the pod does not fit.
+    rank: int | None
+    #: Other nodes with an equal score. The least free memory, then a hash, breaks ties.
+    tied: int
+    #: The node that wins; empty if the pod fits on no node.
+    winner: str
+    winner_score: float | None
+
+
+def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None) -> Comparison:
+    """Compare the i-th node of ``verdicts`` with the others; the pod must request a GPU."""
+    ranking = rank(verdicts, weights, market)
+    node = explain_node(verdicts, ranking, i)
+    scores, fits = ranking.scores, verdicts.fits
+    fitting = bool(fits[i])
+    winner = ranking.winner
+    return Comparison(
+        node=node,
+        failing=tuple(failing(verdicts, i)),
+        terms=tuple(
+            Term(name, node.terms[name], weight, weights.parts[name])
+            for name, weight in asdict(weights).items()
+            if name in node.terms
+        ),
+        fits=int(fits.sum()),
+        rank=1 + int((scores[fits] > scores[i]).sum()) if fitting else None,
+        tied=int(np.count_nonzero(scores[fits] == scores[i])) - 1 if fitting else 0,
+        winner="" if winner is None else verdicts.snap.nodes[int(verdicts.rows[winner])].name,
+        winner_score=None if winner is None else float(scores[winner]),
+    )
+
+
+def verdict_digest(verdicts: Verdicts) -> str:
+    """Return a digest of all nodes' verdicts in the order of their names, without the names.
+
+    Processes with equal state return equal digests.
     """
-    for verdict in verdicts.asks:
-        slots = slots_of(verdict.ask.resource, verdicts.snap)[verdicts.rows]
-        allocatable = verdicts.snap.columns.allocatable_bytes[verdicts.rows][slots]
-        needs = verdict.need_bytes[slots]
-        if allocatable.any() and (needs > allocatable).all():
-            return int(needs.min()), int(allocatable.max())
-    return None
+    order = np.argsort(verdicts.snap.name_rank[verdicts.rows], kind="stable")
+    words = (_WORDS[code] for code in verdicts.codes[order].tolist())
+    return sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
-def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
-    """Return the most bytes per device that would fit on some node.
+def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
+    """Yield all reasons against the i-th node, filter's reason first.
 
-    Only nodes without other reasons than memory count; None if there are none. ``among`` limits the
-    search to these indices of the verdicts.
+    For a node without devices these are the reasons that concern the whole node.
     """
-    by_memory = np.isin(verdicts.codes, _MEMORY_CODES)
-    if among is not None:
-        by_memory &= np.isin(np.arange(len(verdicts.rows)), among)
-    if not verdicts.asks or not by_memory.any():
-        return None
-    least = np.full(len(verdicts.rows), INT64_MAX)
-    for verdict in verdicts.asks:
-        room = np.where(verdict.candidates, verdict.free_bytes, INT64_MAX)
-        least = np.minimum(least, room.min(axis=1, initial=INT64_MAX))
-    return max(0, int(least[by_memory].max()))
+    row = int(verdicts.rows[i])
+    node = verdicts.snap.nodes[row]
+    found: dict[Reason | None, None] = {verdicts.reason(i): None, node.reason: None}
+    for reason, where in verdicts.closed.items():
+        # A node that has never reported has no stale report.
+        if where[i] and (node.devices or reason is not Reason.STALE_REPORT):
+            found[reason] = None
+    for verdict in verdicts.asks if node.devices else ():
+        of_ask = [reason for reason, where in verdict.all_rejected.items() if where[row]]
+        implied = {each for reason in of_ask for each in _IMPLIED.get(reason, ())}
+        found |= dict.fromkeys(reason for reason in of_ask if reason not in implied)
+    yield from (reason for reason in found if reason is not None)
+
+
+def explanation_lines(node: NodeExplanation) -> list[str]:
+    """Return a headline, details, and a line for each candidate device if devices decide."""
+    lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
+    lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]
+    if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for device in node.candidates:
+            text = _device_lines(device, measured=not node.unmeasured)
+            if node.reason is None or node.max_sm_ppm is not None:  # SM activity matters
+                text += _sm_activity(device.terms.activity, node.max_sm_ppm)
+            alike.setdefault(tuple(text), []).append(device.terms.device.uuid)
+        for (first, *others), uuids in alike.items():
+            lines += [f"  {_named(uuids)}: {first}", *others]
+    if node.score is not None:
+        terms = ", ".join(f"{name} {value:.2f}" for name, value in node.terms.items())
+        lines.append(f"  score {node.score:.2f}: {terms}")
+    if node.gated and node.reason is None:
+        lines.append("  the gate lets the pod start only if its device has enough free memory")
+    return lines
+
+
+def _named(uuids: Sequence[str]) -> str:
+    """Name a single device, and count equal ones."""
+    return uuids[0] if len(uuids) == 1 else f"each of {len(uuids)} GPUs, such as {uuids[0]}"
+
+
+def _fits(node: NodeExplanation) -> str:
+    if node.chosen_by == "placement":
+        return "fits, on the device that Headroom chooses"
+    if node.chosen_by == "pod":
+        return "fits, on any device that the pod makes visible to itself"
+    count = len(node.candidates)
+    return "fits, on its only candidate" if count == 1 else f"fits, on any of {count} candidates"
+
+
+def _device_lines(device: DeviceExplanation, measured: bool) -> list[str]:
+    """Return the lines for one device; the first one follows the device's name."""
+    terms = device.terms
+    if not terms.believed:
+        return [terms.health_detail]
+    if terms.health_issue is not None:
+        return [f"unhealthy, {terms.health_detail}"]
+    free = f"{gib(device.free_bytes)} free" if device.free_bytes > 0 else "nothing free"
+    short = f", {gib(device.short_bytes, up=True)} short" if device.short_bytes else ""
+    lines = [f"needs {gib(device.need_bytes)}, {free}{short}; {device.because}"]
+    if terms.device.sharing == "mps":
+        limit_bytes = terms.device.memory_bytes // max(1, terms.device.replicas.total)
+        lines.append(
+            f"    MPS limits each process to {gib(limit_bytes)}; annotation {PROCESSES} sets the"
+            " number of processes per container"
+        )
+    if measured and not terms.attributed:
+        lines.append(
+            "    the agent cannot attribute use to pods: each is assumed to use its request"
+        )
+    return lines
+
+
+def _sm_activity(activity: Activity | None, max_sm_ppm: int | None) -> list[str]:
+    limit = "" if max_sm_ppm is None else f"; the pod requires less than {max_sm_ppm / 10_000:g} %"
+    if activity is None:
+        return [f"    SM activity is unknown{limit}"] if limit else []
+    if activity.quantile is None or activity.window_s is None:
+        source = f"the last sample of the node's agent ({activity.source})"
+    else:
+        over = f"{activity.quantile:g} quantile of {activity.window_s / 60:g} minutes"
+        source = f"the {over} in DCGM's history"
+    return [f"    SM activity {100 * activity.ratio:.3g} %, {source}{limit}"]

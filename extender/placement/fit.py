@@ -6,24 +6,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.annotations import ScoringPolicy
 from contract.reasons import Reason
-from extender.placement.amounts import DeviceArrays, needed
-from extender.placement.candidate_devices import Mask, candidates, slots_of
-from extender.placement.mps_limits import above_cap
+from extender.placement.amounts import DeviceArrays, above_cap, needed
+from extender.placement.chosen_device import Nodes, by_environment, overruled, steered_candidates
 from extender.placement.request import Ask, VramRequest
-from extender.placement.sm_penalty import unrest_bytes
 from extender.placement.snapshot import (
     CODE_OF,
-    MOST_BYTES,
     REASONS,
     SHARING,
     Bytes2D,
+    Mask,
     Rows,
     Snapshot,
 )
 from extender.placement.visible_devices import Visible
-from extender.placement.visible_devices_env import Nodes, by_environment, overruled
 
 Codes = NDArray[np.int8]
 
@@ -127,8 +123,9 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
     columns = snap.columns
-    slots = slots_of(ask.resource, snap)
-    could = candidates(slots, ask.count, snap)
+    slots = snap.slots_of(ask.resource)
+    # The plugin allocates by replicas only, regardless of memory and of the health seen here.
+    could: Mask = slots & (columns.reach <= ask.count)
     sharing = columns.sharing
     sharers = columns.sharers.astype(np.int64)
     arrays = DeviceArrays(
@@ -176,10 +173,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     if by_itself is None and steered.any():
         usable = could & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
         usable &= ~np.array([*faults.values()]).any(axis=0)
-        spreads = request.policy is ScoringPolicy.SPREAD
-        left = room - need
-        unrest = unrest_bytes(columns.sm_ppm, columns.allocatable_bytes)
-        chosen = _chosen(could, usable, left, unrest, spreads)
+        chosen = steered_candidates(request, snap, could, usable, room - need)
         could = np.where(steered[:, None], chosen, could)
         looked_at = np.where(steered[:, None], could, looked_at)
         stuck = steered & ~(usable & enough).any(axis=1)
@@ -202,19 +196,3 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         codes[stuck & np.isin(codes, _NOT_STEERED)] = CODE_OF[Reason.NO_REPLICA]
     ours = steered if by_itself is None else by_itself.pinned
     return AskVerdict(ask, rows, codes, could, need, room, ours, rejected)
-
-
-def _chosen(could: Mask, usable: Mask, left_bytes: Bytes2D, unrest: Bytes2D, spreads: bool) -> Mask:
-    """Return the mask (n, slots) of the device that Headroom chooses, as the only candidate.
-
-    The chosen device has the least free memory, or the most if the policy ``spreads``, adjusted
-    for SM activity (``placement.sm_penalty``). If the pod fits on no device, the mask has all
-    devices that determine the reason.
-    """
-    fitting = usable & (left_bytes >= 0)
-    cost = unrest - left_bytes if spreads else unrest + left_bytes
-    best = np.where(fitting, cost, MOST_BYTES).argmin(axis=1)
-    chosen = fitting & (best[:, None] == np.arange(could.shape[1]))
-    rest = np.where(usable.any(axis=1, keepdims=True), usable, could)
-    narrowed: Mask = np.where(fitting.any(axis=1, keepdims=True), chosen, rest)
-    return narrowed

@@ -4,7 +4,8 @@ There are few kinds of pods, and few nodes change between two calls, so only tho
 again. The cached values equal those of ``fit`` on the whole snapshot.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,20 +41,20 @@ class CachedFit:
 
     def after(self, request: VramRequest, snap: Snapshot) -> "CachedFit":
         """Return the cached fit for a newer snapshot, computed again only for changed nodes."""
-        nodes, scale = len(snap.nodes), _scale(snap)
+        nodes, scale = len(snap.nodes), (snap.largest_device_bytes, snap.largest_node_bytes)
         changed = np.flatnonzero(snap.changed_in > self.generation)
         if scale != self.scale:
             changed = np.arange(nodes)
-        codes = _of_length(self.fresh_codes, nodes)
-        columns = [_of_length(column, nodes) for column in self.standing.columns]
+        if not len(changed) and nodes == len(self.fresh_codes):
+            return replace(self, generation=snap.generation)
+        arrays = _resized((self.fresh_codes, *self.standing.columns), nodes)
         if len(changed):
             part = snap if len(changed) == nodes else snap.part(changed)
             verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
-            codes[changed] = verdicts.codes
             found = standing(verdicts, self.weights)
-            for column, figures in zip(columns, found.columns, strict=True):
-                column[changed] = figures
-        return CachedFit(self.weights, snap.generation, scale, codes, Standing.of(columns))
+            for array, values in zip(arrays, (verdicts.codes, *found.columns), strict=True):
+                array[changed] = values
+        return CachedFit(self.weights, snap.generation, scale, arrays[0], Standing.of(arrays[1:]))
 
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:
         """Return the codes that ``fit`` returns for these rows."""
@@ -78,36 +79,29 @@ class CachedFit:
         return rank_rows(request, snap, rows, fits, taken, now_s, self.weights, market)
 
 
-def _nothing(weights: Weights) -> CachedFit:
-    """Return a cached fit without nodes."""
-    none = np.empty(0, np.int64)
-    standing = Standing(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
-    return CachedFit(weights, -1, (0, 0), np.empty(0, np.int8), standing)
-
-
-def _scale(snap: Snapshot) -> tuple[int, int]:
-    return snap.largest_device_bytes, snap.largest_node_bytes
-
-
 class FitCache:
     """Caches the most recent kinds of requests for the successive snapshots of one table."""
 
     def __init__(self, weights: Weights, capacity: int = 64) -> None:
-        self._nothing = _nothing(weights)
+        none = np.empty(0, np.int64)
+        standing = Standing(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
+        #: A cached fit without nodes.
+        self._nothing = CachedFit(weights, -1, (0, 0), np.empty(0, np.int8), standing)
         self._held: Bounded[Kind, CachedFit] = Bounded(capacity)
 
     def weigh(self, request: VramRequest, snap: Snapshot) -> CachedFit:
         """Return the fit of a request for GPUs on every node of the snapshot."""
-        cached = self._held.get(request.kind, self._nothing)
+        kind = request.kind
+        cached = self._held.get(kind, self._nothing)
         if cached.generation != snap.generation:
             cached = cached.after(request, snap)
-        self._held[request.kind] = cached
+        self._held[kind] = cached
         return cached
 
 
-def _of_length(array: NDArray[Any], length: int) -> NDArray[Any]:
-    """Return a copy of the given length; added elements are uninitialised."""
-    copy = np.empty(length, array.dtype)
-    size = min(len(array), length)
-    copy[:size] = array[:size]
-    return copy
+def _resized(arrays: Sequence[NDArray[Any]], length: int) -> list[NDArray[Any]]:
+    """Return copies of the given length; added elements are uninitialised."""
+    copies = [np.empty(length, array.dtype) for array in arrays]
+    for copy, array in zip(copies, arrays, strict=True):
+        copy[: len(array)] = array[:length]
+    return copies

@@ -5,22 +5,18 @@ change measured bytes. So the occupancy is kept until something else changes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from itertools import accumulate
-from operator import attrgetter, eq
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 import msgspec
 
 from contract.annotations import DeviceChoice
-from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
-from extender.placement.device_health import duplicate_uuids
-from extender.placement.device_plugin_model import Policy
-from extender.placement.device_terms import ALL_PICKS, PluginChoice, plugin_choices
-
-T = TypeVar("T")
+from contract.gpunode import Charge, Device, GPUNodeStatus, Reservation
+from extender.placement.device_plugin_model import ALL_PICKS, PluginChoice, Policy, plugin_choices
+from extender.placement.device_reading import duplicate_uuids
+from extender.placement.report_index import Memory, ReportIndex, Rows, memories_of, once
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
@@ -38,12 +34,6 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     @property
     def charged_bytes(self) -> int:
         return max(self.requested_bytes, self.measured_bytes or 0)
-
-
-#: Indices of rows of the report's pods.
-Rows = tuple[int, ...]
-#: Slots whose devices share one memory, in order; most memories have one slot.
-Memory = tuple[int, ...]
 
 
 class Occupant(msgspec.Struct, frozen=True, gc=False):
@@ -112,73 +102,6 @@ class Occupancy(msgspec.Struct, frozen=True, gc=False):
     asked_bytes: tuple[int | None, ...]
 
 
-class Found(msgspec.Struct, frozen=True, gc=False):
-    """An occupancy, and the latest inputs for which it is valid."""
-
-    status: GPUNodeStatus
-    reservations: Mapping[str, Reservation]
-    leaving: Set[str]
-    device_choice: DeviceChoice
-    occupancy: Occupancy
-
-
-def find(
-    status: GPUNodeStatus,
-    reservations: Mapping[str, Reservation],
-    leaving: Set[str],
-    device_choice: DeviceChoice,
-    before: Found | None,
-) -> Found:
-    """Return the result of ``occupy``; the object in ``before`` if it is still valid."""
-    if before is not None and (
-        before.device_choice is device_choice
-        and before.leaving == leaving
-        and _alike(before.reservations, reservations)
-        and _shows_the_same(before.status, status)
-    ):
-        occupancy = before.occupancy
-    else:
-        occupancy = occupy(status, reservations, leaving, device_choice)
-    return Found(status, reservations, leaving or _NO_PODS, device_choice, occupancy)
-
-
-_NO_PODS: Set[str] = frozenset()
-
-
-def _alike(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
-    """Return whether the reservations are equal and in equal order."""
-    if was is now:
-        return True
-    return list(was) == list(now) and all(
-        held is reservation
-        or (held.charges == reservation.charges and _named(held) == _named(reservation))
-        for held, reservation in zip(was.values(), now.values(), strict=True)
-    )
-
-
-def _shows_the_same(was: GPUNodeStatus, now: GPUNodeStatus) -> bool:
-    return (
-        was.plugin == now.plugin
-        and len(was.devices) == len(now.devices)
-        and len(was.pods) == len(now.pods)
-        and all(map(eq, map(_occupied, was.devices), map(_occupied, now.devices)))
-        and all(map(eq, map(_row, was.pods), map(_row, now.pods)))
-    )
-
-
-_named = attrgetter("namespace", "name")
-_occupied = attrgetter(
-    "uuid", "resource", "sharing", "replicas", "kind", "parent", "gpu_instance", "numa_node"
-)
-
-
-def _row(use: PodUse) -> tuple[object, ...]:
-    # Only the sign of the use matters: whether a pod uses the device, does not, or it is unknown.
-    used = use.used_bytes
-    uses = None if used is None else (used > 0) - (used < 0)
-    return use.uid, use.device, use.replica, uses
-
-
 def occupy(
     status: GPUNodeStatus,
     reservations: Mapping[str, Reservation],
@@ -193,7 +116,7 @@ def occupy(
     devices = status.devices
     memories = memories_of(devices)
     by_environment = _ByEnvironment(reservations)
-    uses = _Uses(status, by_environment.uids)
+    uses = ReportIndex(status, by_environment.uids)
     queue = _Queue(devices, reservations, uses)
     choices = _choices(status, uses, queue, leaving, device_choice)
     tenancies: dict[Memory, Tenancy] = {}
@@ -215,11 +138,11 @@ def occupy(
                 queue.renamed(memory),
             )
     return Occupancy(
-        slots=_once(tuple([_once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in choices])),
-        memories=_once(tuple(memories)),
+        slots=once(tuple([once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in choices])),
+        memories=once(tuple(memories)),
         tenancies=tuple([tenancies[memory] for memory in memories]),
         doubled=duplicate_uuids(devices) or _NONE_DOUBLED,
-        asked_bytes=_once(_asked_bytes(len(status.pods), tenancies.values())),
+        asked_bytes=once(_asked_bytes(len(status.pods), tenancies.values())),
     )
 
 
@@ -235,17 +158,6 @@ def _asked_bytes(rows: int, tenancies: Iterable[Tenancy]) -> tuple[int | None, .
 _NONE_DOUBLED: Mapping[str, int] = MappingProxyType({})
 
 
-@lru_cache(maxsize=4096)
-def _first(of: Any) -> Any:
-    return of
-
-
-def _once(of: T) -> T:
-    """Return the first of all equal objects, so that nodes share equal values in memory."""
-    first: T = _first(of)
-    return first
-
-
 def possibilities(
     status: GPUNodeStatus,
     reservations: Mapping[str, Reservation],
@@ -253,14 +165,14 @@ def possibilities(
     device_choice: DeviceChoice,
 ) -> list[PluginChoice]:
     """Return the plugin's possible choices of each device, in the order of the report."""
-    uses = _Uses(status, _ByEnvironment(reservations).uids)
+    uses = ReportIndex(status, _ByEnvironment(reservations).uids)
     queue = _Queue(status.devices, reservations, uses)
     return _choices(status, uses, queue, leaving, device_choice)
 
 
 def _choices(
     status: GPUNodeStatus,
-    uses: "_Uses",
+    uses: ReportIndex,
     queue: "_Queue",
     leaving: Set[str],
     device_choice: DeviceChoice,
@@ -307,85 +219,13 @@ def _tenancy(
         rows=rows,
         unobserved_pods=unobserved_pods,
         unconfirmed=tuple(unconfirmed),
-        most_bytes=_once((0, *accumulate([holder.requested_bytes for holder in unconfirmed]))),
+        most_bytes=once((0, *accumulate([holder.requested_bytes for holder in unconfirmed]))),
         leaving=leaving,
-        arrivals=_once(tuple([most(0, gone) + unpredicted for gone in range(leaving + 1)])),
-        with_newcomer=_once(others(1)),
-        with_several=_once(others(ALL_PICKS)),
+        arrivals=once(tuple([most(0, gone) + unpredicted for gone in range(leaving + 1)])),
+        with_newcomer=once(others(1)),
+        with_several=once(others(ALL_PICKS)),
     )
-    return tenancy if rows or occupants or unconfirmed else _once(tenancy)
-
-
-def memories_of(devices: Sequence[Device]) -> list[Memory]:
-    """Return the memory of each slot: compute instances of one GPU instance share their memory."""
-    of: dict[tuple[str, int] | int, list[int]] = {}
-    keys: list[tuple[str, int] | int] = []
-    for slot, device in enumerate(devices):
-        joint = device.kind == "mig" and device.parent and device.gpu_instance is not None
-        keys.append((device.parent or "", device.gpu_instance or 0) if joint else slot)
-        of.setdefault(keys[-1], []).append(slot)
-    return [tuple(of[key]) for key in keys]
-
-
-class _Uses:
-    """The report's rows of pods.
-
-    Several rows of one replica count once: an app container reuses the replica of an earlier init
-    container, and the kubelet lists both. Pods in ``by_environment`` may use a device without
-    holding a replica of it.
-    """
-
-    def __init__(self, status: GPUNodeStatus, by_environment: Container[str]) -> None:
-        self._pods = status.pods
-        slot_of = {device.uuid: slot for slot, device in enumerate(status.devices)}
-        self._resources = [device.resource for device in status.devices]
-        #: uid -> slot -> replicas.
-        self._replicas: dict[str, dict[int, set[str]]] = {}
-        #: slot -> uid -> rows.
-        self._rows: list[dict[str, list[int]]] = [{} for _ in status.devices]
-        for index, row in enumerate(status.pods):
-            slot = slot_of.get(row.device)
-            if slot is None:
-                continue
-            replicas = self._replicas.setdefault(row.uid, {}).setdefault(slot, set())
-            if row.replica or row.uid not in by_environment:
-                replicas.add(row.replica)
-            self._rows[slot].setdefault(row.uid, []).append(index)
-
-    def uids(self, slot: int) -> Set[str]:
-        """Return the pods that the report shows there."""
-        return self._rows[slot].keys()
-
-    def replicas_of(self, slot: int, uids: Set[str] | None = None) -> int:
-        """Return how many replicas these pods hold there, according to the report; None: all."""
-        held = self._rows[slot]
-        return sum([len(self._replicas[uid][slot]) for uid in held if uids is None or uid in uids])
-
-    def missing(self, uid: str, charge: Charge) -> int:
-        """Return how many replicas of a charge the pod does not hold yet."""
-        held = 0
-        for slot, replicas in self._replicas.get(uid, {}).items():
-            if self._resources[slot] == charge.resource:
-                held += len(replicas)
-        return max(0, charge.count - held)
-
-    def of(self, uid: str, memory: Memory) -> Rows:
-        """Return the rows of one pod in a memory."""
-        return _once(tuple([row for slot in memory for row in self._rows[slot].get(uid, ())]))
-
-    def uses_nothing(self, rows: Rows) -> bool:
-        """Return whether all these rows have a measured use of 0."""
-        return all(self._pods[row].used_bytes == 0 for row in rows)
-
-    def rows(self, memory: Memory) -> Rows:
-        rows = [row for slot in memory for of in self._rows[slot].values() for row in of]
-        return _once(tuple(rows))
-
-    def unobserved_pods(
-        self, memory: Memory, reservations: Mapping[str, Reservation]
-    ) -> tuple[Rows, ...]:
-        uids = dict.fromkeys(uid for slot in memory for uid in self._rows[slot])
-        return tuple([self.of(uid, memory) for uid in uids if uid not in reservations])
+    return tenancy if rows or occupants or unconfirmed else once(tenancy)
 
 
 class _ByEnvironment:
@@ -409,7 +249,7 @@ class _ByEnvironment:
         memory: Memory,
         devices: Sequence[Device],
         reservations: Mapping[str, Reservation],
-        uses: _Uses,
+        uses: ReportIndex,
     ) -> list[Occupant]:
         """Return the pods with a reservation in a memory, or that use it."""
         uuids = [devices[slot].uuid for slot in memory]
@@ -433,7 +273,7 @@ def _occupants(
     memory: Memory,
     devices: Sequence[Device],
     reservations: Mapping[str, Reservation],
-    uses: _Uses,
+    uses: ReportIndex,
     by_environment: _ByEnvironment,
 ) -> list[Occupant]:
     """Return the pods with a reservation that use this memory, by the report or by environment."""
@@ -464,7 +304,7 @@ class _Queue:
     """Unconfirmed pods: bound, but the report does not show all replicas that they requested."""
 
     def __init__(
-        self, devices: Sequence[Device], reservations: Mapping[str, Reservation], uses: _Uses
+        self, devices: Sequence[Device], reservations: Mapping[str, Reservation], uses: ReportIndex
     ) -> None:
         self._devices = devices
         self._reservations = reservations

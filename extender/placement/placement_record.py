@@ -9,12 +9,12 @@ import numpy as np
 from contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
 from contract.gpunode import Charge
 from extender.placement.amounts import bytes_of, device_arrays
+from extender.placement.chosen_device import by_environment
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import AskVerdict, Verdicts
 from extender.placement.request import ContainerAsk, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.visible_devices import Visible
-from extender.placement.visible_devices_env import by_environment
 
 #: Characters up to which the placement quotes the pod's VRAM annotation. The API server limits the
 #: size of annotations.

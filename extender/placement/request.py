@@ -6,7 +6,7 @@ devices. So a request is a list of *phases*. A phase is a set of containers that
 The most that a pod can take of one device is its largest phase.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from contract.annotations import (
@@ -19,7 +19,6 @@ from contract.annotations import (
     Amount,
     ReplicaShare,
     ScoringPolicy,
-    VramAnnotation,
     parse_max_sm,
     parse_policy,
     parse_processes,
@@ -156,18 +155,17 @@ def understand(
     that requests no GPU that Headroom manages is never unreadable, whatever its annotations are.
     """
     try:
-        counts = _counts(pod, rules)
+        found = _gpu_containers(pod, rules)
     except BadQuantity as err:
         return Unreadable(Reason.BAD_POD, str(err))
-    if enforce_limits and counts and (too_much := exceeded(pod)):
+    if enforce_limits and found and (too_much := exceeded(pod)):
         return Unreadable(Reason.POD_TOO_LARGE, too_much)
     try:
-        policy = pod.annotation(POLICY) if counts else None
-        max_sm = pod.annotation(MAX_SM) if counts else None
-        written = pod.annotation(PROCESSES) if counts else None
+        annotations = pod.metadata.annotations or {}
+        read = annotations if found else {}
+        policy, max_sm, written = read.get(POLICY), read.get(MAX_SM), read.get(PROCESSES)
         processes = 1 if written is None else parse_processes(written)
-        amounts = _Amounts.read(pod, default_vram, processes) if counts else None
-        containers = _container_asks(pod, counts, amounts)
+        containers = _container_asks(read, found, default_vram, processes)
         if rules.reject_unannotated and any(ask.source == "replica" for ask in containers):
             return Unreadable(
                 Reason.UNANNOTATED,
@@ -179,13 +177,13 @@ def understand(
             namespace=pod.metadata.namespace,
             name=pod.metadata.name,
             containers=containers,
-            asks=tuple(_asks(pod, containers)),
+            asks=_asks(pod, containers),
             policy=rules.policy if policy is None else parse_policy(policy),
             max_sm_ppm=None if max_sm is None else parse_max_sm(max_sm),
             processes=processes,
             visible=_visible(pod, containers, rules),
             gated=is_gated(pod, rules.gate_image),
-            annotated=pod.annotation(VRAM),
+            annotated=annotations.get(VRAM),
         )
     except BadAnnotation as err:
         return Unreadable(_REASON_OF_KEY[err.key], str(err))
@@ -209,7 +207,7 @@ def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
     Counts that cannot be parsed are 1.
     """
     total: dict[str, int] = {}
-    for _, _, container in _containers(pod):
+    for _, container in _containers(pod):
         for resource, quantity in _requested(container).items():
             if rules.manages(resource):
                 try:
@@ -223,29 +221,37 @@ def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
 def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
     """Return whether Headroom places the pod. That includes unreadable counts, to reject them."""
     try:
-        return bool(_counts(pod, rules))
+        return bool(_gpu_containers(pod, rules))
     except BadQuantity:
         return True
 
 
-#: (is init container, index) -> resource -> replicas.
-_Counts = Mapping[tuple[bool, int], Mapping[str, int]]
+@dataclass(frozen=True, slots=True)
+class _GpuContainer:
+    """The replicas of one resource that a container requests; see ``ContainerAsk``."""
+
+    index: int | None
+    name: str
+    resource: str
+    count: int
 
 
-def _containers(pod: Pod) -> Iterator[tuple[bool, int, Container]]:
-    for index, init_container in enumerate(pod.spec.init_containers or ()):
-        yield True, index, init_container
-    for index, container in enumerate(pod.spec.containers or ()):
-        yield False, index, container
+def _gpu_containers(pod: Pod, rules: Rules) -> list[_GpuContainer]:
+    """Return the containers with managed resources, init containers first."""
+    return [
+        _GpuContainer(index, container.name, resource, count)
+        for index, container in _containers(pod)
+        for resource, quantity in _requested(container).items()
+        if rules.manages(resource) and (count := _count(resource, quantity))
+    ]
 
 
-def _counts(pod: Pod, rules: Rules) -> _Counts:
-    counts: dict[tuple[bool, int], dict[str, int]] = {}
-    for is_init, index, container in _containers(pod):
-        for resource, quantity in _requested(container).items():
-            if rules.manages(resource) and (count := _count(resource, quantity)):
-                counts.setdefault((is_init, index), {})[resource] = count
-    return counts
+def _containers(pod: Pod) -> list[tuple[int | None, Container]]:
+    """Return all containers, init containers first, with the index of each app container."""
+    return [
+        *((None, container) for container in pod.spec.init_containers or ()),
+        *enumerate(pod.spec.containers or ()),
+    ]
 
 
 def _requested(container: Container) -> Mapping[str, str | int]:
@@ -265,79 +271,53 @@ def _count(resource: str, quantity: str | int) -> int:
     return count
 
 
-@dataclass(frozen=True, slots=True)
-class _Amounts:
-    """Sources of amounts, by precedence: annotation, namespace's default, share of a replica."""
-
-    annotated: VramAnnotation | None
-    default: VramAnnotation | None
-    processes: int
-    #: Source of the annotation: the webhook writes a namespace's default onto the pod.
-    own: str = "annotation"
-
-    @classmethod
-    def read(cls, pod: Pod, default_vram: str | None, processes: int) -> "_Amounts":
-        own = pod.annotation(VRAM)
-        return cls(
-            annotated=None if own is None else parse_vram(own),
-            # An invalid default of the namespace does not affect pods with their own annotation.
-            default=(
-                None
-                if default_vram is None or own is not None
-                else parse_vram(default_vram, DEFAULT_VRAM)
-            ),
-            processes=processes,
-            own="annotation" if pod.annotation(VRAM_FROM) is None else "namespace",
-        )
-
-    def of(self, container: str) -> tuple[Amount, str]:
-        for annotation, source in ((self.annotated, self.own), (self.default, "namespace")):
-            amount = None if annotation is None else annotation.of(container)
-            if amount is not None:
-                return amount, source
-        return ReplicaShare(self.processes), "replica"
-
-
 def _container_asks(
-    pod: Pod, counts: _Counts, amounts: _Amounts | None
+    annotations: Mapping[str, str],
+    found: Sequence[_GpuContainer],
+    default_vram: str | None,
+    processes: int,
 ) -> tuple[ContainerAsk, ...]:
-    if amounts is None:
+    """Add the amount of each container: of the annotation, else of the namespace's default, else
+    the share of a replica. An invalid default does not affect pods with their own annotation.
+
+    Raise ``BadAnnotation`` if the annotation names a container without a GPU: that is a typo, and
+    the container that was meant would have no amount.
+    """
+    if not found:
         return ()
+    own, vram, origin = annotations.get(VRAM), None, "namespace"
+    if own is not None:
+        vram = parse_vram(own)
+        # The webhook writes a namespace's default onto the pod.
+        origin = "namespace" if VRAM_FROM in annotations else "annotation"
+        names = {container.name for container in found}
+        if unknown := [name for name in vram.by_container if name not in names]:
+            raise BadAnnotation(
+                VRAM,
+                own,
+                f"names container {shortened(unknown[0])}, but the GPU containers are: "
+                f"{', '.join(sorted(names))}",
+                f"{min(names)}=8Gi",
+            )
+    elif default_vram is not None:
+        vram = parse_vram(default_vram, DEFAULT_VRAM)
     asks: list[ContainerAsk] = []
-    named: set[str] = set()
-    for is_init, index, container in _containers(pod):
-        for resource, count in counts.get((is_init, index), {}).items():
-            amount, source = amounts.of(container.name)
-            where = None if is_init else index
-            asks.append(ContainerAsk(where, container.name, resource, count, amount, source))
-            named.add(container.name)
-    if amounts.annotated is not None:
-        _check_names(pod, amounts.annotated, named)
+    for each in found:
+        amount: Amount | None = None if vram is None else vram.of(each.name)
+        source = origin
+        if amount is None:
+            amount, source = ReplicaShare(processes), "replica"
+        asks.append(ContainerAsk(each.index, each.name, each.resource, each.count, amount, source))
     return tuple(asks)
 
 
-def _check_names(pod: Pod, annotation: VramAnnotation, gpu_containers: set[str]) -> None:
-    """Raise ``BadAnnotation`` for a name that is no GPU container.
-
-    It is a typo, and the container that was meant would have no amount.
-    """
-    for name in annotation.by_container:
-        if name not in gpu_containers:
-            known = ", ".join(sorted(gpu_containers))
-            raise BadAnnotation(
-                VRAM,
-                pod.annotation(VRAM) or "",
-                f"names container {shortened(name)}, but the GPU containers are: {known}",
-                f"{min(gpu_containers)}=8Gi",
-            )
-
-
-def _asks(pod: Pod, containers: tuple[ContainerAsk, ...]) -> Iterator[Ask]:
+def _asks(pod: Pod, containers: Sequence[ContainerAsk]) -> tuple[Ask, ...]:
     sidecars = {
         container.name
         for container in pod.spec.init_containers or ()
         if container.restart_policy == "Always"
     }
+    asks: list[Ask] = []
     for resource in dict.fromkeys(ask.resource for ask in containers):
         own = [ask for ask in containers if ask.resource == resource]
         phases: list[list[ContainerAsk]] = []
@@ -348,11 +328,13 @@ def _asks(pod: Pod, containers: tuple[ContainerAsk, ...]) -> Iterator[Ask]:
             elif ask.index is None:
                 phases.append([*lasting, ask])
         phases.append([*lasting, *(ask for ask in own if ask.index is not None)])
-        yield Ask(
-            resource=resource,
-            count=max(sum(ask.count for ask in phase) for phase in phases),
-            widest=max(ask.count for ask in own),
-            phases=tuple(
-                dict.fromkeys(tuple(Portion(a.amount, a.count) for a in p) for p in phases)
-            ),
+        portions = (tuple(Portion(ask.amount, ask.count) for ask in phase) for phase in phases)
+        asks.append(
+            Ask(
+                resource=resource,
+                count=max(sum(ask.count for ask in phase) for phase in phases),
+                widest=max(ask.count for ask in own),
+                phases=tuple(dict.fromkeys(portions)),
+            )
         )
+    return tuple(asks)

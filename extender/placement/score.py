@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
-from extender.placement.candidate_devices import Mask
 from extender.placement.demand_pricing import Market
 from extender.placement.fit import Verdicts
 from extender.placement.policy import Weights
 from extender.placement.request import VramRequest
 from extender.placement.score_terms import CHEAP, KEPT, Scores, report, terms
-from extender.placement.snapshot import Rows, Snapshot
+from extender.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
 
 #: Knuth's multiplicative hash constant: it spreads neighbouring numbers.
 _SCATTER = 2_654_435_761
@@ -143,3 +142,70 @@ def standing(verdicts: Verdicts, weights: Weights) -> Standing:
         score += weights.parts[name] * value
     kept = tuple(found.values[name] for name in KEPT)
     return Standing(score, found.node_left_bytes, found.device_left_bytes, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    node: str
+    #: 0..1, the weighted mean of ``terms``.
+    score: float
+    terms: Mapping[str, float]
+
+
+def best(
+    request: VramRequest,
+    snap: Snapshot,
+    rows: Rows,
+    ranking: Ranking,
+    standing: Standing,
+    now_s: float,
+    market: Market | None,
+    most: int,
+) -> tuple[Contender, ...]:
+    """Return at most ``most`` nodes on which the pod fits, ranked by score and name.
+
+    The winner comes first. ``ranking`` belongs to ``rows``; ``standing`` has all nodes of the
+    snapshot.
+    """
+    if ranking.winner is None:
+        return ()
+    scores = ranking.scores
+    remaining = scores.copy()
+    highest: list[int] = []
+    for _ in range(min(most, len(rows))):  # argpartition is slow with many equal scores
+        highest.append(int(remaining.argmax()))
+        remaining[highest[-1]] = -1.0
+    high = np.array(highest)
+    high = high[(scores[high] > 0) & (high != ranking.winner)]
+    high = high[np.lexsort((snap.name_rank[rows[high]], -scores[high]))]
+    indices = np.concatenate(([ranking.winner], high))[:most]
+    top_rows = rows[indices]
+    top_standing = Standing.of([column.take(top_rows) for column in standing.columns])
+    terms = named_terms(request, snap, top_rows, top_standing, now_s, market)
+    return tuple(
+        Contender(
+            snap.nodes[row].name,
+            float(scores[index]),
+            {name: float(values[i]) for name, values in terms.items()},
+        )
+        for i, (row, index) in enumerate(zip(top_rows.tolist(), indices.tolist(), strict=True))
+    )
+
+
+def aside(snap: Snapshot, rows: Rows) -> Mask:
+    """Return the mask of the best rows; -1 is an unknown node, which is never best.
+
+    All nodes without devices are equally good. If there are none, exactly one node is best. Its
+    name breaks ties, so that pods fill one node before they use the next.
+    """
+    best = np.zeros(len(rows), bool)
+    known = np.flatnonzero(rows >= 0)
+    if not len(known):
+        return best
+    spare = snap.spare_bytes.take(rows[known])
+    least = known[spare == spare.min()]
+    if spare.min() == NO_DEVICE:
+        best[least] = True
+    else:
+        best[least[snap.name_rank.take(rows[least]).argmin()]] = True
+    return best

@@ -12,6 +12,13 @@ slack              how little the neighbours use above their requests
 smallest_device    how small the candidate device is; 0.5 if prices decide
 report             how complete and how recent the report of the node is
 =================  =============================================================================
+
+*Stranded* is free memory that the plugin's choice makes unusable. The policy ``distributed`` fills
+devices level by level. It chooses any of the devices with equally few replicas taken, so a pod must
+fit on the fullest of them. The additional free memory of the others is stranded. A node whose
+devices are equally full at every level strands nothing. One large pod among small ones makes its
+node unusable for all large pods. So a pod is best placed where its device becomes similar to those
+with as many pods.
 """
 
 from collections.abc import Mapping
@@ -22,11 +29,9 @@ from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
 from contract.gpunode import MAX_DEVICE_BYTES
-from extender.placement.candidate_devices import Mask, slots_of
+from extender.placement.chosen_device import Nodes
 from extender.placement.fit import AskVerdict, Verdicts
-from extender.placement.snapshot import Rows, Snapshot
-from extender.placement.stranded_memory import more_wasted
-from extender.placement.visible_devices_env import Nodes
+from extender.placement.snapshot import MOST_BYTES, Mask, Rows, Snapshot
 
 Scores = NDArray[np.float64]
 MILLION = 1_000_000
@@ -161,4 +166,33 @@ def _roomy(verdict: AskVerdict, snap: Snapshot) -> Nodes:
     # The plugin gives an allocated unshared device to no other pod. Avoiding nodes with such
     # devices would leave no empty node for pods that request all devices of a node.
     short = short & (snap.columns.replicas > 1)
-    return ~np.asarray((slots_of(verdict.ask.resource, snap) & short).any(axis=1))
+    return ~np.asarray((snap.slots_of(verdict.ask.resource) & short).any(axis=1))
+
+
+def more_wasted(verdict: AskVerdict, snap: Snapshot) -> Rows:
+    """Estimate how many more bytes are stranded with the pod, (nodes,); negative if fewer.
+
+    The pod is assumed to get the fullest of its candidates, on which it must fit in any case. The
+    estimate is 0 if the plugin does not choose by levels, because Headroom chooses or because the
+    pod requests several replicas. It is only a preference: errors cost density, never safety.
+    """
+    could, columns = verdict.all_candidates, snap.columns
+    if verdict.ask.count > 1 or not could.size:
+        return np.zeros(len(could), np.int64)
+    # With few nodes the number of numpy calls dominates the cost.
+    room, level = columns.headroom_bytes, columns.replicas - columns.replicas_free
+    given = np.arange(len(could)), np.where(could, room, MOST_BYTES).argmin(axis=1)
+    here = level[given]
+    alike = columns.resource == columns.resource[given][:, None]
+    alike[given] = False
+    #: Other devices at the level that the device leaves, and at the level that it reaches.
+    others = alike & (level == np.array([here, here + 1])[:, :, None])
+    before = room[given]
+    own = np.array([before, before - verdict.all_need_bytes[given]])
+    least = np.where(others, room, MOST_BYTES).min(axis=2)
+    # Limited, because products of absurd values would overflow.
+    apart = np.maximum(np.minimum(own - least, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES)
+    left, joined = np.where(apart >= 0, apart, -apart * others.sum(axis=2))
+    known = could[given] & (columns.replicas[given] > 1) & ~verdict.all_ours
+    change: Rows = (joined - left) * known
+    return change

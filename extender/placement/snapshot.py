@@ -21,6 +21,7 @@ from extender.placement.device_accounting import DeviceTerms
 Bytes2D = NDArray[np.int64]
 Int2D = NDArray[np.int32]
 Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 #: Code 0 is "fits"; every other code is an index into this tuple.
 REASONS: tuple[Reason | None, ...] = (None, *Reason)
@@ -28,6 +29,8 @@ CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumera
 #: Limit of all columns and of all needs compared with them: differences of two values fit int64.
 MOST_BYTES = 1 << 61
 SHARING = ("none", "time-slicing", "mps")
+#: ``Snapshot.spare_bytes`` of a node without devices; less than any node with a device has.
+NO_DEVICE = -1
 
 
 class NodeTerms(msgspec.Struct, frozen=True, gc=False):
@@ -131,7 +134,7 @@ class Snapshot:
     changed_in: Rows
     #: (rows,) headroom of all devices of the node; overcommitted ones count as full.
     node_headroom_bytes: Rows
-    #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.non_gpu_pods``).
+    #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
     spare_bytes: Rows
     #: The memory of the largest device, and the largest sum over a node's devices; at least 1.
     largest_device_bytes: int
@@ -160,6 +163,12 @@ class Snapshot:
             node_headroom_bytes=self.node_headroom_bytes[rows],
             spare_bytes=self.spare_bytes[rows],
         )
+
+    def slots_of(self, resource: str) -> Mask:
+        """Return the mask (nodes, slots) of devices that are advertised as ``resource``."""
+        index = self.resources.get(resource)
+        advertised = self.columns.resource
+        return np.zeros(advertised.shape, bool) if index is None else advertised == index
 
     def sorted_by_row(self, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
         """Return the same names, in any order, and the row of each; -1 for unknown names.

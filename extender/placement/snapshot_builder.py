@@ -8,9 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.device_terms import may_have_free_replica
-from extender.placement.non_gpu_pods import spare_bytes
-from extender.placement.snapshot import CODE_OF, SHARING, Columns, NodeTerms, Snapshot, clamped
+from extender.placement.device_plugin_model import may_have_free_replica
+from extender.placement.snapshot import (
+    CODE_OF,
+    MOST_BYTES,
+    NO_DEVICE,
+    SHARING,
+    Columns,
+    NodeTerms,
+    Snapshot,
+    clamped,
+)
 
 #: Limit of replica counts; no plugin advertises as many.
 MANY = 1 << 20
@@ -189,6 +197,7 @@ class Table:
             if column[row].tolist() != padded:
                 column[row] = padded
                 self._columns_shown.pop(name, None)
+        headroom_bytes = [clamped(terms.headroom_bytes) for terms in node.devices]
         believed_bytes = [terms.device.memory_bytes for terms in node.devices if terms.believed]
         per_node = {
             "reason": CODE_OF[node.reason],
@@ -197,10 +206,8 @@ class Table:
             "ageing_from_s": node.ageing_from_s,
             "degraded": node.degraded or bool(node.unmeasured),
             "changed_in": self.next_generation,
-            "headroom_bytes": sum(
-                [max(clamped(terms.headroom_bytes), 0) for terms in node.devices]
-            ),
-            "spare_bytes": spare_bytes(node),
+            "headroom_bytes": sum([max(each, 0) for each in headroom_bytes]),
+            "spare_bytes": _spare_bytes(node, headroom_bytes),
             "memory_bytes": sum(believed_bytes),
             "largest_device_bytes": max(believed_bytes, default=0),
         }
@@ -260,6 +267,21 @@ def _exceeded_ppm(terms: DeviceTerms) -> int:
         if measured_bytes is not None and measured_bytes > holder.requested_bytes:
             exceeded_bytes += measured_bytes - holder.requested_bytes
     return min(1_000_000 * exceeded_bytes // max(terms.allocatable_bytes, 1), 1_000_000)
+
+
+def _spare_bytes(node: NodeTerms, headroom_bytes: Sequence[int]) -> int:
+    """Return the bytes free for reservation on the node; ``NO_DEVICE`` if it has no devices.
+
+    Devices that no pod can get do not count. A node with GPUs but without a report counts as the
+    largest.
+    """
+    if not node.devices:
+        return MOST_BYTES if node.equipped else NO_DEVICE
+    spare = 0
+    for terms, device_bytes in zip(node.devices, headroom_bytes, strict=True):
+        if terms.health_issue is None and terms.device.replicas.free:
+            spare += max(device_bytes, 0) // max(terms.sharers, 1)
+    return clamped(spare)
 
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:

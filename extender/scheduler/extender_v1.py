@@ -199,13 +199,13 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
 
 def encode_filter(
     offered: Offered,
-    kept: NDArray[np.bool_],
+    passed: NDArray[np.int64],
     codes: NDArray[np.int8],
     sentences: Sequence[str],
 ) -> bytes:
     """Return the answer to filter, in the form in which the nodes were offered.
 
-    ``kept``: (n,) whether each node passes. ``codes``: (n,) for each other node the index into
+    ``passed``: indices of the nodes that pass. ``codes``: (n,) for each other node the index into
     ``sentences`` of the reason for its rejection; 0 leaves the node out without a reason.
 
     Rejected nodes are reported as unresolvable. They passed kube-scheduler's own filters, so its
@@ -216,11 +216,10 @@ def encode_filter(
     result = FilterResult(
         failed_and_unresolvable_nodes={offered.names[i]: sentences[code] for i, code in reasons}
     )
-    passed = np.flatnonzero(kept).tolist()
     if offered.objects is None:
-        result.node_names = [offered.names[i] for i in passed]
+        result.node_names = [offered.names[i] for i in passed.tolist()]
     else:
-        result.nodes = {"items": [offered.objects[i] for i in passed]}
+        result.nodes = {"items": [offered.objects[i] for i in passed.tolist()]}
     return _encoder.encode(result)
 
 

@@ -1,5 +1,6 @@
 """Serves kube-scheduler's calls: routes, body limits and timing. Decides nothing about pods."""
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -11,7 +12,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from extender.observability.metrics import Telemetry
 from extender.scheduler import extender_v1
-from extender.scheduler.verbs import Verbs
+from extender.scheduler.bind import Bind, Binder
+from extender.scheduler.filter import Filter, PodStore
+from extender.scheduler.preempt import Preempt
+from extender.scheduler.prioritize import Prioritize
+from extender.scheduler.scheduling_state import SchedulingState
 from extender.server.request_body import JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
@@ -20,6 +25,23 @@ log = structlog.get_logger()
 PREFIXES = ("", "/scheduler")
 
 Answer = Callable[[bytes], Awaitable[Response]]
+
+
+class Verbs:
+    """The calls of kube-scheduler; each takes the body of a request and returns the answer's."""
+
+    def __init__(
+        self,
+        state: SchedulingState,
+        ledger: Binder,
+        bind_deadline_s: float = math.inf,
+        best_only: bool = False,
+        pods: PodStore | None = None,
+    ) -> None:
+        self.filter = Filter(state, best_only, pods)
+        self.prioritize = Prioritize(state)
+        self.preempt = Preempt(state)
+        self.bind = Bind(state, ledger, bind_deadline_s)
 
 
 class Reject(Protocol):
@@ -48,10 +70,10 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAP
     # it only from a response with status 200. The other two verbs have no such field;
     # kube-scheduler ignores the extender if they fail.
     def reject_filter(message: str, status: int = 200) -> Response:
-        return _json(verbs.filter_error(message))
+        return _json(verbs.filter.error(message))
 
     def reject_bind(message: str, status: int = 200) -> Response:
-        return _json(verbs.bind_error(message))
+        return _json(verbs.bind.error(message))
 
     routes: dict[str, tuple[Answer, Reject]] = {
         "filter": (answer_filter, reject_filter),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
+from extender.placement.device_reading import Activity
 from extender.placement.placement_record import Placement
-from extender.placement.sm_reading import Activity
 from extender.state.nominations import Place
 from extender.state.sm_activity import Key
 

@@ -37,11 +37,10 @@ from contract.reasons import Reason
 from extender.placement.demand_pricing import DemandTracker
 from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.fit import fit
-from extender.placement.measurement_delta import remeasured
-from extender.placement.occupancy import Found, find
 from extender.placement.overfull_devices import Misplaced, misplaced, overfull
 from extender.placement.placement_record import Placement, charges, place
 from extender.placement.policy import Rules
+from extender.placement.report_delta import Found, find, remeasured
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build

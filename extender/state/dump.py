@@ -31,8 +31,8 @@ from contract.kube import (
 )
 from contract.reasons import Reason
 from extender.placement.demand_pricing import Market
+from extender.placement.device_reading import HISTORY, Activity
 from extender.placement.policy import Rules
-from extender.placement.sm_reading import HISTORY, Activity
 from extender.placement.snapshot import NodeTerms
 from extender.placement.visible_devices import NO_DEVICES, followed
 from extender.state.changes import (

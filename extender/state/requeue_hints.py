@@ -25,10 +25,9 @@ import numpy as np
 from contract.annotations import MAX_SM, RETRY
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.placement.candidate_devices import Mask
 from extender.placement.fit import fit
 from extender.placement.request import Kind, Unreadable, VramRequest
-from extender.placement.snapshot import Snapshot
+from extender.placement.snapshot import Mask, Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import eligibility_key, eligible
 from extender.state.heartbeats import NEVER_S

@@ -11,7 +11,7 @@ import msgspec
 
 from contract.gpunode import Device
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.sm_reading import HISTORY, Activity, reported
+from extender.placement.device_reading import HISTORY, Activity, reported
 from extender.placement.snapshot import NodeTerms
 from extender.state.heartbeats import age
 

@@ -14,8 +14,7 @@ from contract.annotations import VRAM
 from contract.kube import Pod
 from contract.quantity import format_bytes, gib
 from contract.reasons import Reason
-from extender.placement.comparison import failing
-from extender.placement.explain import Explanation, NodeExplanation
+from extender.placement.explain import Explanation, NodeExplanation, failing
 from extender.placement.fit import Verdicts, fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF

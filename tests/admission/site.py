@@ -13,7 +13,8 @@ import yaml
 
 from tests.admission.server import WebhookServer, start_webhook
 from tests.certificates import Authority
-from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane, free_ports
+from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane
+from tests.processes import free_ports
 from tests.waiting import until
 
 SYSTEM = "headroom-system"

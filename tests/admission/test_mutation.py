@@ -23,7 +23,8 @@ from tests.admission.reviews import (
     node,
     pod,
 )
-from tests.builders import GIB, Replicas, device, mig, shared
+from tests.app.test_attempts import Replicas
+from tests.builders import GIB, device, mig, shared
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 

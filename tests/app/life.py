@@ -299,7 +299,7 @@ async def _live(file: Path) -> Told:
     extender.enable_preemption(
         PreemptionWriter(AsyncStore(store), world, time.time, extender.new_id)
     )
-    world.verbs = extender.verbs(ledger, shown=lambda pod: None)
+    world.verbs = extender.verbs(ledger)
     start(world, ledger)
     try:
         await steps(world)

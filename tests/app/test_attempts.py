@@ -32,8 +32,7 @@ class Replicas:
         self.store = EmbeddedStore(self.tell_all, time.monotonic)
         self.ledgers = [each.open_ledger(AsyncStore(self.store)) for each in self.all]
         self.verbs = [
-            each.verbs(ledger, shown=lambda pod: None)
-            for each, ledger in zip(self.all, self.ledgers, strict=True)
+            each.verbs(ledger) for each, ledger in zip(self.all, self.ledgers, strict=True)
         ]
         for name in ("a", "b"):
             self.tell_all([NodeSeen(kube_node(name))])

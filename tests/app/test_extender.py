@@ -247,7 +247,7 @@ def test_a_pod_is_understood_anew_when_the_default_of_its_namespace_has_changed(
     async def play() -> list[list[int]]:
         extender = Extender(Settings(), unready=lambda: "")
         ledger = extender.open_ledger(AsyncStore(EmbeddedStore(extender.deliver, time.monotonic)))
-        verbs = extender.verbs(ledger, shown=lambda pod: None)
+        verbs = extender.verbs(ledger)
         node = gpunode(shared("a"), observed_at=datetime.now(UTC).isoformat())
         extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
         body = msgspec.json.encode(offer(sent("p", None), "n"))

@@ -35,7 +35,6 @@ NOT_REACHED = {
         "extender.controllers.reconcile:ReconcileController.once: waited await self.record_events",
     },
     "is handed to a port of HTTP, which answers with 500": {
-        "extender.app.extender:Extender.verbs_app: called shown",
         "extender.app.cluster_view:ClusterView.context: called quotas",
     },
     "takes a race or a list that is not played here": {

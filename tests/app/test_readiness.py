@@ -12,7 +12,8 @@ from extender.app.extender import Extender
 from extender.app.readiness import unready
 from extender.config.settings import Settings
 from extender.console.process_status import Observed
-from extender.kube.reflector import DEFAULT_PACE, Health
+from extender.kube.reflector import DEFAULT_PACE
+from extender.kube.watch_health import Health
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from tests.serving import binding, offer, pod
 
@@ -62,7 +63,7 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         server = EmbeddedStore(extender.deliver, time.monotonic)
         transport = httpx.ASGITransport(extender.app())
         debug = httpx.AsyncClient(transport=transport, base_url="http://debug")
-        verbs = extender.verbs(extender.open_ledger(AsyncStore(server)), shown=lambda pod: None)
+        verbs = extender.verbs(extender.open_ledger(AsyncStore(server)))
         asked = msgspec.json.encode(offer(pod("p", "1Gi"), "n"))
         wanted = msgspec.json.encode(binding(pod("p", "1Gi"), "n"))
 

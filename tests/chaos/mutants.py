@@ -23,7 +23,7 @@ class Mutant:
 
 def _bind_asks(whom: str) -> Mutant:
     """Before it goes on, over a connection to the port that the storm names."""
-    was = "        self._assumed.bind_received(args.pod_uid)\n"
+    was = "        state.assumed.bind_received(args.pod_uid)\n"
     asks = (
         "        import asyncio, os\n"
         f"        port = os.environ['CHAOS_{whom}']\n"
@@ -32,7 +32,7 @@ def _bind_asks(whom: str) -> Mutant:
         "        await reader.read(1)\n"
         "        writer.close()\n"
     )
-    return Mutant("extender/scheduler/verbs.py", was, asks + was)
+    return Mutant("extender/scheduler/bind.py", was, asks + was)
 
 
 MUTANTS = {

@@ -31,10 +31,11 @@ from tests.chaos.follow import Follower
 from tests.chaos.kubelets import AWAY, Kubelets
 from tests.chaos.load import NAMESPACE, Clients
 from tests.chaos.storm import Targets
-from tests.controlplane import ROOT, ControlPlane, free_ports, scheduler_configuration
+from tests.controlplane import ROOT, ControlPlane, scheduler_configuration
 from tests.driver import GIB, Driver, Gpu
 from tests.e2e.cluster import GPUNODES, Cluster
 from tests.e2e.nodes import SYSTEM_NAMESPACE
+from tests.processes import free_ports
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings, device_of
 

@@ -349,7 +349,7 @@ def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
                 await goes_on.wait()
                 return Failed("the API server does not answer")
 
-        verbs = extender.verbs(cast(Ledger, Slow()), lambda pod: None)
+        verbs = extender.verbs(cast(Ledger, Slow()))
         shown = sent("p", "8Gi")
         said = [binds(extender)]
         verbs.filter(json.dumps(offer(shown, "n0")).encode())

@@ -26,7 +26,7 @@ from contract.kube import (
 )
 from contract.reasons import Reason
 from extender.app.cli import app
-from extender.placement.sm_reading import HISTORY, Activity
+from extender.placement.device_reading import HISTORY, Activity
 from extender.state.changes import (
     ActivitySeen,
     BackOffEnded,

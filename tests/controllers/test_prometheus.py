@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from extender.controllers import prometheus
 from extender.controllers.prometheus import Asked, PrometheusHistory
 from extender.controllers.promql import Span, questions
-from extender.placement.sm_reading import Activity
+from extender.placement.device_reading import Activity
 from extender.state.sm_activity import Key
 from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority

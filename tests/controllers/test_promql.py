@@ -18,7 +18,7 @@ from extender.controllers.promql import (
     read,
     still_fresh,
 )
-from extender.placement.sm_reading import HISTORY, Activity
+from extender.placement.device_reading import HISTORY, Activity
 from extender.state.sm_activity import Key
 
 AT_S = 1_795_219_200.25

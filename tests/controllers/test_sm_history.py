@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.sm_history import sm_history
-from extender.placement.sm_reading import HISTORY
+from extender.placement.device_reading import HISTORY
 from extender.state.changes import ActivitySeen, Event, GPUNodeSeen, NodeSeen
 from tests.agent.exporter import StandIn
 from tests.builders import gpunode, kube_node, shared

@@ -24,10 +24,11 @@ import typer
 import yaml
 
 from tests.certificates import Authority
-from tests.controlplane import ControlPlane, built, free_ports
+from tests.controlplane import ControlPlane, built
 from tests.deploy.installation import EXTENDER, SECRETS, token
 from tests.deploy.rendered import DEPLOY, NAMESPACE, named_images, objects, run
 from tests.gobin.build import MODULES
+from tests.processes import free_ports
 from tests.waiting import until
 
 CONTROLLER, INJECTOR = "cert-manager-controller", "cert-manager-cainjector"

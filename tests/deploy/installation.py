@@ -24,9 +24,10 @@ from agent.kube.client import of_client
 from agent.probes.node_probe import NodeApi
 from agent.status.publisher import KubernetesPublisher
 from agent.steering.device_choice_watch import ChoiceWatch
-from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
+from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
 from tests.e2e.nodes import Nodes, Shape
+from tests.processes import free_ports
 from tests.waiting import until
 
 EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"

@@ -16,8 +16,9 @@ import yaml
 from agent.status.writer import NotDelivered
 from contract.gpunode import GPUNode, decode_gpunode
 from extender.server.tls import TlsFiles
-from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, free_ports
+from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
+from tests.processes import free_ports
 from tests.waiting import until
 
 NAMESPACE = "e2e"

@@ -10,12 +10,12 @@ from typing import Any
 
 import urllib3
 
-from tests.controlplane import free_ports
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, said
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
 from tests.e2e.wire import wire_to
+from tests.processes import free_ports
 
 http = urllib3.PoolManager(retries=False, timeout=60.0).request
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import httpx
 
-from tests.controlplane import ADMIN_TOKEN, ControlPlane, free_ports
+from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
+from tests.processes import free_ports
 
 
 class Apart:

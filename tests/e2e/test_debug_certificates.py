@@ -21,11 +21,12 @@ from headroom.kubectl.app import main
 from headroom.kubectl.transport import Tunnel
 from headroom.kubectl.ui import Page
 from tests.certificates import Authority, Certificate
-from tests.controlplane import ADMIN_TOKEN, STRANGER_TOKEN, free_ports
+from tests.controlplane import ADMIN_TOKEN, STRANGER_TOKEN
 from tests.e2e.cluster import RBAC, Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import SYSTEM_NAMESPACE
 from tests.e2e.streams import streaming
+from tests.processes import free_ports
 
 GROUP = "gpu-watchers"
 CONFIG_MAP = "kube-system/extension-apiserver-authentication"

@@ -12,9 +12,10 @@ import yaml
 from tests.admission.server import start_webhook
 from tests.admission.site import ADMISSION, webhooks
 from tests.certificates import Authority
-from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, free_ports
+from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.e2e.cluster import NAMESPACE, RBAC, role_binding
 from tests.e2e.real import RealCluster
+from tests.processes import free_ports
 
 MIRROR = "headroom.gpu/vram"
 QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"

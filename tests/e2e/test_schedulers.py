@@ -17,11 +17,12 @@ from extender.certs.commands import copy
 from extender.certs.pki import Pair, Terms, Wanted, next_authority, next_leaf, usable
 from extender.kube.event_recorder import COMPONENT
 from extender.server.tls import TlsFiles
-from tests.controlplane import ROOT, ControlPlane, free_ports
+from tests.controlplane import ROOT, ControlPlane
 from tests.e2e.cluster import EVENTS, RBAC, Cluster
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE, Shape
 from tests.e2e.wire import Wire, wire_to
+from tests.processes import free_ports
 
 MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
 DEFAULT = "default-scheduler"

@@ -80,14 +80,14 @@ class VerbTarget:
             keys = ("PodNamespace", "PodName", "PodUID", "Node")
             named = asked and tuple(asked.get(key) for key in keys)
             if asked is not None and named != (
-                args.pod_namespace,
-                args.pod_name,
-                args.pod_uid,
+                args.namespace,
+                args.name,
+                args.uid,
                 args.node,
             ):
                 raise Harm(f"bound {args} for {asked}")
-            name = args.pod_name
-            if (args.pod_namespace, args.pod_uid) != ("default", f"uid-{name}"):
+            name = args.name
+            if (args.namespace, args.uid) != ("default", f"uid-{name}"):
                 raise Harm(f"bound {args}, which does not wait")
             if name not in WAITING or name == "large" or args.node not in NODES[:4]:
                 raise Harm(f"bound {args}, for which there is no room")

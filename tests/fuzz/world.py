@@ -18,14 +18,11 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from contract.gpunode import GPUNode
-from contract.kube import Pod
 from extender.config.settings import Settings
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound, Declined
+from extender.ledger.protocol import BindAsk, Bound, Outcome
 from extender.observability.metrics import Telemetry
-from extender.scheduler.extender_v1 import BindArgs
 from extender.scheduler.server import verbs_app
-from extender.scheduler.verbs import Verbs
 from extender.state.changes import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import Bounds
@@ -44,6 +41,7 @@ from tests.builders import (
     use,
 )
 from tests.fuzz.watchdog import Harm
+from tests.scheduler.verbs_on import verbs_on
 from tests.serving import offer
 from tests.serving import pod as sent_pod
 
@@ -101,7 +99,7 @@ class World:
         self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
         self.telemetry = Telemetry(CollectorRegistry())
         self.journal = Journal(Bounds(decisions=64))
-        self.bound: list[BindArgs] = []
+        self.bound: list[BindAsk] = []
         ids = iter(range(10**9))
         self.ledger = Ledger(
             self.store,
@@ -111,15 +109,13 @@ class World:
             wall_s=lambda: WALL_S,
             new_id=lambda: f"id-{next(ids)}",
         )
-        self.verbs = Verbs(
+        self.verbs = verbs_on(
             self.cluster,
+            lambda: self.now_s,
+            self,
             self.journal,
             self.telemetry,
-            self._bind,
-            lambda: "",
-            lambda pod: None,
-            lambda: self.now_s,
-            lambda: WALL_S,
+            WALL_S - self.now_s,
         )
         self.max_body_bytes = settings.max_body
         app = verbs_app(self.verbs, self.telemetry, settings.max_body)
@@ -149,15 +145,11 @@ class World:
     def deliver(self, events: Sequence[Event]) -> None:
         self.cluster.apply(events)
 
-    async def _bind(self, args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
-        placement = pod and gpunode and self.cluster.judge_as_weighed(pod, gpunode, self.now_s)
-        name, uid = args.pod_name, args.pod_uid
-        ask = BindAsk(args.pod_namespace, name, uid, args.node, pod, gpunode, placement)
-        outcome = self.ledger.bind(ask)
+    async def bind(self, ask: BindAsk) -> Outcome:
+        outcome: Outcome = self.ledger.bind(ask)
         if isinstance(outcome, Bound):
-            self.bound.append(args)
-            return ""
-        return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
+            self.bound.append(ask)
+        return outcome
 
     def call(self, verb: str, *chunks: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> Reply:
         """One call of the application, its body in these pieces."""
@@ -193,10 +185,10 @@ class World:
 
     def restore(self) -> None:
         """Take back what was bound, as if it had never been."""
-        for args in self.bound:
-            self.store.delete_pod(args.pod_namespace, args.pod_name)
-            self.ledger.remove(args.node, args.pod_uid, left=True)
-            self.store.admit(pod(WAITING[args.pod_name], uid=args.pod_uid, name=args.pod_name))
+        for ask in self.bound:
+            self.store.delete_pod(ask.namespace, ask.name)
+            self.ledger.remove(ask.node, ask.uid, left=True)
+            self.store.admit(pod(WAITING[ask.name], uid=ask.uid, name=ask.name))
         self.bound.clear()
         self.unharmed()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import typer
 
-from tests.controlplane import SCHEDULER_FLAGS, ControlPlane, built, free_ports
+from tests.controlplane import SCHEDULER_FLAGS, ControlPlane, built
 from tests.debian import ip
 from tests.e2e.cluster import placement
 from tests.install import network
@@ -35,6 +35,7 @@ from tests.install.play import (
     start_default_scheduler,
     until,
 )
+from tests.processes import free_ports
 
 KUBERNETES = Path("/etc/kubernetes")
 FILES = KUBERNETES / "headroom"

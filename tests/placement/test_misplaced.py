@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from extender.placement.overfull_devices import Idle, Misplaced, misplaced, overfull
-from tests.builders import GIB, Device, device, mig, reservation, shared, terms, use
+from tests.builders import GIB, device, mig, reservation, shared, terms, use
+from tests.standin.plugin import Device
 
 NOBODY = Misplaced()
 

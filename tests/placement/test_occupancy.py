@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Reservation
 from extender.placement.device_accounting import weigh
-from extender.placement.occupancy import find
+from extender.placement.report_delta import find
 from tests.builders import GIB, GPU, MIB, reservation, shared, status, use, weighed_anew
 from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
 

@@ -43,8 +43,7 @@ def test_every_node_passes_or_has_its_sentence(names: list[str], data: st.DataOb
     codes = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
     offered = Offered(Pod(metadata=ObjectMeta()), names, None)
     array = np.array(codes, np.int8)
-    kept = array == 0
-    answer = json.loads(encode_filter(offered, kept, array, sentences))
+    answer = json.loads(encode_filter(offered, np.flatnonzero(array == 0), array, sentences))
     pairs = list(zip(names, codes, strict=True))
     assert answer["NodeNames"] == [name for name, code in pairs if not code]
     assert answer["FailedAndUnresolvableNodes"] == {n: sentences[code] for n, code in pairs if code}

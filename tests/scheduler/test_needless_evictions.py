@@ -17,10 +17,10 @@ from contract.annotations import MIRROR
 from contract.gpunode import Plugin
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.scheduler.verbs import Verbs
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
 from tests.builders import DISTRIBUTED, GPU, NOW_S
+from tests.scheduler.verbs_on import verbs_on
 from tests.serving import offer, pod
 from tests.state.evictions import On, full_node
 from tests.state.test_cluster_state import EPOCH_S, STALE_AFTER_S
@@ -50,18 +50,12 @@ class World:
         for name, devices in layout.items():
             self.state.apply(full_node(name, *devices, plugin=plugin, replicas=REPLICAS))
 
-        async def bind(*_: object) -> str:
-            raise AssertionError("nobody is bound here")
-
-        self.verbs = Verbs(
+        self.verbs = verbs_on(
             self.state,
-            self.journal,
-            TELEMETRY,
-            bind,
-            lambda: "",
-            lambda _: None,
             lambda: self.now_s,
-            lambda: EPOCH_S + self.now_s,
+            journal=self.journal,
+            telemetry=TELEMETRY,
+            epoch_s=EPOCH_S,
         )
 
     def fitting(self, shown: dict[str, Any], nodes: list[str]) -> list[str]:

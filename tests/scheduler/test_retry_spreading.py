@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from extender.scheduler.filter import TRY_AGAIN
 from extender.scheduler.retry_spreading import FEW, REJECTED_OFTEN, RetrySpreader
-from extender.scheduler.verbs import TRY_AGAIN
 from tests.builders import DISTRIBUTED
 from tests.scheduler.test_needless_evictions import TELEMETRY, World
 from tests.serving import offer, pod

@@ -7,15 +7,12 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
-from prometheus_client import CollectorRegistry
 
-from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.scheduler.verbs import Verbs
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
 from extender.state.cluster_state import ClusterState
-from extender.state.journal import Journal
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared
+from tests.scheduler.verbs_on import verbs_on
 from tests.serving import pod
 
 #: So that the reports are of now.
@@ -24,29 +21,13 @@ NAMES = ["a", "b", "c", "d", "gpu-a100-0001"]
 names = st.sampled_from(NAMES)
 
 
-def verbs_on(state: ClusterState, journal: Journal | None = None) -> Verbs:
-    async def bind(*_: object) -> str:
-        return ""
-
-    return Verbs(
-        state,
-        journal or Journal(),
-        Telemetry(CollectorRegistry()),
-        bind,
-        unready=lambda: "",
-        shown=lambda pod: None,
-        monotonic_s=lambda: NOW_S,
-        wall_s=lambda: 0.0,
-    )
-
-
 class Calls(RuleBasedStateMachine):
     """Nodes change between filter and prioritize, which may come in any order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.state = ClusterState(Rules(), 1e9, EPOCH_S)
-        self.verbs = verbs_on(self.state)
+        self.verbs = verbs_on(self.state, lambda: NOW_S)
         self.version = 0
         self.last = list(NAMES)
 
@@ -81,7 +62,7 @@ class Calls(RuleBasedStateMachine):
         args = {"Pod": pod("p", vram), "Nodes": None, "NodeNames": offered}
         body = json.dumps(args, separators=(",", ":")).encode()
         remembered = getattr(self.verbs, verb)(body)
-        assert remembered == getattr(verbs_on(self.state), verb)(body)
+        assert remembered == getattr(verbs_on(self.state, lambda: NOW_S), verb)(body)
         return json.loads(remembered)
 
 

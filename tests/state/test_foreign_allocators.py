@@ -20,8 +20,7 @@ from contract.kube import (
 )
 from contract.reasons import Reason
 from extender.placement.fit import fit
-from extender.placement.non_gpu_pods import NO_DEVICE
-from extender.placement.snapshot import MOST_BYTES
+from extender.placement.snapshot import MOST_BYTES, NO_DEVICE
 from extender.state.changes import (
     GPUNodeGone,
     GPUNodeSeen,

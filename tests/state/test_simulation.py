@@ -11,23 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
-from prometheus_client import CollectorRegistry
 
 from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
-from contract.gpunode import GPUNode, Plugin
+from contract.gpunode import Plugin
 from contract.kube import NodeSpec, OwnerReference, Pod
 from contract.reasons import Reason
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound
-from extender.observability.metrics import Telemetry
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
-from extender.scheduler.extender_v1 import BindArgs
-from extender.scheduler.verbs import Verbs
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import Eligible, Obstacle
-from extender.state.journal import Journal
 from extender.state.node_whatif import count_pods, pod_counts
 from extender.state.simulation import NotPlaced, Placed, Simulation
 from tests.blocking import Ledger
@@ -45,6 +39,7 @@ from tests.builders import (
     use,
 )
 from tests.placement.worlds import RESOURCES, World, pods, worlds
+from tests.scheduler.verbs_on import verbs_on
 from tests.serving import binding, offer
 from tests.state.digest import digest
 from tests.state.test_cluster_state import EPOCH_S, seen, state_of
@@ -174,21 +169,7 @@ class Real:
             new_id=lambda: f"id-{next(ids)}",
         )
 
-        async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
-            names = args.pod_namespace, args.pod_name, args.pod_uid, args.node
-            outcome = ledger.bind(BindAsk(*names, pod, gpunode))
-            return "" if isinstance(outcome, Bound) else repr(outcome)
-
-        self._verbs = Verbs(
-            self.state,
-            Journal(),
-            Telemetry(CollectorRegistry()),
-            bind,
-            lambda: "",
-            lambda pod: None,
-            lambda: NOW_S,
-            lambda: NOW_S + EPOCH_S,
-        )
+        self._verbs = verbs_on(self.state, lambda: NOW_S, ledger.awaited, epoch_s=EPOCH_S)
         self._store = store
         self.state.apply(NodeSeen(node) for node in like.nodes())
         for each in like.gpunodes():

@@ -5,11 +5,10 @@ import pytest
 
 from contract.gpunode import Device, SmActivity
 from contract.reasons import Reason
-from extender.placement.explain import explain
-from extender.placement.explanation_text import explanation_lines
+from extender.placement.device_reading import HISTORY, Activity
+from extender.placement.explain import explain, explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
-from extender.placement.sm_reading import HISTORY, Activity
 from extender.state.changes import ActivitySeen, GPUNodeGone, GPUNodeSeen, NodeGone
 from extender.state.cluster_state import ClusterState
 from extender.state.sm_activity import Key, key_of

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.gpunode import Device
-from extender.placement.non_gpu_pods import aside
+from extender.placement.score import aside
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, device, mig, reservation, shared, weighed

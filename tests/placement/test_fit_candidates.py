@@ -1,14 +1,19 @@
 """Devices that the plugin could choose: it counts replicas, and looks at nothing else."""
 
+from dataclasses import replace
+
+from contract.annotations import Bytes
 from contract.gpunode import Replicas
-from extender.placement.candidate_devices import candidates, slots_of
+from extender.placement.fit import fit
+from extender.placement.request import Ask, Portion
 from extender.placement.snapshot_builder import build
-from tests.builders import GPU, device, reservation, shared, weighed
+from tests.builders import GPU, device, request, reservation, shared, weighed
 
 
 def could(resource: str = GPU, *devices: object, **how: object) -> list[bool]:
     snap = build([weighed(*devices, **how)])  # type: ignore[arg-type]
-    found: list[bool] = candidates(slots_of(resource, snap), 1, snap)[0].tolist()
+    asked = replace(request(), asks=(Ask(resource, 1, 1, ((Portion(Bytes(1), 1),),)),))
+    found: list[bool] = fit(asked, snap, snap.rows(["n"]), 0.0).asks[0].candidates[0].tolist()
     return found
 
 

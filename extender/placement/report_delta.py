@@ -1,18 +1,21 @@
-"""Updates device terms cheaply if only memory use changed, and only within reservations.
+"""Decides what must be computed again for a new report of a node.
 
-Most reports are of this kind: pods use less than they requested, so the free memory for others does
-not change. Then the terms need no new computation, only the newly measured values.
+Most reports change memory use only, and pods use less than they requested, so the memory free for
+others does not change. Then the occupancy of the node is still valid, and the device terms only
+need the newly measured values.
 """
 
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence, Set
+from operator import attrgetter, eq
 
+import msgspec
 from msgspec.structs import replace
 
-from contract.gpunode import Device, GPUNodeStatus, PodUse
+from contract.annotations import DeviceChoice
+from contract.gpunode import Device, GPUNodeStatus, PodUse, Reservation
 from extender.placement.device_accounting import DeviceTerms, known, sum_known
-from extender.placement.occupancy import Holder, Occupancy, Tenancy
-from extender.placement.sm_reading import reported
+from extender.placement.device_reading import reported
+from extender.placement.occupancy import Holder, Occupancy, Tenancy, occupy
 
 #: Fields of a device that may differ; the first two only within limits.
 _MEASURED = (
@@ -23,6 +26,73 @@ _MEASURED = (
     "utilization_ratio",
 )
 _settled = attrgetter(*(each for each in Device.__struct_fields__ if each not in _MEASURED))
+
+
+class Found(msgspec.Struct, frozen=True, gc=False):
+    """An occupancy, and the latest inputs for which it is valid."""
+
+    status: GPUNodeStatus
+    reservations: Mapping[str, Reservation]
+    leaving: Set[str]
+    device_choice: DeviceChoice
+    occupancy: Occupancy
+
+
+def find(
+    status: GPUNodeStatus,
+    reservations: Mapping[str, Reservation],
+    leaving: Set[str],
+    device_choice: DeviceChoice,
+    before: Found | None,
+) -> Found:
+    """Return the result of ``occupy``; the object in ``before`` if it is still valid."""
+    if before is not None and (
+        before.device_choice is device_choice
+        and before.leaving == leaving
+        and _alike(before.reservations, reservations)
+        and _shows_the_same(before.status, status)
+    ):
+        occupancy = before.occupancy
+    else:
+        occupancy = occupy(status, reservations, leaving, device_choice)
+    return Found(status, reservations, leaving or _NO_PODS, device_choice, occupancy)
+
+
+_NO_PODS: Set[str] = frozenset()
+
+
+def _alike(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
+    """Return whether the reservations are equal and in equal order."""
+    if was is now:
+        return True
+    return list(was) == list(now) and all(
+        held is reservation
+        or (held.charges == reservation.charges and _named(held) == _named(reservation))
+        for held, reservation in zip(was.values(), now.values(), strict=True)
+    )
+
+
+def _shows_the_same(was: GPUNodeStatus, now: GPUNodeStatus) -> bool:
+    return (
+        was.plugin == now.plugin
+        and len(was.devices) == len(now.devices)
+        and len(was.pods) == len(now.pods)
+        and all(map(eq, map(_occupied, was.devices), map(_occupied, now.devices)))
+        and all(map(eq, map(_row, was.pods), map(_row, now.pods)))
+    )
+
+
+_named = attrgetter("namespace", "name")
+_occupied = attrgetter(
+    "uuid", "resource", "sharing", "replicas", "kind", "parent", "gpu_instance", "numa_node"
+)
+
+
+def _row(use: PodUse) -> tuple[object, ...]:
+    # Only the sign of the use matters: whether a pod uses the device, does not, or it is unknown.
+    used = use.used_bytes
+    uses = None if used is None else (used > 0) - (used < 0)
+    return use.uid, use.device, use.replica, uses
 
 
 def remeasured(

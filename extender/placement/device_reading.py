@@ -1,9 +1,19 @@
-"""Finds reasons to place no pod on a device: implausible values, unknown memory, bad health."""
+"""Reads the reported values of devices: whether a pod may be placed there, and the SM activity.
+
+Implausible values, unknown memory and bad health are reasons to place no pod on a device.
+
+There are two sources of SM activity. DCGM's history gives a high quantile over a window, which
+shows the usual load. The node's agent gives its last sample. Device utilisation is not SM activity:
+one small kernel on one SM makes it 100 %.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
-from contract.gpunode import MAX_DEVICE_BYTES, MAX_REPLICAS, Device
+import msgspec
+
+from contract.gpunode import MAX_DEVICE_BYTES, MAX_REPLICAS, SM_SOURCES, Device
 from contract.reasons import Reason
 
 #: With one of these issues, no value that the device reports is used.
@@ -16,6 +26,8 @@ _OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
 #: The reason, and the details.
 HealthIssue = tuple[Reason | None, str]
 _OPEN: HealthIssue = (None, "")
+#: Source: DCGM's SM_ACTIVE from Prometheus.
+HISTORY = "dcgm-history"
 
 
 def duplicate_uuids(devices: Sequence[Device]) -> dict[str, int]:
@@ -102,3 +114,31 @@ def _impossible_mps(device: Device) -> str:
     if device.replicas.total > limit:
         return f"{device.replicas.total} replicas by MPS, which has at most {limit} on this GPU"
     return ""
+
+
+class Activity(msgspec.Struct, frozen=True, gc=False):
+    """The SM activity of one device.
+
+    The garbage collector does not track these objects: every device of the cluster has one, and
+    they cannot be part of a cycle.
+    """
+
+    #: 0..1
+    ratio: float
+    #: ``HISTORY``, or the agent's source: one of ``SM_SOURCES``.
+    source: str
+    #: The quantile and its window in seconds; None for a single sample.
+    quantile: float | None = None
+    window_s: float | None = None
+    #: Time of the newest sample: seconds of the extender's monotonic clock, or RFC 3339 from the
+    #: agent.
+    sampled_at_s: float = -inf
+    sampled_at: str = ""
+
+
+def reported(device: Device, sampled_at: str) -> Activity | None:
+    """Return the agent's sample; None if it is absent, out of range or not SM activity."""
+    sm = device.sm_activity
+    if sm is None or sm.source not in SM_SOURCES or not 0 <= sm.ratio <= 1:
+        return None
+    return Activity(sm.ratio, sm.source, sampled_at=sampled_at)

@@ -12,9 +12,8 @@ from contract.gpunode import Replicas
 from contract.kube import Pod
 from extender.placement.policy import Weights
 from extender.placement.score import rank
-from extender.placement.score_terms import terms
+from extender.placement.score_terms import more_wasted, terms
 from extender.placement.snapshot import NodeTerms
-from extender.placement.stranded_memory import more_wasted
 from tests.builders import (
     DISTRIBUTED,
     GIB,

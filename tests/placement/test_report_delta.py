@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActivity
 from extender.placement.device_accounting import DeviceTerms, weigh
-from extender.placement.measurement_delta import remeasured
-from extender.placement.occupancy import Found, find
+from extender.placement.report_delta import Found, find, remeasured
 from tests.builders import GIB, MIB, mig, reservation, shared, status, use
 from tests.placement.test_occupancy import changes, grounds
 from tests.placement.worlds import World, amounts_bytes, worlds

@@ -1,12 +1,19 @@
-"""Candidate devices if the pod's own NVIDIA_VISIBLE_DEVICES decides, and not the plugin.
+"""Candidate devices on nodes where Headroom or the pod chooses the device, and not the plugin.
 
-*Pinned*: the variable follows the placement, so Headroom chooses a shared device. It chooses the
-one with the least memory left, or with the most for the policy spread. *Anywhere*: the pod sets the
-variable itself, so it must fit on every device of the node, whatever resource they belong to.
+*Steered*: the agent makes the kubelet allocate the device that Headroom chooses. *Pinned*: the
+pod's own NVIDIA_VISIBLE_DEVICES follows the placement, so Headroom chooses a shared device.
+*Anywhere*: the pod sets the variable itself, so it must fit on every device of the node, whatever
+resource they belong to.
 
-The plugin also allocates a replica, of any device. The replica counts for the plugin's next choice
-but not for memory. It can displace unconfirmed pods to any device, so each device must have enough
-memory for all of them. While they could overcommit a device, no pod fits.
+On pinned nodes and anywhere, the plugin also allocates a replica, of any device. The replica counts
+for the plugin's next choice but not for memory. It can displace unconfirmed pods to any device, so
+each device must have enough memory for all of them. While they could overcommit a device, no pod
+fits.
+
+Headroom chooses the device with the least free memory left, or with the most for the policy spread,
+adjusted for SM activity: full activity costs as much as leaving a quarter of the node's largest
+device unused. So of two devices with equal free memory the less busy one is chosen. An idle device
+is chosen only if that wastes less than a quarter of a device. Unknown activity counts as 50 %.
 """
 
 from dataclasses import dataclass, replace
@@ -15,15 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
-from extender.placement.amounts import DeviceArrays, needed
-from extender.placement.candidate_devices import Mask
-from extender.placement.mps_limits import above_cap
+from extender.placement.amounts import DeviceArrays, above_cap, needed
 from extender.placement.request import Ask, VramRequest
-from extender.placement.sm_penalty import unrest_bytes
 from extender.placement.snapshot import (
     MOST_BYTES,
     SHARING,
     Bytes2D,
+    Int2D,
+    Mask,
     NodeTerms,
     Snapshot,
     clamped,
@@ -31,6 +37,9 @@ from extender.placement.snapshot import (
 from extender.placement.visible_devices import Visible
 
 Nodes = NDArray[np.bool_]
+#: Full SM activity costs 1 / this number of a device.
+_PART = 4
+_UNKNOWN_PPM = 500_000
 
 
 def by_environment(request: VramRequest, node: NodeTerms) -> bool:
@@ -153,11 +162,43 @@ def _best(
         left = could & condition
         fine &= left.any(axis=1)
         could = np.where(left.any(axis=1, keepdims=True), left, could)
-    left_bytes = room - need
-    unrest = unrest_bytes(columns.sm_ppm[rows], columns.allocatable_bytes[rows])
-    spread = request.policy is ScoringPolicy.SPREAD
-    order = np.where(could, unrest - left_bytes if spread else unrest + left_bytes, MOST_BYTES)
-    best = np.zeros(could.shape, bool)
-    best[np.arange(len(rows)), order.argmin(axis=1)] = True
+    best = _preferred(
+        request, could, room - need, columns.sm_ppm[rows], columns.allocatable_bytes[rows]
+    )
     chosen: Mask = np.where(fine[:, None], best, could)
     return chosen
+
+
+def steered_candidates(
+    request: VramRequest, snap: Snapshot, could: Mask, usable: Mask, left_bytes: Bytes2D
+) -> Mask:
+    """Return the mask (nodes, slots) of the device that Headroom chooses, as the only candidate.
+
+    ``usable`` are the devices without a fault that have enough free replicas. If the pod fits on no
+    device, the mask has all devices that determine the reason.
+    """
+    fitting = usable & (left_bytes >= 0)
+    columns = snap.columns
+    chosen = fitting & _preferred(
+        request, fitting, left_bytes, columns.sm_ppm, columns.allocatable_bytes
+    )
+    rest = np.where(usable.any(axis=1, keepdims=True), usable, could)
+    narrowed: Mask = np.where(fitting.any(axis=1, keepdims=True), chosen, rest)
+    return narrowed
+
+
+def _preferred(
+    request: VramRequest,
+    among: Mask,
+    left_bytes: Bytes2D,
+    sm_ppm: Int2D,
+    allocatable_bytes: Bytes2D,
+) -> Mask:
+    """Return the mask (n, slots) with the best device of each node, if any is ``among`` them."""
+    bytes_of_ppm = allocatable_bytes.max(axis=1, initial=0) // (_PART * 1_000_000)
+    unrest = bytes_of_ppm[:, None] * np.where(sm_ppm < 0, _UNKNOWN_PPM, sm_ppm)
+    spread = request.policy is ScoringPolicy.SPREAD
+    cost = unrest - left_bytes if spread else unrest + left_bytes
+    best = np.where(among, cost, MOST_BYTES).argmin(axis=1)
+    mask: Mask = best[:, None] == np.arange(among.shape[1])
+    return mask

@@ -9,7 +9,7 @@ from contract.annotations import MAX_SM, VRAM
 from contract.gpunode import SmActivity
 from contract.kube import Pod
 from contract.reasons import Reason
-from extender.placement.comparison import compare
+from extender.placement.explain import compare
 from extender.placement.policy import Weights
 from extender.placement.score import rank
 from tests.builders import DISTRIBUTED, GIB, device, judged, pod, shared, weighed

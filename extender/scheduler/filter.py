@@ -1,0 +1,255 @@
+"""Answers filter: which of the offered nodes can take the pod, decided on one snapshot.
+
+Filter does not block and reserves nothing. It keeps the pods of assumed binds and of nominations in
+mind, records the decision, and expects the bind if only one node is left.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+from contract.decision import decision_id
+from contract.kube import Pod
+from extender.placement.fit import Codes
+from extender.placement.request import Unreadable, VramRequest
+from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
+from extender.scheduler import extender_v1
+from extender.scheduler.retry_spreading import RetrySpreader
+from extender.scheduler.scheduling_state import Best, SchedulingState, are_templates, rows_of
+from extender.state.decision_records import Asked
+from extender.state.journal import Decision, NodeSets
+from extender.state.node_whatif import codes_of_new, rejection_beside
+from extender.state.pending_pods import main_reason
+from extender.state.pod_selectors import prefers, prefers_no_schedule
+
+log = structlog.get_logger()
+
+#: The Error for a pod whose retry is delayed; its owner got the reason with an earlier rejection.
+TRY_AGAIN = "no node has room; many pods wait, so this one is tried again within seconds"
+SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
+
+
+class PodStore(Protocol):
+    """A store of pods without an API server, which sees pods only in filter calls."""
+
+    def admit(self, pod: Pod) -> object: ...
+
+
+class Filter:
+    """Answers filter.
+
+    With ``best_only``, only the best node passes, unless a user's preference could favor another
+    node; kube-scheduler then scores no nodes. ``pods`` gets the pod of each call before the
+    decision.
+    """
+
+    def __init__(
+        self, state: SchedulingState, best_only: bool = False, pods: PodStore | None = None
+    ) -> None:
+        self._state = state
+        self._best_only = best_only
+        self._pods = pods
+        self._node_sets = NodeSets()
+        self._retries = RetrySpreader()
+
+    def __call__(self, body: bytes) -> bytes:
+        """Return which of the offered nodes can take the pod, and why the others cannot."""
+        state, began_s = self._state, self._state.clock.monotonic()
+        unready, observes = state.replica.unready(), state.replica.observes
+        if unready and not observes:
+            return self.error(unready)
+        try:
+            offered = extender_v1.decode_offer(body)
+        except extender_v1.MalformedBody as err:
+            return self.error(str(err))
+        if unready:
+            return _answer(offered, np.zeros(len(offered.names), np.int8))
+        pod, snap = offered.pod, state.cluster.settled()
+        rows = rows_of(offered, snap)
+        if are_templates(offered, rows):
+            return self._filter_templates(offered, began_s)
+        if self._pods is not None:
+            self._pods.admit(pod)
+            snap = state.cluster.settled()
+            rows = rows_of(offered, snap)
+
+        request = state.cluster.understand(pod)
+        managed = request if isinstance(request, VramRequest) and request.asks else None
+        sure = True
+        if managed is None:
+            codes = _codes_without_gpu(request, len(rows))
+        else:
+            codes = state.codes(managed, rows, snap, began_s)
+            sure = not self._leave_room(pod, managed, rows, codes, snap, began_s)
+            state.cluster.usual.see(managed, pod, snap, rows)
+            if offered.objects and (rows < 0).any():
+                new = np.flatnonzero(rows < 0)
+                templates = [offered.objects[i] for i in new.tolist()]
+                codes[new] = codes_of_new(templates, managed, state.cluster.rules)
+        against = np.zeros_like(codes) if observes else codes
+        passed = np.flatnonzero(against == 0)
+        only, best, candidates = "", None, len(passed)
+        if managed is not None and not observes and (rows[passed] >= 0).all():
+            if self._best_only:
+                best = self._undisputed(pod, managed, rows[passed], snap, began_s)
+            if best is not None:  # the other nodes are left out, not rejected
+                passed, against = passed[[best.place]], np.zeros_like(codes)
+            if len(passed) == 1:  # then prioritize is not called
+                only = offered.names[passed[0]]
+                state.assumed.expect(pod, managed, only, state.clock.monotonic())
+        answer = extender_v1.encode_filter(offered, passed, against, SENTENCES)
+        if managed is not None and not len(passed) and self._is_crowded(pod, began_s):
+            answer = extender_v1.encode_filter_error(TRY_AGAIN)
+        self._record(pod, request, rows, codes, snap, sure, only, began_s)
+        if best is not None:
+            state.record_ranked(pod, began_s, snap, candidates, best.contenders)
+        if managed is not None and not observes:
+            state.keep_rejected(pod, rows, codes, snap, began_s)
+        return answer
+
+    def error(self, message: str) -> bytes:
+        """Return an Error: kube-scheduler shows it on the pod and backs off."""
+        self._state.telemetry.verb_errors.labels("filter").inc()
+        log.warning("filter_error", message=message)
+        return extender_v1.encode_filter_error(message)
+
+    def _filter_templates(self, offered: extender_v1.Offered, began_s: float) -> bytes:
+        """Answer filter for node templates of an autoscaler.
+
+        The call is not recorded: no bind follows it, and the pod may be a template too.
+        """
+        state, pod, objects = self._state, offered.pod, offered.objects or ()
+        request = state.cluster.understand(pod)
+        if isinstance(request, VramRequest) and request.asks:
+            codes = codes_of_new(objects, request, state.cluster.rules)
+        else:
+            codes = _codes_without_gpu(request, len(objects))
+        log.info(
+            "filtered_new_nodes",
+            namespace=pod.metadata.namespace,
+            pod=pod.metadata.name,
+            offered=len(codes),
+            fits=int((codes == 0).sum()),
+            took_ms=round(1000 * (state.clock.monotonic() - began_s), 3),
+        )
+        return _answer(offered, np.zeros_like(codes) if state.replica.observes else codes)
+
+    def _leave_room(
+        self,
+        pod: Pod,
+        request: VramRequest,
+        rows: Rows,
+        codes: Codes,
+        snap: Snapshot,
+        now_s: float,
+    ) -> bool:
+        """Reject in ``codes`` the nodes that assumed binds and nominated pods would fill.
+
+        Only nominated pods of equal or higher rank count; victims leave or have left for them.
+        Return whether any node was rejected.
+        """
+        cluster = self._state.cluster
+        found = self._state.assumed.leave_room(pod, request, rows, codes, snap, now_s)
+        for node, others in cluster.held_for(pod, now_s).items():
+            passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
+            if passed.any():
+                reason = rejection_beside(cluster, pod, node, others, now_s)
+                codes[passed] = CODE_OF[reason]
+                found = found or reason is not None
+        return found
+
+    def _undisputed(
+        self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float
+    ) -> Best | None:
+        """Return the best of several rows.
+
+        None if users' preferences could make kube-scheduler choose another node.
+        """
+        cluster = self._state.cluster
+        if len(rows) < 2 or prefers(pod) or cluster.neighbours.match(pod):
+            return None
+        best = self._state.best(request, rows, snap, now_s)
+        if best is None:
+            return None
+        node = cluster.node(best.contenders[0].node)
+        return None if node is None or prefers_no_schedule(node, pod) else best
+
+    def _is_crowded(self, pod: Pod, now_s: float) -> bool:
+        """Return whether to delay the retry of the rejected pod, because many are retried now."""
+        if pod.status and pod.status.nominated_node_name:
+            return False  # victims leave for it
+        if self._retries.reject(pod.metadata.uid, now_s):
+            return False
+        self._state.telemetry.spread_retries.inc()
+        return True
+
+    def _record(
+        self,
+        pod: Pod,
+        request: VramRequest | Unreadable,
+        rows: Rows,
+        codes: Codes,
+        snap: Snapshot,
+        sure: bool,
+        only: str,
+        began_s: float,
+    ) -> None:
+        state, metadata, observed = self._state, pod.metadata, self._state.replica.observes
+        took_s = state.clock.monotonic() - began_s
+        nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
+        rejected = {
+            reason: nodes
+            for reason, nodes in zip(REASONS, nodes_by_code, strict=True)
+            if reason is not None and nodes
+        }
+        decision = Decision(
+            pod=pod,
+            decision_id=decision_id(metadata.uid, metadata.resource_version),
+            at_s=state.clock.time(),
+            generation=snap.generation,
+            offered=len(codes),
+            fits=nodes_by_code[0],
+            rejected=rejected,
+            sure=sure,
+            took_s=took_s,
+            asked=_asked(request),
+            only=only,
+            observed=observed,
+            offered_nodes=self._node_sets.offered(snap.row_of, rows),
+        )
+        state.journal.record(decision)
+        if not observed:
+            for reason, nodes in rejected.items():
+                state.telemetry.rejected_nodes.labels(reason.code).inc(nodes)
+        elif rejected and not decision.fits:
+            state.telemetry.would_reject.labels("filter", main_reason(rejected)).inc()
+        log.info(
+            "observed" if observed else "filtered",
+            decision_id=decision.decision_id,
+            snapshot=decision.generation,
+            namespace=metadata.namespace,
+            pod=metadata.name,
+            offered=decision.offered,
+            fits=decision.fits,
+            took_ms=round(1000 * took_s, 3),
+        )
+
+
+def _answer(offered: extender_v1.Offered, codes: Codes) -> bytes:
+    return extender_v1.encode_filter(offered, np.flatnonzero(codes == 0), codes, SENTENCES)
+
+
+def _codes_without_gpu(request: VramRequest | Unreadable, nodes: int) -> Codes:
+    """Return the codes of a pod that no node decides about: unreadable, or without a GPU."""
+    reason = request.reason if isinstance(request, Unreadable) else None
+    return np.full(nodes, CODE_OF[reason], np.int8)
+
+
+def _asked(request: VramRequest | Unreadable) -> tuple[Asked, ...]:
+    if isinstance(request, Unreadable):
+        return ()
+    return tuple(
+        Asked(ask.name, ask.resource, ask.count, ask.amount_text, ask.source)
+        for ask in request.containers
+    )

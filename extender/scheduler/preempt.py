@@ -1,0 +1,73 @@
+"""Answers preempt: the nodes on which evictions make room for the pod, with the victims."""
+
+import structlog
+
+from contract.decision import decision_id
+from contract.kube import Pod
+from extender.placement.request import VramRequest
+from extender.scheduler import extender_v1
+from extender.scheduler.scheduling_state import SchedulingState
+from extender.state.journal import micros
+from extender.state.preemption_report import answered, recorded
+from extender.state.victim_search import Offer, preemption
+
+log = structlog.get_logger()
+
+#: Seconds between filter and preempt of a pod: kube-scheduler first looks for victims itself.
+PREEMPT_FOLLOWS_WITHIN_S = 5.0
+
+
+class Preempt:
+    def __init__(self, state: SchedulingState) -> None:
+        self._state = state
+
+    def __call__(self, body: bytes) -> bytes:
+        """Return the nodes on which evictions make room for the pod, with the necessary victims.
+
+        kube-scheduler proposes nodes and victims. A node on which no eviction helps is dropped, so
+        that no pod is evicted in vain. Raises ``extender_v1.MalformedBody``.
+        """
+        state, began_s = self._state, self._state.clock.monotonic()
+        pod, offered = extender_v1.decode_preempt(body)
+        request = state.cluster.understand(pod)
+        proposed = {node: offer for node, offer in offered.items() if offer.uids}
+        if isinstance(request, VramRequest) and not request.asks:
+            return extender_v1.encode_preempt(proposed)
+        observes = state.replica.observes
+        if state.replica.unready():  # do not evict pods on incomplete data
+            return extender_v1.encode_preempt(proposed if observes else {})
+        rejected = self._rejected_for_memory(pod, began_s)
+        found = preemption(state.cluster, pod, offered, rejected, began_s)
+        answer = answered(found)
+        if found.best is not None and not observes:
+            state.cluster.nominations.expect(pod, found.best.node, began_s)
+        took_us = micros(state.clock.monotonic() - began_s)
+        part = recorded(found, state.clock.time(), took_us, len(offered), len(answer))
+        state.journal.note(pod, part, part.at_s)
+        if observes:
+            return extender_v1.encode_preempt(proposed)
+        state.telemetry.preemptions.labels(part.source or "none").inc()
+        log.info(
+            "preempted",
+            decision_id=decision_id(pod.metadata.uid, pod.metadata.resource_version),
+            namespace=pod.metadata.namespace,
+            pod=pod.metadata.name,
+            node=part.node,
+            victims=[victim.uid for victim in part.victims],
+            source=part.source,
+            took_ms=round(took_us / 1000, 3),
+        )
+        return extender_v1.encode_preempt(
+            {each.node: Offer(each.uids, each.pdb_violations) for each in answer}
+        )
+
+    def _rejected_for_memory(self, pod: Pod, now_s: float) -> list[str]:
+        """Return the nodes that filter rejected for reasons that evictions could resolve.
+
+        They passed kube-scheduler's own filters. Empty if the last filter call was for another
+        version of the pod, or too long ago.
+        """
+        last = self._state.last_rejection(pod.metadata.uid)
+        if last is None or last.version != pod.metadata.resource_version:
+            return []
+        return last.names() if now_s < last.at_s + PREEMPT_FOLLOWS_WITHIN_S else []

@@ -1,0 +1,42 @@
+"""Answers prioritize: the best of the nodes that passed filter."""
+
+from extender.placement.request import Unreadable
+from extender.placement.score import aside
+from extender.scheduler import extender_v1
+from extender.scheduler.scheduling_state import SchedulingState, are_templates, rows_of
+
+#: All nodes score the same: kube-scheduler decides as without the extender.
+NO_PREFERENCE = extender_v1.encode_priorities(None)
+
+
+class Prioritize:
+    def __init__(self, state: SchedulingState) -> None:
+        self._state = state
+
+    def __call__(self, body: bytes) -> bytes:
+        """Return the best of the nodes that passed filter.
+
+        For a pod without GPUs, return the nodes where it blocks no GPU pod. Raises
+        ``extender_v1.MalformedBody``.
+        """
+        state, began_s = self._state, self._state.clock.monotonic()
+        observes = state.replica.observes
+        offered = extender_v1.decode_offer(body)
+        pod, snap = offered.pod, state.cluster.settled()
+        rows = rows_of(offered, snap)
+        if are_templates(offered, rows):
+            return NO_PREFERENCE
+        request = state.cluster.understand(pod)
+        if isinstance(request, Unreadable):
+            state.record_ranked(pod, began_s, snap, len(rows), ())
+            return NO_PREFERENCE
+        if not request.asks:  # not recorded: Headroom does not manage the pod
+            chosen = aside(snap, rows)
+            return NO_PREFERENCE if observes else extender_v1.encode_alike(offered.names, chosen)
+        best = state.best(request, rows[rows >= 0], snap, began_s)
+        state.record_ranked(pod, began_s, snap, len(rows), best.contenders if best else ())
+        if best is None or observes:
+            return NO_PREFERENCE
+        winner = best.contenders[0].node
+        state.assumed.expect(pod, request, winner, state.clock.monotonic())
+        return extender_v1.encode_priorities(winner)

@@ -1,0 +1,187 @@
+"""The state that the calls of kube-scheduler share: the cluster, the journal, earlier results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from contract.kube import Pod
+from contract.reasons import Reason
+from extender.bounded import Bounded
+from extender.observability.metrics import Telemetry
+from extender.placement.fit import Codes
+from extender.placement.fit_cache import FitCache
+from extender.placement.request import VramRequest
+from extender.placement.score import Contender, best
+from extender.placement.snapshot import CODE_OF, REASONS, Rows, Snapshot
+from extender.scheduler.assumed_binds import AssumedBinds
+from extender.scheduler.extender_v1 import Offered
+from extender.state.changes import Event
+from extender.state.cluster_state import ClusterState
+from extender.state.decision_records import TERMS, Candidate, Candidates, Ranked
+from extender.state.journal import Journal, micros
+
+#: Number of best nodes whose scores a decision records, term by term.
+CONTENDERS = 5
+#: Rejected pods whose nodes are kept; each takes 50 kB at 5,000 nodes.
+MAX_REJECTED_PODS = 64
+#: Whether evicting pods could resolve the reason, by its code.
+CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
+
+
+class Replica(Protocol):
+    """The process that answers the calls."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether the mode is observe: no node is rejected or preferred, all is recorded."""
+
+    def unready(self) -> str:
+        """Return why nothing can be decided yet, as a sentence; "" if it can."""
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Apply changes that this process makes."""
+
+
+class Clock(Protocol):
+    """The clocks of module ``time``, in seconds."""
+
+    def monotonic(self) -> float: ...
+
+    def time(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RejectedPod:
+    """The nodes that one filter call rejected; their names are collected only when needed."""
+
+    version: str
+    at_s: float
+    rows: Rows
+    codes: Codes
+    names_of_all: tuple[str, ...]
+
+    def names(self) -> list[str]:
+        """Return the nodes that evicting pods could free for this pod."""
+        rows = self.rows[CURABLE[self.codes] & (self.rows >= 0)]
+        return [self.names_of_all[row] for row in rows.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best of some rows of a snapshot."""
+
+    #: Index into the rows.
+    place: int
+    #: The best nodes with the terms of their scores, the winner first.
+    contenders: tuple[Contender, ...]
+
+
+class SchedulingState:
+    """The state that filter, prioritize, preempt and bind of one process share."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        journal: Journal,
+        telemetry: Telemetry,
+        replica: Replica,
+        clock: Clock,
+    ) -> None:
+        self.cluster = cluster
+        self.journal = journal
+        self.telemetry = telemetry
+        self.replica = replica
+        self.clock = clock
+        self.assumed = AssumedBinds(cluster)
+        self._rules = cluster.rules
+        self._fit_cache = FitCache(cluster.rules.weights)
+        #: Uid -> the nodes that the last filter call rejected. kube-scheduler may call preempt for
+        #: the pod next.
+        self._rejected_pods: Bounded[str, RejectedPod] = Bounded(MAX_REJECTED_PODS)
+
+    def fit_cache(self) -> FitCache:
+        """Return the cached fits of the present rules; results of other rules are dropped."""
+        if self._rules is not self.cluster.rules:
+            self._rules = self.cluster.rules
+            self._fit_cache = FitCache(self._rules.weights)
+            self.assumed.rules_changed()
+        return self._fit_cache
+
+    def codes(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Codes:
+        """Return the code of each node's reason, (n,); 0 if the pod fits."""
+        cached = self.fit_cache().weigh(request, snap)
+        if rows.min(initial=0) >= 0:
+            return cached.codes(snap, rows, now_s)
+        codes = np.full(len(rows), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
+        codes[rows >= 0] = cached.codes(snap, rows[rows >= 0], now_s)
+        return codes
+
+    def best(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Best | None:
+        """Return the best of these known rows; None if the pod fits on none."""
+        market = self.cluster.usual.market
+        cached = self.fit_cache().weigh(request, snap)
+        ranking = cached.rank(request, snap, rows, now_s, market)
+        if ranking.winner is None:
+            return None
+        ranked = request, snap, rows, ranking, cached.standing
+        return Best(ranking.winner, best(*ranked, now_s, market, CONTENDERS))
+
+    def record_ranked(
+        self,
+        pod: Pod,
+        began_s: float,
+        snap: Snapshot,
+        offered: int,
+        contenders: Sequence[Contender],
+    ) -> None:
+        """Record which of ``offered`` nodes is the best; no contender: none was preferred."""
+        took_us = micros(self.clock.monotonic() - began_s)
+        winner = contenders[0].node if contenders else ""
+        ranked = Ranked(self.clock.time(), took_us, snap.generation, offered, winner)
+        self.journal.note(pod, ranked, ranked.at_s, winner)
+        if contenders:
+            candidates = Candidates(tuple(map(_candidate, contenders)))
+            self.journal.note(pod, candidates, ranked.at_s)
+
+    def keep_rejected(
+        self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float
+    ) -> None:
+        """Keep which nodes filter rejected, for a preempt call; latest pods only."""
+        version = pod.metadata.resource_version
+        rejected = RejectedPod(version, at_s, rows, codes, snap.names)
+        self._rejected_pods[pod.metadata.uid] = rejected
+        if not self.cluster.rules.evict_for_memory:
+            self._rejected_pods.trim(1)
+
+    def last_rejection(self, uid: str) -> RejectedPod | None:
+        """Return the pod's last filter call; None if it is no longer kept."""
+        return self._rejected_pods.get(uid)
+
+    def rejected_for_memory(self, uid: str) -> list[str]:
+        """Return the nodes that passed kube-scheduler's own filters in the pod's last filter call,
+        and that Headroom rejected for reasons that evictions could resolve."""
+        last = self._rejected_pods.get(uid)
+        return last.names() if last else []
+
+
+def rows_of(offered: Offered, snap: Snapshot) -> Rows:
+    """Return the row of each offered node, and change the order of the names if that is faster.
+
+    kube-scheduler reads the answer by name.
+    """
+    if offered.objects is not None:
+        return snap.rows(offered.names)
+    offered.names, rows = snap.sorted_by_row(offered.names)
+    return rows
+
+
+def are_templates(offered: Offered, rows: Rows) -> bool:
+    """Return whether the nodes are unknown whole objects: node templates of an autoscaler."""
+    return bool(offered.objects) and bool((rows < 0).all())
+
+
+def _candidate(contender: Contender) -> Candidate:
+    terms = tuple(round(1000 * contender.terms[name]) for name in TERMS)
+    return Candidate(contender.node, round(1000 * contender.score), terms)

@@ -1,0 +1,62 @@
+"""The verbs on a state, with clocks and a ledger of the test."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from extender.ledger.protocol import BindAsk, Bound, Outcome
+from extender.observability.metrics import Telemetry
+from extender.scheduler.bind import Binder
+from extender.scheduler.scheduling_state import SchedulingState
+from extender.scheduler.server import Verbs
+from extender.state.changes import Event
+from extender.state.cluster_state import ClusterState
+from extender.state.journal import Journal
+
+
+@dataclass
+class Clocks:
+    now_s: Callable[[], float]
+    epoch_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s()
+
+    def time(self) -> float:
+        return self.epoch_s + self.now_s()
+
+
+@dataclass
+class Replica:
+    cluster: ClusterState
+    observes: bool = False
+
+    def unready(self) -> str:
+        return ""
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        self.cluster.apply(events)
+
+
+class BindsNothing:
+    async def bind(self, ask: BindAsk) -> Outcome:
+        return Bound()
+
+
+def verbs_on(
+    cluster: ClusterState,
+    now_s: Callable[[], float],
+    ledger: Binder | None = None,
+    journal: Journal | None = None,
+    telemetry: Telemetry | None = None,
+    epoch_s: float = 0.0,
+) -> Verbs:
+    state = SchedulingState(
+        cluster,
+        journal or Journal(),
+        telemetry or Telemetry(CollectorRegistry()),
+        Replica(cluster),
+        Clocks(now_s, epoch_s),
+    )
+    return Verbs(state, ledger or BindsNothing())
