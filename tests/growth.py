@@ -47,7 +47,7 @@ PASSING = {
         *("_Look._eligible", "_Look._fits", "_Look._names", "_Look._rows", "_Look.claim_checks"),
     ],
     "extender/config/loading.py": ["_Environment._env"],
-    "extender/ledger/protocol.py": ["ErrorsByNode._errors"],
+    "extender/ledger/initialise.py": ["ErrorsByNode._errors"],
     "extender/ledger/store.py": ["Binding.annotations"],
     "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],
@@ -182,7 +182,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "EmbeddedStore._pods": Per("pod", 15 * MIB),
         "EmbeddedStore._shown": Per("pod", 500),
     },
-    "extender/ledger/protocol.py": {"Ledger._cleared": Per("pod", 200)},
+    "extender/ledger/initialise.py": {"Initialiser._cleared": Per("pod", 200)},
     "extender/ledger/node_batcher.py": {
         "Turn.waiting": Per("bind under way", 2_000),
         "NodeBatcher._turns": Per("bind under way", 1_000),

@@ -36,9 +36,9 @@ from contract.kube import (
     ResourceRequirements,
     Terminated,
 )
+from extender.ledger.bind import BindAsk, Bound
 from extender.ledger.eviction import Evictions
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit_cache import FitCache
 from extender.placement.non_gpu_pods import aside
 from extender.placement.policy import Rules

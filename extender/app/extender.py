@@ -23,9 +23,10 @@ from extender.controllers.pending_events import PendingEventsController
 from extender.controllers.preemption import PreemptionController
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
+from extender.ledger.bind import BindAsk, Bound, Declined
 from extender.ledger.eviction import Evictions, Evictor
+from extender.ledger.ledger import Ledger
 from extender.ledger.preemption_writer import PreemptionWriter
-from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
 from extender.ledger.store import Store
 from extender.observability.assumed_binds_stream import assumed_line
 from extender.observability.conflict_counter import ConflictCountingStore
@@ -217,7 +218,7 @@ class Extender(ClusterView):
             if pod is not None:
                 self.deliver([BindBegun(pod, ask.node, placement)])
             try:
-                outcome = await ledger.bind(ask)
+                outcome = await ledger.binder.bind(ask)
             finally:
                 self.deliver([BindEnded(ask.uid, ask.node)])
             record_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)

@@ -16,7 +16,7 @@ from extender.batches import part_by_part
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.eviction import EvictionController
 from extender.errors import StoreError
-from extender.ledger.protocol import Ledger
+from extender.ledger.ledger import Ledger
 from extender.periodic import Loops
 from extender.state.changes import (
     DepartureMarked,
@@ -124,17 +124,17 @@ class ReconcileController:
             choices += unnoted_choices(self._cluster, held)
         if gone:
             with _logged():
-                await ledger.remove_finalizer(gone)
+                await ledger.initialiser.remove_finalizer(gone)
         for name, choice in choices:
             with _logged():
-                noted = await ledger.note_choice(name, choice)
+                noted = await ledger.initialiser.note_choice(name, choice)
                 log.info("device_choice_noted", node=name, device_choice=choice, noted=noted)
         waiting: list[Node] = []
         async for some in part_by_part(self._cluster.nodes(), AT_ONCE):
             waiting += uninitialised(self._cluster, some)
         if waiting:
             with _logged():
-                ready = await ledger.initialise(waiting)
+                ready = await ledger.initialiser.initialise(waiting)
                 log.info("nodes_initialised", nodes=ready)
 
     async def record_events(self) -> None:
@@ -201,15 +201,15 @@ class ReconcileController:
     async def _settle_one(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
         if isinstance(found, UnreservedPod):
             node, uid = found.node, found.pod.metadata.uid
-            charged = await ledger.charge(node, found.pod)
+            charged = await ledger.reclaimer.charge(node, found.pod)
             log.info("unreserved_pod_adopted", node=node, pod_uid=uid, charged=charged)
             return
         node, uid = found.node, found.uid
         if isinstance(found, Leftover):
-            removed = await ledger.remove(node, uid, found.left)
+            removed = await ledger.reclaimer.remove(node, uid, found.left)
             log.info("reservation_checked", node=node, pod_uid=uid, removed=removed)
             return
-        version = await ledger.departed_by(node, uid, found.reservation)
+        version = await ledger.reclaimer.departed_by(node, uid, found.reservation)
         if version is not None:
             self._deliver([DepartureMarked(node, uid, version, time.monotonic())])
             log.info("reservation_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)

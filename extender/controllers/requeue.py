@@ -12,7 +12,7 @@ import structlog
 
 from contract.kube import Pod
 from extender.errors import StoreError
-from extender.ledger.protocol import Ledger
+from extender.ledger.ledger import Ledger
 from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
 from extender.state.changes import Event, PodSeen, Relisted

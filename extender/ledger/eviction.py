@@ -19,7 +19,8 @@ from contract.gate import has_gate, waits
 from contract.gpunode import EVICTED, GPUNode
 from contract.kube import Pod
 from extender.errors import StoreConflict, StoreError, StoreNotFound
-from extender.ledger.protocol import ATTEMPTS, Ledger
+from extender.ledger.ledger import Ledger
+from extender.ledger.reservations import ATTEMPTS
 from extender.ledger.store import Store
 from extender.placement.overfull_devices import Misplaced
 
@@ -79,7 +80,7 @@ class Evictions:
                 return EvictionResult()
             leave = self._misplaced(gpunode).leave
             with suppress(StoreConflict, StoreNotFound):
-                return await self._evict(await self._ledger.mark(gpunode, leave))
+                return await self._evict(await self._ledger.reclaimer.mark(gpunode, leave))
         return EvictionResult()
 
     async def record_stuck(self, pod: Pod) -> None:

@@ -6,8 +6,8 @@ import structlog
 
 from contract.decision import decision_id, decision_of
 from contract.kube import Pod
-from extender.ledger.protocol import BindAsk, Bound, Declined, Failed
-from extender.ledger.protocol import Outcome as BindOutcome
+from extender.ledger.bind import BindAsk, Bound, Declined, Failed
+from extender.ledger.bind import Outcome as BindOutcome
 from extender.observability.feed import Feed
 from extender.observability.metrics import Telemetry
 from extender.placement.prediction_outcome import Result

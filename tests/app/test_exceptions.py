@@ -13,7 +13,7 @@ from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
-from extender.ledger.protocol import Ledger
+from extender.ledger.ledger import Ledger
 from extender.periodic import STUCK_AFTER_S, Loops
 from extender.progress import progressed
 from extender.state import event_queue
@@ -101,6 +101,7 @@ class Deaf:
     def __init__(self) -> None:
         self.raised: set[str] = set()
         self.called: set[str] = set()
+        self.reclaimer = self.initialiser = self
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any) -> Any:
@@ -213,6 +214,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.done: set[str] = set()
+        self.reclaimer = self.initialiser = self
 
     async def departed_by(self, node: str, uid: str, reservation: object) -> str:
         if node == "slow":

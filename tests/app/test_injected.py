@@ -26,7 +26,7 @@ NOT_REACHED = {
         "extender.controllers.reconcile:ReconcileController._failed: called self._count_failure",
     },
     "belongs to other processes or to tests": {
-        "extender.ledger.protocol:one_by_one: waited await call",
+        "extender.ledger.initialise:one_by_one: waited await call",
         "extender.state.event_queue:EventQueue.idle: waited await self._idle.wait()",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.settle(ledger",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.ready(ledger)",
@@ -37,10 +37,10 @@ NOT_REACHED = {
         "extender.app.cluster_view:ClusterView.context: called quotas",
     },
     "takes a race or a list that is not played here": {
-        "extender.ledger.protocol:Ledger._fit_without_gpunode: waited await self._store.read_p",
-        "extender.ledger.protocol:Ledger._reserve: waited await self._reserve(node",
-        "extender.ledger.protocol:Ledger._reserve_together: waited await self._fit_without_",
-        "extender.ledger.protocol:Ledger.requeue: waited await self._store.read_p",
+        "extender.ledger.bind:Binder._fit_without_gpunode: waited await self._store.read_p",
+        "extender.ledger.bind:Binder._reserve: waited await self._reserve(node",
+        "extender.ledger.bind:Binder._reserve_together: waited await self._fit_without_",
+        "extender.ledger.ledger:Ledger.requeue: waited await self._store.read_p",
         "extender.controllers.eviction:EvictionController.once: called self._deliver",
         "extender.periodic:Loops._run.moved: called self._monotonic_s",
         "extender.controllers.preemption:PreemptionController._announce_nominations: "

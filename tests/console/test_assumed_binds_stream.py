@@ -21,7 +21,8 @@ from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.ledger.protocol import BindAsk, Failed, Ledger
+from extender.ledger.bind import BindAsk, Failed
+from extender.ledger.ledger import Ledger
 from extender.observability.assumed_binds_stream import (
     EXPIRES_S,
     AssumedBindsUpdater,
@@ -344,6 +345,10 @@ def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
         started, goes_on = asyncio.Event(), asyncio.Event()
 
         class Slow:
+            @property
+            def binder(self) -> "Slow":
+                return self
+
             async def bind(self, ask: BindAsk) -> Failed:
                 started.set()
                 await goes_on.wait()

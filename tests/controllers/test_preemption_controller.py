@@ -15,9 +15,9 @@ from contract.reasons import Reason
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.preemption import NEWCOMER, VICTIM, PreemptionController
+from extender.ledger.bind import BindAsk, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.ledger.preemption_writer import PreemptionWriter
-from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import BudgetSeen, GPUNodeSeen, PodSeen
@@ -165,7 +165,7 @@ def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee()
         store.admit(thief)
         extender.deliver([node, victim, PodSeen(newcomer(12, 50, nominated="n"))])
         ask = BindAsk("default", "thief", "thief", "n", thief, store.read_gpunode("n"))
-        return await ledger.bind(ask)
+        return await ledger.binder.bind(ask)
 
     assert asyncio.run(play(50)) == Declined(Reason.MEMORY_ON_ANY)
     assert isinstance(asyncio.run(play(51)), Bound)

@@ -20,8 +20,8 @@ from starlette.routing import Route
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from extender.config.settings import Settings
+from extender.ledger.bind import BindAsk, Bound, Declined
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound, Declined
 from extender.observability.metrics import Telemetry
 from extender.scheduler.extender_v1 import BindArgs
 from extender.scheduler.server import verbs_app

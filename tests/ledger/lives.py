@@ -15,8 +15,8 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
+from extender.ledger.bind import BindAsk, Outcome
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Outcome
 from extender.placement.fit import fit
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules

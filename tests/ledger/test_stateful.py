@@ -27,8 +27,8 @@ from contract.kube import (
     ResourceRequirements,
 )
 from extender.errors import OutcomeUnknown
+from extender.ledger.bind import BindAsk, Bound
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.policy import Rules
 from extender.state.changes import Event, NodeSeen
 from extender.state.cluster_state import ClusterState

@@ -75,14 +75,14 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "            if want.reservation is not None and not held_already:\n",
     ),
     "the reservation carries neither id nor time of its attempt": (
-        "attempt=self._new_id(), since=since)",
+        "attempt=self.new_id(), since=since)",
         'attempt="always", since="always")',
     ),
     "the reservation is written without the resourceVersion": (
-        "        after = await self._store.write_spec(before, spec)\n",
+        "        after = await self.store.write_spec(before, spec)\n",
         "        unguarded = msgspec.structs.replace(before.metadata, resource_version='*')\n"
         "        before = msgspec.structs.replace(before, metadata=unguarded)\n"
-        "        after = await self._store.write_spec(before, spec)\n",
+        "        after = await self.store.write_spec(before, spec)\n",
     ),
     "a reservation that lost the race is taken for made": (
         "            except (StoreConflict, OutcomeUnknown) as err:\n"
@@ -98,7 +98,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "            gpunode = await self._store.read_gpunode(ask.node)\n"
         "            rest = {u: r for u, r in gpunode.spec.reservations.items() if u != ask.uid}\n"
         "            spec = msgspec.structs.replace(gpunode.spec, reservations=rest)\n"
-        "            gpunode = await self._write(gpunode, spec)\n",
+        "            gpunode = await self._writer.write(gpunode, spec)\n",
     ),
     "removal does not ask what became of the pod": (
         "                pod = await self._store.read_pod("
@@ -154,7 +154,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "part_by_part(early, AT_ONCE)",
     ),
     "initialising charges nobody": (
-        "reservations[pod.metadata.uid] = self._stamped(reservation)",
+        "reservations[pod.metadata.uid] = self._writer.stamped(reservation)",
         "pass",
     ),
     "who is bound by others is charged in memory only": (

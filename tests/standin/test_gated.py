@@ -43,9 +43,9 @@ from contract.kube import (
     Terminated,
 )
 from extender.errors import StoreConflict
+from extender.ledger.bind import BindAsk
 from extender.ledger.eviction import Evictions
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.protocol import BindAsk
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, NodeSeen
 from extender.state.cluster_state import ClusterState

@@ -17,8 +17,8 @@ from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
 from contract.gpunode import GPUNode, Plugin
 from contract.kube import NodeSpec, OwnerReference, Pod
 from contract.reasons import Reason
+from extender.ledger.bind import BindAsk, Bound
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound
 from extender.observability.metrics import Telemetry
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest

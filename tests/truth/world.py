@@ -16,8 +16,8 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, S
 from contract.gpunode import Plugin as PluginReport
 from contract.kube import Container, Node, NodeStatus, ObjectMeta, PodSpec, ResourceRequirements
 from contract.kube import Pod as KubePod
+from extender.ledger.bind import BindAsk, Bound
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit import fit
 from extender.placement.policy import Rules, Weights
 from extender.placement.prediction_outcome import Result
