@@ -202,8 +202,10 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     # One entry is some bytes for each device, and the least recently used goes first.
     "extender/placement/fit_cache.py": {"FitCache._held": Per("device", 16 * 64)},
     "extender/state/decision_records.py": {"Records._records": Fixed(16 * MIB)},
-    "extender/kube/interning.py": {"Interned._kept": Fixed(10 * MIB)},
-    "extender/kube/gpunode_reader.py": {"GPUNodeReader._specs": Per("node", 300)},
+    "extender/kube/interning.py": {
+        "Interned._kept": Fixed(10 * MIB),
+        "GPUNodeReader._specs": Per("node", 300),
+    },
     "extender/kube/informers.py": {
         "KubernetesSources._reflectors": Fixed(10_000),
         "KubernetesSources._threads": Fixed(10_000),

@@ -21,14 +21,9 @@ from extender.console.auth import Guard
 from extender.console.reviews import KubeReviews
 from extender.controllers.extended_resource import ExtendedResourceController
 from extender.controllers.sm_history import sm_history
+from extender.kube.api_errors import ApiError
 from extender.kube.async_client import AsyncKubeApi
-from extender.kube.client import (
-    ApiError,
-    Configuration,
-    KubeApi,
-    authorization,
-    load_configuration,
-)
+from extender.kube.client import Configuration, KubeApi, authorization, load_configuration
 from extender.kube.event_recorder import KubeEvents
 from extender.kube.informers import KubernetesSources
 from extender.kube.node_capacity import KubeNodes

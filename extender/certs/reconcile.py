@@ -26,7 +26,8 @@ from extender.certs.plan import (
     usable,
 )
 from extender.errors import BadSettings, StoreConflict
-from extender.kube.client import ApiStatus, KubeApi, Unreadable
+from extender.kube.api_errors import ApiStatus, Unreadable
+from extender.kube.client import KubeApi
 
 #: The Secret with the CAs and their keys; only this command reads it.
 AUTHORITIES = "headroom-ca"

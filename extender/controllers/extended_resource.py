@@ -10,7 +10,7 @@ from itertools import islice
 
 import structlog
 
-from extender.kube.client import ApiError, ApiStatus
+from extender.kube.api_errors import ApiError, ApiStatus
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
 from extender.state.extended_resource import Shown, to_show

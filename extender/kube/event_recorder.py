@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from contract.decision import DECISION
-from extender.kube.client import ApiError, ApiStatus, KubeApi
+from extender.kube.api_errors import ApiError, ApiStatus
+from extender.kube.client import KubeApi
 from extender.state.notices import Notice
 
 log = structlog.get_logger()

@@ -9,8 +9,7 @@ import structlog
 
 from extender.kube.client import KubeApi
 from extender.kube.reflector import DEFAULT_PACE, Deliver, Pace, Reflector
-from extender.kube.resources import Kind
-from extender.kube.watch_health import Health
+from extender.kube.resources import Health, Kind
 
 log = structlog.get_logger(__name__)
 

@@ -8,8 +8,8 @@ from urllib.parse import quote
 import msgspec
 
 from contract.kube import Pod
+from extender.kube.api_errors import ApiError
 from extender.kube.async_client import AsyncKubeApi
-from extender.kube.client import ApiError
 from extender.ledger.kube_store import store_error
 from extender.state.notices import Notice, pod_notice
 

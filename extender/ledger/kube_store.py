@@ -34,8 +34,9 @@ from extender.errors import (
     StoreRejected,
     StoreTimeout,
 )
+from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from extender.kube.async_client import AsyncKubeApi
-from extender.kube.client import JSON, METADATA_ONLY, ApiError, ApiStatus, KubeApi, NoAnswer
+from extender.kube.client import JSON, METADATA_ONLY, KubeApi
 from extender.ledger.store import Binding
 
 #: Removes the object's managedFields. Nothing reads them, and maintaining them took a third of the

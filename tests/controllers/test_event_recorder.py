@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from extender.controllers.event_recorder import AT_ONCE, EventRecorder
-from extender.kube.client import ApiError, ApiStatus, KubeApi, NoAnswer
+from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
+from extender.kube.client import KubeApi
 from extender.kube.event_recorder import KubeEvents, event_name
 from extender.state.notices import Notice, pod_subject
 from tests.builders import pod

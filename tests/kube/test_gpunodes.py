@@ -7,7 +7,7 @@ import pytest
 
 from contract.errors import BadReport
 from contract.gpunode import decode_gpunode
-from extender.kube.gpunode_reader import GPUNodeReader
+from extender.kube.interning import GPUNodeReader
 
 BODY = b"""{"metadata": {"name": "n", "uid": "u", "resourceVersion": "%d"},
     "spec": {"initialised": true, "reservations": {"p": {"namespace": "d", "name": "%s"}}},

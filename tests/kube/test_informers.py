@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from contract.kube import Pod
-from extender.kube.client import ApiStatus, KubeApi, NoAnswer, Query, Stream
+from extender.kube.api_errors import ApiStatus, NoAnswer
+from extender.kube.client import KubeApi, Query, Stream
 from extender.kube.informers import KubernetesSources
 from extender.kube.reflector import Pace, Reflector
 from extender.kube.resources import watched_kinds

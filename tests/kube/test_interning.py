@@ -7,8 +7,7 @@ import pytest
 
 from contract.gpunode import GPUNode, decode_gpunode
 from contract.kube import Node, Pod
-from extender.kube.gpunode_reader import GPUNodeReader
-from extender.kube.interning import MOST_KEPT, Interned
+from extender.kube.interning import MOST_KEPT, GPUNodeReader, Interned
 from extender.kube.resources import Kind, watched_kinds
 
 
