@@ -36,8 +36,8 @@ from contract.kube import (
     ResourceRequirements,
     Terminated,
 )
+from extender.controllers.eviction import Evictions
 from extender.ledger.bind import BindAsk, Bound
-from extender.ledger.eviction import Evictions
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.fit_cache import FitCache
 from extender.placement.non_gpu_pods import aside
@@ -245,8 +245,8 @@ class Gated(Product):
         if self._store.begin_deletion(pod, EPOCH_S + self._now_s):
             self._evicted.append(pod.metadata.name)
 
-    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
-        """Nobody reads it here."""
+    async def may_evict(self, pod: Pod) -> None:
+        """Nothing forbids it here."""
 
     def _pod(self, job: Job) -> Pod:
         pod = super()._pod(job)

@@ -4,7 +4,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -17,17 +16,15 @@ from extender.app.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.app import extender_app
 from extender.console.auth import Guard
-from extender.controllers.event_recorder import EventRecorder, Post, counted
-from extender.controllers.eviction import EvictionController
+from extender.controllers.event_recorder import EventRecorder, Post
+from extender.controllers.eviction import EvictionController, Evictions
 from extender.controllers.pending_events import PendingEventsController
-from extender.controllers.preemption import PreemptionController
+from extender.controllers.preemption import PreemptionController, PreemptionWriter
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.ledger.bind import BindAsk, Bound, Declined
-from extender.ledger.eviction import Evictions, Evictor
 from extender.ledger.ledger import Ledger
-from extender.ledger.preemption_writer import PreemptionWriter
-from extender.ledger.store import Store
+from extender.ledger.store import Evictor, Store
 from extender.observability.assumed_binds_stream import assumed_line
 from extender.observability.conflict_counter import ConflictCountingStore
 from extender.observability.feed import Feed
@@ -45,8 +42,6 @@ from extender.state.journal import Journal
 from extender.state.node_whatif import rejection_beside
 from extender.state.prediction_tracker import Outcome
 from extender.state.reconcile_queue import knows_devices
-
-EVENT_THREADS = 2
 
 #: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
 #: and 8 of the 32 that ``extender.kube.async_client`` opens are left for binds.
@@ -85,12 +80,10 @@ class Extender(ClusterView):
         #: None if this process must not preempt pods, and before ``verbs`` was called.
         self._maker: PreemptionWriter | None = None
         self.preemption_controller: PreemptionController | None = None
-        self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
-        #: Writes an Event and counts it; does nothing without an API server.
-        self.post = counted(post, self.telemetry) if post else lambda notice: True
+        self.event_recorder = EventRecorder(post, self.telemetry)
         self.reconciler = ReconcileController(
             self.cluster,
-            EventRecorder(self.post, self._events_pool),
+            self.event_recorder,
             self.deliver,
             self.unready,
             lambda: self.observes,
@@ -100,9 +93,8 @@ class Extender(ClusterView):
         self.pending_events_controller = PendingEventsController(
             self.cluster,
             self.journal,
-            self.post if post else None,
+            self.event_recorder,
             settings.waiting_events_per_s,
-            self._events_pool,
         )
         self.outcome_seen.append(self._note)
         self._follow_mode()
@@ -185,7 +177,7 @@ class Extender(ClusterView):
             ConflictCountingStore(store, self.telemetry), ledger, evictor, misplaced_now
         )
         self.reconciler.eviction_controller = EvictionController(
-            self.cluster, evictions, self.telemetry, self.deliver
+            self.cluster, evictions, self.telemetry, self.event_recorder, self.deliver
         )
 
     def enable_preemption(self, maker: PreemptionWriter) -> None:
@@ -246,8 +238,7 @@ class Extender(ClusterView):
             self.telemetry,
             verbs.rejected_for_memory,
             self._maker,
-            self.post,
-            self._events_pool,
+            self.event_recorder,
         )
         return verbs
 

@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 #: The state, the controllers, and the ledger that they write to.
 MODULES = (
     "extender.state.cluster_state",
-    "extender.ledger.eviction",
-    "extender.ledger.preemption_writer",
     "extender.ledger.bind",
     "extender.ledger.initialise",
     "extender.ledger.ledger",
@@ -51,7 +49,7 @@ MODULES = (
     "extender.observability.change_feed",
 )
 #: Aliases of ``Callable`` in these modules.
-CALLABLES = ("Callable", "Post", "Show")
+CALLABLES = ("Callable", "Post")
 #: Callbacks that the parts of the ledger have from ``ReservationWriter``.
 LEDGER_CALLBACKS = ("self._writer.known", "self._new_id")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -24,10 +24,12 @@ from extender.app.extender import Extender
 from extender.app.reload import Origin
 from extender.config.settings import Settings
 from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
+from extender.controllers.eviction import NO_ROOM
 from extender.controllers.extended_resource import ExtendedResourceController
+from extender.controllers.preemption import PreemptionWriter
 from extender.errors import StoreConflict, StoreRejected
+from extender.kube.client import KubeApi
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability import change_feed
 from extender.observability.change_feed import start_watching
 from extender.observability.loop_lag import sample_lag
@@ -159,15 +161,16 @@ class World:
         self.store.delete_pod(pod.metadata.namespace, pod.metadata.name)
         self.report()
 
-    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
-        self.stuck.append(pod.metadata.name)
-
     def post(self, notice: Notice) -> bool:
         self.events.append(notice)
+        if notice.reason == NO_ROOM:
+            self.stuck.append(notice.about.name)
         return True
 
-    def show(self, node: str, mib: int | None) -> None:
-        self.mirrored.add(node)
+    def call(self, method: str, path: str, **request: Any) -> bytes:
+        """Takes the patches of Nodes, as the API server does."""
+        self.mirrored.add(path.split("/")[-2])
+        return b"{}"
 
     def report(self) -> None:
         """As the agents do, of the pods that are bound."""
@@ -326,7 +329,8 @@ def start(world: World, ledger: Any) -> None:
     assert extender.preemption_controller is not None
     extender.preemption_controller.start(each, extender.idle)
     extender.reloading.start(each)
-    ExtendedResourceController(extender.cluster, True, world.show).start(each, extender.unready)
+    api = cast(KubeApi, world)
+    ExtendedResourceController(extender.cluster, True, api).start(each, extender.unready)
     start_watching(each, world.console.watching, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
 

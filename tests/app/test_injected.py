@@ -17,8 +17,7 @@ CALLS = os.environ.get("TEST_INJECTED_CALLS", "1").split(",")
 NOT_REACHED = {
     "is compared or iterated, not called": {
         "extender.app.cluster_view:ClusterView._turned: called self.outcome_seen",
-        "extender.controllers.pending_events:PendingEventsController.at_most: called self._post",
-        "extender.controllers.pending_events:PendingEventsController._explain: called self._post",
+        "extender.controllers.event_recorder:EventRecorder.writes: called self._post",
     },
     "goes on after another exception only": {
         "extender.periodic:Loops.keep.kept: waited await asyncio.sleep(AGAI",

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import msgspec
@@ -14,10 +13,15 @@ from contract.kube import Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.controllers.preemption import NEWCOMER, VICTIM, PreemptionController
+from extender.controllers.event_recorder import EventRecorder
+from extender.controllers.preemption import (
+    NEWCOMER,
+    VICTIM,
+    PreemptionController,
+    PreemptionWriter,
+)
 from extender.ledger.bind import BindAsk, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import BudgetSeen, GPUNodeSeen, PodSeen
@@ -54,14 +58,14 @@ class World:
         self.journal, self.evicted, self.told = Journal(), list[str](), list[Notice]()
         self.rejected: Sequence[str] = ["n"]
         maker = PreemptionWriter(AsyncStore(self.store), self, time.time, lambda: "attempt")
+        telemetry = Telemetry(CollectorRegistry())
         self.preempting = PreemptionController(
             self.state,
             self.journal,
-            Telemetry(CollectorRegistry()),
+            telemetry,
             lambda uid: self.rejected,
             maker if evicts else None,
-            self.tell,
-            ThreadPoolExecutor(1),
+            EventRecorder(self.tell, telemetry),
         )
         self.decides(newcomer_, ago_s=2.0)
 

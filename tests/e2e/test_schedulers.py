@@ -16,7 +16,7 @@ from extender.certs.copy_command import copy
 from extender.certs.pki import Pair
 from extender.certs.plan import Terms, Wanted, next_authority, next_leaf, usable
 from extender.certs.reconcile import wanted
-from extender.kube.event_recorder import COMPONENT
+from extender.controllers.event_recorder import COMPONENT
 from extender.server.tls import TlsFiles
 from tests.controlplane import ROOT, ControlPlane, free_ports
 from tests.e2e.cluster import EVENTS, RBAC, Cluster

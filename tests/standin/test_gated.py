@@ -42,9 +42,9 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
+from extender.controllers.eviction import Evictions
 from extender.errors import StoreConflict
 from extender.ledger.bind import BindAsk
-from extender.ledger.eviction import Evictions
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, NodeSeen
@@ -319,7 +319,7 @@ class Gated(RuleBasedStateMachine):
             self.node.delete(uid)
         self.forget(uid)
 
-    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
+    async def may_evict(self, pod: Pod) -> None:
         """Nobody reads it here."""
 
     def gpunode(self) -> GPUNode:

@@ -7,7 +7,7 @@ import pytest
 
 from contract.annotations import PLACEMENT
 from contract.gpunode import GPUNode, UnattributedProcess
-from extender.kube.event_recorder import event_name
+from extender.controllers.event_recorder import event_name
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone
 from extender.state.cluster_state import ClusterState
