@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from structlog.testing import capture_logs
 
-from extender.controllers import prometheus
-from extender.controllers.prometheus import Asked, PrometheusHistory
-from extender.controllers.promql import Span, questions
+from extender.controllers import prometheus, sm_history
+from extender.controllers.prometheus import questions
+from extender.controllers.sm_history import Asked, PrometheusHistory, Span
 from extender.placement.sm_reading import Activity
 from extender.state.sm_activity import Key
 from tests.agent.exporter import Manner, StandIn
@@ -210,7 +210,7 @@ def test_a_mistake_of_ours_keeps_no_old_figure(
 ) -> None:
     source = Source(at(server))
     source.refresh()
-    monkeypatch.setattr(prometheus, "history", {}.popitem)
+    monkeypatch.setattr(sm_history, "history", {}.popitem)
     with capture_logs() as logs:
         assert source.refresh(after_s=10) == {"G": 0.5}
         assert source.refresh(after_s=180) == {}

@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 
-from extender.controllers.promql import (
-    Span,
-    Unreadable,
-    examine,
-    history,
-    moved,
-    questions,
-    read,
-    still_fresh,
-)
+from extender.controllers.prometheus import examine, questions, read
+from extender.controllers.sm_history import Span, Unreadable, history, moved, still_fresh
 from extender.placement.sm_reading import HISTORY, Activity
 from extender.state.sm_activity import Key
 
