@@ -146,7 +146,7 @@ def test_events_on_nodes_are_found_by_who_describes_the_node(
     made = plane.call("POST", "/api/v1/nodes", {"metadata": {"name": "events-node"}})
     uid = made["metadata"]["uid"]
     try:
-        notice = Notice(Subject("Node", "", "events-node", uid), "GPUFenced", "XID 79", "a")
+        notice = Notice(Subject("Node", "", "events-node", uid), "GPUUnhealthy", "XID 79", "a")
         assert KubeEvents(api, lambda: 1e9).post(notice)
         query = f"fieldSelector=involvedObject.uid={uid},involvedObject.kind=Node"
         (event,) = plane.call("GET", f"/api/v1/events?{query}")["items"]
