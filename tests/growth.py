@@ -271,7 +271,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/controllers/pending_events.py": {
         "PendingEventsController._explained": Per("pod", 500)
     },
-    "extender/controllers/reconcile.py": {"ReconcileController._looking": Per("node", 4_000)},
+    "extender/controllers/reconcile.py": {"ReconcileController._checks": Per("node", 4_000)},
     "extender/observability/change_feed.py": {
         "ChangeFeed._published": Fixed(10_000 * 500),
         "ChangeFeed._versions": Fixed(32 * 200),

@@ -70,8 +70,8 @@ class Extender(ClusterView):
             self.cluster,
             self.journal,
             self.telemetry,
+            settings,
             self.unready,
-            lambda: self.observes,
             self.name,
         )
         self._rules_changed: Callable[[], None] = lambda: None
@@ -84,11 +84,10 @@ class Extender(ClusterView):
         self.reconciler = ReconcileController(
             self.cluster,
             self.event_recorder,
-            self.deliver,
+            self.loops,
+            settings,
             self.unready,
-            lambda: self.observes,
-            lambda: self.settings.orphan_after_s,
-            lambda loop: self.telemetry.loop_failures.labels(loop).inc(),
+            self.deliver,
         )
         self.pending_events_controller = PendingEventsController(
             self.cluster,
@@ -100,7 +99,7 @@ class Extender(ClusterView):
         self._follow_mode()
 
     def start_controllers(self, ledger: Ledger) -> None:
-        self.reconciler.start(self.loops, ledger)
+        self.reconciler.start(ledger)
         self.pending_events_controller.start(self.loops, self.unready)
         if self.preemption_controller:
             self.preemption_controller.start(self.loops, self.idle)
@@ -116,21 +115,21 @@ class Extender(ClusterView):
 
     def _follow_mode(self) -> None:
         self.telemetry.observes.set(self.observes)
-        self.pending_events_controller.at_most(
+        self.pending_events_controller.limit(
             0 if self.observes else self.settings.waiting_events_per_s
         )
-        # Rejected pods wait for a reason that no longer applies.
-        self.requeue_controller.look_soon()
+        self.reconciler.follow(self.settings)
+        self.requeue_controller.follow(self.settings)
 
     def _took(self, events: Sequence[Event]) -> None:
-        self.requeue_controller.took(events)
-        self.reconciler.took(events)
+        self.requeue_controller.applied(events)
+        self.reconciler.applied(events)
 
     def _turned(self) -> None:
         super()._turned()
         if self.cluster.has_unsettled:
-            self.reconciler.look_soon()
-        self.requeue_controller.weighed()
+            self.reconciler.check_soon()
+        self.requeue_controller.nodes_weighed()
 
     def _note(self, outcome: Outcome) -> None:
         if outcome.reservation.attempt.startswith(self.name):

@@ -54,7 +54,7 @@ def quicken() -> None:
     reconcile.AT_ONCE = change_feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
-    requeue.LOOK_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
+    requeue.SLICE_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
     preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
     change_feed.LOOK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
     nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
@@ -324,7 +324,7 @@ def start(world: World, ledger: Any) -> None:
     """All loops that a replica of a cluster runs, but for those of its servers."""
     extender, each = world.extender, world.extender.loops
     extender.requeue_controller.start(each, ledger)
-    extender.reconciler.start(each, ledger)
+    extender.reconciler.start(ledger)
     extender.pending_events_controller.start(each, extender.unready)
     assert extender.preemption_controller is not None
     extender.preemption_controller.start(each, extender.idle)

@@ -22,13 +22,12 @@ NOT_REACHED = {
     "goes on after another exception only": {
         "extender.periodic:Loops.keep.kept: waited await asyncio.sleep(AGAI",
         "extender.periodic:Loops.failing: called self._failed",
-        "extender.controllers.reconcile:ReconcileController._failed: called self._count_failure",
     },
     "belongs to other processes or to tests": {
         "extender.ledger.initialise:one_by_one: waited await call",
         "extender.state.event_queue:EventQueue.idle: waited await self._idle.wait()",
-        "extender.controllers.reconcile:ReconcileController.once: waited await self.settle(ledger",
-        "extender.controllers.reconcile:ReconcileController.once: waited await self.ready(ledger)",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.check_reserv",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.prepare_node",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.record_events",
     },
     "is handed to a port of HTTP, which answers with 500": {
