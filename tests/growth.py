@@ -183,8 +183,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/ledger/initialise.py": {"Initialiser._cleared": Per("pod", 200)},
     "extender/ledger/node_batcher.py": {
-        "Turn.waiting": Per("bind under way", 2_000),
-        "NodeBatcher._turns": Per("bind under way", 1_000),
+        "NodeQueue.queued": Per("bind under way", 2_000),
+        "NodeBatcher._queues": Per("bind under way", 1_000),
     },
     "extender/placement/demand_pricing.py": {
         "DemandMix.demand": Fixed(64 * 500),

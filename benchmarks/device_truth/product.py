@@ -37,7 +37,7 @@ from contract.kube import (
     Terminated,
 )
 from extender.controllers.eviction import Evictions
-from extender.ledger.bind import BindAsk, Bound
+from extender.ledger.bind import BindRequest, Bound
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.fit_cache import FitCache
 from extender.placement.non_gpu_pods import aside
@@ -103,7 +103,7 @@ class Product(Scheduler):
         node = nodes[ranking.winner]
         held = self._cluster.gpunode(name_of(node))
         outcome = self._ledger.bind(
-            BindAsk(NAMESPACE, job.name, job.name, name_of(node), pod, held)
+            BindRequest(NAMESPACE, job.name, job.name, name_of(node), pod, held)
         )
         if not isinstance(outcome, Bound):
             raise AssertionError(f"nobody else binds, but {job} was refused: {outcome}")

@@ -22,7 +22,7 @@ from extender.controllers.pending_events import PendingEventsController
 from extender.controllers.preemption import PreemptionController, PreemptionWriter
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
-from extender.ledger.bind import BindAsk, Bound, Declined
+from extender.ledger.bind import BindRequest, Bound, Declined
 from extender.ledger.ledger import Ledger
 from extender.ledger.store import Evictor, Store
 from extender.observability.assumed_binds_stream import assumed_line
@@ -196,7 +196,7 @@ class Extender(ClusterView):
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
             began_s = time.monotonic()
             placement = self._foreseen(pod, gpunode, began_s)
-            ask = BindAsk(
+            ask = BindRequest(
                 args.pod_namespace,
                 args.pod_name,
                 args.pod_uid,

@@ -18,14 +18,14 @@ from contract.gpunode import GPUNode, Reservation
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
-from extender.ledger.node_batcher import NodeBatcher, Turn
+from extender.ledger.node_batcher import NodeBatcher, NodeQueue
 from extender.ledger.reclaim import Reclaimer
 from extender.ledger.reservations import ATTEMPTS, ReservationWriter
 from extender.ledger.store import Binding
 from extender.placement.placement_record import Placement
 
 #: Binds a pod as kube-scheduler would: no charges, no annotations.
-NOTHING = Placement((), {})
+UNRESERVED = Placement((), {})
 
 
 class Judge(Protocol):
@@ -35,7 +35,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BindAsk:
+class BindRequest:
     """A bind call of kube-scheduler, with what this replica has cached for it."""
 
     namespace: str
@@ -92,27 +92,27 @@ class _Reserved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _Retry:
     """The step must start again with the store's current objects."""
 
-    trouble: StoreError | None = None
+    error: StoreError | None = None
 
 
 @dataclass(slots=True, eq=False)
-class _Want:
+class _PendingBind:
     """One bind that needs its reservation written."""
 
-    ask: BindAsk
+    request: BindRequest
     #: The objects of this attempt; None: read them from the store.
     pod: Pod | None
     gpunode: GPUNode | None
     done: bool = False
     #: The next step. An exception is raised to the caller of this bind.
-    step: Outcome | _Reserved | _Again | Exception = field(default_factory=_Again)
+    step: Outcome | _Reserved | _Retry | Exception = field(default_factory=_Retry)
     #: The reservation to write for it.
     reservation: Reservation | None = None
 
-    def go_on(self, step: Outcome | _Reserved | _Again | Exception) -> None:
+    def finish(self, step: Outcome | _Reserved | _Retry | Exception) -> None:
         self.step, self.done = step, True
 
 
@@ -134,32 +134,32 @@ class Binder:
         self._judge = judge
         self._observes = observes
         self._monotonic_s = monotonic_s
-        self._turns = NodeBatcher[_Want](self._reserve)
+        self._batcher = NodeBatcher[_PendingBind](self._reserve)
 
-    async def bind(self, ask: BindAsk) -> Outcome:
+    async def bind(self, request: BindRequest) -> Outcome:
         """Reserve, then bind. The call is idempotent: it may be repeated for a pod, also
         concurrently, with the same result."""
         try:
-            outcome = await self._bind(ask)
+            outcome = await self._bind(request)
         except StoreError as err:
             # The pod's state is unknown. A reservation written so far stays, which is safe.
             outcome = Failed(str(err))
         if isinstance(outcome, Bound) or not self._observes():
             return outcome
-        return await self._bind_unreserved(ask, outcome)
+        return await self._bind_unreserved(request, outcome)
 
-    async def _bind(self, ask: BindAsk) -> Outcome:
-        want = _Want(ask, ask.pod, ask.gpunode)
-        trouble: StoreError | None = None
+    async def _bind(self, request: BindRequest) -> Outcome:
+        pending = _PendingBind(request, request.pod, request.gpunode)
+        error: StoreError | None = None
         for _ in range(ATTEMPTS):
-            await self._turns.take(ask.node, want)  # 1 to 3
-            if self._monotonic_s() > ask.until_s and not _is_final(want.step):
-                return Failed(_too_late(ask, trouble))
-            match want.step:
+            await self._batcher.serve(request.node, pending)  # 1 to 3
+            if self._monotonic_s() > request.until_s and not _is_final(pending.step):
+                return Failed(_too_late(request, error))
+            match pending.step:
                 case Exception() as err:
                     raise err
-                case _Again(why):
-                    trouble, want.gpunode = why or trouble, None
+                case _Retry(why):
+                    error, pending.gpunode = why or error, None
                     continue
                 case _Reserved(pod, placement, despite):
                     pass
@@ -167,150 +167,158 @@ class Binder:
                     return outcome
             # 4. Bind, on condition that the pod is still the one that was fitted.
             try:
-                await self._store.bind(_binding(pod, ask.node, placement))
+                await self._store.bind(_binding(pod, request.node, placement))
                 return Bound(pod.metadata.resource_version, despite)
             except StoreError as err:
-                trouble = err
+                error = err
             # 5. Rejected or unanswered: the pod's current state decides.
-            want.pod = await self._store.read_pod(ask.namespace, ask.name)
-            state = _unbound(ask, want.pod)
-            if isinstance(state, Pod) and isinstance(trouble, StoreRejected):
-                state = Failed(str(trouble))
+            pending.pod = await self._store.read_pod(request.namespace, request.name)
+            state = _unbound(request, pending.pod)
+            if isinstance(state, Pod) and isinstance(error, StoreRejected):
+                state = Failed(str(error))
             if isinstance(state, Failed):
                 # No attempt can use the reservation any more. If this removal fails, the reconciler
                 # repeats it.
-                await self._reclaimer.remove(ask.node, ask.uid)
+                await self._reclaimer.remove(request.node, request.uid)
             if not isinstance(state, Pod):
                 return state
             # Still unbound: start again. The reservation stays, for this or a concurrent attempt.
-        return Failed(f"gave up after {ATTEMPTS} attempts: {trouble}")
+        return Failed(f"gave up after {ATTEMPTS} attempts: {error}")
 
-    async def _reserve(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
+    async def _reserve(
+        self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
+    ) -> None:
         """Run steps 1 to 3 for all of these binds, with one write."""
         try:
-            await self._reserve_together(node, turn, wants)
+            await self._reserve_together(node, queue, binds)
         except StoreRejected as err:
             # A rejected bind must not fail the others: write each on its own.
-            for want in wants:
-                if len(wants) > 1:
-                    await self._reserve(node, turn, [want])
+            for pending in binds:
+                if len(binds) > 1:
+                    await self._reserve(node, queue, [pending])
                 else:
-                    want.go_on(err)
+                    pending.finish(err)
         except Exception as err:  # noqa: BLE001 - raised to the caller of each bind
-            for want in wants:
-                want.go_on(err)
+            for pending in binds:
+                pending.finish(err)
 
-    async def _reserve_together(self, node: str, turn: Turn[_Want], wants: list[_Want]) -> None:
+    async def _reserve_together(
+        self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
+    ) -> None:
         # An earlier holder of the lock wrote a newer object than the watch has delivered.
-        held = turn.gpunode if turn.used else wants[-1].gpunode
-        if any(want.gpunode is None for want in wants):
+        held = queue.gpunode if queue.used else binds[-1].gpunode
+        if any(pending.gpunode is None for pending in binds):
             held = None
-        turn.used, turn.gpunode = True, None
+        queue.used, queue.gpunode = True, None
         before = held or await self._store.read_gpunode(node)
         if before is None:
-            for want in wants:
-                await self._fit_without_gpunode(want, GPUNode(metadata=ObjectMeta(name=node)))
+            for pending in binds:
+                await self._fit_without_gpunode(pending, GPUNode(metadata=ObjectMeta(name=node)))
             return
         gpunode = before
-        for want in wants:
+        for pending in binds:
             try:
-                await self._fit(want, gpunode, fresh=held is None)
+                await self._fit(pending, gpunode, fresh=held is None)
             except Exception as err:  # noqa: BLE001 - raised to the caller of this bind only
-                want.reservation = None
-                want.go_on(err)
-            if want.reservation is not None:
-                gpunode = _with(gpunode, want.ask.uid, self._writer.stamped(want.reservation))
+                pending.reservation = None
+                pending.finish(err)
+            if pending.reservation is not None:
+                gpunode = _with(
+                    gpunode, pending.request.uid, self._writer.stamped(pending.reservation)
+                )
         # 3. Reserve, always, even if the pod has a reservation already: the write proves that no
         # replica removed it in between.
-        trouble: StoreError | None = None
+        error: StoreError | None = None
         if gpunode is not before:
             try:
-                turn.gpunode = gpunode = await self._writer.write(before, gpunode.spec)
+                queue.gpunode = gpunode = await self._writer.write(before, gpunode.spec)
             except (StoreConflict, OutcomeUnknown) as err:
-                trouble = err
-        for want in wants:
+                error = err
+        for pending in binds:
             # A pod may have been declined because of a reservation that was not written after all.
-            if trouble and (want.reservation is not None or isinstance(want.step, Declined)):
-                want.step = _Again(trouble)
-            want.gpunode, want.done = gpunode, True
+            if error and (pending.reservation is not None or isinstance(pending.step, Declined)):
+                pending.step = _Retry(error)
+            pending.gpunode, pending.done = gpunode, True
 
-    async def _fit_without_gpunode(self, want: _Want, gpunode: GPUNode) -> None:
+    async def _fit_without_gpunode(self, pending: _PendingBind, gpunode: GPUNode) -> None:
         """Pass a pod that requests no GPU: without a GPUNode it can still be bound, because it
         needs no reservation."""
-        ask = want.ask
+        request = pending.request
         try:
-            state = _unbound(ask, want.pod or await self._store.read_pod(ask.namespace, ask.name))
+            state = _unbound(
+                request, pending.pod or await self._store.read_pod(request.namespace, request.name)
+            )
         except Exception as err:  # noqa: BLE001 - raised to the caller of this bind only
-            want.go_on(err)
+            pending.finish(err)
             return
         if not isinstance(state, Pod):
-            want.go_on(state)
+            pending.finish(state)
             return
         placement = self._judge(state, gpunode)
         if isinstance(placement, Placement) and not placement.charges:
-            want.go_on(_Reserved(state, placement, None))
+            pending.finish(_Reserved(state, placement, None))
         else:
-            want.go_on(Declined(Reason.NO_REPORT, state.metadata.resource_version))
+            pending.finish(Declined(Reason.NO_REPORT, state.metadata.resource_version))
 
-    async def _fit(self, want: _Want, gpunode: GPUNode, fresh: bool) -> None:
+    async def _fit(self, pending: _PendingBind, gpunode: GPUNode, fresh: bool) -> None:
         """Run steps 1 and 2 for one bind. ``fresh``: ``gpunode`` was read from the store, not
         delivered by a watch, which may be behind."""
-        ask, pod, want.reservation = want.ask, want.pod, None
+        request, pod, pending.reservation = pending.request, pending.pod, None
         # 1. Get the pod, unbound, at a resourceVersion. If it has a reservation already, read it
         # after that reservation. Otherwise an older version from a filter call could reserve less
         # than the attempt that wrote the reservation is about to bind.
-        if pod is None or ask.uid in gpunode.spec.reservations:
-            pod = await self._store.read_pod(ask.namespace, ask.name)
-        state = _unbound(ask, pod)
+        if pod is None or request.uid in gpunode.spec.reservations:
+            pod = await self._store.read_pod(request.namespace, request.name)
+        state = _unbound(request, pod)
         if not isinstance(state, Pod):
-            want.step = state
+            pending.step = state
             return
         # 2. Fit it on the object that the write will be conditional on.
-        known = ask.placement if state is ask.pod and gpunode is ask.gpunode else None
-        want.pod, placement, despite = state, known or self._judge(state, gpunode), None
+        known = request.placement if state is request.pod and gpunode is request.gpunode else None
+        pending.pod, placement, despite = state, known or self._judge(state, gpunode), None
         if isinstance(placement, Reason):
             if not fresh:
-                want.step = _Again()
+                pending.step = _Retry()
                 return
             if not self._observes():
-                want.step = Declined(placement, state.metadata.resource_version)
+                pending.step = Declined(placement, state.metadata.resource_version)
                 return
-            despite, placement = placement, NOTHING
+            despite, placement = placement, UNRESERVED
             # Adopt it as an unreserved pod, so that a later switch to mode enforce starts with
             # correct charges. Not before the node is initialised: that charges all pods on the
             # node.
             if gpunode.spec.initialised:
-                want.reservation = self._writer.adopt(state, gpunode)
+                pending.reservation = self._writer.adopt(state, gpunode)
         elif placement.charges:
-            want.reservation = _reserve(state, placement)
-        want.step = _Reserved(state, placement, despite)
+            pending.reservation = _reserve(state, placement)
+        pending.step = _Reserved(state, placement, despite)
 
-    async def _bind_unreserved(self, ask: BindAsk, outcome: Declined | Failed) -> Outcome:
+    async def _bind_unreserved(self, request: BindRequest, outcome: Declined | Failed) -> Outcome:
         """Bind a pod without a reservation, in mode observe. No pod waits for the ledger there: an
         unreserved pod is charged when it is seen on the node."""
         try:
-            state = _unbound(ask, await self._store.read_pod(ask.namespace, ask.name))
+            state = _unbound(request, await self._store.read_pod(request.namespace, request.name))
             if not isinstance(state, Pod):
                 return state
-            if self._monotonic_s() > ask.until_s:
+            if self._monotonic_s() > request.until_s:
                 return outcome
-            await self._store.bind(_binding(state, ask.node, NOTHING))
+            await self._store.bind(_binding(state, request.node, UNRESERVED))
         except StoreError as err:
             return Failed(str(err), outcome.version)
         despite = outcome.reason if isinstance(outcome, Declined) else None
         return Bound(state.metadata.resource_version, despite)
 
 
-def _too_late(ask: BindAsk, trouble: StoreError | None) -> str:
-    why = f" (last error: {trouble})" if trouble else ""
+def _too_late(request: BindRequest, error: StoreError | None) -> str:
+    why = f" (last error: {error})" if error else ""
     return (
-        f"pod {ask.namespace}/{ask.name} is not bound to node {ask.node}: the API server took "
-        f"longer than kube-scheduler waits{why}; kube-scheduler tries the pod again"
+        f"pod {request.namespace}/{request.name} is not bound to node {request.node}: the API "
+        f"server took longer than kube-scheduler waits{why}; kube-scheduler tries the pod again"
     )
 
 
-def _is_final(step: "Outcome | _Reserved | _Again | Exception") -> bool:
-    return not isinstance(step, _Reserved | _Again)
+def _is_final(step: "Outcome | _Reserved | _Retry | Exception") -> bool:
+    return not isinstance(step, _Reserved | _Retry)
 
 
 def _with(gpunode: GPUNode, uid: str, reservation: Reservation) -> GPUNode:
@@ -324,17 +332,17 @@ def _reserve(pod: Pod, placement: Placement) -> Reservation:
     return Reservation(namespace=metadata.namespace, name=metadata.name, charges=charges)
 
 
-def _unbound(ask: BindAsk, pod: Pod | None) -> Pod | Bound | Failed:
+def _unbound(request: BindRequest, pod: Pod | None) -> Pod | Bound | Failed:
     """Return the pod if it can still be bound, else the outcome that its state already
     determines."""
-    subject = f"pod {ask.namespace}/{ask.name}"
+    subject = f"pod {request.namespace}/{request.name}"
     if pod is None:
         return Failed(f"{subject} does not exist")
-    if pod.metadata.uid != ask.uid:
-        return Failed(f"{subject} was replaced: its uid is {pod.metadata.uid}, not {ask.uid}")
-    if (pod.metadata.namespace, pod.metadata.name) != (ask.namespace, ask.name):
-        return Failed(f"{subject} is not the pod of uid {ask.uid}")
-    if pod.node == ask.node:
+    if pod.metadata.uid != request.uid:
+        return Failed(f"{subject} was replaced: its uid is {pod.metadata.uid}, not {request.uid}")
+    if (pod.metadata.namespace, pod.metadata.name) != (request.namespace, request.name):
+        return Failed(f"{subject} is not the pod of uid {request.uid}")
+    if pod.node == request.node:
         return Bound()
     if pod.node:
         return Failed(f"{subject} is bound to node {pod.node}")

@@ -6,7 +6,7 @@ import structlog
 
 from contract.decision import decision_id, decision_of
 from contract.kube import Pod
-from extender.ledger.bind import BindAsk, Bound, Declined, Failed
+from extender.ledger.bind import BindRequest, Bound, Declined, Failed
 from extender.ledger.bind import Outcome as BindOutcome
 from extender.observability.feed import Feed
 from extender.observability.metrics import Telemetry
@@ -23,7 +23,7 @@ MOST_QUOTED = 200
 
 
 def record_bind(
-    journal: Journal, telemetry: Telemetry, ask: BindAsk, outcome: BindOutcome, took_s: float
+    journal: Journal, telemetry: Telemetry, ask: BindRequest, outcome: BindOutcome, took_s: float
 ) -> None:
     """Record the outcome of a bind, under the version of the pod that was decided about."""
     outcome_name = type(outcome).__name__.lower()

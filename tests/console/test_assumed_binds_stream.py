@@ -21,7 +21,7 @@ from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.ledger.bind import BindAsk, Failed
+from extender.ledger.bind import BindRequest, Failed
 from extender.ledger.ledger import Ledger
 from extender.observability.assumed_binds_stream import (
     EXPIRES_S,
@@ -349,7 +349,7 @@ def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
             def binder(self) -> "Slow":
                 return self
 
-            async def bind(self, ask: BindAsk) -> Failed:
+            async def bind(self, ask: BindRequest) -> Failed:
                 started.set()
                 await goes_on.wait()
                 return Failed("the API server does not answer")

@@ -20,7 +20,7 @@ from extender.controllers.preemption import (
     PreemptionController,
     PreemptionWriter,
 )
-from extender.ledger.bind import BindAsk, Bound, Declined, Outcome
+from extender.ledger.bind import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
@@ -168,7 +168,7 @@ def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee()
         thief = newcomer(3, priority, "thief", version="1")
         store.admit(thief)
         extender.deliver([node, victim, PodSeen(newcomer(12, 50, nominated="n"))])
-        ask = BindAsk("default", "thief", "thief", "n", thief, store.read_gpunode("n"))
+        ask = BindRequest("default", "thief", "thief", "n", thief, store.read_gpunode("n"))
         return await ledger.binder.bind(ask)
 
     assert asyncio.run(play(50)) == Declined(Reason.MEMORY_ON_ANY)

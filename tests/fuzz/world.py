@@ -20,7 +20,7 @@ from starlette.routing import Route
 from contract.gpunode import GPUNode
 from contract.kube import Pod
 from extender.config.settings import Settings
-from extender.ledger.bind import BindAsk, Bound, Declined
+from extender.ledger.bind import BindRequest, Bound, Declined
 from extender.ledger.memory_store import EmbeddedStore
 from extender.observability.metrics import Telemetry
 from extender.scheduler.extender_v1 import BindArgs
@@ -152,7 +152,7 @@ class World:
     async def _bind(self, args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
         placement = pod and gpunode and self.cluster.judge_as_weighed(pod, gpunode, self.now_s)
         name, uid = args.pod_name, args.pod_uid
-        ask = BindAsk(args.pod_namespace, name, uid, args.node, pod, gpunode, placement)
+        ask = BindRequest(args.pod_namespace, name, uid, args.node, pod, gpunode, placement)
         outcome = self.ledger.bind(ask)
         if isinstance(outcome, Bound):
             self.bound.append(args)

@@ -17,7 +17,7 @@ from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
 from extender.ledger import initialise
 from extender.ledger import ledger as ledger_module
-from extender.ledger.bind import BindAsk, Bound, Declined, Failed, Outcome
+from extender.ledger.bind import BindRequest, Bound, Declined, Failed, Outcome
 from extender.ledger.initialise import FEW_NODES
 from extender.ledger.memory_store import EmbeddedStore, Fault, no_fault
 from extender.ledger.store import Binding, Store
@@ -69,6 +69,12 @@ def adopt(pod: Pod, gpunode: GPUNode) -> Reservation | None:
 
 
 DEVICES = msgspec.convert({"devices": [{"uuid": "GPU-0"}]}, GPUNodeStatus)
+
+
+def pending_binds(ledger: Any, node: str = "n") -> int:
+    """How many binds wait for the node's turn, or have it."""
+    queue = ledger.binder._batcher._queues.get(node)
+    return queue.requests if queue else 0
 
 
 class StoreWithLease(EmbeddedStore):
@@ -130,9 +136,9 @@ class Stage:
     def reserved(self) -> set[str]:
         return set(self.node().spec.reservations)
 
-    def ask(self, shown: Pod, node: str = "n", held: bool = True) -> BindAsk:
+    def ask(self, shown: Pod, node: str = "n", held: bool = True) -> BindRequest:
         metadata = shown.metadata
-        return BindAsk(
+        return BindRequest(
             metadata.namespace,
             metadata.name,
             metadata.uid,
@@ -141,7 +147,7 @@ class Stage:
             self.store.read_gpunode(node) if held else None,
         )
 
-    def bind(self, ask: BindAsk | None = None) -> Outcome:
+    def bind(self, ask: BindRequest | None = None) -> Outcome:
         asked = ask or self.ask(pod())
         return self._watched(lambda: self.ledger.bind(asked))
 
@@ -958,7 +964,7 @@ def test_many_bind_one_node_at_once_and_none_gives_up() -> None:
         ledger = ledger_module.Ledger(
             far, judge, adopt, lambda gpunode: None, lambda: WALL_S, lambda: str(next(ids))
         )
-        asks = [BindAsk("a", f"p{i}", f"uid-p{i}", "n", pods[i], held) for i in range(binders)]
+        asks = [BindRequest("a", f"p{i}", f"uid-p{i}", "n", pods[i], held) for i in range(binders)]
         return await asyncio.gather(*map(ledger.binder.bind, asks))
 
     outcomes = asyncio.run(asyncio.wait_for(all_bound(), PATIENCE_S))
@@ -984,7 +990,7 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
                 calls.append(operation)
             if (operation, when) == ("write_spec", "before") and not others:
                 others.append(asyncio.create_task(bind("q", q)))
-                await until_then(lambda: ledger.binder._turns.takers("n") == 2, "the second waits")
+                await until_then(lambda: pending_binds(ledger) == 2, "the second waits")
 
         store = EmbeddedStore(lambda events: None, lambda: 0.0)
         far = cast(Store, Faraway(store, second_comes))
@@ -997,7 +1003,7 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
         p, q = store.admit(pod()), store.admit(pod("q", asked=asked))
 
         async def bind(name: str, shown: Pod) -> Outcome:
-            return await ledger.binder.bind(BindAsk("a", name, f"uid-{name}", "n", shown, held))
+            return await ledger.binder.bind(BindRequest("a", name, f"uid-{name}", "n", shown, held))
 
         return [await bind("p", p), await others[0]]
 
@@ -1009,10 +1015,10 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
 def test_nothing_is_kept_of_a_node_on_which_nobody_is_promised_anything(stage: Stage) -> None:
     kept: list[set[str]] = []
     stage.fault = lambda operation, when: kept.append(
-        set(stage.ledger.awaited.binder._turns._turns)
+        set(stage.ledger.awaited.binder._batcher._queues)
     )
     assert stage.bind() == Bound()
     assert {"n"} in kept
     stage.store.admit(pod("q"))
     assert stage.bind(stage.ask(pod("q"), node="gone", held=False)) == Declined(Reason.NO_REPORT)
-    assert not stage.ledger.awaited.binder._turns._turns
+    assert not stage.ledger.awaited.binder._batcher._queues

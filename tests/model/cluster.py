@@ -134,7 +134,7 @@ def binds(
     foreseen = found if isinstance(found, Placement) else None
 
     def work(store: SyncStore) -> object:
-        ask = bind.BindAsk(
+        ask = bind.BindRequest(
             metadata.namespace, metadata.name, metadata.uid, node, shown, known, foreseen
         )
         return ledger(store, name, code).bind(ask)

@@ -44,7 +44,7 @@ from contract.kube import (
 )
 from extender.controllers.eviction import Evictions
 from extender.errors import StoreConflict
-from extender.ledger.bind import BindAsk
+from extender.ledger.bind import BindRequest
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, NodeSeen
@@ -144,7 +144,7 @@ class Gated(RuleBasedStateMachine):
     def we_bind_a_pod(self, size: int) -> None:
         made = self.create(size, gated=True)
         (namespace, name), uid = (made.metadata.namespace, made.metadata.name), made.metadata.uid
-        self.ledger.bind(BindAsk(namespace, name, uid, NAME, None, None))
+        self.ledger.bind(BindRequest(namespace, name, uid, NAME, None, None))
         bound = self.store.read_pod(namespace, name)
         assert bound is not None
         if bound.node:

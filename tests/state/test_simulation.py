@@ -17,7 +17,7 @@ from contract.annotations import DEVICE_CHOICE, POLICY, VRAM
 from contract.gpunode import GPUNode, Plugin
 from contract.kube import NodeSpec, OwnerReference, Pod
 from contract.reasons import Reason
-from extender.ledger.bind import BindAsk, Bound
+from extender.ledger.bind import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
 from extender.observability.metrics import Telemetry
 from extender.placement.fit import fit
@@ -176,7 +176,7 @@ class Real:
 
         async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
             names = args.pod_namespace, args.pod_name, args.pod_uid, args.node
-            outcome = ledger.bind(BindAsk(*names, pod, gpunode))
+            outcome = ledger.bind(BindRequest(*names, pod, gpunode))
             return "" if isinstance(outcome, Bound) else repr(outcome)
 
         self._verbs = Verbs(
