@@ -211,7 +211,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/controllers/sm_history.py": {
         "PrometheusHistory._held": Per("device", 600),
-        "PrometheusHistory._left": Fixed(3 * 1_000),
+        "PrometheusHistory._abandoned": Fixed(3 * 1_000),
     },
     "extender/kube/reflector.py": {"Reflector._unreadable": Per("object", 700)},
     "extender/console/auth.py": {

@@ -29,7 +29,7 @@ import requests
 from prometheus_api_client import PrometheusConnect
 from requests.adapters import HTTPAdapter
 
-from extender.controllers.sm_history import Answer, Asked, Span, Unreadable
+from extender.controllers.sm_history import Answer, QuerySource, Span, Unreadable
 from extender.state.sm_activity import Key
 
 METRIC = "DCGM_FI_PROF_SM_ACTIVE"
@@ -43,7 +43,7 @@ _MOST_RATIO = 1.01
 #: Length limit of a quoted error of Prometheus.
 _MAX_QUOTED = 200
 _OK = 200
-_NOT_ITS = "its answer is not in the format of Prometheus"
+_BAD_FORMAT = "its answer is not in the format of Prometheus"
 #: Parts by device index on its node, which every release of dcgm-exporter calls ``gpu``. The last
 #: part has the devices without that label, or with a larger index.
 _PARTS = (*(f'gpu="{index}"' for index in range(8)), 'gpu!~"[0-7]"')
@@ -51,7 +51,7 @@ _PARTS = (*(f'gpu="{index}"' for index in range(8)), 'gpu!~"[0-7]"')
 MAX_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
 #: Extra time after which an abandoned query gives up by itself.
-_LEAVE_S = 1.0
+_EXTRA_S = 1.0
 
 
 class _Series(msgspec.Struct):
@@ -74,41 +74,40 @@ class _Envelope(msgspec.Struct):
     warnings: list[str] = msgspec.field(default_factory=list)
 
 
-def query(asked: Asked) -> tuple[list[Answer], list[str]]:
-    """Return one answer per question, and warnings that they may be incomplete.
+def query(source: QuerySource) -> tuple[list[Answer], list[str]]:
+    """Return one answer per promql, and warnings that they may be incomplete.
 
     Raise ``Unreadable``, and the errors of requests and urllib3.
     """
-    url = urlsplit(asked.url)
+    url = urlsplit(source.url)
     # Errors quote the address, so it must not contain the password.
     public = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl().rstrip("/")
     headers = {"Accept-Encoding": "gzip"}
     auth = None
     if url.username:
         auth = unquote(url.username), unquote(url.password or "")
-    if asked.token_file is not None:
-        headers["Authorization"] = f"Bearer {_token(asked.token_file)}"
-    within_s = asked.timeout_s + _LEAVE_S
+    if source.token_file is not None:
+        headers["Authorization"] = f"Bearer {_token(source.token_file)}"
+    within_s = source.timeout_s + _EXTRA_S
     warnings: dict[str, None] = {}
 
-    def look(response: requests.Response, *args: Any, **kwargs: Any) -> None:
+    def note_warnings(response: requests.Response, *args: Any, **kwargs: Any) -> None:
         if not response.is_redirect:
             warnings.update(dict.fromkeys(examine(response.status_code, response.content)))
 
     with requests.Session() as session:
         session.trust_env = False  # else a .netrc would override these settings
-        session.verify = True if asked.ca is None else str(asked.ca)
-        session.hooks["response"].append(look)
+        session.verify = True if source.ca is None else str(source.ca)
+        session.hooks["response"].append(note_warnings)
         connection = PrometheusConnect(
             public, headers=headers, auth=auth, session=session, timeout=within_s
         )
         bounded = _Bounded(time.monotonic() + within_s)
         for prefix in ("http://", "https://", public):  # the last replaces one that retries
             session.mount(prefix, bounded)
-        limits = {"timeout": f"{asked.timeout_s:g}s"}
+        limits = {"timeout": f"{source.timeout_s:g}s"}
         answers = [
-            read(connection.custom_query(question, params=limits))
-            for question in questions(asked.span)
+            read(connection.custom_query(promql, params=limits)) for promql in queries(source.span)
         ]
     return answers, list(warnings)
 
@@ -152,10 +151,10 @@ class _Bounded(HTTPAdapter):
         return body
 
 
-def questions(span: Span) -> list[str]:
+def queries(span: Span) -> list[str]:
     """Return the PromQL queries. Their series have the label ``figure="ratio"`` or
     ``figure="at"``."""
-    return [question for part in _PARTS for question in _pair(span, f"{METRIC}{{{part}}}")]
+    return [promql for part in _PARTS for promql in _pair(span, f"{METRIC}{{{part}}}")]
 
 
 def _pair(span: Span, series: str) -> tuple[str, str]:
@@ -178,13 +177,13 @@ def examine(status: int, body: bytes) -> list[str]:
     try:
         envelope = msgspec.json.decode(body, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise Unreadable(_NOT_ITS if status == _OK else f"it answers {status}") from err
+        raise Unreadable(_BAD_FORMAT if status == _OK else f"it answers {status}") from err
     if status != _OK:
         raise Unreadable(f"it answers {status}{_error_text(envelope)}")
     if envelope.status != "success":
         raise Unreadable(f"it answers with an error{_error_text(envelope)}")
     if envelope.data is None or envelope.data.result_type != "vector":
-        raise Unreadable(_NOT_ITS)
+        raise Unreadable(_BAD_FORMAT)
     return envelope.warnings
 
 
@@ -198,13 +197,13 @@ def read(result: object) -> Answer:
     answer = Answer()
     try:
         for series in msgspec.convert(result, list[_Series]):
-            _take_one(answer, series)
+            _add(answer, series)
     except ValueError as err:
-        raise Unreadable(_NOT_ITS) from err
+        raise Unreadable(_BAD_FORMAT) from err
     return answer
 
 
-def _take_one(answer: Answer, series: _Series) -> None:
+def _add(answer: Answer, series: _Series) -> None:
     answer.evaluated_at_s, figure = series.value[0], float(series.value[1])
     key = _key(series.metric)
     if key is None or not math.isfinite(figure) or figure < 0:

@@ -15,10 +15,10 @@ more, a cached old answer cannot be distinguished from a wrong clock, and nothin
 import asyncio
 import contextlib
 import math
-import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,13 +33,13 @@ from extender.state.sm_activity import Activities, Key
 log = structlog.get_logger()
 
 #: Abandoned queries; while this many still hang, no new query starts.
-_MOST_LEFT = 3
+_MAX_ABANDONED = 3
 #: Length limit of the quoted error of the operating system or a library.
 _MAX_QUOTED = 200
 #: A sample may appear to be this much newer than Prometheus' evaluation time.
 _AHEAD_S = 30.0
 #: A smaller change is ignored: it would change no decision that is worth the work.
-MOVED_RATIO = 0.05
+CHANGED_RATIO = 0.05
 
 
 class Unreadable(Exception):
@@ -55,7 +55,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuerySource:
     """Address, query and interval. ``url`` may contain a user and a password, which must not be
     logged."""
 
@@ -82,7 +82,7 @@ class Answer:
 #: One answer per query, and warnings that they may be incomplete.
 Answers = tuple[list[Answer], list[str]]
 #: Receives all fresh history, and the devices whose figure changed.
-HandOn = Callable[[Mapping[Key, Activity], Collection[Key]], None]
+Deliver = Callable[[Mapping[Key, Activity], Collection[Key]], None]
 #: Receives whether there was an answer, and the number of devices with fresh history.
 Queried = Callable[[bool, int], None]
 
@@ -106,11 +106,11 @@ async def sm_history(
         telemetry.history_queries.labels("answered" if answered else "failed").inc()
         telemetry.history_devices.set(devices)
 
-    def hand_on(history: Mapping[Key, Activity], moved: Collection[Key]) -> None:
-        nodes = {node for key in moved if (node := activities.node_of(key)) is not None}
+    def deliver(history: Mapping[Key, Activity], changed: Collection[Key]) -> None:
+        nodes = {node for key in changed if (node := activities.node_of(key)) is not None}
         apply([ActivitySeen(history, ()), *(ActivitySeen(history, (node,)) for node in nodes)])
 
-    asked = Asked(
+    source = QuerySource(
         settings.prometheus_url,
         Span(settings.prometheus_quantile, settings.prometheus_window_s),
         every_s=settings.prometheus_refresh_s,
@@ -119,12 +119,12 @@ async def sm_history(
         token_file=settings.prometheus_token_file,
         ca=settings.prometheus_ca,
     )
-    source = PrometheusHistory(asked, hand_on, queried)
-    source.start()
+    loop = PrometheusHistory(source, deliver, queried)
+    loop.start()
     try:
         yield
     finally:
-        await asyncio.get_running_loop().run_in_executor(None, source.stop)
+        await asyncio.get_running_loop().run_in_executor(None, loop.stop)
 
 
 class PrometheusHistory:
@@ -133,8 +133,8 @@ class PrometheusHistory:
 
     def __init__(
         self,
-        asked: Asked,
-        hand_on: HandOn,
+        source: QuerySource,
+        deliver: Deliver,
         queried: Queried = lambda answered, devices: None,
         monotonic_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
@@ -143,16 +143,16 @@ class PrometheusHistory:
         from extender.controllers.prometheus import query
 
         self._query = query
-        self._asked = asked
-        self._hand_on = hand_on
+        self._source = source
+        self._deliver = deliver
         self._queried = queried
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._held: dict[Key, Activity] = {}
         #: Queries without an answer in time, which may still hang.
-        self._left: list[threading.Thread] = []
+        self._abandoned: list[threading.Thread] = []
         #: Why there is no newer answer; empty if there is one. None: before the first query.
-        self._trouble: str | None = None
+        self._error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
 
@@ -170,76 +170,63 @@ class PrometheusHistory:
                 self.refresh()
             except Exception:  # if the thread ended, old figures would stay in use
                 log.exception("history_broken")
-            self._stopping.wait(self._asked.every_s)
+            self._stopping.wait(self._source.every_s)
 
     def refresh(self) -> None:
         """Query once and pass on the result; without an answer, pass on what is still fresh."""
+        error = ""
         try:
-            after, trouble = self._newer(), ""
+            after = self._newer()
         except Unreadable as err:
-            after, trouble = self._left_over(), str(err)
+            error = str(err)
         except Exception:  # our own bug must not keep old figures in use
             log.exception("history_broken")
-            after, trouble = self._left_over(), "the answer could not be used"
+            error = "the answer could not be used"
+        if error:
+            after = still_fresh(self._held, self._monotonic_s(), self._source.stale_after_s)
         if self._stopping.is_set():
             return
         before, self._held = self._held, after
-        self._tell(trouble)
-        self._hand_on(after, moved(before, after))
-
-    def _left_over(self) -> dict[Key, Activity]:
-        return still_fresh(self._held, self._monotonic_s(), self._asked.stale_after_s)
+        self._queried(not error, len(after))
+        if error and error != self._error:
+            log.warning(
+                "history_unavailable", message=error, hint="the agents' own samples are used"
+            )
+        elif error != self._error:
+            log.info("history_available", devices=len(after))
+        self._error = error
+        self._deliver(after, changed(before, after))
 
     def _newer(self) -> dict[Key, Activity]:
         """Return the history of a new query; raise ``Unreadable``."""
-        asked = self._asked
-        asked_at_s, wall_s = self._monotonic_s(), self._wall_s()
+        source = self._source
+        queried_at_s, wall_s = self._monotonic_s(), self._wall_s()
         answers, warnings = self._answers()
         if warnings:
             log.warning("history_in_part", warnings="; ".join(warnings)[:_MAX_QUOTED])
-        return history(answers, self._held, asked.span, asked_at_s, wall_s, asked.stale_after_s)
-
-    def _tell(self, trouble: str) -> None:
-        self._queried(not trouble, len(self._held))
-        if trouble == self._trouble:
-            return
-        self._trouble = trouble
-        if trouble:
-            log.warning(
-                "history_unavailable", message=trouble, hint="the agents' own samples are used"
-            )
-        else:
-            log.info("history_available", devices=len(self._held))
+        return history(answers, self._held, source.span, queried_at_s, wall_s, source.stale_after_s)
 
     def _answers(self) -> Answers:
-        self._left = [thread for thread in self._left if thread.is_alive()]
-        if len(self._left) >= _MOST_LEFT:
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        if len(self._abandoned) >= _MAX_ABANDONED:
             raise Unreadable("earlier queries still hang")
-        box: queue.SimpleQueue[Answers | Unreadable] = queue.SimpleQueue()
-        thread = threading.Thread(target=_ask, args=(self._query, self._asked, box), daemon=True)
-        until_s = time.monotonic() + self._asked.timeout_s
+        answers: Future[Answers] = Future()
+        thread = threading.Thread(target=self._query_into, args=(answers,), daemon=True)
+        until_s = time.monotonic() + self._source.timeout_s
         thread.start()
         while not self._stopping.is_set() and time.monotonic() < until_s:
-            try:
-                got = box.get(timeout=0.1)
-            except queue.Empty:
-                continue
-            if isinstance(got, Unreadable):
-                raise got
-            return got
-        self._left.append(thread)
-        raise Unreadable(f"no whole answer within {self._asked.timeout_s:g} s")
+            with contextlib.suppress(TimeoutError):
+                return answers.result(timeout=0.1)
+        self._abandoned.append(thread)
+        raise Unreadable(f"no whole answer within {self._source.timeout_s:g} s")
 
-
-def _ask(
-    query: Callable[[Asked], Answers], asked: Asked, box: "queue.SimpleQueue[Answers | Unreadable]"
-) -> None:
-    try:
-        box.put(query(asked))
-    except Unreadable as err:
-        box.put(err)
-    except Exception as err:  # noqa: BLE001 - from four libraries, which get no secrets
-        box.put(Unreadable(f"cannot be asked: {_cause(err)}"))
+    def _query_into(self, answers: Future[Answers]) -> None:
+        try:
+            answers.set_result(self._query(self._source))
+        except Unreadable as err:
+            answers.set_exception(err)
+        except Exception as err:  # noqa: BLE001 - from four libraries, which get no secrets
+            answers.set_exception(Unreadable(f"cannot be asked: {_cause(err)}"))
 
 
 def _cause(err: BaseException) -> str:
@@ -254,13 +241,13 @@ def history(
     answers: Sequence[Answer],
     before: Mapping[Key, Activity],
     span: Span,
-    asked_at_s: float,
+    queried_at_s: float,
     wall_s: float,
     stale_after_s: float,
 ) -> dict[Key, Activity]:
     """Return all fresh history from these answers.
 
-    ``asked_at_s`` is our monotonic clock at the query, ``wall_s`` our wall clock. Raise
+    ``queried_at_s`` is our monotonic clock at the query, ``wall_s`` our wall clock. Raise
     ``Unreadable``.
     """
     ratios: dict[Key, float] = {}
@@ -278,13 +265,13 @@ def history(
         age_s = ages_s.get(key, math.inf)
         # A sample from the future would never expire by waiting.
         if -_AHEAD_S <= age_s <= stale_after_s:
-            settled, sampled_at_s = _settled(ratio, before.get(key)), asked_at_s - max(0.0, age_s)
+            settled, sampled_at_s = _settled(ratio, before.get(key)), queried_at_s - max(0.0, age_s)
             found[key] = Activity(settled, HISTORY, span.quantile, span.window_s, sampled_at_s)
     return found
 
 
 def _settled(ratio: float, had: Activity | None) -> float:
-    return had.ratio if had is not None and abs(had.ratio - ratio) < MOVED_RATIO else ratio
+    return had.ratio if had is not None and abs(had.ratio - ratio) < CHANGED_RATIO else ratio
 
 
 def still_fresh(
@@ -298,7 +285,7 @@ def still_fresh(
     }
 
 
-def moved(before: Mapping[Key, Activity], after: Mapping[Key, Activity]) -> list[Key]:
+def changed(before: Mapping[Key, Activity], after: Mapping[Key, Activity]) -> list[Key]:
     """Return the devices whose figure appeared, disappeared or changed."""
     gone = [key for key in before if key not in after]
     return gone + [
