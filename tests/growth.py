@@ -265,7 +265,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/observability/pending_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/controllers/preemption.py": {
         "PreemptionController._not_before_s": Fixed(1_024 * 300),
-        "PreemptionController._announced": Fixed(1_024 * 2_000),
+        "PreemptionController._recorded": Fixed(1_024 * 2_000),
     },
     "extender/controllers/requeue.py": {"RequeueController._released": Per("pod", 200)},
     "extender/controllers/pending_events.py": {

@@ -78,7 +78,7 @@ class Extender(ClusterView):
         #: Returns the pods whose bind is expected next; see ``Verbs.coming``.
         self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
         #: None if this process must not preempt pods, and before ``verbs`` was called.
-        self._maker: PreemptionWriter | None = None
+        self._preemption_writer: PreemptionWriter | None = None
         self.preemption_controller: PreemptionController | None = None
         self.event_recorder = EventRecorder(post, self.telemetry)
         self.reconciler = ReconcileController(
@@ -179,10 +179,10 @@ class Extender(ClusterView):
             self.cluster, evictions, self.telemetry, self.event_recorder, self.deliver
         )
 
-    def enable_preemption(self, maker: PreemptionWriter) -> None:
-        """Preempt pods through ``maker`` from now on, if the settings allow it."""
+    def enable_preemption(self, writer: PreemptionWriter) -> None:
+        """Preempt pods through ``writer`` from now on, if the settings allow it."""
         if self.settings.evict_for_memory:
-            self._maker = maker
+            self._preemption_writer = writer
 
     @property
     def new_id(self) -> Callable[[], str]:
@@ -236,7 +236,7 @@ class Extender(ClusterView):
             self.journal,
             self.telemetry,
             verbs.rejected_for_memory,
-            self._maker,
+            self._preemption_writer,
             self.event_recorder,
         )
         return verbs

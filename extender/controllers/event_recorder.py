@@ -31,8 +31,10 @@ log = structlog.get_logger()
 COMPONENT = "headroom"
 #: Each is a write to the API server; further notices wait for the next round.
 AT_ONCE = 64
+#: Notices that are remembered as written.
 REMEMBERED = 10_000
-LOOKED_AT_TOGETHER = 64
+#: Notices that are checked before the event loop serves other tasks.
+CHECKED_AT_ONCE = 64
 THREADS = 2
 #: The API server's limit for a message.
 _MESSAGE_CHARS = 1024
@@ -148,7 +150,7 @@ class EventRecorder:
                 pending[key] = notice
             if len(pending) == AT_ONCE:
                 break
-            if number % LOOKED_AT_TOGETHER == 0:
+            if number % CHECKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # lets kube-scheduler's calls in
 
         async def one(key: tuple[str, str, str], notice: Notice) -> None:

@@ -92,7 +92,7 @@ class Evictions:
             try:
                 # Read after the mark is written: from then on the agent does not let the pod start.
                 pod = await self._store.read_pod(reservation.namespace, reservation.name)
-                if pod is not None and _may_go(pod, uid, gpunode.name):
+                if pod is not None and _may_leave(pod, uid, gpunode.name):
                     await self._evictor.evict(pod)
                     evicted.append(pod)
             except (StoreConflict, StoreNotFound):
@@ -162,7 +162,7 @@ def _marked(gpunode: GPUNode) -> bool:
     return any(EVICTED in reservation.flags for reservation in gpunode.spec.reservations.values())
 
 
-def _may_go(pod: Pod, uid: str, node: str) -> bool:
+def _may_leave(pod: Pod, uid: str, node: str) -> bool:
     metadata = pod.metadata
     is_here = metadata.uid == uid and pod.node == node and not pod.ended
     return is_here and not metadata.deletion_timestamp and (waits(pod) or not has_gate(pod))

@@ -36,7 +36,7 @@ from extender.state.decision_records import Preempted
 from extender.state.journal import Journal, micros
 from extender.state.nominations import priority
 from extender.state.notices import Notice, pod_subject
-from extender.state.preemption import Preemption, may_preempt, preemption
+from extender.state.preemption import may_preempt, preemption
 from extender.state.preemption_report import recorded, summary
 from extender.state.requeue_hints import rejected_by_us
 
@@ -113,7 +113,7 @@ class PreemptionWriter:
                 await self._evictor.evict(victim)
             except (StoreConflict, StoreNotFound):
                 # It changed since it was read: try again with the newer version.
-                if not await self._again(victim, node):
+                if not await self._retry(victim, node):
                     return PreemptionResult(True, tuple(evicted), f"{_name(victim)} has changed")
             except StoreError as err:
                 return PreemptionResult(True, tuple(evicted), str(err))
@@ -125,7 +125,7 @@ class PreemptionWriter:
         same = pod is not None and pod.metadata.uid == victim.metadata.uid and pod.node == node
         return pod if same else None
 
-    async def _again(self, victim: Pod, node: str) -> bool:
+    async def _retry(self, victim: Pod, node: str) -> bool:
         try:
             pod = await self._read(victim, node)
             if pod is not None:
@@ -136,7 +136,7 @@ class PreemptionWriter:
 
 
 class PreemptionController:
-    """Evicts victims through ``maker``; None if this process must not evict pods.
+    """Evicts victims through ``writer``; None if this process must not evict pods.
 
     ``rejected`` returns the nodes that passed kube-scheduler's filters in the pod's last filter
     call here, and that were rejected for reasons that evictions could remove.
@@ -148,30 +148,30 @@ class PreemptionController:
         journal: Journal,
         telemetry: Telemetry,
         rejected: Callable[[str], Sequence[str]],
-        maker: PreemptionWriter | None,
+        writer: PreemptionWriter | None,
         event_recorder: EventRecorder,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
         self._telemetry = telemetry
         self._rejected = rejected
-        self._maker = maker
+        self._writer = writer
         self._event_recorder = event_recorder
         #: Uid of a pod -> earliest time of its next attempt, on the monotonic clock.
         self._not_before_s: Bounded[str, float] = Bounded(REMEMBERED)
         #: Uid of a pod -> the decision that its last Event is about.
-        self._announced: Bounded[str, str] = Bounded(REMEMBERED)
+        self._recorded: Bounded[str, str] = Bounded(REMEMBERED)
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
         loops.start("preemption", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> None:
-        await self._announce_nominations()
-        if self._maker is None:
+        await self._record_nominations()
+        if self._writer is None:
             return
         now_s = time.monotonic()
         for pod in self._waiting(now_s)[:AT_ONCE]:
-            await self._make_room(self._maker, pod)
+            await self._make_room(self._writer, pod)
 
     def _waiting(self, now_s: float) -> list[Pod]:
         """Return the pods that may preempt others, the most important and oldest first."""
@@ -195,16 +195,20 @@ class PreemptionController:
             found, key=lambda pod: (-priority(pod), pod.metadata.creation_timestamp or "")
         )
 
-    async def _make_room(self, maker: PreemptionWriter, pod: Pod) -> None:
+    async def _make_room(self, writer: PreemptionWriter, pod: Pod) -> None:
         uid, began_s = pod.metadata.uid, time.monotonic()
-        self._remember_not_before(uid, began_s + AGAIN_AFTER_S)
-        rejected = self._rejected(uid)
-        found = preemption(self._cluster, pod, {}, rejected, began_s, without_violations=True)
+        self._not_before_s[uid] = began_s + AGAIN_AFTER_S
+        found = preemption(
+            self._cluster, pod, {}, self._rejected(uid), began_s, without_violations=True
+        )
         best = found.best
         if best is None or best.leaving_anyway:
             return  # no eviction helps, or there is room soon anyway
-        part = self._note(pod, found, len(rejected), time.monotonic() - began_s)
-        made = await maker.make_room(pod, best.node, best.pods)
+        took_us = micros(time.monotonic() - began_s)
+        part = recorded(found, time.time(), took_us, 0, 1, "controller")
+        decision = self._journal.of_uid(uid)
+        self._journal.note(decision.pod if decision else pod, part, part.at_s)
+        made = await writer.make_room(pod, best.node, best.pods)
         log.info(
             "room_made" if made.begun else "no_room_made",
             pod_uid=uid,
@@ -215,19 +219,13 @@ class PreemptionController:
         )
         if made.begun:
             self._telemetry.preemptions.labels("controller").inc()
-            await self._announce(pod, part)
+            await self._record(pod, part)
         outcomes = self._telemetry.evictions
         outcomes.labels("evicted").inc(len(made.evicted))
         if made.rejected:
             outcomes.labels("rejected").inc()
 
-    def _note(self, pod: Pod, found: Preemption, offered: int, took_s: float) -> Preempted:
-        part = recorded(found, time.time(), micros(took_s), 0, 1, "controller")
-        decision = self._journal.of_uid(pod.metadata.uid)
-        self._journal.note(decision.pod if decision else pod, part, part.at_s)
-        return part
-
-    async def _announce_nominations(self) -> None:
+    async def _record_nominations(self) -> None:
         """Write Events about the preemptions of kube-scheduler, once it has nominated a node."""
         for pods in self._cluster.nominees(time.monotonic()).values():
             for pod in pods:
@@ -238,11 +236,11 @@ class PreemptionController:
                 decision_id, part = decided
                 if (
                     part.node == pod.status.nominated_node_name
-                    and self._announced.get(uid) != decision_id
+                    and self._recorded.get(uid) != decision_id
                 ):
-                    await self._announce(pod, part)
+                    await self._record(pod, part)
 
-    async def _announce(self, pod: Pod, part: Preempted) -> None:
+    async def _record(self, pod: Pod, part: Preempted) -> None:
         uid = pod.metadata.uid
         decided = self._journal.preempted_for(uid)
         decision_id = decided[0] if decided else ""
@@ -265,10 +263,7 @@ class PreemptionController:
                 )
         for notice in notices:
             await self._event_recorder.write(notice)
-        self._announced[uid] = decision_id
-
-    def _remember_not_before(self, uid: str, until_s: float) -> None:
-        self._not_before_s[uid] = until_s
+        self._recorded[uid] = decision_id
 
 
 def _still_waits(pod: Pod, seen: Pod) -> bool:

@@ -75,7 +75,7 @@ class _Envelope(msgspec.Struct):
 
 
 def query(source: QuerySource) -> tuple[list[Answer], list[str]]:
-    """Return one answer per promql, and warnings that they may be incomplete.
+    """Return one answer per query, and warnings that they may be incomplete.
 
     Raise ``Unreadable``, and the errors of requests and urllib3.
     """

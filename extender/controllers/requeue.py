@@ -112,13 +112,14 @@ class RequeueController:
         self._released &= {pod.metadata.uid for pod in unbound}
         rejected = (pod for pod in unbound if rejected_by_us(pod))
         held = [pod for pod in rejected if pod.metadata.uid not in self._released]
-        await asyncio.gather(*(self._release_one(ledger, pod) for pod in held))
+
+        async def release(pod: Pod) -> None:
+            if await self._requeue(ledger, pod):
+                self._released.add(pod.metadata.uid)
+
+        await asyncio.gather(*map(release, held))
         if held:
             log.info("pods_released", pods=len(held))
-
-    async def _release_one(self, ledger: Ledger, pod: Pod) -> None:
-        if await self._requeue(ledger, pod):
-            self._released.add(pod.metadata.uid)
 
     async def _requeue(self, ledger: Ledger, pod: Pod) -> bool:
         """Requeue the pod; return whether it succeeded. A failed pod is found again by the next

@@ -60,10 +60,5 @@ class KubernetesSources:
                     log.warning("source_still_stopping", thread=thread.name)
 
     @property
-    def synced(self) -> bool:
-        """Return whether each kind was listed completely at least once."""
-        return all(health.synced for health in self.health)
-
-    @property
     def health(self) -> list[Health]:
         return [reflector.health for reflector in self._reflectors.values()]

@@ -31,6 +31,7 @@ class Interned:
 
     def __init__(self) -> None:
         self._kept: dict[bytes, Any] = {}
+        #: The length of all values as JSON.
         self._kept_bytes = 0
 
     def one(self, value: T) -> T:
@@ -49,15 +50,6 @@ class Interned:
         self._kept[written] = value
         self._kept_bytes += len(written)
         return value
-
-    @property
-    def kept(self) -> int:
-        return len(self._kept)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return the length of all values as JSON."""
-        return self._kept_bytes
 
 
 class Pods:
@@ -175,8 +167,3 @@ class GPUNodeReader:
         if status is not None:
             share_report(status)
         return GPUNode(metadata=halves.metadata, spec=spec, status=status)
-
-    @property
-    def known(self) -> int:
-        """Return the number of specs in use."""
-        return len(self._specs)

@@ -41,8 +41,8 @@ NOT_REACHED = {
         "extender.ledger.ledger:Ledger.requeue: waited await self._store.read_p",
         "extender.controllers.eviction:EvictionController.once: called self._deliver",
         "extender.periodic:Loops._run.moved: called self._monotonic_s",
-        "extender.controllers.preemption:PreemptionController._announce_nominations: "
-        "waited await self._announce(pod",
+        "extender.controllers.preemption:PreemptionController._record_nominations: "
+        "waited await self._record(pod, ",
     },
 }
 #: Of the other points, those that one play in many does not come to: what comes first decides.

@@ -35,7 +35,7 @@ def test_promises_that_nobody_has_any_more_are_forgotten() -> None:
     reader = GPUNodeReader()
     for version in range(10):
         reader.read(BODY % (version, b"%d" % version, 1))
-    assert not reader.known
+    assert not reader._specs
 
 
 @pytest.mark.parametrize(
