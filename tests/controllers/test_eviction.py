@@ -37,7 +37,7 @@ from extender.placement.overfull_devices import Misplaced
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import Notice
 from tests.blocking import now
-from tests.ledger.test_protocol import DEVICES, Stage, once, raises
+from tests.ledger.test_ledger import DEVICES, Stage, once, raises
 
 #: Uids of the evicted, and of the rejected with the reason.
 Sent = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]

@@ -20,7 +20,7 @@ from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
 from extender.placement.placement_record import Placement
 from tests.blocking import Faraway
-from tests.ledger.test_protocol import WALL_S, adopt, judge, pending_binds, pod
+from tests.ledger.test_ledger import WALL_S, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then
 
 #: What happens as the n-th write of promises begins, or when it has been done.
