@@ -12,7 +12,7 @@ from kubernetes.client import Configuration
 
 from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import KubeApi
-from extender.ledger import protocol
+from extender.ledger import ledger
 from extender.ledger.kube_store import KubernetesStore
 from extender.ledger.memory_store import AsyncStore, SyncStore
 
@@ -32,16 +32,16 @@ def now(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Ledger:
-    """A ledger over a store that answers at once; ``code`` is the module of the protocol, or a
+    """A ledger over a store that answers at once; ``code`` is the module of the ledger, or a
     mutant of it."""
 
-    def __init__(
-        self, store: SyncStore, *args: Any, code: ModuleType = protocol, **how: Any
-    ) -> None:
+    def __init__(self, store: SyncStore, *args: Any, code: ModuleType = ledger, **how: Any) -> None:
         self.awaited = code.Ledger(AsyncStore(store), *args, **how)
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self.awaited, name)
+        whole = self.awaited
+        parts = (whole.binder, whole.reclaimer, whole.initialiser, whole)
+        method = getattr(next(part for part in parts if hasattr(part, name)), name)
         return lambda *args, **how: now(method(*args, **how))
 
 

@@ -47,7 +47,8 @@ PASSING = {
         *("_Checks._eligible", "_Checks._fits", "_Checks._names", "_Checks._rows"),
         "_Checks.claim_checks",
     ],
-    "extender/ledger/protocol.py": ["ErrorsByNode._errors"],
+    "extender/config/loading.py": ["_Environment._env"],
+    "extender/ledger/initialise.py": ["ErrorsByNode._errors"],
     "extender/ledger/store.py": ["Binding.annotations"],
     "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],
@@ -62,9 +63,8 @@ PASSING = {
     ],
     "extender/placement/score.py": ["Ranking.terms"],
     "extender/placement/victims.py": ["_Search._results"],
-    "extender/controllers/promql.py": [
-        *("Answer.ratios", "Answer.ages_s", "_Envelope.warnings"),
-    ],
+    "extender/controllers/prometheus.py": ["_Envelope.warnings"],
+    "extender/controllers/sm_history.py": ["Answer.ratios", "Answer.ages_s"],
     "extender/console/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
     "extender/scheduler/extender_v1.py": [
         *("FilterResult.failed_nodes", "FilterResult.failed_and_unresolvable_nodes"),
@@ -183,10 +183,10 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "EmbeddedStore._pods": Per("pod", 15 * MIB),
         "EmbeddedStore._shown": Per("pod", 500),
     },
-    "extender/ledger/protocol.py": {"Ledger._cleared": Per("pod", 200)},
+    "extender/ledger/initialise.py": {"Initialiser._cleared": Per("pod", 200)},
     "extender/ledger/node_batcher.py": {
-        "Turn.waiting": Per("bind under way", 2_000),
-        "NodeBatcher._turns": Per("bind under way", 1_000),
+        "NodeQueue.queued": Per("bind under way", 2_000),
+        "NodeBatcher._queues": Per("bind under way", 1_000),
     },
     "extender/placement/demand_pricing.py": {
         "DemandMix.demand": Fixed(64 * 500),
@@ -203,15 +203,17 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     # One entry is some bytes for each device, and the least recently used goes first.
     "extender/placement/fit_cache.py": {"FitCache._held": Per("device", 16 * 64)},
     "extender/state/decision_records.py": {"Records._records": Fixed(16 * MIB)},
-    "extender/kube/interning.py": {"Interned._kept": Fixed(10 * MIB)},
-    "extender/kube/gpunode_reader.py": {"GPUNodeReader._specs": Per("node", 300)},
+    "extender/kube/interning.py": {
+        "Interned._kept": Fixed(10 * MIB),
+        "GPUNodeReader._specs": Per("node", 300),
+    },
     "extender/kube/informers.py": {
         "KubernetesSources._reflectors": Fixed(10_000),
         "KubernetesSources._threads": Fixed(10_000),
     },
-    "extender/controllers/prometheus.py": {
+    "extender/controllers/sm_history.py": {
         "PrometheusHistory._held": Per("device", 600),
-        "PrometheusHistory._left": Fixed(3 * 1_000),
+        "PrometheusHistory._abandoned": Fixed(3 * 1_000),
     },
     "extender/kube/reflector.py": {"Reflector._unreadable": Per("object", 700)},
     "extender/console/auth.py": {
@@ -266,11 +268,11 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/observability/fleet_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/controllers/preemption.py": {
         "PreemptionController._not_before_s": Fixed(1_024 * 300),
-        "PreemptionController._announced": Fixed(1_024 * 2_000),
+        "PreemptionController._recorded": Fixed(1_024 * 2_000),
     },
     "extender/controllers/requeue.py": {"RequeueController._released": Per("pod", 200)},
     "extender/controllers/pending_events.py": {
         "PendingEventsController._explained": Per("pod", 500)
     },
-    "extender/controllers/reconcile.py": {"ReconcileController._looking": Per("node", 4_000)},
+    "extender/controllers/reconcile.py": {"ReconcileController._checks": Per("node", 4_000)},
 }

@@ -36,9 +36,9 @@ from contract.kube import (
     ResourceRequirements,
     Terminated,
 )
-from extender.ledger.eviction import Evictions
+from extender.controllers.eviction import Evictions
+from extender.ledger.bind import BindRequest, Bound
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
@@ -103,7 +103,7 @@ class Product(Scheduler):
         node = nodes[ranking.winner]
         held = self._cluster.gpunode(name_of(node))
         outcome = self._ledger.bind(
-            BindAsk(NAMESPACE, job.name, job.name, name_of(node), pod, held)
+            BindRequest(NAMESPACE, job.name, job.name, name_of(node), pod, held)
         )
         if not isinstance(outcome, Bound):
             raise AssertionError(f"nobody else binds, but {job} was refused: {outcome}")
@@ -245,8 +245,8 @@ class Gated(Product):
         if self._store.begin_deletion(pod, EPOCH_S + self._now_s):
             self._evicted.append(pod.metadata.name)
 
-    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
-        """Nobody reads it here."""
+    async def may_evict(self, pod: Pod) -> None:
+        """Nothing forbids it here."""
 
     def _pod(self, job: Job) -> Pod:
         pod = super()._pod(job)

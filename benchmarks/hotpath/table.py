@@ -45,7 +45,7 @@ from contract.gpunode import (
 )
 from contract.kube import Node, ObjectMeta
 from extender.app.memory_policy import limit_heap
-from extender.ledger.protocol import BindAsk, Failed, Outcome
+from extender.ledger.bind import BindRequest, Failed, Outcome
 from extender.observability.metrics import Telemetry
 from extender.placement.fit_cache import CachedFit, FitCache
 from extender.placement.policy import Rules
@@ -128,7 +128,7 @@ class Fleet:
 
 def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
     class NoBinds:
-        async def bind(self, ask: BindAsk) -> Outcome:
+        async def bind(self, ask: BindRequest) -> Outcome:
             return Failed("no binds here")
 
     replica: Any = SimpleNamespace(observes=False, unready=lambda: "", deliver=fleet.state.apply)

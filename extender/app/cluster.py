@@ -19,25 +19,18 @@ from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.auth import Guard
 from extender.console.reviews import KubeReviews
+from extender.controllers.event_recorder import KubeEvents
 from extender.controllers.extended_resource import ExtendedResourceController
+from extender.controllers.preemption import PreemptionWriter
 from extender.controllers.sm_history import sm_history
+from extender.kube.api_errors import ApiError
 from extender.kube.async_client import AsyncKubeApi
-from extender.kube.client import (
-    ApiError,
-    Configuration,
-    KubeApi,
-    authorization,
-    load_configuration,
-)
-from extender.kube.event_recorder import KubeEvents
+from extender.kube.client import Configuration, KubeApi, authorization, load_configuration
 from extender.kube.informers import KubernetesSources
-from extender.kube.node_capacity import KubeNodes
 from extender.kube.quotas import KubeQuotas
 from extender.kube.reflector import DEFAULT_PACE, Pace
 from extender.kube.resources import watched_kinds
-from extender.ledger.kube_evictor import KubernetesEvictor
-from extender.ledger.kube_store import KubernetesStore
-from extender.ledger.preemption_writer import PreemptionWriter
+from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
 from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
 from extender.server.client_ca import ClientCa
@@ -153,7 +146,7 @@ async def _serve_extender(
     extender = Extender(settings, cluster.unready, post, cluster.awaited, origin)
     store = KubernetesStore(loop_api, cluster.api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
-    evictor = KubernetesEvictor(loop_api, extender.post)
+    evictor = KubernetesEvictor(loop_api)
     extender.enable_evictions(store, ledger, evictor)
     extender.enable_preemption(PreemptionWriter(store, evictor, time.time, extender.new_id))
     verbs = extender.verbs_app(ledger)
@@ -168,8 +161,7 @@ async def _serve_extender(
     try:
         async with cluster.followed_by(extender, with_console):
             extender.requeue_controller.start(extender.loops, ledger)
-            show = KubeNodes(cluster.api).show
-            ExtendedResourceController(extender.cluster, settings.mirror_vram, show).start(
+            ExtendedResourceController(extender.cluster, settings.mirror_vram, cluster.api).start(
                 extender.loops, extender.unready
             )
             await serve(extender, ledger, verbs, second, announce, cluster.debug_tls, console)

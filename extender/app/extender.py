@@ -4,7 +4,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -17,16 +16,14 @@ from extender.config.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
 from extender.console.app import extender_app
 from extender.console.auth import Guard
-from extender.controllers.event_recorder import EventRecorder, Post, counted
-from extender.controllers.eviction import EvictionController
+from extender.controllers.event_recorder import EventRecorder, Post
+from extender.controllers.eviction import EvictionController, Evictions
 from extender.controllers.pending_events import PendingEventsController
-from extender.controllers.preemption import PreemptionController
+from extender.controllers.preemption import PreemptionController, PreemptionWriter
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
-from extender.ledger.eviction import Evictions, Evictor
-from extender.ledger.preemption_writer import PreemptionWriter
-from extender.ledger.protocol import Ledger
-from extender.ledger.store import Store
+from extender.ledger.ledger import Ledger
+from extender.ledger.store import Evictor, Store
 from extender.observability.feed import Feed
 from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine, assumed_line
@@ -42,8 +39,6 @@ from extender.state.journal import Journal
 from extender.state.node_whatif import rejection_beside
 from extender.state.prediction_tracker import Outcome
 from extender.state.reconcile_queue import knows_devices
-
-EVENT_THREADS = 2
 
 #: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
 #: and 8 of the 32 that ``extender.kube.async_client`` opens are left for binds.
@@ -72,38 +67,34 @@ class Extender(ClusterView):
             self.cluster,
             self.journal,
             self.telemetry,
+            settings,
             self.unready,
-            lambda: self.observes,
             self.name,
         )
         self.scheduling = SchedulingState(self.cluster, self.journal, self.telemetry, self, time)
         #: None if this process must not preempt pods, and before ``verbs`` was called.
-        self._maker: PreemptionWriter | None = None
+        self._preemption_writer: PreemptionWriter | None = None
         self.preemption_controller: PreemptionController | None = None
-        self._events_pool = ThreadPoolExecutor(EVENT_THREADS, thread_name_prefix="events")
-        #: Writes an Event and counts it; does nothing without an API server.
-        self.post = counted(post, self.telemetry) if post else lambda notice: True
+        self.event_recorder = EventRecorder(post, self.telemetry)
         self.reconciler = ReconcileController(
             self.cluster,
-            EventRecorder(self.post, self._events_pool),
-            self.deliver,
+            self.event_recorder,
+            self.loops,
+            settings,
             self.unready,
-            lambda: self.observes,
-            lambda: self.settings.orphan_after_s,
-            lambda loop: self.telemetry.loop_failures.labels(loop).inc(),
+            self.deliver,
         )
         self.pending_events_controller = PendingEventsController(
             self.cluster,
             self.journal,
-            self.post if post else None,
+            self.event_recorder,
             settings.waiting_events_per_s,
-            self._events_pool,
         )
         self.outcome_seen.append(self._note)
         self._follow_mode()
 
     def start_controllers(self, ledger: Ledger) -> None:
-        self.reconciler.start(self.loops, ledger)
+        self.reconciler.start(ledger)
         self.pending_events_controller.start(self.loops, self.unready)
         if self.preemption_controller:
             self.preemption_controller.start(self.loops, self.idle)
@@ -118,21 +109,21 @@ class Extender(ClusterView):
 
     def _follow_mode(self) -> None:
         self.telemetry.observes.set(self.observes)
-        self.pending_events_controller.at_most(
+        self.pending_events_controller.limit(
             0 if self.observes else self.settings.waiting_events_per_s
         )
-        # Rejected pods wait for a reason that no longer applies.
-        self.requeue_controller.look_soon()
+        self.reconciler.follow(self.settings)
+        self.requeue_controller.follow(self.settings)
 
     def _took(self, events: Sequence[Event]) -> None:
-        self.requeue_controller.took(events)
-        self.reconciler.took(events)
+        self.requeue_controller.applied(events)
+        self.reconciler.applied(events)
 
     def _turned(self) -> None:
         super()._turned()
         if self.cluster.has_unsettled:
-            self.reconciler.look_soon()
-        self.requeue_controller.weighed()
+            self.reconciler.check_soon()
+        self.requeue_controller.nodes_weighed()
 
     def _note(self, outcome: Outcome) -> None:
         if outcome.reservation.attempt.startswith(self.name):
@@ -172,13 +163,13 @@ class Extender(ClusterView):
             ConflictCountingStore(store, self.telemetry), ledger, evictor, misplaced_now
         )
         self.reconciler.eviction_controller = EvictionController(
-            self.cluster, evictions, self.telemetry, self.deliver
+            self.cluster, evictions, self.telemetry, self.event_recorder, self.deliver
         )
 
-    def enable_preemption(self, maker: PreemptionWriter) -> None:
-        """Preempt pods through ``maker`` from now on, if the settings allow it."""
+    def enable_preemption(self, writer: PreemptionWriter) -> None:
+        """Preempt pods through ``writer`` from now on, if the settings allow it."""
         if self.settings.evict_for_memory:
-            self._maker = maker
+            self._preemption_writer = writer
 
     @property
     def new_id(self) -> Callable[[], str]:
@@ -195,13 +186,16 @@ class Extender(ClusterView):
             self.journal,
             self.telemetry,
             self.scheduling.rejected_for_memory,
-            self._maker,
-            self.post,
-            self._events_pool,
+            self._preemption_writer,
+            self.event_recorder,
         )
         settings = self.settings
         return Verbs(
-            self.scheduling, ledger, settings.bind_deadline_s, settings.filter_best_only, pods
+            self.scheduling,
+            ledger.binder,
+            settings.bind_deadline_s,
+            settings.filter_best_only,
+            pods,
         )
 
     def app(self, guard: Guard | None = None) -> FastAPI:

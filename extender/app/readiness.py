@@ -6,7 +6,7 @@ each attempt would update the pod each time.
 
 from collections.abc import Iterable
 
-from extender.kube.watch_health import Health
+from extender.kube.resources import Health
 
 #: Kinds that are not needed to place pods. Until they are listed, no pod is preempted.
 DISPENSABLE = ("poddisruptionbudgets",)

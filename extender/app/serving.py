@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.app.extender import Extender
-from extender.ledger.protocol import Ledger
+from extender.ledger.ledger import Ledger
 from extender.server.http_limits import LimitedProtocol, PeerProtocol
 from extender.server.ports import Port, serve_ports
 from extender.server.tls import ServerTls

@@ -28,7 +28,8 @@ from extender.certs.pki import (
     usable,
 )
 from extender.errors import BadSettings, StoreConflict
-from extender.kube.client import ApiStatus, KubeApi, Unreadable
+from extender.kube.api_errors import ApiStatus, Unreadable
+from extender.kube.client import KubeApi
 
 #: The Secret with the CAs and their keys; only this command reads it.
 AUTHORITIES = "headroom-ca"

@@ -42,7 +42,8 @@ def certs(
         # The client for the API server is an optional dependency, and slow to import.
         from extender.certs.cluster_secrets import Certificates, wanted
         from extender.certs.pki import Terms
-        from extender.kube.client import ApiError, KubeApi, load_configuration
+        from extender.kube.api_errors import ApiError
+        from extender.kube.client import KubeApi, load_configuration
     except ImportError as err:
         typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
         raise typer.Exit(2) from err

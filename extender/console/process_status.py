@@ -8,7 +8,7 @@ from pathlib import Path
 from resource import getpagesize
 
 from extender.console.process_bodies import LagView, Machinery, SourceView
-from extender.kube.watch_health import Health
+from extender.kube.resources import Health
 from extender.observability.metrics import LAG_EVERY_S
 from extender.version import own_version
 

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from kubernetes import client
 
 from extender.console.auth import GetPod, ReviewFailed, Wish
-from extender.kube.client import ApiError, ApiStatus, KubeApi
+from extender.kube.api_errors import ApiError, ApiStatus
+from extender.kube.client import KubeApi
 from extender.server.client_certificates import User
 
 

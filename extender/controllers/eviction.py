@@ -1,20 +1,105 @@
-"""Evicts pods that have no room on their GPU."""
+"""Evict pods that have no room on their GPU: mark them in the ledger, then call the eviction API.
+
+The mark is a compare-and-swap on the GPUNode that shows which pods must leave. So replicas never
+evict two pods if one is enough. A marked pod stays at its gate, even if memory becomes free; the
+mark is removed when the pod no longer has to leave. The eviction carries the pod's uid and
+resourceVersion, so a pod that has started in the meantime is not evicted. If an eviction is
+repeated, late or lost, the worst result is a pod that waits or that its controller replaces.
+
+Pods are evicted, not deleted, so that disruption budgets apply. A budget does not protect a pod at
+its gate: that pod is pending and serves nothing yet.
+"""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import structlog
 
+from contract.gate import has_gate, waits
 from contract.gpunode import EVICTED, GPUNode
 from contract.kube import Pod
-from extender.errors import StoreError
-from extender.ledger.eviction import Evictions
+from extender.controllers.event_recorder import EventRecorder
+from extender.errors import StoreConflict, StoreError, StoreNotFound
+from extender.ledger.ledger import Ledger
+from extender.ledger.reservations import ATTEMPTS
+from extender.ledger.store import Evictor, Store
 from extender.observability.metrics import Telemetry
+from extender.placement.overfull_devices import Misplaced
 from extender.state.changes import BackOffEnded, Event
 from extender.state.cluster_state import ClusterState
+from extender.state.notices import pod_notice
 
 log = structlog.get_logger()
+
+NO_ROOM = "NoRoomOnGPU"
+NO_ROOM_EVICTED = (
+    "The GPU that this pod was given has no room for it: the device plugin chose another GPU than"
+    " Headroom predicted, or another process took the memory. The pod is evicted before it starts,"
+    " so that its controller creates a new one."
+)
+NO_ROOM_WAITS = (
+    "The GPU that this pod was given has no room for it: the device plugin chose another GPU than"
+    " Headroom predicted, or another process took the memory. The pod waits at its gate until there"
+    " is room. It is not evicted, because no controller would replace it. To place it on another"
+    " GPU, delete it and create it again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionResult:
+    """The evicted pods, and (uid, message) of each rejected eviction."""
+
+    evicted: tuple[Pod, ...] = ()
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+class Evictions:
+    """Evicts the pods that ``misplaced`` selects from one version of a GPUNode."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        evictor: Evictor,
+        misplaced: Callable[[GPUNode], Misplaced],
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._evictor = evictor
+        self._misplaced = misplaced
+
+    async def evict_misplaced(self, node: str) -> EvictionResult:
+        """Evict the pods that must leave the node. Raise store errors, except those about a single
+        pod, which are returned."""
+        for _ in range(ATTEMPTS):
+            gpunode = await self._store.read_gpunode(node)
+            if gpunode is None:
+                return EvictionResult()
+            leave = self._misplaced(gpunode).leave
+            with suppress(StoreConflict, StoreNotFound):
+                return await self._evict(await self._ledger.reclaimer.mark(gpunode, leave))
+        return EvictionResult()
+
+    async def _evict(self, gpunode: GPUNode) -> EvictionResult:
+        evicted: list[Pod] = []
+        rejected: list[tuple[str, str]] = []
+        for uid, reservation in gpunode.spec.reservations.items():
+            if EVICTED not in reservation.flags:
+                continue
+            try:
+                # Read after the mark is written: from then on the agent does not let the pod start.
+                pod = await self._store.read_pod(reservation.namespace, reservation.name)
+                if pod is not None and _may_leave(pod, uid, gpunode.name):
+                    await self._evictor.evict(pod)
+                    evicted.append(pod)
+            except (StoreConflict, StoreNotFound):
+                continue  # changed or deleted: the next round checks it again
+            except StoreError as err:
+                rejected.append((uid, str(err)))
+        return EvictionResult(tuple(evicted), tuple(rejected))
 
 
 class EvictionController:
@@ -26,11 +111,13 @@ class EvictionController:
         cluster: ClusterState,
         evictions: Evictions,
         telemetry: Telemetry,
+        event_recorder: EventRecorder,
         deliver: Callable[[Sequence[Event]], None],
     ) -> None:
         self._cluster = cluster
         self._evictions = evictions
         self._telemetry = telemetry
+        self._event_recorder = event_recorder
         self._deliver = deliver
         #: Uids of stuck pods that already have an Event.
         self._recorded: frozenset[str] = frozenset()
@@ -51,7 +138,8 @@ class EvictionController:
             await asyncio.sleep(0)  # lets kube-scheduler's calls in
         for uid in stuck - self._recorded:
             if (pod := self._cluster.pod(uid)) is not None:
-                await self._record(pod)
+                log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
+                await self._event_recorder.write(pod_notice(pod, NO_ROOM, NO_ROOM_WAITS, key=""))
         self._recorded = frozenset(stuck)
 
     async def _evict(self, node: str) -> None:
@@ -60,18 +148,21 @@ class EvictionController:
         except StoreError as err:
             log.warning("eviction_failed", node=node, message=str(err))
             return
-        for uid in sent.evicted:
+        for pod in sent.evicted:
+            uid = pod.metadata.uid
             self._telemetry.evictions.labels("evicted").inc()
             log.warning("pod_evicted", node=node, pod_uid=uid, reason="no room on its GPU")
+            await self._event_recorder.write(pod_notice(pod, NO_ROOM, NO_ROOM_EVICTED, key=""))
         for uid, message in sent.rejected:
             self._telemetry.evictions.labels("rejected").inc()
             log.warning("eviction_rejected", node=node, pod_uid=uid, message=message)
 
-    async def _record(self, pod: Pod) -> None:
-        uid = pod.metadata.uid
-        log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
-        await self._evictions.record_stuck(pod)
-
 
 def _marked(gpunode: GPUNode) -> bool:
     return any(EVICTED in reservation.flags for reservation in gpunode.spec.reservations.values())
+
+
+def _may_leave(pod: Pod, uid: str, node: str) -> bool:
+    metadata = pod.metadata
+    is_here = metadata.uid == uid and pod.node == node and not pod.ended
+    return is_here and not metadata.deletion_timestamp and (waits(pod) or not has_gate(pod))

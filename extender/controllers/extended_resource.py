@@ -1,5 +1,8 @@
 """Keeps the extended resource for GPU memory on the Nodes up to date.
 
+Extended resources are advertised by the Node's capacity. The kubelet copies it to allocatable with
+its next status update; both are written here, so that no pod has to wait for that.
+
 If it is switched off, it removes the resource from Nodes that still have it. So every replica runs
 it, and writes only differences.
 """
@@ -7,10 +10,14 @@ it, and writes only differences.
 import asyncio
 from collections.abc import Callable
 from itertools import islice
+from urllib.parse import quote
 
+import msgspec
 import structlog
 
-from extender.kube.client import ApiError, ApiStatus
+from contract.annotations import MIRROR
+from extender.kube.api_errors import ApiError, ApiStatus
+from extender.kube.client import KubeApi
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
 from extender.state.memory_totals import CapacityChange, capacity_changes
@@ -22,16 +29,16 @@ EVERY_S = 5.0
 AT_MOST = 200
 _HINT = "apply ClusterRole headroom-extender-mirror in deploy/components/in-tree-mirror"
 
-Show = Callable[[str, int | None], None]
+_MERGE_PATCH = "application/merge-patch+json"
 
 
 class ExtendedResourceController:
-    """Writes the resource with ``show``, which blocks."""
+    """Writes the resource if it is ``wanted``, else removes it."""
 
-    def __init__(self, cluster: ClusterState, wanted: bool, show: Show) -> None:
+    def __init__(self, cluster: ClusterState, wanted: bool, api: KubeApi) -> None:
         self._cluster = cluster
         self._wanted = wanted
-        self._show = show
+        self._api = api
         self._logged = ""
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
@@ -51,7 +58,7 @@ class ExtendedResourceController:
         trouble = ""
         for shown in due:
             try:
-                self._show(shown.node, shown.mib)
+                self._write_one(shown)
             except ApiStatus as err:
                 trouble = trouble or str(err)
                 if err.status == 403:
@@ -59,3 +66,11 @@ class ExtendedResourceController:
             except ApiError as err:
                 return str(err)
         return trouble
+
+    def _write_one(self, shown: CapacityChange) -> None:
+        """Patch one Node. Several replicas may do so: a patch without changes creates no new
+        version."""
+        amounts = {MIRROR: None if shown.mib is None else str(shown.mib)}
+        body = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
+        path = f"/api/v1/nodes/{quote(shown.node, safe='')}/status"
+        self._api.call("PATCH", path, body=body, content_type=_MERGE_PATCH)

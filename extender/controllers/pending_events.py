@@ -9,13 +9,12 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import structlog
 
 from contract.kube import Pod
-from extender.controllers.event_recorder import Post
+from extender.controllers.event_recorder import EventRecorder
 from extender.observability.fleet_metrics import EVERY_S, PendingPods
 from extender.periodic import Loops
 from extender.placement.snapshot import Snapshot
@@ -33,27 +32,24 @@ SPENT_S = 0.1
 
 @dataclass(slots=True)
 class _Explained:
-    looked_at_s: float
+    explained_at_s: float
     message: str = ""
 
 
 class PendingEventsController:
-    """Explains at most ``per_round`` pods per round. ``post`` writes an Event, on a thread of
-    ``pool``; None if no Events are to be written."""
+    """Explains at most ``per_round`` pods per round, if there is an API server for Events."""
 
     def __init__(
         self,
         cluster: ClusterState,
         journal: Journal,
-        post: Post | None,
+        event_recorder: EventRecorder,
         per_round: int,
-        pool: Executor,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._post = post
-        self._per_round = per_round if post is not None else 0
-        self._pool = pool
+        self._event_recorder = event_recorder
+        self.limit(per_round)
         self._monotonic_s = monotonic_s
         #: Uid -> the last explanation.
         self._explained: dict[str, _Explained] = {}
@@ -64,9 +60,9 @@ class PendingEventsController:
         """Return the pending pods of the last round."""
         return self._pods.pending
 
-    def at_most(self, per_round: int) -> None:
+    def limit(self, per_round: int) -> None:
         """Explain at most ``per_round`` pods per round from now on."""
-        self._per_round = per_round if self._post is not None else 0
+        self._per_round = per_round if self._event_recorder.writes else 0
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
         loops.start("waiting", lambda: self.once(self._monotonic_s()), EVERY_S, unready=unready)
@@ -79,28 +75,29 @@ class PendingEventsController:
         for pod, decision in await self._pods.once():
             uid = pod.metadata.uid
             explained = self._explained.get(uid)
-            if explained is None or now_s - explained.looked_at_s >= AGAIN_AFTER_S:
-                due.append((explained.looked_at_s if explained else -1.0, uid, pod, decision))
+            if explained is None or now_s - explained.explained_at_s >= AGAIN_AFTER_S:
+                due.append((explained.explained_at_s if explained else -1.0, uid, pod, decision))
         if self._per_round and due:
             first = heapq.nsmallest(self._per_round, due, key=lambda each: each[:2])
-            turn = [(pod, decision) for *_, pod, decision in first]
+            due_now = [(pod, decision) for *_, pod, decision in first]
             snap, loop = self._cluster.snapshot(), asyncio.get_running_loop()
-            await loop.run_in_executor(self._pool, self._explain, turn, snap, now_s)
+            await loop.run_in_executor(
+                self._event_recorder.pool, self._explain, due_now, snap, now_s
+            )
 
-    def _explain(self, turn: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
-        assert self._post is not None
+    def _explain(self, due: Sequence[tuple[Pod, Decision]], snap: Snapshot, now_s: float) -> None:
         explaining = Explaining(self._cluster, snap, now_s)
         until_s = self._monotonic_s() + SPENT_S
-        for pod, decision in turn:
+        for pod, decision in due:
             if self._monotonic_s() > until_s:
                 return  # in a large fleet each kind of request takes a while
             again = pod.metadata.uid in self._explained
             explained = self._explained.setdefault(pod.metadata.uid, _Explained(now_s))
-            explained.looked_at_s = now_s
+            explained.explained_at_s = now_s
             notice = explaining.notice(pod, decision, again)
             if notice is None or notice.message == explained.message:
                 continue
-            if not self._post(notice):
-                explained.looked_at_s = -1.0
+            if not self._event_recorder.write_now(notice):
+                explained.explained_at_s = -1.0
                 return  # the API server does not answer: the other Events would fail as well
             explained.message = notice.message

@@ -2,20 +2,33 @@
 
 kube-scheduler calls preempt only if it finds a resource missing itself. It looks for victims before
 it writes that a pod is unschedulable. So a pod that has that condition because of Headroom, was
-rejected here recently and has no nomination yet got no victims from kube-scheduler.
+rejected here recently and has no nomination yet got no victims from kube-scheduler. Making room:
+
+    read the pod -> dry-run the eviction of each victim -> write the attempt on the pod
+                 -> evict the victims, the least important first
+
+The attempt is written by compare-and-swap on the pod, before any eviction. So only one replica
+continues, and from then on all replicas hold the memory for the pod. If the API server, which
+evaluates disruption budgets, rejects one of the dry runs, no victim is evicted. An error after that
+costs at most the hold: victims that have left count as gone in the next attempt.
+
+Nothing is written into the pod's status. kube-scheduler clears a nomination that it did not make
+when its next attempt fails, and newer versions retry a pod after each such write.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from dataclasses import dataclass
 
 import structlog
 
+from contract.annotations import PREEMPTING
 from contract.kube import Pod
+from contract.preemption import Attempt, attempt_of, encode_attempt
 from extender.bounded import Bounded
-from extender.controllers.event_recorder import Post
-from extender.ledger.preemption_writer import PreemptionWriter
+from extender.controllers.event_recorder import EventRecorder
+from extender.errors import StoreConflict, StoreError, StoreNotFound
+from extender.ledger.store import Evictor, Store
 from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
 from extender.state.cluster_state import ClusterState
@@ -26,7 +39,7 @@ from extender.state.nominations import priority
 from extender.state.notices import Notice, pod_subject
 from extender.state.preemption_report import recorded, summary
 from extender.state.requeue_hints import rejected_by_us
-from extender.state.victim_search import Preemption, preemption
+from extender.state.victim_search import preemption
 
 log = structlog.get_logger()
 
@@ -42,12 +55,92 @@ REMEMBERED = 1024
 VICTIM, NEWCOMER = "LeavesForGPUMemory", "OthersLeaveGPU"
 
 
+@dataclass(frozen=True, slots=True)
+class PreemptionResult:
+    """The result of an attempt; ``evicted`` are the victims whose eviction was accepted."""
+
+    begun: bool = False
+    evicted: tuple[Pod, ...] = ()
+    #: Why it failed, or failed in part; empty if all went well or another replica was faster.
+    rejected: str = ""
+
+
+class PreemptionWriter:
+    """Evicts victims for a pod; ``wall_s`` returns the time in Unix seconds."""
+
+    def __init__(
+        self,
+        store: Store,
+        evictor: Evictor,
+        wall_s: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._evictor = evictor
+        self._wall_s = wall_s
+        self._new_id = new_id
+
+    async def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> PreemptionResult:
+        """Evict the victims from the node for the pod, if nothing has changed since ``seen``.
+
+        The victims must still be there, and the pod may differ only in what kube-scheduler writes
+        on it.
+        """
+        metadata = seen.metadata
+        try:
+            pod = await self._store.read_pod(metadata.namespace, metadata.name)
+            if pod is None or not _still_waits(pod, seen):
+                return PreemptionResult()
+            there = [await self._read(victim, node) for victim in victims]
+            if any(each is None for each in there):
+                return PreemptionResult(rejected="a victim has changed or gone")
+            leaving = [each for each in there if each and not each.metadata.deletion_timestamp]
+            for victim in leaving:
+                await self._evictor.may_evict(victim)
+            attempt = Attempt(
+                self._new_id(),
+                node,
+                int(self._wall_s()),
+                tuple(victim.metadata.uid for victim in victims),
+            )
+            await self._store.touch_pod(pod, encode_attempt(attempt), PREEMPTING)
+        except (StoreConflict, StoreNotFound):
+            return PreemptionResult()  # changed or deleted, or another replica was faster
+        except StoreError as err:
+            return PreemptionResult(rejected=str(err))
+        evicted: list[Pod] = []
+        for victim in reversed(leaving):
+            try:
+                await self._evictor.evict(victim)
+            except (StoreConflict, StoreNotFound):
+                # It changed since it was read: try again with the newer version.
+                if not await self._retry(victim, node):
+                    return PreemptionResult(True, tuple(evicted), f"{_name(victim)} has changed")
+            except StoreError as err:
+                return PreemptionResult(True, tuple(evicted), str(err))
+            evicted.append(victim)
+        return PreemptionResult(True, tuple(evicted))
+
+    async def _read(self, victim: Pod, node: str) -> Pod | None:
+        pod = await self._store.read_pod(victim.metadata.namespace, victim.metadata.name)
+        same = pod is not None and pod.metadata.uid == victim.metadata.uid and pod.node == node
+        return pod if same else None
+
+    async def _retry(self, victim: Pod, node: str) -> bool:
+        try:
+            pod = await self._read(victim, node)
+            if pod is not None:
+                await self._evictor.evict(pod)
+        except StoreError:
+            return False
+        return True  # deleted, or evicted
+
+
 class PreemptionController:
-    """Evicts victims through ``maker``; None if this process must not evict pods.
+    """Evicts victims through ``writer``; None if this process must not evict pods.
 
     ``rejected`` returns the nodes that passed kube-scheduler's filters in the pod's last filter
-    call here, and that were rejected for reasons that evictions could remove. ``post`` writes an
-    Event, on a thread of ``pool``.
+    call here, and that were rejected for reasons that evictions could remove.
     """
 
     def __init__(
@@ -56,32 +149,30 @@ class PreemptionController:
         journal: Journal,
         telemetry: Telemetry,
         rejected: Callable[[str], Sequence[str]],
-        maker: PreemptionWriter | None,
-        post: Post,
-        pool: Executor,
+        writer: PreemptionWriter | None,
+        event_recorder: EventRecorder,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
         self._telemetry = telemetry
         self._rejected = rejected
-        self._maker = maker
-        self._post = post
-        self._pool = pool
+        self._writer = writer
+        self._event_recorder = event_recorder
         #: Uid of a pod -> earliest time of its next attempt, on the monotonic clock.
         self._not_before_s: Bounded[str, float] = Bounded(REMEMBERED)
         #: Uid of a pod -> the decision that its last Event is about.
-        self._announced: Bounded[str, str] = Bounded(REMEMBERED)
+        self._recorded: Bounded[str, str] = Bounded(REMEMBERED)
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
         loops.start("preemption", self.once, EVERY_S, unready=unready)
 
     async def once(self) -> None:
-        await self._announce_nominations()
-        if self._maker is None:
+        await self._record_nominations()
+        if self._writer is None:
             return
         now_s = time.monotonic()
         for pod in self._waiting(now_s)[:AT_ONCE]:
-            await self._make_room(self._maker, pod)
+            await self._make_room(self._writer, pod)
 
     def _waiting(self, now_s: float) -> list[Pod]:
         """Return the pods that may preempt others, the most important and oldest first."""
@@ -105,16 +196,20 @@ class PreemptionController:
             found, key=lambda pod: (-priority(pod), pod.metadata.creation_timestamp or "")
         )
 
-    async def _make_room(self, maker: PreemptionWriter, pod: Pod) -> None:
+    async def _make_room(self, writer: PreemptionWriter, pod: Pod) -> None:
         uid, began_s = pod.metadata.uid, time.monotonic()
-        self._remember_not_before(uid, began_s + AGAIN_AFTER_S)
-        rejected = self._rejected(uid)
-        found = preemption(self._cluster, pod, {}, rejected, began_s, without_violations=True)
+        self._not_before_s[uid] = began_s + AGAIN_AFTER_S
+        found = preemption(
+            self._cluster, pod, {}, self._rejected(uid), began_s, without_violations=True
+        )
         best = found.best
         if best is None or best.leaving_anyway:
             return  # no eviction helps, or there is room soon anyway
-        part = self._note(pod, found, len(rejected), time.monotonic() - began_s)
-        made = await maker.make_room(pod, best.node, best.pods)
+        took_us = micros(time.monotonic() - began_s)
+        part = recorded(found, time.time(), took_us, 0, 1, "controller")
+        decision = self._journal.of_uid(uid)
+        self._journal.note(decision.pod if decision else pod, part, part.at_s)
+        made = await writer.make_room(pod, best.node, best.pods)
         log.info(
             "room_made" if made.begun else "no_room_made",
             pod_uid=uid,
@@ -125,19 +220,13 @@ class PreemptionController:
         )
         if made.begun:
             self._telemetry.preemptions.labels("controller").inc()
-            await self._announce(pod, part)
+            await self._record(pod, part)
         outcomes = self._telemetry.evictions
         outcomes.labels("evicted").inc(len(made.evicted))
         if made.rejected:
             outcomes.labels("rejected").inc()
 
-    def _note(self, pod: Pod, found: Preemption, offered: int, took_s: float) -> Preempted:
-        part = recorded(found, time.time(), micros(took_s), 0, 1, "controller")
-        decision = self._journal.of_uid(pod.metadata.uid)
-        self._journal.note(decision.pod if decision else pod, part, part.at_s)
-        return part
-
-    async def _announce_nominations(self) -> None:
+    async def _record_nominations(self) -> None:
         """Write Events about the preemptions of kube-scheduler, once it has nominated a node."""
         for pods in self._cluster.nominees(time.monotonic()).values():
             for pod in pods:
@@ -148,11 +237,11 @@ class PreemptionController:
                 decision_id, part = decided
                 if (
                     part.node == pod.status.nominated_node_name
-                    and self._announced.get(uid) != decision_id
+                    and self._recorded.get(uid) != decision_id
                 ):
-                    await self._announce(pod, part)
+                    await self._record(pod, part)
 
-    async def _announce(self, pod: Pod, part: Preempted) -> None:
+    async def _record(self, pod: Pod, part: Preempted) -> None:
         uid = pod.metadata.uid
         decided = self._journal.preempted_for(uid)
         decision_id = decided[0] if decided else ""
@@ -173,10 +262,22 @@ class PreemptionController:
                         pod_subject(leaves), VICTIM, message, decision_id, decision_id=decision_id
                     )
                 )
-        loop = asyncio.get_running_loop()
         for notice in notices:
-            await loop.run_in_executor(self._pool, self._post, notice)
-        self._announced[uid] = decision_id
+            await self._event_recorder.write(notice)
+        self._recorded[uid] = decision_id
 
-    def _remember_not_before(self, uid: str, until_s: float) -> None:
-        self._not_before_s[uid] = until_s
+
+def _still_waits(pod: Pod, seen: Pod) -> bool:
+    before, now = attempt_of(seen), attempt_of(pod)
+    return (
+        pod.metadata.uid == seen.metadata.uid
+        and not pod.node
+        and not pod.ended
+        and not pod.metadata.deletion_timestamp
+        and not (pod.status and pod.status.nominated_node_name)
+        and before == now
+    )
+
+
+def _name(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"

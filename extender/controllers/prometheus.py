@@ -1,217 +1,118 @@
-"""SM activity from DCGM's history in Prometheus, queried in the background.
+"""Queries Prometheus for the SM activity of each device: PromQL, HTTP, and how answers are read.
 
-One thread queries at intervals and passes the results on; nothing waits for it. Each query runs on
-its own thread. A query without a complete answer in time is abandoned, so that old figures expire
-even if Prometheus hangs. Without fresh history, the agents' own samples are used.
+The queries ask for a high quantile over a window, and for the time of the newest sample. Among the
+series that exist now and contain a ratio, the highest counts: dcgm-exporter repeats a device for
+each pod that shares it, and two exporters or two Prometheus servers may cover it. If the exporter
+labels a series with one pod of the device, the series starts and ends with that pod. The figure
+then covers the pods on the device now, over as much of the window as they have run, and not pods
+that have left. Values that are no ratio (NaN, infinities, DCGM's marks for missing figures) are
+ignored.
+
+A subquery over the highest value at each step would be more exact, and costs Prometheus three times
+as much.
+
+The fleet is queried in parts. A JSON decoder holds the interpreter's lock until it has read a whole
+answer: one answer for 5,000 nodes has 10 MB, and would block the event loop for 50 to 150 ms.
 """
 
 import io
-import queue
-import threading
+import math
+import re
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import requests
-import structlog
 from prometheus_api_client import PrometheusConnect
 from requests.adapters import HTTPAdapter
 
-from extender.controllers.promql import (
+from extender.controllers.sm_history import (
     Answer,
+    QuerySource,
     Span,
     Unreadable,
-    examine,
-    history,
-    moved,
-    questions,
-    read,
-    still_fresh,
 )
-from extender.placement.device_reading import Activity
 from extender.state.sm_activity import Key
 
-log = structlog.get_logger()
-
+METRIC = "DCGM_FI_PROF_SM_ACTIVE"
+#: Label names of exporters and relabelling rules. Prometheus puts ``exported_`` before a label that
+#: the scraped target also has; then the exporter's own label is the right one.
+_UUIDS = ("exported_UUID", "exported_uuid", "UUID", "uuid", "GPU_UUID", "gpu_uuid")
+_INSTANCES = ("exported_GPU_I_ID", "exported_gpu_i_id", "GPU_I_ID", "gpu_i_id")
+_INSTANCE = re.compile("[0-9]{1,4}")
+#: Counters of one moment may add up to slightly more than 1; a larger value is no ratio.
+_MOST_RATIO = 1.01
+#: Length limit of a quoted error of Prometheus.
+_MAX_QUOTED = 200
+_OK = 200
+_BAD_FORMAT = "its answer is not in the format of Prometheus"
+#: Parts by device index on its node, which every release of dcgm-exporter calls ``gpu``. The last
+#: part has the devices without that label, or with a larger index.
+_PARTS = (*(f'gpu="{index}"' for index in range(8)), 'gpu!~"[0-7]"')
 #: Limit of one answer. For 5,000 nodes with 8 devices each, answers have 0.6 MB.
 MAX_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
-#: Abandoned queries; while this many still hang, no new query starts.
-_MOST_LEFT = 3
 #: Extra time after which an abandoned query gives up by itself.
-_LEAVE_S = 1.0
-#: Length limit of the quoted error of the operating system or a library.
-_MAX_QUOTED = 200
+_EXTRA_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Address, query and interval. ``url`` may contain a user and a password, which must not be
-    logged."""
-
-    url: str
-    span: Span
-    every_s: float
-    timeout_s: float
-    #: Figures whose newest sample is older are not used.
-    stale_after_s: float
-    #: Read before each query, because tokens are renewed.
-    token_file: Path | None = None
-    ca: Path | None = None
+class _Series(msgspec.Struct):
+    metric: dict[str, str]
+    value: tuple[float, str]
 
 
-#: One answer per query, and warnings that they may be incomplete.
-Answers = tuple[list[Answer], list[str]]
-#: Receives all fresh history, and the devices whose figure changed.
-HandOn = Callable[[Mapping[Key, Activity], Collection[Key]], None]
-#: Receives whether there was an answer, and the number of devices with fresh history.
-Queried = Callable[[bool, int], None]
+class _Data(msgspec.Struct):
+    result: msgspec.Raw
+    result_type: str = msgspec.field(name="resultType")
 
 
-class PrometheusHistory:
-    """Queries Prometheus; ``queried`` is called after each query, before its results are passed
-    on."""
+class _Envelope(msgspec.Struct):
+    """An answer without its series."""
 
-    def __init__(
-        self,
-        asked: Asked,
-        hand_on: HandOn,
-        queried: Queried = lambda answered, devices: None,
-        monotonic_s: Callable[[], float] = time.monotonic,
-        wall_s: Callable[[], float] = time.time,
-    ) -> None:
-        self._asked = asked
-        self._hand_on = hand_on
-        self._queried = queried
-        self._monotonic_s = monotonic_s
-        self._wall_s = wall_s
-        self._held: dict[Key, Activity] = {}
-        #: Queries without an answer in time, which may still hang.
-        self._left: list[threading.Thread] = []
-        #: Why there is no newer answer; empty if there is one. None: before the first query.
-        self._trouble: str | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop, and return when nothing is passed on any more."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.refresh()
-            except Exception:  # if the thread ended, old figures would stay in use
-                log.exception("history_broken")
-            self._stopping.wait(self._asked.every_s)
-
-    def refresh(self) -> None:
-        """Query once and pass on the result; without an answer, pass on what is still fresh."""
-        try:
-            after, trouble = self._newer(), ""
-        except Unreadable as err:
-            after, trouble = self._left_over(), str(err)
-        except Exception:  # our own bug must not keep old figures in use
-            log.exception("history_broken")
-            after, trouble = self._left_over(), "the answer could not be used"
-        if self._stopping.is_set():
-            return
-        before, self._held = self._held, after
-        self._tell(trouble)
-        self._hand_on(after, moved(before, after))
-
-    def _left_over(self) -> dict[Key, Activity]:
-        return still_fresh(self._held, self._monotonic_s(), self._asked.stale_after_s)
-
-    def _newer(self) -> dict[Key, Activity]:
-        """Return the history of a new query; raise ``Unreadable``."""
-        asked = self._asked
-        asked_at_s, wall_s = self._monotonic_s(), self._wall_s()
-        answers, warnings = self._answers()
-        if warnings:
-            log.warning("history_in_part", warnings="; ".join(warnings)[:_MAX_QUOTED])
-        return history(answers, self._held, asked.span, asked_at_s, wall_s, asked.stale_after_s)
-
-    def _tell(self, trouble: str) -> None:
-        self._queried(not trouble, len(self._held))
-        if trouble == self._trouble:
-            return
-        self._trouble = trouble
-        if trouble:
-            log.warning(
-                "history_unavailable", message=trouble, hint="the agents' own samples are used"
-            )
-        else:
-            log.info("history_available", devices=len(self._held))
-
-    def _answers(self) -> Answers:
-        self._left = [thread for thread in self._left if thread.is_alive()]
-        if len(self._left) >= _MOST_LEFT:
-            raise Unreadable("earlier queries still hang")
-        box: queue.SimpleQueue[Answers | Unreadable] = queue.SimpleQueue()
-        thread = threading.Thread(target=_ask, args=(self._asked, box), daemon=True)
-        until_s = time.monotonic() + self._asked.timeout_s
-        thread.start()
-        while not self._stopping.is_set() and time.monotonic() < until_s:
-            try:
-                got = box.get(timeout=0.1)
-            except queue.Empty:
-                continue
-            if isinstance(got, Unreadable):
-                raise got
-            return got
-        self._left.append(thread)
-        raise Unreadable(f"no whole answer within {self._asked.timeout_s:g} s")
+    status: str
+    data: _Data | None = None
+    error_type: str = msgspec.field(default="", name="errorType")
+    error: str = ""
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
-def _ask(asked: Asked, box: "queue.SimpleQueue[Answers | Unreadable]") -> None:
-    try:
-        box.put(query(asked))
-    except Unreadable as err:
-        box.put(err)
-    except Exception as err:  # noqa: BLE001 - from four libraries, which get no secrets
-        box.put(Unreadable(f"cannot be asked: {_cause(err)}"))
+def query(source: QuerySource) -> tuple[list[Answer], list[str]]:
+    """Return one answer per query, and warnings that they may be incomplete.
 
-
-def query(asked: Asked) -> Answers:
-    """Query once; raise ``Unreadable``, and the errors of requests and urllib3."""
-    url = urlsplit(asked.url)
+    Raise ``Unreadable``, and the errors of requests and urllib3.
+    """
+    url = urlsplit(source.url)
     # Errors quote the address, so it must not contain the password.
     public = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl().rstrip("/")
     headers = {"Accept-Encoding": "gzip"}
     auth = None
     if url.username:
         auth = unquote(url.username), unquote(url.password or "")
-    if asked.token_file is not None:
-        headers["Authorization"] = f"Bearer {_token(asked.token_file)}"
-    within_s = asked.timeout_s + _LEAVE_S
+    if source.token_file is not None:
+        headers["Authorization"] = f"Bearer {_token(source.token_file)}"
+    within_s = source.timeout_s + _EXTRA_S
     warnings: dict[str, None] = {}
 
-    def look(response: requests.Response, *args: Any, **kwargs: Any) -> None:
+    def note_warnings(response: requests.Response, *args: Any, **kwargs: Any) -> None:
         if not response.is_redirect:
             warnings.update(dict.fromkeys(examine(response.status_code, response.content)))
 
     with requests.Session() as session:
         session.trust_env = False  # else a .netrc would override these settings
-        session.verify = True if asked.ca is None else str(asked.ca)
-        session.hooks["response"].append(look)
+        session.verify = True if source.ca is None else str(source.ca)
+        session.hooks["response"].append(note_warnings)
         connection = PrometheusConnect(
             public, headers=headers, auth=auth, session=session, timeout=within_s
         )
         bounded = _Bounded(time.monotonic() + within_s)
         for prefix in ("http://", "https://", public):  # the last replaces one that retries
             session.mount(prefix, bounded)
-        limits = {"timeout": f"{asked.timeout_s:g}s"}
+        limits = {"timeout": f"{source.timeout_s:g}s"}
         answers = [
-            read(connection.custom_query(question, params=limits))
-            for question in questions(asked.span)
+            read(connection.custom_query(promql, params=limits)) for promql in queries(source.span)
         ]
     return answers, list(warnings)
 
@@ -255,9 +156,77 @@ class _Bounded(HTTPAdapter):
         return body
 
 
-def _cause(err: BaseException) -> str:
-    """Return the innermost cause of an error: each library wraps the errors of the one below."""
-    while (below := err.__cause__ or err.__context__) is not None:
-        err = below
-    text = getattr(err, "strerror", None) or str(err)
-    return f"{type(err).__name__}: {text}"[:_MAX_QUOTED]
+def queries(span: Span) -> list[str]:
+    """Return the PromQL queries. Their series have the label ``figure="ratio"`` or
+    ``figure="at"``."""
+    return [promql for part in _PARTS for promql in _pair(span, f"{METRIC}{{{part}}}")]
+
+
+def _pair(span: Span, series: str) -> tuple[str, str]:
+    by = f"max by ({', '.join((*_UUIDS, *_INSTANCES))})"
+    now = f"(({series} >= 0) <= {_MOST_RATIO})"
+    past = f"quantile_over_time({span.quantile:g}, {series}[{span.window_s:.0f}s])"
+    ratio = f"{by} (((({past}) >= 0) <= {_MOST_RATIO}) and {now})"
+    at = f"{by} (timestamp({series}) and {now})"
+    return (
+        f'label_replace({ratio}, "figure", "ratio", "", "")',
+        f'label_replace({at}, "figure", "at", "", "")',
+    )
+
+
+def examine(status: int, body: bytes) -> list[str]:
+    """Return the warnings of an answer, which mean that it may be incomplete.
+
+    Raise ``Unreadable`` with the server's error if the query failed.
+    """
+    try:
+        envelope = msgspec.json.decode(body, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise Unreadable(_BAD_FORMAT if status == _OK else f"it answers {status}") from err
+    if status != _OK:
+        raise Unreadable(f"it answers {status}{_error_text(envelope)}")
+    if envelope.status != "success":
+        raise Unreadable(f"it answers with an error{_error_text(envelope)}")
+    if envelope.data is None or envelope.data.result_type != "vector":
+        raise Unreadable(_BAD_FORMAT)
+    return envelope.warnings
+
+
+def _error_text(envelope: _Envelope) -> str:
+    quoted = ": ".join(text for text in (envelope.error_type, envelope.error) if text)
+    return f": {quoted[:_MAX_QUOTED]}" if quoted else ""
+
+
+def read(result: object) -> Answer:
+    """Return the series of one answer; raise ``Unreadable``."""
+    answer = Answer()
+    try:
+        for series in msgspec.convert(result, list[_Series]):
+            _add(answer, series)
+    except ValueError as err:
+        raise Unreadable(_BAD_FORMAT) from err
+    return answer
+
+
+def _add(answer: Answer, series: _Series) -> None:
+    answer.evaluated_at_s, figure = series.value[0], float(series.value[1])
+    key = _key(series.metric)
+    if key is None or not math.isfinite(figure) or figure < 0:
+        return
+    if series.metric.get("figure") == "ratio":
+        if figure <= _MOST_RATIO:
+            answer.ratios[key] = max(answer.ratios.get(key, 0.0), min(figure, 1.0))
+    else:
+        age_s = answer.evaluated_at_s - figure
+        answer.ages_s[key] = min(age_s, answer.ages_s.get(key, math.inf))
+
+
+def _key(labels: Mapping[str, str]) -> Key | None:
+    uuid, instance = _label(labels, _UUIDS), _label(labels, _INSTANCES)
+    if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
+        return None
+    return uuid, int(instance) if instance else None
+
+
+def _label(labels: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")

@@ -13,10 +13,11 @@ import structlog
 
 from contract.kube import Node
 from extender.batches import part_by_part
+from extender.config.settings import Mode, Settings
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.eviction import EvictionController
 from extender.errors import StoreError
-from extender.ledger.protocol import Ledger
+from extender.ledger.ledger import Ledger
 from extender.periodic import Loops
 from extender.state.changes import (
     DepartureMarked,
@@ -56,64 +57,66 @@ class ReconcileController:
     """Reconciles reservations, GPUNodes and Events.
 
     ``unready`` returns why the cache is incomplete, so that nothing can be called missing; "" if it
-    is complete. ``observes`` returns whether the mode is observe, in which no pod is evicted and no
-    Event is written. ``orphan_after_s`` returns the age from which a reservation without a bound
-    pod is checked.
+    is complete. In mode observe no pod is evicted and no Event is written.
     """
 
     def __init__(
         self,
         cluster: ClusterState,
         event_recorder: EventRecorder,
-        deliver: Callable[[Sequence[Event]], None],
+        loops: Loops,
+        settings: Settings,
         unready: Callable[[], str],
-        observes: Callable[[], bool],
-        orphan_after_s: Callable[[], float],
-        failed: Callable[[str], None] = lambda loop: None,
+        deliver: Callable[[Sequence[Event]], None],
     ) -> None:
         self._cluster = cluster
         self._event_recorder = event_recorder
-        self._deliver = deliver
+        self._loops = loops
+        self._settings = settings
         self._unready = unready
-        self._observes = observes
-        self._orphan_after_s = orphan_after_s
-        self._count_failure = failed
-        self._turns = asyncio.Semaphore(WRITTEN_AT_ONCE)
+        self._deliver = deliver
+        self._writes = asyncio.Semaphore(WRITTEN_AT_ONCE)
         #: Set if a reservation may be left over or missing.
-        self.wanted = asyncio.Event()
+        self._reservations_changed = asyncio.Event()
         #: Set if a GPUNode may have to be initialised, or its finalizer removed.
-        self.nodes_wanted = asyncio.Event()
+        self._nodes_changed = asyncio.Event()
         self._round_at_s = 0.0
         #: Node -> the task that checks its reservations.
-        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._checks: dict[str, asyncio.Task[None]] = {}
         #: None if this process evicts no pods.
         self.eviction_controller: EvictionController | None = None
 
-    def look_soon(self) -> None:
-        """Check the changed nodes soon: reservations may be left over or missing there."""
-        self.wanted.set()
+    def follow(self, settings: Settings) -> None:
+        """Use these settings from now on."""
+        self._settings = settings
 
-    def took(self, events: Sequence[Event]) -> None:
+    def check_soon(self) -> None:
+        """Check the changed nodes soon: reservations may be left over or missing there."""
+        self._reservations_changed.set()
+
+    def applied(self, events: Sequence[Event]) -> None:
         """Note events that may concern a node to initialise, or a changed device choice."""
         seen = [event.node.metadata.name for event in events if isinstance(event, NodeSeen)]
         held = filter(None, map(self._cluster.gpunode, seen))
         if any(map(_changes_readiness, events)) or unnoted_choices(self._cluster, held):
-            self.nodes_wanted.set()
+            self._nodes_changed.set()
 
-    def start(self, loops: Loops, ledger: Ledger) -> None:
+    def start(self, ledger: Ledger) -> None:
         """Start three loops, so that none waits for the API calls of another."""
-        loops.start("reservations", lambda: self.settle(ledger), EVERY_S, self.wanted)
-        loops.start("nodes", lambda: self.ready(ledger), EVERY_S, self.nodes_wanted, READY_EVERY_S)
-        loops.start("notices", self.record_events, EVERY_S)
+        changed, new = self._reservations_changed, self._nodes_changed
+        start = self._loops.start
+        start("reservations", lambda: self.check_reservations(ledger), EVERY_S, changed)
+        start("nodes", lambda: self.prepare_nodes(ledger), EVERY_S, new, READY_EVERY_S)
+        start("notices", self.record_events, EVERY_S)
 
     async def once(self, ledger: Ledger) -> None:
         """Run one round of everything, on all nodes."""
         self._round_at_s = 0.0
-        await self.settle(ledger)
-        await self.ready(ledger)
+        await self.check_reservations(ledger)
+        await self.prepare_nodes(ledger)
         await self.record_events()
 
-    async def ready(self, ledger: Ledger) -> None:
+    async def prepare_nodes(self, ledger: Ledger) -> None:
         """Remove the finalizers of deleted GPUNodes, initialise new nodes, and write changed device
         choices."""
         if self._unready():
@@ -124,17 +127,17 @@ class ReconcileController:
             choices += unnoted_choices(self._cluster, held)
         if gone:
             with _logged():
-                await ledger.remove_finalizer(gone)
+                await ledger.initialiser.remove_finalizer(gone)
         for name, choice in choices:
             with _logged():
-                noted = await ledger.note_choice(name, choice)
+                noted = await ledger.initialiser.note_choice(name, choice)
                 log.info("device_choice_noted", node=name, device_choice=choice, noted=noted)
         waiting: list[Node] = []
         async for some in part_by_part(self._cluster.nodes(), AT_ONCE):
             waiting += uninitialised(self._cluster, some)
         if waiting:
             with _logged():
-                ready = await ledger.initialise(waiting)
+                ready = await ledger.initialiser.initialise(waiting)
                 log.info("nodes_initialised", nodes=ready)
 
     async def record_events(self) -> None:
@@ -142,10 +145,10 @@ class ReconcileController:
         if self._unready():
             return
         self._cluster.overuses.look(time.monotonic())
-        if not self._observes():
+        if self._settings.mode is not Mode.OBSERVE:
             await self._event_recorder.record(notices(self._cluster))
 
-    async def settle(self, ledger: Ledger) -> None:
+    async def check_reservations(self, ledger: Ledger) -> None:
         """Remove reservations that are left over, and charge unreserved pods.
 
         Changed nodes are checked at once, all nodes every few seconds. Whatever fails is found
@@ -158,7 +161,7 @@ class ReconcileController:
         on = self._cluster.take_unsettled()
         if self._unready():
             return  # pods that are not listed yet are not missing
-        after_s = self._orphan_after_s()
+        after_s = self._settings.orphan_after_s
         nodes = self._cluster.gpunode_names() if everywhere else on
         of_node: dict[str, list[UnreservedPod | Leftover | Unmarked]] = {}
         async for some in part_by_part(nodes, AT_ONCE):
@@ -167,49 +170,41 @@ class ReconcileController:
                 *leftovers(self._cluster, time.time(), after_s, some),
             ):
                 of_node.setdefault(found.node, []).append(found)
-        begun = [
-            self._settle_node(ledger, node, findings)
+        begun = {
+            node: asyncio.create_task(self._correct_node(ledger, node, findings))
             for node, findings in of_node.items()
-            if node not in self._looking
-        ]
+            if node not in self._checks
+        }
+        self._checks |= begun
         if begun:
-            await asyncio.wait(begun, timeout=WAITED_S)
-        if self.eviction_controller is not None and not self._observes():
+            await asyncio.wait(begun.values(), timeout=WAITED_S)
+        if self.eviction_controller and self._settings.mode is not Mode.OBSERVE:
             await self.eviction_controller.once()
 
-    def _settle_node(
+    async def _correct_node(
         self, ledger: Ledger, node: str, findings: Sequence[UnreservedPod | Leftover | Unmarked]
-    ) -> asyncio.Task[None]:
-        async def one_by_one() -> None:
-            async with self._turns:
+    ) -> None:
+        try:
+            async with self._writes:
                 for found in findings:
-                    await self._settle_one(ledger, found)
+                    await self._correct(ledger, found)
+        except Exception:  # noqa: BLE001 - logged and counted; the next round finds the rest again
+            self._loops.failing("reservations")
+        finally:
+            del self._checks[node]
 
-        def done(task: asyncio.Task[None]) -> None:
-            del self._looking[node]
-            if not task.cancelled() and (err := task.exception()) is not None:
-                self._failed(err)
-
-        task = self._looking[node] = asyncio.create_task(one_by_one())
-        task.add_done_callback(done)
-        return task
-
-    def _failed(self, err: BaseException) -> None:
-        log.error("loop_failed", loop="reservations", exc_info=err)
-        self._count_failure("reservations")
-
-    async def _settle_one(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
+    async def _correct(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
         if isinstance(found, UnreservedPod):
             node, uid = found.node, found.pod.metadata.uid
-            charged = await ledger.charge(node, found.pod)
+            charged = await ledger.reclaimer.charge(node, found.pod)
             log.info("unreserved_pod_adopted", node=node, pod_uid=uid, charged=charged)
             return
         node, uid = found.node, found.uid
         if isinstance(found, Leftover):
-            removed = await ledger.remove(node, uid, found.left)
+            removed = await ledger.reclaimer.remove(node, uid, found.left)
             log.info("reservation_checked", node=node, pod_uid=uid, removed=removed)
             return
-        version = await ledger.departed_by(node, uid, found.reservation)
+        version = await ledger.reclaimer.departed_by(node, uid, found.reservation)
         if version is not None:
             self._deliver([DepartureMarked(node, uid, version, time.monotonic())])
             log.info("reservation_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)

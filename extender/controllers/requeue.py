@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from contract.kube import Pod
+from extender.config.settings import Mode, Settings
 from extender.errors import StoreError
-from extender.ledger.protocol import Ledger
+from extender.ledger.ledger import Ledger
 from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
 from extender.state.changes import Event, PodSeen, Relisted
@@ -29,15 +30,14 @@ IDLE_S = 5.0
 #: Pods that are written concurrently: the other connections are left for binds.
 REQUEUED_AT_ONCE = 8
 #: Seconds a check runs before the event loop serves other tasks.
-LOOK_S = 0.003
+SLICE_S = 0.003
 
 
 class RequeueController:
     """Requeues pods through the ledger.
 
-    ``unready`` returns why nothing can be decided yet; "" if it can. ``observes`` returns whether
-    the mode is observe, in which no pod is rejected. ``name`` begins the ids that this process
-    writes.
+    ``unready`` returns why nothing can be decided yet; "" if it can. In mode observe no pod is
+    rejected. ``name`` begins the ids that this process writes.
     """
 
     def __init__(
@@ -45,49 +45,52 @@ class RequeueController:
         cluster: ClusterState,
         journal: Journal,
         telemetry: Telemetry,
+        settings: Settings,
         unready: Callable[[], str],
-        observes: Callable[[], bool],
         name: str,
     ) -> None:
         self._cluster = cluster
         self._journal = journal
         self._telemetry = telemetry
+        self._settings = settings
         self._unready = unready
-        self._observes = observes
         self._name = name
         self._requeue_hints = RequeueHints()
-        self._wanted = asyncio.Event()
+        self._due = asyncio.Event()
         self._latest_room = 0
         #: Uids of rejected pods that were requeued since the mode is observe.
         self._released: set[str] = set()
-        self._turns = asyncio.Semaphore(REQUEUED_AT_ONCE)
+        self._writes = asyncio.Semaphore(REQUEUED_AT_ONCE)
 
-    def took(self, events: Sequence[Event]) -> None:
-        """Note events that may concern a rejected pod."""
+    def follow(self, settings: Settings) -> None:
+        """Use these settings from now on. Rejected pods may wait for a reason that no longer
+        applies."""
+        self._settings = settings
+        self._due.set()
+
+    def applied(self, events: Sequence[Event]) -> None:
+        """Check soon if an event may concern a rejected pod."""
         if any(map(_was_rejected, events)):
-            self.look_soon()
+            self._due.set()
 
-    def weighed(self) -> None:
+    def nodes_weighed(self) -> None:
         """Check soon if a node has gained room."""
         if self._cluster.latest_room != self._latest_room:
             self._latest_room = self._cluster.latest_room
-            self.look_soon()
-
-    def look_soon(self) -> None:
-        self._wanted.set()
+            self._due.set()
 
     def start(self, loops: Loops, ledger: Ledger) -> None:
-        async def look() -> None:
+        async def check() -> None:
             await self.once(ledger)
             if self._requeue_hints.pending:
-                self._wanted.set()
+                self._due.set()
 
-        loops.start("requeues", look, IDLE_S, self._wanted, EVERY_S)
+        loops.start("requeues", check, IDLE_S, self._due, EVERY_S)
 
     async def once(self, ledger: Ledger) -> None:
         if self._unready():
             return
-        if self._observes():
+        if self._settings.mode is Mode.OBSERVE:
             await self._release(ledger)
             return
         self._released.clear()
@@ -96,7 +99,7 @@ class RequeueController:
         for named in self._requeue_hints.due(self._cluster, self._journal, now_s, time.time()):
             if named is not None:
                 requeues.append(asyncio.create_task(self._requeue(ledger, named)))
-            elif time.monotonic() - resumed_s > LOOK_S:
+            elif time.monotonic() - resumed_s > SLICE_S:
                 await asyncio.sleep(0)  # lets kube-scheduler's calls in
                 resumed_s = time.monotonic()
         await asyncio.gather(*requeues)
@@ -109,19 +112,20 @@ class RequeueController:
         self._released &= {pod.metadata.uid for pod in unbound}
         rejected = (pod for pod in unbound if rejected_by_us(pod))
         held = [pod for pod in rejected if pod.metadata.uid not in self._released]
-        await asyncio.gather(*(self._release_one(ledger, pod) for pod in held))
+
+        async def release(pod: Pod) -> None:
+            if await self._requeue(ledger, pod):
+                self._released.add(pod.metadata.uid)
+
+        await asyncio.gather(*map(release, held))
         if held:
             log.info("pods_released", pods=len(held))
-
-    async def _release_one(self, ledger: Ledger, pod: Pod) -> None:
-        if await self._requeue(ledger, pod):
-            self._released.add(pod.metadata.uid)
 
     async def _requeue(self, ledger: Ledger, pod: Pod) -> bool:
         """Requeue the pod; return whether it succeeded. A failed pod is found again by the next
         check."""
         try:
-            async with self._turns:
+            async with self._writes:
                 retry = await ledger.requeue(pod)
         except Exception as err:
             self._requeue_hints.missed(pod.metadata.uid)

@@ -13,7 +13,8 @@ from extender.config.settings import Settings
 from extender.doctor.environment import SELECTORS, ComponentPod, Environment
 from extender.doctor.scheduler_config import KIND
 from extender.errors import NotSynced
-from extender.kube.client import ApiError, ApiStatus, KubeApi, Listing, load_configuration
+from extender.kube.api_errors import ApiError, ApiStatus
+from extender.kube.client import KubeApi, Listing, load_configuration
 from extender.kube.resources import Kind, KubeObject, decode_identity, watched_kinds
 from extender.state.changes import Relisted
 

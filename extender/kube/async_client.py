@@ -17,7 +17,8 @@ from kubernetes.client.rest import should_bypass_proxies
 from yarl import URL
 
 from extender.errors import BadSettings
-from extender.kube.client import JSON, NoAnswer, describe, rejection, request_headers
+from extender.kube.api_errors import NoAnswer, describe, rejection
+from extender.kube.client import JSON, request_headers
 from extender.progress import progressed
 
 #: Errors of a connection that broke, or was silent for too long.

@@ -4,11 +4,6 @@ Small calls use the typed API of the ``kubernetes`` package over ``KubeApi.clien
 watches are raw requests and raw bodies, because its models take too much memory and time (ADR 37).
 This layer never sends a request twice: only the caller can decide whether a lost write may be
 repeated (DESIGN section 6). The event loop uses ``extender.kube.async_client``.
-
-    ApiError
-    ├── ApiStatus    the server answered with an error status
-    ├── NoAnswer     no answer; the request may have been processed
-    └── Unreadable   the answer is not in the expected format
 """
 
 import os
@@ -29,10 +24,10 @@ from kubernetes.client import Configuration as Configuration
 from kubernetes.client.exceptions import ApiException
 
 from extender.errors import BadSettings
+from extender.kube.api_errors import ApiStatus, NoAnswer, Unreadable, describe, rejection
 
 #: Errors of a broken connection below urllib3's own (TLS, a socket that this process shut down).
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
-_MESSAGE_CHARS = 1000
 JSON = "application/json"
 USER_AGENT = "headroom"
 #: Requests an answer with metadata only.
@@ -47,40 +42,6 @@ BODY_S = 60.0
 _BODY_PART_BYTES = 1 << 20
 
 
-class ApiError(Exception):
-    """Base of the errors of a call; the text names the call."""
-
-
-class ApiStatus(ApiError):
-    """The server answered with an error.
-
-    ``status`` is the HTTP code, ``message`` the server's message, ``retry_after_s`` the pause that
-    it requested, in seconds.
-    """
-
-    def __init__(self, call: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(f"{call}: {status} {message[:_MESSAGE_CHARS]}".rstrip())
-        self.status = status
-        self.message = message
-        self.retry_after_s = retry_after_s
-
-
-class NoAnswer(ApiError):
-    pass
-
-
-class Unreadable(ApiError):
-    pass
-
-
-class StatusBody(msgspec.Struct, frozen=True):
-    """The Status object of Kubernetes, in the body of an answer or in a watch."""
-
-    message: str = ""
-    reason: str = ""
-    code: int = 0
-
-
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
@@ -92,7 +53,6 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 _page_decoder = msgspec.json.Decoder(_Page)
-_status_decoder = msgspec.json.Decoder(StatusBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,27 +307,3 @@ def authorization(configuration: Configuration) -> str:
     settings: Any = configuration.auth_settings()
     values = (setting["value"] for setting in settings.values() if setting["in"] == "header")
     return next(filter(None, values), "")
-
-
-def rejection(
-    call: str, status: int, body: bytes, phrase: str | None, headers: Mapping[str, str]
-) -> ApiStatus:
-    """Return the error for an answer without success; ``phrase`` is the HTTP reason phrase."""
-    message = status_message(body) or phrase or ""
-    retry_after = headers.get("Retry-After", "")
-    retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
-    return ApiStatus(call, status, message, retry_after_s)
-
-
-def status_message(body: bytes) -> str:
-    """Return the server's message, from a Status object or plain text."""
-    try:
-        status = _status_decoder.decode(body)
-    except (ValueError, RecursionError):
-        return body[:_MESSAGE_CHARS].decode(errors="replace").strip()
-    return f"{status.reason}: {status.message}" if status.reason else status.message
-
-
-def describe(err: BaseException) -> str:
-    """Return an error as one line; some errors of urllib3 have no text."""
-    return f"{type(err).__name__}: {err}" if str(err) else type(err).__name__

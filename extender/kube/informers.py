@@ -9,8 +9,7 @@ import structlog
 
 from extender.kube.client import KubeApi
 from extender.kube.reflector import DEFAULT_PACE, Deliver, Pace, Reflector
-from extender.kube.resources import Kind
-from extender.kube.watch_health import Health
+from extender.kube.resources import Health, Kind
 
 log = structlog.get_logger(__name__)
 
@@ -59,11 +58,6 @@ class KubernetesSources:
                 thread.join(max(0.0, deadline_s - time.monotonic()))
                 if thread.is_alive():
                     log.warning("source_still_stopping", thread=thread.name)
-
-    @property
-    def synced(self) -> bool:
-        """Return whether each kind was listed completely at least once."""
-        return all(health.synced for health in self.health)
 
     @property
     def health(self) -> list[Health]:

@@ -5,14 +5,16 @@ sharing is not observable.
 """
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from sys import intern
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from contract.gpunode import GPUNodeSpec, GPUNodeStatus
-from contract.kube import Node, Pod
+from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, decode_gpunode
+from contract.kube import KubeStruct, Node, ObjectMeta, Pod
 
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ class Interned:
 
     def __init__(self) -> None:
         self._kept: dict[bytes, Any] = {}
+        #: The length of all values as JSON.
         self._kept_bytes = 0
 
     def one(self, value: T) -> T:
@@ -47,15 +50,6 @@ class Interned:
         self._kept[written] = value
         self._kept_bytes += len(written)
         return value
-
-    @property
-    def kept(self) -> int:
-        return len(self._kept)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return the length of all values as JSON."""
-        return self._kept_bytes
 
 
 class Pods:
@@ -134,3 +128,42 @@ def _intern(of: msgspec.Struct, *fields: str) -> None:
 
 def _interned(of: Mapping[str, str] | None) -> Mapping[str, str] | None:
     return of and {intern(key): intern(text) for key, text in of.items()}
+
+
+class _Halves(KubeStruct, frozen=True):
+    metadata: ObjectMeta
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    status: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_halves_decoder = msgspec.json.Decoder(_Halves)
+_spec_decoder = msgspec.json.Decoder(GPUNodeSpec)
+_status_decoder = msgspec.json.Decoder(GPUNodeStatus | None)
+
+
+class GPUNodeReader:
+    """Decodes GPUNodes; for one thread.
+
+    Most versions bring a new report and the same reservations. Those get the same spec object while
+    it is in use, so that later code can compare identities.
+    """
+
+    def __init__(self) -> None:
+        #: Digest of a spec's JSON -> the spec.
+        self._specs = WeakValueDictionary[bytes, GPUNodeSpec]()
+
+    def read(self, body: bytes | msgspec.Raw) -> GPUNode:
+        """Return the same as ``decode_gpunode``; raise the same errors."""
+        try:
+            halves = _halves_decoder.decode(body)
+            written = blake2b(halves.spec, digest_size=16).digest()
+            spec = self._specs.get(written)
+            if spec is None:
+                spec = self._specs[written] = _spec_decoder.decode(halves.spec)
+                share_reservations(spec)
+            status = _status_decoder.decode(halves.status)
+        except (ValueError, RecursionError):
+            return decode_gpunode(body)  # raises an error that names the field
+        if status is not None:
+            share_report(status)
+        return GPUNode(metadata=halves.metadata, spec=spec, status=status)

@@ -21,19 +21,9 @@ import msgspec
 import structlog
 
 from contract.kube import ObjectMeta
-from extender.kube.backoff import Backoff
-from extender.kube.client import (
-    ApiError,
-    ApiStatus,
-    KubeApi,
-    Listing,
-    NoAnswer,
-    StatusBody,
-    Stream,
-    Unreadable,
-)
-from extender.kube.resources import Kind, KubeObject, decode_identity
-from extender.kube.watch_health import Health
+from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer, StatusBody, Unreadable
+from extender.kube.client import KubeApi, Listing, Stream
+from extender.kube.resources import Health, Kind, KubeObject, decode_identity
 from extender.state.changes import Event, Relisted
 
 log = structlog.get_logger(__name__)
@@ -66,6 +56,30 @@ _SHORT_S = 1.0
 #: A watch that lasted this long has worked, also without changes of its kind, so its end is no
 #: further failure in a row. Otherwise quiet kinds would get the longest pauses, and go stale.
 _LONG_S = 10.0
+
+
+class Backoff:
+    """Exponential backoff with full jitter: a random pause between zero and a limit, which doubles
+    from ``base_s`` up to ``cap_s``. ``random`` returns 0..1.
+
+    Full jitter spreads replicas and kinds that lost the same API server at the same moment.
+    """
+
+    def __init__(self, base_s: float, cap_s: float, random: Callable[[], float]) -> None:
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._random = random
+        self._failures = 0
+
+    def next_s(self, at_least_s: float = 0.0) -> float:
+        """Return the seconds to wait after another failure. ``at_least_s`` is the pause that the
+        server requested, respected up to the cap."""
+        bound_s = min(self._cap_s, self._base_s * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        return min(at_least_s, self._cap_s) + bound_s * self._random()
+
+    def reset(self) -> None:
+        self._failures = 0
 
 
 class Reflector:

@@ -1,4 +1,4 @@
-"""The watched kinds: their paths, how they are decoded, and their events."""
+"""The watched kinds: their paths, how they are decoded, their events, and the state of a watch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,7 @@ from contract.kube import (
     ResourceSlice,
 )
 from contract.pod_limits import sized
-from extender.kube.gpunode_reader import GPUNodeReader
-from extender.kube.interning import Nodes, Pods
+from extender.kube.interning import GPUNodeReader, Nodes, Pods
 from extender.state.changes import (
     BudgetGone,
     BudgetSeen,
@@ -75,6 +74,23 @@ class Kind:
     #: Other paths, tried in this order if ``path`` is not served. A kind with such paths may be
     #: absent.
     other_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The state of one kind's watch, for /readyz and the metrics."""
+
+    kind: str
+    #: Whether its first complete list was delivered.
+    synced: bool
+    #: Seconds since the server's last data about it; None before the first.
+    contact_age_s: float | None
+    #: Watches or lists that failed and were repeated.
+    reconnects: int
+    #: Complete lists delivered.
+    lists: int
+    #: Objects that are currently unreadable.
+    unreadable: int
 
 
 class _Identity(msgspec.Struct, frozen=True, rename="camel"):

@@ -1,1 +1,1 @@
-"""The bind protocol: reservations by compare-and-swap on the node's GPUNode."""
+"""The ledger: reservations, written by compare-and-swap on the GPUNode of each node."""

@@ -1,4 +1,4 @@
-"""The ledger's store at the API server: compare-and-swap, Bindings and annotation updates.
+"""The ledger's store at the API server: compare-and-swap, Bindings, annotations and evictions.
 
 Each write carries the resourceVersion that it was computed from, and is sent once. ``store_error``
 maps a missing answer to ``OutcomeUnknown``, and also any answer that leaves open whether the write
@@ -34,8 +34,9 @@ from extender.errors import (
     StoreRejected,
     StoreTimeout,
 )
+from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from extender.kube.async_client import AsyncKubeApi
-from extender.kube.client import JSON, METADATA_ONLY, ApiError, ApiStatus, KubeApi, NoAnswer
+from extender.kube.client import JSON, METADATA_ONLY, KubeApi
 from extender.ledger.store import Binding
 
 #: Removes the object's managedFields. Nothing reads them, and maintaining them took a third of the
@@ -199,6 +200,39 @@ class KubernetesStore:
             )
         except ApiError as err:
             raise store_error(what, err) from err
+
+
+class KubernetesEvictor:
+    """Implements ``extender.ledger.store.Evictor`` with the API server."""
+
+    def __init__(self, api: AsyncKubeApi) -> None:
+        self._api = api
+
+    async def evict(self, pod: Pod) -> None:
+        await self._evict(pod, {})
+
+    async def may_evict(self, pod: Pod) -> None:
+        await self._evict(pod, {"dryRun": ["All"]})
+
+    async def _evict(self, pod: Pod, options: Mapping[str, Any]) -> None:
+        metadata = pod.metadata
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": metadata.name, "namespace": metadata.namespace},
+            "deleteOptions": {
+                "preconditions": {
+                    "uid": metadata.uid,
+                    "resourceVersion": metadata.resource_version,
+                },
+                **options,
+            },
+        }
+        path = f"{_pod_path(metadata.namespace, metadata.name)}/eviction"
+        try:
+            await self._api.call("POST", path, body=_encode(body))
+        except ApiError as err:
+            raise store_error(f"evict pod {metadata.namespace}/{metadata.name}", err) from err
 
 
 def spec_patch(before: GPUNodeSpec, after: GPUNodeSpec) -> dict[str, Any]:

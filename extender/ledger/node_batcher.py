@@ -12,56 +12,53 @@ from typing import Generic, Protocol, TypeVar
 from contract.gpunode import GPUNode
 
 
-class Want(Protocol):
+class Request(Protocol):
+    """One request of a node."""
+
     #: Set when the request was served, by any holder of the lock.
     done: bool
 
 
-W = TypeVar("W", bound=Want)
+R = TypeVar("R", bound=Request)
 
 
 @dataclass(slots=True)
-class Turn(Generic[W]):
+class NodeQueue(Generic[R]):
     """The state kept for a node while at least one request for it is pending."""
 
     lock: Lock = field(default_factory=Lock)
     #: Requests that hold the lock or wait for it.
-    takers: int = 0
+    requests: int = 0
     #: Requests that no holder of the lock has taken yet.
-    waiting: list[W] = field(default_factory=list)
+    queued: list[R] = field(default_factory=list)
     #: Whether the lock was held before, and the GPUNode that the last holder wrote, if known.
     used: bool = False
     gpunode: GPUNode | None = None
 
 
-class NodeBatcher(Generic[W]):
-    """Calls ``do`` with all queued requests of a node, one call per node at a time.
+class NodeBatcher(Generic[R]):
+    """Calls ``serve`` with all queued requests of a node, one call per node at a time.
 
-    ``do`` must complete each request that it receives, also if an error occurs.
+    ``serve`` must complete each request that it receives, also if an error occurs.
     """
 
-    def __init__(self, do: Callable[[str, Turn[W], list[W]], Awaitable[None]]) -> None:
-        self._do = do
-        self._turns: dict[str, Turn[W]] = {}
+    def __init__(self, serve: Callable[[str, NodeQueue[R], list[R]], Awaitable[None]]) -> None:
+        self._serve = serve
+        self._queues: dict[str, NodeQueue[R]] = {}
 
-    def takers(self, node: str) -> int:
-        """Return the number of pending requests for the node."""
-        turn = self._turns.get(node)
-        return turn.takers if turn else 0
-
-    async def take(self, node: str, want: W) -> None:
+    async def serve(self, node: str, request: R) -> None:
         """Return when the request is done."""
-        want.done = False
-        turn = self._turns.setdefault(node, Turn())
-        turn.takers += 1
-        turn.waiting.append(want)
+        request.done = False
+        queue = self._queues.setdefault(node, NodeQueue())
+        queue.requests += 1
+        queue.queued.append(request)
         try:
-            async with turn.lock:
-                if not want.done:
+            async with queue.lock:
+                if not request.done:
                     # If the holder that took this request was cancelled, no other holder has it.
-                    together, turn.waiting = turn.waiting or [want], []
-                    await self._do(node, turn, together)
+                    batch, queue.queued = queue.queued or [request], []
+                    await self._serve(node, queue, batch)
         finally:
-            turn.takers -= 1
-            if not turn.takers:
-                del self._turns[node]
+            queue.requests -= 1
+            if not queue.requests:
+                del self._queues[node]

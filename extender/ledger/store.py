@@ -28,6 +28,16 @@ class Binding:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
+class Evictor(Protocol):
+    """Evicts pods. Both calls raise store errors if the API server rejects the eviction."""
+
+    async def may_evict(self, pod: Pod) -> None:
+        """Dry-run the eviction of the pod; nothing is changed."""
+
+    async def evict(self, pod: Pod) -> None:
+        """Evict the pod if it is still the version that was read."""
+
+
 class Store(Protocol):
     """Reads and writes the objects of the ledger."""
 

@@ -14,8 +14,8 @@ from contract.decision import decision_id, decision_of
 from contract.gpunode import GPUNode, GPUNodeSpec
 from contract.kube import Pod
 from extender.errors import StoreConflict
-from extender.ledger.protocol import BindAsk, Bound, Declined, Failed
-from extender.ledger.protocol import Outcome as BindOutcome
+from extender.ledger.bind import BindRequest, Bound, Declined, Failed
+from extender.ledger.bind import Outcome as BindOutcome
 from extender.ledger.store import Binding, Store
 from extender.observability.feed import Feed
 from extender.observability.metrics import Telemetry
@@ -32,7 +32,7 @@ MAX_MESSAGE = 200
 
 
 def record_bind(
-    journal: Journal, telemetry: Telemetry, ask: BindAsk, outcome: BindOutcome, took_s: float
+    journal: Journal, telemetry: Telemetry, ask: BindRequest, outcome: BindOutcome, took_s: float
 ) -> None:
     """Record the outcome of a bind, under the version of the pod that was decided about."""
     outcome_name = type(outcome).__name__.lower()

@@ -6,7 +6,7 @@ import structlog
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
-from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
+from extender.ledger.bind import BindRequest, Bound, Declined, Outcome
 from extender.observability.recorder import record_bind
 from extender.placement.placement_record import Placement
 from extender.scheduler import extender_v1
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 class Binder(Protocol):
     """The part of the ledger that bind needs."""
 
-    async def bind(self, ask: BindAsk) -> Outcome: ...
+    async def bind(self, ask: BindRequest) -> Outcome: ...
 
 
 class Bind:
@@ -41,7 +41,7 @@ class Bind:
         state.assumed.bind_received(args.pod_uid)
         began_s = state.clock.monotonic()
         pod, gpunode = self._known(args.pod_uid), state.cluster.gpunode(args.node)
-        ask = BindAsk(
+        ask = BindRequest(
             args.pod_namespace,
             args.pod_name,
             args.pod_uid,

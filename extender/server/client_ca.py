@@ -12,7 +12,8 @@ import structlog
 from kubernetes import client
 
 from extender.errors import BadSettings
-from extender.kube.client import ApiError, ApiStatus, KubeApi, Unreadable
+from extender.kube.api_errors import ApiError, ApiStatus, Unreadable
+from extender.kube.client import KubeApi
 from extender.periodic import Loops
 
 log = structlog.get_logger()

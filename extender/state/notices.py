@@ -161,7 +161,7 @@ def _unhealthy(state: ClusterState) -> Iterator[Notice]:
         why = f" ({terms.health_detail})" if terms.health_detail else ""
         yield Notice(
             _node_subject(node),
-            "GPUFenced",
+            "GPUUnhealthy",
             f"No pod is placed on device {terms.device.uuid}: {terms.health_issue.sentence}{why}.",
             key="\n".join(
                 (terms.device.uuid, terms.health_issue.code, terms.device.unhealthy_since)

@@ -24,9 +24,11 @@ from typing import Any, TypeVar
 #: The state, the controllers, and the ledger that they write to.
 MODULES = (
     "extender.state.cluster_state",
-    "extender.ledger.eviction",
-    "extender.ledger.preemption_writer",
-    "extender.ledger.protocol",
+    "extender.ledger.bind",
+    "extender.ledger.initialise",
+    "extender.ledger.ledger",
+    "extender.ledger.reclaim",
+    "extender.ledger.reservations",
     "extender.ledger.node_batcher",
     "extender.batches",
     "extender.controllers.event_recorder",
@@ -47,7 +49,9 @@ MODULES = (
     "extender.observability.feed",
 )
 #: Aliases of ``Callable`` in these modules.
-CALLABLES = ("Callable", "Post", "Show")
+CALLABLES = ("Callable", "Post")
+#: Callbacks that the parts of the ledger have from ``ReservationWriter``.
+LEDGER_CALLBACKS = ("self._writer.known", "self._new_id")
 T = TypeVar("T")
 
 
@@ -166,7 +170,9 @@ class Marking(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         mine = isinstance(node.value, ast.Name) and node.value.id == "self"
-        if mine and node.attr in self._attributes and isinstance(node.ctx, ast.Load):
+        shared = ast.unparse(node) in LEDGER_CALLBACKS
+        is_callback = shared or (mine and node.attr in self._attributes)
+        if is_callback and isinstance(node.ctx, ast.Load):
             return self._marked("called", node, node)
         return self.generic_visit(node)
 
@@ -189,6 +195,9 @@ def _callback_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[st
 
 def _callback_attributes(node: ast.ClassDef) -> Iterator[str]:
     for method in node.body:
+        if isinstance(method, ast.AnnAssign) and _is_callable(method.annotation):
+            assert isinstance(method.target, ast.Name)
+            yield method.target.id
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             taken = _callback_parameters(method)
             for each in ast.walk(method):

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -24,10 +24,12 @@ from extender.config import reload
 from extender.config.reload import Origin
 from extender.config.settings import Settings
 from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
+from extender.controllers.eviction import NO_ROOM
 from extender.controllers.extended_resource import ExtendedResourceController
+from extender.controllers.preemption import PreemptionWriter
 from extender.errors import StoreConflict, StoreRejected
+from extender.kube.client import KubeApi
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability import feed
 from extender.observability.metrics import sample_lag
 from extender.state import event_queue, eviction_backoff, nominations
@@ -51,7 +53,7 @@ def quicken() -> None:
     reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
-    requeue.LOOK_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
+    requeue.SLICE_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
     preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
     feed.CHECK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
     nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
@@ -158,15 +160,16 @@ class World:
         self.store.delete_pod(pod.metadata.namespace, pod.metadata.name)
         self.report()
 
-    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
-        self.stuck.append(pod.metadata.name)
-
     def post(self, notice: Notice) -> bool:
         self.events.append(notice)
+        if notice.reason == NO_ROOM:
+            self.stuck.append(notice.about.name)
         return True
 
-    def show(self, node: str, mib: int | None) -> None:
-        self.mirrored.add(node)
+    def call(self, method: str, path: str, **request: Any) -> bytes:
+        """Takes the patches of Nodes, as the API server does."""
+        self.mirrored.add(path.split("/")[-2])
+        return b"{}"
 
     def report(self) -> None:
         """As the agents do, of the pods that are bound."""
@@ -320,12 +323,13 @@ def start(world: World, ledger: Any) -> None:
     """All loops that a replica of a cluster runs, but for those of its servers."""
     extender, each = world.extender, world.extender.loops
     extender.requeue_controller.start(each, ledger)
-    extender.reconciler.start(each, ledger)
+    extender.reconciler.start(ledger)
     extender.pending_events_controller.start(each, extender.unready)
     assert extender.preemption_controller is not None
     extender.preemption_controller.start(each, extender.idle)
     extender.reloading.start(each)
-    ExtendedResourceController(extender.cluster, True, world.show).start(each, extender.unready)
+    api = cast(KubeApi, world)
+    ExtendedResourceController(extender.cluster, True, api).start(each, extender.unready)
     world.console.changes.start(each, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
 

@@ -13,7 +13,7 @@ from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
-from extender.ledger.protocol import Ledger
+from extender.ledger.ledger import Ledger
 from extender.periodic import STUCK_AFTER_S, Loops
 from extender.progress import progressed
 from extender.state import event_queue
@@ -63,9 +63,9 @@ def failures(extender: Extender, loop: str) -> float:
         (ClusterState, "terms_of"),
         (Extender, "_turned"),
         (Extender, "_took"),
-        (RequeueController, "took"),
-        (RequeueController, "weighed"),
-        (ReconcileController, "took"),
+        (RequeueController, "applied"),
+        (RequeueController, "nodes_weighed"),
+        (ReconcileController, "applied"),
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
@@ -101,6 +101,7 @@ class Deaf:
     def __init__(self) -> None:
         self.raised: set[str] = set()
         self.called: set[str] = set()
+        self.reclaimer = self.initialiser = self
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any) -> Any:
@@ -117,7 +118,7 @@ def test_chores_go_on_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Deaf()
         monkeypatch.setattr("extender.controllers.reconcile.EVERY_S", 0.3)
-        extender.reconciler.start(extender.loops, cast(Ledger, ledger))
+        extender.reconciler.start(cast(Ledger, ledger))
         extender.deliver([NodeSeen(kube_node("n"))])
         gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
         extender.deliver([GPUNodeSeen(GPUNode(metadata=gone), 0.0)])
@@ -213,6 +214,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.done: set[str] = set()
+        self.reclaimer = self.initialiser = self
 
     async def departed_by(self, node: str, uid: str, reservation: object) -> str:
         if node == "slow":
@@ -232,7 +234,7 @@ def test_a_node_that_cannot_be_looked_into_keeps_no_other_waiting(
 
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Slow()
-        extender.reconciler.start(extender.loops, cast(Ledger, ledger))
+        extender.reconciler.start(cast(Ledger, ledger))
         extender.deliver(promised("slow"))
         await asyncio.sleep(0.05)
         extender.deliver(promised("quick"))

@@ -20,8 +20,8 @@ from extender.config.settings import Mode, Settings
 from extender.controllers import reconcile, requeue
 from extender.errors import StoreRejected
 from extender.kube.async_client import CONNECTIONS
+from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.protocol import Ledger
 from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from tests.builders import gpunode, kube_node, namespace, shared
 from tests.serving import offer
@@ -42,6 +42,10 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
         looked_into: list[str] = []
 
         class Evictor:
+            @property
+            def reclaimer(self) -> "Evictor":
+                return self
+
             async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str:
                 looked_into.append(uid)
                 return ""
@@ -63,6 +67,10 @@ def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() ->
         initialised: list[str] = []
 
         class Evictor:
+            @property
+            def initialiser(self) -> "Evictor":
+                return self
+
             async def remove_finalizer(self, names: Iterable[str]) -> None:
                 raise StoreRejected(f"let go of {list(names)}")
 
@@ -84,6 +92,7 @@ class Open:
 
     def __init__(self) -> None:
         self.now = self.most = self.done = 0
+        self.reclaimer = self
 
     async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str:
         await self._wait()

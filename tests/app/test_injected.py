@@ -19,33 +19,31 @@ CALLS = os.environ.get("TEST_INJECTED_CALLS", "1").split(",")
 NOT_REACHED = {
     "is compared or iterated, not called": {
         "extender.app.cluster_view:ClusterView._turned: called self.outcome_seen",
-        "extender.controllers.pending_events:PendingEventsController.at_most: called self._post",
-        "extender.controllers.pending_events:PendingEventsController._explain: called self._post",
+        "extender.controllers.event_recorder:EventRecorder.writes: called self._post",
     },
     "goes on after another exception only": {
         "extender.periodic:Loops.keep.kept: waited await asyncio.sleep(AGAI",
         "extender.periodic:Loops.failing: called self._failed",
-        "extender.controllers.reconcile:ReconcileController._failed: called self._count_failure",
     },
     "belongs to other processes or to tests": {
-        "extender.ledger.protocol:one_by_one: waited await call",
+        "extender.ledger.initialise:one_by_one: waited await call",
         "extender.state.event_queue:EventQueue.idle: waited await self._idle.wait()",
-        "extender.controllers.reconcile:ReconcileController.once: waited await self.settle(ledger",
-        "extender.controllers.reconcile:ReconcileController.once: waited await self.ready(ledger)",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.check_reserv",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.prepare_node",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.record_events",
     },
     "is handed to a port of HTTP, which answers with 500": {
         "extender.app.cluster_view:ClusterView.context: called quotas",
     },
     "takes a race or a list that is not played here": {
-        "extender.ledger.protocol:Ledger._fit_without_gpunode: waited await self._store.read_p",
-        "extender.ledger.protocol:Ledger._reserve: waited await self._reserve(node",
-        "extender.ledger.protocol:Ledger._reserve_together: waited await self._fit_without_",
-        "extender.ledger.protocol:Ledger.requeue: waited await self._store.read_p",
+        "extender.ledger.bind:Binder._fit_without_gpunode: waited await self._store.read_p",
+        "extender.ledger.bind:Binder._reserve: waited await self._reserve(node",
+        "extender.ledger.bind:Binder._reserve_together: waited await self._fit_without_",
+        "extender.ledger.ledger:Ledger.requeue: waited await self._store.read_p",
         "extender.controllers.eviction:EvictionController.once: called self._deliver",
         "extender.periodic:Loops._run.moved: called self._monotonic_s",
-        "extender.controllers.preemption:PreemptionController._announce_nominations: "
-        "waited await self._announce(pod",
+        "extender.controllers.preemption:PreemptionController._record_nominations: "
+        "waited await self._record(pod, ",
     },
 }
 #: Of the other points, those that one play in many does not come to: what comes first decides.

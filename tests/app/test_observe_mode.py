@@ -10,7 +10,7 @@ from contract.kube import Pod
 from extender.app.extender import Extender
 from extender.config.settings import Mode, Settings
 from extender.controllers.eviction import EvictionController
-from extender.ledger.protocol import Ledger
+from extender.ledger.ledger import Ledger
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.notices import Notice
 from tests.builders import gpunode, kube_node, pod, reservation, shared

@@ -13,7 +13,7 @@ from extender.app.readiness import unready
 from extender.config.settings import Settings
 from extender.console.process_status import Observed
 from extender.kube.reflector import DEFAULT_PACE
-from extender.kube.watch_health import Health
+from extender.kube.resources import Health
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from tests.serving import binding, offer, pod
 

@@ -44,7 +44,7 @@ MUTANTS = {
     ),
     # Promises that nobody needs any more stay.
     "no removal": Mutant(
-        "extender/ledger/protocol.py",
+        "extender/ledger/reclaim.py",
         "        for _ in range(ATTEMPTS):\n"
         "            try:\n"
         "                gpunode = await self._store.read_gpunode(node)\n"
@@ -56,14 +56,15 @@ MUTANTS = {
     ),
     # Pods are bound, and promised nothing.
     "no promise": Mutant(
-        "extender/ledger/protocol.py",
+        "extender/ledger/bind.py",
         "        elif placement.charges:\n",
         "        elif False:\n",
     ),
     # Who was bound by somebody else is not written down.
     "no adoption": Mutant(
-        "extender/ledger/protocol.py",
-        "if (reservation := self._adopt(pod, gpunode)) is None:\n                    return True",
+        "extender/ledger/reclaim.py",
+        "if (reservation := self._writer.adopt(pod, gpunode)) is None:\n"
+        "                    return True",
         "return True\n                reservation = None",
     ),
     # A bind waits for an answer of a process that takes no part in scheduling.

@@ -21,7 +21,8 @@ from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.ledger.protocol import BindAsk, Failed, Ledger
+from extender.ledger.bind import BindRequest, Failed
+from extender.ledger.ledger import Ledger
 from extender.observability.journal_follower import (
     EXPIRES_S,
     AssumedBindsUpdater,
@@ -344,7 +345,11 @@ def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
         started, goes_on = asyncio.Event(), asyncio.Event()
 
         class Slow:
-            async def bind(self, ask: BindAsk) -> Failed:
+            @property
+            def binder(self) -> "Slow":
+                return self
+
+            async def bind(self, ask: BindRequest) -> Failed:
                 started.set()
                 await goes_on.wait()
                 return Failed("the API server does not answer")

@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from extender.controllers.event_recorder import AT_ONCE, EventRecorder
-from extender.kube.client import ApiError, ApiStatus, KubeApi, NoAnswer
-from extender.kube.event_recorder import KubeEvents, event_name
+from extender.controllers.event_recorder import AT_ONCE, EventRecorder, KubeEvents, event_name
+from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
+from extender.kube.client import KubeApi
+from extender.observability.metrics import Telemetry
 from extender.state.notices import Notice, pod_subject
 from tests.builders import pod
 
@@ -22,8 +23,8 @@ def notice(uid: str = "uid-p", key: str = "n", name: str = "p") -> Notice:
 
 def tell(post: Callable[[Notice], bool], *rounds: Sequence[Notice]) -> None:
     async def play() -> None:
-        with ThreadPoolExecutor(4) as pool:
-            event_recorder = EventRecorder(post, pool)
+        event_recorder = EventRecorder(post, Telemetry(CollectorRegistry()))
+        with event_recorder.pool:
             for each in rounds:
                 await event_recorder.record(each)
 

@@ -3,11 +3,14 @@
 import asyncio
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+
+from prometheus_client import CollectorRegistry
 
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.pending_events import AGAIN_AFTER_S, SPENT_S, PendingEventsController
+from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen
 from extender.state.cluster_state import ClusterState
@@ -28,15 +31,14 @@ class World:
         self.posted: list[Notice] = []
         self.answers = answers
         self.tries = 0
-        self.pool = ThreadPoolExecutor(1)
+        self.telemetry = Telemetry(CollectorRegistry())
         #: What its clock says, one time after the other.
         self.seconds: Iterator[float] = itertools.repeat(0.0)
         self.pending_events_controller = PendingEventsController(
             self.state,
             self.journal,
-            self._post,
+            EventRecorder(self._post, self.telemetry),
             per_round,
-            self.pool,
             lambda: next(self.seconds),
         )
         self.holds(20)
@@ -117,7 +119,7 @@ def test_nobody_is_reckoned_with_where_nobody_is_to_be_told() -> None:
         pending_events_controller = world.pending_events_controller
         if world.pending_events_controller._per_round:
             pending_events_controller = PendingEventsController(
-                world.state, world.journal, None, 9, world.pool
+                world.state, world.journal, EventRecorder(None, world.telemetry), 9
             )
         world.reject("a")
         asyncio.run(pending_events_controller.once(0.0))

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import msgspec
@@ -14,10 +13,15 @@ from contract.kube import Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender.app.extender import Extender
 from extender.config.settings import Settings
-from extender.controllers.preemption import NEWCOMER, VICTIM, PreemptionController
+from extender.controllers.event_recorder import EventRecorder
+from extender.controllers.preemption import (
+    NEWCOMER,
+    VICTIM,
+    PreemptionController,
+    PreemptionWriter,
+)
+from extender.ledger.bind import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.preemption_writer import PreemptionWriter
-from extender.ledger.protocol import BindAsk, Bound, Declined, Outcome
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import BudgetSeen, GPUNodeSeen, PodSeen
@@ -54,14 +58,14 @@ class World:
         self.journal, self.evicted, self.told = Journal(), list[str](), list[Notice]()
         self.rejected: Sequence[str] = ["n"]
         maker = PreemptionWriter(AsyncStore(self.store), self, time.time, lambda: "attempt")
+        telemetry = Telemetry(CollectorRegistry())
         self.preempting = PreemptionController(
             self.state,
             self.journal,
-            Telemetry(CollectorRegistry()),
+            telemetry,
             lambda uid: self.rejected,
             maker if evicts else None,
-            self.tell,
-            ThreadPoolExecutor(1),
+            EventRecorder(self.tell, telemetry),
         )
         self.decides(newcomer_, ago_s=2.0)
 
@@ -164,8 +168,8 @@ def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee()
         thief = newcomer(3, priority, "thief", version="1")
         store.admit(thief)
         extender.deliver([node, victim, PodSeen(newcomer(12, 50, nominated="n"))])
-        ask = BindAsk("default", "thief", "thief", "n", thief, store.read_gpunode("n"))
-        return await ledger.bind(ask)
+        ask = BindRequest("default", "thief", "thief", "n", thief, store.read_gpunode("n"))
+        return await ledger.binder.bind(ask)
 
     assert asyncio.run(play(50)) == Declined(Reason.MEMORY_ON_ANY)
     assert isinstance(asyncio.run(play(51)), Bound)

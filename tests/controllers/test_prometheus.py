@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from structlog.testing import capture_logs
 
-from extender.controllers import prometheus
-from extender.controllers.prometheus import Asked, PrometheusHistory
-from extender.controllers.promql import Span, questions
+from extender.controllers import prometheus, sm_history
+from extender.controllers.prometheus import queries
+from extender.controllers.sm_history import PrometheusHistory, QuerySource, Span
 from extender.placement.device_reading import Activity
 from extender.state.sm_activity import Key
 from tests.agent.exporter import Manner, StandIn
@@ -50,7 +50,7 @@ class Source:
 
     def __init__(self, url: str, **other: Any) -> None:
         given = {"every_s": 30.0, "timeout_s": 20.0, "stale_after_s": 180.0, **other}
-        self.asked = Asked(url, SPAN, **given)
+        self.asked = QuerySource(url, SPAN, **given)
         self.now_s, self.wall_s = 1000.0, AT_S
         self.history: Mapping[Key, Activity] = {}
         self.moved: list[list[str]] = []
@@ -93,7 +93,7 @@ def test_it_asks_its_questions_and_hands_on_what_moved(server: StandIn) -> None:
     asked = [urlsplit(path) for path in server.paths]
     assert {each.path for each in asked} == {"/prefix/api/v1/query"}
     assert [parse_qs(each.query) for each in asked] == [
-        {"query": [question], "timeout": ["7.5s"]} for question in questions(SPAN)
+        {"query": [question], "timeout": ["7.5s"]} for question in queries(SPAN)
     ]
     server.text = answer(G=0.51, H=0.2)
     assert source.refresh() == {"G": 0.5, "H": 0.2}
@@ -179,7 +179,7 @@ def test_while_queries_hang_no_more_are_added(server: StandIn) -> None:
         source.refresh()
     assert server.asked == 3
     source.now_s += 1
-    source.source._trouble = None
+    source.source._error = None
     assert why(source)[0] == "earlier queries still hang"
 
 
@@ -210,7 +210,7 @@ def test_a_mistake_of_ours_keeps_no_old_figure(
 ) -> None:
     source = Source(at(server))
     source.refresh()
-    monkeypatch.setattr(prometheus, "history", {}.popitem)
+    monkeypatch.setattr(sm_history, "history", {}.popitem)
     with capture_logs() as logs:
         assert source.refresh(after_s=10) == {"G": 0.5}
         assert source.refresh(after_s=180) == {}

@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 
-from extender.controllers.promql import (
-    Span,
-    Unreadable,
-    examine,
-    history,
-    moved,
-    questions,
-    read,
-    still_fresh,
-)
+from extender.controllers.prometheus import examine, queries, read
+from extender.controllers.sm_history import Span, Unreadable, changed, history, still_fresh
 from extender.placement.device_reading import HISTORY, Activity
 from extender.state.sm_activity import Key
 
@@ -149,9 +141,9 @@ def test_it_moved_where_it_came_went_or_changed() -> None:
         return {(uuid, None): Activity(ratio, HISTORY) for uuid, ratio in ratios.items()}
 
     before, after = activities(same=0.1, gone=0.2, other=0.3), activities(same=0.1, other=0.4, n=0)
-    assert sorted(moved(before, after)) == [("gone", None), ("n", None), ("other", None)]
-    assert moved({}, {}) == []
-    assert moved(after, after) == []
+    assert sorted(changed(before, after)) == [("gone", None), ("n", None), ("other", None)]
+    assert changed({}, {}) == []
+    assert changed(after, after) == []
 
 
 def test_without_an_answer_figures_stay_until_they_are_too_old() -> None:
@@ -227,7 +219,7 @@ def test_an_error_is_quoted_in_short() -> None:
 
 
 def test_the_questions_ask_for_sm_activity_and_for_no_other_figure() -> None:
-    texts = questions(Span(0.99, 300))
+    texts = queries(Span(0.99, 300))
     past = [text for text in texts if "quantile_over_time(0.99, DCGM_FI_PROF_SM_ACTIVE{" in text]
     assert len(past) == len(texts) / 2
     assert all("}[300s]" in text for text in past)
@@ -235,7 +227,7 @@ def test_the_questions_ask_for_sm_activity_and_for_no_other_figure() -> None:
 
 
 def test_every_device_is_asked_about_once() -> None:
-    selected = [re.findall(r"SM_ACTIVE\{(.*?)\}", text) for text in questions(SPAN)]
+    selected = [re.findall(r"SM_ACTIVE\{(.*?)\}", text) for text in queries(SPAN)]
     assert all(len(set(each)) == 1 for each in selected)
     parts = [each[0] for each in selected]
     for index in (0, 7, 8, 15, ""):

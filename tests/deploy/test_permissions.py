@@ -57,10 +57,12 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.kube.client:KubeApi.stream": set(),  # of whoever calls it
     "extender.kube.client:KubeApi._list": set(),
     # Applied, which creates what is not there: create and patch.
-    "extender.kube.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
+    "extender.controllers.event_recorder:KubeEvents._write": rights(
+        "", "events", "create", "patch"
+    ),
     "extender.console.reviews:KubeReviews.who": TOKEN_REVIEWS,
     "extender.console.reviews:KubeReviews.may": ACCESS_REVIEWS,
-    "extender.ledger.kube_evictor:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
+    "extender.ledger.kube_store:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kube_store:": set(),
     "extender.ledger.kube_store:_pod_path": set(),
     "extender.ledger.kube_store:KubernetesStore.__init__": set(),
@@ -124,7 +126,9 @@ CERTS: dict[str, set[Right]] = {
     ),
 }
 MIRROR: dict[str, set[Right]] = {
-    "extender.kube.node_capacity:KubeNodes.show": rights("", "nodes/status", "patch"),
+    "extender.controllers.extended_resource:ExtendedResourceController._write_one": rights(
+        "", "nodes/status", "patch"
+    ),
 }
 ROLES = {
     "headroom-extender": EXTENDER,

@@ -15,7 +15,7 @@ from contract.gpunode import ADOPTED
 from extender.certs.cluster_secrets import wanted
 from extender.certs.commands import copy
 from extender.certs.pki import Pair, Terms, Wanted, next_authority, next_leaf, usable
-from extender.kube.event_recorder import COMPONENT
+from extender.controllers.event_recorder import COMPONENT
 from extender.server.tls import TlsFiles
 from tests.controlplane import ROOT, ControlPlane
 from tests.e2e.cluster import EVENTS, RBAC, Cluster

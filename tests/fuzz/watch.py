@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from contract.gpunode import GPUNode
-from extender.kube.client import KubeApi, NoAnswer
+from extender.kube.api_errors import NoAnswer
+from extender.kube.client import KubeApi
 from extender.kube.reflector import Reflector
 from extender.kube.resources import Kind, watched_kinds
 from extender.state.changes import Event

@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from contract.gpunode import GPUNode
 from extender.config.settings import Settings
+from extender.ledger.bind import BindRequest, Bound, Outcome
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound, Outcome
 from extender.observability.metrics import Telemetry
 from extender.scheduler.server import verbs_app
 from extender.state.changes import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
@@ -99,7 +99,7 @@ class World:
         self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
         self.telemetry = Telemetry(CollectorRegistry())
         self.journal = Journal(Bounds(decisions=64))
-        self.bound: list[BindAsk] = []
+        self.bound: list[BindRequest] = []
         ids = iter(range(10**9))
         self.ledger = Ledger(
             self.store,
@@ -145,7 +145,7 @@ class World:
     def deliver(self, events: Sequence[Event]) -> None:
         self.cluster.apply(events)
 
-    async def bind(self, ask: BindAsk) -> Outcome:
+    async def bind(self, ask: BindRequest) -> Outcome:
         outcome: Outcome = self.ledger.bind(ask)
         if isinstance(outcome, Bound):
             self.bound.append(ask)

@@ -1,6 +1,6 @@
 import pytest
 
-from extender.kube.backoff import Backoff
+from extender.kube.reflector import Backoff
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from contract.errors import BadReport
 from contract.gpunode import decode_gpunode
-from extender.kube.gpunode_reader import GPUNodeReader
+from extender.kube.interning import GPUNodeReader
 
 BODY = b"""{"metadata": {"name": "n", "uid": "u", "resourceVersion": "%d"},
     "spec": {"initialised": true, "reservations": {"p": {"namespace": "d", "name": "%s"}}},
@@ -35,7 +35,7 @@ def test_promises_that_nobody_has_any_more_are_forgotten() -> None:
     reader = GPUNodeReader()
     for version in range(10):
         reader.read(BODY % (version, b"%d" % version, 1))
-    assert not reader.known
+    assert not reader._specs
 
 
 @pytest.mark.parametrize(

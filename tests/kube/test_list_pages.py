@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from extender.kube.client import KubeApi, NoAnswer
+from extender.kube.api_errors import NoAnswer
+from extender.kube.client import KubeApi
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 
 

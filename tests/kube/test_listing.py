@@ -10,7 +10,8 @@ import pytest
 
 from extender.config.settings import Settings
 from extender.doctor.collect import list_cluster
-from extender.kube.client import ApiStatus, KubeApi
+from extender.kube.api_errors import ApiStatus
+from extender.kube.client import KubeApi
 from tests.controlplane import ROOT, STRANGER_TOKEN, TOKENS, ControlPlane
 from tests.forks import run
 from tests.scripted import Exchange, scripted_server

@@ -15,8 +15,8 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Source
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
+from extender.ledger.bind import BindRequest, Outcome
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Outcome
 from extender.placement.fit import fit
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
@@ -177,7 +177,7 @@ class Cluster:
     def bind(self, name: str, by: int = 0) -> Outcome:
         held = self.server.read_pod("default", name)
         assert held is not None
-        ask = BindAsk("default", name, held.metadata.uid, "n", held, self.node)
+        ask = BindRequest("default", name, held.metadata.uid, "n", held, self.node)
         return self.replicas[by].ledger.bind(ask)
 
     def ends(self, name: str, phase: str = "Succeeded") -> None:

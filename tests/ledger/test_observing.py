@@ -7,9 +7,9 @@ from contract.gpunode import ADOPTED, GPUNode, Reservation
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
-from extender.ledger.protocol import Bound, Declined, Failed
+from extender.ledger.bind import Bound, Declined, Failed
 from tests.blocking import Ledger
-from tests.ledger.test_protocol import WALL_S, Stage, adopt, judge, once, pod, raises
+from tests.ledger.test_ledger import WALL_S, Stage, adopt, judge, once, pod, raises
 
 TROUBLES = (StoreConflict, StoreRejected, OutcomeUnknown, StoreTimeout)
 

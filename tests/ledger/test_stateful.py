@@ -27,8 +27,8 @@ from contract.kube import (
     ResourceRequirements,
 )
 from extender.errors import OutcomeUnknown
+from extender.ledger.bind import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.policy import Rules
 from extender.state.changes import Event, NodeSeen
 from extender.state.cluster_state import ClusterState
@@ -100,7 +100,7 @@ class Cluster(RuleBasedStateMachine):
             self.user_deletes_a_pod(name)
         elif (pod := self.pods().get(name)) is not None:
             rivals = {"bound here": node, "bound elsewhere": "n1" if node == "n2" else "n2"}
-            self.rival.bind(BindAsk("a", name, pod.metadata.uid, rivals[what], pod, None))
+            self.rival.bind(BindRequest("a", name, pod.metadata.uid, rivals[what], pod, None))
 
     def unhurt(self, work: Callable[[], object]) -> None:
         """The fault is for the ledger."""
@@ -154,7 +154,7 @@ class Cluster(RuleBasedStateMachine):
         self.being_bound = name, node
         # What this replica holds may be old, or nothing.
         held = pod if fresh else self.state.pod(pod.metadata.uid)
-        ask = BindAsk("a", name, pod.metadata.uid, node, held, self.state.gpunode(node))
+        ask = BindRequest("a", name, pod.metadata.uid, node, held, self.state.gpunode(node))
         outcome = self.ledger.bind(ask)
         self.fault = None
         after = self.pods().get(name)

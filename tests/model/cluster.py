@@ -5,11 +5,13 @@ is decided by the extender's own ``ClusterState``; ``wrong_with`` only reads wha
 """
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
@@ -25,7 +27,8 @@ from contract.kube import (
     ResourceRequirements,
 )
 from contract.reasons import Reason
-from extender.ledger import protocol
+from extender.ledger import bind, initialise, reclaim, reservations
+from extender.ledger import ledger as real_ledger
 from extender.ledger.memory_store import SyncStore
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
@@ -36,6 +39,8 @@ from tests.judge import excess
 from tests.model.explorer import Deed, Program
 from tests.model.world import World, WorldStore, changed
 
+#: The modules of the protocol, each after those that it imports.
+MODULES = (reservations, reclaim, initialise, bind, real_ledger)
 MEMORY_BYTES = 10
 RESOURCE = "nvidia.com/gpu"
 NODES = ("n1", "n2")
@@ -96,7 +101,7 @@ def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
     return _fitted[key]
 
 
-# What actors do. ``code`` is the module of the protocol, or a mutant of it.
+# What actors do. ``code`` is the module of the ledger, or a mutant of it.
 
 
 def ledger(store: SyncStore, name: str, code: ModuleType) -> Any:
@@ -117,7 +122,7 @@ def binds(
     pod: Pod,
     node: str,
     held: World | None = None,
-    code: ModuleType = protocol,
+    code: ModuleType = real_ledger,
 ) -> Program:
     """Bind a pod, knowing what ``held`` shows of it and of the node; nothing where it is None."""
     metadata = pod.metadata
@@ -129,7 +134,7 @@ def binds(
     foreseen = found if isinstance(found, Placement) else None
 
     def work(store: SyncStore) -> object:
-        ask = protocol.BindAsk(
+        ask = bind.BindRequest(
             metadata.namespace, metadata.name, metadata.uid, node, shown, known, foreseen
         )
         return ledger(store, name, code).bind(ask)
@@ -137,15 +142,15 @@ def binds(
     return work
 
 
-def removes(name: str, node: str, uid: str, code: ModuleType = protocol) -> Program:
+def removes(name: str, node: str, uid: str, code: ModuleType = real_ledger) -> Program:
     return lambda store: ledger(store, name, code).remove(node, uid)
 
 
-def charges(name: str, node: str, pod: Pod, code: ModuleType = protocol) -> Program:
+def charges(name: str, node: str, pod: Pod, code: ModuleType = real_ledger) -> Program:
     return lambda store: ledger(store, name, code).charge(node, pod)
 
 
-def initialises(name: str, node: str, code: ModuleType = protocol) -> Program:
+def initialises(name: str, node: str, code: ModuleType = real_ledger) -> Program:
     nodes = [Node(metadata=ObjectMeta(name=node, uid=node))]
     return lambda store: ledger(store, name, code).initialise(nodes)
 
@@ -213,7 +218,7 @@ def asked_bytes(pod: Pod) -> int:
     return int((pod.metadata.annotations or {})[VRAM])
 
 
-def wrong_with(world: World, code: ModuleType = protocol) -> str:
+def wrong_with(world: World, code: ModuleType = real_ledger) -> str:
     """What is wrong with a world as it is, or once it is quiet and was tidied by ``code``."""
     return _wrong(world) or _wrong(tidied := _tidy(world, code), settled=True) or _left_over(tidied)
 
@@ -273,11 +278,15 @@ def _reservations(world: World) -> Iterator[tuple[str, str]]:
 
 
 def protocol_with(changes: Mapping[str, str]) -> ModuleType:
-    """The protocol with passages written otherwise; each must be there, once."""
-    source = Path(protocol.__file__).read_text()
+    """The module of the ledger with passages of the protocol written otherwise; each must be in
+    one of ``MODULES``, once."""
+    sources = {module.__name__: Path(str(module.__file__)).read_text() for module in MODULES}
     for before, after in changes.items():
-        assert source.count(before) == 1, f"the protocol does not say this once:\n{before}"
-        source = source.replace(before, after)
-    module = ModuleType("rewritten_protocol")
-    exec(compile(source, "rewritten_protocol.py", "exec"), module.__dict__)
-    return module
+        found = [name for name, source in sources.items() for _ in range(source.count(before))]
+        assert len(found) == 1, f"the protocol does not say this once:\n{before}"
+        sources[found[0]] = sources[found[0]].replace(before, after)
+    rewritten = {name: ModuleType(name) for name in sources}
+    with patch.dict(sys.modules, rewritten):  # they import each other
+        for name, source in sources.items():
+            exec(compile(source, f"rewritten {name}", "exec"), rewritten[name].__dict__)
+    return rewritten[real_ledger.__name__]

@@ -57,7 +57,7 @@ def test_promises_hold_when_two_calls_are_lost_from_sight(play: str) -> None:
 _TOUCHES = "                        await self._store.touch_pod(pod, self._new_id())\n"
 RULES_DROPPED: Mapping[str, tuple[str, str]] = {
     "the pod is not read again where it has a promise": (
-        "if pod is None or ask.uid in gpunode.spec.reservations:",
+        "if pod is None or request.uid in gpunode.spec.reservations:",
         "if pod is None:",
     ),
     "no reservation before the Binding": (
@@ -65,30 +65,29 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "elif not placement.charges:",
     ),
     "the Binding goes first": (
-        "            if want.reservation is not None:\n",
-        "            if isinstance(want.step, _Reserved):\n"
+        "            if pending.reservation is not None:\n",
+        "            if isinstance(pending.step, _Reserved):\n"
         "                await self._store.bind("
-        "_binding(want.step.pod, node, want.step.placement))\n"
-        "            if want.reservation is not None:\n",
+        "_binding(pending.step.pod, node, pending.step.placement))\n"
+        "            if pending.reservation is not None:\n",
     ),
     "an existing reservation is not written again": (
-        "            if want.reservation is not None:\n",
-        "            held_already = want.ask.uid in gpunode.spec.reservations\n"
-        "            if want.reservation is not None and not held_already:\n",
+        "            if pending.reservation is not None:\n",
+        "            held_already = pending.request.uid in gpunode.spec.reservations\n"
+        "            if pending.reservation is not None and not held_already:\n",
     ),
     "the reservation carries neither id nor time of its attempt": (
-        "attempt=self._new_id(), since=since)",
+        "attempt=self.new_id(), since=since)",
         'attempt="always", since="always")',
     ),
     "the reservation is written without the resourceVersion": (
-        "        after = await self._store.write_spec(before, spec)\n",
+        "        after = await self.store.write_spec(before, spec)\n",
         "        unguarded = msgspec.structs.replace(before.metadata, resource_version='*')\n"
         "        before = msgspec.structs.replace(before, metadata=unguarded)\n"
-        "        after = await self._store.write_spec(before, spec)\n",
+        "        after = await self.store.write_spec(before, spec)\n",
     ),
     "a reservation that lost the race is taken for made": (
-        "            except (StoreConflict, OutcomeUnknown) as err:\n"
-        "                trouble = err\n",
+        "            except (StoreConflict, OutcomeUnknown) as err:\n                error = err\n",
         "            except (StoreConflict, OutcomeUnknown):\n                pass\n",
     ),
     "the Binding carries no resourceVersion": (
@@ -97,10 +96,11 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
     ),
     "a failed bind takes its reservation back": (
         "            # 5. Rejected or unanswered: the pod's current state decides.\n",
-        "            gpunode = await self._store.read_gpunode(ask.node)\n"
-        "            rest = {u: r for u, r in gpunode.spec.reservations.items() if u != ask.uid}\n"
+        "            gpunode = await self._store.read_gpunode(request.node)\n"
+        "            rest = {**gpunode.spec.reservations}\n"
+        "            rest.pop(request.uid, None)\n"
         "            spec = msgspec.structs.replace(gpunode.spec, reservations=rest)\n"
-        "            gpunode = await self._write(gpunode, spec)\n",
+        "            gpunode = await self._writer.write(gpunode, spec)\n",
     ),
     "removal does not ask what became of the pod": (
         "                pod = await self._store.read_pod("
@@ -156,7 +156,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "part_by_part(early, AT_ONCE)",
     ),
     "initialising charges nobody": (
-        "reservations[pod.metadata.uid] = self._stamped(reservation)",
+        "reservations[pod.metadata.uid] = self._writer.stamped(reservation)",
         "pass",
     ),
     "who is bound by others is charged in memory only": (

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from extender.controllers.eviction import NO_ROOM
 from extender.controllers.preemption import NEWCOMER, VICTIM
-from extender.ledger.eviction import NO_ROOM
 from tests.monitoring.documented import DOCS
 
 SOURCES = Path(__file__).parents[2] / "extender"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from extender.ledger.protocol import BindAsk, Bound, Outcome
+from extender.ledger.bind import BindRequest, Bound, Outcome
 from extender.observability.metrics import Telemetry
 from extender.scheduler.bind import Binder
 from extender.scheduler.scheduling_state import SchedulingState
@@ -40,7 +40,7 @@ class Replica:
 
 
 class BindsNothing:
-    async def bind(self, ask: BindAsk) -> Outcome:
+    async def bind(self, ask: BindRequest) -> Outcome:
         return Bound()
 
 

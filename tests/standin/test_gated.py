@@ -42,10 +42,10 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
+from extender.controllers.eviction import Evictions
 from extender.errors import StoreConflict
-from extender.ledger.eviction import Evictions
+from extender.ledger.bind import BindRequest
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.protocol import BindAsk
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, NodeSeen
 from extender.state.cluster_state import ClusterState
@@ -144,7 +144,7 @@ class Gated(RuleBasedStateMachine):
     def we_bind_a_pod(self, size: int) -> None:
         made = self.create(size, gated=True)
         (namespace, name), uid = (made.metadata.namespace, made.metadata.name), made.metadata.uid
-        self.ledger.bind(BindAsk(namespace, name, uid, NAME, None, None))
+        self.ledger.bind(BindRequest(namespace, name, uid, NAME, None, None))
         bound = self.store.read_pod(namespace, name)
         assert bound is not None
         if bound.node:
@@ -319,7 +319,7 @@ class Gated(RuleBasedStateMachine):
             self.node.delete(uid)
         self.forget(uid)
 
-    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
+    async def may_evict(self, pod: Pod) -> None:
         """Nobody reads it here."""
 
     def gpunode(self) -> GPUNode:

@@ -7,7 +7,7 @@ import pytest
 
 from contract.annotations import PLACEMENT
 from contract.gpunode import GPUNode, UnattributedProcess
-from extender.kube.event_recorder import event_name
+from extender.controllers.event_recorder import event_name
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone
 from extender.state.cluster_state import ClusterState
@@ -94,7 +94,7 @@ def test_more_of_the_same_strangers_is_no_news_and_others_are() -> None:
 def test_a_fenced_device_is_told_once_for_each_time_that_it_fails() -> None:
     def told(since: str, why: str = "XID 79 (nvml)") -> Notice:
         broken = shared("a", healthy=False, health_reason=why, unhealthy_since=since)
-        (notice,) = said(state_of(*seen(kube_node(), gpunode(broken))), "GPUFenced")
+        (notice,) = said(state_of(*seen(kube_node(), gpunode(broken))), "GPUUnhealthy")
         return notice
 
     first = told("2026-11-21T00:00:00Z")
@@ -103,7 +103,7 @@ def test_a_fenced_device_is_told_once_for_each_time_that_it_fails() -> None:
     assert "XID 79" in first.message
     more = told("2026-11-21T00:00:00Z", "XID 79 (nvml); a row remap is pending")
     assert event_name(first) == event_name(more) != event_name(told("2026-11-21T09:00:00Z"))
-    assert said(state_of(*seen(kube_node(), gpunode(shared("a")))), "GPUFenced") == []
+    assert said(state_of(*seen(kube_node(), gpunode(shared("a")))), "GPUUnhealthy") == []
 
 
 _versions = itertools.count(1)

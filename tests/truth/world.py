@@ -16,8 +16,8 @@ from contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, S
 from contract.gpunode import Plugin as PluginReport
 from contract.kube import Container, Node, NodeStatus, ObjectMeta, PodSpec, ResourceRequirements
 from contract.kube import Pod as KubePod
+from extender.ledger.bind import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound
 from extender.placement.fit import fit
 from extender.placement.policy import Rules, Weights
 from extender.placement.prediction_outcome import Result
@@ -101,7 +101,7 @@ class World:
         if node is not None:
             held = self.state.gpunode(node)
             placement = held and self.state.judge_as_weighed(pod, held, self.now_s)
-            ask = BindAsk("default", uid, uid, node, pod, held, placement)
+            ask = BindRequest("default", uid, uid, node, pod, held, placement)
             if self.ledger.bind(ask) == Bound():
                 return node
         self.store.delete_pod("default", uid)

@@ -14,12 +14,13 @@ from contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreRejected, StoreTimeout
+from extender.ledger.bind import BindRequest, Bound, Declined, Failed, Outcome
+from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import EmbeddedStore
-from extender.ledger.protocol import BindAsk, Bound, Declined, Failed, Ledger, Outcome
 from extender.ledger.store import Store
 from extender.placement.placement_record import Placement
 from tests.blocking import Faraway
-from tests.ledger.test_protocol import WALL_S, adopt, judge, pod
+from tests.ledger.test_ledger import WALL_S, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then
 
 #: What happens as the n-th write of promises begins, or when it has been done.
@@ -71,7 +72,7 @@ class Crowd:
     async def all_done(self, first: Pod, held: bool = True) -> None:
         await self.attempt(first, held)
         await asyncio.gather(*self.attempts, return_exceptions=True)
-        assert not self.ledger._turns.takers("n")
+        assert not pending_binds(self.ledger)
 
     async def come(self, pods: Sequence[Pod], held: bool = True) -> None:
         for number, each in enumerate(pods, 2):
@@ -80,14 +81,14 @@ class Crowd:
     async def comes(self, asked: Pod, takers: int, held: bool = True) -> None:
         """It is bound as well, and waits for its turn: there are so many then."""
         self.attempts.append(asyncio.create_task(self.attempt(asked, held)))
-        await until_then(lambda: self.ledger._turns.takers("n") >= takers, "it waits")
+        await until_then(lambda: pending_binds(self.ledger) >= takers, "it waits")
 
     async def attempt(self, asked: Pod, held: bool) -> None:
         gpunode = self.held if held else None
         metadata = asked.metadata
-        ask = BindAsk(metadata.namespace, metadata.name, metadata.uid, "n", asked, gpunode)
+        ask = BindRequest(metadata.namespace, metadata.name, metadata.uid, "n", asked, gpunode)
         try:
-            self.outcomes[metadata.name] = await self.ledger.bind(ask)
+            self.outcomes[metadata.name] = await self.ledger.binder.bind(ask)
         except Exception as err:  # noqa: BLE001 - looked at by the test
             self.outcomes[metadata.name] = err
 

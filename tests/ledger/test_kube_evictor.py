@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from contract.kube import Pod
+from extender.controllers.event_recorder import KubeEvents
 from extender.errors import OutcomeUnknown, StoreConflict, StoreNotFound
 from extender.kube.client import KubeApi
-from extender.kube.event_recorder import KubeEvents
-from extender.ledger.kube_evictor import KubernetesEvictor
-from extender.state.notices import Notice, Subject, pod_subject
+from extender.ledger.kube_store import KubernetesEvictor
+from extender.state.notices import Notice, Subject, pod_notice, pod_subject
 from tests.blocking import Blocking, Loop
 from tests.controlplane import ApiRefused, ControlPlane
 
@@ -33,8 +33,7 @@ def api(plane: ControlPlane) -> Iterator[KubeApi]:
 @pytest.fixture
 def evictor(plane: ControlPlane, api: KubeApi) -> Iterator[Blocking]:
     with Loop() as loop:
-        post = KubeEvents(api, lambda: 1_795_219_200.0).post
-        yield Blocking(loop, KubernetesEvictor(loop.api(plane.configuration()), post))
+        yield Blocking(loop, KubernetesEvictor(loop.api(plane.configuration())))
 
 
 def bound(
@@ -102,11 +101,12 @@ def test_the_next_pod_of_that_name_is_not_evicted(plane: ControlPlane, evictor: 
     assert not leaves(plane, heir)
 
 
-def test_what_is_told_stands_beside_the_pod_once(plane: ControlPlane, evictor: Blocking) -> None:
+def test_what_is_told_stands_beside_the_pod_once(plane: ControlPlane, api: KubeApi) -> None:
     placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
     pod = bound(plane, "p" + "x" * 252, placement)
     for _ in range(2):  # another replica tells the same
-        evictor.record_event(pod, "NoRoomOnGPU", "There is no room.")
+        post = KubeEvents(api, lambda: 1_795_219_200.0).post
+        assert post(pod_notice(pod, "NoRoomOnGPU", "There is no room.", key=""))
     query = f"fieldSelector=involvedObject.uid={pod.metadata.uid}"
     (event,) = plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events?{query}")["items"]
     assert (event["type"], event["reason"]) == ("Warning", "NoRoomOnGPU")
@@ -146,7 +146,7 @@ def test_events_on_nodes_are_found_by_who_describes_the_node(
     made = plane.call("POST", "/api/v1/nodes", {"metadata": {"name": "events-node"}})
     uid = made["metadata"]["uid"]
     try:
-        notice = Notice(Subject("Node", "", "events-node", uid), "GPUFenced", "XID 79", "a")
+        notice = Notice(Subject("Node", "", "events-node", uid), "GPUUnhealthy", "XID 79", "a")
         assert KubeEvents(api, lambda: 1e9).post(notice)
         query = f"fieldSelector=involvedObject.uid={uid},involvedObject.kind=Node"
         (event,) = plane.call("GET", f"/api/v1/events?{query}")["items"]

@@ -9,9 +9,9 @@ import pytest
 from contract.annotations import PREEMPTING
 from contract.kube import Pod
 from contract.preemption import attempt_of
+from extender.controllers.preemption import PreemptionResult, PreemptionWriter
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.ledger.preemption_writer import PreemptionResult, PreemptionWriter
 from tests.blocking import now
 from tests.builders import pod
 

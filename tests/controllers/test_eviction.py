@@ -1,10 +1,14 @@
 """Sending a pod away: marked first, then evicted, whatever happens between the two."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
 from contract.gate import GATE
 from contract.gpunode import EVICTED, GPUNode
@@ -18,25 +22,33 @@ from contract.kube import (
     PodStatus,
     Terminated,
 )
-from extender.errors import OutcomeUnknown, StoreConflict, StoreError
-from extender.ledger.eviction import (
+from extender.controllers.event_recorder import EventRecorder
+from extender.controllers.eviction import (
     NO_ROOM,
     NO_ROOM_EVICTED,
     NO_ROOM_WAITS,
-    EvictionResult,
+    EvictionController,
     Evictions,
 )
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError
 from extender.ledger.memory_store import AsyncStore
+from extender.observability.metrics import Telemetry
 from extender.placement.overfull_devices import Misplaced
+from extender.state.cluster_state import ClusterState
+from extender.state.notices import Notice
 from tests.blocking import now
-from tests.ledger.test_protocol import DEVICES, Stage, once, raises
+from tests.ledger.test_ledger import DEVICES, Stage, once, raises
+
+#: Uids of the evicted, and of the rejected with the reason.
+Sent = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+WENT: Sent = (("uid-p",), ())
+NOBODY: Sent = ((), ())
 
 
 @dataclass
 class Evictor:
     stage: Stage
     evicted: list[str] = field(default_factory=list)
-    told: list[tuple[str, str, str]] = field(default_factory=list)
     #: Whether the ledger said so when it was evicted.
     marked: list[bool] = field(default_factory=list)
     trouble: StoreError | None = None
@@ -47,8 +59,8 @@ class Evictor:
         self.evicted.append(pod.metadata.uid)
         self.marked.append(EVICTED in self.stage.node().spec.reservations["uid-p"].flags)
 
-    async def record_event(self, pod: Pod, reason: str, message: str) -> None:
-        self.told.append((pod.metadata.uid, reason, message))
+    async def may_evict(self, pod: Pod) -> None:
+        """Nothing forbids it."""
 
 
 @dataclass
@@ -58,15 +70,48 @@ class World:
     #: Who is to leave, as the object of the node tells.
     leave: set[str]
 
-    def send_away(self) -> EvictionResult:
-        evictions = self.evictions(self._misplaced)
-        return self.stage._watched(lambda: now(evictions.evict_misplaced("n")))
+    def send_away(self, misplaced: Callable[[GPUNode], Misplaced] | None = None) -> Sent:
+        evictions = self.evictions(misplaced or self.misplaced)
+        sent = self.stage._watched(lambda: now(evictions.evict_misplaced("n")))
+        return tuple(pod.metadata.uid for pod in sent.evicted), sent.rejected
+
+    def told(self, misplaced: Misplaced) -> list[tuple[str, str, str]]:
+        """Subject, reason and message of the Events of two rounds of a replica that sees this."""
+        posted: list[Notice] = []
+
+        def post(notice: Notice) -> bool:
+            posted.append(notice)
+            return True
+
+        cluster = SimpleNamespace(
+            back_offs=SimpleNamespace(over=lambda now_s: []),
+            crowded=["n"],
+            gpunode=lambda name: self.stage.node(),
+            misplaced=lambda gpunode, now_s: misplaced,
+            pod=lambda uid: self.stage.pod(),
+        )
+        telemetry = Telemetry(CollectorRegistry())
+        controller = EvictionController(
+            cast(ClusterState, cluster),
+            self.evictions(lambda gpunode: misplaced),
+            telemetry,
+            EventRecorder(post, telemetry),
+            lambda events: None,
+        )
+
+        async def rounds() -> None:
+            await controller.once()
+            replaced_by(self.stage, gated(deletion_timestamp="2026-11-21T00:00:00Z"))()
+            await controller.once()
+
+        asyncio.run(rounds())
+        return [(notice.about.uid, notice.reason, notice.message) for notice in posted]
 
     def evictions(self, misplaced: Callable[[GPUNode], Misplaced]) -> Evictions:
         store, ledger = AsyncStore(self.stage.store), self.stage.ledger.awaited
         return Evictions(store, ledger, self.evictor, misplaced)
 
-    def _misplaced(self, gpunode: GPUNode) -> Misplaced:
+    def misplaced(self, gpunode: GPUNode) -> Misplaced:
         return Misplaced(frozenset(self.leave & gpunode.spec.reservations.keys()))
 
     @property
@@ -100,10 +145,9 @@ def world() -> World:
     return World(stage, Evictor(stage), {"uid-p"})
 
 
-def test_it_is_marked_then_evicted_and_told_why(world: World) -> None:
-    assert world.send_away() == EvictionResult(("uid-p",))
+def test_it_is_marked_then_evicted(world: World) -> None:
+    assert world.send_away() == WENT
     assert world.evictor.marked == [True]
-    assert world.evictor.told == [("uid-p", NO_ROOM, NO_ROOM_EVICTED)]
     assert world.stage.calls[:3] == ["read_gpunode", "write_spec", "read_pod"]
     assert world.stage.written[-1] == world.stage.node()
     # What was promised stays until the pod is gone.
@@ -111,7 +155,7 @@ def test_it_is_marked_then_evicted_and_told_why(world: World) -> None:
 
 
 def test_again_it_is_asked_for_again_and_marked_once(world: World) -> None:
-    assert world.send_away() == world.send_away() == EvictionResult(("uid-p",))
+    assert world.send_away() == world.send_away() == WENT
     assert "write_spec" not in world.stage.calls
     assert world.flags == [EVICTED]
 
@@ -119,7 +163,7 @@ def test_again_it_is_asked_for_again_and_marked_once(world: World) -> None:
 def test_the_mark_is_taken_back_where_there_is_room_again(world: World) -> None:
     world.send_away()
     world.leave.clear()
-    assert world.send_away() == EvictionResult()
+    assert world.send_away() == NOBODY
     assert world.flags == []
 
 
@@ -129,7 +173,7 @@ def test_a_race_lost_is_decided_anew(world: World) -> None:
         world.leave.clear()
 
     world.stage.fault = once("write_spec", "before", others_make_room)
-    assert world.send_away() == EvictionResult()
+    assert world.send_away() == NOBODY
     assert world.flags == []
 
 
@@ -144,10 +188,7 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
     world.stage.fault = once("write_spec", "before", lambda: world.stage.ledger.mark(
         world.stage.node(), {"uid-p"}
     ))  # fmt: skip
-    evictions = world.evictions(decide)
-    assert world.stage._watched(lambda: now(evictions.evict_misplaced("n"))) == EvictionResult(
-        ("uid-p",)
-    )
+    assert world.send_away(decide) == WENT
     assert seen == [[], [EVICTED]]
 
 
@@ -168,26 +209,26 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
 )
 def test_one_that_changed_meanwhile_is_left_alone(world: World, meanwhile: Pod) -> None:
     world.stage.fault = once("write_spec", "after", replaced_by(world.stage, meanwhile))
-    assert world.send_away() == EvictionResult()
+    assert world.send_away() == NOBODY
     assert world.evictor.evicted == []
 
 
 def test_a_pod_without_a_gate_is_evicted_too_where_it_is_to_leave(world: World) -> None:
     plain = msgspec.structs.replace(gated(), spec=PodSpec(node_name="n"))
     replaced_by(world.stage, plain)()
-    assert world.send_away() == EvictionResult(("uid-p",))
+    assert world.send_away() == WENT
 
 
 def test_a_budget_that_refuses_is_told_and_asked_again(world: World) -> None:
     world.evictor.trouble = OutcomeUnknown("429 too many disruptions")
-    assert world.send_away() == EvictionResult((), (("uid-p", "429 too many disruptions"),))
+    assert world.send_away() == ((), (("uid-p", "429 too many disruptions"),))
     world.evictor.trouble = None
-    assert world.send_away() == EvictionResult(("uid-p",))
+    assert world.send_away() == WENT
 
 
 def test_a_pod_that_changed_since_it_was_read_is_looked_at_again_later(world: World) -> None:
     world.evictor.trouble = StoreConflict("the version is another")
-    assert world.send_away() == EvictionResult()
+    assert world.send_away() == NOBODY
 
 
 @pytest.mark.parametrize("operation", ["read_gpunode", "write_spec"])
@@ -197,15 +238,21 @@ def test_what_cannot_be_written_is_not_evicted(world: World, operation: str, whe
     with pytest.raises(OutcomeUnknown):
         world.send_away()
     assert world.evictor.evicted == []
-    assert world.send_away() == EvictionResult(("uid-p",))
+    assert world.send_away() == WENT
 
 
 def test_a_node_without_an_object_has_nobody_to_send_away(world: World) -> None:
     world.stage.store.delete_gpunode("n")
-    assert world.send_away() == EvictionResult()
+    assert world.send_away() == NOBODY
 
 
-def test_who_is_stuck_is_told_what_to_do(world: World) -> None:
-    now(world.evictions(world._misplaced).record_stuck(world.stage.pod()))
-    assert world.evictor.told == [("uid-p", NO_ROOM, NO_ROOM_WAITS)]
+def test_who_is_evicted_is_told_why(world: World) -> None:
+    leaves = Misplaced(frozenset({"uid-p"}))
+    assert world.told(leaves) == [("uid-p", NO_ROOM, NO_ROOM_EVICTED)]
+    assert world.evictor.evicted == ["uid-p"]
+
+
+def test_who_is_stuck_is_told_what_to_do_once(world: World) -> None:
+    stuck = Misplaced(frozenset(), frozenset({"uid-p"}))
+    assert world.told(stuck) == [("uid-p", NO_ROOM, NO_ROOM_WAITS)]
     assert world.evictor.evicted == []

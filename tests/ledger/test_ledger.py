@@ -15,16 +15,11 @@ from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
-from extender.ledger import protocol
+from extender.ledger import initialise
+from extender.ledger import ledger as ledger_module
+from extender.ledger.bind import BindRequest, Bound, Declined, Failed, Outcome
+from extender.ledger.initialise import FEW_NODES
 from extender.ledger.memory_store import EmbeddedStore, Fault, no_fault
-from extender.ledger.protocol import (
-    FEW_NODES,
-    BindAsk,
-    Bound,
-    Declined,
-    Failed,
-    Outcome,
-)
 from extender.ledger.store import Binding, Store
 from extender.placement.placement_record import Placement
 from tests.blocking import Faraway, Ledger
@@ -74,6 +69,12 @@ def adopt(pod: Pod, gpunode: GPUNode) -> Reservation | None:
 
 
 DEVICES = msgspec.convert({"devices": [{"uuid": "GPU-0"}]}, GPUNodeStatus)
+
+
+def pending_binds(ledger: Any, node: str = "n") -> int:
+    """How many binds wait for the node's turn, or have it."""
+    queue = ledger.binder._batcher._queues.get(node)
+    return queue.requests if queue else 0
 
 
 class StoreWithLease(EmbeddedStore):
@@ -135,9 +136,9 @@ class Stage:
     def reserved(self) -> set[str]:
         return set(self.node().spec.reservations)
 
-    def ask(self, shown: Pod, node: str = "n", held: bool = True) -> BindAsk:
+    def ask(self, shown: Pod, node: str = "n", held: bool = True) -> BindRequest:
         metadata = shown.metadata
-        return BindAsk(
+        return BindRequest(
             metadata.namespace,
             metadata.name,
             metadata.uid,
@@ -146,7 +147,7 @@ class Stage:
             self.store.read_gpunode(node) if held else None,
         )
 
-    def bind(self, ask: BindAsk | None = None) -> Outcome:
+    def bind(self, ask: BindRequest | None = None) -> Outcome:
         asked = ask or self.ask(pod())
         return self._watched(lambda: self.ledger.bind(asked))
 
@@ -871,15 +872,17 @@ class TestInitialise:
 
     def test_others_have_their_turns_while_pods_are_looked_at(self, stage: Stage) -> None:
         stage.new_node("n")
-        for number in range(2 * protocol.AT_ONCE + 1):
+        for number in range(2 * initialise.AT_ONCE + 1):
             stage.store.admit(pod(f"on-{number}", node="n"))
-        work = stage.ledger.awaited.initialise([Node(metadata=ObjectMeta(name="n", uid="n"))])
+        work = stage.ledger.awaited.initialiser.initialise(
+            [Node(metadata=ObjectMeta(name="n", uid="n"))]
+        )
         turns = 0
         with suppress(StopIteration):
             while work.send(None) is None:
                 turns += 1
         assert turns >= 3
-        assert len(stage.reserved) == 2 * protocol.AT_ONCE + 1
+        assert len(stage.reserved) == 2 * initialise.AT_ONCE + 1
 
     def test_what_is_ready_is_left_alone(self, stage: Stage) -> None:
         stage.new_node("n", initialised=True)
@@ -958,11 +961,11 @@ def test_many_bind_one_node_at_once_and_none_gives_up() -> None:
 
     async def all_bound() -> list[Outcome]:
         ids, far = itertools.count(), cast(Store, Faraway(store))
-        ledger = protocol.Ledger(
+        ledger = ledger_module.Ledger(
             far, judge, adopt, lambda gpunode: None, lambda: WALL_S, lambda: str(next(ids))
         )
-        asks = [BindAsk("a", f"p{i}", f"uid-p{i}", "n", pods[i], held) for i in range(binders)]
-        return await asyncio.gather(*map(ledger.bind, asks))
+        asks = [BindRequest("a", f"p{i}", f"uid-p{i}", "n", pods[i], held) for i in range(binders)]
+        return await asyncio.gather(*map(ledger.binder.bind, asks))
 
     outcomes = asyncio.run(asyncio.wait_for(all_bound(), PATIENCE_S))
     assert outcomes.count(Bound()) == 10
@@ -987,11 +990,11 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
                 calls.append(operation)
             if (operation, when) == ("write_spec", "before") and not others:
                 others.append(asyncio.create_task(bind("q", q)))
-                await until_then(lambda: ledger._turns.takers("n") == 2, "the second waits")
+                await until_then(lambda: pending_binds(ledger) == 2, "the second waits")
 
         store = EmbeddedStore(lambda events: None, lambda: 0.0)
         far = cast(Store, Faraway(store, second_comes))
-        ledger = protocol.Ledger(
+        ledger = ledger_module.Ledger(
             far, judge, adopt, lambda gpunode: None, lambda: WALL_S, lambda: "id"
         )
         held = store.create_gpunode(
@@ -1000,7 +1003,7 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
         p, q = store.admit(pod()), store.admit(pod("q", asked=asked))
 
         async def bind(name: str, shown: Pod) -> Outcome:
-            return await ledger.bind(BindAsk("a", name, f"uid-{name}", "n", shown, held))
+            return await ledger.binder.bind(BindRequest("a", name, f"uid-{name}", "n", shown, held))
 
         return [await bind("p", p), await others[0]]
 
@@ -1011,9 +1014,11 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
 
 def test_nothing_is_kept_of_a_node_on_which_nobody_is_promised_anything(stage: Stage) -> None:
     kept: list[set[str]] = []
-    stage.fault = lambda operation, when: kept.append(set(stage.ledger.awaited._turns._turns))
+    stage.fault = lambda operation, when: kept.append(
+        set(stage.ledger.awaited.binder._batcher._queues)
+    )
     assert stage.bind() == Bound()
     assert {"n"} in kept
     stage.store.admit(pod("q"))
     assert stage.bind(stage.ask(pod("q"), node="gone", held=False)) == Declined(Reason.NO_REPORT)
-    assert not stage.ledger.awaited._turns._turns
+    assert not stage.ledger.awaited.binder._batcher._queues

@@ -1,0 +1,74 @@
+"""Errors of calls to the Kubernetes API, and how they are read from its answers.
+
+ApiError
+├── ApiStatus    the server answered with an error status
+├── NoAnswer     no answer; the request may have been processed
+└── Unreadable   the answer is not in the expected format
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+_MESSAGE_CHARS = 1000
+
+
+class ApiError(Exception):
+    """Base of the errors of a call; the text names the call."""
+
+
+class ApiStatus(ApiError):
+    """The server answered with an error.
+
+    ``status`` is the HTTP code, ``message`` the server's message, ``retry_after_s`` the pause that
+    it requested, in seconds.
+    """
+
+    def __init__(self, call: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{call}: {status} {message[:_MESSAGE_CHARS]}".rstrip())
+        self.status = status
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class NoAnswer(ApiError):
+    pass
+
+
+class Unreadable(ApiError):
+    pass
+
+
+class StatusBody(msgspec.Struct, frozen=True):
+    """The Status object of Kubernetes, in the body of an answer or in a watch."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+_status_decoder = msgspec.json.Decoder(StatusBody)
+
+
+def rejection(
+    call: str, status: int, body: bytes, phrase: str | None, headers: Mapping[str, str]
+) -> ApiStatus:
+    """Return the error for an answer without success; ``phrase`` is the HTTP reason phrase."""
+    message = status_message(body) or phrase or ""
+    retry_after = headers.get("Retry-After", "")
+    retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
+    return ApiStatus(call, status, message, retry_after_s)
+
+
+def status_message(body: bytes) -> str:
+    """Return the server's message, from a Status object or plain text."""
+    try:
+        status = _status_decoder.decode(body)
+    except (ValueError, RecursionError):
+        return body[:_MESSAGE_CHARS].decode(errors="replace").strip()
+    return f"{status.reason}: {status.message}" if status.reason else status.message
+
+
+def describe(err: BaseException) -> str:
+    """Return an error as one line; some errors of urllib3 have no text."""
+    return f"{type(err).__name__}: {err}" if str(err) else type(err).__name__

@@ -1,0 +1,362 @@
+"""The bind protocol: how a pod's reservation is written before the pod is bound.
+
+A reservation is an entry of ``GPUNode.spec.reservations``, written by compare-and-swap on the
+object it was computed from. So any number of replicas may run this protocol against one store, and
+the store decides. The order of the steps makes it safe (DESIGN section 6); a comment at each step
+gives the reason.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from contract.gpunode import GPUNode, Reservation
+from contract.kube import ObjectMeta, Pod
+from contract.reasons import Reason
+from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
+from extender.ledger.node_batcher import NodeBatcher, NodeQueue
+from extender.ledger.reclaim import Reclaimer
+from extender.ledger.reservations import ATTEMPTS, ReservationWriter
+from extender.ledger.store import Binding
+from extender.placement.placement_record import Placement
+
+#: Binds a pod as kube-scheduler would: no charges, no annotations.
+UNRESERVED = Placement((), {})
+
+
+class Judge(Protocol):
+    """Fits a pod on one version of a GPUNode, ignoring a reservation that the pod has there."""
+
+    def __call__(self, pod: Pod, gpunode: GPUNode) -> Placement | Reason: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BindRequest:
+    """A bind call of kube-scheduler, with what this replica has cached for it."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    #: The pod as the filter call sent it; None if this replica did not serve that call.
+    pod: Pod | None
+    #: The GPUNode as the watch delivered it; None if it did not.
+    gpunode: GPUNode | None
+    #: The placement of ``pod`` on ``gpunode``; None if it was not computed yet.
+    placement: Placement | None = None
+    #: When kube-scheduler's call times out, on the monotonic clock in seconds. After that its
+    #: assumptions about the node (CPU, ports, volumes) no longer hold.
+    until_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The pod is bound to the requested node, by this call or before it."""
+
+    #: resourceVersion of the pod that the decision was made for; empty if there was none.
+    version: str = field(default="", compare=False)
+    #: In mode observe: the reason for which enforce would have declined the bind.
+    despite: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The node has no room (any more); kube-scheduler tries the pod again."""
+
+    reason: Reason
+    version: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The bind failed; ``message`` gives the reason, for the pod's condition."""
+
+    message: str
+    version: str = field(default="", compare=False)
+
+
+Outcome = Bound | Declined | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """The placement to bind the pod with. If it has charges, the reservation is written."""
+
+    pod: Pod
+    placement: Placement
+    despite: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """The step must start again with the store's current objects."""
+
+    error: StoreError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _PendingBind:
+    """One bind that needs its reservation written."""
+
+    request: BindRequest
+    #: The objects of this attempt; None: read them from the store.
+    pod: Pod | None
+    gpunode: GPUNode | None
+    done: bool = False
+    #: The next step. An exception is raised to the caller of this bind.
+    step: Outcome | _Reserved | _Retry | Exception = field(default_factory=_Retry)
+    #: The reservation to write for it.
+    reservation: Reservation | None = None
+
+    def finish(self, step: Outcome | _Reserved | _Retry | Exception) -> None:
+        self.step, self.done = step, True
+
+
+class Binder:
+    """Binds pods. ``observes`` returns whether the mode is observe, in which each pod is bound as
+    requested, and charged what it uses even if that overcommits the node."""
+
+    def __init__(
+        self,
+        writer: ReservationWriter,
+        reclaimer: Reclaimer,
+        judge: Judge,
+        observes: Callable[[], bool] = bool,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._writer = writer
+        self._store = writer.store
+        self._reclaimer = reclaimer
+        self._judge = judge
+        self._observes = observes
+        self._monotonic_s = monotonic_s
+        self._batcher = NodeBatcher[_PendingBind](self._reserve)
+
+    async def bind(self, request: BindRequest) -> Outcome:
+        """Reserve, then bind. The call is idempotent: it may be repeated for a pod, also
+        concurrently, with the same result."""
+        try:
+            outcome = await self._bind(request)
+        except StoreError as err:
+            # The pod's state is unknown. A reservation written so far stays, which is safe.
+            outcome = Failed(str(err))
+        if isinstance(outcome, Bound) or not self._observes():
+            return outcome
+        return await self._bind_unreserved(request, outcome)
+
+    async def _bind(self, request: BindRequest) -> Outcome:
+        pending = _PendingBind(request, request.pod, request.gpunode)
+        error: StoreError | None = None
+        for _ in range(ATTEMPTS):
+            await self._batcher.serve(request.node, pending)  # 1 to 3
+            if self._monotonic_s() > request.until_s and not _is_final(pending.step):
+                return Failed(_too_late(request, error))
+            match pending.step:
+                case Exception() as err:
+                    raise err
+                case _Retry(why):
+                    error, pending.gpunode = why or error, None
+                    continue
+                case _Reserved(pod, placement, despite):
+                    pass
+                case outcome:
+                    return outcome
+            # 4. Bind, on condition that the pod is still the one that was fitted.
+            try:
+                await self._store.bind(_binding(pod, request.node, placement))
+                return Bound(pod.metadata.resource_version, despite)
+            except StoreError as err:
+                error = err
+            # 5. Rejected or unanswered: the pod's current state decides.
+            pending.pod = await self._store.read_pod(request.namespace, request.name)
+            state = _unbound(request, pending.pod)
+            if isinstance(state, Pod) and isinstance(error, StoreRejected):
+                state = Failed(str(error))
+            if isinstance(state, Failed):
+                # No attempt can use the reservation any more. If this removal fails, the reconciler
+                # repeats it.
+                await self._reclaimer.remove(request.node, request.uid)
+            if not isinstance(state, Pod):
+                return state
+            # Still unbound: start again. The reservation stays, for this or a concurrent attempt.
+        return Failed(f"gave up after {ATTEMPTS} attempts: {error}")
+
+    async def _reserve(
+        self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
+    ) -> None:
+        """Run steps 1 to 3 for all of these binds, with one write."""
+        try:
+            await self._reserve_together(node, queue, binds)
+        except StoreRejected as err:
+            # A rejected bind must not fail the others: write each on its own.
+            for pending in binds:
+                if len(binds) > 1:
+                    await self._reserve(node, queue, [pending])
+                else:
+                    pending.finish(err)
+        except Exception as err:  # noqa: BLE001 - raised to the caller of each bind
+            for pending in binds:
+                pending.finish(err)
+
+    async def _reserve_together(
+        self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
+    ) -> None:
+        # An earlier holder of the lock wrote a newer object than the watch has delivered.
+        held = queue.gpunode if queue.used else binds[-1].gpunode
+        if any(pending.gpunode is None for pending in binds):
+            held = None
+        queue.used, queue.gpunode = True, None
+        before = held or await self._store.read_gpunode(node)
+        if before is None:
+            for pending in binds:
+                await self._fit_without_gpunode(pending, GPUNode(metadata=ObjectMeta(name=node)))
+            return
+        gpunode = before
+        for pending in binds:
+            try:
+                await self._fit(pending, gpunode, fresh=held is None)
+            except Exception as err:  # noqa: BLE001 - raised to the caller of this bind only
+                pending.reservation = None
+                pending.finish(err)
+            if pending.reservation is not None:
+                gpunode = _with(
+                    gpunode, pending.request.uid, self._writer.stamped(pending.reservation)
+                )
+        # 3. Reserve, always, even if the pod has a reservation already: the write proves that no
+        # replica removed it in between.
+        error: StoreError | None = None
+        if gpunode is not before:
+            try:
+                queue.gpunode = gpunode = await self._writer.write(before, gpunode.spec)
+            except (StoreConflict, OutcomeUnknown) as err:
+                error = err
+        for pending in binds:
+            # A pod may have been declined because of a reservation that was not written after all.
+            if error and (pending.reservation is not None or isinstance(pending.step, Declined)):
+                pending.step = _Retry(error)
+            pending.gpunode, pending.done = gpunode, True
+
+    async def _fit_without_gpunode(self, pending: _PendingBind, gpunode: GPUNode) -> None:
+        """Pass a pod that requests no GPU: without a GPUNode it can still be bound, because it
+        needs no reservation."""
+        request = pending.request
+        try:
+            state = _unbound(
+                request, pending.pod or await self._store.read_pod(request.namespace, request.name)
+            )
+        except Exception as err:  # noqa: BLE001 - raised to the caller of this bind only
+            pending.finish(err)
+            return
+        if not isinstance(state, Pod):
+            pending.finish(state)
+            return
+        placement = self._judge(state, gpunode)
+        if isinstance(placement, Placement) and not placement.charges:
+            pending.finish(_Reserved(state, placement, None))
+        else:
+            pending.finish(Declined(Reason.NO_REPORT, state.metadata.resource_version))
+
+    async def _fit(self, pending: _PendingBind, gpunode: GPUNode, fresh: bool) -> None:
+        """Run steps 1 and 2 for one bind. ``fresh``: ``gpunode`` was read from the store, not
+        delivered by a watch, which may be behind."""
+        request, pod, pending.reservation = pending.request, pending.pod, None
+        # 1. Get the pod, unbound, at a resourceVersion. If it has a reservation already, read it
+        # after that reservation. Otherwise an older version from a filter call could reserve less
+        # than the attempt that wrote the reservation is about to bind.
+        if pod is None or request.uid in gpunode.spec.reservations:
+            pod = await self._store.read_pod(request.namespace, request.name)
+        state = _unbound(request, pod)
+        if not isinstance(state, Pod):
+            pending.step = state
+            return
+        # 2. Fit it on the object that the write will be conditional on.
+        known = request.placement if state is request.pod and gpunode is request.gpunode else None
+        pending.pod, placement, despite = state, known or self._judge(state, gpunode), None
+        if isinstance(placement, Reason):
+            if not fresh:
+                pending.step = _Retry()
+                return
+            if not self._observes():
+                pending.step = Declined(placement, state.metadata.resource_version)
+                return
+            despite, placement = placement, UNRESERVED
+            # Adopt it as an unreserved pod, so that a later switch to mode enforce starts with
+            # correct charges. Not before the node is initialised: that charges all pods on the
+            # node.
+            if gpunode.spec.initialised:
+                pending.reservation = self._writer.adopt(state, gpunode)
+        elif placement.charges:
+            pending.reservation = _reserve(state, placement)
+        pending.step = _Reserved(state, placement, despite)
+
+    async def _bind_unreserved(self, request: BindRequest, outcome: Declined | Failed) -> Outcome:
+        """Bind a pod without a reservation, in mode observe. No pod waits for the ledger there: an
+        unreserved pod is charged when it is seen on the node."""
+        try:
+            state = _unbound(request, await self._store.read_pod(request.namespace, request.name))
+            if not isinstance(state, Pod):
+                return state
+            if self._monotonic_s() > request.until_s:
+                return outcome
+            await self._store.bind(_binding(state, request.node, UNRESERVED))
+        except StoreError as err:
+            return Failed(str(err), outcome.version)
+        despite = outcome.reason if isinstance(outcome, Declined) else None
+        return Bound(state.metadata.resource_version, despite)
+
+
+def _too_late(request: BindRequest, error: StoreError | None) -> str:
+    why = f" (last error: {error})" if error else ""
+    return (
+        f"pod {request.namespace}/{request.name} is not bound to node {request.node}: the API "
+        f"server took longer than kube-scheduler waits{why}; kube-scheduler tries the pod again"
+    )
+
+
+def _is_final(step: "Outcome | _Reserved | _Retry | Exception") -> bool:
+    return not isinstance(step, _Reserved | _Retry)
+
+
+def _with(gpunode: GPUNode, uid: str, reservation: Reservation) -> GPUNode:
+    reservations = {**gpunode.spec.reservations, uid: reservation}
+    spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
+    return msgspec.structs.replace(gpunode, spec=spec)
+
+
+def _reserve(pod: Pod, placement: Placement) -> Reservation:
+    metadata, charges = pod.metadata, list(placement.charges)
+    return Reservation(namespace=metadata.namespace, name=metadata.name, charges=charges)
+
+
+def _unbound(request: BindRequest, pod: Pod | None) -> Pod | Bound | Failed:
+    """Return the pod if it can still be bound, else the outcome that its state already
+    determines."""
+    subject = f"pod {request.namespace}/{request.name}"
+    if pod is None:
+        return Failed(f"{subject} does not exist")
+    if pod.metadata.uid != request.uid:
+        return Failed(f"{subject} was replaced: its uid is {pod.metadata.uid}, not {request.uid}")
+    if (pod.metadata.namespace, pod.metadata.name) != (request.namespace, request.name):
+        return Failed(f"{subject} is not the pod of uid {request.uid}")
+    if pod.node == request.node:
+        return Bound()
+    if pod.node:
+        return Failed(f"{subject} is bound to node {pod.node}")
+    if pod.metadata.deletion_timestamp:
+        return Failed(f"{subject} is being deleted")
+    return pod
+
+
+def _binding(pod: Pod, node: str, placement: Placement) -> Binding:
+    return Binding(
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+        resource_version=pod.metadata.resource_version,
+        node=node,
+        annotations=placement.annotations,
+    )

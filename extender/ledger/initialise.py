@@ -1,0 +1,214 @@
+"""Prepares GPUNodes for pods, and ends those of Nodes that are gone."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+
+import msgspec
+import structlog
+
+from contract.annotations import FINALIZER
+from contract.gpunode import GPUNode
+from contract.kube import Node, ObjectMeta, OwnerReference, Pod
+from extender.batches import part_by_part
+from extender.errors import (
+    StoreConflict,
+    StoreError,
+    StoreNotFound,
+    StoreRejected,
+    StoreTimeout,
+)
+from extender.ledger.reservations import ATTEMPTS, ReservationWriter
+
+log = structlog.get_logger()
+
+#: Up to this number of nodes, each is initialised with a list of its own pods; for more nodes, all
+#: pods are listed once.
+FEW_NODES = 16
+#: Pods that are processed before the event loop serves other tasks.
+AT_ONCE = 50
+
+
+async def one_by_one(calls: Iterable[Awaitable[None]]) -> None:
+    """Await the given calls in sequence."""
+    for call in calls:
+        await call
+
+
+class ErrorsByNode:
+    """Collects store errors that concern one node, so that the other nodes are still processed.
+
+    Each ``with`` block handles one node. ``StoreTimeout`` is not collected: if the store does not
+    answer, the other nodes would only wait as well.
+    """
+
+    def __init__(self) -> None:
+        self._errors: list[StoreError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, err: BaseException | None, _where: object) -> bool:
+        if not isinstance(err, StoreError) or isinstance(err, StoreTimeout):
+            return False
+        self._errors.append(err)
+        return True
+
+    def raise_first(self) -> None:
+        """Raise the first collected error."""
+        if self._errors:
+            raise self._errors[0]
+
+
+class Initialiser:
+    """Creates and initialises GPUNodes; ``together`` awaits calls that may run concurrently."""
+
+    def __init__(
+        self,
+        writer: ReservationWriter,
+        together: Callable[[Iterable[Awaitable[None]]], Awaitable[None]] = one_by_one,
+    ) -> None:
+        self._writer = writer
+        self._store = writer.store
+        self._new_id = writer.new_id
+        self._together = together
+        #: Uids of GPUNodes to initialise whose older Bindings can no longer succeed.
+        self._cleared: set[str] = set()
+
+    async def initialise(self, nodes: Iterable[Node]) -> list[str]:
+        """Make the GPUNodes of these nodes ready to take pods; return the names of the initialised
+        ones.
+
+        A node without known devices gets its GPUNode only. It is initialised once its devices are
+        known, because only then can its pods be charged. The call may be repeated. Raise store
+        errors; an error about a single node is raised after all other nodes are done.
+        """
+        errors, waiting = ErrorsByNode(), list[GPUNode]()
+        for node in nodes:
+            with errors:
+                gpunode = await self._read_or_create(node)
+                if gpunode and not gpunode.spec.initialised and self._writer.known(gpunode):
+                    waiting.append(gpunode)
+        made = await self._initialise(waiting, errors) if waiting else []
+        errors.raise_first()
+        return made
+
+    async def _initialise(self, waiting: Sequence[GPUNode], errors: "ErrorsByNode") -> list[str]:
+        # Bindings in flight have their reservations in a GPUNode that is gone. Make them fail, so
+        # that the list below contains each pod that is bound without a reservation, now or later.
+        # This holds for the lifetime of the GPUNodes, so it is done once for each.
+        uids = {gpunode.metadata.uid for gpunode in waiting}
+        self._cleared &= uids
+        if uids - self._cleared:
+            await self._touch_unbound(waiting[0])
+            self._cleared |= uids
+        pods_on: dict[str, list[Pod]] = {}
+        names = [gpunode.name for gpunode in waiting]
+        for name in names if len(names) <= FEW_NODES else (None,):
+            # The list contains at least all pods that are bound to these nodes from now on.
+            async for pods in part_by_part(await self._store.list_pods(name), AT_ONCE):
+                for pod in pods:
+                    if pod.node and not pod.ended:
+                        pods_on.setdefault(pod.node, []).append(pod)
+        made: list[str] = []
+        for gpunode in waiting:
+            with errors:
+                if await self._charge_all(gpunode, pods_on.get(gpunode.name, ())):
+                    made.append(gpunode.name)
+        return made
+
+    async def _touch_unbound(self, gpunode: GPUNode) -> None:
+        """Make all Bindings in flight fail, by changing an annotation of each unbound pod.
+
+        The API server may reject the change of a pod (422, 403, a failing admission webhook). That
+        blocks no node: if a Binding of this pod succeeds later, the pod is adopted like any
+        unreserved pod.
+        """
+        async for pods in part_by_part(await self._store.list_pods(node=""), 10 * AT_ONCE):
+            unbound = [
+                pod
+                for pod in pods
+                if not (pod.node or pod.ended) and self._writer.adopt(pod, gpunode) is not None
+            ]
+            await self._together(map(self._touch, unbound))
+
+    async def _touch(self, pod: Pod) -> None:
+        try:
+            await self._store.touch_pod(pod, self._new_id())
+        except (StoreConflict, StoreNotFound):
+            pass  # changed or deleted since it was listed: its Bindings fail as well
+        except StoreRejected as err:
+            log.warning("pod_not_touched", pod_uid=pod.metadata.uid, message=str(err))
+
+    async def _charge_all(self, listed: GPUNode, pods: Iterable[Pod]) -> bool:
+        """Write reservations for all pods on the node; return False if another replica was faster.
+
+        The agent may have written its status since ``listed`` was read. No replica reserves on a
+        GPUNode before it is initialised, so ``pods`` is still complete.
+        """
+        gpunode: GPUNode | None = listed
+        for _ in range(ATTEMPTS):
+            if gpunode is None or gpunode.metadata.uid != listed.metadata.uid:
+                return False
+            if gpunode.spec.initialised or not self._writer.known(gpunode):
+                return False
+            reservations = dict(gpunode.spec.reservations)
+            for pod in pods:
+                if pod.metadata.uid in reservations:
+                    continue
+                if (reservation := self._writer.adopt(pod, gpunode)) is not None:
+                    reservations[pod.metadata.uid] = self._writer.stamped(reservation)
+            spec = msgspec.structs.replace(
+                gpunode.spec, initialised=True, reservations=reservations
+            )
+            with suppress(StoreConflict, StoreNotFound):
+                await self._writer.write(gpunode, spec)
+                return True
+            gpunode = await self._store.read_gpunode(listed.name)
+        return False
+
+    async def _read_or_create(self, node: Node) -> GPUNode | None:
+        name = node.metadata.name
+        if (gpunode := await self._store.read_gpunode(name)) is not None:
+            return gpunode
+        owner = OwnerReference(api_version="v1", kind="Node", name=name, uid=node.metadata.uid)
+        metadata = ObjectMeta(name=name, finalizers=[FINALIZER], owner_references=[owner])
+        try:
+            return await self._store.create_gpunode(GPUNode(metadata=metadata))
+        except StoreConflict:
+            return None  # another client was faster; the next round checks it again
+
+    async def remove_finalizer(self, names: Iterable[str]) -> None:
+        """Remove our finalizer from those of these GPUNodes that are being deleted, with their
+        Nodes or by hand.
+
+        Their reservations are lost, which is safe: nothing is placed on a node without a GPUNode,
+        and its pods are charged before a new GPUNode takes more. Raise store errors; an error about
+        a single node is raised after all other nodes are done.
+        """
+        errors = ErrorsByNode()
+        for name in names:
+            with errors:
+                gpunode = await self._store.read_gpunode(name)
+                if gpunode is not None and gpunode.metadata.deletion_timestamp:
+                    with suppress(StoreConflict, StoreNotFound):  # the next round checks it again
+                        await self._store.remove_finalizer(gpunode)
+        errors.raise_first()
+
+    async def note_choice(self, node: str, choice: str) -> bool:
+        """Write the device choice of the Node into its GPUNode, where the agent reads it.
+
+        Reservations are unchanged. Filter uses the device choice that the agent reports, and an
+        agent changes it only when no unconfirmed pod depends on it. Return whether it is written;
+        raise store errors.
+        """
+        for _ in range(ATTEMPTS):
+            gpunode = await self._store.read_gpunode(node)
+            if gpunode is None:
+                return False
+            if gpunode.spec.device_choice == choice:
+                return True
+            spec = msgspec.structs.replace(gpunode.spec, device_choice=choice)
+            with suppress(StoreConflict, StoreNotFound):
+                await self._writer.write(gpunode, spec)
+                return True
+        return False

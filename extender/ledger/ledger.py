@@ -1,0 +1,60 @@
+"""The ledger: all writes of reservations, by subject."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+from contract.annotations import RETRY
+from contract.gpunode import GPUNode
+from contract.kube import Pod
+from extender.errors import StoreConflict, StoreNotFound
+from extender.ledger.bind import Binder, Judge
+from extender.ledger.initialise import Initialiser, one_by_one
+from extender.ledger.reclaim import Reclaimer
+from extender.ledger.reservations import ATTEMPTS, Adopt, ReservationWriter, has_devices
+from extender.ledger.store import Store
+
+
+class Ledger:
+    """Writes, reads and removes reservations; see the classes of its parts for the parameters."""
+
+    def __init__(
+        self,
+        store: Store,
+        judge: Judge,
+        adopt: Adopt,
+        written: Callable[[GPUNode], None],
+        wall_s: Callable[[], float],
+        new_id: Callable[[], str],
+        known: Callable[[GPUNode], bool] = has_devices,
+        observes: Callable[[], bool] = bool,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        together: Callable[[Iterable[Awaitable[None]]], Awaitable[None]] = one_by_one,
+    ) -> None:
+        self._store = store
+        self._new_id = new_id
+        writer = ReservationWriter(store, adopt, written, wall_s, new_id, known)
+        self.reclaimer = Reclaimer(writer)
+        self.initialiser = Initialiser(writer, together)
+        self.binder = Binder(writer, self.reclaimer, judge, observes, monotonic_s)
+
+    async def requeue(self, pod: Pod) -> str | None:
+        """Make kube-scheduler retry the pod, by changing an annotation of it.
+
+        Return the annotation's value, which may be that of a faster replica; None if the pod is
+        bound or gone. Raise store errors.
+        """
+        retry = self._new_id()
+        current: Pod | None = pod
+        for _ in range(ATTEMPTS):
+            if current is None or current.metadata.uid != pod.metadata.uid or current.node:
+                return None
+            if current.annotation(RETRY) != pod.annotation(RETRY):
+                return current.annotation(RETRY)
+            with suppress(StoreConflict, StoreNotFound):
+                await self._store.touch_pod(current, retry, RETRY)
+                return retry
+            # kube-scheduler has just written the pod's condition, or another replica has requeued
+            # it.
+            current = await self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
+        return None
