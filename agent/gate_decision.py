@@ -25,8 +25,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agent.attribution import memories
 from agent.probes.cgroup import is_static
-from agent.status.attribution import memories
 from contract.gpunode import (
     EVICTED,
     HOLDINGS_SOURCES,

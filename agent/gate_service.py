@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 
 from agent.gate_decision import LIMITS_UNKNOWN, Verdict, judge, limits
-from agent.status.writer import NotDelivered
+from agent.status_writer import NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
 

@@ -14,8 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.kube.client import ApiServer
-from agent.kube.requests import NotReached, request
+from agent.api_server import ApiServer, NotReached, request
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (
     TOPOLOGY_POLICIES,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.probes.kubelet.protobuf import BadMessage, field, fields, message, text
+from agent.probes.protobuf import BadMessage, field, fields, message, text
 
 _VERSION = "v1beta1"
 

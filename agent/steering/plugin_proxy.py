@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from agent.probes.kubelet.protobuf import BadMessage
+from agent.probes.protobuf import BadMessage
 from agent.steering.messages import Wish, allocated, preferred, registration, wishes
 
 _log = structlog.get_logger()

@@ -29,7 +29,7 @@ from pathlib import Path
 import grpc
 import structlog
 
-from agent.probes.kubelet.protobuf import BadMessage
+from agent.probes.protobuf import BadMessage
 from agent.steering.messages import asks_for_preference
 from agent.steering.plugin_proxy import (
     PREFIX,

@@ -16,12 +16,11 @@ from typing import Protocol, TypeVar
 import structlog
 
 from agent.gate_decision import LIMITS_UNKNOWN, limits
-from agent.probes.kubelet.checkpoint import BadCheckpoint, Entry, read_checkpoint
-from agent.probes.kubelet.podresources import PodResources, Unanswered
+from agent.probes.checkpoint import BadCheckpoint, Entry, read_checkpoint
+from agent.probes.podresources import PodResources, Unanswered
 from agent.probes.readings import HoldingReading, ObstacleReading, Reading, SteeredReading
-from agent.status.writer import NotDelivered
-from agent.steering.choice import NoRoom, choose
-from agent.steering.eligibility import Eligibility, eligibility
+from agent.status_writer import NotDelivered
+from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
 from agent.steering.messages import Wish
 from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected, identity
 from agent.steering.plugin_registration import (

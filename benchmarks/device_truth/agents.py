@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from agent.gate_decision import Limits, judge
-from agent.probes.kubelet.checkpoint import Entry
+from agent.probes.checkpoint import Entry
 from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import Wish
 from benchmarks.device_truth.world import MAIN, RESERVED_BYTES, Sample, Shape, uuid_of

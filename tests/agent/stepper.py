@@ -20,9 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from agent.__main__ import log_to_stderr, survey_of
+from agent.__main__ import log_to_stderr
+from agent.sampler import survey_of
 from agent.settings import read_settings
-from agent.status.builder import summarise
+from agent.status_builder import summarise
 
 #: Less than an agent's, for tests that wait it out.
 EXPORTER_TIMEOUT_S = 0.5

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kube.client import NoCluster, connect, in_cluster
+from agent.api_server import NoCluster, connect, in_cluster
 
 ENVIRONMENT = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -54,8 +54,8 @@ def test_a_pod_without_a_token_is_told_what_is_missing(monkeypatch: pytest.Monke
 
 def test_in_a_pod_the_kubernetes_package_is_not_imported(account: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from agent.kube.client import in_cluster;"
-        "import agent.status.publisher, agent.probes.node_probe;"
+        "import sys; from pathlib import Path; from agent.api_server import in_cluster;"
+        "import agent.kube_publisher, agent.probes.node_probe;"
         "import agent.steering.device_choice_watch, agent.steering.preferred_allocation;"
         f"in_cluster({ENVIRONMENT!r}, Path({str(account)!r}));"
         "print('kubernetes' in sys.modules)"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.attribution import TOLERANCE_BYTES, Attributed, attribute
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
     AnswerReading,
@@ -23,8 +24,7 @@ from agent.probes.readings import (
     RegisteredReading,
     SourceReading,
 )
-from agent.status.attribution import TOLERANCE_BYTES, Attributed, attribute
-from agent.status.builder import MAX_PODS, summarise
+from agent.status_builder import MAX_PODS, summarise
 from contract.gpunode import MAX_DEVICE_BYTES, GPUNodeStatus
 
 GIB = 1 << 30

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from agent.steering.eligibility import (
+from agent.steering.choice import (
     NOT_PERMITTED,
     NOTHING_SHARED,
     SHARING_UNKNOWN,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.probes.readings import ObstacleReading
-from agent.status.writer import NotDelivered
-from agent.steering.eligibility import NOT_PERMITTED
+from agent.status_writer import NotDelivered
+from agent.steering.choice import NOT_PERMITTED
 from agent.steering.messages import Wish
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.preferred_allocation import MAX_ARRIVALS, Arrivals, PreferredAllocation

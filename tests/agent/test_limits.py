@@ -12,6 +12,7 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
+from agent.attribution import grants
 from agent.probes.driver_limits_probe import LimitsProbe
 from agent.probes.nvml import Gate
 from agent.probes.readings import (
@@ -24,7 +25,6 @@ from agent.probes.readings import (
     Reading,
     SourceReading,
 )
-from agent.status.driver_memory_limits import grants
 from tests.agent.whole import Whole
 from tests.driver import GIB, h100
 from tests.threads import begun_since

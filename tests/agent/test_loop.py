@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agent.__main__ import apart_s, next_due_s
+from agent.sampler import apart_s, next_due_s
 
 INTERVAL_S = 5.0
 

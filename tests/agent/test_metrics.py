@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.attribution import pod_sm
 from agent.metrics import AgentCollector, Shown, reason_codes
 from agent.probes.readings import ActivityReading, HoldingReading, MirrorReading, ProcessReading
-from agent.status.pod_sm_activity import pod_sm
 from contract.gpunode import (
     ContainerLimit,
     Device,

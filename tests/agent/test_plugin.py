@@ -11,9 +11,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.probes.plugin_config import ConfigurationProbe, parse_flags
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.process_files import parse_flags
 from agent.probes.readings import PluginReading, Reading, SourceReading, TopologyReading
-from agent.probes.socket_peer import Hidden
+from agent.probes.socket_listeners import Hidden
 
 GPU = "nvidia.com/gpu"
 KEYS = st.sampled_from(

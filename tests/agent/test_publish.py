@@ -19,10 +19,10 @@ from kubernetes import client
 from kubernetes.config import ConfigException
 from structlog.testing import capture_logs
 
-from agent.kube.client import of_client
-from agent.status.builder import GROWN_BYTES
-from agent.status.publisher import KubernetesPublisher, status_patch
-from agent.status.writer import NotDelivered, NotThereYet, StatusWriter
+from agent.api_server import of_client
+from agent.kube_publisher import KubernetesPublisher, status_patch
+from agent.status_builder import GROWN_BYTES
+from agent.status_writer import NotDelivered, NotThereYet, StatusWriter
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease

@@ -15,7 +15,7 @@ from agent.probes.readings import (
     SharingReading,
     TopologyReading,
 )
-from agent.status.sharing import Share, SharingReadings, plugin, shares
+from agent.sharing import Share, SharingReadings, plugin, shares
 from contract.gpunode import Device, Replicas
 
 GPU = "nvidia.com/gpu"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.gate_decision import Limits
-from agent.probes.kubelet.checkpoint import Entry
+from agent.probes.checkpoint import Entry
 from agent.steering.choice import Choice, NoRoom, choose
 from agent.steering.messages import Wish, allocated, preferred, registration, wishes
 from contract.gpunode import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.status.once_report import clean, size
+from agent.once_report import clean, size
 from tests.agent.whole import ROOT, Whole
 from tests.driver import GIB, Gpu, Instance, h100, t4
 

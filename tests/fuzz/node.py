@@ -20,19 +20,21 @@ import jsonschema
 import msgspec
 
 from agent import gate_client
+from agent.api_server import of_client
 from agent.gate_decision import Limits, judge
 from agent.http_endpoints import Board, Server
-from agent.kube.client import of_client
+from agent.kube_publisher import KubernetesPublisher
 from agent.probes import dcgm
 from agent.probes.cgroup import owner
-from agent.probes.health_store import StateFile
-from agent.probes.kubelet.assignments import join
-from agent.probes.kubelet.checkpoint import BadCheckpoint, parse_checkpoint
-from agent.probes.kubelet.podresources import ListedContainer, PodResources, Unanswered
-from agent.probes.kubelet.protobuf import BadMessage, field
+from agent.probes.checkpoint import BadCheckpoint, parse_checkpoint
+from agent.probes.device_probe import StateFile
+from agent.probes.kubelet import join
 from agent.probes.node_probe import NodeApi
 from agent.probes.nvml import Memory
-from agent.probes.plugin_config import ConfigurationProbe, parse_flags
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.podresources import ListedContainer, PodResources, Unanswered
+from agent.probes.process_files import parse_flags
+from agent.probes.protobuf import BadMessage, field
 from agent.probes.readings import (
     DeviceReading,
     DriverReading,
@@ -40,9 +42,8 @@ from agent.probes.readings import (
     RegisteredReading,
     SharingReading,
 )
-from agent.status.builder import summarise
-from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import NotDelivered
+from agent.status_builder import summarise
+from agent.status_writer import NotDelivered
 from agent.steering.choice import choose
 from agent.steering.messages import Wish, allocated, asks_for_preference, wishes
 from contract.errors import BadReport

@@ -8,7 +8,7 @@ import pytest
 
 from agent import gate_client
 from agent.probes import dcgm
-from agent.probes.health_store import StateFile
+from agent.probes.device_probe import StateFile
 from agent.probes.node_probe import of_labels
 from agent.probes.readings import SourceReading
 from contract.kube import Node, NodeStatus, ObjectMeta

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
 from agent.gate_decision import Limits
-from agent.probes.kubelet.checkpoint import Entry
+from agent.probes.checkpoint import Entry
 from agent.steering.choice import NoRoom, choose
 from agent.steering.messages import Wish
 from contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation, SmActivity

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import structlog
 
-from agent.status.builder import FREED_EVERY_S, GROWN_EVERY_S, worth_writing
+from agent.status_builder import FREED_EVERY_S, GROWN_EVERY_S, worth_writing
 from contract.gpunode import GPUNodeStatus
 from contract.heartbeat import Vouch
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent.probes.kubelet.protobuf import BadMessage, fields, message, text
+from agent.probes.protobuf import BadMessage, fields, message, text
 
 _SERVICE = "/v1.PodResourcesLister/"
 _MOST_BYTES = 16 << 20

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from agent.probes.pinning import pinning
 from agent.probes.readings import (
     AnswerReading,
     Degraded,
@@ -29,6 +28,7 @@ from contract.gpunode import MAX_REPLICAS, Device, Plugin, Replicas, Sharing
 
 _T = TypeVar("_T")
 Policy = Literal["distributed", "packed"]
+Pinning = Literal["honoured", "ignored", "unknown"]
 
 #: Sources of the plugin's configuration by priority.
 _BY_TRUST = ("plugin", "labels")
@@ -128,6 +128,30 @@ def plugin(readings: SharingReadings) -> Plugin:
         pinning=pinning(strategies or (), seen.toolkit_obeys_environment, seen.passes_device_specs),
         source=",".join(used),
     )
+
+
+def pinning(
+    strategies: Sequence[str],
+    toolkit_obeys_environment: bool | None,
+    passes_device_specs: bool = False,
+) -> Pinning:
+    """Return whether a pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees.
+
+    The container toolkit uses CDI annotations first, then volume mounts, then the variable, of
+    which the pod's own value overrides the plugin's. CDI devices that the runtime injects set it to
+    ``void``. So a pod can choose only if the plugin uses the variable alone, and the toolkit
+    honours it. If the plugin also passes device files, the pod sees the plugin's device too.
+    ``strategies`` are the plugin's device list strategies, empty if they are not known.
+    """
+    if not strategies:
+        return "unknown"
+    if "envvar" not in strategies:
+        return "ignored"
+    if len(set(strategies)) > 1:
+        return "unknown"  # which strategy takes effect depends on the runtime's mode
+    if toolkit_obeys_environment is None or (toolkit_obeys_environment and passes_device_specs):
+        return "unknown"
+    return "honoured" if toolkit_obeys_environment else "ignored"
 
 
 def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict[str, _Counts]:

@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import urllib3
 
-from agent.kube.client import ApiServer
-from agent.kube.requests import NotReached, error_message, request
-from agent.status.builder import rfc3339
-from agent.status.writer import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
+from agent.api_server import ApiServer, NotReached, error_message, request
+from agent.status_builder import rfc3339
+from agent.status_writer import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus, decode_gpunode
 from contract.heartbeat import Vouch, encode_vouch

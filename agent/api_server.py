@@ -1,16 +1,17 @@
-"""Connects to the API server: address, connections, and the token of each request.
+"""Connects to the API server, sends requests, and streams watches.
 
-In a pod, the kubelet provides all of it. Only kubeconfigs need the package ``kubernetes``, whose
-import would take 17 MiB on every GPU node.
+In a pod, the kubelet provides address, certificates and token. Only kubeconfigs need the package
+``kubernetes``, whose import would take 17 MiB on every GPU node.
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import urllib3
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -18,10 +19,18 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_FOR_S = 60.0
 #: A watch keeps one connection open; samples, gates and steering share the others.
 _CONNECTIONS = 8
+_MERGE_PATCH = "application/merge-patch+json"
+#: A GPUNode is smaller than etcd's limit of 1.5 MiB.
+_MAX_LINE_BYTES = 4 << 20
+_MAX_ERROR_BYTES = 4 << 10
 
 
 class NoCluster(Exception):
     """No configuration of an API server was found."""
+
+
+class NotReached(Exception):
+    """The API server did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +111,85 @@ def of_client(client: Any) -> ApiServer:
         return {each["key"]: each["value"] for each in settings.values()}
 
     return ApiServer(client.configuration.host, client.rest_client.pool_manager, authentication)
+
+
+def request(
+    server: ApiServer,
+    method: str,
+    path: str,
+    timeout_s: float,
+    accept: str = "application/json",
+    body: object = None,
+) -> urllib3.BaseHTTPResponse:
+    """Send one request and return the response, whatever its status. Raises ``NotReached``."""
+    headers = {"Accept": accept}
+    if body is not None:
+        headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
+    encoded = None if body is None else msgspec.json.encode(body)
+    try:
+        return _send(server, method, path, headers, timeout_s, body=encoded)
+    except (urllib3.exceptions.HTTPError, OSError) as err:
+        raise NotReached(str(err)) from err
+
+
+def watch_lines(server: ApiServer, path: str, quiet_s: float) -> Iterator[bytes]:
+    """Yield the lines of a watch as they arrive, until the API server ends it.
+
+    Raises ``NotReached`` if the watch cannot be opened, breaks, or sends nothing for ``quiet_s``
+    seconds.
+    """
+    headers = {"Accept": "application/json"}
+    try:
+        response = _send(server, "GET", path, headers, quiet_s, preload_content=False)
+        try:
+            if response.status != 200:
+                message = error_message(response.read(_MAX_ERROR_BYTES))
+                raise NotReached(f"{response.status}: {message}")
+            rest = b""
+            for chunk in response.stream():
+                *whole, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise NotReached("a line of the watch is too long")
+                yield from whole
+        finally:
+            response.close()
+    except (urllib3.exceptions.HTTPError, OSError) as err:
+        raise NotReached(str(err)) from err
+
+
+def error_message(body: bytes, limit: int = 600) -> str:
+    """Return the message of a Kubernetes Status object, or else the text, cut to ``limit``."""
+    try:
+        text = _status.decode(body).message
+    except (ValueError, RecursionError):
+        text = body.decode("utf-8", "replace")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """Kubernetes' error object."""
+
+    message: str
+
+
+_status = msgspec.json.Decoder(_Status)
+
+
+def _send(
+    server: ApiServer,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    timeout_s: float,
+    **more: Any,
+) -> urllib3.BaseHTTPResponse:
+    headers["User-Agent"] = "headroom-agent"
+    response: urllib3.BaseHTTPResponse = server.pool.request(
+        method,
+        server.address + path,
+        headers=headers | server.authentication(),
+        timeout=timeout_s,
+        retries=False,  # the caller tries again with its newest data
+        **more,
+    )
+    return response

@@ -23,20 +23,24 @@ is used. The excess, up to what the clients list, is subtracted from the server.
 no memory at all, the server's figure belongs to them in unknown parts, so all figures are absent.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (
+    ActivityReading,
     Degraded,
     DeviceReading,
     HoldingReading,
+    LimitReading,
     MirrorReading,
     ProcessReading,
+    Reading,
 )
 from agent.probes.replica_ids import resolve
-from contract.gpunode import MAX_DEVICE_BYTES, Device, PodUse, UnattributedProcess
+from contract.gpunode import MAX_DEVICE_BYTES, ContainerLimit, Device, PodUse, UnattributedProcess
 
 _Device = TypeVar("_Device", Device, DeviceReading)
 
@@ -292,3 +296,66 @@ def _plus(one: int | None, other: int | None) -> int | None:
 def _possible(figure: int) -> int | None:
     """Return ``figure``; None if no device has that much memory, so the figure is wrong."""
     return figure if 0 <= figure <= MAX_DEVICE_BYTES else None
+
+
+def pod_sm(readings: Iterable[Reading]) -> dict[tuple[str, str], float]:
+    """Return (pod uid, device) -> share of the device's SM time, 0..1.
+
+    Only active processes are sampled, so a pod without a figure was idle. The shares are exported
+    as metrics only, because no placement depends on them.
+    """
+    readings = list(readings)
+    processes = {r.pid: r for r in readings if isinstance(r, ProcessReading)}
+    mirrors = {r.hash: r.uid for r in readings if isinstance(r, MirrorReading)}
+    holders = {r.uid for r in readings if isinstance(r, HoldingReading) and r.uid}
+    known = {mirrors.get(uid, uid) for uid in holders}
+    found: dict[tuple[str, str], float] = {}
+    for reading in readings:
+        if not isinstance(reading, ActivityReading):
+            continue
+        for pid, ratio in reading.sm_by_pid.items():
+            process = processes.get(pid)
+            uid = None if process is None else owner(process, known, mirrors)
+            if uid is not None:
+                key = (uid, reading.uuid)
+                found[key] = min(1.0, found.get(key, 0.0) + ratio)
+    return found
+
+
+def grants(
+    devices: Sequence[DeviceReading],
+    holdings: Sequence[HoldingReading],
+    mirrors: Iterable[MirrorReading],
+    readings: Sequence[LimitReading],
+) -> list[ContainerLimit]:
+    """Return the driver's limits of cgroups, with pod and container names from the kubelet.
+
+    A container's name is known only if its pod has one container and one limit on the device.
+    """
+    mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
+    device_of = resolve({holding.replica for holding in holdings}, devices)
+    names = {h.uid: (h.namespace, h.name) for h in holdings if h.name}
+    containers: dict[tuple[str, str], set[str]] = {}
+    for holding in holdings:
+        if device := device_of.get(holding.replica):
+            containers.setdefault((holding.uid, device), set()).add(holding.container)
+    limits = Counter((reading.uid, reading.device) for reading in readings)
+    found: list[ContainerLimit] = []
+    for reading in readings:
+        place = (reading.uid, reading.device)
+        named = containers.get(place, set())
+        namespace, name = names.get(reading.uid, ("", ""))
+        found.append(
+            ContainerLimit(
+                uid=mirror_uids.get(reading.uid, reading.uid),
+                device=reading.device,
+                container_id=reading.container_id,
+                container=min(named) if len(named) == limits[place] == 1 else "",
+                namespace=namespace,
+                name=name,
+                used_bytes=reading.used_bytes,
+                soft_bytes=reading.soft_bytes,
+                hard_bytes=reading.hard_bytes,
+            )
+        )
+    return found

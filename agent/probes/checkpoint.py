@@ -11,7 +11,9 @@ differs if a kubelet's structures differ from ours. Such a file is used, but rep
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,9 +21,11 @@ from typing import Annotated
 
 import msgspec
 
-from agent.probes.kubelet import protobuf
+from agent.probes import protobuf
 
 _MOST_BYTES = 64 << 20
+#: Seconds between two checks of whether the file has changed.
+CHECK_EVERY_S = 0.1
 
 
 class BadCheckpoint(Exception):
@@ -86,6 +90,35 @@ class _File(msgspec.Struct, rename="pascal"):
 
 
 _decoder = msgspec.json.Decoder(_File)
+
+
+@contextmanager
+def watched(path: Path, changed: Callable[[], object]) -> Iterator[None]:
+    """Call ``changed`` in another thread after each change of the file, until the context ends."""
+    end = threading.Event()
+
+    def watch(last: tuple[int, int, int] | None) -> None:
+        while not end.wait(CHECK_EVERY_S):
+            if (now := signature(path)) != last:
+                last = now
+                changed()
+
+    thread = threading.Thread(target=watch, args=(signature(path),), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def signature(path: Path) -> tuple[int, int, int] | None:
+    """Return what differs after a change of the file; None if it cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:

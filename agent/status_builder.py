@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from agent.attribution import attribute, grants
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
     ActivityReading,
@@ -36,9 +37,7 @@ from agent.probes.readings import (
     SteeredReading,
     TopologyReading,
 )
-from agent.status.attribution import attribute
-from agent.status.driver_memory_limits import grants
-from agent.status.sharing import Share, SharingReadings, plugin, shares
+from agent.sharing import Share, SharingReadings, plugin, shares
 from contract.gpunode import (
     MAX_DEVICE_BYTES,
     MAX_UNATTRIBUTED_PROCESSES,
