@@ -8,7 +8,8 @@ device is unhealthy too.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
@@ -44,7 +45,6 @@ from contract.gpunode import (
     Condition,
     Device,
     GPUNodeStatus,
-    PodUse,
     SmActivity,
     Source,
     Summary,
@@ -88,15 +88,11 @@ def summarise(
     conditions, the start of health issues and smoothed SM activity.
     """
     of = _by_kind(readings)
+    now = rfc3339(observed_at)
     driver = _last(of, DriverReading) or DriverReading("", why_not="no probe looked for a driver")
-    complaints = _all(of, Degraded)
     found = {reading.uuid: reading for reading in _all(of, DeviceReading)}
     ordered = sorted(found.values(), key=lambda d: (d.index, d.gpu_instance or 0, d.uuid))
-    for read in ordered:
-        if read.memory is not None and read.memory.reserved_bytes is None:
-            what = "driver does not report its reserve, which counts as 0"
-            complaints.append(Degraded(read.source, what))
-    now = rfc3339(observed_at)
+    last = {device.uuid: device for device in before.devices} if before is not None else {}
     sharing_readings = SharingReadings(
         _last(of, SharingReading),
         _all(of, RegisteredReading),
@@ -105,32 +101,43 @@ def summarise(
         _all(of, PluginReading),
         _all(of, TopologyReading),
     )
-    last = {device.uuid: device for device in before.devices} if before is not None else {}
-    shared, more = shares(ordered, sharing_readings, last)
-    complaints += more
-    devices = [_device(read, shared.get(read.uuid, Share())) for read in ordered]
+    shared, contradictions = shares(ordered, sharing_readings, last)
+    amounts = {read.uuid: _amounts(read.memory) for read in ordered}
     # The process probe reads either all processes or none.
-    looked = {process.pid: process for process in _all(of, ProcessReading)}
+    processes = {process.pid: process for process in _all(of, ProcessReading)}
     seen = any(r.source == "proc" and r.state == "ok" for r in _all(of, SourceReading))
     attributed = attribute(
         ordered,
-        {device.uuid: device.used_bytes for device in devices if device.used_bytes >= 0},
+        {uuid: each.used_bytes for uuid, each in amounts.items() if each.used_bytes >= 0},
         sharing_readings.holdings,
-        looked if looked or seen else None,
+        processes if processes or seen else None,
         _all(of, MirrorReading),
     )
-    complaints += attributed.complaints
+    facts = {r.uuid: r for r in _all(of, FactsReading)}
+    activity = {r.uuid: r for r in _all(of, ActivityReading)}
+    health_issues = {r.uuid: r for r in _all(of, HealthIssueReading)}
+    elapsed_s = 0.0 if before is None else _elapsed_s(before, observed_at)
     devices = [
-        msgspec.structs.replace(device, unattributed_bytes=attributed.unattributed.get(device.uuid))
-        for device in devices
-    ]
-    devices = [
-        _smoothed(device, last.get(device.uuid), observed_at, before)
-        for device in _surveyed(devices, of, now, before)
+        _device(
+            read,
+            amounts[read.uuid],
+            shared.get(read.uuid, Share()),
+            attributed.unattributed.get(read.uuid),
+            facts.get(read.uuid, FactsReading("", read.uuid)),
+            _smoothed(activity.get(read.uuid), last.get(read.uuid), elapsed_s),
+            activity.get(read.uuid, ActivityReading("", read.uuid)),
+            _health(read, amounts[read.uuid], health_issues.get(read.uuid), last, now),
+        )
+        for read in ordered
     ]
     limits = grants(
         ordered, sharing_readings.holdings, _all(of, MirrorReading), _all(of, LimitReading)
     )
+    complaints = [*_all(of, Degraded), *contradictions, *attributed.complaints]
+    for read in ordered:
+        if read.memory is not None and read.memory.reserved_bytes is None:
+            what = "driver does not report its reserve, which counts as 0"
+            complaints.append(Degraded(read.source, what))
     sources = _sources(driver, _all(of, SourceReading), complaints)
     return GPUNodeStatus(
         observed_at=now,
@@ -145,7 +152,7 @@ def summarise(
         ),
         sources=sources,
         summary=_summary(devices),
-        conditions=_dated(_conditions(driver, sources), now, before),
+        conditions=_conditions(driver, sources, now, before),
         agent_version=agent_version,
         driver_version=driver.version,
         cuda_version=driver.cuda_version,
@@ -181,83 +188,19 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _device(read: DeviceReading, share: Share) -> Device:
-    memory_bytes, reserved_bytes, used_bytes, fault = _memory(read.memory)
-    fault = read.fault or fault
-    return Device(
-        uuid=read.uuid,
-        index=read.index,
-        model=read.model,
-        kind=read.kind,
-        parent=read.parent,
-        gpu_instance=read.gpu_instance,
-        memory_bytes=memory_bytes,
-        reserved_bytes=reserved_bytes,
-        used_bytes=used_bytes,
-        sharing=share.sharing,
-        resource=share.resource,
-        replicas=share.replicas,
-        healthy=not fault,
-        health_reason=fault,
-    )
+@dataclass(frozen=True, slots=True)
+class _Amounts:
+    """Memory of one device in bytes, each -1 if absent; ``fault`` names a contradiction."""
+
+    memory_bytes: int = _ABSENT
+    reserved_bytes: int = _ABSENT
+    used_bytes: int = _ABSENT
+    fault: str = ""
 
 
-def _surveyed(
-    devices: list[Device], of: _ByKind, now: str, before: GPUNodeStatus | None
-) -> list[Device]:
-    """Return ``devices`` with their facts, activity and health."""
-    facts = {r.uuid: r for r in _all(of, FactsReading)}
-    activity = {r.uuid: r for r in _all(of, ActivityReading)}
-    health_issues = {r.uuid: r for r in _all(of, HealthIssueReading)}
-    since = {d.uuid: d.unhealthy_since for d in (before.devices if before is not None else ())}
-    return [
-        _with(
-            device,
-            facts.get(device.uuid),
-            activity.get(device.uuid),
-            health_issues.get(device.uuid),
-            since.get(device.uuid) or now,
-        )
-        for device in devices
-    ]
-
-
-def _with(
-    device: Device,
-    facts: FactsReading | None,
-    activity: ActivityReading | None,
-    health_issue: HealthIssueReading | None,
-    since: str,
-) -> Device:
-    if facts is not None:
-        device = msgspec.structs.replace(
-            device,
-            numa_node=facts.numa_node,
-            pci_bus_id=facts.pci_bus_id,
-            architecture=facts.architecture,
-            compute_mode=facts.compute_mode,
-        )
-    if activity is not None:
-        sm = activity.sm_ratio
-        device = msgspec.structs.replace(
-            device,
-            sm_activity=None if sm is None else SmActivity(ratio=sm, source=activity.source),
-            sm_occupancy_ratio=activity.occupancy_ratio,
-            utilization_ratio=activity.utilization_ratio,
-        )
-    if health_issue is not None:
-        reasons = dict.fromkeys([*health_issue.reason.split("; "), device.health_reason])
-        device = msgspec.structs.replace(
-            device, healthy=False, health_reason="; ".join(filter(None, reasons))
-        )
-        since = health_issue.since
-    return msgspec.structs.replace(device, unhealthy_since="" if device.healthy else since)
-
-
-def _memory(memory: Memory | None) -> tuple[int, int, int, str]:
-    """Return memory, reserved and used bytes, each -1 if absent, and any contradiction."""
+def _amounts(memory: Memory | None) -> _Amounts:
     if memory is None:
-        return _ABSENT, _ABSENT, _ABSENT, "no memory figures"
+        return _Amounts(fault="no memory figures")
     total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
     reserved_bytes = memory.reserved_bytes or 0
     wrong = ""
@@ -269,9 +212,88 @@ def _memory(memory: Memory | None) -> tuple[int, int, int, str]:
     elif not 0 <= reserved_bytes <= total_bytes:
         wrong = "driver reports more memory reserved than there is"
     if wrong:
-        return _wire_bytes(total_bytes), _wire_bytes(reserved_bytes), _ABSENT, wrong
+        return _Amounts(_wire_bytes(total_bytes), _wire_bytes(reserved_bytes), fault=wrong)
     # Free and reserved memory may be read by two calls, so the difference can be negative.
-    return total_bytes, reserved_bytes, max(0, total_bytes - free_bytes - reserved_bytes), ""
+    used_bytes = max(0, total_bytes - free_bytes - reserved_bytes)
+    return _Amounts(total_bytes, reserved_bytes, used_bytes)
+
+
+def _health(
+    read: DeviceReading,
+    amounts: _Amounts,
+    issue: HealthIssueReading | None,
+    last: Mapping[str, Device],
+    now: str,
+) -> tuple[str, str]:
+    """Return why the device is unhealthy, and since when; both are empty if it is healthy."""
+    reasons = [*issue.reason.split("; ")] if issue is not None else []
+    reason = "; ".join(filter(None, dict.fromkeys([*reasons, read.fault or amounts.fault])))
+    if not reason:
+        return "", ""
+    if issue is not None:
+        return reason, issue.since
+    was = last.get(read.uuid)
+    return reason, (was.unhealthy_since if was is not None else "") or now
+
+
+def _device(
+    read: DeviceReading,
+    amounts: _Amounts,
+    share: Share,
+    unattributed_bytes: int | None,
+    facts: FactsReading,
+    sm_activity: SmActivity | None,
+    activity: ActivityReading,
+    health: tuple[str, str],
+) -> Device:
+    return Device(
+        uuid=read.uuid,
+        index=read.index,
+        model=read.model,
+        kind=read.kind,
+        parent=read.parent,
+        gpu_instance=read.gpu_instance,
+        numa_node=facts.numa_node,
+        memory_bytes=amounts.memory_bytes,
+        reserved_bytes=amounts.reserved_bytes,
+        used_bytes=amounts.used_bytes,
+        unattributed_bytes=unattributed_bytes,
+        sm_activity=sm_activity,
+        sm_occupancy_ratio=activity.occupancy_ratio,
+        utilization_ratio=activity.utilization_ratio,
+        sharing=share.sharing,
+        resource=share.resource,
+        replicas=share.replicas,
+        healthy=not health[0],
+        health_reason=health[0],
+        unhealthy_since=health[1],
+        pci_bus_id=facts.pci_bus_id,
+        architecture=facts.architecture,
+        compute_mode=facts.compute_mode,
+    )
+
+
+def _smoothed(
+    activity: ActivityReading | None, last: Device | None, elapsed_s: float
+) -> SmActivity | None:
+    """Return SM activity with an exponential average of one source's values.
+
+    A sample's weight falls to 1/e in a minute, independent of the sampling interval.
+    """
+    if activity is None or activity.sm_ratio is None:
+        return None
+    now = SmActivity(ratio=activity.sm_ratio, source=activity.source)
+    was = None if last is None else last.sm_activity
+    if was is None or now.source != was.source:
+        return now
+    old_ratio = was.ratio if was.smoothed_ratio is None else was.smoothed_ratio
+    smoothed = now.ratio + (old_ratio - now.ratio) * math.exp(-elapsed_s / SMOOTHED_OVER_S)
+    return msgspec.structs.replace(now, smoothed_ratio=min(1.0, max(0.0, smoothed)))
+
+
+def _elapsed_s(before: GPUNodeStatus, observed_at: datetime) -> float:
+    then = datetime.fromisoformat(before.observed_at)
+    return max(0.0, (observed_at - then).total_seconds())
 
 
 def _wire_bytes(figure: int) -> int:
@@ -320,55 +342,22 @@ def _sources(
     ][:MAX_SOURCES]
 
 
-def _conditions(driver: DriverReading, sources: list[Source]) -> list[Condition]:
+def _conditions(
+    driver: DriverReading, sources: list[Source], now: str, before: GPUNodeStatus | None
+) -> list[Condition]:
+    old = {c.type: c for c in before.conditions} if before is not None else {}
     # An absent source may not exist on this node, so it is in its row but not in the condition.
     missing = {f"{row.name}: {row.message}" for row in sources if row.state == "degraded"}
     lacks = "; ".join(sorted(missing))[:MAX_MESSAGE]
-    return [
-        Condition(
-            type="DriverReady",
-            status="False" if driver.why_not else "True",
-            reason="NoDriver" if driver.why_not else "Loaded",
-            message=driver.why_not,
-        ),
-        Condition(
-            type="Complete",
-            status="False" if lacks else "True",
-            reason="Degraded" if lacks else "Complete",
-            message=lacks,
-        ),
-    ]
-
-
-def _smoothed(
-    device: Device, last: Device | None, observed_at: datetime, before: GPUNodeStatus | None
-) -> Device:
-    """Return ``device`` with smoothed SM activity: an exponential average of one source's values.
-
-    A sample's weight falls to 1/e in a minute, independent of the sampling interval.
-    """
-    now, was = device.sm_activity, None if last is None else last.sm_activity
-    if now is None or was is None or before is None or now.source != was.source:
-        return device
-    elapsed_s = max(0.0, (observed_at - datetime.fromisoformat(before.observed_at)).total_seconds())
-    kept_ratio = math.exp(-elapsed_s / SMOOTHED_OVER_S)
-    old_ratio = was.ratio if was.smoothed_ratio is None else was.smoothed_ratio
-    smoothed = now.ratio + (old_ratio - now.ratio) * kept_ratio
-    activity = msgspec.structs.replace(now, smoothed_ratio=min(1.0, max(0.0, smoothed)))
-    return msgspec.structs.replace(device, sm_activity=activity)
-
-
-def _dated(conditions: list[Condition], now: str, before: GPUNodeStatus | None) -> list[Condition]:
-    old = {c.type: c for c in before.conditions} if before is not None else {}
-    return [
-        msgspec.structs.replace(
-            condition,
-            last_transition_time=old[condition.type].last_transition_time
-            if condition.type in old and old[condition.type].status == condition.status
-            else now,
-        )
-        for condition in conditions
-    ]
+    found: list[Condition] = []
+    for kind, wrong, good_reason, bad_reason in (
+        ("DriverReady", driver.why_not, "Loaded", "NoDriver"),
+        ("Complete", lacks, "Complete", "Degraded"),
+    ):
+        status, was = "False" if wrong else "True", old.get(kind)
+        since = was.last_transition_time if was is not None and was.status == status else now
+        found.append(Condition(kind, status, bad_reason if wrong else good_reason, wrong, since))
+    return found
 
 
 def _structure(status: GPUNodeStatus) -> object:
@@ -416,16 +405,11 @@ def _presence(figure: int | None) -> int:
 def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
     """Return (bytes, memory of the device) in an order that depends only on the structure."""
     memory = {device.uuid: device.memory_bytes for device in status.devices}
-    found: list[tuple[int, int]] = []
-    for device in status.devices:
-        found.append((device.used_bytes, device.memory_bytes))
-        found.append((device.unattributed_bytes or 0, device.memory_bytes))
-    found.extend((_pod_bytes(pod), memory.get(pod.device, 0)) for pod in status.pods)
-    return found
-
-
-def _pod_bytes(pod: PodUse) -> int:
-    return pod.used_bytes or 0
+    return [
+        *((device.used_bytes, device.memory_bytes) for device in status.devices),
+        *((device.unattributed_bytes or 0, device.memory_bytes) for device in status.devices),
+        *((pod.used_bytes or 0, memory.get(pod.device, 0)) for pod in status.pods),
+    ]
 
 
 def _sm_moved(old: SmActivity | None, new: SmActivity | None) -> bool:

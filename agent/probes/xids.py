@@ -4,6 +4,7 @@ The wait is a driver call that takes seconds by design, so it has its own thread
 not return long after its timeout, the source ``xid`` is reported as degraded.
 """
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -158,7 +159,7 @@ class XidWatch:
     def _uuid_of(self, event: Any, handles: dict[str, Any]) -> str | None:
         """Return the event's device; None if unknown. A lost device has a handle, but no UUID."""
         for uuid, handle in handles.items():
-            if self._gate.same(handle, event.device):
+            if _address(handle) == _address(event.device):
                 return uuid
         try:
             uuid = self._gate.ask("nvmlDeviceGetUUID", event.device)
@@ -176,3 +177,7 @@ class XidWatch:
                 self._gate.ask("nvmlEventSetFree", events)
         except NvmlError:
             return
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

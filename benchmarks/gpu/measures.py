@@ -10,8 +10,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +38,19 @@ class RecordingGate(Gate):
         #: (name, seconds, NVML code)
         self.calls: list[tuple[str, float, int]] = []
 
-    @contextmanager
-    def _settled(self, name: str) -> Iterator[None]:
+    def _made(self, name: str, call: Callable[[], Any]) -> Any:
         began_s, code = time.perf_counter(), 0
+
+        def timed() -> Any:
+            nonlocal code
+            try:
+                return call()
+            except pynvml.NVMLError as err:
+                code = err.value
+                raise
+
         try:
-            with super()._settled(name):
-                try:
-                    yield
-                except pynvml.NVMLError as err:
-                    code = err.value
-                    raise
+            return super()._made(name, timed)
         finally:
             self.calls.append((name, time.perf_counter() - began_s, code))
 

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from agent.probes.nvml import Gate, Sample
+from agent.probes.nvml import Gate
 from agent.probes.sm_activity import Meter
 
 HOUR_US = 3_600_000_000
@@ -17,9 +17,9 @@ class Driver:
     def ask(self, name: str, *args: Any) -> None:
         """All else is absent."""
 
-    def process_samples(self, handle: Any, since_us: int) -> list[Sample]:
-        sample = Sample(pid=7, at_us=self.now_us - 1, sm_percent=50)
-        return [sample] if sample.at_us > since_us else []
+    def process_samples(self, handle: Any, since_us: int) -> list[tuple[int, int, int]]:
+        at_us = self.now_us - 1
+        return [(7, at_us, 50)] if at_us > since_us else []
 
 
 def test_a_clock_that_is_set_back_does_not_make_processes_idle() -> None:
