@@ -26,12 +26,12 @@ import structlog
 from agent.attribution import pod_sm
 from agent.deadline import hurry
 from agent.gate_service import GateService
-from agent.http_endpoints import Board, Server
+from agent.http_endpoints import LatestSample, Server
 from agent.once_report import table, well
 from agent.probes.checkpoint import watched
 from agent.probes.readings import DriverReading, Reading
 from agent.restart import GIVEN_UP_STATUS, GivenUp, Restarts
-from agent.sampler import SAMPLES_APART_S, Sampler, apart_s, next_due_s, survey_of
+from agent.sampler import SAMPLES_APART_S, Sampler, apart_s, device_probe_of, next_due_s
 from agent.settings import Settings, read_settings
 from agent.status_writer import StatusWriter
 from contract.annotations import DeviceChoice
@@ -75,14 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    survey = survey_of(settings)
-    sampler = Sampler(settings, survey)
+    devices = device_probe_of(settings)
+    sampler = Sampler(settings, devices)
     try:
         if settings.once:
             return _print_once(settings, sampler, stop)
         return _run(settings, sampler, stop, requeue)
     finally:
-        survey.close()
+        devices.close()
 
 
 def log_to_stderr() -> None:
@@ -132,7 +132,7 @@ class _Cluster:
     allocation: "PreferredAllocation"
 
 
-def _cluster(settings: Settings, board: Board, requeue: threading.Event) -> _Cluster:
+def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) -> _Cluster:
     """Connect to the API server. Raises ``_CannotStart``."""
     try:
         from agent.api_server import NoCluster, connect
@@ -188,7 +188,7 @@ def _run(
 ) -> int:
     # A sample may wait for two hanging calls: one about the driver, then one about a device.
     stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
-    board = Board(settings.node, time.monotonic, stale_after_s)
+    board = LatestSample(settings.node, time.monotonic, stale_after_s)
     cluster: _Cluster | None = None
     server: Server | None = None
     at = settings.host, settings.port, settings.local_port
@@ -204,7 +204,7 @@ def _run(
                 allocation.answers,
                 lambda: allocation.is_stuck,
             )
-            sampler.survey.maintenance = lambda: node_api.maintenance
+            sampler.devices.maintenance = lambda: node_api.maintenance
             sampler.probes.append(node_api)
             sampler.followers = [node_api, *sampler.followers, allocation]
         elif not settings.as_json:
@@ -238,7 +238,7 @@ def _loop(
     settings: Settings,
     sampler: Sampler,
     cluster: _Cluster | None,
-    board: Board,
+    board: LatestSample,
     stop: threading.Event,
     requeue: threading.Event,
 ) -> None:
@@ -248,13 +248,13 @@ def _loop(
     while not stop.is_set():
         began_s, began_cpu_s = time.monotonic(), time.process_time()
         status, readings = sampler.take()
-        board.show(status, pod_sm(readings))
+        board.set(status, pod_sm(readings))
         if settings.as_json:
             _print_json(status)
         wanted_s = math.inf
         if cluster is not None:
             wanted_s = cluster.status_writer.deliver(status, began_s)
-        _restart_if_due(restarts, readings, sampler.survey.hanging)
+        _restart_if_due(restarts, readings, sampler.devices.hanging)
         del status, readings  # do not keep them in memory while the next sample is taken
         cpu_s = time.process_time() - began_cpu_s
         now_s = time.monotonic()
@@ -265,7 +265,7 @@ def _loop(
             requeue.clear()
 
 
-def _leave(cluster: _Cluster, sampler: Sampler, board: Board) -> None:
+def _leave(cluster: _Cluster, sampler: Sampler, board: LatestSample) -> None:
     """Return the resources to their plugins if no reservation depends on the agent's choice.
 
     Otherwise the resources have no replicas until the next agent starts, as after a kill.
@@ -279,7 +279,7 @@ def _leave(cluster: _Cluster, sampler: Sampler, board: Board) -> None:
     while time.monotonic() < until_s and not allocation.may_leave:
         began_s = time.monotonic()
         status, readings = sampler.take()
-        board.show(status, pod_sm(readings))
+        board.set(status, pod_sm(readings))
         cluster.status_writer.deliver(status, began_s)
         time.sleep(SAMPLES_APART_S)
     may_leave = allocation.may_leave

@@ -57,7 +57,7 @@ class Attributed:
     #: Device -> bytes; None if they cannot be computed.
     unattributed: Mapping[str, int | None]
     #: Processes that belong to no pod.
-    strangers: list[UnattributedProcess]
+    outside_pods: list[UnattributedProcess]
     complaints: list[Degraded]
 
 
@@ -67,7 +67,7 @@ class _Use:
 
     #: Pod uid -> bytes; None if the bytes of one of its processes are unknown.
     pods: dict[str, int | None] = field(default_factory=dict)
-    strangers: list[tuple[ProcessReading, int | None]] = field(default_factory=list)
+    outside_pods: list[tuple[ProcessReading, int | None]] = field(default_factory=list)
 
 
 def attribute(
@@ -91,7 +91,7 @@ def attribute(
     names = {holding.uid: (holding.namespace, holding.name) for _, holding in held if holding.name}
     pods: list[PodUse] = []
     unattributed: dict[str, int | None] = {}
-    strangers: list[UnattributedProcess] = []
+    outside_pods: list[UnattributedProcess] = []
     complaints: list[Degraded] = []
     for memory in memories(devices):
         uuids = [device.uuid for device in memory]
@@ -106,18 +106,18 @@ def attribute(
         unattributed |= dict.fromkeys(uuids, None)
         if use is None:
             continue
-        strangers += [
+        outside_pods += [
             UnattributedProcess(uuids[0], process.pid, _named(process), used_bytes)
-            for process, used_bytes in use.strangers
+            for process, used_bytes in use.outside_pods
         ]
         left_bytes, too_much = _left(use, used_bytes)
         if left_bytes is not None:
             unattributed |= {**dict.fromkeys(uuids, 0), uuids[0]: left_bytes}
         if too_much:
             complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))
-    strangers.sort(key=lambda stranger: -(stranger.used_bytes or 0))
+    outside_pods.sort(key=lambda row: -(row.used_bytes or 0))
     pods.sort(key=lambda row: (row.uid, row.namespace, row.name))
-    return Attributed(pods, unattributed, strangers, complaints)
+    return Attributed(pods, unattributed, outside_pods, complaints)
 
 
 def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
@@ -170,7 +170,7 @@ def _use(
             owners[process.pods] = owner(process, known, mirror_uids)
         uid = owners[process.pods]
         if uid is None:
-            use.strangers.append((process, figure))
+            use.outside_pods.append((process, figure))
         else:
             use.pods[uid] = _plus(use.pods.get(uid, 0), figure)
     return use
@@ -281,10 +281,10 @@ def _left(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
     if None in owned:
         return None, False
     owned_bytes = sum(figure for figure in owned if figure is not None)
-    strangers = [figure for _, figure in use.strangers]
-    unattributed_use_bytes = sum(figure for figure in strangers if figure is not None)
+    outside_pods = [figure for _, figure in use.outside_pods]
+    unattributed_use_bytes = sum(figure for figure in outside_pods if figure is not None)
     if used_bytes is None:
-        return (None if None in strangers else _possible(unattributed_use_bytes)), False
+        return (None if None in outside_pods else _possible(unattributed_use_bytes)), False
     too_much = owned_bytes + unattributed_use_bytes > used_bytes + TOLERANCE_BYTES
     return _possible(max(unattributed_use_bytes, used_bytes - owned_bytes, 0)), too_much
 
@@ -322,7 +322,7 @@ def pod_sm(readings: Iterable[Reading]) -> dict[tuple[str, str], float]:
     return found
 
 
-def grants(
+def container_limits(
     devices: Sequence[DeviceReading],
     holdings: Sequence[HoldingReading],
     mirrors: Iterable[MirrorReading],

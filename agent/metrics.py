@@ -52,7 +52,7 @@ _Series = Iterable[tuple[Sequence[str], float | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Sample:
     """The newest sample."""
 
     node: str
@@ -71,7 +71,7 @@ class AgentCollector(Collector):
 
     def __init__(
         self,
-        shown: Callable[[], Shown | None],
+        shown: Callable[[], Sample | None],
         writes: Mapping[tuple[str, str], int],
         answers: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, series: _Series) ->
     return family
 
 
-def _agent(shown: Shown) -> Iterator[Metric]:
+def _agent(shown: Sample) -> Iterator[Metric]:
     status = shown.status
     yield _gauge(
         "headroom_agent_sample_age_seconds", "Age of the newest sample", (), [((), shown.age_s)]
@@ -164,7 +164,7 @@ _DEVICE_FIGURES = {
 }
 
 
-def _devices(shown: Shown) -> Iterator[Metric]:
+def _devices(shown: Sample) -> Iterator[Metric]:
     by_labels: dict[tuple[str, ...], list[Device]] = {}
     for device in shown.status.devices:
         by_labels.setdefault(_labels(shown.node, device), []).append(device)
@@ -245,7 +245,7 @@ def _replicas(devices: Sequence[Device]) -> Mapping[tuple[str, ...], float]:
     return counts
 
 
-def _pods(shown: Shown) -> Iterator[Metric]:
+def _pods(shown: Sample) -> Iterator[Metric]:
     devices = {device.uuid: device for device in shown.status.devices}
     labels = (*DEVICE_LABELS, *POD_LABELS)
     used: dict[tuple[str, ...], list[int | None]] = {}
@@ -281,7 +281,7 @@ def _pods(shown: Shown) -> Iterator[Metric]:
     )
 
 
-def _limits(shown: Shown) -> Iterator[Metric]:
+def _limits(shown: Sample) -> Iterator[Metric]:
     devices = {device.uuid: device for device in shown.status.devices}
     used: list[tuple[Sequence[str], float]] = []
     limited: list[tuple[Sequence[str], float | None]] = []

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from agent.probes.dcgm import TIMEOUT_S, Exporter
-from agent.probes.device_probe import StateFile, Survey, incarnation, own_cgroup
+from agent.probes.device_probe import DeviceProbe, StateFile, incarnation, own_cgroup
 from agent.probes.driver_limits_probe import ASK_EVERY_S, LimitsProbe
 from agent.probes.kubelet import KubeletProbe
 from agent.probes.nvml import Gate
@@ -28,14 +28,14 @@ CORE_SHARE = 0.02
 class Sampler:
     """Reads every probe, then every follower, which adds to the readings."""
 
-    def __init__(self, settings: Settings, survey: Survey) -> None:
-        self.survey = survey
+    def __init__(self, settings: Settings, devices: DeviceProbe) -> None:
+        self.devices = devices
         self.probes: list[Probe] = [
-            survey,
+            devices,
             KubeletProbe(settings.checkpoint, settings.pod_resources),
             ConfigurationProbe(settings.proc, settings.checkpoint.parent),
         ]
-        self.followers: list[Follower] = [survey, ProcessProbe(settings.proc)]
+        self.followers: list[Follower] = [devices, ProcessProbe(settings.proc)]
         if settings.sharing_stated:
             stated = ConfiguredSharing(settings.resource, settings.replicas, settings.sharing)
             self.probes.append(stated)
@@ -55,10 +55,10 @@ class Sampler:
         return self._last, readings
 
 
-def survey_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> Survey:
+def device_probe_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> DeviceProbe:
     """Build the probe of the devices from the settings."""
     gate = Gate()
-    return Survey(
+    return DeviceProbe(
         NvmlProbe(gate, settings.driver_timeout_s, cgroup=own_cgroup()),
         XidWatch(gate, settings.driver_timeout_s),
         Exporter(settings.dcgm_url, settings.dcgm_interval_s, exporter_timeout_s)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from agent.attribution import attribute, grants
+from agent.attribution import attribute, container_limits
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
     ActivityReading,
@@ -130,7 +130,7 @@ def summarise(
         )
         for read in ordered
     ]
-    limits = grants(
+    limits = container_limits(
         ordered, sharing_readings.holdings, _all(of, MirrorReading), _all(of, LimitReading)
     )
     complaints = [*_all(of, Degraded), *contradictions, *attributed.complaints]
@@ -144,7 +144,7 @@ def summarise(
         devices=devices,
         pods=attributed.pods[:MAX_PODS],
         limits=limits[:MAX_PODS],
-        unattributed_processes=attributed.strangers[:MAX_UNATTRIBUTED_PROCESSES],
+        unattributed_processes=attributed.outside_pods[:MAX_UNATTRIBUTED_PROCESSES],
         plugin=msgspec.structs.replace(
             plugin(sharing_readings),
             steered=sorted(r.resource for r in _all(of, SteeredReading)),

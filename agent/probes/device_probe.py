@@ -17,7 +17,7 @@ import structlog
 
 from agent.probes import sm_activity
 from agent.probes.dcgm import DcgmReading, Exporter, Unreadable
-from agent.probes.device_health import HealthIssue, Memory, Sight, judge
+from agent.probes.device_health import HealthIssue, HealthSample, HealthState, judge
 from agent.probes.driver_limits_probe import LimitsProbe
 from agent.probes.nvml_probe import Found, NvmlProbe
 from agent.probes.readings import (
@@ -30,7 +30,7 @@ from agent.probes.readings import (
 from agent.probes.xids import XidWatch
 
 _log = structlog.get_logger()
-_decoder = msgspec.json.Decoder(Memory)
+_decoder = msgspec.json.Decoder(HealthState)
 
 #: Maximum age of DCGM's figures: its collection interval, our scrape interval, and a margin.
 _WINDOW_S = 60.0
@@ -51,7 +51,7 @@ class StateFile:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._kept: Memory | None = None
+        self._kept: HealthState | None = None
         self._not_read = ""
         self._not_written = ""
 
@@ -60,19 +60,19 @@ class StateFile:
         """Why the file cannot be written or read; empty if it can."""
         return self._not_written or self._not_read
 
-    def read(self) -> Memory:
+    def read(self) -> HealthState:
         """Return the stored state; an empty one if there is no file or it cannot be read."""
         if self._path is None:
-            return Memory()
+            return HealthState()
         try:
             return _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
-            return Memory()
+            return HealthState()
         except (OSError, ValueError, RecursionError) as err:  # msgspec raises the last two
             self._not_read = f"{self._path} cannot be read, earlier XIDs are not known: {err}"
-            return Memory()
+            return HealthState()
 
-    def write(self, memory: Memory) -> None:
+    def write(self, memory: HealthState) -> None:
         """Replace the file atomically, if ``memory`` differs from the file's content."""
         if self._path is None or memory == self._kept:
             return
@@ -88,7 +88,7 @@ class StateFile:
             self._kept, self._not_written = memory, ""
 
 
-class Survey:
+class DeviceProbe:
     """Reads all devices of the node. ``close`` ends its threads."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Survey:
         self._incarnation = incarnation
         self._monotonic = monotonic
         self._now = now
-        self._memory: Memory | None = None
+        self._memory: HealthState | None = None
         self._check = CrossCheck()
         self._hanging = False
         self._unusable = False
@@ -131,7 +131,7 @@ class Survey:
             self._xids.watch(())
             found = self._nvml.released(why, may_close=self._closable)
         else:
-            found = self._nvml.look()
+            found = self._nvml.read()
         self._unusable = found.unusable
         self._hanging = found.hanging
         dcgm, sources = self._ask_dcgm(found)
@@ -198,7 +198,7 @@ class Survey:
         answers = not found.driver.why_not
         if answers:
             self._xids.watch(() if found.unusable else set(causes))
-        sight = Sight(
+        sight = HealthSample(
             now=now,
             driver=f"{self._incarnation()}/{found.driver.version}" if answers else "",
             causes=causes,

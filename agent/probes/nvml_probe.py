@@ -81,7 +81,7 @@ class NvmlProbe:
         #: Why the driver was released, as last logged; empty if it is open.
         self._released_for = ""
 
-    def look(self) -> Found:
+    def read(self) -> Found:
         """Read every device of the node. Takes at most two deadlines and raises nothing."""
         if self._released_for:
             _log.info("driver_opened_again", reason=f"no longer: {self._released_for}")
@@ -102,7 +102,7 @@ class NvmlProbe:
             return self._blind(f"driver does not answer: {_reason(err)}")
 
     def release(self, *, may_close: bool) -> bool:
-        """Close the driver until the next ``look``; return whether it was closed.
+        """Close the driver until the next ``read``; return whether it was closed.
 
         The driver stays open while a call of this probe is in progress. ``may_close`` is false
         while other code has a call in progress.

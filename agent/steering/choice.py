@@ -29,7 +29,7 @@ from agent.attribution import memories
 from agent.gate_decision import Limits, asked, certain, missing, reserved_for, rows_in, taken_bytes
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import Entry
-from agent.steering.messages import Wish
+from agent.steering.messages import ContainerRequest
 from contract.gpunode import (
     ADOPTED,
     Charge,
@@ -70,7 +70,7 @@ class NoRoom:
 
 
 def choose(
-    wish: Wish,
+    request: ContainerRequest,
     resource: str,
     spec: GPUNodeSpec,
     sample: GPUNodeStatus,
@@ -89,11 +89,11 @@ def choose(
     kubelet's request. ``sample`` is the agent's newest sample and must be fresh.
     """
     seen = _holders(sample, spec)
-    sample = arrived(sample, entries, wish)
+    sample = arrived(sample, entries, request)
     # A pod that held devices and holds none any more has ended. It is not unconfirmed, although its
     # reservation may still exist.
     ended = (seen | arrived_before) - _holders(sample, spec)
-    free = _by_device(wish.available)
+    free = _by_device(request.available)
     waiting = [
         (uid, reservation, charge)
         for uid, reservation in spec.reservations.items()
@@ -108,7 +108,7 @@ def choose(
     rooms: list[_Room] = []
     for memory in memories(sample.devices):
         for device in memory:
-            given = _given(wish, free.get(device.uuid, ()))
+            given = _given(request, free.get(device.uuid, ()))
             if given and device.resource == resource:
                 left = len(free[device.uuid])
                 rooms.append(_room(given, left, device, memory, spec, sample, limits))
@@ -145,10 +145,12 @@ def choose(
     return Choice(best.replicas, best.device, wanted, len(ours))
 
 
-def arrived(sample: GPUNodeStatus, entries: Sequence[Entry], wish: Wish) -> GPUNodeStatus:
+def arrived(
+    sample: GPUNodeStatus, entries: Sequence[Entry], request: ContainerRequest
+) -> GPUNodeStatus:
     """Return the sample with the assignments of the checkpoint: without rows of replicas that are
     free again, and with rows of containers admitted since."""
-    offered = set(wish.available) - set(wish.must_include)
+    offered = set(request.available) - set(request.must_include)
     holders = {
         replica: entry for entry in entries for replica in entry.replicas if replica not in offered
     }
@@ -246,12 +248,12 @@ def _by_device(replicas: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _given(wish: Wish, free: Sequence[str]) -> tuple[str, ...]:
+def _given(request: ContainerRequest, free: Sequence[str]) -> tuple[str, ...]:
     """Return the container's replicas if one device provides all but ``must_include``; empty if
     the device has too few."""
-    rest = [replica for replica in free if replica not in wish.must_include]
-    needed = wish.size - len(wish.must_include)
-    return (*wish.must_include, *rest[:needed]) if 0 < needed <= len(rest) else ()
+    rest = [replica for replica in free if replica not in request.must_include]
+    needed = request.size - len(request.must_include)
+    return (*request.must_include, *rest[:needed]) if 0 < needed <= len(rest) else ()
 
 
 def _most_bytes(charge: Charge) -> int:

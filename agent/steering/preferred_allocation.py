@@ -21,11 +21,11 @@ from agent.probes.podresources import PodResources, Unanswered
 from agent.probes.readings import HoldingReading, ObstacleReading, Reading, SteeredReading
 from agent.status_writer import NotDelivered
 from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
-from agent.steering.messages import Wish
+from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected, identity
 from agent.steering.plugin_registration import (
+    NodeLock,
     PluginRegistration,
-    Seat,
     leftovers,
     resource_of,
     restore,
@@ -107,7 +107,7 @@ class PreferredAllocation:
         self._reserve_bytes = reserve_bytes
         self._mode = mode
         self._changed = changed
-        self._seat = Seat(self._folder)
+        self._lock_on_node = NodeLock(self._folder)
         self._registrations: dict[str, PluginRegistration] = {}
         #: Resources that are being returned to the plugin. The value is None while reservations of
         #: unconfirmed pods depend on the agent's choice, then the thread that returns the resource.
@@ -175,7 +175,7 @@ class PreferredAllocation:
                 thread.join(RETURN_WITHIN_S)
             else:
                 registration.stop(bring_back)
-        self._seat.leave()
+        self._lock_on_node.release()
         self._kubelet.close()
 
     def _adjust(self) -> list[str]:
@@ -187,7 +187,7 @@ class PreferredAllocation:
         if not (
             self._registrations or any(thread.is_alive() for _, thread in self._restored.values())
         ):
-            self._seat.leave()
+            self._lock_on_node.release()
         if mode is None:
             return []
         found = Eligibility()
@@ -201,7 +201,7 @@ class PreferredAllocation:
         for resource in sorted(found.resources - self._registrations.keys()):
             self._registrations[resource] = PluginRegistration(
                 self._folder,
-                self._seat,
+                self._lock_on_node,
                 resource,
                 self._chooser(resource),
                 self._healthy,
@@ -237,7 +237,7 @@ class PreferredAllocation:
             last, _ = self._restored.get(plugin, (None, None))
             if resource in self._registrations or socket == last:
                 continue
-            if not (may_choose_again(self._ledger, resource) and self._seat.take()):
+            if not (may_choose_again(self._ledger, resource) and self._lock_on_node.acquire()):
                 continue
             thread = threading.Thread(
                 target=restore, args=(self._folder, plugin, self._healthy), daemon=True
@@ -245,10 +245,10 @@ class PreferredAllocation:
             self._restored[plugin] = (socket, thread)
             thread.start()
 
-    def _chooser(self, resource: str) -> Callable[[Wish], Sequence[str] | None]:
-        return lambda wish: self._choose(resource, wish)
+    def _chooser(self, resource: str) -> Callable[[ContainerRequest], Sequence[str] | None]:
+        return lambda request: self._choose(resource, request)
 
-    def _choose(self, resource: str, wish: Wish) -> Sequence[str] | None:
+    def _choose(self, resource: str, request: ContainerRequest) -> Sequence[str] | None:
         """Return the replicas for a container; None if the plugin should choose.
 
         Raises ``Rejected``.
@@ -264,7 +264,7 @@ class PreferredAllocation:
         entries = self._soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
         known = self._soon(lambda: limits(self._reserve_bytes()), LIMITS_UNKNOWN)
         arrived = self._arrivals.see(entry.pod_uid for entry in entries)
-        found = choose(wish, resource, node.spec, sample, entries, known, steered, arrived)
+        found = choose(request, resource, node.spec, sample, entries, known, steered, arrived)
         took_ms = round((time.monotonic() - began_s) * 1000)
         if isinstance(found, NoRoom):
             self.answers[resource, "rejected"] += 1

@@ -57,7 +57,7 @@ class RecordingGate(Gate):
 
 def identity() -> dict[str, Any]:
     """Every device as the agent's probe reads it, and what the kernel says of it."""
-    found = NvmlProbe(Gate()).look()
+    found = NvmlProbe(Gate()).read()
     return {
         "why_not": found.driver.why_not,
         "driver": found.driver.version,
@@ -118,7 +118,7 @@ def looks(times: int) -> dict[str, Any]:
     look_s: list[float] = []
     for _ in range(times + 1):
         began_s = time.perf_counter()
-        found = probe.look()
+        found = probe.read()
         look_s.append(time.perf_counter() - began_s)
         if found.driver.why_not:
             raise SystemExit(found.driver.why_not)

@@ -11,7 +11,7 @@ import pytest
 from agent.probes.readings import ObstacleReading
 from agent.status_writer import NotDelivered
 from agent.steering.choice import NOT_PERMITTED
-from agent.steering.messages import Wish
+from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.preferred_allocation import MAX_ARRIVALS, Arrivals, PreferredAllocation
 from contract.annotations import DeviceChoice
@@ -31,7 +31,7 @@ from tests.waiting import until
 
 RESOURCE = "nvidia.com/gpu"
 GIB = 1 << 30
-WISH = Wish(("A::0", "B::0"), (), 1)
+WISH = ContainerRequest(("A::0", "B::0"), (), 1)
 
 
 def status(**device: Any) -> GPUNodeStatus:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from agent.steering import plugin_registration as keeping
 from agent.steering.plugin_proxy import PREFIX
-from agent.steering.plugin_registration import PluginRegistration, Seat, plugin_socket, restore
+from agent.steering.plugin_registration import NodeLock, PluginRegistration, plugin_socket, restore
 from tests.waiting import until
 
 RESOURCE = "nvidia.com/gpu"
@@ -23,7 +23,7 @@ def test_a_socket_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / f"{PREFIX}{plugin_socket(RESOURCE)}").mkdir()
     registration = PluginRegistration(
-        tmp_path, Seat(tmp_path), RESOURCE, lambda wish: None, lambda _: None, lambda: None
+        tmp_path, NodeLock(tmp_path), RESOURCE, lambda wish: None, lambda _: None, lambda: None
     )
     with capture_logs() as logs:
         registration.start()

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from agent.steering import plugin_proxy
-from agent.steering.messages import Wish
+from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import PluginProxy
 from tests.waiting import PATIENCE_S, until
 
@@ -129,7 +129,7 @@ def test_who_chooses_too_long_is_not_waited_for(
     monkeypatch.setattr(plugin_proxy, "ANSWER_S", 0.1)
     goes_on = threading.Event()
 
-    def choose(wish: Wish) -> Sequence[str] | None:
+    def choose(wish: ContainerRequest) -> Sequence[str] | None:
         goes_on.wait(PATIENCE_S)
         return None
 

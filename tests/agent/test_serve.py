@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from agent import liveness_probe
 from agent.__main__ import log_to_stderr
 from agent.gate_decision import Verdict
-from agent.http_endpoints import Board, Server
+from agent.http_endpoints import LatestSample, Server
 from agent.http_port import MAX_CONNECTIONS
 from contract.gpunode import GPUNodeStatus
 from tests.builders import shared
@@ -31,7 +31,7 @@ STALE_AFTER_S = 35.0
 class World:
     def __init__(self) -> None:
         self.now_s = 1024.0
-        self.board = Board("n1", lambda: self.now_s, STALE_AFTER_S)
+        self.board = LatestSample("n1", lambda: self.now_s, STALE_AFTER_S)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_only_samples_that_do_not_come_are_a_reason_to_restart(
     assert healthy(local)
     world.now_s += 0.125
     assert not healthy(local)
-    world.board.show(GPUNodeStatus(observed_at="then"))
+    world.board.set(GPUNodeStatus(observed_at="then"))
     assert healthy(local)
     assert local.get("/v1/report").json() == {"observedAt": "then"}
     assert local.get("/readyz").status_code == HTTPStatus.OK
@@ -95,7 +95,7 @@ def test_only_samples_that_do_not_come_are_a_reason_to_restart(
 def test_a_sample_that_is_too_old_is_none_to_go_by(world: World) -> None:
     assert world.board.fresh is None
     status = GPUNodeStatus(observed_at="then")
-    world.board.show(status)
+    world.board.set(status)
     world.now_s += STALE_AFTER_S
     assert world.board.fresh is status
     world.now_s += 0.125
@@ -224,7 +224,7 @@ def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes)
         released.wait(60)
         return Verdict("yes", "")
 
-    world.board.show(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
+    world.board.set(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
     server = Server(world.board, "127.0.0.1", 0, 0, ask, {})
     server.start()
     try:
@@ -248,7 +248,7 @@ def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes)
 #: Ends after its server, although somebody still waits for an answer.
 _WITH_A_GATE_THAT_WAITS = """
 import socket, threading
-from agent.http_endpoints import Board, Server
+from agent.http_endpoints import LatestSample, Server
 
 asked = threading.Event()
 
@@ -256,7 +256,7 @@ def ask(uid):
     asked.set()
     threading.Event().wait()
 
-server = Server(Board("n1", lambda: 0.0, 1.0), "127.0.0.1", 0, 0, ask, {})
+server = Server(LatestSample("n1", lambda: 0.0, 1.0), "127.0.0.1", 0, 0, ask, {})
 server.start()
 client = socket.create_connection(("127.0.0.1", server.port))
 client.sendall(b"GET /v1/gate?pod_uid=u HTTP/1.1\\r\\n\\r\\n")
@@ -273,7 +273,7 @@ def test_an_answer_that_never_comes_does_not_keep_the_agent_from_ending() -> Non
 
 
 def test_a_client_that_reads_slowly_gets_the_whole_answer(world: World, server: Server) -> None:
-    world.board.show(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
+    world.board.set(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
     with capture_logs() as logs:
         for _ in range(5):
             sent = b"GET /metrics HTTP/1.1\r\n\r\n"
@@ -289,7 +289,7 @@ def test_metrics_are_rendered_once_for_all_that_ask_within_a_second(
     world: World, http: httpx.Client
 ) -> None:
     before = http.get("/metrics").text
-    world.board.show(GPUNodeStatus(devices=[shared("GPU-0")]))
+    world.board.set(GPUNodeStatus(devices=[shared("GPU-0")]))
     assert http.get("/metrics").text == before
     world.now_s += 1.125
     assert "GPU-0" in http.get("/metrics").text
@@ -312,7 +312,7 @@ def test_the_probe_of_the_container_goes_by_the_local_port(
     port = str(server.local_port)
     assert liveness_probe.main(["/healthz", port]) == 0
     assert liveness_probe.main(["/readyz", port]) == 1
-    world.board.show(GPUNodeStatus())
+    world.board.set(GPUNodeStatus())
     assert liveness_probe.main(["/readyz", port]) == 0
     world.now_s += STALE_AFTER_S + 1
     assert liveness_probe.main(["/healthz", port]) == 1
@@ -324,15 +324,15 @@ def test_the_probe_of_the_container_goes_by_the_local_port(
 #: In a network of its own, with an address that is not the loopback's.
 _IN_A_NETWORK = """
 import http.client
-from agent.http_endpoints import Board, Server
+from agent.http_endpoints import LatestSample, Server
 from contract.gpunode import GPUNodeStatus
 from tests.debian import ip
 from tests.install.network import run
 
 run(*ip(), "link", "set", "lo", "up")
 run(*ip(), "address", "add", "10.9.8.7/32", "dev", "lo")
-board = Board("n1", lambda: 0.0, 1.0)
-board.show(GPUNodeStatus(observed_at="then"))
+board = LatestSample("n1", lambda: 0.0, 1.0)
+board.set(GPUNodeStatus(observed_at="then"))
 server = Server(board, "0.0.0.0", 0, 0, None, {})
 server.start()
 for host in ("127.0.0.1", "10.9.8.7"):

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from agent.gate_decision import Limits
 from agent.probes.checkpoint import Entry
 from agent.steering.choice import Choice, NoRoom, choose
-from agent.steering.messages import Wish, allocated, preferred, registration, wishes
+from agent.steering.messages import (
+    ContainerRequest,
+    allocated,
+    container_requests,
+    preferred,
+    registration,
+)
 from contract.gpunode import (
     Charge,
     Device,
@@ -46,8 +52,8 @@ def reservation(gib: int, choice: str = "", count: int = 1) -> Reservation:
     return Reservation("default", "p", [Charge(RESOURCE, count, candidates, choice=choice)])
 
 
-def free(*replicas: str) -> Wish:
-    return Wish(replicas, (), 1)
+def free(*replicas: str) -> ContainerRequest:
+    return ContainerRequest(replicas, (), 1)
 
 
 def held(uid: str, replica: str) -> Entry:
@@ -58,7 +64,7 @@ BOTH = free("GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1")
 
 
 def answer(
-    wish: Wish,
+    wish: ContainerRequest,
     reservations: dict[str, Reservation],
     entries: tuple[Entry, ...] = (),
     devices: tuple[Device, ...] = (gpu("GPU-0"), gpu("GPU-1")),
@@ -155,7 +161,7 @@ def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_i
     ],
 )
 def test_another_device_is_taken_where(
-    devices: tuple[Device, ...], entries: tuple[Entry, ...], wish: Wish
+    devices: tuple[Device, ...], entries: tuple[Entry, ...], wish: ContainerRequest
 ) -> None:
     assert chosen(wish, {"p": reservation(8, "GPU-1")}, entries, devices) == "GPU-0"
 
@@ -250,14 +256,14 @@ def test_a_stranger_comes_where_most_is_left_and_is_never_refused() -> None:
 
 
 def test_all_replicas_of_a_container_are_of_one_device_with_those_that_it_has() -> None:
-    wish = Wish(("GPU-0::0", "GPU-1::0", "GPU-1::1", "GPU-1::2"), ("GPU-1::2",), 2)
+    wish = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-1::1", "GPU-1::2"), ("GPU-1::2",), 2)
     found = answer(wish, {"p": reservation(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
     assert isinstance(found, Choice)
     assert set(found.replicas) == {"GPU-1::2", "GPU-1::0"}
     # All that it was promised is on the device already, half of it used.
     whole = {"p": reservation(24, "GPU-1", count=2)}
     assert chosen(BOTH, whole, (held("p", "GPU-1::2"),)) == "GPU-1"
-    too_many = Wish(("GPU-0::0", "GPU-1::0"), (), 2)
+    too_many = ContainerRequest(("GPU-0::0", "GPU-1::0"), (), 2)
     assert answer(too_many, {"p": reservation(8, "GPU-1", count=2)}) == NoRoom(8 * GIB)
     # Promised when the plugin could take one of each: it may.
     assert answer(too_many, {"p": reservation(8, count=2)}) == Choice(())
@@ -313,7 +319,9 @@ def test_messages_are_those_of_the_device_plugin_api() -> None:
             }
         ]
     )
-    assert wishes(request.SerializeToString()) == [Wish(("a::0", "b::0"), ("a::0",), 300)]
+    assert container_requests(request.SerializeToString()) == [
+        ContainerRequest(("a::0", "b::0"), ("a::0",), 300)
+    ]
     response = api.PreferredAllocationResponse.FromString(preferred([["a::0"], ["b::0", "b::1"]]))
     assert [list(each.deviceIDs) for each in response.container_responses] == [
         ["a::0"],

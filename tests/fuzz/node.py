@@ -22,7 +22,7 @@ import msgspec
 from agent import gate_client
 from agent.api_server import of_client
 from agent.gate_decision import Limits, judge
-from agent.http_endpoints import Board, Server
+from agent.http_endpoints import LatestSample, Server
 from agent.kube_publisher import KubernetesPublisher
 from agent.probes import dcgm
 from agent.probes.cgroup import owner
@@ -45,7 +45,12 @@ from agent.probes.readings import (
 from agent.status_builder import summarise
 from agent.status_writer import NotDelivered
 from agent.steering.choice import choose
-from agent.steering.messages import Wish, allocated, asks_for_preference, wishes
+from agent.steering.messages import (
+    ContainerRequest,
+    allocated,
+    asks_for_preference,
+    container_requests,
+)
 from contract.errors import BadReport
 from contract.gpunode import decode_gpunode
 from contract.heartbeat import Vouch
@@ -208,7 +213,7 @@ _WISH = field(1, "GPU-x::0") + field(1, "GPU-x::1") + field(2, "GPU-x::0") + fie
 @rejected(BadMessage)
 def _plugin(data: bytes) -> None:
     assert _SAMPLE is not None
-    for wish in [*wishes(data), Wish(tuple(_UUIDS), (), 1 << 62)]:
+    for wish in [*container_requests(data), ContainerRequest(tuple(_UUIDS), (), 1 << 62)]:
         choose(wish, "nvidia.com/gpu", _SPEC, _SAMPLE, (), Limits(0, 0))
     allocated(data)
     asks_for_preference(data)
@@ -418,9 +423,9 @@ def _gate(data: bytes) -> None:
 
 
 def _requests() -> Callable[[bytes], bool]:
-    board = Board("n", lambda: 0.0, 60.0)
+    board = LatestSample("n", lambda: 0.0, 60.0)
     assert _SAMPLE is not None
-    board.show(_SAMPLE)
+    board.set(_SAMPLE)
     server = Server(board, "127.0.0.1", 0, 0, None, {})
     ports = server._public, server._local
     for port in ports:
