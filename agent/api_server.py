@@ -5,7 +5,6 @@ In a pod, the kubelet provides address, certificates and token. Only kubeconfigs
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,6 @@ import msgspec
 import urllib3
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-#: Seconds for which a token is reused. The kubelet replaces the file well before it expires.
-_TOKEN_FOR_S = 60.0
 #: A watch keeps one connection open; samples, gates and steering share the others.
 _CONNECTIONS = 8
 _MERGE_PATCH = "application/merge-patch+json"
@@ -52,37 +49,20 @@ def connect() -> ApiServer:
         raise NoCluster(f"no cluster to report to: {err}; without one, pass --no-publish") from err
 
 
-def in_cluster(
-    environment: Mapping[str, str],
-    account: Path = ACCOUNT,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> ApiServer:
+def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer:
     """Return the API server of the pod's cluster. Raises ``OSError`` if the token is missing."""
+
+    def authentication() -> dict[str, str]:
+        # The kubelet replaces the file well before the token expires.
+        return {"Authorization": f"Bearer {(account / 'token').read_text().strip()}"}
+
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
     pool = urllib3.PoolManager(
         maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account / "ca.crt")
     )
-    token = _Token(account / "token", monotonic)
-    token.headers()
+    authentication()
     address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return ApiServer(address, pool, token.headers)
-
-
-class _Token:
-    """The token of a service account, read again once a minute."""
-
-    def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
-        self._path = path
-        self._monotonic = monotonic
-        self._until_s = float("-inf")
-        self._headers: dict[str, str] = {}
-
-    def headers(self) -> dict[str, str]:
-        now_s = self._monotonic()
-        if now_s >= self._until_s:
-            self._headers = {"Authorization": f"Bearer {self._path.read_text().strip()}"}
-            self._until_s = now_s + _TOKEN_FOR_S
-        return dict(self._headers)
+    return ApiServer(address, pool, authentication)
 
 
 def _of_kubeconfig() -> ApiServer:

@@ -1,6 +1,5 @@
 """Takes samples: reads every probe, and builds the status of the GPUNode from their readings."""
 
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -67,7 +66,6 @@ def device_probe_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -
         LimitsProbe(gate, settings.driver_timeout_s, settings.cgroups, ASK_EVERY_S),
         StateFile(settings.state),
         incarnation,
-        time.monotonic,
         lambda: rfc3339(datetime.now(UTC)),
     )
 

@@ -20,16 +20,28 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+import msgspec
 import structlog
 
-from agent.status_builder import FREED_EVERY_S, GROWN_EVERY_S, worth_writing
-from contract.gpunode import GPUNodeStatus
+from contract.gpunode import GPUNodeStatus, SmActivity
 from contract.heartbeat import Vouch
 
 _log = structlog.get_logger()
 
 FIRST_BACK_OFF_S = 1.0
 LONGEST_BACK_OFF_S = 30.0
+
+#: Growth of used memory is written if it is at least this much, or 1 % of the device, and at most
+#: this often.
+GROWN_BYTES = 64 << 20
+GROWN_EVERY_S = 5.0
+#: Any amount of freed memory is written, at most this often, because pods may wait for it.
+FREED_EVERY_S = 1.0
+#: A change of SM activity alone is written if it is at least this much, and at most this often.
+SM_MOVED_RATIO = 0.1
+SM_EVERY_S = 60.0
+
+_ABSENT = -1
 
 
 class NotDelivered(Exception):
@@ -196,3 +208,71 @@ class StatusWriter:
         do not retry together."""
         longest_s = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** min(self._failures - 1, 10))
         return longest_s * self._chance.uniform(0.5, 1.0)
+
+
+def worth_writing(
+    before: GPUNodeStatus | None, after: GPUNodeStatus, since_last_write_s: float
+) -> bool:
+    """Return whether ``after`` differs enough from ``before`` to be written.
+
+    ``before`` is the last written status (None: none yet), not the last sample. So slow growth adds
+    up, and a failed write stays due.
+    """
+    if before is None or _structure(before) != _structure(after):
+        return True
+    figures = list(zip(_figures(before), _figures(after), strict=True))
+    if since_last_write_s >= FREED_EVERY_S and any(new < old for (old, _), (new, _) in figures):
+        return True
+    if since_last_write_s >= GROWN_EVERY_S and any(
+        new - old >= GROWN_BYTES or (new > old and (new - old) * 100 >= memory)
+        for (old, _), (new, memory) in figures
+    ):
+        return True
+    return since_last_write_s >= SM_EVERY_S and any(
+        _sm_moved(old.sm_activity, new.sm_activity)
+        for old, new in zip(before.devices, after.devices, strict=True)
+    )
+
+
+def _structure(status: GPUNodeStatus) -> object:
+    """Return the parts whose change is written at once: all but varying figures and times."""
+    devices = [
+        msgspec.structs.replace(
+            device,
+            used_bytes=_presence(device.used_bytes),
+            unattributed_bytes=_presence(device.unattributed_bytes),
+            sm_activity=None,
+            sm_occupancy_ratio=None,
+            utilization_ratio=None,
+        )
+        for device in status.devices
+    ]
+    pods = [
+        msgspec.structs.replace(pod, used_bytes=_presence(pod.used_bytes)) for pod in status.pods
+    ]
+    limits = [msgspec.structs.replace(limit, used_bytes=0) for limit in status.limits]
+    conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
+    versions = (status.agent_version, status.driver_version, status.cuda_version)
+    plugin, sources, summary = status.plugin, status.sources, status.summary
+    return devices, pods, limits, conditions, plugin, sources, summary, versions
+
+
+def _presence(figure: int | None) -> int:
+    return _ABSENT if figure is None or figure < 0 else 0
+
+
+def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
+    """Return (bytes, memory of the device) in an order that depends only on the structure."""
+    memory = {device.uuid: device.memory_bytes for device in status.devices}
+    return [
+        *((device.used_bytes, device.memory_bytes) for device in status.devices),
+        *((device.unattributed_bytes or 0, device.memory_bytes) for device in status.devices),
+        *((pod.used_bytes or 0, memory.get(pod.device, 0)) for pod in status.pods),
+    ]
+
+
+def _sm_moved(old: SmActivity | None, new: SmActivity | None) -> bool:
+    if old is None or new is None or old.source != new.source:
+        return old != new
+    # Tenths are not exact in binary: 0.3 - 0.2 is a little less than 0.1.
+    return round(abs(new.ratio - old.ratio), 6) >= SM_MOVED_RATIO

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from agent.probes.readings import HealthIssueReading
+
 #: XIDs after which the device works: number -> meaning. The first five are those of NVIDIA's
 #: device plugin (internal/rm/health.go, v0.18). The others need no action for the GPU according to
 #: NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The plugin also
@@ -143,18 +145,14 @@ class HealthSample:
     maintained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HealthIssue:
-    reason: str
-    since: str
-
-
-def judge(before: HealthState, sample: HealthSample) -> tuple[HealthState, dict[str, HealthIssue]]:
+def judge(
+    before: HealthState, sample: HealthSample
+) -> tuple[HealthState, dict[str, HealthIssueReading]]:
     """Return the state to remember, and the unhealthy devices of ``sample``."""
     reloaded = before.driver != "" and sample.driver not in {"", before.driver}
     raised = _raised(before, sample)
     unhealthy: dict[str, UnhealthyDevice] = {}
-    health_issues: dict[str, HealthIssue] = {}
+    health_issues: dict[str, HealthIssueReading] = {}
     for uuid in {*before.unhealthy, *sample.causes}:
         known = before.unhealthy.get(uuid)
         recovery = sample.checkups[uuid].recovery if uuid in sample.checkups else None
@@ -170,7 +168,7 @@ def judge(before: HealthState, sample: HealthSample) -> tuple[HealthState, dict[
         if reasons:
             since = sample.now if known is None else known.since
             unhealthy[uuid] = UnhealthyDevice(since, xids)
-            health_issues[uuid] = HealthIssue("; ".join(reasons)[:_MOST_REASON], since)
+            health_issues[uuid] = HealthIssueReading(uuid, "; ".join(reasons)[:_MOST_REASON], since)
     return HealthState(
         sample.driver or before.driver, unhealthy, {**before.gauges, **sample.gauges}
     ), health_issues

@@ -20,7 +20,7 @@ If no pod that Headroom scheduled is unconfirmed, the request is of another pod.
 with the most free memory, and is never rejected.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -59,7 +59,7 @@ class Choice:
     #: The device reserved for the unconfirmed pods; empty if their reservations differ.
     reserved: str = ""
     #: Number of unconfirmed pods that Headroom scheduled.
-    awaited: int = 0
+    unconfirmed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,6 @@ def choose(
     # A pod that held devices and holds none any more has ended. It is not unconfirmed, although its
     # reservation may still exist.
     ended = (seen | arrived_before) - _holders(sample, spec)
-    free = _by_device(request.available)
     waiting = [
         (uid, reservation, charge)
         for uid, reservation in spec.reservations.items()
@@ -105,14 +104,7 @@ def choose(
     ours = [each for each in waiting if ADOPTED not in each[1].flags and not each[2].by_environment]
     reserved = {charge.choice for _, _, charge in ours}
     wanted = next(iter(reserved)) if len(reserved) == 1 else ""
-    rooms: list[_Room] = []
-    for memory in memories(sample.devices):
-        for device in memory:
-            given = _given(request, free.get(device.uuid, ()))
-            if given and device.resource == resource:
-                left = len(free[device.uuid])
-                rooms.append(_room(given, left, device, memory, spec, sample, limits))
-
+    rooms = list(_rooms(request, resource, spec, sample, limits))
     order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
 
     def best_for(these: Sequence[_Waiting]) -> _Room | None:
@@ -137,7 +129,7 @@ def choose(
     if best is None and ours:
         if not rooms and any(not charge.choice for _, _, charge in ours):
             return Choice(())  # one container wants several replicas, reserved without steering
-        return NoRoom(max(_most_bytes(charge) for _, _, charge in ours))
+        return NoRoom(max(max(c.candidates.values(), default=0) for _, _, c in ours))
     if best is None and rooms:
         best = max(rooms, key=lambda room: (room.healthy, room.left_bytes, room.device))
     if best is None:
@@ -197,7 +189,7 @@ class _Room:
     replicas: tuple[str, ...]
     device: str
     memory: Sequence[Device]
-    sitting: Set[str]
+    present_uids: Set[str]
     healthy: bool
     left_bytes: int
     #: Number of replicas that are allocated or unhealthy.
@@ -208,56 +200,46 @@ class _Room:
 
         A pod that already holds a replica here needs no more: all of its reservation is counted.
         """
-        coming = (
+        needed = (
             asked(reservation, self.memory, uses=False)
             for uid, reservation, _ in these
-            if uid not in self.sitting
+            if uid not in self.present_uids
         )
-        return self.healthy and self.left_bytes >= max(coming, default=0)
+        return self.healthy and self.left_bytes >= max(needed, default=0)
 
 
-def _room(
-    replicas: tuple[str, ...],
-    free: int,
-    device: Device,
-    memory: Sequence[Device],
+def _rooms(
+    request: ContainerRequest,
+    resource: str,
     spec: GPUNodeSpec,
     sample: GPUNodeStatus,
     limits: Limits,
-) -> _Room:
-    rows = rows_in(memory, sample)
-    allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
-    # A pod without a reservation counts with the memory of one replica.
-    unattributed_use_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
-    taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, unattributed_use_bytes)
-    return _Room(
-        replicas=replicas,
-        device=device.uuid,
-        memory=memory,
-        sitting={reserved_for(row, spec) for row in rows} | certain(spec, memory),
-        healthy=all(mate.healthy for mate in memory),
-        left_bytes=allocatable_bytes - taken,
-        taken=device.replicas.total - free,
-    )
-
-
-def _by_device(replicas: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for replica in sorted(replicas):
-        found.setdefault(device_of(replica), []).append(replica)
-    return found
-
-
-def _given(request: ContainerRequest, free: Sequence[str]) -> tuple[str, ...]:
-    """Return the container's replicas if one device provides all but ``must_include``; empty if
-    the device has too few."""
-    rest = [replica for replica in free if replica not in request.must_include]
+) -> Iterator[_Room]:
+    """Yield the devices that can provide all replicas of the request but ``must_include``."""
+    free: dict[str, list[str]] = {}
+    for replica in sorted(request.available):
+        free.setdefault(device_of(replica), []).append(replica)
     needed = request.size - len(request.must_include)
-    return (*request.must_include, *rest[:needed]) if 0 < needed <= len(rest) else ()
-
-
-def _most_bytes(charge: Charge) -> int:
-    return max(charge.candidates.values(), default=0)
+    for memory in memories(sample.devices):
+        for device in memory:
+            there = free.get(device.uuid, [])
+            rest = [replica for replica in there if replica not in request.must_include]
+            if device.resource != resource or not 0 < needed <= len(rest):
+                continue
+            rows = rows_in(memory, sample)
+            allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
+            # A pod without a reservation counts with the memory of one replica.
+            per_replica_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
+            taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, per_replica_bytes)
+            yield _Room(
+                replicas=(*request.must_include, *rest[:needed]),
+                device=device.uuid,
+                memory=memory,
+                present_uids={reserved_for(row, spec) for row in rows} | certain(spec, memory),
+                healthy=all(mate.healthy for mate in memory),
+                left_bytes=allocatable_bytes - taken,
+                taken=device.replicas.total - len(there),
+            )
 
 
 @dataclass(frozen=True, slots=True)

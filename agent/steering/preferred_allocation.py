@@ -10,12 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from agent.gate_decision import LIMITS_UNKNOWN, limits
+from agent.gate_service import Ledger
 from agent.probes.checkpoint import BadCheckpoint, Entry, read_checkpoint
 from agent.probes.podresources import PodResources, Unanswered
 from agent.probes.readings import HoldingReading, ObstacleReading, Reading, SteeredReading
@@ -46,12 +48,6 @@ _RETRY_S = 0.2
 MAX_ARRIVALS = 4096
 #: Seconds that the return of a resource to its plugin may still take when the agent ends.
 RETURN_WITHIN_S = 5.0
-
-
-class Ledger(Protocol):
-    def gpunode(self) -> GPUNode | None:
-        """Return the node's GPUNode, read consistently. Raises ``NotDelivered``, ``BadReport``."""
-        ...
 
 
 class Arrivals:
@@ -203,7 +199,7 @@ class PreferredAllocation:
                 self._folder,
                 self._lock_on_node,
                 resource,
-                self._chooser(resource),
+                partial(self._choose, resource),
                 self._healthy,
                 self._changed,
             )
@@ -245,9 +241,6 @@ class PreferredAllocation:
             self._restored[plugin] = (socket, thread)
             thread.start()
 
-    def _chooser(self, resource: str) -> Callable[[ContainerRequest], Sequence[str] | None]:
-        return lambda request: self._choose(resource, request)
-
     def _choose(self, resource: str, request: ContainerRequest) -> Sequence[str] | None:
         """Return the replicas for a container; None if the plugin should choose.
 
@@ -265,25 +258,27 @@ class PreferredAllocation:
         known = self._soon(lambda: limits(self._reserve_bytes()), LIMITS_UNKNOWN)
         arrived = self._arrivals.see(entry.pod_uid for entry in entries)
         found = choose(request, resource, node.spec, sample, entries, known, steered, arrived)
-        took_ms = round((time.monotonic() - began_s) * 1000)
         if isinstance(found, NoRoom):
             self.answers[resource, "rejected"] += 1
             _log.warning("steering_rejected", resource=resource, asked_bytes=found.asked_bytes)
             raise Rejected(
                 "Headroom: no GPU of this node has enough free memory for a pod bound to the node"
             )
-        result = "plugin" if not found.replicas else "stranger" if not found.awaited else "reserved"
         if found.reserved and found.device != found.reserved:
             result = "elsewhere"
+        elif not found.replicas:
+            result = "plugin"
+        else:
+            result = "reserved" if found.unconfirmed else "stranger"
         self.answers[resource, result] += 1
         _log.info(
             "steered",
             resource=resource,
             device=found.device,
             reserved=found.reserved,
-            awaited=found.awaited,
+            unconfirmed=found.unconfirmed,
             result=result,
-            took_ms=took_ms,
+            took_ms=round((time.monotonic() - began_s) * 1000),
         )
         return found.replicas or None
 
@@ -311,7 +306,11 @@ class PreferredAllocation:
             return None
 
     def _healthy(self, resource: str) -> bool | None:
-        return healthy(self._kubelet, resource)
+        """Return whether the kubelet has healthy devices of the resource; None if unknown."""
+        try:
+            return bool(self._kubelet.healthy().get(resource))
+        except Unanswered:
+            return None
 
 
 def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
@@ -337,11 +336,3 @@ def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
         if charge.choice
     }
     return not ({resource} & (steered | chosen) if resource else steered | chosen)
-
-
-def healthy(kubelet: PodResources, resource: str) -> bool | None:
-    """Return whether the kubelet has healthy devices of the resource; None if unknown."""
-    try:
-        return bool(kubelet.healthy().get(resource))
-    except Unanswered:
-        return None

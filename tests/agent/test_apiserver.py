@@ -30,16 +30,12 @@ def test_address_and_certificate_are_those_of_the_pod(
     assert (pool["cert_reqs"], pool["ca_certs"]) == ("CERT_REQUIRED", str(account / "ca.crt"))
 
 
-def test_a_token_that_was_replaced_is_used_within_a_minute(account: Path) -> None:
-    now_s = 0.0
-    server = in_cluster(ENVIRONMENT, account, lambda: now_s)
+def test_a_token_that_was_replaced_is_used_with_the_next_request(account: Path) -> None:
+    server = in_cluster(ENVIRONMENT, account)
     assert server.authentication() == {"Authorization": "Bearer first"}
     (account / "token").write_text("second")
-    assert server.authentication() == {"Authorization": "Bearer first"}
-    now_s = 60.0
     assert server.authentication() == {"Authorization": "Bearer second"}
     (account / "token").unlink()
-    now_s = 120.0
     with pytest.raises(OSError, match="token"):
         server.authentication()
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from agent.probes.dcgm import DcgmReading
-from agent.probes.device_probe import CrossCheck
+from agent.probes.dcgm_exposition import CrossCheck, DcgmReading
 from agent.probes.nvml import Memory
 from agent.probes.readings import DeviceReading
 from tests.driver import GIB

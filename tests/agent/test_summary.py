@@ -18,7 +18,8 @@ from agent.probes.readings import (
     SharingReading,
     SourceReading,
 )
-from agent.status_builder import rfc3339, summarise, worth_writing
+from agent.status_builder import rfc3339, summarise
+from agent.status_writer import worth_writing
 from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse, SmActivity
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, 456789, tzinfo=UTC)

@@ -24,7 +24,7 @@ from agent.api_server import of_client
 from agent.gate_decision import Limits, judge
 from agent.http_endpoints import LatestSample, Server
 from agent.kube_publisher import KubernetesPublisher
-from agent.probes import dcgm
+from agent.probes import dcgm_exposition
 from agent.probes.cgroup import owner
 from agent.probes.checkpoint import BadCheckpoint, parse_checkpoint
 from agent.probes.device_probe import StateFile
@@ -340,7 +340,7 @@ def _exposition(random: Random) -> bytes:
 
 
 def _dcgm(data: bytes) -> bool:
-    readings, bad = dcgm.parse(data.decode("utf-8", "replace"))
+    readings, bad = dcgm_exposition.parse(data.decode("utf-8", "replace"))
     for each in readings:
         figures = (each.used_bytes, each.free_bytes, each.reserved_bytes, each.total_bytes)
         if any(figure is not None and not 0 <= figure < 1 << 63 for figure in figures):
