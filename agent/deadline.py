@@ -90,6 +90,12 @@ class Worker(Generic[T]):
             wait([self._last], min(left_s, _LOOK_S))
         return self._last.result()
 
+    def run(self, work: Callable[[], T], within_s: float) -> T:
+        """Run ``work`` and return its result. Raises ``Hanging``, also if the thread is busy."""
+        if not self.give(work):
+            raise Hanging
+        return self.result(time.monotonic() + within_s)
+
     def close(self) -> None:
         """Let the thread end, at once or when its call returns."""
         if self._thread is not None:

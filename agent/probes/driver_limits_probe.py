@@ -17,7 +17,8 @@ import structlog
 
 from agent.deadline import Hanging, Worker
 from agent.probes.cgroup import container_of, pod_of
-from agent.probes.nvml import LIMITS_CALL, DeviceFault, Gate, NvmlError, StaleHandle
+from agent.probes.nvml import LIMITS_CALL, Gate
+from agent.probes.nvml_errors import DeviceFault, NvmlError, StaleHandle
 from agent.probes.readings import (
     Degraded,
     DeviceReading,
@@ -120,9 +121,7 @@ class LimitsProbe:
             ]
             for device, uids in pods.items()
         }
-        if not self._worker.give(lambda: list(self._ask(asked))):
-            raise Hanging
-        found = self._worker.result(time.monotonic() + self._deadline_s)
+        found = self._worker.run(lambda: list(self._ask(asked)), self._deadline_s)
         return [SourceReading(SOURCE), *found]
 
     def _ask(self, asked: Mapping[str, Sequence[_Container]]) -> Iterator[Reading]:

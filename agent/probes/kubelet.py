@@ -94,11 +94,13 @@ class KubeletProbe:
         uids = {entry.pod_uid for entry in entries}
         names = {**self._names, **joined.names}
         self._names = {uid: name for uid, name in names.items() if uid in uids}
-        yield from joined.holdings
-        yield from _registered(checkpoint, healthy)
-        yield from _answers(entries)
-        yield source
-        yield _judged(service, listed, joined, self._unlisted_since_s, checkpoint)
+        return [
+            *joined.holdings,
+            *_registered(checkpoint, healthy),
+            *_answers(entries),
+            source,
+            _judged(service, listed, joined, self._unlisted_since_s, checkpoint),
+        ]
 
     def _ask(
         self,

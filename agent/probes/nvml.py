@@ -1,101 +1,38 @@
-"""The only access to NVML: makes every driver call and gives each error code one meaning.
+"""The only access to NVML: makes every driver call.
 
-NVML has about thirty error codes. Here each code has exactly one outcome. A call returns a value,
-returns ``None`` (the driver, the device or our permissions lack it), or raises one of
-
-    NvmlError
-    ├── NoDriver       no NVIDIA driver here: not a GPU node, or not yet; tried again later
-    ├── DriverGone     the driver was unloaded or replaced while the agent runs. pynvml caches
-    │                  function pointers and never unloads the library, so only a new process can
-    │                  use the new driver
-    ├── DeviceFault    this device cannot be trusted; the others can
-    │   └── DeviceLost     it fell off the bus or needs a reset, whichever call reports that
-    └── StaleHandle    the handle is not valid any more: resolve it again by UUID
+Drivers use different entry sizes for the same process list, and none reports which one it uses (the
+table in docs/agent.md). So the buffer is filled with a pattern first, and the untouched part shows
+where the last entry ends. Every list is checked, not only the first: an empty list shows nothing,
+and a wrong size would yield other processes with other memory.
 """
 
 import ctypes
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeVar
 
-from agent.probes import nvml_entries
+from agent.probes.nvml_errors import (
+    UNSUPPORTED,
+    DeviceFault,
+    DeviceLost,
+    DriverGone,
+    NoDriver,
+    Outcome,
+    StaleHandle,
+    TooSmall,
+    error_of,
+    outcome_of,
+)
 
 T = TypeVar("T")
 
-
-class NvmlError(Exception):
-    """Base class of all errors that ``Gate`` raises."""
-
-
-class NoDriver(NvmlError):
-    pass
-
-
-class DriverGone(NvmlError):
-    pass
-
-
-class DeviceFault(NvmlError):
-    pass
-
-
-class DeviceLost(DeviceFault):
-    pass
-
-
-class StaleHandle(NvmlError):
-    pass
-
-
-class _TooSmall(NvmlError):
-    """The array passed to the driver was too short. ``Gate`` handles it and never raises it."""
-
-
-class Outcome(Enum):
-    """The possible meanings of a failed driver call."""
-
-    ABSENT = "absent"
-    NO_PERMISSION = "no permission"
-    STALE_HANDLE = "stale handle"
-    TOO_SMALL = "too small"
-    DEVICE_FAULT = "device fault"
-    DRIVER_GONE = "driver gone"
-    NO_DRIVER = "no driver"
-
-
-#: NVML error code -> outcome. All other codes (lost, reset required, timeout, unknown, codes of
-#: future drivers) are a fault of the device: an answer that we do not understand is no reason to
-#: trust the device.
-OUTCOMES = {
-    0: Outcome.ABSENT,  # pynvml raises "SUCCESS" if a sizing call found nothing
-    1: Outcome.DRIVER_GONE,  # UNINITIALIZED
-    2: Outcome.STALE_HANDLE,  # INVALID_ARGUMENT
-    3: Outcome.ABSENT,  # NOT_SUPPORTED
-    4: Outcome.NO_PERMISSION,
-    6: Outcome.ABSENT,  # NOT_FOUND
-    7: Outcome.TOO_SMALL,  # INSUFFICIENT_SIZE
-    9: Outcome.DRIVER_GONE,  # DRIVER_NOT_LOADED
-    12: Outcome.NO_DRIVER,  # LIBRARY_NOT_FOUND
-    13: Outcome.ABSENT,  # FUNCTION_NOT_FOUND: an old driver
-    18: Outcome.DRIVER_GONE,  # LIB_RM_VERSION_MISMATCH
-    25: Outcome.ABSENT,  # ARGUMENT_VERSION_MISMATCH: an old driver
-    26: Outcome.ABSENT,  # DEPRECATED
-    28: Outcome.ABSENT,  # GPU_NOT_FOUND: the node has no GPU
-}
-
 #: Do not fail if there is no GPU: a node whose only GPU fell off the bus must still report that.
 _INIT_NO_GPUS = 1
-
-#: GPU_IS_LOST and RESET_REQUIRED.
-_LOST = {15, 16}
 _DRIVER_NOT_LOADED = 9
 _NOT_FOUND = 6
 _TIMEOUT = 10
-
-#: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH and DEPRECATED: this driver version lacks the call.
-_UNSUPPORTED = {13, 25, 26}
 LIMITS_CALL = "nvmlDeviceGetMemoryLimits_v1"
 
 _FIRST_PROCESSES = 64
@@ -104,18 +41,18 @@ _MOST_PROCESSES = 1 << 14
 _LIST_VERSIONS = ("_v3", "_v2", "")
 _MEMORY_V2 = "nvmlDeviceGetMemoryInfo_v2"
 
-
-_ERRORS = {
-    Outcome.STALE_HANDLE: StaleHandle,
-    Outcome.TOO_SMALL: _TooSmall,
-    Outcome.DRIVER_GONE: DriverGone,
-    Outcome.NO_DRIVER: NoDriver,
-    Outcome.DEVICE_FAULT: DeviceFault,
+#: Fill pattern of a buffer: entries that a driver writes do not consist of this byte.
+_POISON = 0xA5
+#: Size of an entry of a process list in bytes -> its layout: process id, bytes used.
+_PROCESSES = {
+    16: struct.Struct("<I4xQ"),
+    24: struct.Struct("<I4xQ8x"),
+    32: struct.Struct("<I4xQ16x"),
 }
-
-
-def outcome_of(code: int) -> Outcome:
-    return OUTCOMES.get(code, Outcome.DEVICE_FAULT)
+_LONGEST_BYTES = max(_PROCESSES)
+#: Process id, time in microseconds, SM utilisation in percent.
+_SAMPLE = struct.Struct("<I4xQI12x")
+_NOT_AVAILABLE = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +204,7 @@ class Gate:
             for version in _LIST_VERSIONS:
                 if (name := f"nvmlDeviceGet{kind}RunningProcesses{version}") in self._missing:
                     continue
-                listed = self._filled(name, "c_nvmlProcessInfo_v2_t", fill, nvml_entries.processes)
+                listed = self._filled(name, "c_nvmlProcessInfo_v2_t", fill, _process_list)
                 if name not in self._missing:
                     break
             if listed is None and kind == "Compute":
@@ -296,7 +233,7 @@ class Gate:
             "nvmlDeviceGetProcessUtilization",
             "c_nvmlProcessUtilizationSample_t",
             fill,
-            lambda written, count, room: list(nvml_entries.samples(written, count)),
+            lambda written, count, room: list(_SAMPLE.iter_unpack(written[: count * 32])),
         )
 
     def limits(self, handle: Any, cgroup: str) -> Limits | None:
@@ -304,10 +241,10 @@ class Gate:
 
         None if the driver has no such limits: it is older than r615, or the device is MIG.
         """
-        struct = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
-        if struct is None:
+        kind = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
+        if kind is None:
             return None
-        asked = struct(nameSpace=cgroup.encode())
+        asked = kind(nameSpace=cgroup.encode())
         if not self.does(LIMITS_CALL, handle, asked):
             return None
         unlimited = self._library.NVML_DEVICE_MEMORY_LIMIT_MAX
@@ -339,7 +276,7 @@ class Gate:
     def _filled(
         self,
         name: str,
-        struct: str,
+        entry: str,
         fill: Callable[[Any, ctypes.c_uint, Any], int],
         read: Callable[[bytes, int, int], list[T]],
     ) -> list[T] | None:
@@ -349,15 +286,15 @@ class Gate:
         start in between, and if the driver answers the first call with SUCCESS, pynvml returns no
         entries. So this passes an array with the first call.
         """
-        kind = getattr(self._library, struct, None)
+        kind = getattr(self._library, entry, None)
         if kind is None:
             return None
         size = max(_FIRST_PROCESSES, self._lengths.get(name, 0) * 2)
         count = ctypes.c_uint()
 
         def list_entries() -> list[T]:
-            buffer = (ctypes.c_ubyte * (size * nvml_entries.LONGEST_BYTES))()
-            ctypes.memset(buffer, nvml_entries.POISON, len(buffer))
+            buffer = (ctypes.c_ubyte * (size * _LONGEST_BYTES))()
+            ctypes.memset(buffer, _POISON, len(buffer))
             array = (kind * size).from_buffer(buffer)
             code = fill(self._library._nvmlGetFunctionPointer(name), count, array)
             if code != 0:
@@ -370,7 +307,7 @@ class Gate:
             count.value = size
             try:
                 return self._made(name, list_entries)
-            except _TooSmall:
+            except TooSmall:
                 size = max(size * 2, count.value * 2)
         return None
 
@@ -387,13 +324,44 @@ class Gate:
             # pynvml raises this for FUNCTION_NOT_FOUND of a call without a version.
             self._missing.add(name)
         except self._library.NVMLError as err:
-            outcome = outcome_of(err.value)
-            if error := DeviceLost if err.value in _LOST else _ERRORS.get(outcome):
+            if error := error_of(err.value):
                 raise error(f"{err} (NVML {err.value})") from err
-            if err.value in _UNSUPPORTED:
+            if err.value in UNSUPPORTED:
                 self._missing.add(name)
-            if outcome is Outcome.NO_PERMISSION:
+            if outcome_of(err.value) is Outcome.NO_PERMISSION:
                 self.forbidden.add(name)
         finally:
             self._calls.pop(thread_id, None)
         return None
+
+
+def _process_list(written: bytes, count: int, room: int) -> list[tuple[int, int | None]]:
+    """Return process id and bytes (None: unknown to the driver) of the first ``count`` entries.
+
+    ``written`` was filled with ``_POISON`` and has ``_LONGEST_BYTES`` for each of ``room`` entries,
+    the array length passed to the driver. Raises ``ValueError`` if the entries
+    have a size that no known driver writes.
+    """
+    entry_bytes = _entry_bytes(written, count, room)
+    entries = _PROCESSES[entry_bytes].iter_unpack(written[: count * entry_bytes])
+    return [(pid, None if used == _NOT_AVAILABLE else used) for pid, used in entries]
+
+
+def _entry_bytes(written: bytes, count: int, room: int) -> int:
+    for entry_bytes in _PROCESSES:
+        if _is_end(written, count * entry_bytes, room * entry_bytes):
+            return entry_bytes
+    raise ValueError("its entries have none of the known lengths")
+
+
+def _is_end(written: bytes, end: int, room_end: int) -> bool:
+    """Return whether the driver wrote nothing from ``end`` on, or only zeros up to ``room_end``.
+
+    Some drivers clear the whole array first.
+    """
+    is_cleared = written.count(0, end, room_end) == room_end - end
+    return _is_untouched(written, end) or (is_cleared and _is_untouched(written, room_end))
+
+
+def _is_untouched(written: bytes, start: int) -> bool:
+    return written.count(_POISON, start) == len(written) - start

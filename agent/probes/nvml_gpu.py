@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from agent.probes.device_health import Checkup
-from agent.probes.nvml import LIMITS_CALL, DeviceFault, DeviceLost, Gate, StaleHandle
+from agent.probes.nvml import LIMITS_CALL, Gate
+from agent.probes.nvml_errors import DeviceFault, DeviceLost, StaleHandle
 from agent.probes.readings import ActivityReading, Degraded, DeviceReading, FactsReading
 from agent.probes.sm_activity import Meter
 

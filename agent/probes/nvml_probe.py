@@ -18,11 +18,11 @@ from typing import TypeVar
 import structlog
 
 from agent.deadline import Hanging, Worker
-from agent.probes.nvml import (
+from agent.probes.nvml import Gate
+from agent.probes.nvml_errors import (
     DeviceFault,
     DeviceLost,
     DriverGone,
-    Gate,
     NoDriver,
     NvmlError,
     StaleHandle,

@@ -9,14 +9,21 @@ config-manager replaces the file and signals the plugin, whose process stays. Al
 deadline, because a file, and even a command line, can be on a file system that does not answer.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from agent.deadline import Hanging, Worker
-from agent.probes.process_files import ConfigFiles, environment_of, flags_of, inside, read_text
+from agent.probes.host_processes import (
+    ConfigFiles,
+    SocketListeners,
+    environment_of,
+    flags_of,
+    inside,
+    listener,
+    read_text,
+)
 from agent.probes.readings import (
     TOPOLOGY_POLICIES,
     PluginReading,
@@ -24,7 +31,6 @@ from agent.probes.readings import (
     SourceReading,
     TopologyReading,
 )
-from agent.probes.socket_listeners import SocketListeners, listener
 from contract.gpunode import MAX_REPLICAS, Sharing
 
 PLUGIN = "plugin"
@@ -72,12 +78,10 @@ class ConfigurationProbe:
 
     def read(self) -> Iterable[Reading]:
         try:
-            if self._worker.give(self._read):
-                return self._worker.result(time.monotonic() + self._read_s)
+            return self._worker.run(self._read, self._read_s)
         except Hanging:
-            pass
-        why = "reading its configuration takes too long"
-        return [SourceReading(source, "degraded", why) for source in (PLUGIN, KUBELET)]
+            why = "reading its configuration takes too long"
+            return [SourceReading(source, "degraded", why) for source in (PLUGIN, KUBELET)]
 
     def _read(self) -> list[Reading]:
         self._listeners.update((_PLUGIN_SOCKETS, _GKE_SOCKETS, _KUBELET_SOCKET))

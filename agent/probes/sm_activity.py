@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.probes.nvml import DeviceFault, DeviceLost, Gate, NvmlError, StaleHandle
+from agent.probes.nvml import Gate
+from agent.probes.nvml_errors import DeviceFault, DeviceLost, NvmlError, StaleHandle
 from agent.probes.readings import ActivityReading, Degraded
 from contract.gpunode import SM_SOURCES
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from agent.probes.device_health import Xid
-from agent.probes.nvml import DriverGone, Gate, NvmlError
+from agent.probes.nvml import Gate
+from agent.probes.nvml_errors import DriverGone, NvmlError
 
 SOURCE = "nvml"
 _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError

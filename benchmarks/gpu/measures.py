@@ -17,7 +17,8 @@ from typing import Any
 import pynvml
 
 from agent.__main__ import log_to_stderr
-from agent.probes.nvml import Gate, NvmlError
+from agent.probes.nvml import Gate
+from agent.probes.nvml_errors import NvmlError
 from agent.probes.nvml_probe import Found, NvmlProbe
 from agent.probes.sm_activity import GPM_APART_S
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
+from agent.probes.host_processes import listener
 from agent.probes.kubelet import KubeletProbe
 from agent.probes.nvml import Memory
 from agent.probes.plugin_config import ConfigurationProbe
 from agent.probes.podresources import PodResources
 from agent.probes.processes import ProcessProbe
 from agent.probes.readings import DeviceReading, DriverReading, Reading
-from agent.probes.socket_listeners import listener
 from agent.status_builder import summarise
 from contract.gpunode import GPUNodeStatus
 from tests.agent.test_faults import DOCS, said

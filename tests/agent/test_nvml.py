@@ -18,12 +18,10 @@ from structlog.testing import capture_logs
 
 from agent.probes import sm_activity
 from agent.probes.device_probe import incarnation, own_cgroup
-from agent.probes.nvml import (
+from agent.probes.nvml import Gate, Limits, Memory
+from agent.probes.nvml_errors import (
     DeviceFault,
     DriverGone,
-    Gate,
-    Limits,
-    Memory,
     NoDriver,
     Outcome,
     StaleHandle,

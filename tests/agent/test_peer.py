@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.probes.socket_listeners import listener
+from agent.probes.host_processes import listener
 
 _CHILD = """
 import socket, sys

@@ -11,10 +11,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.probes.host_processes import Hidden, parse_flags
 from agent.probes.plugin_config import ConfigurationProbe
-from agent.probes.process_files import parse_flags
 from agent.probes.readings import PluginReading, Reading, SourceReading, TopologyReading
-from agent.probes.socket_listeners import Hidden
 
 GPU = "nvidia.com/gpu"
 KEYS = st.sampled_from(

@@ -21,8 +21,7 @@ from structlog.testing import capture_logs
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher, status_patch
-from agent.status_builder import GROWN_BYTES
-from agent.status_writer import NotDelivered, NotThereYet, StatusWriter
+from agent.status_writer import GROWN_BYTES, NotDelivered, NotThereYet, StatusWriter
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease

@@ -28,12 +28,12 @@ from agent.probes import dcgm_exposition
 from agent.probes.cgroup import owner
 from agent.probes.checkpoint import BadCheckpoint, parse_checkpoint
 from agent.probes.device_probe import StateFile
+from agent.probes.host_processes import parse_flags
 from agent.probes.kubelet import join
 from agent.probes.node_probe import NodeApi
 from agent.probes.nvml import Memory
 from agent.probes.plugin_config import ConfigurationProbe
 from agent.probes.podresources import ListedContainer, PodResources, Unanswered
-from agent.probes.process_files import parse_flags
 from agent.probes.protobuf import BadMessage, field
 from agent.probes.readings import (
     DeviceReading,
