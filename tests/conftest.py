@@ -56,11 +56,11 @@ SKIPS_ALLOWED = {
 SLOW_FIXTURES = {"plane", "server"}
 SLOW_MODULES = (
     "tests/agent/test_faults",
-    "tests/agent/test_gate_served",
+    "tests/agent/test_gate_service",
     "tests/agent/test_on_driver_library",
-    "tests/agent/test_publish",
-    "tests/agent/test_survey",
-    "tests/agent/test_table",
+    "tests/agent/test_status_writer",
+    "tests/agent/test_device_probe",
+    "tests/agent/test_once_report",
     "tests/agent/test_xids",
     "tests/benchmarks/test_gpu.py",
     "tests/chaos/test_chaos",

@@ -26,7 +26,7 @@ from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged
-from tests.agent.test_nodeapi import NO_ANSWER
+from tests.agent.test_node_probe import NO_ANSWER
 from tests.waiting import until
 
 NO_PORTS = ("--listen", "127.0.0.1:0", "--local-port", "0")
