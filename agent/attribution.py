@@ -155,16 +155,16 @@ def _use(
     listed = _listed(memory)
     if processes is None or listed is None:
         return None
-    looked: list[ProcessReading] = []
+    members: list[ProcessReading] = []
     for pid in listed:
         process = processes.get(pid)
         if process is None or not process.known:
             return None
-        looked.append(process)
-    figures = _netted(looked, listed, used_bytes)
+        members.append(process)
+    figures = _netted(members, listed, used_bytes)
     use = _Use()
     owners: dict[tuple[str, ...], str | None] = {}
-    for process in looked:
+    for process in members:
         figure = figures[process.pid]
         if process.pods not in owners:
             owners[process.pods] = owner(process, known, mirror_uids)

@@ -20,7 +20,7 @@ _Job = tuple[Future[T], Callable[[], T]]
 ENDING_S = 1.0
 LEAST_S = 0.2
 #: Seconds until a wait notices that the process ends.
-_LOOK_S = 0.25
+_CHECK_S = 0.25
 
 _ends_at_s = float("inf")
 
@@ -87,7 +87,7 @@ class Worker(Generic[T]):
             left_s = min(until_s, max(_ends_at_s, least_s)) - time.monotonic()
             if left_s <= 0:
                 raise Hanging
-            wait([self._last], min(left_s, _LOOK_S))
+            wait([self._last], min(left_s, _CHECK_S))
         return self._last.result()
 
     def run(self, work: Callable[[], T], within_s: float) -> T:

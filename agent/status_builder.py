@@ -79,7 +79,7 @@ def summarise(
     """
     of = _by_kind(readings)
     now = rfc3339(observed_at)
-    driver = _last(of, DriverReading) or DriverReading("", why_not="no probe looked for a driver")
+    driver = _last(of, DriverReading) or DriverReading("", why_not="no probe read the driver")
     found = {reading.uuid: reading for reading in _all(of, DeviceReading)}
     ordered = sorted(found.values(), key=lambda d: (d.index, d.gpu_instance or 0, d.uuid))
     last = {device.uuid: device for device in before.devices} if before is not None else {}

@@ -22,6 +22,7 @@ from agent.probes.nvml_errors import (
     Outcome,
     StaleHandle,
     TooSmall,
+    UnknownLayout,
     error_of,
     outcome_of,
 )
@@ -339,8 +340,7 @@ def _process_list(written: bytes, count: int, room: int) -> list[tuple[int, int 
     """Return process id and bytes (None: unknown to the driver) of the first ``count`` entries.
 
     ``written`` was filled with ``_POISON`` and has ``_LONGEST_BYTES`` for each of ``room`` entries,
-    the array length passed to the driver. Raises ``ValueError`` if the entries
-    have a size that no known driver writes.
+    the array length passed to the driver. Raises ``UnknownLayout``.
     """
     entry_bytes = _entry_bytes(written, count, room)
     entries = _PROCESSES[entry_bytes].iter_unpack(written[: count * entry_bytes])
@@ -351,7 +351,7 @@ def _entry_bytes(written: bytes, count: int, room: int) -> int:
     for entry_bytes in _PROCESSES:
         if _is_end(written, count * entry_bytes, room * entry_bytes):
             return entry_bytes
-    raise ValueError("its entries have none of the known lengths")
+    raise UnknownLayout
 
 
 def _is_end(written: bytes, end: int, room_end: int) -> bool:

@@ -44,6 +44,10 @@ class TooSmall(NvmlError):
     """The array passed to the driver was too short. ``Gate`` handles it and never raises it."""
 
 
+class UnknownLayout(ValueError):
+    """The entries of a list have a size that no known driver writes."""
+
+
 class Outcome(Enum):
     """The possible meanings of a failed driver call."""
 

@@ -42,7 +42,7 @@ from agent.steering.plugin_proxy import (
 
 _log = structlog.get_logger()
 
-LOOK_EVERY_S = 0.2
+CHECK_EVERY_S = 0.2
 #: Ages in seconds of the newest socket (plugin or kubelet) at which the proxy registers. After the
 #: last one the proxy is certainly the current endpoint.
 REGISTER_AT_S = (0.0, 1.0, 3.0)
@@ -224,7 +224,7 @@ class PluginRegistration:
 
     def _run(self) -> None:
         steered = False
-        while not self._end.wait(LOOK_EVERY_S):
+        while not self._end.wait(CHECK_EVERY_S):
             try:
                 self.update()
             except Exception:  # noqa: BLE001 - without this thread the proxy would not register
