@@ -172,7 +172,11 @@ def _use(
         if uid is None:
             use.outside_pods.append((process, figure))
         else:
-            use.pods[uid] = _plus(use.pods.get(uid, 0), figure)
+            sum_bytes = use.pods.get(uid, 0)
+            if sum_bytes is not None and figure is not None:
+                use.pods[uid] = _possible(sum_bytes + figure)
+            else:
+                use.pods[uid] = None
     return use
 
 
@@ -287,10 +291,6 @@ def _left(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
         return (None if None in outside_pods else _possible(unattributed_use_bytes)), False
     too_much = owned_bytes + unattributed_use_bytes > used_bytes + TOLERANCE_BYTES
     return _possible(max(unattributed_use_bytes, used_bytes - owned_bytes, 0)), too_much
-
-
-def _plus(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else _possible(one + other)
 
 
 def _possible(figure: int) -> int | None:

@@ -163,7 +163,7 @@ def _answer(encoded: str | None) -> Answer | None:
         fields = list(protobuf.fields(base64.b64decode(encoded)))
         environment = dict(_pair(value) for number, value in fields if number == 1)
         annotations = [_pair(value)[0] for number, value in fields if number == 4]
-        cdi_devices = [_first_text(value) for number, value in fields if number == 5]
+        cdi_devices = [_pair(value)[0] for number, value in fields if number == 5]
     except (protobuf.BadMessage, binascii.Error):
         return None
     return Answer(environment, tuple(annotations), tuple(cdi_devices))
@@ -172,10 +172,6 @@ def _answer(encoded: str | None) -> Answer | None:
 def _pair(value: bytes | int) -> tuple[str, str]:
     texts = dict(protobuf.fields(protobuf.message(value)))
     return protobuf.text(texts.get(1, b"")), protobuf.text(texts.get(2, b""))
-
-
-def _first_text(value: bytes | int) -> str:
-    return _pair(value)[0]
 
 
 def _print(data: _Data) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ decided by time, the checkpoint counts. If PodResources lists replicas that the 
 have, the checkpoint is read again.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -136,9 +137,9 @@ class KubeletProbe:
         self._unlisted_since_s = {
             uid: self._unlisted_since_s.get(uid, now_s) for uid in first.unlisted
         }
-        settled = (
-            bool(listed) and self._birth is not None and self._age_s() >= self._settled_after_s
-        )
+        # A clock that was set back makes the kubelet younger, which is safe.
+        born_s = math.inf if self._birth is None else self._birth[1] / 1e9
+        settled = bool(listed) and self._wall_s() - born_s >= self._settled_after_s
         ended = {
             uid
             for uid, since_s in self._unlisted_since_s.items()
@@ -149,11 +150,6 @@ class KubeletProbe:
         if not ended:
             return first
         return join(entries, listed, self._names, ended)
-
-    def _age_s(self) -> float:
-        """Return the kubelet's age. A clock that was set back makes it younger, which is safe."""
-        assert self._birth is not None
-        return self._wall_s() - self._birth[1] / 1e9
 
 
 class _CheckpointFile:
@@ -177,8 +173,10 @@ class _CheckpointFile:
             found = self._path.stat()
             signature = (found.st_ino, found.st_mtime_ns, found.st_size)
             changed = signature != self._signature
-            if changed or self._is_unverified:
-                self._last = self._parsed(self._is_verification_due or not changed)
+            checkpoint, source = self._last
+            if changed or (checkpoint is not None and checkpoint.verified is None):
+                late = self._monotonic_s() - self._verified_s >= VERIFY_EVERY_S
+                self._last = self._parsed(not changed or late or source.state != "ok")
                 self._signature = signature
         except OSError as err:
             self._signature = None
@@ -186,17 +184,6 @@ class _CheckpointFile:
             missing = isinstance(err, FileNotFoundError)
             return None, SourceReading(CHECKPOINT, "absent" if missing else "degraded", why)
         return self._last
-
-    @property
-    def _is_unverified(self) -> bool:
-        checkpoint, _ = self._last
-        return checkpoint is not None and checkpoint.verified is None
-
-    @property
-    def _is_verification_due(self) -> bool:
-        _, source = self._last
-        late = self._monotonic_s() - self._verified_s >= VERIFY_EVERY_S
-        return late or source.state != "ok"
 
     def _parsed(self, verify: bool) -> tuple[Checkpoint | None, SourceReading]:
         try:

@@ -342,25 +342,14 @@ def _process_list(written: bytes, count: int, room: int) -> list[tuple[int, int 
     ``written`` was filled with ``_POISON`` and has ``_LONGEST_BYTES`` for each of ``room`` entries,
     the array length passed to the driver. Raises ``UnknownLayout``.
     """
-    entry_bytes = _entry_bytes(written, count, room)
-    entries = _PROCESSES[entry_bytes].iter_unpack(written[: count * entry_bytes])
-    return [(pid, None if used == _NOT_AVAILABLE else used) for pid, used in entries]
-
-
-def _entry_bytes(written: bytes, count: int, room: int) -> int:
-    for entry_bytes in _PROCESSES:
-        if _is_end(written, count * entry_bytes, room * entry_bytes):
-            return entry_bytes
+    for entry_bytes, entry in _PROCESSES.items():
+        end, room_end = count * entry_bytes, room * entry_bytes
+        # Some drivers clear the whole array first.
+        is_cleared = written.count(0, end, room_end) == room_end - end
+        if _is_untouched(written, end) or (is_cleared and _is_untouched(written, room_end)):
+            entries = entry.iter_unpack(written[:end])
+            return [(pid, None if used == _NOT_AVAILABLE else used) for pid, used in entries]
     raise UnknownLayout
-
-
-def _is_end(written: bytes, end: int, room_end: int) -> bool:
-    """Return whether the driver wrote nothing from ``end`` on, or only zeros up to ``room_end``.
-
-    Some drivers clear the whole array first.
-    """
-    is_cleared = written.count(0, end, room_end) == room_end - end
-    return _is_untouched(written, end) or (is_cleared and _is_untouched(written, room_end))
 
 
 def _is_untouched(written: bytes, start: int) -> bool:

@@ -99,7 +99,7 @@ class GpuReader:
 
     def close(self) -> None:
         """Free the samples that the driver holds for this GPU. It may hang like any driver call."""
-        self._meter.keep(())
+        self._meter.free()
 
     def read(self, is_known: bool) -> GpuReadings:
         """Read the GPU, or its MIG devices if MIG is on.
@@ -112,7 +112,6 @@ class GpuReader:
         uuid = None if handle is None else self._gate.ask("nvmlDeviceGetUUID", handle)
         if uuid is None:
             raise DeviceFault("no handle or no UUID")
-        self._meter.keep({uuid})
         device = DeviceReading(SOURCE, uuid=uuid, index=self._index)
         gpu = GpuReadings()
         try:
@@ -148,7 +147,7 @@ class GpuReader:
         A call that fails degrades the source; only a lost device becomes unhealthy. Raises
         ``DeviceLost`` and ``DriverGone``.
         """
-        by_instance: dict[int, list[str]] | None = None
+        by_instance: dict[int | None, list[str]] | None = None
         if any(device.kind == "mig" for device in gpu.devices):
             by_instance = {}
             for device in gpu.devices:
