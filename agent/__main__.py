@@ -25,7 +25,6 @@ import structlog
 
 from agent.attribution import pod_sm
 from agent.deadline import hurry
-from agent.gate_service import GateService
 from agent.http_endpoints import LatestSample, Server
 from agent.once_report import table, well
 from agent.probes.checkpoint import watched
@@ -33,13 +32,14 @@ from agent.probes.readings import DriverReading, Reading
 from agent.restart import GIVEN_UP_STATUS, GivenUp, Restarts
 from agent.sampler import SAMPLES_APART_S, Sampler, apart_s, device_probe_of, next_due_s
 from agent.settings import Settings, read_settings
-from agent.status_writer import StatusWriter
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus
 from contract.malloc import keep_small
 
 if TYPE_CHECKING:
+    from agent.gate_service import GateService
     from agent.probes.node_probe import NodeApi
+    from agent.status_writer import StatusWriter
     from agent.steering.device_choice_watch import ChoiceWatch
     from agent.steering.preferred_allocation import PreferredAllocation
 
@@ -125,8 +125,8 @@ class _CannotStart(Exception):
 class _Cluster:
     """The components that use the API server."""
 
-    status_writer: StatusWriter
-    gate_service: GateService
+    status_writer: "StatusWriter"
+    gate_service: "GateService"
     node_api: "NodeApi"
     choices: "ChoiceWatch"
     allocation: "PreferredAllocation"
@@ -136,8 +136,10 @@ def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) 
     """Connect to the API server. Raises ``_CannotStart``."""
     try:
         from agent.api_server import NoCluster, connect
+        from agent.gate_service import GateService
         from agent.kube_publisher import KubernetesPublisher
         from agent.probes.node_probe import NodeApi
+        from agent.status_writer import StatusWriter
         from agent.steering.device_choice_watch import ChoiceWatch
         from agent.steering.preferred_allocation import PreferredAllocation
     except ImportError as err:

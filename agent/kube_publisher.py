@@ -1,5 +1,6 @@
 """Writes reports and heartbeats to the API server: status patches and a Lease."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -8,12 +9,13 @@ import urllib3
 
 from agent.api_server import ApiServer, NotReached, error_message, request
 from agent.status_builder import rfc3339
-from agent.status_writer import LONGEST_BACK_OFF_S, Held, NotDelivered, NotThereYet
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus, decode_gpunode
 from contract.heartbeat import Vouch, encode_vouch
 from contract.kube import KubeStruct, ObjectMeta
 
+#: Maximum wait that the API server can ask for.
+_LONGEST_RETRY_AFTER_S = 300.0
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 
@@ -31,8 +33,28 @@ class _Partial(KubeStruct, frozen=True):
 _partial = msgspec.json.Decoder(_Partial)
 
 
+class NotDelivered(Exception):
+    """A write failed; ``retry_after_s`` is the wait that the API server asked for, or 0."""
+
+    def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class NotThereYet(NotDelivered):
+    """No extender has created this node's GPUNode yet. Agents wait, as they may not create it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Uid and resourceVersion of a GPUNode at the API server; empty if there is none."""
+
+    uid: str = ""
+    version: str = ""
+
+
 class KubernetesPublisher:
-    """Writes the status of the node's GPUNode, and its Lease."""
+    """Writes the status of the node's GPUNode, and its Lease. Raises only ``NotDelivered``."""
 
     def __init__(
         self,
@@ -51,21 +73,24 @@ class KubernetesPublisher:
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     def report(self, status: GPUNodeStatus) -> Held:
+        """Write ``status``, and return the GPUNode that has it."""
         answer = self._send("PATCH", f"{self._gpunode}/status", {"status": status_patch(status)})
         if answer.status == 404:
             raise NotThereYet(f"GPUNode {self._node} is not there yet; an extender creates it")
         return _held(self._accepted(answer, f"status of GPUNode {self._node}"))[0]
 
     def held(self) -> Held:
+        """Return the current GPUNode."""
         return self._read(_METADATA_ONLY)[0]
 
     def reported(self) -> tuple[Held, str]:
+        """Return the current GPUNode and ``observedAt`` of its status. Reads the whole object."""
         return self._read("application/json")
 
     def gpunode(self) -> GPUNode | None:
         """Return the GPUNode, read consistently; None if it does not exist.
 
-        Raises ``NotDelivered`` and ``BadReport``.
+        Also raises ``BadReport``.
         """
         answer = self._send("GET", self._gpunode, accept="application/json")
         if answer.status == 404:
@@ -80,6 +105,7 @@ class KubernetesPublisher:
         return _held(self._accepted(answer, f"GPUNode {self._node}"))
 
     def heartbeat(self, now: datetime, vouch: Vouch) -> str:
+        """Renew the Lease, and return its resourceVersion."""
         annotations = {OBSERVED_AT: encode_vouch(vouch)}
         spec = {
             "holderIdentity": self._node,
@@ -123,7 +149,7 @@ class KubernetesPublisher:
             )
         raise NotDelivered(
             f"{what} was rejected with {answer.status}: {error_message(answer.data)}{hint}",
-            min(float(wait), 10 * LONGEST_BACK_OFF_S) if wait.isdecimal() else 0.0,
+            min(float(wait), _LONGEST_RETRY_AFTER_S) if wait.isdecimal() else 0.0,
         )
 
 

@@ -16,13 +16,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 import msgspec
 import structlog
 
+from agent.kube_publisher import Held, KubernetesPublisher, NotDelivered, NotThereYet
 from contract.gpunode import GPUNodeStatus, SmActivity
 from contract.heartbeat import Vouch
 
@@ -44,52 +43,12 @@ SM_EVERY_S = 60.0
 _ABSENT = -1
 
 
-class NotDelivered(Exception):
-    """A write failed; ``retry_after_s`` is the wait that the API server asked for, or 0."""
-
-    def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(why)
-        self.retry_after_s = retry_after_s
-
-
-class NotThereYet(NotDelivered):
-    """No extender has created this node's GPUNode yet. Agents wait, as they may not create it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Uid and resourceVersion of a GPUNode at the API server; empty if there is none."""
-
-    uid: str = ""
-    version: str = ""
-
-
-class Publisher(Protocol):
-    """Writes to the API server. Every method raises only ``NotDelivered``."""
-
-    def report(self, status: GPUNodeStatus) -> Held:
-        """Write ``status``, and return the GPUNode that has it."""
-        ...
-
-    def held(self) -> Held:
-        """Return the current GPUNode."""
-        ...
-
-    def reported(self) -> tuple[Held, str]:
-        """Return the current GPUNode and ``observedAt`` of its status. Reads the whole object."""
-        ...
-
-    def heartbeat(self, now: datetime, vouch: Vouch) -> str:
-        """Renew the Lease, and return its resourceVersion."""
-        ...
-
-
 class StatusWriter:
     """Passes each new status to the publisher when it is due. ``deliver`` never raises."""
 
     def __init__(
         self,
-        publisher: Publisher,
+        publisher: KubernetesPublisher,
         heartbeat_s: float,
         monotonic: Callable[[], float],
         now: Callable[[], datetime],

@@ -17,11 +17,10 @@ from typing import TypeVar
 import structlog
 
 from agent.gate_decision import LIMITS_UNKNOWN, limits
-from agent.gate_service import Ledger
+from agent.kube_publisher import KubernetesPublisher, NotDelivered
 from agent.probes.checkpoint import BadCheckpoint, Entry, read_checkpoint
 from agent.probes.podresources import PodResources, Unanswered
 from agent.probes.readings import HoldingReading, ObstacleReading, Reading, SteeredReading
-from agent.status_writer import NotDelivered
 from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected, identity
@@ -87,7 +86,7 @@ class PreferredAllocation:
         self,
         checkpoint: Path,
         pod_resources: Path,
-        ledger: Ledger,
+        ledger: KubernetesPublisher,
         sample: Callable[[], GPUNodeStatus | None],
         reserve_bytes: Callable[[], int | None],
         mode: Callable[[], DeviceChoice | None],
@@ -313,7 +312,7 @@ class PreferredAllocation:
             return None
 
 
-def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
+def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool:
     """Return whether the plugin may choose devices of the resource (if empty: of all resources).
 
     It may if the GPUNode reports that the resource is not steered, and no reservation of an

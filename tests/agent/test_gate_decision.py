@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.gate_decision import Limits, Verdict, judge
 from agent.gate_service import READ_EVERY_S, GateService
-from agent.status_writer import NotDelivered
+from agent.kube_publisher import NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import (
     EVICTED,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agent.kube_publisher import NotDelivered
 from agent.probes.readings import ObstacleReading
-from agent.status_writer import NotDelivered
 from agent.steering.choice import NOT_PERMITTED
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected

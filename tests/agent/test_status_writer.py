@@ -20,8 +20,8 @@ from kubernetes.config import ConfigException
 from structlog.testing import capture_logs
 
 from agent.api_server import of_client
-from agent.kube_publisher import KubernetesPublisher, status_patch
-from agent.status_writer import GROWN_BYTES, NotDelivered, NotThereYet, StatusWriter
+from agent.kube_publisher import KubernetesPublisher, NotDelivered, NotThereYet, status_patch
+from agent.status_writer import GROWN_BYTES, StatusWriter
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Vouch, vouch_of
 from contract.kube import Lease

@@ -14,8 +14,7 @@ import msgspec
 from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
-from agent.kube_publisher import KubernetesPublisher
-from agent.status_writer import Held
+from agent.kube_publisher import Held, KubernetesPublisher
 from benchmarks.demo.referee import Gpu, Landed, Referee
 from contract.gpunode import (
     Device,

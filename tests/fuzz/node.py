@@ -23,7 +23,7 @@ from agent import gate_client
 from agent.api_server import of_client
 from agent.gate_decision import Limits, judge
 from agent.http_endpoints import LatestSample, Server
-from agent.kube_publisher import KubernetesPublisher
+from agent.kube_publisher import KubernetesPublisher, NotDelivered
 from agent.probes import dcgm_exposition
 from agent.probes.cgroup import owner
 from agent.probes.checkpoint import BadCheckpoint, parse_checkpoint
@@ -43,7 +43,6 @@ from agent.probes.readings import (
     SharingReading,
 )
 from agent.status_builder import summarise
-from agent.status_writer import NotDelivered
 from agent.steering.choice import choose
 from agent.steering.messages import (
     ContainerRequest,
