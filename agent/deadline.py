@@ -9,16 +9,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_Job = tuple[Future[T], Callable[[], T]]
 
 #: When the process ends, it waits for pending calls this many seconds together, and at least
 #: ``LEAST_S`` for each call.
 ENDING_S = 1.0
 LEAST_S = 0.2
 #: Seconds until a wait notices that the process ends.
-_LOOK_S = 0.25
+_CHECK_S = 0.25
 
 _ends_at_s = float("inf")
 
@@ -33,49 +35,21 @@ class Hanging(Exception):
     """The job did not return in time, or the previous one has not returned yet."""
 
 
-class _Job(Generic[T]):
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self._ended = threading.Event()
-        self._value: T
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self._value = self._work()
-        except Exception as err:  # noqa: BLE001 - raised again by the caller of ``result``
-            self._error = err
-        self._ended.set()
-
-    @property
-    def ended(self) -> bool:
-        return self._ended.is_set()
-
-    def result(self, until_s: float) -> T:
-        least_s = time.monotonic() + LEAST_S
-        while not self._ended.is_set():
-            left_s = min(until_s, max(_ends_at_s, least_s)) - time.monotonic()
-            if left_s <= 0:
-                raise Hanging
-            self._ended.wait(min(left_s, _LOOK_S))
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
 class Worker(Generic[T]):
     """A thread that runs one job at a time. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[_Job[T] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Future[T], Callable[[], T]] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
-        self._last: _Job[T] | None = None
+        self._last: Future[T] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether the last job has not returned yet."""
-        return self._last is not None and not self._last.ended
+        return self._last is not None and not self._last.done()
 
     @property
     def thread_id(self) -> int | None:
@@ -97,8 +71,8 @@ class Worker(Generic[T]):
             except RuntimeError:
                 return False  # no thread can be started now; the next call tries again
             self._thread = thread
-        self._last = _Job(work)
-        self._jobs.put(self._last)
+        self._last = Future()
+        self._jobs.put((self._last, work))
         return True
 
     def result(self, until_s: float) -> T:
@@ -108,7 +82,19 @@ class Worker(Generic[T]):
         """
         if self._last is None:
             raise Hanging
-        return self._last.result(until_s)
+        least_s = time.monotonic() + LEAST_S
+        while not self._last.done():
+            left_s = min(until_s, max(_ends_at_s, least_s)) - time.monotonic()
+            if left_s <= 0:
+                raise Hanging
+            wait([self._last], min(left_s, _CHECK_S))
+        return self._last.result()
+
+    def run(self, work: Callable[[], T], within_s: float) -> T:
+        """Run ``work`` and return its result. Raises ``Hanging``, also if the thread is busy."""
+        if not self.give(work):
+            raise Hanging
+        return self.result(time.monotonic() + within_s)
 
     def close(self) -> None:
         """Let the thread end, at once or when its call returns."""
@@ -117,5 +103,9 @@ class Worker(Generic[T]):
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job.run()
-            del job  # free the result, which could be large, before the next job comes
+            future, work = job
+            try:
+                future.set_result(work())
+            except Exception as err:  # noqa: BLE001 - raised again by the caller of ``result``
+                future.set_exception(err)
+            del job, future, work  # free the result, which could be large, before the next job

@@ -116,12 +116,12 @@ def _line(reason: object) -> str:
 
 def wait(
     question: Question,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
-    lot: Callable[[], float] = random.random,
+    jitter: Callable[[], float] = random.random,
 ) -> None:
-    """Ask until the answer is yes, and print each new answer. ``lot`` returns a jitter, 0..1."""
+    """Ask until the answer is yes, and print each new answer. ``jitter`` returns 0..1."""
     began_s = monotonic()
     wait_s = FIRST_WAIT_S
     printed, printed_at_s = "", 0.0
@@ -129,19 +129,19 @@ def wait(
         answer = ask(question)
         now_s = monotonic()
         if answer.yes:
-            say(f"{answer.text} (asked for {now_s - began_s:.1f} s)")
+            report(f"{answer.text} (asked for {now_s - began_s:.1f} s)")
             return
         if answer.text != printed or now_s - printed_at_s >= REPEAT_S:
-            say(answer.text)
+            report(answer.text)
             # After a change ask more often: most pods only wait for the next report of the agent.
             wait_s = FIRST_WAIT_S if answer.text != printed else wait_s
             printed, printed_at_s = answer.text, now_s
-        sleep(wait_s * (0.5 + lot()))
+        sleep(wait_s * (0.5 + jitter()))
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 def main() -> int:
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         sys.stdout.write(f"headroom gate: {line}\n")
         sys.stdout.flush()
 
@@ -153,9 +153,9 @@ def main() -> int:
     try:
         question = read_question(os.environ)
     except BadEnvironment as err:
-        say(str(err))
+        report(str(err))
         return USAGE_STATUS
-    wait(question, say)
+    wait(question, report)
     return 0
 
 

@@ -25,8 +25,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agent.attribution import memories
 from agent.probes.cgroup import is_static
-from agent.status.attribution import memories
 from contract.gpunode import (
     EVICTED,
     HOLDINGS_SOURCES,
@@ -122,14 +122,14 @@ def _room(
         return Verdict("no", "the device of this pod has no room for it")
     # No other pod gets a replica of an unshared device while this pod holds it.
     shared = first.sharing != "none" or len(memory) > 1
-    coming = spec.reservations.items() if shared else ()
-    assumed_bytes = sum(
+    others = spec.reservations.items() if shared else ()
+    unconfirmed_bytes = sum(
         asked(reservation, memory, uses=False)
-        for other, reservation in coming
+        for other, reservation in others
         if other not in seen
-        and any(_may_come(sample, other, c, memory) for c in reservation.charges)
+        and any(_may_get(sample, other, c, memory) for c in reservation.charges)
     )
-    if present_bytes + assumed_bytes > allocatable_bytes:
+    if present_bytes + unconfirmed_bytes > allocatable_bytes:
         return Verdict("not yet", "pods that are starting on this node could need the memory")
     return Verdict("yes")
 
@@ -194,7 +194,7 @@ def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:
     }
 
 
-def _may_come(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[Device]) -> bool:
+def _may_get(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[Device]) -> bool:
     if charge.by_environment or not missing(status, uid, charge):
         return False
     return any(

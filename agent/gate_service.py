@@ -7,24 +7,17 @@ shows the pod on its devices.
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
 from agent.gate_decision import LIMITS_UNKNOWN, Verdict, judge, limits
-from agent.status.writer import NotDelivered
+from agent.kube_publisher import KubernetesPublisher, NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
 
 _log = structlog.get_logger()
 
 READ_EVERY_S = 1.0
-
-
-class Ledger(Protocol):
-    def gpunode(self) -> GPUNode | None:
-        """Return the node's GPUNode, read consistently. Raises ``NotDelivered``, ``BadReport``."""
-        ...
 
 
 class GateService:
@@ -36,7 +29,7 @@ class GateService:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: KubernetesPublisher,
         sample: Callable[[], GPUNodeStatus | None],
         reserve_bytes: Callable[[], int | None],
         monotonic: Callable[[], float],

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.gate_decision import Verdict
 from agent.http_port import Answer, HttpPort, Route
-from agent.metrics import AgentCollector, Shown
+from agent.metrics import AgentCollector, Sample
 from contract.gpunode import GPUNodeStatus
 
 _JSON = "application/json"
@@ -35,7 +35,7 @@ METRICS_FOR_S = 1.0
 _GATE_THREADS = 4
 
 
-class Board:
+class LatestSample:
     """The newest sample, written by one thread and read by others."""
 
     def __init__(self, node: str, monotonic: Callable[[], float], stale_after_s: float) -> None:
@@ -46,18 +46,18 @@ class Board:
         #: Replaced as a whole, so a reader needs no lock.
         self._newest: tuple[GPUNodeStatus, Mapping[tuple[str, str], float], float] | None = None
 
-    def show(
+    def set(
         self, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], float] | None = None
     ) -> None:
         self._newest = (status, pod_sm or {}, self.monotonic())
 
     @property
-    def shown(self) -> Shown | None:
+    def shown(self) -> Sample | None:
         """The newest sample; None before the first one."""
         if self._newest is None:
             return None
         status, pod_sm, at_s = self._newest
-        return Shown(self.node, status, self.monotonic() - at_s, pod_sm)
+        return Sample(self.node, status, self.monotonic() - at_s, pod_sm)
 
     @property
     def fresh(self) -> GPUNodeStatus | None:
@@ -101,7 +101,7 @@ class Server:
 
     def __init__(
         self,
-        board: Board,
+        board: LatestSample,
         host: str,
         port: int,
         local_port: int,

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from http import HTTPStatus
 from queue import SimpleQueue
 
 import structlog
@@ -34,16 +35,6 @@ _ACCEPT_AT_ONCE = 64
 _END = b"\r\n\r\n"
 
 TEXT = "text/plain; charset=utf-8"
-_PHRASES = {
-    200: "OK",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    409: "Conflict",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,7 @@ class Answer:
 
     def head(self) -> bytes:
         lines = (
-            f"HTTP/1.1 {self.status} {_PHRASES[self.status]}",
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             f"Content-Type: {self.content_type}",
             f"Content-Length: {len(self.body)}",
             "Connection: close",

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import msgspec
 from prometheus_client.core import (
@@ -20,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from contract.gpunode import Device, GPUNodeStatus
+from contract.gpunode import Device, GPUNodeStatus, SmActivity
 
 DEVICE_LABELS = ("gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE")
 POD_LABELS = ("namespace", "pod", "container", "pod_uid")
@@ -46,8 +47,12 @@ _CODES = (
 )
 
 
+#: Label values and figure of each series of a metric. A figure that is None or negative is unknown.
+_Series = Iterable[tuple[Sequence[str], float | None]]
+
+
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Sample:
     """The newest sample."""
 
     node: str
@@ -66,7 +71,7 @@ class AgentCollector(Collector):
 
     def __init__(
         self,
-        shown: Callable[[], Shown | None],
+        shown: Callable[[], Sample | None],
         writes: Mapping[tuple[str, str], int],
         answers: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
@@ -75,16 +80,25 @@ class AgentCollector(Collector):
         self._answers = answers
 
     def collect(self) -> Iterator[Metric]:
-        yield _writes(self._writes)
+        writes = product(("report", "heartbeat"), ("accepted", "failed"))
+        yield _counter(
+            "headroom_agent_writes",
+            "Reports and heartbeats sent to the API server, by outcome",
+            ("kind", "outcome"),
+            ((labels, self._writes.get(labels, 0)) for labels in writes),
+        )
         if self._answers is not None:
-            yield _steered(self._answers)
+            yield _counter(
+                "headroom_agent_steered",
+                "Containers for which the kubelet asked the agent for a preferred allocation, by"
+                " result",
+                ("resource", "result"),
+                sorted(dict(self._answers).items()),
+            )
         shown = self._shown()
         if shown is None:
             return
-        yield GaugeMetricFamily(
-            "headroom_agent_sample_age_seconds", "Age of the newest sample", value=shown.age_s
-        )
-        yield from _agent(shown.status)
+        yield from _agent(shown)
         yield from _devices(shown)
         yield from _pods(shown)
         yield from _limits(shown)
@@ -100,166 +114,141 @@ def reason_codes(reason: str) -> list[str]:
     return list(dict.fromkeys(filter(None, found))) or ["other"]
 
 
-def profile_of(device: Device) -> str:
-    """Return the MIG profile of the GPU instance, such as 1g.10gb; empty for a whole GPU."""
-    match = _MIG_NAME.fullmatch(device.model) if device.kind == "mig" else None
-    return match["profile"] if match else ""
+def _counter(name: str, text: str, labels: Sequence[str], series: _Series) -> Metric:
+    return _filled(CounterMetricFamily(name, text, labels=labels), series)
 
 
-def _steered(counts: Mapping[tuple[str, str], int]) -> Metric:
-    family = CounterMetricFamily(
-        "headroom_agent_steered",
-        "Containers for which the kubelet asked the agent for a preferred allocation, by result",
-        labels=["resource", "result"],
-    )
-    for (resource, result), count in sorted(dict(counts).items()):
-        family.add_metric([resource, result], count)
+def _gauge(name: str, text: str, labels: Sequence[str], series: _Series) -> Metric:
+    return _filled(GaugeMetricFamily(name, text, labels=labels), series)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, series: _Series) -> Metric:
+    for values, figure in series:
+        if figure is not None and figure >= 0:
+            family.add_metric(values, figure)
     return family
 
 
-def _writes(counts: Mapping[tuple[str, str], int]) -> Metric:
-    family = CounterMetricFamily(
-        "headroom_agent_writes",
-        "Reports and heartbeats sent to the API server, by outcome",
-        labels=["kind", "outcome"],
+def _agent(shown: Sample) -> Iterator[Metric]:
+    status = shown.status
+    yield _gauge(
+        "headroom_agent_sample_age_seconds", "Age of the newest sample", (), [((), shown.age_s)]
     )
-    for kind in ("report", "heartbeat"):
-        for outcome in ("accepted", "failed"):
-            family.add_metric([kind, outcome], counts.get((kind, outcome), 0))
-    return family
-
-
-def _agent(status: GPUNodeStatus) -> Iterator[Metric]:
-    info = InfoMetricFamily("headroom_agent_build", "Versions of the agent and of the driver")
-    info.add_metric(
-        [],
-        {
-            "version": status.agent_version,
-            "driver_version": status.driver_version,
-            "cuda_version": status.cuda_version,
-        },
+    versions = {
+        "version": status.agent_version,
+        "driver_version": status.driver_version,
+        "cuda_version": status.cuda_version,
+    }
+    yield InfoMetricFamily(
+        "headroom_agent_build", "Versions of the agent and of the driver", value=versions
     )
-    yield info
-    state = GaugeMetricFamily(
+    yield _gauge(
         "headroom_agent_source_state",
         "1 for the current state of a source of the report, 0 for the other states",
-        labels=["source", "state"],
+        ("source", "state"),
+        [
+            ((source.name, state), source.state == state)
+            for source in status.sources
+            for state in ("ok", "degraded", "absent")
+        ],
     )
-    for source in status.sources:
-        for each in ("ok", "degraded", "absent"):
-            state.add_metric([source.name, each], source.state == each)
-    yield state
 
 
-def _devices(shown: Shown) -> Iterator[Metric]:
+#: Field of ``Device``, which is also the name of its metric -> description.
+_DEVICE_FIGURES = {
+    "memory_bytes": "Physical memory, including the driver's reserve",
+    "reserved_bytes": "Memory reserved by the driver",
+    "used_bytes": "Used memory: memory - free - reserved",
+    "sm_occupancy_ratio": "Share of the SMs' warp slots in use",
+    "utilization_ratio": "Share of time in which any kernel ran, which is not SM activity",
+}
+
+
+def _devices(shown: Sample) -> Iterator[Metric]:
     by_labels: dict[tuple[str, ...], list[Device]] = {}
     for device in shown.status.devices:
         by_labels.setdefault(_labels(shown.node, device), []).append(device)
 
-    def family(
-        name: str,
-        text: str,
-        figures: Callable[[Sequence[Device]], Iterable[tuple[Sequence[str], float | None]]],
-        *more: str,
+    def gauge(
+        name: str, text: str, series: Callable[[list[Device]], _Series], more: Sequence[str] = ()
     ) -> Metric:
-        built = GaugeMetricFamily(name, text, labels=[*DEVICE_LABELS, *more])
-        for labels, devices in by_labels.items():
-            for values, figure in figures(devices):
-                if figure is not None and figure >= 0:
-                    built.add_metric([*labels, *values], figure)
-        return built
+        """Return a metric whose series are computed from the devices of each memory."""
+        found = [
+            ((*labels, *values), figure)
+            for labels, devices in by_labels.items()
+            for values, figure in series(devices)
+        ]
+        return _gauge(f"headroom_device_{name}", text, (*DEVICE_LABELS, *more), found)
 
-    def of_first(
-        figure: Callable[[Device], float | None],
-    ) -> Callable[[Sequence[Device]], Iterable[tuple[Sequence[str], float | None]]]:
-        return lambda devices: [((), figure(devices[0]))]
+    def of_first(field: str) -> Callable[[list[Device]], _Series]:
+        return lambda devices: [((), getattr(devices[0], field))]
 
-    yield family(
-        "headroom_device_memory_bytes",
-        "Physical memory, including the driver's reserve",
-        of_first(lambda d: d.memory_bytes),
-    )
-    yield family(
-        "headroom_device_reserved_bytes",
-        "Memory reserved by the driver",
-        of_first(lambda d: d.reserved_bytes),
-    )
-    yield family(
-        "headroom_device_used_bytes",
-        "Used memory: memory - free - reserved",
-        of_first(lambda d: d.used_bytes),
-    )
-    yield family(
-        "headroom_device_unattributed_bytes",
+    for name, text in _DEVICE_FIGURES.items():
+        yield gauge(name, text, of_first(name))
+    yield gauge(
+        "unattributed_bytes",
         "Used memory that belongs to no known pod; absent if it cannot be attributed",
         lambda devices: [((), _total(d.unattributed_bytes for d in devices))],
     )
-    yield family(
-        "headroom_device_sm_activity_ratio",
+    yield gauge(
+        "sm_activity_ratio",
         "Share of SM cycles with a warp assigned, by source of the measurement",
-        lambda devices: [
-            ([d.sm_activity.source], d.sm_activity.ratio) for d in devices[:1] if d.sm_activity
-        ],
-        "source",
+        lambda devices: [((sm.source,), sm.ratio) for sm in _activity(devices)],
+        ["source"],
     )
-    yield family(
-        "headroom_device_sm_activity_smoothed_ratio",
+    yield gauge(
+        "sm_activity_smoothed_ratio",
         "Share of SM cycles with a warp assigned, as an exponential average over about a minute",
-        lambda devices: [
-            ([d.sm_activity.source], d.sm_activity.smoothed_ratio)
-            for d in devices[:1]
-            if d.sm_activity
-        ],
-        "source",
+        lambda devices: [((sm.source,), sm.smoothed_ratio) for sm in _activity(devices)],
+        ["source"],
     )
-    yield family(
-        "headroom_device_sm_occupancy_ratio",
-        "Share of the SMs' warp slots in use",
-        of_first(lambda d: d.sm_occupancy_ratio),
-    )
-    yield family(
-        "headroom_device_utilization_ratio",
-        "Share of time in which any kernel ran, which is not SM activity",
-        of_first(lambda d: d.utilization_ratio),
-    )
-    yield family(
-        "headroom_device_replicas",
+    yield gauge(
+        "replicas",
         "Replicas of the device that the plugin advertises; 1 if it is not shared",
-        _replicas,
-        *("resource", "sharing", "state"),
+        lambda devices: _replicas(devices).items(),
+        ["resource", "sharing", "state"],
     )
-    yield family(
-        "headroom_device_healthy",
+    yield gauge(
+        "healthy",
         "1 if the device is healthy, 0 if not",
         lambda devices: [((), all(d.healthy for d in devices))],
     )
-    yield family(
-        "headroom_device_unhealthy_reason",
+    yield gauge(
+        "unhealthy_reason",
         "1 for each reason why the device is unhealthy",
         lambda devices: [
             ([code], 1.0)
             for code in dict.fromkeys(c for d in devices for c in reason_codes(d.health_reason))
         ],
-        "reason",
+        ["reason"],
     )
 
 
-def _replicas(devices: Sequence[Device]) -> Iterable[tuple[Sequence[str], float]]:
-    """Yield the replicas by resource, sharing and state. Compute instances of one GPU instance are
+def _activity(devices: Sequence[Device]) -> list[SmActivity]:
+    sm = devices[0].sm_activity
+    return [] if sm is None else [sm]
+
+
+def _total(figures: Iterable[int | None]) -> int | None:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if known else None
+
+
+def _replicas(devices: Sequence[Device]) -> Mapping[tuple[str, ...], float]:
+    """Return (resource, sharing, state) -> replicas. Compute instances of one GPU instance are
     advertised separately, and added up here."""
-    counts = Counter[tuple[str, str, str]]()
+    counts = Counter[tuple[str, ...]]()
     for device in devices:
-        if not device.resource:  # its resource is not known
-            continue
-        for state, count in msgspec.structs.asdict(device.replicas).items():
-            counts[device.resource, device.sharing, state] += count
-    return [(list(labels), float(count)) for labels, count in counts.items()]
+        if device.resource:  # otherwise its resource is not known
+            for state, count in msgspec.structs.asdict(device.replicas).items():
+                counts[device.resource, device.sharing, state] += count
+    return counts
 
 
-def _pods(shown: Shown) -> Iterator[Metric]:
+def _pods(shown: Sample) -> Iterator[Metric]:
     devices = {device.uuid: device for device in shown.status.devices}
-    labels = [*DEVICE_LABELS, *POD_LABELS]
-    used: dict[tuple[str, ...], int | None] = {}
+    labels = (*DEVICE_LABELS, *POD_LABELS)
+    used: dict[tuple[str, ...], list[int | None]] = {}
     held = Counter[tuple[str, ...]]()
     #: (pod uid, device) -> the labels of the pod's first row there.
     first: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -268,75 +257,59 @@ def _pods(shown: Shown) -> Iterator[Metric]:
             continue
         pod_labels = (row.namespace, row.name, row.container, row.uid)
         key = (*_labels(shown.node, devices[row.device]), *pod_labels)
-        used[key] = _sum(used.get(key, 0), row.used_bytes)
+        used.setdefault(key, []).append(row.used_bytes)
         held[key] += bool(row.replica)
         first.setdefault((row.uid, row.device), key)
-    memory = GaugeMetricFamily(
+    yield _gauge(
         "headroom_pod_used_bytes",
         "Memory of a device that a pod uses: one series for each pod and device, with the pod's"
         " first container there",
-        labels=labels,
+        labels,
+        [(key, None if None in figures else _total(figures)) for key, figures in used.items()],
     )
-    for key, figure in used.items():
-        if figure is not None:
-            memory.add_metric(key, figure)
-    yield memory
-    replicas = GaugeMetricFamily(
-        "headroom_pod_replicas", "Replicas of a device that a container holds", labels=labels
-    )
-    for key, count in held.items():
-        replicas.add_metric(key, count)
-    yield replicas
-    sm = GaugeMetricFamily(
+    text = "Replicas of a device that a container holds"
+    yield _gauge("headroom_pod_replicas", text, labels, held.items())
+    yield _gauge(
         "headroom_pod_sm_activity_ratio",
         "Share of a device's SM time that the processes of a pod used",
-        labels=[*labels, "source"],
+        (*labels, "source"),
+        [
+            ((*first[pod_device], "nvml-process"), ratio)
+            for pod_device, ratio in shown.pod_sm.items()
+            if pod_device in first
+        ],
     )
-    for pod_device, ratio in shown.pod_sm.items():
-        if pod_device in first:
-            sm.add_metric([*first[pod_device], "nvml-process"], ratio)
-    yield sm
 
 
-def _limits(shown: Shown) -> Iterator[Metric]:
+def _limits(shown: Sample) -> Iterator[Metric]:
     devices = {device.uuid: device for device in shown.status.devices}
-    labels = [*DEVICE_LABELS, *POD_LABELS, "container_id"]
-    used = GaugeMetricFamily(
+    used: list[tuple[Sequence[str], float]] = []
+    limited: list[tuple[Sequence[str], float | None]] = []
+    for row in shown.status.limits:
+        if row.device in devices:
+            pod_labels = (row.namespace, row.name, row.container, row.uid, row.container_id)
+            key = (*_labels(shown.node, devices[row.device]), *pod_labels)
+            used.append((key, row.used_bytes))
+            limited += [((*key, "soft"), row.soft_bytes), ((*key, "hard"), row.hard_bytes)]
+    labels = (*DEVICE_LABELS, *POD_LABELS, "container_id")
+    yield _gauge(
         "headroom_container_used_bytes",
         "Memory of a device that a container uses, as counted by the driver (r615 and newer)",
-        labels=labels,
+        labels,
+        used,
     )
-    limited = GaugeMetricFamily(
+    yield _gauge(
         "headroom_container_limit_bytes",
         "The driver's limits of a container on a device: above soft its memory may be evicted,"
         " allocations beyond hard fail",
-        labels=[*labels, "limit"],
+        (*labels, "limit"),
+        limited,
     )
-    for row in shown.status.limits:
-        if row.device not in devices:
-            continue
-        pod_labels = (row.namespace, row.name, row.container, row.uid, row.container_id)
-        key = (*_labels(shown.node, devices[row.device]), *pod_labels)
-        used.add_metric(key, row.used_bytes)
-        for kind, figure in (("soft", row.soft_bytes), ("hard", row.hard_bytes)):
-            if figure is not None:
-                limited.add_metric([*key, kind], figure)
-    yield used
-    yield limited
 
 
 def _labels(node: str, device: Device) -> tuple[str, ...]:
     match = _MIG_NAME.fullmatch(device.model) if device.kind == "mig" else None
     instance = "" if device.gpu_instance is None else str(device.gpu_instance)
-    model = match["model"] if match else device.model
     uuid = device.parent or device.uuid
-    return str(device.index), uuid, node, model, instance, profile_of(device)
-
-
-def _total(figures: Iterable[int | None]) -> int | None:
-    known = [figure for figure in figures if figure is not None]
-    return sum(known) if known else None
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+    model, profile = (match["model"], match["profile"]) if match else (device.model, "")
+    return str(device.index), uuid, node, model, instance, profile

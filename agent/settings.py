@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -18,47 +18,34 @@ _POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    #: Name of the node, its GPUNode and its Lease.
+    """The values of ``FLAGS``, each under the name of its flag."""
+
     node: str
-    #: Namespace of the Lease.
     namespace: str
-    #: Seconds between two samples.
     interval_s: float
-    #: Seconds between two heartbeats; after three missed heartbeats the node is stale.
     heartbeat_s: float
+    #: Host and port of ``listen``; port 0 is any free port.
     host: str
-    #: Public port; 0: any free port.
     port: int
-    #: Port on the loopback; 0: any free port.
     local_port: int
-    #: How the device plugin shares whole GPUs; used if ``sharing_stated``, otherwise detected.
+    #: Whether a flag sets the sharing. If not, it is detected, and these three have no effect.
+    sharing_stated: bool
     resource: str
     replicas: int
     sharing: Sharing
-    #: Metrics URL of the node's dcgm-exporter; empty: DCGM is not used.
-    dcgm_url: str
-    #: Seconds between two scrapes of dcgm-exporter.
-    dcgm_interval_s: float
-    #: Seconds after which a driver call counts as hanging.
-    driver_timeout_s: float
-    #: File that stores the health of devices across restarts; None: no file.
-    state: Path | None
-    sharing_stated: bool
-    #: The checkpoint of the kubelet's device manager.
     checkpoint: Path
-    #: The socket of the kubelet's PodResources service.
     pod_resources: Path
-    #: The host's /proc.
     proc: Path
-    #: The host's cgroups (v2).
     cgroups: Path
-    #: Device choice of a node without the annotation.
+    #: Empty: DCGM is not used.
+    dcgm_url: str
+    dcgm_interval_s: float
+    driver_timeout_s: float
+    #: None: no file.
+    state: Path | None
     device_choice: DeviceChoice
-    #: Print one sample and exit.
-    once: bool
-    #: Seconds between the two samples of ``once``: some figures compare two samples.
     pause_s: float
-    #: Print each status on stdout as JSON.
+    once: bool
     as_json: bool
     #: Whether to report to a cluster; metrics are always served.
     publish: bool
@@ -205,72 +192,13 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
             help=help_text,
         )
     args = parser.parse_args(argv)
-    known = {knob.env for knob in FLAGS} | {*OTHERS} | service_links(env)
-    for name in sorted(env):
-        if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, sorted(known - {""}), 1)
-            hint = f"; did you mean {close[0]}?" if close else ", see docs/settings.md"
-            parser.error(f"${name} is not a setting of the agent{hint}")
     sharing_stated = any((args.resource, args.replicas is not None, args.sharing))
     args.resource = args.resource or "nvidia.com/gpu"
     args.replicas = 1 if args.replicas is None else args.replicas
     args.sharing = args.sharing or "none"
+    for error in (*_unknown(env), *_errors(args)):
+        parser.error(error)
     host, _, port = args.listen.rpartition(":")
-    if not args.node and not (args.once or args.json):
-        parser.error("no node name: set NODE_NAME or pass --node. Example: --node gpu-node-1")
-    if not port.isdecimal() or len(port) > 5 or not 0 <= int(port) < 1 << 16:
-        parser.error(f"--listen {args.listen!r} is not HOST:PORT. Example: --listen :9410")
-    if not 0 <= args.local_port < 1 << 16:
-        parser.error(f"--local-port {args.local_port} is not 0..65535. Example: --local-port 9411")
-    if args.sharing not in get_args(Sharing):
-        parser.error(
-            f"--sharing {args.sharing!r} is not one of {', '.join(get_args(Sharing))}. "
-            "Example: --replicas 4 --sharing time-slicing"
-        )
-    if not 1 <= args.replicas <= MAX_REPLICAS:
-        parser.error(
-            f"--replicas {args.replicas} is not 1..{MAX_REPLICAS}. "
-            "Example: --replicas 4 --sharing time-slicing"
-        )
-    if (args.replicas > 1) != (args.sharing != "none"):
-        parser.error(
-            f"--replicas {args.replicas} and --sharing {args.sharing} contradict each other. "
-            "Example: --replicas 4 --sharing time-slicing"
-        )
-    if not 1 <= args.interval <= args.heartbeat:
-        parser.error(
-            f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}). "
-            "Example: --interval 5 --heartbeat 30"
-        )
-    url = urllib.parse.urlsplit(args.dcgm_url)
-    if args.dcgm_url and not (url.scheme == "http" and url.hostname and _has_port(url)):
-        parser.error(
-            f"--dcgm-url {args.dcgm_url!r} cannot be scraped. "
-            "Example: --dcgm-url http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
-        )
-    if not args.dcgm_interval > 0:
-        parser.error(
-            f"--dcgm-interval {args.dcgm_interval} is not more than 0. Example: --dcgm-interval 10"
-        )
-    if not 0 <= args.pause <= 60:
-        parser.error(f"--pause {args.pause} is not 0..60. Example: --pause 1")
-    if not 0 < args.driver_timeout <= args.heartbeat:
-        parser.error(
-            f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
-            f"({args.heartbeat}). Example: --driver-timeout 10"
-        )
-    choices = [DeviceChoice.PREDICTED.value, DeviceChoice.STEERED.value]
-    if args.device_choice not in choices:  # argparse does not check values of the environment
-        parser.error(
-            f"--device-choice {args.device_choice!r} is not one of {', '.join(choices)}. "
-            "Example: --device-choice steered"
-        )
-    device_choice = DeviceChoice(args.device_choice)
-    if device_choice is DeviceChoice.STEERED and (args.no_publish or args.json):
-        parser.error(
-            "--device-choice steered reads the ledger at the API server, so it cannot be combined "
-            "with --no-publish or --json"
-        )
     return Settings(
         node=args.node,
         namespace=args.namespace,
@@ -279,29 +207,91 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         host=host,
         port=int(port),
         local_port=args.local_port,
+        sharing_stated=sharing_stated,
         resource=args.resource,
         replicas=args.replicas,
         sharing=args.sharing,
-        dcgm_url=args.dcgm_url,
-        dcgm_interval_s=args.dcgm_interval,
-        driver_timeout_s=args.driver_timeout,
-        state=Path(args.state) if args.state else None,
-        sharing_stated=sharing_stated,
         checkpoint=args.checkpoint,
         pod_resources=args.pod_resources,
         proc=args.proc,
         cgroups=args.cgroups,
-        device_choice=device_choice,
-        once=args.once,
+        dcgm_url=args.dcgm_url,
+        dcgm_interval_s=args.dcgm_interval,
+        driver_timeout_s=args.driver_timeout,
+        state=Path(args.state) if args.state else None,
+        device_choice=DeviceChoice(args.device_choice),
         pause_s=args.pause,
+        once=args.once,
         as_json=args.json,
         publish=not args.no_publish,
     )
 
 
-def _has_port(url: urllib.parse.SplitResult) -> bool:
-    """Return whether the port is valid or left out."""
+def _unknown(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield an error for each variable with our prefix that is not a setting."""
+    known = {knob.env for knob in FLAGS} | {*OTHERS} | service_links(env)
+    for name in sorted(env):
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, sorted(known - {""}), 1)
+            hint = f"; did you mean {close[0]}?" if close else ", see docs/settings.md"
+            yield f"${name} is not a setting of the agent{hint}"
+
+
+def _errors(args: argparse.Namespace) -> Iterator[str]:
+    """Yield what is invalid, and a valid example."""
+    port = args.listen.rpartition(":")[2]
+    if not args.node and not (args.once or args.json):
+        yield "no node name: set NODE_NAME or pass --node. Example: --node gpu-node-1"
+    if not port.isdecimal() or len(port) > 5 or not 0 <= int(port) < 1 << 16:
+        yield f"--listen {args.listen!r} is not HOST:PORT. Example: --listen :9410"
+    if not 0 <= args.local_port < 1 << 16:
+        yield f"--local-port {args.local_port} is not 0..65535. Example: --local-port 9411"
+    example = "Example: --replicas 4 --sharing time-slicing"
+    # argparse does not check values of the environment.
+    if args.sharing not in get_args(Sharing):
+        kinds = ", ".join(get_args(Sharing))
+        yield f"--sharing {args.sharing!r} is not one of {kinds}. {example}"
+    if not 1 <= args.replicas <= MAX_REPLICAS:
+        yield f"--replicas {args.replicas} is not 1..{MAX_REPLICAS}. {example}"
+    if (args.replicas > 1) != (args.sharing != "none"):
+        both = f"--replicas {args.replicas} and --sharing {args.sharing}"
+        yield f"{both} contradict each other. {example}"
+    if not 1 <= args.interval <= args.heartbeat:
+        yield (
+            f"--interval {args.interval} is not between 1 and the heartbeat ({args.heartbeat}). "
+            "Example: --interval 5 --heartbeat 30"
+        )
+    if args.dcgm_url and not _can_be_scraped(args.dcgm_url):
+        yield (
+            f"--dcgm-url {args.dcgm_url!r} cannot be scraped. "
+            "Example: --dcgm-url http://nvidia-dcgm-exporter.gpu-operator:9400/metrics"
+        )
+    if not args.dcgm_interval > 0:
+        interval = args.dcgm_interval
+        yield f"--dcgm-interval {interval} is not more than 0. Example: --dcgm-interval 10"
+    if not 0 <= args.pause <= 60:
+        yield f"--pause {args.pause} is not 0..60. Example: --pause 1"
+    if not 0 < args.driver_timeout <= args.heartbeat:
+        yield (
+            f"--driver-timeout {args.driver_timeout} is not between 0 and the heartbeat "
+            f"({args.heartbeat}). Example: --driver-timeout 10"
+        )
+    choices = [DeviceChoice.PREDICTED.value, DeviceChoice.STEERED.value]
+    if args.device_choice not in choices:
+        yield (
+            f"--device-choice {args.device_choice!r} is not one of {', '.join(choices)}. "
+            "Example: --device-choice steered"
+        )
+    if args.device_choice == DeviceChoice.STEERED.value and (args.no_publish or args.json):
+        yield (
+            "--device-choice steered reads the ledger at the API server, so it cannot be combined "
+            "with --no-publish or --json"
+        )
+
+
+def _can_be_scraped(text: str) -> bool:
     try:
-        return url.port is None or url.port > 0
-    except ValueError:
+        url = urllib.parse.urlsplit(text)
+        return url.scheme == "http" and bool(url.hostname) and url.port != 0
+    except ValueError:  # the port is not a number
         return False

@@ -33,7 +33,7 @@ class Owner:
     container_id: str
 
 
-NOBODY = Owner((), "")
+NO_OWNER = Owner((), "")
 
 
 @lru_cache(maxsize=1024)
@@ -43,7 +43,7 @@ def owner(text: str) -> Owner:
     Cached, because all processes of a container have the same text.
     """
     found = [_of_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") >= 2]
-    return max(found, key=lambda each: (len(each.pods), bool(each.container_id)), default=NOBODY)
+    return max(found, key=lambda each: (len(each.pods), bool(each.container_id)), default=NO_OWNER)
 
 
 def pod_of(part: str) -> str:

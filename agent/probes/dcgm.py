@@ -4,34 +4,25 @@ An exposition is a copy of DCGM's newest values, without timestamps. DCGM refres
 (the exporter's default). So the age of a value is not known, only how long ago anything in the
 exposition changed. Temperatures, clocks and energy counters change with every collection. If
 nothing changes for minutes, DCGM does not collect any more.
-
-The exporter may repeat a device's series for each pod that shares it (KUBERNETES_VIRTUAL_GPUS), and
-some copies contain figures of single pods. So series of one device are never added up. The series
-without a pod is the device's. If all have a pod, they are copies, and the largest value counts.
-
-MIG series have the UUID of the whole GPU and the number of the GPU instance. The label Hostname
-(hostname since 4.6.0) is not used, because the UUID identifies the device.
 """
 
 import contextlib
 import hashlib
 import http.client
 import math
-import re
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+import structlog
 
 from agent.deadline import Hanging, Worker
-from agent.probes.sm_activity import ratio
-from contract.gpunode import MAX_DEVICE_BYTES
+from agent.probes.dcgm_exposition import CrossCheck, DcgmReading, parse
+from agent.probes.readings import DeviceReading, SourceReading
+
+_log = structlog.get_logger()
 
 SOURCE = "dcgm"
 
@@ -41,32 +32,6 @@ TIMEOUT_S = 3.0
 STALE_AFTER_S = 120.0
 #: Maximum size. A node of 16 GPUs with 7 instances each, 40 counters and 10 pods needs 8 MiB.
 MOST_BYTES = 16 << 20
-_MIB = 1 << 20
-#: Values that DCGM uses for a missing figure: the blank of 32-bit integers and of doubles, each
-#: with three variants for the reason, and that of 64-bit integers. Exporters before 2.4 export
-#: them. A real figure never has such a value.
-_BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
-_MOST_XID = 1 << 16
-#: Errors that the parser raises for a malformed exposition.
-_NOT_READ = (ValueError, LookupError, OverflowError)
-
-
-@dataclass(frozen=True, slots=True)
-class DcgmReading:
-    """Figures of one GPU or GPU instance; None if missing or invalid."""
-
-    uuid: str
-    #: Number of the GPU instance; None for the whole GPU.
-    gpu_instance: int | None
-    sm_ratio: float | None = None
-    occupancy_ratio: float | None = None
-    engine_ratio: float | None = None
-    used_bytes: int | None = None
-    free_bytes: int | None = None
-    reserved_bytes: int | None = None
-    total_bytes: int | None = None
-    #: The last XID; the exporter keeps it until it restarts.
-    xid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,97 +43,6 @@ class Exposition:
 
 class Unreadable(Exception):
     """The exporter did not answer, or its answer is not an exposition."""
-
-
-def _bytes(mebibytes: float) -> int | None:
-    if not math.isfinite(mebibytes) or not 0 <= mebibytes * _MIB <= MAX_DEVICE_BYTES:
-        return None
-    return round(mebibytes) * _MIB
-
-
-def _xid(number: float) -> int | None:
-    whole = math.isfinite(number) and 0 <= number < _MOST_XID and number == int(number)
-    return int(number) if whole else None
-
-
-#: Metric -> field of ``DcgmReading``, and the conversion to its unit.
-_METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
-    "DCGM_FI_PROF_SM_ACTIVE": ("sm_ratio", ratio),
-    "DCGM_FI_PROF_SM_OCCUPANCY": ("occupancy_ratio", ratio),
-    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("engine_ratio", ratio),
-    "DCGM_FI_DEV_FB_USED": ("used_bytes", _bytes),
-    "DCGM_FI_DEV_FB_FREE": ("free_bytes", _bytes),
-    "DCGM_FI_DEV_FB_RESERVED": ("reserved_bytes", _bytes),
-    "DCGM_FI_DEV_FB_TOTAL": ("total_bytes", _bytes),
-    "DCGM_FI_DEV_XID_ERRORS": ("xid", _xid),
-}
-#: Label names that exporters and relabelling rules use for the same value.
-_UUIDS = ("UUID", "uuid", "gpu_uuid", "GPU_UUID")
-_INSTANCES = ("GPU_I_ID", "gpu_i_id")
-_INSTANCE = re.compile("[0-9]{1,4}")
-_PODS = ("pod", "pod_name", "exported_pod")
-
-
-def parse(text: str) -> tuple[list[DcgmReading], int]:
-    """Return the figures of every device, and the number of lines that could not be used."""
-    lines = [line for line in text.splitlines() if line.partition("{")[0].strip() in _METRICS]
-    samples, bad = _samples(lines)
-    #: device -> field -> (whether the series has no pod, value) of each series
-    found: dict[tuple[str, int | None], dict[str, list[tuple[bool, float]]]] = {}
-    for sample in samples:
-        try:
-            blank = float(sample.value) in _BLANKS
-        except OverflowError:  # the parser returns integers of any size
-            bad += 1
-            continue
-        if blank:
-            continue
-        key = _key(sample.labels)
-        field, convert = _METRICS[sample.name]
-        value = convert(sample.value)
-        if key is None or value is None:
-            bad += 1
-            continue
-        alone = not _label(sample.labels, _PODS)
-        found.setdefault(key, {}).setdefault(field, []).append((alone, value))
-    readings = []
-    for (uuid, instance), series in found.items():
-        # max prefers a series without a pod, then the largest value.
-        figures: dict[str, Any] = {name: max(values)[1] for name, values in series.items()}
-        readings.append(DcgmReading(uuid, instance, **figures))
-    return readings, bad
-
-
-def _samples(lines: list[str]) -> tuple[list[Sample], int]:
-    try:
-        return _parsed(lines), 0
-    except _NOT_READ:
-        pass
-    # A malformed line must not hide the others.
-    good: list[Sample] = []
-    bad = 0
-    for line in lines:
-        try:
-            good += _parsed([line])
-        except _NOT_READ:
-            bad += 1
-    return good, bad
-
-
-def _parsed(lines: Iterable[str]) -> list[Sample]:
-    families = text_string_to_metric_families("\n".join(lines) + "\n")
-    return [s for s in chain.from_iterable(f.samples for f in families) if s.name in _METRICS]
-
-
-def _key(labels: Mapping[str, str]) -> tuple[str, int | None] | None:
-    uuid, instance = _label(labels, _UUIDS), _label(labels, _INSTANCES)
-    if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
-        return None
-    return uuid, int(instance) if instance else None
-
-
-def _label(labels: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 class Exporter:
@@ -187,6 +61,7 @@ class Exporter:
         self._monotonic = monotonic
         self._worker: Worker[bytes] = Worker("dcgm")
         self._socket: socket.socket | None = None
+        self._check = CrossCheck()
         self._begun_s = -math.inf
         self._pending = False
         #: Whether the pending scrape was aborted.
@@ -222,6 +97,29 @@ class Exporter:
         if age_s > STALE_AFTER_S:
             raise Unreadable("nothing in its exposition has changed for minutes")
         return Exposition(self._readings, age_s)
+
+    def read(self, devices: Sequence[DeviceReading]) -> tuple[Sequence[DcgmReading], SourceReading]:
+        """Return the newest figures, and the state of the source. ``devices`` are NVML's.
+
+        Raises nothing.
+        """
+        try:
+            exposition = self.newest()
+        except Unreadable as err:
+            return (), SourceReading(SOURCE, "absent", str(err))
+        except Exception as err:  # noqa: BLE001 - a probe never raises
+            _log.error("dcgm_not_read", exc_info=err)
+            what = f"the agent cannot read it: {type(err).__name__}"
+            return (), SourceReading(SOURCE, "absent", what)
+        readings = exposition.readings
+        wrong = self._check.compare(self._monotonic(), self.scrapes, devices, readings)
+        if self.bad_lines:
+            wrong.append("some of its lines cannot be read and were ignored")
+        if not readings:
+            wrong.append("it exports no metrics of any device")
+        elif not any(r.sm_ratio is not None for r in readings):
+            wrong.append("it does not export DCGM_FI_PROF_SM_ACTIVE")
+        return readings, SourceReading(SOURCE, "degraded" if wrong else "ok", "; ".join(wrong))
 
     def close(self) -> None:
         self._cut()

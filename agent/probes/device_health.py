@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from agent.probes.readings import HealthIssueReading
+
 #: XIDs after which the device works: number -> meaning. The first five are those of NVIDIA's
 #: device plugin (internal/rm/health.go, v0.18). The others need no action for the GPU according to
 #: NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The plugin also
@@ -104,7 +106,7 @@ class Xid:
     source: str
 
 
-class Patient(msgspec.Struct, frozen=True):
+class UnhealthyDevice(msgspec.Struct, frozen=True):
     """The remembered state of an unhealthy device."""
 
     #: Start of the trouble, RFC 3339.
@@ -113,19 +115,19 @@ class Patient(msgspec.Struct, frozen=True):
     xids: list[str] = msgspec.field(default_factory=list)
 
 
-class Memory(msgspec.Struct, frozen=True):
+class HealthState(msgspec.Struct, frozen=True):
     """The state that survives a restart of the agent (the content of ``--state``)."""
 
     #: Identifies driver version and module load; empty if no driver has answered yet.
     driver: str = ""
     #: UUID -> state of the unhealthy device.
-    patients: dict[str, Patient] = msgspec.field(default_factory=dict)
+    unhealthy: dict[str, UnhealthyDevice] = msgspec.field(default_factory=dict, name="patients")
     #: UUID -> the last XID in DCGM's gauge, which keeps it until the exporter restarts.
     gauges: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class HealthSample:
     """The health data of one sample, by UUID of the physical GPU."""
 
     #: RFC 3339.
@@ -143,52 +145,48 @@ class Sight:
     maintained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HealthIssue:
-    reason: str
-    since: str
-
-
-def judge(before: Memory, sight: Sight) -> tuple[Memory, dict[str, HealthIssue]]:
-    """Return the state to remember, and the unhealthy devices of ``sight``."""
-    reloaded = before.driver != "" and sight.driver not in {"", before.driver}
-    raised = _raised(before, sight)
-    patients: dict[str, Patient] = {}
-    health_issues: dict[str, HealthIssue] = {}
-    for uuid in {*before.patients, *sight.causes}:
-        known = before.patients.get(uuid)
-        recovery = sight.checkups[uuid].recovery if uuid in sight.checkups else None
-        recovered = reloaded or sight.maintained or recovery == 0
+def judge(
+    before: HealthState, sample: HealthSample
+) -> tuple[HealthState, dict[str, HealthIssueReading]]:
+    """Return the state to remember, and the unhealthy devices of ``sample``."""
+    reloaded = before.driver != "" and sample.driver not in {"", before.driver}
+    raised = _raised(before, sample)
+    unhealthy: dict[str, UnhealthyDevice] = {}
+    health_issues: dict[str, HealthIssueReading] = {}
+    for uuid in {*before.unhealthy, *sample.causes}:
+        known = before.unhealthy.get(uuid)
+        recovery = sample.checkups[uuid].recovery if uuid in sample.checkups else None
+        recovered = reloaded or sample.maintained or recovery == 0
         xids = [] if known is None or recovered else list(known.xids)
         xids += [text for text in raised.get(uuid, ()) if text not in xids]
         xids = xids[:_MOST_XIDS]
-        if uuid not in sight.causes:
+        if uuid not in sample.causes:
             if known is not None and xids:  # the device is missing now: keep its XIDs
-                patients[uuid] = Patient(known.since, xids)
+                unhealthy[uuid] = UnhealthyDevice(known.since, xids)
             continue
-        reasons = [*sight.causes[uuid], *([_reason(xids, recovery)] if xids else [])]
+        reasons = [*sample.causes[uuid], *([_reason(xids, recovery)] if xids else [])]
         if reasons:
-            since = sight.now if known is None else known.since
-            patients[uuid] = Patient(since, xids)
-            health_issues[uuid] = HealthIssue("; ".join(reasons)[:_MOST_REASON], since)
-    return Memory(
-        sight.driver or before.driver, patients, {**before.gauges, **sight.gauges}
+            since = sample.now if known is None else known.since
+            unhealthy[uuid] = UnhealthyDevice(since, xids)
+            health_issues[uuid] = HealthIssueReading(uuid, "; ".join(reasons)[:_MOST_REASON], since)
+    return HealthState(
+        sample.driver or before.driver, unhealthy, {**before.gauges, **sample.gauges}
     ), health_issues
 
 
-def _raised(before: Memory, sight: Sight) -> dict[str, list[str]]:
+def _raised(before: HealthState, sample: HealthSample) -> dict[str, list[str]]:
     """Return UUID -> its new XIDs that make it unhealthy, with their source."""
     gauged = [
         Xid(uuid, number, "dcgm")
-        for uuid, number in sight.gauges.items()
+        for uuid, number in sample.gauges.items()
         # Only changes count: the gauge keeps showing an XID after the repair, so the first value
         # that the agent sees may be old.
         if number != before.gauges.get(uuid, number)
     ]
     found: dict[str, list[str]] = {}
-    for xid in (*sight.xids, *gauged):
+    for xid in (*sample.xids, *gauged):
         if xid.number > 0 and xid.number not in HARMLESS:
-            for uuid in sight.causes if xid.uuid is None else [xid.uuid]:
+            for uuid in sample.causes if xid.uuid is None else [xid.uuid]:
                 texts = found.setdefault(uuid, [])
                 if (text := f"{xid.number} ({xid.source})") not in texts:
                     texts.append(text)

@@ -17,7 +17,8 @@ import structlog
 
 from agent.deadline import Hanging, Worker
 from agent.probes.cgroup import container_of, pod_of
-from agent.probes.nvml import LIMITS_CALL, DeviceFault, Gate, NvmlError, StaleHandle
+from agent.probes.nvml import LIMITS_CALL, Gate
+from agent.probes.nvml_errors import DeviceFault, NvmlError, StaleHandle
 from agent.probes.readings import (
     Degraded,
     DeviceReading,
@@ -79,28 +80,25 @@ class LimitsProbe:
         if not pods or any(isinstance(r, DriverReading) and r.why_not for r in readings):
             self._asked_s = float("-inf")
             return []
-        if self._monotonic() - self._asked_s < self._ask_every_s:
-            there = {(device, uid) for device, uids in pods.items() for uid in uids}
-            return [
-                reading
-                for reading in self._last
-                if not isinstance(reading, LimitReading) or (reading.device, reading.uid) in there
-            ]
-        self._asked_s = float("-inf")
-        try:
-            self._last = self._look(pods)
-            self._asked_s = self._monotonic()
-            return self._last
-        except Hanging:
-            why = self._gate.why_late(self._worker.thread_id)
-        except NvmlError as err:
-            why = str(err)
-        except Exception as err:  # noqa: BLE001 - a probe never raises
-            _log.error("limits_not_read", exc_info=err)
-            why = f"the agent cannot read the limits: {type(err).__name__}"
-        return [SourceReading(SOURCE, "degraded", why)]
+        if self._monotonic() - self._asked_s >= self._ask_every_s:
+            self._asked_s = float("-inf")
+            try:
+                self._last = self._read(pods)
+                self._asked_s = self._monotonic()
+            except Hanging:
+                return _degraded(self._gate.why_late(self._worker.thread_id))
+            except NvmlError as err:
+                return _degraded(str(err))
+            except Exception as err:  # noqa: BLE001 - a probe never raises
+                _log.error("limits_not_read", exc_info=err)
+                return _degraded(f"the agent cannot read the limits: {type(err).__name__}")
+        return [
+            reading
+            for reading in self._last
+            if not isinstance(reading, LimitReading) or reading.uid in pods.get(reading.device, ())
+        ]
 
-    def _look(self, pods: Mapping[str, set[str]]) -> list[Reading]:
+    def _read(self, pods: Mapping[str, set[str]]) -> list[Reading]:
         """Read all limits. ``pods`` maps each device to the uids of the pods that hold it."""
         if not self._gate.has(LIMITS_CALL):
             why = "this driver has no memory limits; r615 and newer have them"
@@ -110,7 +108,7 @@ class LimitsProbe:
         seen = dict(_pods(str(self._root), 0))
         if not seen:  # not even the agent's own pod
             why = f"no pod's cgroup is in {self._root}: mount the host's /sys/fs/cgroup there"
-            return [SourceReading(SOURCE, "degraded", why)]
+            return _degraded(why)
         asked = {
             device: [
                 (uid, container_id, each.path)
@@ -120,9 +118,7 @@ class LimitsProbe:
             ]
             for device, uids in pods.items()
         }
-        if not self._worker.give(lambda: list(self._ask(asked))):
-            raise Hanging
-        found = self._worker.result(time.monotonic() + self._deadline_s)
+        found = self._worker.run(lambda: list(self._ask(asked)), self._deadline_s)
         return [SourceReading(SOURCE), *found]
 
     def _ask(self, asked: Mapping[str, Sequence[_Container]]) -> Iterator[Reading]:
@@ -141,6 +137,10 @@ class LimitsProbe:
                         )
             except (DeviceFault, StaleHandle) as err:
                 yield Degraded(SOURCE, f"{device}: {err}")
+
+
+def _degraded(why: str) -> list[Reading]:
+    return [SourceReading(SOURCE, "degraded", why)]
 
 
 def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:

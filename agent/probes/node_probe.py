@@ -14,8 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.kube.client import ApiServer
-from agent.kube.requests import NotReached, request
+from agent.api_server import ApiServer, NotReached, request
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (
     TOPOLOGY_POLICIES,
@@ -36,6 +35,7 @@ from contract.annotations import (
 )
 from contract.errors import BadAnnotation
 from contract.gpunode import MAX_REPLICAS, Sharing
+from contract.kube import ObjectMeta
 
 LABELS = "labels"
 CONFIGZ = "configz"
@@ -57,14 +57,8 @@ _SHARING: dict[str, Sharing] = {
 }
 
 
-class _Metadata(msgspec.Struct):
-    uid: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-
-
 class _Object(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    metadata: ObjectMeta = ObjectMeta()
 
 
 class _KubeletConfig(msgspec.Struct, rename="camel"):
@@ -141,18 +135,18 @@ class NodeApi:
             node = self._get(f"/api/v1/nodes/{self._node}", _Object)
         except _Failed as err:
             return [SourceReading(LABELS, "absent", str(err))]
+        labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
         try:
-            self.reserve_bytes = parse_reserve(node.metadata.annotations.get(RESERVE, "0"))
+            self.reserve_bytes = parse_reserve(annotations.get(RESERVE, "0"))
         except BadAnnotation:
             self.reserve_bytes = None  # the extender reports what is wrong with it
-        choice = node.metadata.annotations.get(DEVICE_CHOICE, "")
+        choice = annotations.get(DEVICE_CHOICE, "")
         try:
             self.device_choice = choice and parse_device_choice(choice).value
         except BadAnnotation:
             self.device_choice = None
-        self.maintenance = of_maintenance(node.metadata.labels, node.metadata.annotations)
-        reading = of_labels(node.metadata.labels)
-        found = [reading, of_k3s(node.metadata.annotations)]
+        self.maintenance = of_maintenance(labels, annotations)
+        found = [of_labels(labels), of_k3s(annotations)]
         return [SourceReading(LABELS), *(each for each in found if each is not None)]
 
     def _configz(self) -> list[Reading]:
@@ -172,7 +166,7 @@ class NodeApi:
         except _Failed as err:
             self._mirror_error = str(err)
             return None
-        if pod.metadata.annotations.get(_HASH_ANNOTATION) != uid:
+        if (pod.metadata.annotations or {}).get(_HASH_ANNOTATION) != uid:
             self._mirror_error = "the pod of that name is another one"
             return None
         return MirrorReading(MIRRORS, uid, pod.metadata.uid, namespace, name)

@@ -1,102 +1,39 @@
-"""The only access to NVML: makes every driver call and gives each error code one meaning.
+"""The only access to NVML: makes every driver call.
 
-NVML has about thirty error codes. Here each code has exactly one outcome. A call returns a value,
-returns ``None`` (the driver, the device or our permissions lack it), or raises one of
-
-    NvmlError
-    ├── NoDriver       no NVIDIA driver here: not a GPU node, or not yet; tried again later
-    ├── DriverGone     the driver was unloaded or replaced while the agent runs. pynvml caches
-    │                  function pointers and never unloads the library, so only a new process can
-    │                  use the new driver
-    ├── DeviceFault    this device cannot be trusted; the others can
-    │   └── DeviceLost     it fell off the bus or needs a reset, whichever call reports that
-    └── StaleHandle    the handle is not valid any more: resolve it again by UUID
+Drivers use different entry sizes for the same process list, and none reports which one it uses (the
+table in docs/agent.md). So the buffer is filled with a pattern first, and the untouched part shows
+where the last entry ends. Every list is checked, not only the first: an empty list shows nothing,
+and a wrong size would yield other processes with other memory.
 """
 
 import ctypes
+import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from agent.probes import nvml_entries
+from agent.probes.nvml_errors import (
+    UNSUPPORTED,
+    DeviceFault,
+    DeviceLost,
+    DriverGone,
+    NoDriver,
+    Outcome,
+    StaleHandle,
+    TooSmall,
+    UnknownLayout,
+    error_of,
+    outcome_of,
+)
 
 T = TypeVar("T")
 
-
-class NvmlError(Exception):
-    """Base class of all errors that ``Gate`` raises."""
-
-
-class NoDriver(NvmlError):
-    pass
-
-
-class DriverGone(NvmlError):
-    pass
-
-
-class DeviceFault(NvmlError):
-    pass
-
-
-class DeviceLost(DeviceFault):
-    pass
-
-
-class StaleHandle(NvmlError):
-    pass
-
-
-class _TooSmall(NvmlError):
-    """The array passed to the driver was too short. ``Gate`` handles it and never raises it."""
-
-
-class Outcome(Enum):
-    """The possible meanings of a failed driver call."""
-
-    ABSENT = "absent"
-    NO_PERMISSION = "no permission"
-    STALE_HANDLE = "stale handle"
-    TOO_SMALL = "too small"
-    DEVICE_FAULT = "device fault"
-    DRIVER_GONE = "driver gone"
-    NO_DRIVER = "no driver"
-
-
-#: NVML error code -> outcome. All other codes (lost, reset required, timeout, unknown, codes of
-#: future drivers) are a fault of the device: an answer that we do not understand is no reason to
-#: trust the device.
-OUTCOMES = {
-    0: Outcome.ABSENT,  # pynvml raises "SUCCESS" if a sizing call found nothing
-    1: Outcome.DRIVER_GONE,  # UNINITIALIZED
-    2: Outcome.STALE_HANDLE,  # INVALID_ARGUMENT
-    3: Outcome.ABSENT,  # NOT_SUPPORTED
-    4: Outcome.NO_PERMISSION,
-    6: Outcome.ABSENT,  # NOT_FOUND
-    7: Outcome.TOO_SMALL,  # INSUFFICIENT_SIZE
-    9: Outcome.DRIVER_GONE,  # DRIVER_NOT_LOADED
-    12: Outcome.NO_DRIVER,  # LIBRARY_NOT_FOUND
-    13: Outcome.ABSENT,  # FUNCTION_NOT_FOUND: an old driver
-    18: Outcome.DRIVER_GONE,  # LIB_RM_VERSION_MISMATCH
-    25: Outcome.ABSENT,  # ARGUMENT_VERSION_MISMATCH: an old driver
-    26: Outcome.ABSENT,  # DEPRECATED
-    28: Outcome.ABSENT,  # GPU_NOT_FOUND: the node has no GPU
-}
-
 #: Do not fail if there is no GPU: a node whose only GPU fell off the bus must still report that.
 _INIT_NO_GPUS = 1
-
-#: GPU_IS_LOST and RESET_REQUIRED.
-_LOST = {15, 16}
 _DRIVER_NOT_LOADED = 9
 _NOT_FOUND = 6
 _TIMEOUT = 10
-
-#: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH and DEPRECATED: this driver version lacks the call.
-_UNSUPPORTED = {13, 25, 26}
 LIMITS_CALL = "nvmlDeviceGetMemoryLimits_v1"
 
 _FIRST_PROCESSES = 64
@@ -105,9 +42,18 @@ _MOST_PROCESSES = 1 << 14
 _LIST_VERSIONS = ("_v3", "_v2", "")
 _MEMORY_V2 = "nvmlDeviceGetMemoryInfo_v2"
 
-
-def outcome_of(code: int) -> Outcome:
-    return OUTCOMES.get(code, Outcome.DEVICE_FAULT)
+#: Fill pattern of a buffer: entries that a driver writes do not consist of this byte.
+_POISON = 0xA5
+#: Size of an entry of a process list in bytes -> its layout: process id, bytes used.
+_PROCESSES = {
+    16: struct.Struct("<I4xQ"),
+    24: struct.Struct("<I4xQ8x"),
+    32: struct.Struct("<I4xQ16x"),
+}
+_LONGEST_BYTES = max(_PROCESSES)
+#: Process id, time in microseconds, SM utilisation in percent.
+_SAMPLE = struct.Struct("<I4xQI12x")
+_NOT_AVAILABLE = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +75,6 @@ class Memory:
     #: Reserved by the driver; None if the driver does not report it (older than r510). Never
     #: derived from `used`, which the two versions of the call define differently.
     reserved_bytes: int | None
-
-
-class Sample(NamedTuple):
-    """SM utilisation of one process on a device."""
-
-    pid: int
-    #: Time of the sample by the driver's clock.
-    at_us: int
-    sm_percent: int
 
 
 class Gate:
@@ -174,9 +111,7 @@ class Gate:
                 ) from err
             self._library = pynvml
         try:
-            with self._settled("nvmlInitWithFlags"):
-                self._library.nvmlInitWithFlags(_INIT_NO_GPUS)
-                self._started = True
+            self._started = self.does("nvmlInitWithFlags", _INIT_NO_GPUS)
         except (DeviceFault, StaleHandle) as err:
             raise NoDriver(f"NVML cannot be initialised: {err}") from err
         except DriverGone as err:
@@ -196,36 +131,46 @@ class Gate:
             self._started = False
             self._missing.clear()
             self._lengths.clear()
-            with self._settled("nvmlShutdown"):
-                self._library.nvmlShutdown()
+            self.ask("nvmlShutdown")
 
     def ask(self, name: str, *args: Any) -> Any:
         """Call pynvml's function ``name`` and return its value.
 
         None if the driver or the device lacks the call, or the agent lacks the permission.
         """
-        function: Callable[..., Any] | None = getattr(self._library, name, None)
-        if function is None:
-            return None
-        with self._settled(name):
-            return function(*args)
-        return None
+        function = getattr(self._library, name, None)
+        return None if function is None else self._made(name, lambda: function(*args))
+
+    def ask_each(self, handle: Any, calls: Sequence[Sequence[Any]]) -> tuple[list[Any], list[str]]:
+        """Make independent calls for a device, each given as name and further arguments.
+
+        Return their values, None for a call that failed, and the errors. Raises ``DeviceLost`` and
+        ``DriverGone``.
+        """
+        values: list[Any] = []
+        errors: list[str] = []
+        for name, *args in calls:
+            try:
+                values.append(self.ask(name, handle, *args))
+            except DeviceLost:
+                raise
+            except (DeviceFault, StaleHandle) as err:
+                values.append(None)
+                errors.append(str(err))
+        return values, errors
 
     def does(self, name: str, *args: Any) -> bool:
         """Call a function that returns nothing, as ``ask`` does; return whether it succeeded."""
-        function: Callable[..., Any] | None = getattr(self._library, name, None)
-        if function is None:
-            return False
-        with self._settled(name):
-            function(*args)
-            return True
-        return False
+        function = getattr(self._library, name, None)
+        return function is not None and bool(
+            self._made(name, lambda: function(*args) is None or True)
+        )
 
     def has(self, name: str) -> bool:
         """Return whether the driver library exports a call, without making it."""
-        with self._settled(name):
-            return name not in self._missing and bool(self._library._nvmlGetFunctionPointer(name))
-        return False
+        return name not in self._missing and bool(
+            self._made(name, lambda: bool(self._library._nvmlGetFunctionPointer(name)))
+        )
 
     def struct(self, name: str) -> Any:
         """Return an empty pynvml struct, to be filled and passed to ``ask``."""
@@ -233,9 +178,12 @@ class Gate:
 
     def memory(self, handle: Any) -> Memory | None:
         """Return the memory of one device; None if the driver lacks it (integrated GPUs)."""
+        library = self._library
         if _MEMORY_V2 not in self._missing:
-            with self._settled(_MEMORY_V2):
-                v2 = self._library.nvmlDeviceGetMemoryInfo(handle, self._library.nvmlMemory_v2)
+            v2 = self._made(
+                _MEMORY_V2, lambda: library.nvmlDeviceGetMemoryInfo(handle, library.nvmlMemory_v2)
+            )
+            if v2 is not None:
                 return Memory(int(v2.total), int(v2.free), int(v2.reserved))
         v1 = self.ask("nvmlDeviceGetMemoryInfo", handle)
         return None if v1 is None else Memory(int(v1.total), int(v1.free), None)
@@ -247,9 +195,19 @@ class Gate:
         does not list processes at all. One pid may be in several lists, each time with its whole
         use, so the largest figure counts, not the sum.
         """
+
+        def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
+            return int(call(handle, ctypes.byref(count), array))
+
         found: dict[int, int | None] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
-            listed = self._processes(f"nvmlDeviceGet{kind}RunningProcesses", handle)
+            listed: list[tuple[int, int | None]] | None = None
+            for version in _LIST_VERSIONS:
+                if (name := f"nvmlDeviceGet{kind}RunningProcesses{version}") in self._missing:
+                    continue
+                listed = self._filled(name, "c_nvmlProcessInfo_v2_t", fill, _process_list)
+                if name not in self._missing:
+                    break
             if listed is None and kind == "Compute":
                 return None
             for pid, used_bytes in listed or ():
@@ -257,8 +215,10 @@ class Gate:
                 found[pid] = max(known or 0, used_bytes) if used_bytes is not None else known
         return found
 
-    def process_samples(self, handle: Any, since_us: int) -> list[Sample] | None:
-        """Return the utilisation of each process since ``since_us`` (wall clock, microseconds).
+    def process_samples(self, handle: Any, since_us: int) -> list[tuple[int, int, int]] | None:
+        """Return samples of processes since ``since_us`` (wall clock, microseconds).
+
+        Each is a pid, a time by the driver's clock in microseconds, and SM utilisation in percent.
 
         Empty if no process was active, for which the driver answers NOT_FOUND. None if the driver
         does not measure processes.
@@ -270,11 +230,11 @@ class Gate:
                 count.value = code = 0
             return code
 
-        def read(written: bytes, count: int, room: int) -> list[Sample]:
-            return [Sample(*each) for each in nvml_entries.samples(written, count)]
-
         return self._filled(
-            "nvmlDeviceGetProcessUtilization", "c_nvmlProcessUtilizationSample_t", fill, read
+            "nvmlDeviceGetProcessUtilization",
+            "c_nvmlProcessUtilizationSample_t",
+            fill,
+            lambda written, count, room: list(_SAMPLE.iter_unpack(written[: count * 32])),
         )
 
     def limits(self, handle: Any, cgroup: str) -> Limits | None:
@@ -282,59 +242,42 @@ class Gate:
 
         None if the driver has no such limits: it is older than r615, or the device is MIG.
         """
-        struct = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
-        if struct is None:
+        kind = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
+        if kind is None:
             return None
-        asked = struct(nameSpace=cgroup.encode())
-        with self._settled(LIMITS_CALL):
-            self._library.nvmlDeviceGetMemoryLimits_v1(handle, asked)
-            unlimited = self._library.NVML_DEVICE_MEMORY_LIMIT_MAX
-            soft, hard = int(asked.softLimit), int(asked.hardLimit)
-            return Limits(
-                used_bytes=int(asked.currentUsed),
-                soft_bytes=None if soft == unlimited else soft,
-                hard_bytes=None if hard == unlimited else hard,
-            )
-        return None
+        asked = kind(nameSpace=cgroup.encode())
+        if not self.does(LIMITS_CALL, handle, asked):
+            return None
+        unlimited = self._library.NVML_DEVICE_MEMORY_LIMIT_MAX
+        soft, hard = int(asked.softLimit), int(asked.hardLimit)
+        return Limits(
+            used_bytes=int(asked.currentUsed),
+            soft_bytes=None if soft == unlimited else soft,
+            hard_bytes=None if hard == unlimited else hard,
+        )
 
     def event(self, events: Any, wait_ms: int) -> Any:
         """Return the next event of an event set; None if none came within ``wait_ms``."""
-        with self._settled("nvmlEventSetWait_v2"):
+
+        def wait() -> Any:
             try:
                 return self._library.nvmlEventSetWait_v2(events, wait_ms)
             except self._library.NVMLError as err:
                 if err.value != _TIMEOUT:
                     raise
-        return None
+                return None
 
-    @staticmethod
-    def same(handle: Any, other: Any) -> bool:
-        """Return whether two handles, resolved in the same cycle, name the same device."""
-        return bool(_address(handle) == _address(other))
+        return self._made("nvmlEventSetWait_v2", wait)
 
     def why_late(self, thread_id: int | None) -> str:
         """Return why a thread has not returned, with the driver call that it is in, if any."""
         call = None if thread_id is None else self._calls.get(thread_id)
         return f"driver call {call} hangs" if call else "reading it takes too long"
 
-    def _processes(self, name: str, handle: Any) -> list[tuple[int, int | None]] | None:
-        """Return one process list, read with the newest version of the call the driver has."""
-
-        def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
-            return int(call(handle, ctypes.byref(count), array))
-
-        for version in _LIST_VERSIONS:
-            if (call := name + version) in self._missing:
-                continue
-            listed = self._filled(call, "c_nvmlProcessInfo_v2_t", fill, nvml_entries.processes)
-            if call not in self._missing:
-                return listed
-        return None
-
     def _filled(
         self,
         name: str,
-        struct: str,
+        entry: str,
         fill: Callable[[Any, ctypes.c_uint, Any], int],
         read: Callable[[bytes, int, int], list[T]],
     ) -> list[T] | None:
@@ -344,63 +287,70 @@ class Gate:
         start in between, and if the driver answers the first call with SUCCESS, pynvml returns no
         entries. So this passes an array with the first call.
         """
-        kind = getattr(self._library, struct, None)
+        kind = getattr(self._library, entry, None)
         if kind is None:
             return None
         size = max(_FIRST_PROCESSES, self._lengths.get(name, 0) * 2)
+        count = ctypes.c_uint()
+
+        def list_entries() -> list[T]:
+            buffer = (ctypes.c_ubyte * (size * _LONGEST_BYTES))()
+            ctypes.memset(buffer, _POISON, len(buffer))
+            array = (kind * size).from_buffer(buffer)
+            code = fill(self._library._nvmlGetFunctionPointer(name), count, array)
+            if code != 0:
+                raise self._library.NVMLError(code)
+            listed = min(count.value, size)
+            self._lengths[name] = max(listed, self._lengths.get(name, 0))
+            return read(bytes(buffer), listed, size)
+
         while size <= _MOST_PROCESSES:
-            count = ctypes.c_uint(size)
+            count.value = size
             try:
-                with self._settled(name):
-                    buffer = (ctypes.c_ubyte * (size * nvml_entries.LONGEST_BYTES))()
-                    ctypes.memset(buffer, nvml_entries.POISON, len(buffer))
-                    array = (kind * size).from_buffer(buffer)
-                    code = fill(self._library._nvmlGetFunctionPointer(name), count, array)
-                    if code != 0:
-                        raise self._library.NVMLError(code)
-                    listed = min(count.value, size)
-                    self._lengths[name] = max(listed, self._lengths.get(name, 0))
-                    return read(bytes(buffer), listed, size)
-                return None
-            except _TooSmall:
+                return self._made(name, list_entries)
+            except TooSmall:
                 size = max(size * 2, count.value * 2)
         return None
 
-    @contextmanager
-    def _settled(self, name: str) -> Iterator[None]:
-        """Translate pynvml's errors into ours. Ignores those that mean that a call is absent."""
+    def _made(self, name: str, call: Callable[[], T]) -> T | None:
+        """Make a driver call; None if the call is absent. Translates pynvml's errors into ours."""
         thread_id = threading.get_ident()
         self._calls[thread_id] = name
         try:
-            yield
+            return call()
         except (ValueError, OSError, ctypes.ArgumentError) as err:
             # Example: a name that is not UTF-8, or a function with unexpected arguments.
             raise DeviceFault(f"answer of {name} cannot be read: {type(err).__name__}") from err
         except getattr(self._library, "NVMLLibraryMismatchError", ()):
             # pynvml raises this for FUNCTION_NOT_FOUND of a call without a version.
             self._missing.add(name)
-            return
         except self._library.NVMLError as err:
-            text = f"{err} (NVML {err.value})"
-            match outcome_of(err.value):
-                case Outcome.ABSENT:
-                    if err.value in _UNSUPPORTED:
-                        self._missing.add(name)
-                case Outcome.NO_PERMISSION:
-                    self.forbidden.add(name)
-                case Outcome.STALE_HANDLE:
-                    raise StaleHandle(text) from err
-                case Outcome.TOO_SMALL:
-                    raise _TooSmall(text) from err
-                case Outcome.DRIVER_GONE:
-                    raise DriverGone(text) from err
-                case Outcome.NO_DRIVER:
-                    raise NoDriver(text) from err
-                case Outcome.DEVICE_FAULT:
-                    raise (DeviceLost if err.value in _LOST else DeviceFault)(text) from err
+            if error := error_of(err.value):
+                raise error(f"{err} (NVML {err.value})") from err
+            if err.value in UNSUPPORTED:
+                self._missing.add(name)
+            if outcome_of(err.value) is Outcome.NO_PERMISSION:
+                self.forbidden.add(name)
         finally:
             self._calls.pop(thread_id, None)
+        return None
 
 
-def _address(handle: Any) -> int | None:
-    return ctypes.cast(handle, ctypes.c_void_p).value
+def _process_list(written: bytes, count: int, room: int) -> list[tuple[int, int | None]]:
+    """Return process id and bytes (None: unknown to the driver) of the first ``count`` entries.
+
+    ``written`` was filled with ``_POISON`` and has ``_LONGEST_BYTES`` for each of ``room`` entries,
+    the array length passed to the driver. Raises ``UnknownLayout``.
+    """
+    for entry_bytes, entry in _PROCESSES.items():
+        end, room_end = count * entry_bytes, room * entry_bytes
+        # Some drivers clear the whole array first.
+        is_cleared = written.count(0, end, room_end) == room_end - end
+        if _is_untouched(written, end) or (is_cleared and _is_untouched(written, room_end)):
+            entries = entry.iter_unpack(written[:end])
+            return [(pid, None if used == _NOT_AVAILABLE else used) for pid, used in entries]
+    raise UnknownLayout
+
+
+def _is_untouched(written: bytes, start: int) -> bool:
+    return written.count(_POISON, start) == len(written) - start

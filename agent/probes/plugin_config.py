@@ -9,17 +9,21 @@ config-manager replaces the file and signals the plugin, whose process stays. Al
 deadline, because a file, and even a command line, can be on a file system that does not answer.
 """
 
-import os
-import stat
-import time
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from agent.deadline import Hanging, Worker
-from agent.probes.pinning import obeys_environment
+from agent.probes.host_processes import (
+    ConfigFiles,
+    SocketListeners,
+    environment_of,
+    flags_of,
+    inside,
+    listener,
+    read_text,
+)
 from agent.probes.readings import (
     TOPOLOGY_POLICIES,
     PluginReading,
@@ -27,7 +31,6 @@ from agent.probes.readings import (
     SourceReading,
     TopologyReading,
 )
-from agent.probes.socket_peer import Hidden, listener
 from contract.gpunode import MAX_REPLICAS, Sharing
 
 PLUGIN = "plugin"
@@ -38,18 +41,8 @@ _PLUGIN_SOCKETS = "nvidia-*.sock"
 _KUBELET_SOCKET = "kubelet.sock"
 #: Sockets of GKE's own device plugin (container-engine-accelerators), which has other flags.
 _GKE_SOCKETS = "nvidiaGPU-*.sock"
-#: Cycles before a socket that no process listens on is tried again.
-_RETRY_EVERY = 12
 #: Seconds that all reads of one cycle may take together.
 READ_S = 2.0
-_MOST_BYTES = 1 << 20
-#: Maximum size of a file: parsing takes some hundred times its size, and 3 s for each MiB.
-_MOST_FILE_BYTES = 256 << 10
-_MOST_DEPTH = 64
-#: Maximum length of a YAML value, which can be a number to the base of 60.
-_MOST_VALUE_CHARS = 4096
-#: Maximum of dots in a line of TOML. Each creates a table, whose full name the decoder keeps.
-_MOST_DOTS = 64
 #: k3s runs the kubelet in its own process, whose arguments it hides, and adds these files to its
 #: configuration.
 _K3S = ("k3s", "k3s-server", "k3s-agent")
@@ -59,26 +52,15 @@ _TOOLKIT = (
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-runtime/config.toml",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Listener:
-    """The process that listens on one socket, or why there is none."""
-
-    #: Inode and time of change of the socket.
-    socket: tuple[int, int]
-    pid: int = 0
-    #: Start time of the process, because a pid can be reused.
-    start: str = ""
-    #: Whether the process is outside the agent's PID namespace.
-    hidden: bool = False
+#: Modes of the NVIDIA runtime in which the variable may contain a bare UUID.
+_BARE_UUID_MODES = {"auto", "legacy", "jit-cdi"}
 
 
 class ConfigurationProbe:
     """Reads the configuration of device plugin and kubelet.
 
     ``root`` is the host's /proc. ``sockets`` is the kubelet's directory of device plugins.
-    ``listening`` returns the pid behind a socket, like ``agent.probes.socket_peer.listener``.
+    ``listening`` returns the pid behind a socket, like ``listener``.
     """
 
     def __init__(
@@ -89,92 +71,39 @@ class ConfigurationProbe:
         read_s: float = READ_S,
     ) -> None:
         self._root = root
-        self._sockets = sockets
-        self._listening = listening
+        self._listeners = SocketListeners(root, sockets, listening)
+        self._files = ConfigFiles()
         self._read_s = read_s
         self._worker: Worker[list[Reading]] = Worker("configuration")
-        self._cycle = 0
-        self._found: dict[Path, _Listener] = {}
-        self._parsed: dict[Path, tuple[tuple[int, int, int], Any]] = {}
 
     def read(self) -> Iterable[Reading]:
         try:
-            if self._worker.give(self._read):
-                return self._worker.result(time.monotonic() + self._read_s)
+            return self._worker.run(self._read, self._read_s)
         except Hanging:
-            pass
-        why = "reading its configuration takes too long"
-        return [SourceReading(source, "degraded", why) for source in (PLUGIN, KUBELET)]
+            why = "reading its configuration takes too long"
+            return [SourceReading(source, "degraded", why) for source in (PLUGIN, KUBELET)]
 
     def _read(self) -> list[Reading]:
-        self._look()
+        self._listeners.update((_PLUGIN_SOCKETS, _GKE_SOCKETS, _KUBELET_SOCKET))
         return [*self._plugin(), *self._kubelet()]
 
-    def _look(self) -> None:
-        plugins = (*self._sockets.glob(_PLUGIN_SOCKETS), *self._sockets.glob(_GKE_SOCKETS))
-        paths = [*plugins, self._sockets / _KUBELET_SOCKET]
-        self._found = {
-            path: found for path in sorted(paths) if (found := self._listener(path)) is not None
-        }
-        self._cycle += 1
-
-    def _listener(self, path: Path) -> _Listener | None:
-        """Return the process that listens on a socket; None if there is no socket."""
-        try:
-            there = path.stat()
-        except OSError:
-            return None
-        socket = (there.st_ino, there.st_ctime_ns)
-        known = self._found.get(path)
-        if known is not None and known.socket == socket:
-            # Do not connect again while the same process has the same socket.
-            if known.pid and self._start(known.pid) == known.start:
-                return known
-            if not known.pid and self._cycle % _RETRY_EVERY:
-                return known
-        try:
-            pid = self._listening(path)
-        except Hidden:
-            return _Listener(socket, hidden=True)
-        except OSError:
-            return _Listener(socket)
-        return _Listener(socket, pid, self._start(pid))
-
-    def _start(self, pid: int) -> str:
-        """Return the start time of a process; empty if it has ended."""
-        values = (_text(self._root / str(pid) / "stat") or "").rpartition(")")[2].split()
-        return values[19] if len(values) > 19 else ""
-
-    def _only(self, name: str, sockets: str, source: str) -> tuple[Path | None, Reading]:
-        """Return the /proc directory of the only process that listens, or why there is none."""
-        listeners = [each for path, each in self._found.items() if path.match(sockets)]
-        if any(each.hidden for each in listeners):
-            why = f"{name} is not in the agent's PID namespace: the agent needs hostPID: true"
-            return None, SourceReading(source, "degraded", why)
-        match sorted({each.pid for each in listeners if each.start}):
-            # A process that is ending has no command line.
-            case [pid] if _text(self._root / str(pid) / "cmdline"):
-                return self._root / str(pid), SourceReading(source)
-            case [_]:
-                return None, SourceReading(source, "absent", f"{name} is ending")
-            case []:
-                return None, SourceReading(source, "absent", f"no {name} listens on its socket")
-        return None, SourceReading(source, "degraded", f"several processes listen as {name}")
-
     def _plugin(self) -> Iterable[Reading]:
-        process, source = self._only("device plugin", _PLUGIN_SOCKETS, PLUGIN)
-        if process is None and self._only("device plugin", _GKE_SOCKETS, PLUGIN)[0] is not None:
+        process, source = self._listeners.only("device plugin", _PLUGIN_SOCKETS, PLUGIN)
+        if (
+            process is None
+            and self._listeners.only("device plugin", _GKE_SOCKETS, PLUGIN)[0] is not None
+        ):
             why = "it is GKE's own: the labels of the node show how it shares"
             return [SourceReading(PLUGIN, "absent", why)]
         if process is None:
             return [source]
-        flags, environment = _flags(process), _environment(process)
+        flags, environment = flags_of(process), environment_of(process)
         if environment is None:
             why = "environment of the device plugin cannot be read: CAP_SYS_PTRACE is missing"
             return [SourceReading(PLUGIN, "degraded", why)]
         path = flags.get("config-file") or environment.get("CONFIG_FILE")
         try:
-            file = self._file(process, path) if path else {}
+            file = self._files.read(process, path) if path else {}
             reading = _plugin_reading(flags, environment, file)
         except (OSError, ValueError, TypeError) as err:  # the file may contain any YAML
             why = f"configuration of the device plugin cannot be read ({type(err).__name__})"
@@ -184,13 +113,13 @@ class ConfigurationProbe:
     def _toolkit(self) -> bool | None:
         for path in _TOOLKIT:
             try:
-                return obeys_environment(self._file(self._root / "1", path))
+                return obeys_environment(self._files.read(self._root / "1", path))
             except (OSError, ValueError):
                 continue
         return None
 
     def _kubelet(self) -> Iterable[Reading]:
-        process, source = self._only("kubelet", _KUBELET_SOCKET, KUBELET)
+        process, source = self._listeners.only("kubelet", _KUBELET_SOCKET, KUBELET)
         if process is None:
             return [source]
         try:
@@ -205,20 +134,20 @@ class ConfigurationProbe:
 
     def _topology_policy(self, process: Path) -> str | None:
         """Return the topology manager policy; None if hidden flags may set it."""
-        flags = _flags(process)
-        hidden = (_text(process / "comm") or "").strip() in _K3S
+        flags = flags_of(process)
+        hidden = (read_text(process / "comm") or "").strip() in _K3S
         if hidden:
             flags = {"config-dir": _K3S_FILES}
         policy = flags.get("topology-manager-policy", "")
         files = [flags["config"]] if "config" in flags else []
         if "config-dir" in flags:
             # Drop-in files override the configuration file, in the order of their names.
-            folder = _inside(process, flags["config-dir"])
+            folder = inside(process, flags["config-dir"])
             files += sorted(str(each) for each in _configs(folder, process))
         for path in reversed(files):
             if policy:
                 break
-            policy = _mapping(self._file(process, path)).get("topologyManagerPolicy") or ""
+            policy = _mapping(self._files.read(process, path)).get("topologyManagerPolicy") or ""
         if hidden and not policy:
             return None
         policy = policy or "none"
@@ -226,71 +155,23 @@ class ConfigurationProbe:
             raise ValueError("not a topology manager policy")
         return policy
 
-    def _file(self, process: Path, path: str) -> Any:
-        """Return a decoded YAML or TOML file of a process's mount namespace.
-
-        Raises ``OSError`` and ``ValueError``.
-        """
-        there = _inside(process, path)
-        # Reading a pipe or a device might not end.
-        with open(os.open(there, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(f"{path} is not a regular file")
-            signature = (found.st_ino, found.st_mtime_ns, found.st_size)
-            last = self._parsed.get(there)
-            if last is None or last[0] != signature:
-                text = file.read(_MOST_FILE_BYTES + 1).decode()
-                if len(text) > _MOST_FILE_BYTES:
-                    raise ValueError(f"{path} is longer than {_MOST_FILE_BYTES} bytes")
-                read = _decoded(text, toml=path.endswith(".toml"))
-                last = self._parsed[there] = (signature, read)
-        return last[1]
-
-
-def _inside(process: Path, path: str) -> Path:
-    """Return ``path`` as seen by the process, through its ``root`` or ``cwd`` in /proc."""
-    own = Path(path)
-    return process / ("root" if own.is_absolute() else "cwd") / path.lstrip("/")
-
 
 def _configs(folder: Path, process: Path) -> Iterable[str]:
     root = str(process / "root")
     return (str(each).removeprefix(root) for each in folder.glob("*.conf"))
 
 
-def _decoded(text: str, toml: bool) -> Any:
-    """Decode TOML or YAML. Raises ``ValueError``."""
-    if toml:
-        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
-            raise ValueError("too many nested tables in one line")
-        try:
-            return tomllib.loads(text)
-        except RecursionError as err:
-            raise ValueError("not TOML") from err
-    try:
-        import yaml
-    except ImportError as err:
-        raise ValueError("Python package pyyaml is missing") from err
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader, if it is installed
-    depth = 0
-    try:
-        for event in yaml.parse(text, loader):
-            if isinstance(event, yaml.AliasEvent):  # a few hundred bytes can expand to gigabytes
-                raise ValueError("aliases are not supported")
-            if isinstance(event, yaml.ScalarEvent):
-                if event.value == "<<":
-                    raise ValueError("merge keys are not supported")
-                if len(event.value) > _MOST_VALUE_CHARS:
-                    raise ValueError("a value is too long")
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_DEPTH:  # each level uses stack, and an overflow ends the process
-                raise ValueError("nested too deeply")
-        return yaml.load(text, loader)
-    except (yaml.YAMLError, RecursionError, LookupError, AttributeError) as err:
-        # The last two are raised if a value does not match its tag, as in "!!bool maybe".
-        raise ValueError("not YAML") from err
+def obeys_environment(toolkit: Mapping[str, Any]) -> bool | None:
+    """Return whether the toolkit honours a pod's own NVIDIA_VISIBLE_DEVICES, by its config.toml.
+
+    The administrator can forbid that for unprivileged pods. None if the value would have to be a
+    CDI name. Missing settings have the toolkit's default.
+    """
+    if toolkit.get("accept-nvidia-visible-devices-envvar-when-unprivileged", True) is not True:
+        return False
+    runtime = toolkit.get("nvidia-container-runtime", {})
+    mode = runtime.get("mode", "auto") if isinstance(runtime, Mapping) else "auto"
+    return True if mode in _BARE_UUID_MODES else None
 
 
 def _plugin_reading(
@@ -371,39 +252,3 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError("not a mapping")
     return value
-
-
-def _flags(process: Path) -> dict[str, str]:
-    """Return the flags of a process; see ``parse_flags``."""
-    arguments = (_text(process / "cmdline") or "").split("\0")[1:]
-    return parse_flags(arguments)
-
-
-def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """Parse --name=value and --name value; values of a repeated flag are joined with commas."""
-    found: dict[str, str] = {}
-    # The list is empty if the process has ended.
-    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
-        if not argument.startswith("-"):
-            continue
-        name, equals, value = argument.lstrip("-").partition("=")
-        if not equals and not after.startswith("-"):
-            value = after
-        found[name] = f"{found[name]},{value}" if name in found else value
-    return found
-
-
-def _environment(process: Path) -> dict[str, str] | None:
-    text = _text(process / "environ")
-    if text is None:
-        return None
-    pairs = (pair.partition("=") for pair in text.split("\0") if pair)
-    return {name: value for name, _, value in pairs}
-
-
-def _text(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return None

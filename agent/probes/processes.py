@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from agent.probes.cgroup import NOBODY, owner
+from agent.probes.cgroup import NO_OWNER, owner
 from agent.probes.readings import DeviceReading, ProcessReading, Reading, SourceReading
 
 SOURCE = "proc"
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 16
 
 #: Interval in seconds at which a process that the driver still lists is checked again. Within it
 #: another process could have the same pid only if the kernel had used up all pids.
-LOOK_AGAIN_S = 15.0
+CHECK_AGAIN_S = 15.0
 
 
 _NO_HOST_PID = "processes of other containers cannot be seen: the agent needs hostPID: true"
@@ -40,13 +40,13 @@ class ProcessProbe:
         self,
         root: Path,
         boot_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
-        look_again_s: float = LOOK_AGAIN_S,
+        check_again_s: float = CHECK_AGAIN_S,
     ) -> None:
         self._root = root
         self._boot_s = boot_s
-        self._look_again_s = look_again_s
+        self._check_again_s = check_again_s
         #: When all processes were last checked, in seconds since boot.
-        self._looked_s = float("-inf")
+        self._checked_s = float("-inf")
         #: pid -> its last reading while it ran, for the processes of the last sample.
         self._last: dict[int, ProcessReading] = {}
         #: pid -> signature of its /proc directory when it was read.
@@ -60,8 +60,8 @@ class ProcessProbe:
         if why := self._why_hidden():
             return [SourceReading(SOURCE, "degraded", why)]
         known = self._last
-        if listed_at_s - self._looked_s >= self._look_again_s:
-            known, self._looked_s = self._unchanged(), listed_at_s
+        if listed_at_s - self._checked_s >= self._check_again_s:
+            known, self._checked_s = self._unchanged(), listed_at_s
         found = {pid: known.get(pid) or self._process(pid, listed_at_s) for pid in sorted(pids)}
         self._last = {pid: process for pid, process in found.items() if process.command}
         for pid in self._signatures.keys() - self._last.keys():
@@ -140,7 +140,7 @@ class ProcessProbe:
     def _gone(self, pid: int) -> ProcessReading:
         """Return the reading of a process that ended after it was listed, with its last owner."""
         last = self._last.get(pid)
-        pods, container_id = NOBODY.pods, NOBODY.container_id
+        pods, container_id = NO_OWNER.pods, NO_OWNER.container_id
         if last is not None:
             pods, container_id = last.pods, last.container_id
         return ProcessReading(SOURCE, pid, "", pods, container_id)

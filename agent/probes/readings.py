@@ -12,8 +12,14 @@ from agent.probes.nvml import Memory
 from contract.gpunode import Sharing
 
 
+class Reading:
+    """Something that a probe found out in one sample."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class DriverReading:
+class DriverReading(Reading):
     """Whether the node has a driver; ``why_not`` is empty if it has."""
 
     source: str
@@ -25,7 +31,7 @@ class DriverReading:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReading:
+class DeviceReading(Reading):
     """One GPU or MIG device as one source reports it; ``fault`` is empty if it can be trusted."""
 
     source: str
@@ -45,7 +51,7 @@ class DeviceReading:
 
 
 @dataclass(frozen=True, slots=True)
-class SharingReading:
+class SharingReading(Reading):
     """How the device plugin shares the node's whole GPUs: ``replicas`` of each GPU."""
 
     source: str
@@ -55,7 +61,7 @@ class SharingReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Degraded:
+class Degraded(Reading):
     """Something that could not be read. ``what`` stays the same while the cause lasts."""
 
     source: str
@@ -66,7 +72,7 @@ class Degraded:
 
 
 @dataclass(frozen=True, slots=True)
-class FactsReading:
+class FactsReading(Reading):
     """Properties of a device; empty or None if unknown."""
 
     source: str
@@ -79,7 +85,7 @@ class FactsReading:
 
 
 @dataclass(frozen=True, slots=True)
-class ActivityReading:
+class ActivityReading(Reading):
     """How busy a device is: ratios 0..1, None if ``source`` does not measure them."""
 
     #: Source of ``sm_ratio``: dcgm, gpm or nvml-process.
@@ -96,7 +102,7 @@ class ActivityReading:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthIssueReading:
+class HealthIssueReading(Reading):
     """Why no pod should be placed on a device, and since when (RFC 3339)."""
 
     uuid: str
@@ -105,7 +111,7 @@ class HealthIssueReading:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceReading:
+class SourceReading(Reading):
     """The state of one source. ``message`` stays the same while the cause lasts."""
 
     source: str
@@ -117,7 +123,7 @@ class SourceReading:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldingReading:
+class HoldingReading(Reading):
     """A replica that a container holds, according to the kubelet."""
 
     source: str
@@ -132,7 +138,7 @@ class HoldingReading:
 
 
 @dataclass(frozen=True, slots=True)
-class RegisteredReading:
+class RegisteredReading(Reading):
     """The healthy replicas of one resource, allocated or not, as the plugin registered them."""
 
     source: str
@@ -141,7 +147,7 @@ class RegisteredReading:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerReading:
+class AnswerReading(Reading):
     """How the plugin passed the devices to a container when the pod was admitted."""
 
     source: str
@@ -152,7 +158,7 @@ class AnswerReading:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessReading:
+class ProcessReading(Reading):
     """The pods that a process belongs to, outermost first: a cluster can run inside a pod."""
 
     source: str
@@ -166,7 +172,7 @@ class ProcessReading:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitReading:
+class LimitReading(Reading):
     """The driver's limits for one container on one device, and its use; None: no limit."""
 
     source: str
@@ -180,7 +186,7 @@ class LimitReading:
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorReading:
+class MirrorReading(Reading):
     """A static pod: its hash (kubelet, cgroups) and the uid of its mirror pod (API server)."""
 
     source: str
@@ -191,7 +197,7 @@ class MirrorReading:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginReading:
+class PluginReading(Reading):
     """The device plugin's configuration from one source; None or empty if it is not known."""
 
     source: str
@@ -212,7 +218,7 @@ TOPOLOGY_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyReading:
+class TopologyReading(Reading):
     """The policy of the kubelet's topology manager."""
 
     source: str
@@ -220,39 +226,17 @@ class TopologyReading:
 
 
 @dataclass(frozen=True, slots=True)
-class SteeredReading:
+class SteeredReading(Reading):
     """A steered resource: the kubelet allocates the device that the ledger chose."""
 
     resource: str
 
 
 @dataclass(frozen=True, slots=True)
-class ObstacleReading:
+class ObstacleReading(Reading):
     """Why resources are not steered although the node's device choice is ``steered``."""
 
     reason: str
-
-
-Reading = (
-    DriverReading
-    | DeviceReading
-    | SharingReading
-    | Degraded
-    | FactsReading
-    | ActivityReading
-    | HealthIssueReading
-    | SourceReading
-    | HoldingReading
-    | RegisteredReading
-    | AnswerReading
-    | ProcessReading
-    | LimitReading
-    | MirrorReading
-    | PluginReading
-    | TopologyReading
-    | SteeredReading
-    | ObstacleReading
-)
 
 
 class Probe(Protocol):

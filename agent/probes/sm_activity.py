@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.probes.nvml import DeviceFault, DeviceLost, Gate, NvmlError, StaleHandle
+from agent.probes.nvml import Gate
+from agent.probes.nvml_errors import DeviceFault, DeviceLost, NvmlError, StaleHandle
 from agent.probes.readings import ActivityReading, Degraded
 from contract.gpunode import SM_SOURCES
 
@@ -39,7 +40,8 @@ def ratio(value: float) -> float | None:
 def best(readings: Iterable[ActivityReading]) -> list[ActivityReading]:
     """Return one reading for each device, with each figure from the best source that has it."""
     found: dict[str, ActivityReading] = {}
-    for reading in sorted(readings, key=lambda r: _rank(r.source)):
+    rank = {source: number for number, source in enumerate(SM_SOURCES)}
+    for reading in sorted(readings, key=lambda r: rank.get(r.source, len(rank))):
         known = found.setdefault(reading.uuid, replace(reading, source=""))
         found[reading.uuid] = ActivityReading(
             source=known.source or ("" if reading.sm_ratio is None else reading.source),
@@ -50,10 +52,6 @@ def best(readings: Iterable[ActivityReading]) -> list[ActivityReading]:
             sm_by_pid=known.sm_by_pid or reading.sm_by_pid,
         )
     return list(found.values())
-
-
-def _rank(source: str) -> int:
-    return SM_SOURCES.index(source) if source in SM_SOURCES else len(SM_SOURCES)
 
 
 def _first(known: float | None, other: float | None) -> float | None:
@@ -82,86 +80,89 @@ class Meter:
         self._gate = gate
         self._monotonic = monotonic
         self._wall_us = wall_us
-        #: (UUID of the GPU, GPU instance) -> its GPM samples; None if it has no GPM.
-        self._pairs: dict[tuple[str, int | None], _Pair | None] = {}
-        #: UUID -> time of its newest process sample by the driver's clock.
-        self._seen_us: dict[str, int] = {}
+        self._uuid = ""
+        #: GPU instance (None: the whole GPU) -> its GPM samples; None if it has no GPM.
+        self._pairs: dict[int | None, _Pair | None] = {}
+        #: Time of the newest process sample by the driver's clock; None before the first query.
+        self._seen_us: int | None = None
 
     def measure(
-        self, handle: Any, uuid: str, instances: Mapping[int, Collection[str]] | None = None
+        self, handle: Any, uuid: str, instances: Mapping[int | None, Collection[str]] | None = None
     ) -> list[ActivityReading | Degraded]:
         """Measure the GPU, or each of its ``instances`` (number -> UUIDs of their MIG devices).
 
         A counter that cannot be read yields a ``Degraded``; the device's other figures are not
         affected. Raises ``DeviceLost`` and ``DriverGone``.
         """
+        if uuid != self._uuid:
+            self.free()
+            self._uuid = uuid
+        counters: dict[str, Callable[[], list[ActivityReading]]] = {
+            "gpm": lambda: self._gpm(handle, instances or {None: [uuid]})
+        }
+        if instances is None:  # NVML measures neither processes nor utilisation of MIG devices
+            counters["nvml-process"] = lambda: self._processes(handle)
+            counters["nvml"] = lambda: self._utilization(handle)
         found: list[ActivityReading | Degraded] = []
-        for read in (self._gpm, self._processes, self._utilization):
+        for source, read in counters.items():
             try:
-                found += read(handle, uuid, instances)
+                found += read()
             except DeviceLost:
                 raise
             except (DeviceFault, StaleHandle) as err:
-                found.append(Degraded(_NAMES[read.__name__], f"{uuid}: {err}"))
+                found.append(Degraded(source, f"{uuid}: {err}"))
         return found
 
-    def keep(self, uuids: Collection[str]) -> None:
-        """Free the samples of all GPUs except these."""
-        for key in [key for key in self._pairs if key[0] not in uuids]:
-            self._free(key)
-        for uuid in [uuid for uuid in self._seen_us if uuid not in uuids]:
-            del self._seen_us[uuid]
+    def free(self) -> None:
+        """Free all samples that the driver holds."""
+        for instance in [*self._pairs]:
+            self._free(instance)
+        self._seen_us = None
 
     def _gpm(
-        self, handle: Any, uuid: str, instances: Mapping[int, Collection[str]] | None
-    ) -> list[ActivityReading | Degraded]:
-        wanted = {(uuid, instance) for instance in (instances or (None,))}
-        for key in [key for key in self._pairs if key[0] == uuid and key not in wanted]:
-            self._free(key)
-        if instances is None:
-            pair = self._pair((uuid, None), handle)
-            return [] if pair is None else [_read(pair, uuid)]
-        pairs = {instance: self._pair((uuid, instance), handle) for instance in instances}
-        return [
-            _read(pair, device)
-            for instance, pair in pairs.items()
-            if pair is not None
-            for device in instances[instance]
-        ]
+        self, handle: Any, instances: Mapping[int | None, Collection[str]]
+    ) -> list[ActivityReading]:
+        for instance in self._pairs.keys() - instances.keys():
+            self._free(instance)
+        found: list[ActivityReading] = []
+        for instance, devices in instances.items():
+            if (pair := self._pair(instance, handle)) is not None:
+                sm, occupancy = pair.sm_ratio, pair.occupancy_ratio
+                found += [ActivityReading("gpm", device, sm, occupancy) for device in devices]
+        return found
 
-    def _pair(self, key: tuple[str, int | None], handle: Any) -> _Pair | None:
-        """Take a sample and return the pair of samples of ``key``; None if it has no GPM."""
-        if key not in self._pairs:
+    def _pair(self, instance: int | None, handle: Any) -> _Pair | None:
+        """Take a sample and return the pair of samples; None if the instance has no GPM."""
+        if instance not in self._pairs:
             support = self._gate.ask("nvmlGpmQueryDeviceSupport", handle)
             pair = None
             if support is not None and support.isSupportedDevice:
                 older = self._gate.ask("nvmlGpmSampleAlloc")
                 newer = self._gate.ask("nvmlGpmSampleAlloc")
                 pair = None if older is None or newer is None else _Pair(older, newer, -math.inf)
-            self._pairs[key] = pair
-        pair = self._pairs[key]
+            self._pairs[instance] = pair
+        pair = self._pairs[instance]
         if pair is None or self._monotonic() - pair.taken_s < GPM_APART_S:
             return pair
-        first = pair.taken_s == -math.inf
+        is_first = pair.taken_s == -math.inf
         try:
-            if not self._sample(key, handle, pair.older):  # overwrites the older sample
-                self._free(key)
-                self._pairs[key] = None  # the device has GPM, but not this instance
-                return None
+            # Overwrites the older sample.
+            if instance is None:
+                taken = self._gate.ask("nvmlGpmSampleGet", handle, pair.older)
+            else:
+                taken = self._gate.ask("nvmlGpmMigSampleGet", handle, instance, pair.older)
         except NvmlError:
-            self._free(key)  # the failed call may have left anything in the sample: start again
+            self._free(instance)  # the failed call may have left anything in the sample
             raise
+        if taken is None:
+            self._free(instance)
+            self._pairs[instance] = None  # the device has GPM, but not this instance
+            return None
         pair.older, pair.newer = pair.newer, pair.older
         pair.taken_s = self._monotonic()
-        if not first:
+        if not is_first:
             pair.sm_ratio, pair.occupancy_ratio = self._compare(pair)
         return pair
-
-    def _sample(self, key: tuple[str, int | None], handle: Any, sample: Any) -> bool:
-        _, instance = key
-        if instance is None:
-            return self._gate.ask("nvmlGpmSampleGet", handle, sample) is not None
-        return self._gate.ask("nvmlGpmMigSampleGet", handle, instance, sample) is not None
 
     def _compare(self, pair: _Pair) -> tuple[float | None, float | None]:
         asked = self._gate.struct("c_nvmlGpmMetricsGet_t")
@@ -177,21 +178,17 @@ class Meter:
         )
         return sm, occupancy
 
-    def _free(self, key: tuple[str, int | None]) -> None:
-        pair = self._pairs.pop(key)
+    def _free(self, instance: int | None) -> None:
+        pair = self._pairs.pop(instance)
         for sample in () if pair is None else (pair.older, pair.newer):
             try:
                 self._gate.ask("nvmlGpmSampleFree", sample)
             except NvmlError:
                 return  # the driver is gone, and the sample's memory with it
 
-    def _processes(
-        self, handle: Any, uuid: str, instances: Mapping[int, Collection[str]] | None
-    ) -> list[ActivityReading | Degraded]:
-        if instances is not None:
-            return []  # NVML does not measure processes of MIG devices
+    def _processes(self, handle: Any) -> list[ActivityReading]:
         now_us = self._wall_us()
-        since_us = self._seen_us.get(uuid, now_us)
+        since_us = now_us if self._seen_us is None else self._seen_us
         if since_us >= now_us:  # the first query, or the wall clock was set back
             since_us = now_us - _FIRST_WINDOW_US
         samples = self._gate.process_samples(handle, since_us)
@@ -202,26 +199,13 @@ class Meter:
             share = ratio(percent / 100)
             if share is not None:
                 newest[pid] = max(newest.get(pid, (0, 0.0)), (at_us, share))
-        self._seen_us[uuid] = max([since_us, *(at_us for at_us, _ in newest.values())])
+        self._seen_us = max([since_us, *(at_us for at_us, _ in newest.values())])
         by_pid = {pid: share for pid, (_, share) in newest.items()}
         total = min(1.0, sum(by_pid.values()))
-        return [ActivityReading("nvml-process", uuid, sm_ratio=total, sm_by_pid=by_pid)]
+        return [ActivityReading("nvml-process", self._uuid, sm_ratio=total, sm_by_pid=by_pid)]
 
-    def _utilization(
-        self, handle: Any, uuid: str, instances: Mapping[int, Collection[str]] | None
-    ) -> list[ActivityReading | Degraded]:
-        if instances is not None:
-            return []  # NVML does not measure the utilisation of MIG devices
+    def _utilization(self, handle: Any) -> list[ActivityReading]:
         rates = self._gate.ask("nvmlDeviceGetUtilizationRates", handle)
         if rates is None:
             return []
-        return [ActivityReading("nvml", uuid, utilization_ratio=ratio(rates.gpu / 100))]
-
-
-_NAMES = {"_gpm": "gpm", "_processes": "nvml-process", "_utilization": "nvml"}
-
-
-def _read(pair: _Pair, uuid: str) -> ActivityReading:
-    return ActivityReading(
-        "gpm", uuid, sm_ratio=pair.sm_ratio, occupancy_ratio=pair.occupancy_ratio
-    )
+        return [ActivityReading("nvml", self._uuid, utilization_ratio=ratio(rates.gpu / 100))]

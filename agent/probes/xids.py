@@ -4,13 +4,15 @@ The wait is a driver call that takes seconds by design, so it has its own thread
 not return long after its timeout, the source ``xid`` is reported as degraded.
 """
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 from agent.probes.device_health import Xid
-from agent.probes.nvml import DriverGone, Gate, NvmlError
+from agent.probes.nvml import Gate
+from agent.probes.nvml_errors import DriverGone, NvmlError
 
 SOURCE = "nvml"
 _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError
@@ -158,7 +160,7 @@ class XidWatch:
     def _uuid_of(self, event: Any, handles: dict[str, Any]) -> str | None:
         """Return the event's device; None if unknown. A lost device has a handle, but no UUID."""
         for uuid, handle in handles.items():
-            if self._gate.same(handle, event.device):
+            if _address(handle) == _address(event.device):
                 return uuid
         try:
             uuid = self._gate.ask("nvmlDeviceGetUUID", event.device)
@@ -176,3 +178,7 @@ class XidWatch:
                 self._gate.ask("nvmlEventSetFree", events)
         except NvmlError:
             return
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,4 +1,4 @@
-"""Chooses the replicas for one container, without knowing its pod. Pure.
+"""Decides which resources are steered, and which replicas a container gets. Pure.
 
 The kubelet asks for some of the available replicas and does not name the pod. The ledger has the
 pods with a reservation on this node, and the checkpoint the pods that have devices. So the request
@@ -20,16 +20,16 @@ If no pod that Headroom scheduled is unconfirmed, the request is of another pod.
 with the most free memory, and is never rejected.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
 
+from agent.attribution import memories
 from agent.gate_decision import Limits, asked, certain, missing, reserved_for, rows_in, taken_bytes
 from agent.probes.cgroup import is_static
-from agent.probes.kubelet.checkpoint import Entry
-from agent.status.attribution import memories
-from agent.steering.messages import Wish
+from agent.probes.checkpoint import Entry
+from agent.steering.messages import ContainerRequest
 from contract.gpunode import (
     ADOPTED,
     Charge,
@@ -39,6 +39,13 @@ from contract.gpunode import (
     PodUse,
     Reservation,
 )
+
+NOT_PERMITTED = (
+    "not permitted: the agent has the kubelet's device plugin directory read-only"
+    " (chart value agent.steering.permitted, or component deploy/components/steering)"
+)
+NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"
+SHARING_UNKNOWN = "how the device plugin shares the GPUs cannot be read"
 
 #: Allocation policy -> factor of the allocated replicas: the plugin takes the lowest product.
 _ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
@@ -52,7 +59,7 @@ class Choice:
     #: The device reserved for the unconfirmed pods; empty if their reservations differ.
     reserved: str = ""
     #: Number of unconfirmed pods that Headroom scheduled.
-    awaited: int = 0
+    unconfirmed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class NoRoom:
 
 
 def choose(
-    wish: Wish,
+    request: ContainerRequest,
     resource: str,
     spec: GPUNodeSpec,
     sample: GPUNodeStatus,
@@ -82,11 +89,10 @@ def choose(
     kubelet's request. ``sample`` is the agent's newest sample and must be fresh.
     """
     seen = _holders(sample, spec)
-    sample = arrived(sample, entries, wish)
+    sample = arrived(sample, entries, request)
     # A pod that held devices and holds none any more has ended. It is not unconfirmed, although its
     # reservation may still exist.
     ended = (seen | arrived_before) - _holders(sample, spec)
-    free = _by_device(wish.available)
     waiting = [
         (uid, reservation, charge)
         for uid, reservation in spec.reservations.items()
@@ -98,14 +104,7 @@ def choose(
     ours = [each for each in waiting if ADOPTED not in each[1].flags and not each[2].by_environment]
     reserved = {charge.choice for _, _, charge in ours}
     wanted = next(iter(reserved)) if len(reserved) == 1 else ""
-    rooms: list[_Room] = []
-    for memory in memories(sample.devices):
-        for device in memory:
-            given = _given(wish, free.get(device.uuid, ()))
-            if given and device.resource == resource:
-                left = len(free[device.uuid])
-                rooms.append(_room(given, left, device, memory, spec, sample, limits))
-
+    rooms = list(_rooms(request, resource, spec, sample, limits))
     order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
 
     def best_for(these: Sequence[_Waiting]) -> _Room | None:
@@ -130,7 +129,7 @@ def choose(
     if best is None and ours:
         if not rooms and any(not charge.choice for _, _, charge in ours):
             return Choice(())  # one container wants several replicas, reserved without steering
-        return NoRoom(max(_most_bytes(charge) for _, _, charge in ours))
+        return NoRoom(max(max(c.candidates.values(), default=0) for _, _, c in ours))
     if best is None and rooms:
         best = max(rooms, key=lambda room: (room.healthy, room.left_bytes, room.device))
     if best is None:
@@ -138,10 +137,12 @@ def choose(
     return Choice(best.replicas, best.device, wanted, len(ours))
 
 
-def arrived(sample: GPUNodeStatus, entries: Sequence[Entry], wish: Wish) -> GPUNodeStatus:
+def arrived(
+    sample: GPUNodeStatus, entries: Sequence[Entry], request: ContainerRequest
+) -> GPUNodeStatus:
     """Return the sample with the assignments of the checkpoint: without rows of replicas that are
     free again, and with rows of containers admitted since."""
-    offered = set(wish.available) - set(wish.must_include)
+    offered = set(request.available) - set(request.must_include)
     holders = {
         replica: entry for entry in entries for replica in entry.replicas if replica not in offered
     }
@@ -188,7 +189,7 @@ class _Room:
     replicas: tuple[str, ...]
     device: str
     memory: Sequence[Device]
-    sitting: Set[str]
+    present_uids: Set[str]
     healthy: bool
     left_bytes: int
     #: Number of replicas that are allocated or unhealthy.
@@ -199,53 +200,87 @@ class _Room:
 
         A pod that already holds a replica here needs no more: all of its reservation is counted.
         """
-        coming = (
+        needed = (
             asked(reservation, self.memory, uses=False)
             for uid, reservation, _ in these
-            if uid not in self.sitting
+            if uid not in self.present_uids
         )
-        return self.healthy and self.left_bytes >= max(coming, default=0)
+        return self.healthy and self.left_bytes >= max(needed, default=0)
 
 
-def _room(
-    replicas: tuple[str, ...],
-    free: int,
-    device: Device,
-    memory: Sequence[Device],
+def _rooms(
+    request: ContainerRequest,
+    resource: str,
     spec: GPUNodeSpec,
     sample: GPUNodeStatus,
     limits: Limits,
-) -> _Room:
-    rows = rows_in(memory, sample)
-    allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
-    # A pod without a reservation counts with the memory of one replica.
-    unattributed_use_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
-    taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, unattributed_use_bytes)
-    return _Room(
-        replicas=replicas,
-        device=device.uuid,
-        memory=memory,
-        sitting={reserved_for(row, spec) for row in rows} | certain(spec, memory),
-        healthy=all(mate.healthy for mate in memory),
-        left_bytes=allocatable_bytes - taken,
-        taken=device.replicas.total - free,
+) -> Iterator[_Room]:
+    """Yield the devices that can provide all replicas of the request but ``must_include``."""
+    free: dict[str, list[str]] = {}
+    for replica in sorted(request.available):
+        free.setdefault(device_of(replica), []).append(replica)
+    needed = request.size - len(request.must_include)
+    for memory in memories(sample.devices):
+        for device in memory:
+            there = free.get(device.uuid, [])
+            rest = [replica for replica in there if replica not in request.must_include]
+            if device.resource != resource or not 0 < needed <= len(rest):
+                continue
+            rows = rows_in(memory, sample)
+            allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
+            # A pod without a reservation counts with the memory of one replica.
+            per_replica_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
+            taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, per_replica_bytes)
+            yield _Room(
+                replicas=(*request.must_include, *rest[:needed]),
+                device=device.uuid,
+                memory=memory,
+                present_uids={reserved_for(row, spec) for row in rows} | certain(spec, memory),
+                healthy=all(mate.healthy for mate in memory),
+                left_bytes=allocatable_bytes - taken,
+                taken=device.replicas.total - len(there),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Eligibility:
+    resources: frozenset[str] = frozenset()
+    #: Resources that must not be steered. While data is missing, a resource is in neither set and
+    #: its steering stays as it is.
+    excluded: frozenset[str] = frozenset()
+    #: One sentence for each reason why a resource is not steered.
+    obstacles: tuple[str, ...] = ()
+
+
+def eligibility(sample: GPUNodeStatus, permitted: bool) -> Eligibility:
+    """Return which resources can be steered.
+
+    ``permitted``: whether the agent may write to the kubelet's device plugin directory.
+    """
+    if not permitted:
+        return Eligibility(obstacles=(NOT_PERMITTED,))
+    numa_nodes: dict[str, set[int | None]] = {}
+    for device in sample.devices:
+        if device.sharing != "none" and device.resource:
+            numa_nodes.setdefault(device.resource, set()).add(device.numa_node)
+    shared = frozenset(numa_nodes)
+    plugin = sample.plugin
+    if not shared:
+        unread = bool(sample.devices) and plugin.allocation_policy == "unknown"
+        return Eligibility(obstacles=(SHARING_UNKNOWN if unread else NOTHING_SHARED,))
+    if plugin.topology_manager_policy == "none":
+        return Eligibility(shared)
+    # With a topology policy the kubelet may offer GPUs of one NUMA node only, or ignore the
+    # preferred GPU.
+    divided = frozenset(resource for resource, nodes in numa_nodes.items() if len(nodes) > 1)
+    policy = plugin.topology_manager_policy
+    stated = f"has policy {policy}" if policy else "has a policy that cannot be read"
+    return Eligibility(
+        shared - divided,
+        divided if policy else frozenset(),
+        tuple(
+            f"{resource}: the kubelet's topology manager {stated}, and the GPUs are on several"
+            " NUMA nodes, so it can overrule the choice"
+            for resource in sorted(divided)
+        ),
     )
-
-
-def _by_device(replicas: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for replica in sorted(replicas):
-        found.setdefault(device_of(replica), []).append(replica)
-    return found
-
-
-def _given(wish: Wish, free: Sequence[str]) -> tuple[str, ...]:
-    """Return the container's replicas if one device provides all but ``must_include``; empty if
-    the device has too few."""
-    rest = [replica for replica in free if replica not in wish.must_include]
-    needed = wish.size - len(wish.must_include)
-    return (*wish.must_include, *rest[:needed]) if 0 < needed <= len(rest) else ()
-
-
-def _most_bytes(charge: Charge) -> int:
-    return max(charge.candidates.values(), default=0)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from agent.kube.client import ApiServer
-from agent.kube.requests import NotReached, watch_lines
+from agent.api_server import ApiServer, NotReached, watch_lines
 from contract.gpunode import GROUP, PLURAL, VERSION
 from contract.kube import KubeStruct
 

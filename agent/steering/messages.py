@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.probes.kubelet.protobuf import BadMessage, field, fields, message, text
+from agent.probes.protobuf import BadMessage, field, fields, message, text
 
 _VERSION = "v1beta1"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ContainerRequest:
     """One container's request: ``size`` replicas of ``available``, including ``must_include``."""
 
     available: tuple[str, ...]
@@ -17,17 +17,17 @@ class Wish:
     size: int
 
 
-def wishes(request: bytes) -> list[Wish]:
-    """Decode a ``PreferredAllocationRequest``: one wish per container. Raises ``BadMessage``."""
-    return [_wish(message(value)) for number, value in fields(request) if number == 1]
+def container_requests(request: bytes) -> list[ContainerRequest]:
+    """Decode a ``PreferredAllocationRequest``: one request per container. Raises ``BadMessage``."""
+    return [_container_request(message(value)) for number, value in fields(request) if number == 1]
 
 
-def _wish(container: bytes) -> Wish:
+def _container_request(container: bytes) -> ContainerRequest:
     parts = list(fields(container))
     size = next((value for number, value in parts if number == 3), 0)
     if not isinstance(size, int):
         raise BadMessage("allocation_size is not a number")
-    return Wish(
+    return ContainerRequest(
         tuple(text(value) for number, value in parts if number == 1),
         tuple(text(value) for number, value in parts if number == 2),
         size,

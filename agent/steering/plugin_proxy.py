@@ -22,8 +22,14 @@ import grpc
 import grpc.aio
 import structlog
 
-from agent.probes.kubelet.protobuf import BadMessage
-from agent.steering.messages import Wish, allocated, preferred, registration, wishes
+from agent.probes.protobuf import BadMessage
+from agent.steering.messages import (
+    ContainerRequest,
+    allocated,
+    container_requests,
+    preferred,
+    registration,
+)
 
 _log = structlog.get_logger()
 
@@ -53,7 +59,7 @@ class Rejected(Exception):
 
 
 #: Returns the replicas that the container should get; None if the plugin should choose.
-Choose = Callable[[Wish], Sequence[str] | None]
+Choose = Callable[[ContainerRequest], Sequence[str] | None]
 
 
 class PluginProxy:
@@ -192,7 +198,7 @@ class PluginProxy:
 
     async def _prefer(self, request: bytes, context: Any) -> bytes:
         try:
-            asked = wishes(request)
+            asked = container_requests(request)
             chosen = await asyncio.wait_for(
                 self._loop.run_in_executor(self._pool, self._choose_all, asked), ANSWER_S
             )
@@ -210,8 +216,8 @@ class PluginProxy:
             return await self._passing("GetPreferredAllocation")(request, context)
         return preferred(known)
 
-    def _choose_all(self, asked: Sequence[Wish]) -> list[Sequence[str] | None]:
-        return [self._choose(wish) for wish in asked]
+    def _choose_all(self, asked: Sequence[ContainerRequest]) -> list[Sequence[str] | None]:
+        return [self._choose(request) for request in asked]
 
     async def _watch(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
         stream = self._channel.unary_stream(f"/{_SERVICE}/ListAndWatch")(request)

@@ -29,7 +29,7 @@ from pathlib import Path
 import grpc
 import structlog
 
-from agent.probes.kubelet.protobuf import BadMessage
+from agent.probes.protobuf import BadMessage
 from agent.steering.messages import asks_for_preference
 from agent.steering.plugin_proxy import (
     PREFIX,
@@ -42,7 +42,7 @@ from agent.steering.plugin_proxy import (
 
 _log = structlog.get_logger()
 
-LOOK_EVERY_S = 0.2
+CHECK_EVERY_S = 0.2
 #: Ages in seconds of the newest socket (plugin or kubelet) at which the proxy registers. After the
 #: last one the proxy is certainly the current endpoint.
 REGISTER_AT_S = (0.0, 1.0, 3.0)
@@ -67,7 +67,7 @@ def resource_of(socket: str) -> str:
     return f"nvidia.com/{socket.removeprefix('nvidia-').removesuffix('.sock')}"
 
 
-class Seat:
+class NodeLock:
     """A lock that only one of several agents on a node can hold; the others wait.
 
     It locks the kubelet's directory itself, because a kubelet that starts removes all files in it.
@@ -77,7 +77,7 @@ class Seat:
         self._folder = folder
         self._lock: int | None = None
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Try to take the lock; return whether this agent holds it."""
         if self._lock is None:
             try:
@@ -92,7 +92,7 @@ class Seat:
             self._lock = lock
         return True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -107,7 +107,7 @@ class PluginRegistration:
     def __init__(
         self,
         folder: Path,
-        seat: Seat,
+        lock: NodeLock,
         resource: str,
         choose: Choose,
         healthy: Healthy,
@@ -116,7 +116,7 @@ class PluginRegistration:
     ) -> None:
         self.resource = resource
         self._folder = folder
-        self._seat = seat
+        self._lock_on_node = lock
         self._plugin = plugin_socket(resource)
         self._choose = choose
         self._healthy = healthy
@@ -177,12 +177,12 @@ class PluginRegistration:
         else:
             _leave_socket(self._folder / (PREFIX + self._plugin))
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Register the proxy if a registration is due."""
         plugin = identity(self._folder / self._plugin)
         kubelet = identity(self._folder / "kubelet.sock")
         now_s = self._monotonic()
-        if plugin is None or kubelet is None or not self._seat.take():
+        if plugin is None or kubelet is None or not self._lock_on_node.acquire():
             self._seen, self._registered = None, 0
             missing = self._plugin if plugin is None else "kubelet.sock"
             away = plugin is None or kubelet is None
@@ -224,9 +224,9 @@ class PluginRegistration:
 
     def _run(self) -> None:
         steered = False
-        while not self._end.wait(LOOK_EVERY_S):
+        while not self._end.wait(CHECK_EVERY_S):
             try:
-                self.look()
+                self.update()
             except Exception:  # noqa: BLE001 - without this thread the proxy would not register
                 _log.exception("steering_broken", resource=self.resource)
             if self.steers != steered:

@@ -10,23 +10,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from agent.gate_decision import LIMITS_UNKNOWN, limits
-from agent.probes.kubelet.checkpoint import BadCheckpoint, Entry, read_checkpoint
-from agent.probes.kubelet.podresources import PodResources, Unanswered
+from agent.kube_publisher import KubernetesPublisher, NotDelivered
+from agent.probes.checkpoint import BadCheckpoint, Entry, read_checkpoint
+from agent.probes.podresources import PodResources, Unanswered
 from agent.probes.readings import HoldingReading, ObstacleReading, Reading, SteeredReading
-from agent.status.writer import NotDelivered
-from agent.steering.choice import NoRoom, choose
-from agent.steering.eligibility import Eligibility, eligibility
-from agent.steering.messages import Wish
+from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
+from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected, identity
 from agent.steering.plugin_registration import (
+    NodeLock,
     PluginRegistration,
-    Seat,
     leftovers,
     resource_of,
     restore,
@@ -47,12 +47,6 @@ _RETRY_S = 0.2
 MAX_ARRIVALS = 4096
 #: Seconds that the return of a resource to its plugin may still take when the agent ends.
 RETURN_WITHIN_S = 5.0
-
-
-class Ledger(Protocol):
-    def gpunode(self) -> GPUNode | None:
-        """Return the node's GPUNode, read consistently. Raises ``NotDelivered``, ``BadReport``."""
-        ...
 
 
 class Arrivals:
@@ -92,7 +86,7 @@ class PreferredAllocation:
         self,
         checkpoint: Path,
         pod_resources: Path,
-        ledger: Ledger,
+        ledger: KubernetesPublisher,
         sample: Callable[[], GPUNodeStatus | None],
         reserve_bytes: Callable[[], int | None],
         mode: Callable[[], DeviceChoice | None],
@@ -108,7 +102,7 @@ class PreferredAllocation:
         self._reserve_bytes = reserve_bytes
         self._mode = mode
         self._changed = changed
-        self._seat = Seat(self._folder)
+        self._lock_on_node = NodeLock(self._folder)
         self._registrations: dict[str, PluginRegistration] = {}
         #: Resources that are being returned to the plugin. The value is None while reservations of
         #: unconfirmed pods depend on the agent's choice, then the thread that returns the resource.
@@ -176,7 +170,7 @@ class PreferredAllocation:
                 thread.join(RETURN_WITHIN_S)
             else:
                 registration.stop(bring_back)
-        self._seat.leave()
+        self._lock_on_node.release()
         self._kubelet.close()
 
     def _adjust(self) -> list[str]:
@@ -188,7 +182,7 @@ class PreferredAllocation:
         if not (
             self._registrations or any(thread.is_alive() for _, thread in self._restored.values())
         ):
-            self._seat.leave()
+            self._lock_on_node.release()
         if mode is None:
             return []
         found = Eligibility()
@@ -202,9 +196,9 @@ class PreferredAllocation:
         for resource in sorted(found.resources - self._registrations.keys()):
             self._registrations[resource] = PluginRegistration(
                 self._folder,
-                self._seat,
+                self._lock_on_node,
                 resource,
-                self._chooser(resource),
+                partial(self._choose, resource),
                 self._healthy,
                 self._changed,
             )
@@ -238,7 +232,7 @@ class PreferredAllocation:
             last, _ = self._restored.get(plugin, (None, None))
             if resource in self._registrations or socket == last:
                 continue
-            if not (may_choose_again(self._ledger, resource) and self._seat.take()):
+            if not (may_choose_again(self._ledger, resource) and self._lock_on_node.acquire()):
                 continue
             thread = threading.Thread(
                 target=restore, args=(self._folder, plugin, self._healthy), daemon=True
@@ -246,10 +240,7 @@ class PreferredAllocation:
             self._restored[plugin] = (socket, thread)
             thread.start()
 
-    def _chooser(self, resource: str) -> Callable[[Wish], Sequence[str] | None]:
-        return lambda wish: self._choose(resource, wish)
-
-    def _choose(self, resource: str, wish: Wish) -> Sequence[str] | None:
+    def _choose(self, resource: str, request: ContainerRequest) -> Sequence[str] | None:
         """Return the replicas for a container; None if the plugin should choose.
 
         Raises ``Rejected``.
@@ -265,26 +256,28 @@ class PreferredAllocation:
         entries = self._soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
         known = self._soon(lambda: limits(self._reserve_bytes()), LIMITS_UNKNOWN)
         arrived = self._arrivals.see(entry.pod_uid for entry in entries)
-        found = choose(wish, resource, node.spec, sample, entries, known, steered, arrived)
-        took_ms = round((time.monotonic() - began_s) * 1000)
+        found = choose(request, resource, node.spec, sample, entries, known, steered, arrived)
         if isinstance(found, NoRoom):
             self.answers[resource, "rejected"] += 1
             _log.warning("steering_rejected", resource=resource, asked_bytes=found.asked_bytes)
             raise Rejected(
                 "Headroom: no GPU of this node has enough free memory for a pod bound to the node"
             )
-        result = "plugin" if not found.replicas else "stranger" if not found.awaited else "reserved"
         if found.reserved and found.device != found.reserved:
             result = "elsewhere"
+        elif not found.replicas:
+            result = "plugin"
+        else:
+            result = "reserved" if found.unconfirmed else "stranger"
         self.answers[resource, result] += 1
         _log.info(
             "steered",
             resource=resource,
             device=found.device,
             reserved=found.reserved,
-            awaited=found.awaited,
+            unconfirmed=found.unconfirmed,
             result=result,
-            took_ms=took_ms,
+            took_ms=round((time.monotonic() - began_s) * 1000),
         )
         return found.replicas or None
 
@@ -312,10 +305,14 @@ class PreferredAllocation:
             return None
 
     def _healthy(self, resource: str) -> bool | None:
-        return healthy(self._kubelet, resource)
+        """Return whether the kubelet has healthy devices of the resource; None if unknown."""
+        try:
+            return bool(self._kubelet.healthy().get(resource))
+        except Unanswered:
+            return None
 
 
-def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
+def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool:
     """Return whether the plugin may choose devices of the resource (if empty: of all resources).
 
     It may if the GPUNode reports that the resource is not steered, and no reservation of an
@@ -338,11 +335,3 @@ def may_choose_again(ledger: Ledger, resource: str = "") -> bool:
         if charge.choice
     }
     return not ({resource} & (steered | chosen) if resource else steered | chosen)
-
-
-def healthy(kubelet: PodResources, resource: str) -> bool | None:
-    """Return whether the kubelet has healthy devices of the resource; None if unknown."""
-    try:
-        return bool(kubelet.healthy().get(resource))
-    except Unanswered:
-        return None

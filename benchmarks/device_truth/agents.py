@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from agent.gate_decision import Limits, judge
-from agent.probes.kubelet.checkpoint import Entry
+from agent.probes.checkpoint import Entry
 from agent.steering.choice import NoRoom, choose
-from agent.steering.messages import Wish
+from agent.steering.messages import ContainerRequest
 from benchmarks.device_truth.world import MAIN, RESERVED_BYTES, Sample, Shape, uuid_of
 from contract.gpunode import (
     UNATTRIBUTED_TOLERANCE_BYTES,
@@ -78,7 +78,9 @@ class Agent:
     def choice(
         self, call: Preferred, checkpoint: Sequence[tuple[str, Ids]]
     ) -> tuple[str, ...] | NoRoom:
-        wish = Wish(tuple(sorted(call.available)), tuple(sorted(call.must_include)), call.size)
+        wish = ContainerRequest(
+            tuple(sorted(call.available)), tuple(sorted(call.must_include)), call.size
+        )
         entries = [Entry(uid, MAIN, GPU, tuple(sorted(ids))) for uid, ids in checkpoint]
         found = choose(wish, GPU, self._read().spec, self.newest, entries, LIMITS)
         return found if isinstance(found, NoRoom) else found.replicas

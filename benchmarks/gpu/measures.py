@@ -10,15 +10,15 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from agent.__main__ import log_to_stderr
-from agent.probes.nvml import Gate, NvmlError
+from agent.probes.nvml import Gate
+from agent.probes.nvml_errors import NvmlError
 from agent.probes.nvml_probe import Found, NvmlProbe
 from agent.probes.sm_activity import GPM_APART_S
 
@@ -39,23 +39,26 @@ class RecordingGate(Gate):
         #: (name, seconds, NVML code)
         self.calls: list[tuple[str, float, int]] = []
 
-    @contextmanager
-    def _settled(self, name: str) -> Iterator[None]:
+    def _made(self, name: str, call: Callable[[], Any]) -> Any:
         began_s, code = time.perf_counter(), 0
+
+        def timed() -> Any:
+            nonlocal code
+            try:
+                return call()
+            except pynvml.NVMLError as err:
+                code = err.value
+                raise
+
         try:
-            with super()._settled(name):
-                try:
-                    yield
-                except pynvml.NVMLError as err:
-                    code = err.value
-                    raise
+            return super()._made(name, timed)
         finally:
             self.calls.append((name, time.perf_counter() - began_s, code))
 
 
 def identity() -> dict[str, Any]:
     """Every device as the agent's probe reads it, and what the kernel says of it."""
-    found = NvmlProbe(Gate()).look()
+    found = NvmlProbe(Gate()).read()
     return {
         "why_not": found.driver.why_not,
         "driver": found.driver.version,
@@ -116,7 +119,7 @@ def looks(times: int) -> dict[str, Any]:
     look_s: list[float] = []
     for _ in range(times + 1):
         began_s = time.perf_counter()
-        found = probe.look()
+        found = probe.read()
         look_s.append(time.perf_counter() - began_s)
         if found.driver.why_not:
             raise SystemExit(found.driver.why_not)

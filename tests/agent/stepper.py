@@ -20,9 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from agent.__main__ import log_to_stderr, survey_of
+from agent.__main__ import log_to_stderr
+from agent.sampler import device_probe_of
 from agent.settings import read_settings
-from agent.status.builder import summarise
+from agent.status_builder import summarise
 
 #: Less than an agent's, for tests that wait it out.
 EXPORTER_TIMEOUT_S = 0.5
@@ -37,7 +38,7 @@ def descriptors() -> Iterator[os.stat_result]:
 def main() -> None:
     log_to_stderr()
     settings = read_settings(sys.argv[1:], os.environ)
-    survey = survey_of(settings, exporter_timeout_s=EXPORTER_TIMEOUT_S)
+    survey = device_probe_of(settings, exporter_timeout_s=EXPORTER_TIMEOUT_S)
     status = None
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")

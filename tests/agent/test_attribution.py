@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.attribution import TOLERANCE_BYTES, Attributed, attribute
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
     AnswerReading,
@@ -23,8 +24,7 @@ from agent.probes.readings import (
     RegisteredReading,
     SourceReading,
 )
-from agent.status.attribution import TOLERANCE_BYTES, Attributed, attribute
-from agent.status.builder import MAX_PODS, summarise
+from agent.status_builder import MAX_PODS, summarise
 from contract.gpunode import MAX_DEVICE_BYTES, GPUNodeStatus
 
 GIB = 1 << 30
@@ -76,7 +76,7 @@ def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unowned() -> None:
     )
     assert uses(found) == [("u", "A", "A::0", 30)]
     assert found.unattributed == {"A": 10}  # 5 of an unknown process, 5 of no listed process
-    assert [(s.pid, s.command, s.used_bytes) for s in found.strangers] == [(3, "Xorg", 5)]
+    assert [(s.pid, s.command, s.used_bytes) for s in found.outside_pods] == [(3, "Xorg", 5)]
 
 
 def test_an_idle_pod_uses_nothing_and_that_is_known() -> None:
@@ -126,7 +126,7 @@ def test_a_pod_on_a_device_that_it_was_not_given_is_told_without_a_replica() -> 
 def test_a_pod_that_asked_for_no_device_is_no_stranger() -> None:
     found = told(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, "v"),))
     assert uses(found) == [("v", "A", "", 9)]
-    assert (found.unattributed, found.strangers) == ({"A": 0}, [])
+    assert (found.unattributed, found.outside_pods) == ({"A": 0}, [])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_where_processes_cannot_be_told_nothing_is_attributed(
 ) -> None:
     found = told(device, used={"A": 9}, holdings=(holding("u"),), processes=processes)
     assert uses(found) == [("u", "A", "A::0", None)]
-    assert (found.unattributed, found.strangers) == ({"A": None}, [])
+    assert (found.unattributed, found.outside_pods) == ({"A": None}, [])
 
 
 def test_a_figure_that_the_driver_does_not_tell_makes_the_rest_unknown() -> None:
@@ -155,13 +155,13 @@ def test_a_figure_that_the_driver_does_not_tell_makes_the_rest_unknown() -> None
         processes=both,
     )
     assert (uses(pods)[0][3], pods.unattributed) == (None, {"A": None})
-    strangers = told(
+    outside_pods = told(
         gpu(processes={1: 9, 2: 1, 3: None}),
         used={"A": 12},
         holdings=(holding("u"),),
         processes=both,
     )
-    assert (uses(strangers)[0][3], strangers.unattributed) == (10, {"A": 2})
+    assert (uses(outside_pods)[0][3], outside_pods.unattributed) == (10, {"A": 2})
 
 
 def test_a_static_pod_is_told_by_its_mirror_s_uid() -> None:
@@ -177,7 +177,7 @@ def test_a_static_pod_is_told_by_its_mirror_s_uid() -> None:
 
 def test_a_static_pod_of_which_nothing_is_known_is_a_stranger_by_that_name() -> None:
     found = told(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, HASH),))
-    assert [s.command for s in found.strangers] == ["python (static pod)"]
+    assert [s.command for s in found.outside_pods] == ["python (static pod)"]
     assert found.unattributed == {"A": 9}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.gate_service import GateService
-from agent.steering.messages import Wish
+from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.preferred_allocation import PreferredAllocation
 from contract.annotations import RESERVE, DeviceChoice
@@ -93,7 +93,7 @@ def steering_gives(unattributed_bytes: int, reserve_bytes: int | None, folder: P
         *nowhere, *told, lambda: DeviceChoice.STEERED, lambda: None, patience_s=0.0
     )
     try:
-        return allocation._choose(GPU, Wish(("D::0", "D::1"), (), 1)) == ("D::0",)
+        return allocation._choose(GPU, ContainerRequest(("D::0", "D::1"), (), 1)) == ("D::0",)
     except Rejected:
         return False
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from kubernetes.client import ApiClient
 
-from agent.kube.client import of_client
-from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import StatusWriter
+from agent.api_server import of_client
+from agent.kube_publisher import KubernetesPublisher
+from agent.status_writer import StatusWriter
 from contract.gpunode import GPUNodeStatus
 from tests.accounting import written
 from tests.builders import GIB, MIB, shared, use

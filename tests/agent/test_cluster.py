@@ -17,9 +17,9 @@ import yaml
 from kubernetes.client import ApiClient
 from structlog.testing import capture_logs
 
-from agent.kube.client import of_client
-from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import Held, NotDelivered, StatusWriter
+from agent.api_server import of_client
+from agent.kube_publisher import Held, KubernetesPublisher, NotDelivered
+from agent.status_writer import StatusWriter
 from agent.steering.device_choice_watch import ChoiceWatch
 from contract.gpunode import (
     API_VERSION,

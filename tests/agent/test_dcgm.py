@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.probes.dcgm import (
-    MOST_BYTES,
-    STALE_AFTER_S,
-    DcgmReading,
-    Exporter,
-    Exposition,
-    Unreadable,
-    parse,
-)
+from agent.probes.dcgm import MOST_BYTES, STALE_AFTER_S, Exporter, Exposition, Unreadable
+from agent.probes.dcgm_exposition import DcgmReading, parse
 from tests.agent.exporter import Manner, StandIn, recorded
 
 MIB = 1 << 20

@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.probes.kubelet.podresources import PodResources
-from agent.probes.kubelet.probe import KubeletProbe
+from agent.probes.host_processes import listener
+from agent.probes.kubelet import KubeletProbe
 from agent.probes.nvml import Memory
 from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.podresources import PodResources
 from agent.probes.processes import ProcessProbe
 from agent.probes.readings import DeviceReading, DriverReading, Reading
-from agent.probes.socket_peer import listener
-from agent.status.builder import summarise
+from agent.status_builder import summarise
 from contract.gpunode import GPUNodeStatus
 from tests.agent.test_faults import DOCS, said
 from tests.agent.whole import Whole

@@ -4,29 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.probes.device_health import HARMLESS, Checkup, Memory, Sight, Xid, judge
+from agent.probes.device_health import HARMLESS, Checkup, HealthSample, HealthState, Xid, judge
 
 FATAL = Xid("GPU-a", 79, "nvml")
 WELL: dict[str, list[str]] = {"GPU-a": [], "GPU-b": []}
 
 
-def sight(now: str = "t0", driver: str = "boot/1/580", **more: object) -> Sight:
-    return Sight(now=now, driver=driver, **{"causes": WELL, **more})  # type: ignore[arg-type]
+def sight(now: str = "t0", driver: str = "boot/1/580", **more: object) -> HealthSample:
+    return HealthSample(now=now, driver=driver, **{"causes": WELL, **more})  # type: ignore[arg-type]
 
 
 def test_cause_that_is_there_fences_and_ends_with_itself() -> None:
-    memory, health_issues = judge(Memory(), sight("t0", causes={"GPU-a": ["GPU is lost"]}))
+    memory, health_issues = judge(HealthState(), sight("t0", causes={"GPU-a": ["GPU is lost"]}))
     assert (health_issues["GPU-a"].reason, health_issues["GPU-a"].since) == ("GPU is lost", "t0")
     memory, health_issues = judge(memory, sight("t1", causes={"GPU-a": ["reset", "remap"]}))
     assert (health_issues["GPU-a"].reason, health_issues["GPU-a"].since) == ("reset; remap", "t0")
     memory, health_issues = judge(memory, sight("t2"))
     assert health_issues == {}
-    assert memory.patients == {}
+    assert memory.unhealthy == {}
     assert judge(memory, sight("t3", causes={"GPU-a": ["lost"]}))[1]["GPU-a"].since == "t3"
 
 
 def test_xid_is_remembered_until_the_driver_is_another() -> None:
-    memory, _ = judge(Memory(), sight(xids=[FATAL]))
+    memory, _ = judge(HealthState(), sight(xids=[FATAL]))
     for driver in ("boot/1/580", "", "boot/1/580"):  # "": none answers just now
         memory, health_issues = judge(memory, sight(driver=driver))
         assert list(health_issues) == ["GPU-a"]
@@ -35,26 +35,31 @@ def test_xid_is_remembered_until_the_driver_is_another() -> None:
 
 
 def test_xid_that_is_seen_with_the_first_sample_of_another_driver_counts() -> None:
-    memory, _ = judge(Memory(), sight())
+    memory, _ = judge(HealthState(), sight())
     assert list(judge(memory, sight(driver="boot/2/580", xids=[FATAL]))[1]) == ["GPU-a"]
 
 
 def test_device_that_is_not_there_for_a_while_is_not_forgiven() -> None:
-    memory, _ = judge(Memory(), sight(xids=[FATAL]))
+    memory, _ = judge(HealthState(), sight(xids=[FATAL]))
     memory, health_issues = judge(memory, sight(causes={"GPU-b": []}))
     assert health_issues == {}
     assert list(judge(memory, sight())[1]) == ["GPU-a"]
 
 
 def test_xid_of_nobody_fences_everybody() -> None:
-    assert sorted(judge(Memory(), sight(xids=[Xid(None, 79, "nvml")]))[1]) == ["GPU-a", "GPU-b"]
+    assert sorted(judge(HealthState(), sight(xids=[Xid(None, 79, "nvml")]))[1]) == [
+        "GPU-a",
+        "GPU-b",
+    ]
 
 
 def test_many_xids_and_causes_stay_within_what_the_api_server_takes() -> None:
     many = [Xid("GPU-a", number, "nvml") for number in range(100, 1000)]
-    memory, health_issues = judge(Memory(), sight(xids=many, causes={"GPU-a": ["x" * 600] * 3}))
+    memory, health_issues = judge(
+        HealthState(), sight(xids=many, causes={"GPU-a": ["x" * 600] * 3})
+    )
     assert len(health_issues["GPU-a"].reason) <= 1024
-    assert len(memory.patients["GPU-a"].xids) == 16
+    assert len(memory.unhealthy["GPU-a"].xids) == 16
     assert judge(memory, sight())[1]["GPU-a"].reason.startswith("XID 100 (nvml), 101 (nvml), ")
 
 
@@ -63,13 +68,13 @@ ASKED, QUIET = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
 
 def test_the_recovery_that_the_driver_asks_for_decides() -> None:
     """A fatal XID is believed at once, and no longer than the driver itself says so."""
-    memory, health_issues = judge(Memory(), sight(checkups=QUIET, xids=[FATAL]))
+    memory, health_issues = judge(HealthState(), sight(checkups=QUIET, xids=[FATAL]))
     assert health_issues["GPU-a"].reason.endswith("unhealthy until the driver asks for no recovery")
     memory, health_issues = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["it asks"]}))
     assert health_issues["GPU-a"].reason.startswith("it asks; XID 79")
     memory, health_issues = judge(memory, sight(checkups=QUIET))
     assert health_issues == {}
-    assert memory.patients == {}
+    assert memory.unhealthy == {}
 
 
 @pytest.mark.parametrize("number", sorted(HARMLESS))
@@ -77,22 +82,24 @@ def test_the_recovery_that_the_driver_asks_for_decides() -> None:
 def test_an_xid_after_which_the_device_works_is_none(number: int, recovery: int | None) -> None:
     checkups = {"GPU-a": Checkup(recovery=recovery)}
     heard = sight(checkups=checkups, xids=[Xid("GPU-a", number, "nvml")])
-    assert judge(Memory(), heard)[1] == {}
+    assert judge(HealthState(), heard)[1] == {}
 
 
 def test_what_is_heard_late_does_not_undo_a_repair() -> None:
     """XID 95, a reset, and then 154, which says that nothing is asked for any more."""
-    memory, health_issues = judge(Memory(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")]))
+    memory, health_issues = judge(
+        HealthState(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")])
+    )
     assert health_issues
     memory, health_issues = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["a GPU reset"]}))
     assert health_issues
     memory, health_issues = judge(memory, sight(checkups=QUIET, xids=[Xid("GPU-a", 154, "nvml")]))
     assert health_issues == {}
-    assert memory.patients == {}
+    assert memory.unhealthy == {}
 
 
 def test_the_end_of_maintenance_is_a_repair_where_the_driver_tells_of_none() -> None:
-    memory, health_issues = judge(Memory(), sight(xids=[FATAL]))
+    memory, health_issues = judge(HealthState(), sight(xids=[FATAL]))
     assert health_issues
     memory, health_issues = judge(memory, sight(maintained=True))
     assert health_issues == {}
@@ -101,7 +108,7 @@ def test_the_end_of_maintenance_is_a_repair_where_the_driver_tells_of_none() -> 
 
 
 def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
-    memory, _ = judge(Memory(), sight(checkups={"GPU-a": Checkup(recovery=1)}, xids=[FATAL]))
+    memory, _ = judge(HealthState(), sight(checkups={"GPU-a": Checkup(recovery=1)}, xids=[FATAL]))
     assert judge(memory, sight(checkups={"GPU-a": Checkup()}))[1]
     assert judge(memory, sight())[1]
 
@@ -110,7 +117,7 @@ def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
     ("gauge", "unhealthy"), [([0, 79], True), ([79], False), ([31], False), ([0], False)]
 )
 def test_gauge_of_dcgm_counts_where_it_moves(gauge: list[int], unhealthy: bool) -> None:
-    memory = Memory()
+    memory = HealthState()
     for value in gauge:
         memory, health_issues = judge(memory, sight(gauges={"GPU-a": value}))
     assert bool(health_issues) is unhealthy
@@ -143,7 +150,7 @@ def test_what_the_driver_does_not_tell_is_no_cause() -> None:
 
 UUID = st.sampled_from(["GPU-a", "GPU-b"])
 SIGHT = st.builds(
-    Sight,
+    HealthSample,
     now=st.sampled_from(["t1", "t2"]),
     driver=st.sampled_from(["", "d1", "d2"]),
     causes=st.dictionaries(UUID, st.lists(st.sampled_from(["lost", "hangs"]), max_size=2)),
@@ -154,8 +161,10 @@ SIGHT = st.builds(
 
 
 @given(st.lists(SIGHT, max_size=6))
-def test_whatever_happens_a_fence_has_a_cause_and_every_cause_a_fence(sights: list[Sight]) -> None:
-    memory = Memory()
+def test_whatever_happens_a_fence_has_a_cause_and_every_cause_a_fence(
+    sights: list[HealthSample],
+) -> None:
+    memory = HealthState()
     for each in sights:
         memory, health_issues = judge(memory, each)
         assert set(health_issues) <= set(each.causes)
@@ -165,4 +174,4 @@ def test_whatever_happens_a_fence_has_a_cause_and_every_cause_a_fence(sights: li
                 assert uuid in health_issues
             if uuid in health_issues:
                 assert health_issues[uuid].reason
-                assert memory.patients[uuid].since == health_issues[uuid].since
+                assert memory.unhealthy[uuid].since == health_issues[uuid].since

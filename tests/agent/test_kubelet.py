@@ -4,7 +4,6 @@ import base64
 import contextlib
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.probes.kubelet import file_watch
-from agent.probes.kubelet.assignments import join
-from agent.probes.kubelet.checkpoint import BadCheckpoint, Entry, parse_checkpoint
-from agent.probes.kubelet.file_watch import watched
-from agent.probes.kubelet.podresources import ListedContainer, PodResources, Unanswered
-from agent.probes.kubelet.probe import SETTLED_AFTER_S, VERIFY_EVERY_S, KubeletProbe
-from agent.probes.kubelet.protobuf import BadMessage, fields
+from agent.probes.checkpoint import BadCheckpoint, Entry, parse_checkpoint, watched
+from agent.probes.kubelet import SETTLED_AFTER_S, VERIFY_EVERY_S, KubeletProbe, join
+from agent.probes.podresources import ListedContainer, PodResources, Unanswered
+from agent.probes.protobuf import BadMessage, fields
 from agent.probes.readings import AnswerReading, HoldingReading, RegisteredReading, SourceReading
 from tests.standin.checkpoint import checksum
 from tests.waiting import until
@@ -339,13 +335,7 @@ def test_a_socket_that_nobody_serves_is_said_in_time(tmp_path: Path) -> None:
     assert rows["checkpoint"].state == "absent"
 
 
-@pytest.mark.parametrize("rejected", [False, True], ids=["inotify", "inotify refused"])
-def test_a_record_that_is_replaced_wakes_the_agent(
-    tmp_path: Path, rejected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if rejected:
-        monkeypatch.setattr(file_watch, "_open", lambda: None)
-        monkeypatch.setattr(file_watch, "LOOK_EVERY_S", 0.1)
+def test_a_record_that_is_replaced_wakes_the_agent(tmp_path: Path) -> None:
     changed = threading.Event()
     folder = tmp_path / "device-plugins"
     file = folder / "checkpoint"
@@ -363,15 +353,3 @@ def test_a_record_that_is_replaced_wakes_the_agent(
         changed.clear()
         file.write_text("three")
         until(changed.is_set, "a change")
-
-
-def test_with_inotify_the_agent_does_not_wait_for_the_next_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_watch, "LOOK_EVERY_S", 3600.0)
-    changed = threading.Event()
-    file = tmp_path / "checkpoint"
-    with watched(file, changed.set):
-        # The watch may not be there yet when the first file comes.
-        until(lambda: (file.write_text(str(time.monotonic_ns())), changed.wait(0.1))[1], "a change")
-    assert changed.is_set()

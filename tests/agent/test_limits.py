@@ -12,6 +12,7 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
+from agent.attribution import container_limits
 from agent.probes.driver_limits_probe import LimitsProbe
 from agent.probes.nvml import Gate
 from agent.probes.readings import (
@@ -24,7 +25,6 @@ from agent.probes.readings import (
     Reading,
     SourceReading,
 )
-from agent.status.driver_memory_limits import grants
 from tests.agent.whole import Whole
 from tests.driver import GIB, h100
 from tests.threads import begun_since
@@ -313,7 +313,7 @@ def limit(uid: str, container_id: str) -> LimitReading:
 
 def names(holdings: list[HoldingReading], *limits: LimitReading) -> list[tuple[str, str]]:
     mirror = MirrorReading("mirrors", HASH, "mirror", "ns", "p")
-    found = grants([DeviceReading("nvml", "A", 0)], holdings, [mirror], limits)
+    found = container_limits([DeviceReading("nvml", "A", 0)], holdings, [mirror], limits)
     return [(each.uid, each.container) for each in found]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent.probes.node_probe import of_maintenance
 from agent.probes.readings import DriverReading
-from agent.status.builder import summarise
+from agent.status_builder import summarise
 from tests.agent.conftest import Survey
 from tests.controlplane import ControlPlane
 from tests.driver import Driver, h100

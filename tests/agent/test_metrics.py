@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.metrics import AgentCollector, Shown, reason_codes
+from agent.attribution import pod_sm
+from agent.metrics import AgentCollector, Sample, reason_codes
 from agent.probes.readings import ActivityReading, HoldingReading, MirrorReading, ProcessReading
-from agent.status.pod_sm_activity import pod_sm
 from contract.gpunode import (
     ContainerLimit,
     Device,
@@ -88,7 +88,7 @@ STATUS = GPUNodeStatus(
 )
 
 
-def families(shown: Shown | None) -> dict[str, Metric]:
+def families(shown: Sample | None) -> dict[str, Metric]:
     registry = CollectorRegistry()
     answers = None if shown is None else {("nvidia.com/gpu", "reserved"): 7}
     registry.register(AgentCollector(lambda: shown, {("report", "accepted"): 3}, answers))
@@ -96,7 +96,7 @@ def families(shown: Shown | None) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-SHOWN = Shown("n1", STATUS, 2.5, {("u1", "GPU-a"): 0.4, ("u9", "GPU-a"): 0.1})
+SHOWN = Sample("n1", STATUS, 2.5, {("u1", "GPU-a"): 0.4, ("u9", "GPU-a"): 0.1})
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,10 @@ from structlog.testing import capture_logs
 
 from agent.probes import sm_activity
 from agent.probes.device_probe import incarnation, own_cgroup
-from agent.probes.nvml import (
+from agent.probes.nvml import Gate, Limits, Memory
+from agent.probes.nvml_errors import (
     DeviceFault,
     DriverGone,
-    Gate,
-    Limits,
-    Memory,
     NoDriver,
     Outcome,
     StaleHandle,
@@ -116,7 +114,7 @@ def _threads_end() -> Iterator[None]:
 
 
 def devices(probe: NvmlProbe) -> list[DeviceReading]:
-    return probe.look().devices
+    return probe.read().devices
 
 
 def test_every_code_of_nvml_has_the_outcome_that_was_meant() -> None:
@@ -181,7 +179,7 @@ def test_driver_that_comes_later_is_found_without_a_restart() -> None:
             raise pynvml.NVMLError(codes.pop())
 
     probe = probing(Gate(library(nvmlInitWithFlags=initialise)))
-    assert probe.look().driver.why_not
+    assert probe.read().driver.why_not
     assert [device.uuid for device in devices(probe)] == ["GPU-0"]
 
 
@@ -396,9 +394,9 @@ def test_driver_that_went_is_said_and_its_devices_are_named_without_figures() ->
         return SimpleNamespace(total=1000, free=900, used=100, reserved=10)
 
     probe = probing(gate(nvmlDeviceGetMemoryInfo=memory))
-    assert probe.look().driver == DriverReading("nvml", version="580")
+    assert probe.read().driver == DriverReading("nvml", version="580")
     codes.append(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-    found = probe.look()
+    found = probe.read()
     assert found.driver.gone
     assert "unloaded or replaced" in found.driver.why_not
     assert [(d.uuid, d.memory, d.fault) for d in found.devices] == [
@@ -408,7 +406,7 @@ def test_driver_that_went_is_said_and_its_devices_are_named_without_figures() ->
 
 def test_driver_that_cannot_count_is_not_a_node_without_devices() -> None:
     assert (
-        "number of devices" in probing(gate(nvmlDeviceGetCount=refusing(4))).look().driver.why_not
+        "number of devices" in probing(gate(nvmlDeviceGetCount=refusing(4))).read().driver.why_not
     )
 
 
@@ -422,18 +420,18 @@ def test_permission_is_said_only_while_it_is_missing() -> None:
 
     probe = probing(gate(nvmlDeviceGetName=name))
     missing = Degraded("nvml", "no permission for nvmlDeviceGetName")
-    assert missing in probe.look().degraded
-    assert missing not in probe.look().degraded
+    assert missing in probe.read().degraded
+    assert missing not in probe.read().degraded
 
 
 def test_that_a_driver_lists_no_processes_is_said_once() -> None:
-    (said,) = probing(gate(nvmlDeviceGetCount=lambda: 2)).look().degraded
+    (said,) = probing(gate(nvmlDeviceGetCount=lambda: 2)).read().degraded
     assert "lists no processes" in said.what
     listed = {
         f"nvmlDeviceGet{kind}RunningProcesses_v3": listing()
         for kind in ("Compute", "Graphics", "MPSCompute")
     }
-    assert probing(gate(nvmlDeviceGetCount=lambda: 2, **listed)).look().degraded == []
+    assert probing(gate(nvmlDeviceGetCount=lambda: 2, **listed)).read().degraded == []
 
 
 def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
@@ -451,7 +449,7 @@ def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
     opened._library.nvmlDeviceGetMemoryInfo = memory
     probe._deadline_s = 1.0
     for _ in range(5):
-        found = probe.look()
+        found = probe.read()
         probe._deadline_s = 30.0  # only the first look waits for the call that hangs
         assert found.hanging
         assert [(d.uuid, d.fault) for d in found.devices] == [
@@ -462,7 +460,7 @@ def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
         assert len(readers()) == 4  # three devices and the driver
     stuck.set()
     end_s = time.monotonic() + 30
-    while (found := probe.look()).hanging:
+    while (found := probe.read()).hanging:
         assert time.monotonic() < end_s
     assert [d.fault for d in found.devices] == ["", "", ""]
 
@@ -517,7 +515,7 @@ def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
     assert len(devices(probe)) == 2
     count = 1
     try:
-        looking = threading.Thread(target=lambda: [probe.look() for _ in range(5)], daemon=True)
+        looking = threading.Thread(target=lambda: [probe.read() for _ in range(5)], daemon=True)
         looking.start()
         looking.join(30.0)
         assert not looking.is_alive()
@@ -533,7 +531,7 @@ def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
 
 
 def test_driver_that_counts_without_end_is_not_believed() -> None:
-    found = probing(gate(nvmlDeviceGetCount=lambda: 2**32 - 1)).look()
+    found = probing(gate(nvmlDeviceGetCount=lambda: 2**32 - 1)).read()
     assert "more than 256 devices" in found.driver.why_not
 
 
@@ -573,7 +571,7 @@ def test_numa_node_is_that_of_the_pci_device(tmp_path: Path, text: str, node: in
     pci = SimpleNamespace(busId=b"00000000:3B:00.0")
     probe = NvmlProbe(gate(nvmlDeviceGetPciInfo_v3=lambda handle: pci), sysfs=tmp_path)
     _PROBES.append(probe)
-    (facts,) = probe.look().facts
+    (facts,) = probe.read().facts
     assert (facts.pci_bus_id, facts.numa_node) == ("00000000:3B:00.0", node)
 
 
@@ -619,7 +617,7 @@ def test_mig_that_cannot_be_read_is_a_gpu_that_takes_nobody(
     }
     probe = probing(gate(**{**on, **calls}))
     with capture_logs() as logs:
-        found = [probe.look() for _ in range(3)][-1]
+        found = [probe.read() for _ in range(3)][-1]
     (device,) = found.devices
     assert (device.uuid, device.kind, device.fault) == ("GPU-0", "gpu", why)
     assert Degraded("nvml", f"GPU-0: {why}") in found.degraded
@@ -650,7 +648,7 @@ def test_own_limit_that_cannot_be_looked_for_is_said(
     cgroup: str | None, has_limits: bool, is_said: bool
 ) -> None:
     calls = {"nvmlDeviceGetMemoryLimits_v1": lambda handle, asked: None} if has_limits else {}
-    found = probing(gate(**calls), cgroup=cgroup).look()
+    found = probing(gate(**calls), cgroup=cgroup).read()
     said = [d.what for d in found.degraded if "own cgroup" in d.what]
     assert bool(said) is is_said
     assert [device.fault for device in found.devices] == [""]
@@ -683,7 +681,7 @@ def test_gpus_that_the_kernel_has_and_the_driver_does_not_show_are_said(tmp_path
         (folder / "driver").symlink_to(f"/sys/bus/pci/drivers/{driver}")
     probe = NvmlProbe(gate(nvmlDeviceGetCount=lambda: 0), sysfs=tmp_path)
     _PROBES.append(probe)
-    (degraded,) = probe.look().degraded
+    (degraded,) = probe.read().degraded
     assert degraded.what.startswith("the kernel has 1 NVIDIA GPU, but the driver shows none")
 
 
@@ -697,10 +695,10 @@ def test_gpus_that_appear_later_are_seen() -> None:
         nvmlDeviceGetCount=lambda: counted[-1],
     )
     probe = probing(opened)
-    assert probe.look().devices == []
+    assert probe.read().devices == []
     assert probe.release(may_close=True)
     there[0] = 1
-    assert [device.uuid for device in probe.look().devices] == ["GPU-0"]
+    assert [device.uuid for device in probe.read().devices] == ["GPU-0"]
 
 
 #: Every call that the probe makes.
@@ -748,7 +746,7 @@ def play(opened: Gate, calls: dict[str, Any]) -> None:
 
 def test_a_uuid_that_two_devices_give_is_named_once_and_not_trusted() -> None:
     opened = gate(nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetUUID=lambda handle: "GPU-same")
-    (device,) = probing(opened).look().devices
+    (device,) = probing(opened).read().devices
     assert (device.uuid, device.fault) == ("GPU-same", "driver reports its UUID for two devices")
 
 
@@ -766,21 +764,21 @@ def test_no_error_escapes_the_probe_and_no_device_appears_twice(
             for name, mishap in mishaps.items():
                 setattr(opened._library, name, MISHAPS[mishap])
             with capture_logs():  # what is a mistake of ours is logged with all its frames
-                found = probe.look()
+                found = probe.read()
             uuids = [device.uuid for device in found.devices]
             assert len(uuids) == len(set(uuids))
         play(opened, normal)
-        assert [d.fault for d in probe.look().devices] == ["", ""]
+        assert [d.fault for d in probe.read().devices] == ["", ""]
     finally:
         probe.close()
 
 
 def test_a_device_whose_mig_mode_is_about_to_change_takes_nobody() -> None:
-    pending = probing(gate(nvmlDeviceGetMigMode=lambda handle: [0, 1])).look().devices
+    pending = probing(gate(nvmlDeviceGetMigMode=lambda handle: [0, 1])).read().devices
     assert [device.fault for device in pending] == [
         "its MIG mode is about to change, which takes a reset"
     ]
-    assert [device.fault for device in probing(gate()).look().devices] == [""]
+    assert [device.fault for device in probing(gate()).read().devices] == [""]
 
 
 @pytest.mark.parametrize("code", [2, 999])
@@ -801,7 +799,7 @@ def test_a_question_that_fails_spoils_no_answer_to_the_others(failing: str, code
         "nvmlDeviceGetArchitecture": lambda handle: 9,
         failing: refusing(code),
     }
-    found = probing(gate(**calls)).look()
+    found = probing(gate(**calls)).read()
     (checkup,) = found.checkups.values()
     assert checkup.causes == ["a row remap failed"]
     (facts,) = found.facts
@@ -815,5 +813,5 @@ def test_a_question_that_fails_spoils_no_answer_to_the_others(failing: str, code
 def test_the_minor_number_is_known_where_the_driver_tells_it(
     ask: Callable[..., Any], minor: int | None
 ) -> None:
-    (device,) = probing(gate(nvmlDeviceGetMinorNumber=ask)).look().devices
+    (device,) = probing(gate(nvmlDeviceGetMinorNumber=ask)).read().devices
     assert (device.minor, device.fault) == (minor, "")

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.probes.pinning import obeys_environment, pinning
+from agent.probes.plugin_config import obeys_environment
+from agent.sharing import pinning
 
 
 @pytest.mark.parametrize(

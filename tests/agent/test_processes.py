@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.probes.cgroup import is_static, owner
-from agent.probes.processes import LOOK_AGAIN_S, ProcessProbe
+from agent.probes.processes import CHECK_AGAIN_S, ProcessProbe
 from agent.probes.readings import DeviceReading, ProcessReading, Reading, SourceReading
 
 RECORDED = Path(__file__).parents[1] / "recorded/proc"
@@ -30,9 +30,9 @@ def looked(probe: ProcessProbe, *pids: int) -> tuple[dict[int, ProcessReading], 
 
 
 def probe(
-    root: Path = RECORDED, boot_s: float = 1e6, look_again_s: float = LOOK_AGAIN_S
+    root: Path = RECORDED, boot_s: float = 1e6, check_again_s: float = CHECK_AGAIN_S
 ) -> ProcessProbe:
-    return ProcessProbe(root, lambda: boot_s, look_again_s)
+    return ProcessProbe(root, lambda: boot_s, check_again_s)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_process_that_ended_since_it_was_listed_was_its_last_owner_s(tree: Path) -> None:
-    probing = probe(tree, look_again_s=0.0)
+    probing = probe(tree, check_again_s=0.0)
     looked(probing, 101)
     shutil.rmtree(tree / "101")
     found, _ = looked(probing, 101)
@@ -124,7 +124,7 @@ def test_a_process_that_is_still_listed_is_looked_at_seldom(tree: Path) -> None:
     again.mkdir()
     (again / "stat").write_text((tree / "102/stat").read_text())
     (again / "cgroup").write_text((tree / "102/cgroup").read_text())
-    now_s[0] += LOOK_AGAIN_S - 0.1
+    now_s[0] += CHECK_AGAIN_S - 0.1
     found, _ = looked(probing, 101)
     assert found[101].pods == (uid(101),)
     now_s[0] += 0.1
@@ -138,7 +138,7 @@ def test_the_files_of_a_pods_process_are_read_once(tree: Path) -> None:
     before, _ = looked(probing, 101, 113)
     for pid in (101, 113):  # 113 is of no pod and may have taken another name
         (tree / f"{pid}/stat").write_text(f"{pid} (renamed) S " + "1 " * 30)
-    now_s[0] += LOOK_AGAIN_S
+    now_s[0] += CHECK_AGAIN_S
     after, _ = looked(probing, 101, 113)
     assert after[101] == before[101]
     assert (before[113].pods, after[113].command) == ((), "renamed")

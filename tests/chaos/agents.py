@@ -15,9 +15,9 @@ from typing import Literal
 import msgspec
 from kubernetes.client import ApiClient
 
-from agent.kube.client import of_client
-from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import StatusWriter
+from agent.api_server import of_client
+from agent.kube_publisher import KubernetesPublisher
+from agent.status_writer import StatusWriter
 from contract.gpunode import GPUNodeStatus, PodUse
 from tests.controlplane import ControlPlane
 from tests.standin.node import StandIn

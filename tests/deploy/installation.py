@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.kube.client import of_client
+from agent.api_server import of_client
+from agent.kube_publisher import KubernetesPublisher
 from agent.probes.node_probe import NodeApi
-from agent.status.publisher import KubernetesPublisher
 from agent.steering.device_choice_watch import ChoiceWatch
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay

@@ -95,15 +95,15 @@ WEBHOOK: set[Right] = (
 )
 AGENT: dict[str, set[Right]] = {
     "agent.steering.device_choice_watch:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
-    "agent.kube.requests:request": set(),  # of whoever calls it
-    "agent.kube.requests:watch_lines": set(),
-    "agent.status.publisher:KubernetesPublisher.__init__": set(),
-    "agent.status.publisher:KubernetesPublisher.report": rights(
+    "agent.api_server:request": set(),  # of whoever calls it
+    "agent.api_server:watch_lines": set(),
+    "agent.kube_publisher:KubernetesPublisher.__init__": set(),
+    "agent.kube_publisher:KubernetesPublisher.report": rights(
         "headroom.gpu", "gpunodes/status", "patch"
     ),
-    "agent.status.publisher:KubernetesPublisher.gpunode": rights(*GPUNODES, "get"),
-    "agent.status.publisher:KubernetesPublisher._read": rights(*GPUNODES, "get"),
-    "agent.status.publisher:KubernetesPublisher.heartbeat": (
+    "agent.kube_publisher:KubernetesPublisher.gpunode": rights(*GPUNODES, "get"),
+    "agent.kube_publisher:KubernetesPublisher._read": rights(*GPUNODES, "get"),
+    "agent.kube_publisher:KubernetesPublisher.heartbeat": (
         rights(*LEASES, "create", "patch", where=NAMESPACE)
     ),
     "agent.probes.node_probe:NodeApi._labels": rights("", "nodes", "get"),

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from agent.status.writer import NotDelivered
+from agent.kube_publisher import NotDelivered
 from tests.controlplane import built, control_plane
 from tests.e2e.cluster import NAMESPACE, PlayedCluster
 from tests.e2e.nodes import Shape

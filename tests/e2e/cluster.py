@@ -13,7 +13,7 @@ import msgspec
 import urllib3
 import yaml
 
-from agent.status.writer import NotDelivered
+from agent.kube_publisher import NotDelivered
 from contract.gpunode import GPUNode, decode_gpunode
 from extender.server.tls import TlsFiles
 from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 from kubernetes.client import ApiClient
 
-from agent.kube.client import of_client
-from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import Held
+from agent.api_server import of_client
+from agent.kube_publisher import Held, KubernetesPublisher
 from benchmarks.demo.referee import Gpu, Landed, Referee
 from contract.gpunode import (
     Device,

@@ -20,19 +20,21 @@ import jsonschema
 import msgspec
 
 from agent import gate_client
+from agent.api_server import of_client
 from agent.gate_decision import Limits, judge
-from agent.http_endpoints import Board, Server
-from agent.kube.client import of_client
-from agent.probes import dcgm
+from agent.http_endpoints import LatestSample, Server
+from agent.kube_publisher import KubernetesPublisher, NotDelivered
+from agent.probes import dcgm_exposition
 from agent.probes.cgroup import owner
-from agent.probes.health_store import StateFile
-from agent.probes.kubelet.assignments import join
-from agent.probes.kubelet.checkpoint import BadCheckpoint, parse_checkpoint
-from agent.probes.kubelet.podresources import ListedContainer, PodResources, Unanswered
-from agent.probes.kubelet.protobuf import BadMessage, field
+from agent.probes.checkpoint import BadCheckpoint, parse_checkpoint
+from agent.probes.device_probe import StateFile
+from agent.probes.host_processes import parse_flags
+from agent.probes.kubelet import join
 from agent.probes.node_probe import NodeApi
 from agent.probes.nvml import Memory
-from agent.probes.plugin_config import ConfigurationProbe, parse_flags
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.podresources import ListedContainer, PodResources, Unanswered
+from agent.probes.protobuf import BadMessage, field
 from agent.probes.readings import (
     DeviceReading,
     DriverReading,
@@ -40,11 +42,14 @@ from agent.probes.readings import (
     RegisteredReading,
     SharingReading,
 )
-from agent.status.builder import summarise
-from agent.status.publisher import KubernetesPublisher
-from agent.status.writer import NotDelivered
+from agent.status_builder import summarise
 from agent.steering.choice import choose
-from agent.steering.messages import Wish, allocated, asks_for_preference, wishes
+from agent.steering.messages import (
+    ContainerRequest,
+    allocated,
+    asks_for_preference,
+    container_requests,
+)
 from contract.errors import BadReport
 from contract.gpunode import decode_gpunode
 from contract.heartbeat import Confirmation
@@ -207,7 +212,7 @@ _WISH = field(1, "GPU-x::0") + field(1, "GPU-x::1") + field(2, "GPU-x::0") + fie
 @rejected(BadMessage)
 def _plugin(data: bytes) -> None:
     assert _SAMPLE is not None
-    for wish in [*wishes(data), Wish(tuple(_UUIDS), (), 1 << 62)]:
+    for wish in [*container_requests(data), ContainerRequest(tuple(_UUIDS), (), 1 << 62)]:
         choose(wish, "nvidia.com/gpu", _SPEC, _SAMPLE, (), Limits(0, 0))
     allocated(data)
     asks_for_preference(data)
@@ -334,7 +339,7 @@ def _exposition(random: Random) -> bytes:
 
 
 def _dcgm(data: bytes) -> bool:
-    readings, bad = dcgm.parse(data.decode("utf-8", "replace"))
+    readings, bad = dcgm_exposition.parse(data.decode("utf-8", "replace"))
     for each in readings:
         figures = (each.used_bytes, each.free_bytes, each.reserved_bytes, each.total_bytes)
         if any(figure is not None and not 0 <= figure < 1 << 63 for figure in figures):
@@ -417,9 +422,9 @@ def _gate(data: bytes) -> None:
 
 
 def _requests() -> Callable[[bytes], bool]:
-    board = Board("n", lambda: 0.0, 60.0)
+    board = LatestSample("n", lambda: 0.0, 60.0)
     assert _SAMPLE is not None
-    board.show(_SAMPLE)
+    board.set(_SAMPLE)
     server = Server(board, "127.0.0.1", 0, 0, None, {})
     ports = server._public, server._local
     for port in ports:

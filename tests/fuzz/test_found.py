@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agent import gate_client
-from agent.probes import dcgm
-from agent.probes.health_store import StateFile
+from agent.probes import dcgm_exposition
+from agent.probes.device_probe import StateFile
 from agent.probes.node_probe import of_labels
 from agent.probes.readings import SourceReading
 from contract.kube import Node, NodeStatus, ObjectMeta
@@ -58,7 +58,7 @@ def test_a_pod_is_bound_by_its_own_names_only() -> None:
 )
 def test_a_figure_of_the_exporter_that_has_no_end_hides_no_other(line: str) -> None:
     name = "DCGM_FI_DEV_FB_USED"
-    readings, bad = dcgm.parse(f'{name}{line}\n{name}{{UUID="GPU-y"}} 1\n')
+    readings, bad = dcgm_exposition.parse(f'{name}{line}\n{name}{{UUID="GPU-y"}} 1\n')
     assert ([reading.uuid for reading in readings], bad) == (["GPU-y"], 1)
 
 

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.kube.client import of_client
+from agent.api_server import of_client
 from agent.probes.cgroup import is_static
-from agent.probes.kubelet.checkpoint import read_checkpoint
-from agent.probes.kubelet.probe import SETTLED_AFTER_S, KubeletProbe
+from agent.probes.checkpoint import read_checkpoint
+from agent.probes.kubelet import SETTLED_AFTER_S, KubeletProbe
 from agent.probes.node_probe import NodeApi
 from agent.probes.nvml import Memory
 from agent.probes.plugin_config import ConfigurationProbe
@@ -32,7 +32,7 @@ from agent.probes.readings import (
     Reading,
     SourceReading,
 )
-from agent.status.builder import summarise
+from agent.status_builder import summarise
 from contract.gpunode import Device, GPUNodeStatus
 from tests.controlplane import ROOT
 from tests.driver import library_folder

@@ -11,8 +11,8 @@ import urllib3
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.kube.client import of_client
-from agent.status.publisher import KubernetesPublisher
+from agent.api_server import of_client
+from agent.kube_publisher import KubernetesPublisher
 from contract.gpunode import (
     Charge,
     GPUNode,

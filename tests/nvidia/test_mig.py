@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.probes.readings import DeviceReading, RegisteredReading
-from agent.status.sharing import Share, SharingReadings, shares
+from agent.sharing import Share, SharingReadings, shares
 from contract.gpunode import Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
 from agent.gate_decision import Limits
-from agent.probes.kubelet.checkpoint import Entry
+from agent.probes.checkpoint import Entry
 from agent.steering.choice import NoRoom, choose
-from agent.steering.messages import Wish
+from agent.steering.messages import ContainerRequest
 from contract.gpunode import GPUNodeSpec, Plugin, Replicas, Reservation, SmActivity
 from contract.kube import Pod
 from contract.reasons import Reason
@@ -318,7 +318,7 @@ class World:
             self.entries.append(Entry(uid, each.name, GPU, (replica,)))
 
     def _answer(self, data: DataObject) -> str | None:
-        wish = Wish(tuple(self.free()), (), 1)
+        wish = ContainerRequest(tuple(self.free()), (), 1)
         steered = GPU in self.told.plugin.steered
         spec = GPUNodeSpec(True, self.reservations)
         found = choose(wish, GPU, spec, self.told, self.entries, Limits(0, 0), steered)

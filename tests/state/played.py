@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.status.writer import Held, NotDelivered
+from agent.kube_publisher import Held, NotDelivered
 from contract.annotations import OBSERVED_AT
 from contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from contract.heartbeat import Confirmation, encode_confirmation

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from structlog.testing import capture_logs
 
-from agent.status.writer import StatusWriter
+from agent.status_writer import StatusWriter
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
 from extender.placement.fit import fit

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from structlog.testing import capture_logs
 
-from agent.status.writer import StatusWriter
+from agent.status_writer import StatusWriter
 from contract.gpunode import GPUNodeStatus, Source
 from contract.kube import Pod
 from extender.ledger.memory_store import SyncStore

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agent.probes.nvml import Outcome, outcome_of
+from agent.probes.nvml_errors import Outcome, outcome_of
 from benchmarks.gpu.lines import Line, judged, quantile
 from benchmarks.gpu.machine import Machine
 

@@ -1,0 +1,175 @@
+"""Connects to the API server, sends requests, and streams watches.
+
+In a pod, the kubelet provides address, certificates and token. Only kubeconfigs need the package
+``kubernetes``, whose import would take 17 MiB on every GPU node.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import urllib3
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+#: A watch keeps one connection open; samples, gates and steering share the others.
+_CONNECTIONS = 8
+_MERGE_PATCH = "application/merge-patch+json"
+#: A GPUNode is smaller than etcd's limit of 1.5 MiB.
+_MAX_LINE_BYTES = 4 << 20
+_MAX_ERROR_BYTES = 4 << 10
+
+
+class NoCluster(Exception):
+    """No configuration of an API server was found."""
+
+
+class NotReached(Exception):
+    """The API server did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    #: Base URL, such as https://10.96.0.1:443.
+    address: str
+    pool: urllib3.PoolManager
+    #: Headers that authenticate a request, such as a token. Raises ``OSError``.
+    authentication: Callable[[], dict[str, str]]
+
+
+def connect() -> ApiServer:
+    """Return the API server of the pod's cluster, or of $KUBECONFIG. Raises ``NoCluster``."""
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+            return in_cluster(os.environ)
+        return _of_kubeconfig()
+    except OSError as err:
+        raise NoCluster(f"no cluster to report to: {err}; without one, pass --no-publish") from err
+
+
+def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer:
+    """Return the API server of the pod's cluster. Raises ``OSError`` if the token is missing."""
+
+    def authentication() -> dict[str, str]:
+        # The kubelet replaces the file well before the token expires.
+        return {"Authorization": f"Bearer {(account / 'token').read_text().strip()}"}
+
+    host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
+    pool = urllib3.PoolManager(
+        maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account / "ca.crt")
+    )
+    authentication()
+    address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return ApiServer(address, pool, authentication)
+
+
+def _of_kubeconfig() -> ApiServer:
+    """Return the API server of the kubeconfig. Raises ``OSError``."""
+    from kubernetes import client, config
+    from kubernetes.config import ConfigException
+
+    # Not config.load_config: it prefers a kubeconfig in the home directory, and prints.
+    untyped: Any = config
+    try:
+        untyped.load_kube_config()
+    except ConfigException as err:
+        raise OSError(str(err)) from err
+    return of_client(client.ApiClient())
+
+
+def of_client(client: Any) -> ApiServer:
+    """Return the API server of a ``kubernetes.client.ApiClient``, which renews its own tokens."""
+    from kubernetes.config import ConfigException
+
+    def authentication() -> dict[str, str]:
+        try:
+            settings = client.configuration.auth_settings()
+        except ConfigException as err:
+            raise OSError(str(err)) from err
+        return {each["key"]: each["value"] for each in settings.values()}
+
+    return ApiServer(client.configuration.host, client.rest_client.pool_manager, authentication)
+
+
+def request(
+    server: ApiServer,
+    method: str,
+    path: str,
+    timeout_s: float,
+    accept: str = "application/json",
+    body: object = None,
+) -> urllib3.BaseHTTPResponse:
+    """Send one request and return the response, whatever its status. Raises ``NotReached``."""
+    headers = {"Accept": accept}
+    if body is not None:
+        headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
+    encoded = None if body is None else msgspec.json.encode(body)
+    try:
+        return _send(server, method, path, headers, timeout_s, body=encoded)
+    except (urllib3.exceptions.HTTPError, OSError) as err:
+        raise NotReached(str(err)) from err
+
+
+def watch_lines(server: ApiServer, path: str, quiet_s: float) -> Iterator[bytes]:
+    """Yield the lines of a watch as they arrive, until the API server ends it.
+
+    Raises ``NotReached`` if the watch cannot be opened, breaks, or sends nothing for ``quiet_s``
+    seconds.
+    """
+    headers = {"Accept": "application/json"}
+    try:
+        response = _send(server, "GET", path, headers, quiet_s, preload_content=False)
+        try:
+            if response.status != 200:
+                message = error_message(response.read(_MAX_ERROR_BYTES))
+                raise NotReached(f"{response.status}: {message}")
+            rest = b""
+            for chunk in response.stream():
+                *whole, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise NotReached("a line of the watch is too long")
+                yield from whole
+        finally:
+            response.close()
+    except (urllib3.exceptions.HTTPError, OSError) as err:
+        raise NotReached(str(err)) from err
+
+
+def error_message(body: bytes, limit: int = 600) -> str:
+    """Return the message of a Kubernetes Status object, or else the text, cut to ``limit``."""
+    try:
+        text = _status.decode(body).message
+    except (ValueError, RecursionError):
+        text = body.decode("utf-8", "replace")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """Kubernetes' error object."""
+
+    message: str
+
+
+_status = msgspec.json.Decoder(_Status)
+
+
+def _send(
+    server: ApiServer,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    timeout_s: float,
+    **more: Any,
+) -> urllib3.BaseHTTPResponse:
+    headers["User-Agent"] = "headroom-agent"
+    response: urllib3.BaseHTTPResponse = server.pool.request(
+        method,
+        server.address + path,
+        headers=headers | server.authentication(),
+        timeout=timeout_s,
+        retries=False,  # the caller tries again with its newest data
+        **more,
+    )
+    return response

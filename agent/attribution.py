@@ -1,0 +1,361 @@
+"""Attributes the memory of each device to pods. Pure.
+
+A *memory* is that of a device, or of a MIG GPU instance, whose compute instances share it:
+
+    used = use by processes of pods + unattributed use
+
+Unattributed use is the rest: of processes outside of pods, and memory that no listed process uses.
+The figures are read at slightly different times. If they do not add up, unattributed use is at
+least what the processes outside of pods use. If the processes list more than 64 MiB too much, the
+source is degraded.
+
+The kubelet names containers and cgroups number them, so processes cannot be assigned to a named
+container. Each pod's bytes on a memory are in its first row there, in the order of device,
+container and replica. Its other rows there have 0, so the sum over a pod's rows is its use. A pod
+may use a memory of which it holds no replica: it chose its device itself, or the kubelet has
+removed it while its processes still run. Its row has no replica.
+
+Nothing is attributed, and unattributed use is absent, if processes cannot be read, if the driver
+lists none, or if it does not report the bytes of a pod's process.
+
+With MPS some drivers count the clients' memory for the server too, so the processes list more than
+is used. The excess, up to what the clients list, is subtracted from the server. If the clients list
+no memory at all, the server's figure belongs to them in unknown parts, so all figures are absent.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from agent.probes.cgroup import is_static
+from agent.probes.readings import (
+    ActivityReading,
+    Degraded,
+    DeviceReading,
+    HoldingReading,
+    LimitReading,
+    MirrorReading,
+    ProcessReading,
+    Reading,
+)
+from agent.probes.replica_ids import resolve
+from contract.gpunode import MAX_DEVICE_BYTES, ContainerLimit, Device, PodUse, UnattributedProcess
+
+_Device = TypeVar("_Device", Device, DeviceReading)
+
+#: Difference in bytes that is not reported, because figures are read at different times.
+TOLERANCE_BYTES = 64 << 20
+
+#: Command of the MPS server and control daemon; the kernel keeps only 15 characters.
+_MPS_COMMAND = "nvidia-cuda-mps"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributed:
+    pods: list[PodUse]
+    #: Device -> bytes; None if they cannot be computed.
+    unattributed: Mapping[str, int | None]
+    #: Processes that belong to no pod.
+    outside_pods: list[UnattributedProcess]
+    complaints: list[Degraded]
+
+
+@dataclass(slots=True)
+class _Use:
+    """The use of one memory by processes."""
+
+    #: Pod uid -> bytes; None if the bytes of one of its processes are unknown.
+    pods: dict[str, int | None] = field(default_factory=dict)
+    outside_pods: list[tuple[ProcessReading, int | None]] = field(default_factory=list)
+
+
+def attribute(
+    devices: Sequence[DeviceReading],
+    used: Mapping[str, int],
+    holdings: Iterable[HoldingReading],
+    processes: Mapping[int, ProcessReading] | None,
+    mirrors: Iterable[MirrorReading] = (),
+) -> Attributed:
+    """Attribute the memory of each device.
+
+    ``used`` are the used bytes that devices report. ``processes`` is None if processes could not be
+    read.
+    """
+    mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
+    held = list(_held(devices, holdings, mirror_uids))
+    on: dict[str, list[HoldingReading]] = {}
+    for uuid, holding in held:
+        on.setdefault(uuid, []).append(holding)
+    known = {holding.uid for _, holding in held if holding.uid}
+    names = {holding.uid: (holding.namespace, holding.name) for _, holding in held if holding.name}
+    pods: list[PodUse] = []
+    unattributed: dict[str, int | None] = {}
+    outside_pods: list[UnattributedProcess] = []
+    complaints: list[Degraded] = []
+    for memory in memories(devices):
+        uuids = [device.uuid for device in memory]
+        used_bytes = max((used[uuid] for uuid in uuids if uuid in used), default=None)
+        rows = [
+            (uuid, holding)
+            for uuid in uuids
+            for holding in sorted(on.get(uuid, ()), key=lambda h: (h.container, h.replica))
+        ]
+        use = _use(memory, used_bytes, processes, known, mirror_uids)
+        pods += _rows(memory[0], rows, use, names)
+        unattributed |= dict.fromkeys(uuids, None)
+        if use is None:
+            continue
+        outside_pods += [
+            UnattributedProcess(uuids[0], process.pid, _named(process), used_bytes)
+            for process, used_bytes in use.outside_pods
+        ]
+        left_bytes, too_much = _left(use, used_bytes)
+        if left_bytes is not None:
+            unattributed |= {**dict.fromkeys(uuids, 0), uuids[0]: left_bytes}
+        if too_much:
+            complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))
+    outside_pods.sort(key=lambda row: -(row.used_bytes or 0))
+    pods.sort(key=lambda row: (row.uid, row.namespace, row.name))
+    return Attributed(pods, unattributed, outside_pods, complaints)
+
+
+def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
+    """Group the devices by the memory that they have or share, in their order; each UUID once."""
+    found: dict[tuple[str, int | None], list[_Device]] = {}
+    for device in {device.uuid: device for device in devices}.values():
+        shared = device.kind == "mig" and device.parent is not None
+        place = (device.parent or "", device.gpu_instance) if shared else (device.uuid, None)
+        found.setdefault(place, []).append(device)
+    return list(found.values())
+
+
+def _held(
+    devices: Sequence[DeviceReading],
+    holdings: Iterable[HoldingReading],
+    mirror_uids: Mapping[str, str],
+) -> Iterable[tuple[str, HoldingReading]]:
+    """Yield (device, holding with the uid of the API server) for holdings of the node's devices."""
+    holdings = list(holdings)
+    device_of = resolve({holding.replica for holding in holdings}, devices)
+    for holding in holdings:
+        if uuid := device_of.get(holding.replica):
+            uid = mirror_uids.get(holding.uid, holding.uid)
+            yield uuid, holding if uid == holding.uid else replace(holding, uid=uid)
+
+
+def _use(
+    memory: Sequence[DeviceReading],
+    used_bytes: int | None,
+    processes: Mapping[int, ProcessReading] | None,
+    known: Collection[str],
+    mirror_uids: Mapping[str, str],
+) -> _Use | None:
+    """Return the use of each pod and of each process outside of pods; None if it is unknown."""
+    listed = _listed(memory)
+    if processes is None or listed is None:
+        return None
+    members: list[ProcessReading] = []
+    for pid in listed:
+        process = processes.get(pid)
+        if process is None or not process.known:
+            return None
+        members.append(process)
+    figures = _netted(members, listed, used_bytes)
+    use = _Use()
+    owners: dict[tuple[str, ...], str | None] = {}
+    for process in members:
+        figure = figures[process.pid]
+        if process.pods not in owners:
+            owners[process.pods] = owner(process, known, mirror_uids)
+        uid = owners[process.pods]
+        if uid is None:
+            use.outside_pods.append((process, figure))
+        else:
+            sum_bytes = use.pods.get(uid, 0)
+            if sum_bytes is not None and figure is not None:
+                use.pods[uid] = _possible(sum_bytes + figure)
+            else:
+                use.pods[uid] = None
+    return use
+
+
+def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
+    """Return pid -> bytes on a memory, from all its devices; None if none lists processes.
+
+    Impossible figures are replaced by None.
+    """
+    lists = [device.processes for device in memory if device.processes is not None]
+    if not lists:
+        return None
+    found: dict[int, int | None] = {}
+    for each in lists:
+        for pid, figure in each.items():
+            known, used_bytes = found.get(pid), None if figure is None else _possible(figure)
+            found[pid] = used_bytes if known is None else max(known, used_bytes or 0)
+    return found
+
+
+def owner(
+    process: ProcessReading, known: Collection[str], mirror_uids: Mapping[str, str]
+) -> str | None:
+    """Return the uid of a process's pod; None if it has none.
+
+    If pods are nested, it is the pod that this node's kubelet has, or else the outermost.
+    """
+    uids = [mirror_uids.get(uid, uid) for uid in process.pods]
+    for uid in uids:
+        if uid in known:
+            return uid
+    if not uids or is_static(uids[0]):
+        return None
+    return uids[0]
+
+
+def _named(process: ProcessReading) -> str:
+    if process.pods:  # only static pods have a pod here without an owner
+        return f"{process.command} (static pod)"
+    return process.command
+
+
+def _netted(
+    processes: Sequence[ProcessReading], figures: dict[int, int | None], used_bytes: int | None
+) -> dict[int, int | None]:
+    """Return the figures without memory that is counted twice, for MPS server and client."""
+    is_server = {p.pid for p in processes if p.command.startswith(_MPS_COMMAND)}
+    servers = {pid: b for pid, b in figures.items() if b and pid in is_server}
+    clients = [b for pid, b in figures.items() if pid not in servers]
+    if not servers or not clients:
+        return figures
+    client_bytes = sum(b for b in clients if b is not None)
+    if client_bytes == 0:
+        return dict.fromkeys(figures)
+    if used_bytes is None or None in clients:
+        return figures
+    twice_bytes = min(client_bytes, max(0, client_bytes + sum(servers.values()) - used_bytes))
+    netted = dict(figures)
+    for server, figure in servers.items():
+        taken_bytes = min(figure, twice_bytes)
+        netted[server] = figure - taken_bytes
+        twice_bytes -= taken_bytes
+    return netted
+
+
+def _rows(
+    first: DeviceReading,
+    rows: Sequence[tuple[str, HoldingReading]],
+    use: _Use | None,
+    names: Mapping[str, tuple[str, str]],
+) -> Iterable[PodUse]:
+    left: dict[str, int | None] = {} if use is None else dict(use.pods)
+    reported: set[str] = set()
+    for uuid, holding in rows:
+        used_bytes: int | None = None
+        source = holding.source
+        if use is not None and holding.uid:
+            # A pod without processes uses 0. Only the pod's first row has its bytes.
+            used_bytes = 0 if holding.uid in reported else left.pop(holding.uid, 0)
+            reported.add(holding.uid)
+            source = f"{source},proc,{first.source}"
+        yield PodUse(
+            uid=holding.uid,
+            device=uuid,
+            namespace=holding.namespace,
+            name=holding.name,
+            container=holding.container,
+            replica=holding.replica,
+            used_bytes=used_bytes,
+            source=source,
+        )
+    for uid, used_bytes in left.items():
+        namespace, name = names.get(uid, ("", ""))
+        yield PodUse(
+            uid=uid,
+            device=first.uuid,
+            namespace=namespace,
+            name=name,
+            used_bytes=used_bytes,
+            source=f"proc,{first.source}",
+        )
+
+
+def _left(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
+    """Return the bytes that no pod uses (None: unknown), and whether processes list too much."""
+    owned = list(use.pods.values())
+    if None in owned:
+        return None, False
+    owned_bytes = sum(figure for figure in owned if figure is not None)
+    outside_pods = [figure for _, figure in use.outside_pods]
+    unattributed_use_bytes = sum(figure for figure in outside_pods if figure is not None)
+    if used_bytes is None:
+        return (None if None in outside_pods else _possible(unattributed_use_bytes)), False
+    too_much = owned_bytes + unattributed_use_bytes > used_bytes + TOLERANCE_BYTES
+    return _possible(max(unattributed_use_bytes, used_bytes - owned_bytes, 0)), too_much
+
+
+def _possible(figure: int) -> int | None:
+    """Return ``figure``; None if no device has that much memory, so the figure is wrong."""
+    return figure if 0 <= figure <= MAX_DEVICE_BYTES else None
+
+
+def pod_sm(readings: Iterable[Reading]) -> dict[tuple[str, str], float]:
+    """Return (pod uid, device) -> share of the device's SM time, 0..1.
+
+    Only active processes are sampled, so a pod without a figure was idle. The shares are exported
+    as metrics only, because no placement depends on them.
+    """
+    readings = list(readings)
+    processes = {r.pid: r for r in readings if isinstance(r, ProcessReading)}
+    mirrors = {r.hash: r.uid for r in readings if isinstance(r, MirrorReading)}
+    holders = {r.uid for r in readings if isinstance(r, HoldingReading) and r.uid}
+    known = {mirrors.get(uid, uid) for uid in holders}
+    found: dict[tuple[str, str], float] = {}
+    for reading in readings:
+        if not isinstance(reading, ActivityReading):
+            continue
+        for pid, ratio in reading.sm_by_pid.items():
+            process = processes.get(pid)
+            uid = None if process is None else owner(process, known, mirrors)
+            if uid is not None:
+                key = (uid, reading.uuid)
+                found[key] = min(1.0, found.get(key, 0.0) + ratio)
+    return found
+
+
+def container_limits(
+    devices: Sequence[DeviceReading],
+    holdings: Sequence[HoldingReading],
+    mirrors: Iterable[MirrorReading],
+    readings: Sequence[LimitReading],
+) -> list[ContainerLimit]:
+    """Return the driver's limits of cgroups, with pod and container names from the kubelet.
+
+    A container's name is known only if its pod has one container and one limit on the device.
+    """
+    mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
+    device_of = resolve({holding.replica for holding in holdings}, devices)
+    names = {h.uid: (h.namespace, h.name) for h in holdings if h.name}
+    containers: dict[tuple[str, str], set[str]] = {}
+    for holding in holdings:
+        if device := device_of.get(holding.replica):
+            containers.setdefault((holding.uid, device), set()).add(holding.container)
+    limits = Counter((reading.uid, reading.device) for reading in readings)
+    found: list[ContainerLimit] = []
+    for reading in readings:
+        place = (reading.uid, reading.device)
+        named = containers.get(place, set())
+        namespace, name = names.get(reading.uid, ("", ""))
+        found.append(
+            ContainerLimit(
+                uid=mirror_uids.get(reading.uid, reading.uid),
+                device=reading.device,
+                container_id=reading.container_id,
+                container=min(named) if len(named) == limits[place] == 1 else "",
+                namespace=namespace,
+                name=name,
+                used_bytes=reading.used_bytes,
+                soft_bytes=reading.soft_bytes,
+                hard_bytes=reading.hard_bytes,
+            )
+        )
+    return found

@@ -1,1 +1,0 @@
-"""The agent's client of the Kubernetes API."""

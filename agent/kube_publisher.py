@@ -1,0 +1,184 @@
+"""Writes reports and heartbeats to the API server: status patches and a Lease."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import urllib3
+
+from agent.api_server import ApiServer, NotReached, error_message, request
+from agent.status_builder import rfc3339
+from contract.annotations import OBSERVED_AT
+from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus, decode_gpunode
+from contract.heartbeat import Confirmation, encode_confirmation
+from contract.kube import KubeStruct, ObjectMeta
+
+#: Maximum wait that the API server can ask for.
+_LONGEST_RETRY_AFTER_S = 300.0
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+
+
+class _Reported(KubeStruct, frozen=True):
+    observed_at: str = ""
+
+
+class _Partial(KubeStruct, frozen=True):
+    """The parts of an answer that are decoded; PartialObjectMetadata has no status."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    status: _Reported | None = None
+
+
+_partial = msgspec.json.Decoder(_Partial)
+
+
+class NotDelivered(Exception):
+    """A write failed; ``retry_after_s`` is the wait that the API server asked for, or 0."""
+
+    def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class NotThereYet(NotDelivered):
+    """No extender has created this node's GPUNode yet. Agents wait, as they may not create it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Uid and resourceVersion of a GPUNode at the API server; empty if there is none."""
+
+    uid: str = ""
+    version: str = ""
+
+
+class KubernetesPublisher:
+    """Writes the status of the node's GPUNode, and its Lease. Raises only ``NotDelivered``."""
+
+    def __init__(
+        self,
+        server: ApiServer,
+        node: str,
+        namespace: str,
+        heartbeat_s: float,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self._server = server
+        self._node = node
+        self._namespace = namespace
+        self._heartbeat_s = heartbeat_s
+        self._timeout_s = timeout_s
+        self._gpunode = f"/apis/{GROUP}/{VERSION}/{PLURAL}/{node}"
+        self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+    def report(self, status: GPUNodeStatus) -> Held:
+        """Write ``status``, and return the GPUNode that has it."""
+        answer = self._send("PATCH", f"{self._gpunode}/status", {"status": status_patch(status)})
+        if answer.status == 404:
+            raise NotThereYet(f"GPUNode {self._node} is not there yet; an extender creates it")
+        return _held(self._accepted(answer, f"status of GPUNode {self._node}"))[0]
+
+    def held(self) -> Held:
+        """Return the current GPUNode."""
+        return self._read(_METADATA_ONLY)[0]
+
+    def reported(self) -> tuple[Held, str]:
+        """Return the current GPUNode and ``observedAt`` of its status. Reads the whole object."""
+        return self._read("application/json")
+
+    def gpunode(self) -> GPUNode | None:
+        """Return the GPUNode, read consistently; None if it does not exist.
+
+        Also raises ``BadReport``.
+        """
+        answer = self._send("GET", self._gpunode, accept="application/json")
+        if answer.status == 404:
+            return None
+        return decode_gpunode(self._accepted(answer, f"GPUNode {self._node}"))
+
+    def _read(self, accept: str) -> tuple[Held, str]:
+        # resourceVersion=0 reads from the API server's cache, which is fresh enough for heartbeats.
+        answer = self._send("GET", f"{self._gpunode}?resourceVersion=0", accept=accept)
+        if answer.status == 404:
+            return Held(), ""
+        return _held(self._accepted(answer, f"GPUNode {self._node}"))
+
+    def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
+        """Renew the Lease, and return its resourceVersion."""
+        annotations = {OBSERVED_AT: encode_confirmation(vouch)}
+        spec = {
+            "holderIdentity": self._node,
+            "leaseDurationSeconds": round(3 * self._heartbeat_s),
+            "renewTime": rfc3339(now),
+        }
+        what = f"Lease {self._namespace}/{self._node}"
+        patch = {"metadata": {"annotations": annotations}, "spec": spec}
+        answer = self._send("PATCH", f"{self._leases}/{self._node}", patch)
+        if answer.status == 404:
+            lease = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {
+                    "name": self._node,
+                    "namespace": self._namespace,
+                    "annotations": annotations,
+                },
+                "spec": spec,
+            }
+            answer = self._send("POST", self._leases, lease)
+        return _held(self._accepted(answer, what))[0].version
+
+    def _send(
+        self, method: str, path: str, body: object = None, accept: str = _METADATA_ONLY
+    ) -> urllib3.BaseHTTPResponse:
+        try:
+            return request(self._server, method, path, self._timeout_s, accept, body)
+        except NotReached as err:
+            raise NotDelivered(f"{method} {path}: API server not reached: {err}") from err
+
+    def _accepted(self, answer: urllib3.BaseHTTPResponse, what: str) -> bytes:
+        if 200 <= answer.status < 300:
+            return answer.data
+        wait = answer.headers.get("Retry-After", "")
+        hint = ""
+        if answer.status == 403:
+            hint = (
+                f"; this agent's node is {self._node}: $NODE_NAME must be set from spec.nodeName"
+                " of its pod, and the pod must use the service account of deploy/base/rbac.yaml"
+            )
+        raise NotDelivered(
+            f"{what} was rejected with {answer.status}: {error_message(answer.data)}{hint}",
+            min(float(wait), _LONGEST_RETRY_AFTER_S) if wait.isdecimal() else 0.0,
+        )
+
+
+def status_patch(status: GPUNodeStatus) -> dict[str, Any]:
+    """Return ``status`` as a merge patch that replaces the whole previous status.
+
+    The encoding omits default values, and a merge patch keeps fields that it does not name, so the
+    last pod would never be removed. So the patch names every field; null removes it.
+    """
+    built = msgspec.to_builtins(status)
+    return {key: _named(getattr(status, name), built.get(key)) for name, key in _fields(status)}
+
+
+def _named(value: object, built: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {key: (built or {}).get(key) for _, key in _fields(value)}
+    if isinstance(value, list):
+        return built or []
+    return built
+
+
+def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
+    return [(field.name, field.encode_name) for field in msgspec.structs.fields(value)]
+
+
+def _held(body: bytes) -> tuple[Held, str]:
+    try:
+        partial = _partial.decode(body)
+    except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too
+        raise NotDelivered(f"API server's answer cannot be read: {err}") from err
+    held = Held(partial.metadata.uid, partial.metadata.resource_version)
+    return held, partial.status.observed_at if partial.status else ""

@@ -1,0 +1,230 @@
+"""Reads the checkpoint of the kubelet's device manager, and verifies its checksum.
+
+The device manager writes the file at every allocation, before the container starts, and whenever a
+plugin reports a change of its devices. It is the only place with both pod uids and replica ids.
+Pods that ended stay in it until the next allocation. ``RegisteredDevices`` has only healthy
+replicas. An ordinary init container keeps its entry as long as its pod exists.
+
+The checksum is FNV-1a over what Go's ``spew`` prints of the structures, types included. So it also
+differs if a kubelet's structures differ from ours. Such a file is used, but reported as unverified.
+"""
+
+import base64
+import binascii
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from agent.probes import protobuf
+
+_MOST_BYTES = 64 << 20
+#: Seconds between two checks of whether the file has changed.
+CHECK_EVERY_S = 0.1
+
+
+class BadCheckpoint(Exception):
+    """The file is not a kubelet's checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The replicas of one resource that one container was allocated."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    replicas: tuple[str, ...]
+    #: The plugin's answer to ``Allocate``; None if it cannot be read.
+    answer: "Answer | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The part of the plugin's answer to ``Allocate`` that shows how the plugin is configured."""
+
+    environment: Mapping[str, str]
+    annotations: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    entries: tuple[Entry, ...]
+    #: Resource -> healthy replicas.
+    registered: Mapping[str, tuple[str, ...]]
+    #: Whether the checksum matches the content; None if it was not computed.
+    verified: bool | None
+
+
+# The report's limits. A kubelet writes nothing longer.
+_Uid = Annotated[str, msgspec.Meta(max_length=128)]
+_Container = Annotated[str, msgspec.Meta(max_length=63)]
+_Replica = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class _Entry(msgspec.Struct):
+    pod_uid: _Uid = msgspec.field(name="PodUID")
+    container: _Container = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    #: NUMA node -> replicas; a plain list before Kubernetes 1.20.
+    replicas: dict[str, list[_Replica] | None] | list[_Replica] | None = msgspec.field(
+        name="DeviceIDs"
+    )
+    answer: str | None = msgspec.field(name="AllocResp", default=None)
+
+
+class _Data(msgspec.Struct, rename="pascal"):
+    pod_device_entries: list[_Entry] | None
+    registered_devices: dict[str, list[str] | None] | None
+
+
+class _File(msgspec.Struct, rename="pascal"):
+    data: _Data
+    checksum: int
+
+
+_decoder = msgspec.json.Decoder(_File)
+
+
+@contextmanager
+def watched(path: Path, changed: Callable[[], object]) -> Iterator[None]:
+    """Call ``changed`` in another thread after each change of the file, until the context ends."""
+    end = threading.Event()
+
+    def watch(last: tuple[int, int, int] | None) -> None:
+        while not end.wait(CHECK_EVERY_S):
+            if (now := signature(path)) != last:
+                last = now
+                changed()
+
+    thread = threading.Thread(target=watch, args=(signature(path),), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def signature(path: Path) -> tuple[int, int, int] | None:
+    """Return what differs after a change of the file; None if it cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
+    """Read the file, and check its checksum if ``verify`` is set.
+
+    The checksum of 768 pods takes 0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
+    """
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES)
+    return parse_checkpoint(content, verify=verify)
+
+
+def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
+    try:
+        file = _decoder.decode(content)
+        verified = file.checksum == _fnv1a(_print(file.data)) if verify else None
+        entries = tuple(_entry(entry) for entry in file.data.pod_device_entries or ())
+    except (msgspec.MsgspecError, ValueError, RecursionError) as err:
+        # The text contains no content, because that changes with every write of the file.
+        raise BadCheckpoint(f"not a device manager's checkpoint ({type(err).__name__})") from err
+    registered = {
+        resource: tuple(sorted(replicas or ()))
+        for resource, replicas in (file.data.registered_devices or {}).items()
+    }
+    return Checkpoint(entries, registered, verified)
+
+
+def _entry(entry: _Entry) -> Entry:
+    by_numa = entry.replicas if isinstance(entry.replicas, dict) else {}
+    flat = entry.replicas if isinstance(entry.replicas, list) else []
+    replicas = {each for some in by_numa.values() for each in some or ()} | set(flat)
+    given = tuple(sorted(replicas))
+    return Entry(entry.pod_uid, entry.container, entry.resource, given, _answer(entry.answer))
+
+
+@lru_cache(maxsize=256)
+def _answer(encoded: str | None) -> Answer | None:
+    """Decode a ``ContainerAllocateResponse`` of the device plugin API (v1beta1)."""
+    if encoded is None:
+        return None
+    try:
+        fields = list(protobuf.fields(base64.b64decode(encoded)))
+        environment = dict(_pair(value) for number, value in fields if number == 1)
+        annotations = [_pair(value)[0] for number, value in fields if number == 4]
+        cdi_devices = [_pair(value)[0] for number, value in fields if number == 5]
+    except (protobuf.BadMessage, binascii.Error):
+        return None
+    return Answer(environment, tuple(annotations), tuple(cdi_devices))
+
+
+def _pair(value: bytes | int) -> tuple[str, str]:
+    texts = dict(protobuf.fields(protobuf.message(value)))
+    return protobuf.text(texts.get(1, b"")), protobuf.text(texts.get(2, b""))
+
+
+def _print(data: _Data) -> Iterator[bytes]:
+    """Yield what spew prints of the device manager's ``checkpointData`` with ``%#v``.
+
+    It is yielded in parts because the whole may have a megabyte.
+    """
+    yield b"(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
+    if data.pod_device_entries is None:
+        yield b"<nil>"
+    else:
+        yield b"["
+        for number, entry in enumerate(data.pod_device_entries):
+            yield b" " * bool(number) + _print_entry(entry)
+        yield b"]"
+    yield b" RegisteredDevices:(map[string][]string)"
+    if data.registered_devices is None:
+        yield b"<nil>"
+    else:
+        pairs = sorted((k.encode(), v) for k, v in data.registered_devices.items())
+        yield b"map[" + b" ".join(k + b":" + _print_texts(v) for k, v in pairs) + b"]"
+    yield b"}"
+
+
+def _print_entry(entry: _Entry) -> bytes:
+    if isinstance(entry.replicas, list):
+        replicas = b"([]string)" + _print_texts(entry.replicas)
+    elif entry.replicas is None:
+        replicas = b"(checkpoint.DevicesPerNUMA)<nil>"
+    else:
+        by_numa = sorted((int(node), some) for node, some in entry.replicas.items())
+        pairs = b" ".join(b"%d:%s" % (node, _print_texts(some)) for node, some in by_numa)
+        replicas = b"(checkpoint.DevicesPerNUMA)map[" + pairs + b"]"
+    if entry.answer is None:
+        answer = b"<nil>"
+    else:
+        answer = (
+            b"[" + " ".join(map(str, base64.b64decode(entry.answer, validate=True))).encode() + b"]"
+        )
+    return (
+        f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container} "
+        f"ResourceName:(string){entry.resource} DeviceIDs:"
+    ).encode() + b"%s AllocResp:([]uint8)%s}" % (replicas, answer)
+
+
+def _print_texts(texts: Iterable[str] | None) -> bytes:
+    return b"<nil>" if texts is None else b"[" + " ".join(texts).encode() + b"]"
+
+
+def _fnv1a(parts: Iterable[bytes]) -> int:
+    """Return the 32-bit FNV-1a hash."""
+    digest = 0x811C9DC5
+    for part in parts:
+        for byte in part:
+            digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return digest

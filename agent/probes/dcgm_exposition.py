@@ -1,0 +1,255 @@
+"""Reads an exposition of dcgm-exporter, and compares its memory figures with NVML's. Pure.
+
+The exporter may repeat a device's series for each pod that shares it (KUBERNETES_VIRTUAL_GPUS), and
+some copies contain figures of single pods. So series of one device are never added up. The series
+without a pod is the device's. If all have a pod, they are copies, and the largest value counts.
+
+MIG series have the UUID of the whole GPU and the number of the GPU instance. The label Hostname
+(hostname since 4.6.0) is not used, because the UUID identifies the device.
+"""
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from agent.probes.readings import ActivityReading, DeviceReading
+from agent.probes.sm_activity import ratio
+from contract.gpunode import MAX_DEVICE_BYTES
+
+_MIB = 1 << 20
+#: Values that DCGM uses for a missing figure: the blank of 32-bit integers and of doubles, each
+#: with three variants for the reason, and that of 64-bit integers. Exporters before 2.4 export
+#: them. A real figure never has such a value.
+_BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
+_MOST_XID = 1 << 16
+#: Errors that the parser raises for a malformed exposition.
+_NOT_READ = (ValueError, LookupError, OverflowError)
+#: Maximum age of DCGM's figures: its collection interval, our scrape interval, and a margin.
+_WINDOW_S = 60.0
+#: Difference that rounding three figures to MiB, and the time between two calls, can cause.
+_TOLERANCE_BYTES = 64 << 20
+#: Consecutive scrapes that must disagree: a peak between two of our samples is no disagreement.
+_IN_A_ROW = 3
+
+#: UUID of a physical GPU, and number of the GPU instance; None for the whole GPU.
+Key = tuple[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DcgmReading:
+    """Figures of one GPU or GPU instance; None if missing or invalid."""
+
+    uuid: str
+    #: Number of the GPU instance; None for the whole GPU.
+    gpu_instance: int | None
+    sm_ratio: float | None = None
+    occupancy_ratio: float | None = None
+    engine_ratio: float | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_bytes: int | None = None
+    total_bytes: int | None = None
+    #: The last XID; the exporter keeps it until it restarts.
+    xid: int | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.uuid, self.gpu_instance
+
+
+def _bytes(mebibytes: float) -> int | None:
+    if not math.isfinite(mebibytes) or not 0 <= mebibytes * _MIB <= MAX_DEVICE_BYTES:
+        return None
+    return round(mebibytes) * _MIB
+
+
+def _xid(number: float) -> int | None:
+    whole = math.isfinite(number) and 0 <= number < _MOST_XID and number == int(number)
+    return int(number) if whole else None
+
+
+#: Metric -> field of ``DcgmReading``, and the conversion to its unit.
+_METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
+    "DCGM_FI_PROF_SM_ACTIVE": ("sm_ratio", ratio),
+    "DCGM_FI_PROF_SM_OCCUPANCY": ("occupancy_ratio", ratio),
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("engine_ratio", ratio),
+    "DCGM_FI_DEV_FB_USED": ("used_bytes", _bytes),
+    "DCGM_FI_DEV_FB_FREE": ("free_bytes", _bytes),
+    "DCGM_FI_DEV_FB_RESERVED": ("reserved_bytes", _bytes),
+    "DCGM_FI_DEV_FB_TOTAL": ("total_bytes", _bytes),
+    "DCGM_FI_DEV_XID_ERRORS": ("xid", _xid),
+}
+#: Label names that exporters and relabelling rules use for the same value.
+_UUIDS = ("UUID", "uuid", "gpu_uuid", "GPU_UUID")
+_INSTANCES = ("GPU_I_ID", "gpu_i_id")
+_INSTANCE = re.compile("[0-9]{1,4}")
+_PODS = ("pod", "pod_name", "exported_pod")
+
+
+def parse(text: str) -> tuple[list[DcgmReading], int]:
+    """Return the figures of every device, and the number of lines that could not be used."""
+    lines = [line for line in text.splitlines() if line.partition("{")[0].strip() in _METRICS]
+    samples, bad = _samples(lines)
+    #: device -> field -> (whether the series has no pod, value) of each series
+    found: dict[Key, dict[str, list[tuple[bool, float]]]] = {}
+    for sample in samples:
+        try:
+            blank = float(sample.value) in _BLANKS
+        except OverflowError:  # the parser returns integers of any size
+            bad += 1
+            continue
+        if blank:
+            continue
+        key = _key(sample.labels)
+        field, convert = _METRICS[sample.name]
+        value = convert(sample.value)
+        if key is None or value is None:
+            bad += 1
+            continue
+        alone = not _label(sample.labels, _PODS)
+        found.setdefault(key, {}).setdefault(field, []).append((alone, value))
+    readings = []
+    for (uuid, instance), series in found.items():
+        # max prefers a series without a pod, then the largest value.
+        figures: dict[str, Any] = {name: max(values)[1] for name, values in series.items()}
+        readings.append(DcgmReading(uuid, instance, **figures))
+    return readings, bad
+
+
+def _samples(lines: list[str]) -> tuple[list[Sample], int]:
+    try:
+        return _parsed(lines), 0
+    except _NOT_READ:
+        pass
+    # A malformed line must not hide the others.
+    good: list[Sample] = []
+    bad = 0
+    for line in lines:
+        try:
+            good += _parsed([line])
+        except _NOT_READ:
+            bad += 1
+    return good, bad
+
+
+def _parsed(lines: Iterable[str]) -> list[Sample]:
+    families = text_string_to_metric_families("\n".join(lines) + "\n")
+    return [s for s in chain.from_iterable(f.samples for f in families) if s.name in _METRICS]
+
+
+def _key(labels: Mapping[str, str]) -> Key | None:
+    uuid, instance = _label(labels, _UUIDS), _label(labels, _INSTANCES)
+    if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
+        return None
+    return uuid, int(instance) if instance else None
+
+
+def _label(labels: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")
+
+
+@dataclass(slots=True)
+class CrossCheck:
+    """Compares DCGM's memory figures with NVML's."""
+
+    #: (GPU, instance) -> (time last seen, bytes used) of NVML's figures of the last minute.
+    _used: dict[Key, deque[tuple[float, int]]] = field(default_factory=dict)
+    #: (GPU, instance) -> consecutive scrapes that disagreed about used memory.
+    _doubts: dict[Key, int] = field(default_factory=dict)
+    _compared: int = 0
+
+    def compare(
+        self,
+        now_s: float,
+        scrapes: int,
+        devices: Iterable[DeviceReading],
+        readings: Iterable[DcgmReading],
+    ) -> list[str]:
+        """Return the contradictions. ``scrapes`` is the number of expositions read so far."""
+        known = {_key_of(device): device for device in devices}
+        for key, device in known.items():
+            if device.memory is not None:
+                spent = device.memory.total_bytes - device.memory.free_bytes
+                series = self._used.setdefault(key, deque())
+                if series and series[-1][1] == spent:
+                    series.pop()
+                series.append((now_s, spent))
+        for key in [key for key in self._used if key not in known]:
+            del self._used[key]
+        for series in self._used.values():
+            while series and now_s - series[0][0] > _WINDOW_S:
+                series.popleft()
+        again, self._compared = scrapes == self._compared, scrapes
+        wrong: list[str] = []
+        parents = {uuid for uuid, _ in known}
+        for reading in readings:
+            key = reading.key
+            if reading.uuid not in parents:
+                wrong.append("it exports metrics of devices that this node does not have")
+            elif key in known:
+                wrong += self._differences(key, known[key], reading, again)
+        return list(dict.fromkeys(wrong))
+
+    def _differences(
+        self, key: Key, device: DeviceReading, reading: DcgmReading, again: bool
+    ) -> list[str]:
+        memory = device.memory
+        series = self._used.get(key)
+        if memory is None or not series:
+            return []
+        wrong: list[str] = []
+        slack_bytes = max(_TOLERANCE_BYTES, memory.total_bytes // 100)
+        parts = (reading.used_bytes, reading.free_bytes, reading.reserved_bytes)
+        total_bytes = reading.total_bytes
+        if total_bytes is None:
+            known = [part for part in parts if part is not None]
+            total_bytes = sum(known) if len(known) == len(parts) else None
+        if total_bytes is not None and abs(total_bytes - memory.total_bytes) > slack_bytes:
+            wrong.append(f"{device.uuid}: its memory is not what NVML reports")
+        if reading.used_bytes is not None and not again:
+            # Some exporter versions count the driver's reserve as used, some do not.
+            least = min(used for _, used in series) - (memory.reserved_bytes or 0) - slack_bytes
+            most = max(used for _, used in series) + slack_bytes
+            fits = least <= reading.used_bytes <= most
+            self._doubts[key] = 0 if fits else self._doubts.get(key, 0) + 1
+        if self._doubts.get(key, 0) >= _IN_A_ROW:
+            wrong.append(f"{device.uuid}: its used memory is not what NVML reports")
+        return wrong
+
+
+def activity_of(
+    readings: Iterable[DcgmReading], devices: Iterable[DeviceReading]
+) -> list[ActivityReading]:
+    """Return DCGM's figures of the node's devices."""
+    by_key = {reading.key: reading for reading in readings}
+    found: list[ActivityReading] = []
+    for device in devices:
+        if (reading := by_key.get(_key_of(device))) is not None:
+            sm_ratio, occupancy_ratio = reading.sm_ratio, reading.occupancy_ratio
+            found.append(ActivityReading("dcgm", device.uuid, sm_ratio, occupancy_ratio))
+            # Utilisation: any kernel keeps the engine active. NVML's figure has priority, but NVML
+            # has none for MIG instances.
+            engine = reading.engine_ratio
+            found.append(ActivityReading("dcgm-engine", device.uuid, utilization_ratio=engine))
+    return found
+
+
+def last_xids(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str, int]:
+    """Return the last XID of each present GPU; one of a MIG instance counts for its GPU."""
+    known = set(present)
+    found: dict[str, int] = {}
+    for reading in readings:
+        if reading.xid is not None and reading.uuid in known:
+            found[reading.uuid] = max(found.get(reading.uuid, 0), reading.xid)
+    return found
+
+
+def _key_of(device: DeviceReading) -> Key:
+    return device.parent or device.uuid, device.gpu_instance

@@ -1,0 +1,234 @@
+"""Finds the processes that listen on Unix sockets, and reads their files, flags and environment.
+
+The kernel records the process that called ``listen`` (SO_PEERCRED, unix(7)). Any process can use
+the name of another one, but only root can create a socket in the kubelet's directories. A file may
+be written by anyone, so size and nesting are limited before it is decoded.
+"""
+
+import os
+import socket
+import stat
+import struct
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.probes.readings import SourceReading
+
+_CREDENTIALS = struct.Struct("3i")
+#: Timeout in seconds: a listener with a full queue does not accept at once.
+_CONNECT_S = 1.0
+#: Cycles before a socket that no process listens on is tried again.
+_RETRY_EVERY = 12
+_MOST_BYTES = 1 << 20
+#: Maximum size of a file: parsing takes some hundred times its size, and 3 s for each MiB.
+_MOST_FILE_BYTES = 256 << 10
+_MOST_DEPTH = 64
+#: Maximum length of a YAML value, which can be a number to the base of 60.
+_MOST_VALUE_CHARS = 4096
+#: Maximum of dots in a line of TOML. Each creates a table, whose full name the decoder keeps.
+_MOST_DOTS = 64
+
+
+class Hidden(OSError):
+    """The process is outside our PID namespace."""
+
+
+def listener(path: Path) -> int:
+    """Return the process id of the listener, in the agent's PID namespace.
+
+    Raises ``OSError`` if no process listens there, and ``Hidden`` if the process cannot be seen.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
+        client.settimeout(_CONNECT_S)
+        client.connect(str(path))
+        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    if pid <= 0:
+        raise Hidden("it is not in the agent's PID namespace: the agent needs hostPID: true")
+    return pid
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """The process that listens on one socket, or why there is none."""
+
+    #: Inode and time of change of the socket.
+    socket: tuple[int, int]
+    pid: int = 0
+    #: Start time of the process, because a pid can be reused.
+    start: str = ""
+    #: Whether the process is outside the agent's PID namespace.
+    hidden: bool = False
+
+
+class SocketListeners:
+    """The processes behind the sockets of one folder.
+
+    ``root`` is the host's /proc. ``listening`` returns the pid behind a socket, like ``listener``.
+    """
+
+    def __init__(self, root: Path, folder: Path, listening: Callable[[Path], int]) -> None:
+        self._root = root
+        self._folder = folder
+        self._listening = listening
+        self._cycle = 0
+        self._found: dict[Path, _Listener] = {}
+
+    def update(self, names: Iterable[str]) -> None:
+        """Find the listeners of all sockets with these names, which may have wildcards."""
+        paths = sorted(path for name in names for path in self._folder.glob(name))
+        self._found = {path: found for path in paths if (found := self._listener(path)) is not None}
+        self._cycle += 1
+
+    def only(self, name: str, sockets: str, source: str) -> tuple[Path | None, SourceReading]:
+        """Return the /proc directory of the only process that listens on these sockets.
+
+        None if there is no such process or several; the state of ``source`` has the reason.
+        """
+        listeners = [each for path, each in self._found.items() if path.match(sockets)]
+        if any(each.hidden for each in listeners):
+            why = f"{name} is not in the agent's PID namespace: the agent needs hostPID: true"
+            return None, SourceReading(source, "degraded", why)
+        match sorted({each.pid for each in listeners if each.start}):
+            # A process that is ending has no command line.
+            case [pid] if read_text(self._root / str(pid) / "cmdline"):
+                return self._root / str(pid), SourceReading(source)
+            case [_]:
+                return None, SourceReading(source, "absent", f"{name} is ending")
+            case []:
+                return None, SourceReading(source, "absent", f"no {name} listens on its socket")
+        return None, SourceReading(source, "degraded", f"several processes listen as {name}")
+
+    def _listener(self, path: Path) -> _Listener | None:
+        """Return the process that listens on a socket; None if there is no socket."""
+        try:
+            there = path.stat()
+        except OSError:
+            return None
+        socket = (there.st_ino, there.st_ctime_ns)
+        known = self._found.get(path)
+        if known is not None and known.socket == socket:
+            # Do not connect again while the same process has the same socket.
+            if known.pid and self._start(known.pid) == known.start:
+                return known
+            if not known.pid and self._cycle % _RETRY_EVERY:
+                return known
+        try:
+            pid = self._listening(path)
+        except Hidden:
+            return _Listener(socket, hidden=True)
+        except OSError:
+            return _Listener(socket)
+        return _Listener(socket, pid, self._start(pid))
+
+    def _start(self, pid: int) -> str:
+        """Return the start time of a process; empty if it has ended."""
+        values = (read_text(self._root / str(pid) / "stat") or "").rpartition(")")[2].split()
+        return values[19] if len(values) > 19 else ""
+
+
+class ConfigFiles:
+    """Decodes YAML and TOML files, and decodes a file again only if it changed."""
+
+    def __init__(self) -> None:
+        self._decoded: dict[Path, tuple[tuple[int, int, int], Any]] = {}
+
+    def read(self, process: Path, path: str) -> Any:
+        """Return a decoded YAML or TOML file of a process's mount namespace.
+
+        Raises ``OSError`` and ``ValueError``.
+        """
+        there = inside(process, path)
+        # Reading a pipe or a device might not end.
+        with open(os.open(there, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(f"{path} is not a regular file")
+            signature = (found.st_ino, found.st_mtime_ns, found.st_size)
+            last = self._decoded.get(there)
+            if last is None or last[0] != signature:
+                text = file.read(_MOST_FILE_BYTES + 1).decode()
+                if len(text) > _MOST_FILE_BYTES:
+                    raise ValueError(f"{path} is longer than {_MOST_FILE_BYTES} bytes")
+                read = _decoded(text, toml=path.endswith(".toml"))
+                last = self._decoded[there] = (signature, read)
+        return last[1]
+
+
+def inside(process: Path, path: str) -> Path:
+    """Return ``path`` as seen by the process, through its ``root`` or ``cwd`` in /proc."""
+    own = Path(path)
+    return process / ("root" if own.is_absolute() else "cwd") / path.lstrip("/")
+
+
+def _decoded(text: str, toml: bool) -> Any:
+    """Decode TOML or YAML. Raises ``ValueError``."""
+    if toml:
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise ValueError("too many nested tables in one line")
+        try:
+            return tomllib.loads(text)
+        except RecursionError as err:
+            raise ValueError("not TOML") from err
+    try:
+        import yaml
+    except ImportError as err:
+        raise ValueError("Python package pyyaml is missing") from err
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader, if it is installed
+    depth = 0
+    try:
+        for event in yaml.parse(text, loader):
+            if isinstance(event, yaml.AliasEvent):  # a few hundred bytes can expand to gigabytes
+                raise ValueError("aliases are not supported")
+            if isinstance(event, yaml.ScalarEvent):
+                if event.value == "<<":
+                    raise ValueError("merge keys are not supported")
+                if len(event.value) > _MOST_VALUE_CHARS:
+                    raise ValueError("a value is too long")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_DEPTH:  # each level uses stack, and an overflow ends the process
+                raise ValueError("nested too deeply")
+        return yaml.load(text, loader)
+    except (yaml.YAMLError, RecursionError, LookupError, AttributeError) as err:
+        # The last two are raised if a value does not match its tag, as in "!!bool maybe".
+        raise ValueError("not YAML") from err
+
+
+def flags_of(process: Path) -> dict[str, str]:
+    """Return the flags of a process; see ``parse_flags``."""
+    arguments = (read_text(process / "cmdline") or "").split("\0")[1:]
+    return parse_flags(arguments)
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+    """Parse --name=value and --name value; values of a repeated flag are joined with commas."""
+    found: dict[str, str] = {}
+    # The list is empty if the process has ended.
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
+        if not argument.startswith("-"):
+            continue
+        name, equals, value = argument.lstrip("-").partition("=")
+        if not equals and not after.startswith("-"):
+            value = after
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
+def environment_of(process: Path) -> dict[str, str] | None:
+    text = read_text(process / "environ")
+    if text is None:
+        return None
+    pairs = (pair.partition("=") for pair in text.split("\0") if pair)
+    return {name: value for name, _, value in pairs}
+
+
+def read_text(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None

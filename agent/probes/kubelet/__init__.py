@@ -1,1 +1,0 @@
-"""The kubelet's device assignments, from its checkpoint and its PodResources service."""

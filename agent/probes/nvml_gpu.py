@@ -1,0 +1,297 @@
+"""Reads one physical GPU through NVML, or its MIG devices: memory, processes, activity and health.
+
+Handles are used for one cycle only and then resolved again. After a driver reload, a MIG change or
+a lost device, an old handle is invalid or names another device.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agent.probes.device_health import Checkup
+from agent.probes.nvml import LIMITS_CALL, Gate
+from agent.probes.nvml_errors import DeviceFault, DeviceLost, StaleHandle
+from agent.probes.readings import ActivityReading, Degraded, DeviceReading, FactsReading
+from agent.probes.sm_activity import Meter
+
+_log = structlog.get_logger()
+
+SOURCE = "nvml"
+
+_MIG_ENABLED = 1
+_MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
+_MIG_UNREADABLE = "MIG is on and no instance can be read"
+_MIG_FORBIDDEN = "the agent has no permission to read the MIG mode"
+_MIG_CHANGES = "its MIG mode is about to change, which takes a reset"
+_LIMITED_AGENT = "the agent's own cgroup has a GPU memory limit, which hides the device's"
+_UNCHECKED_CGROUP = (
+    "cannot check the agent's own cgroup for a GPU memory limit, which would hide the devices'"
+    " memory: mount the host's /sys/fs/cgroup into the agent's container"
+)
+_UNCORRECTED, _VOLATILE = 1, 0
+_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_HEALTH_CALLS = (
+    ("nvmlDeviceGetRemappedRows",),
+    ("nvmlDeviceGetRetiredPagesPendingStatus",),
+    ("nvmlDeviceGetFieldValues", [_RECOVERY_ACTION]),
+    ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+)
+_FACTS_CALLS = (
+    ("nvmlDeviceGetPciInfo_v3",),
+    ("nvmlDeviceGetArchitecture",),
+    ("nvmlDeviceGetComputeMode",),
+)
+
+_ARCHITECTURES = {
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
+_COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+
+
+@dataclass(slots=True)
+class GpuReadings:
+    """Readings of one physical GPU, or of several."""
+
+    #: The GPU itself, or its MIG devices.
+    devices: list[DeviceReading] = field(default_factory=list)
+    facts: list[FactsReading] = field(default_factory=list)
+    #: A device may have readings of several sources.
+    activity: list[ActivityReading] = field(default_factory=list)
+    #: UUID of the physical GPU -> its health state.
+    checkups: dict[str, Checkup] = field(default_factory=dict)
+    degraded: list[Degraded] = field(default_factory=list)
+
+    def add(self, other: "GpuReadings") -> None:
+        """Add all readings of another GPU except its devices."""
+        self.facts += other.facts
+        self.activity += other.activity
+        self.checkups |= other.checkups
+        self.degraded += other.degraded
+
+
+class GpuReader:
+    """Reads the GPU at one index. Not thread-safe.
+
+    ``cgroup`` is the full path of the agent's own cgroup directory. It is empty if unknown, and
+    None if the machine has no cgroups that could have limits.
+    """
+
+    def __init__(self, gate: Gate, index: int, sysfs: Path, cgroup: str | None) -> None:
+        self._gate = gate
+        self._index = index
+        self._sysfs = sysfs
+        self._cgroup = cgroup
+        self._meter = Meter(gate)
+        #: Whether the MIG instances could not be read at the last sample.
+        self._mig_unread = False
+
+    def close(self) -> None:
+        """Free the samples that the driver holds for this GPU. It may hang like any driver call."""
+        self._meter.free()
+
+    def read(self, is_known: bool) -> GpuReadings:
+        """Read the GPU, or its MIG devices if MIG is on.
+
+        Raises ``DeviceFault`` or ``StaleHandle`` if the GPU does not report its UUID, or if it
+        cannot be read whether MIG is on while ``is_known``: then the devices that were last seen at
+        this index are reported as faulty.
+        """
+        handle = self._gate.ask("nvmlDeviceGetHandleByIndex", self._index)
+        uuid = None if handle is None else self._gate.ask("nvmlDeviceGetUUID", handle)
+        if uuid is None:
+            raise DeviceFault("no handle or no UUID")
+        device = DeviceReading(SOURCE, uuid=uuid, index=self._index)
+        gpu = GpuReadings()
+        try:
+            name = self._gate.ask("nvmlDeviceGetName", handle)
+            device = replace(device, model=name or "", minor=self._minor(handle))
+            mode = self._gate.ask("nvmlDeviceGetMigMode", handle)
+            instances = None
+            if mode is not None and mode[0] == _MIG_ENABLED:
+                instances = list(self._instances(handle, device))
+                if not instances:
+                    instances = [replace(device, fault=self._why_no_instance())]
+            elif "nvmlDeviceGetMigMode" in self._gate.forbidden:
+                instances = [replace(device, fault=_MIG_FORBIDDEN)]
+        except (DeviceFault, StaleHandle) as err:
+            if is_known:
+                raise
+            gpu.devices.append(replace(device, fault=str(err)))
+            return gpu
+        self._report_unread_mig(gpu, instances)
+        gpu.devices = [self._measured(device, handle)] if instances is None else instances
+        if mode is not None and mode[0] != mode[1]:
+            # The mode changes once no process uses the device, so a new pod would delay it.
+            _mark(gpu, _MIG_CHANGES)
+        try:
+            self._read_more(gpu, handle, uuid)
+        except DeviceLost as err:
+            _mark(gpu, str(err))
+        return gpu
+
+    def _read_more(self, gpu: GpuReadings, handle: Any, uuid: str) -> None:
+        """Read activity, health and facts of a GPU.
+
+        A call that fails degrades the source; only a lost device becomes unhealthy. Raises
+        ``DeviceLost`` and ``DriverGone``.
+        """
+        by_instance: dict[int | None, list[str]] | None = None
+        if any(device.kind == "mig" for device in gpu.devices):
+            by_instance = {}
+            for device in gpu.devices:
+                by_instance.setdefault(device.gpu_instance or 0, []).append(device.uuid)
+        for reading in self._meter.measure(handle, uuid, by_instance):
+            if isinstance(reading, Degraded):
+                gpu.degraded.append(reading)
+            else:
+                gpu.activity.append(reading)
+        health, health_errors = self._gate.ask_each(handle, _HEALTH_CALLS)
+        gpu.checkups[uuid] = _checkup(*health)
+        facts, facts_errors = self._gate.ask_each(handle, _FACTS_CALLS)
+        gpu.facts += [self._facts(device.uuid, *facts) for device in gpu.devices]
+        errors = health_errors + facts_errors
+        try:
+            self._check_own_limit(gpu, handle)
+        except DeviceLost:
+            raise
+        except (DeviceFault, StaleHandle) as err:
+            errors.append(str(err))
+        finally:
+            gpu.degraded += [Degraded(SOURCE, f"{uuid}: {err}") for err in dict.fromkeys(errors)]
+
+    def _check_own_limit(self, gpu: GpuReadings, handle: Any) -> None:
+        """Mark the devices if a limit of the agent's own cgroup hides their memory."""
+        if self._cgroup:
+            limits = self._gate.limits(handle, self._cgroup)
+            if limits is not None and limits.hard_bytes is not None:
+                _mark(gpu, _LIMITED_AGENT)
+        elif self._cgroup is not None and self._gate.has(LIMITS_CALL):
+            gpu.degraded.append(Degraded(SOURCE, _UNCHECKED_CGROUP))
+
+    def _facts(self, uuid: str, pci: Any, architecture: Any, mode: Any) -> FactsReading:
+        bus_id = "" if pci is None else pci.busId
+        bus_id = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
+        return FactsReading(
+            SOURCE,
+            uuid,
+            pci_bus_id=bus_id,
+            architecture=_ARCHITECTURES.get(architecture, ""),
+            compute_mode=_COMPUTE_MODES.get(mode, ""),
+            numa_node=self._numa_node(bus_id),
+        )
+
+    def _numa_node(self, bus_id: str) -> int | None:
+        """Return the NUMA node that the device is attached to, from sysfs as the plugin does.
+
+        NVML's NumaNodeId is something else: the NUMA node of the device's own memory (Grace).
+        """
+        domain, colon, rest = bus_id.lower().partition(":")
+        path = self._sysfs / "bus/pci/devices" / f"{domain[-4:]}{colon}{rest}" / "numa_node"
+        try:
+            node = int(path.read_text())
+        except (OSError, ValueError):
+            return None
+        return node if bus_id and node >= 0 else None
+
+    def _minor(self, handle: Any) -> int | None:
+        """Return the minor number; None if it cannot be read. Raises ``DeviceLost``."""
+        try:
+            minor = self._gate.ask("nvmlDeviceGetMinorNumber", handle)
+        except DeviceLost:
+            raise
+        except (DeviceFault, StaleHandle):
+            return None
+        return minor if isinstance(minor, int) else None
+
+    def _instances(self, handle: Any, gpu: DeviceReading) -> Iterator[DeviceReading]:
+        """Yield the MIG devices of one GPU.
+
+        Compute instances of one GPU instance share its memory, so all of them report the memory of
+        the first one. Each may list its own processes.
+        """
+        read: dict[int, DeviceReading] = {}
+        for slot in range(self._gate.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            try:
+                part = self._gate.ask(_MIG_HANDLE, handle, slot)
+            except StaleHandle:
+                part = None  # some drivers answer INVALID_ARGUMENT for an empty slot
+            if part is None:
+                continue
+            uuid = self._gate.ask("nvmlDeviceGetUUID", part)
+            instance = self._gate.ask("nvmlDeviceGetGpuInstanceId", part)
+            if uuid is None or instance is None:
+                raise DeviceFault(f"MIG device {slot} reports no UUID or no GPU instance")
+            device = DeviceReading(
+                SOURCE,
+                uuid=uuid,
+                index=gpu.index,
+                minor=gpu.minor,
+                model=self._gate.ask("nvmlDeviceGetName", part) or "",
+                kind="mig",
+                parent=gpu.uuid,
+                gpu_instance=instance,
+            )
+            measured = self._measured(device, part)
+            first = read.setdefault(instance, measured)
+            yield replace(measured, memory=first.memory, fault=first.fault or measured.fault)
+
+    def _report_unread_mig(self, gpu: GpuReadings, instances: list[DeviceReading] | None) -> None:
+        """Degrade the source if the MIG instances of a GPU cannot be read, and log that once."""
+        unread = [d for d in instances or () if d.kind == "gpu"]
+        gpu.degraded += [Degraded(SOURCE, f"{d.uuid}: {d.fault}") for d in unread]
+        if unread and not self._mig_unread:
+            hint = "component deploy/components/mig; with Helm agent.mig: true"
+            _log.error("mig_not_readable", uuid=unread[0].uuid, reason=unread[0].fault, hint=hint)
+        self._mig_unread = bool(unread)
+
+    def _why_no_instance(self) -> str:
+        if _MIG_HANDLE in self._gate.forbidden:
+            return f"{_MIG_UNREADABLE}: the agent's container has no permission"
+        return f"{_MIG_UNREADABLE}: none exists, or the agent's container cannot see them"
+
+    def _measured(self, device: DeviceReading, handle: Any) -> DeviceReading:
+        """Return ``device`` with its figures; a stale handle is resolved again, once."""
+        try:
+            try:
+                return self._figures(device, handle)
+            except StaleHandle:
+                again = self._gate.ask("nvmlDeviceGetHandleByUUID", device.uuid)
+                if again is None:
+                    return replace(device, fault="device disappeared while it was read")
+                return self._figures(device, again)
+        except (DeviceFault, StaleHandle) as err:
+            return replace(device, fault=str(err))
+
+    def _figures(self, device: DeviceReading, handle: Any) -> DeviceReading:
+        memory = self._gate.memory(handle)
+        processes = self._gate.processes(handle)
+        fault = "" if memory is not None else "driver does not report the memory of this device"
+        return replace(device, memory=memory, processes=processes, fault=fault)
+
+
+def _mark(gpu: GpuReadings, fault: str) -> None:
+    """Make all devices unhealthy; a fault that they already have stays."""
+    gpu.devices = [replace(device, fault=device.fault or fault) for device in gpu.devices]
+
+
+def _checkup(remapped: Any, pages: Any, recovery: Any, uncorrected_errors: Any) -> Checkup:
+    has_recovery = recovery is not None and recovery[0].nvmlReturn == 0
+    return Checkup(
+        uncorrected_errors=uncorrected_errors,
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        pages_pending=None if pages is None else bool(pages),
+        recovery=int(recovery[0].value.uiVal) if has_recovery else None,
+    )

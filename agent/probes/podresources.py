@@ -1,0 +1,127 @@
+"""Client of the kubelet's PodResources service (v1): which container holds which replica, and
+which replicas are healthy.
+
+It has namespace and name of pods, but no uid, and it omits ordinary init containers. Right after a
+restart the kubelet has not loaded its pods, and the answer is empty. The kubelet limits the rate
+for all clients together: 100 calls per second, with bursts of ten.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent.probes.protobuf import BadMessage, fields, message, text
+
+_SERVICE = "/v1.PodResourcesLister/"
+_MOST_BYTES = 16 << 20
+
+
+class Unanswered(Exception):
+    """The service did not answer. The text is the same for the same cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedContainer:
+    namespace: str
+    pod: str
+    container: str
+    #: Resource -> replicas.
+    devices: Mapping[str, frozenset[str]]
+
+
+class PodResources:
+    """One connection to the service, opened when needed and opened again after every failure."""
+
+    def __init__(self, socket: str, timeout_s: float = 2.0) -> None:
+        self._socket = socket
+        self._timeout_s = timeout_s
+        self._channel: Any = None  # grpcio has no types
+        #: Message -> parsed pod of the last answer. Parsing 768 pods takes most of a sample's time.
+        self._pods: dict[bytes, list[ListedContainer]] = {}
+        self._healthy: tuple[bytes, dict[str, frozenset[str]]] = (b"", {})
+
+    def containers(self) -> list[ListedContainer]:
+        """Return every container of the node. Raises ``Unanswered``."""
+        answer = self._call("List")
+        try:
+            pods = [message(pod) for number, pod in fields(answer) if number == 1]
+            # A message that the last answer had too is not parsed again.
+            self._pods = {pod: self._pods.get(pod) or _containers(pod) for pod in pods}
+        except BadMessage as err:
+            raise Unanswered("kubelet's answer to List cannot be read") from err
+        return [container for pod in pods for container in self._pods[pod]]
+
+    def healthy(self) -> dict[str, frozenset[str]]:
+        """Return resource -> healthy replicas, allocated or not. Raises ``Unanswered``."""
+        answer = self._call("GetAllocatableResources")
+        if answer != self._healthy[0]:
+            self._healthy = answer, _devices(answer, field=1)
+        return self._healthy[1]
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _call(self, method: str) -> bytes:
+        try:
+            import grpc
+        except ImportError:
+            raise Unanswered(
+                "Python package grpcio is missing. Install it with: "
+                "pip install 'headroom-gpu[agent]'"
+            ) from None
+        if self._channel is None:
+            options = [("grpc.max_receive_message_length", _MOST_BYTES)]
+            self._channel = grpc.insecure_channel(f"unix:{self._socket}", options)
+        try:
+            answer: bytes = self._channel.unary_unary(_SERVICE + method)(
+                b"", timeout=self._timeout_s
+            )
+        except grpc.RpcError as err:
+            self.close()
+            raise Unanswered(f"kubelet does not answer {method}: {_code(err)}") from err
+        return answer
+
+
+def _code(err: Any) -> str:
+    """Return the status code of a call, without its text, which varies (times, addresses)."""
+    code: str = err.code().name
+    return code
+
+
+def _containers(pod: bytes) -> list[ListedContainer]:
+    """Return a ``PodResources`` message's containers. Raises ``BadMessage`` and ``Unanswered``."""
+    found: list[ListedContainer] = []
+    parts = list(fields(pod))
+    name, namespace = _text(parts, 1), _text(parts, 2)
+    for part, container in parts:
+        if part == 3:
+            inner = message(container)
+            own_name = _text(list(fields(inner)), 1)
+            devices = _devices(inner, field=2)
+            found.append(ListedContainer(namespace, name, own_name, devices))
+    return found
+
+
+def _devices(holder: bytes, field: int) -> dict[str, frozenset[str]]:
+    """Return resource -> replicas from the ``ContainerDevices`` in the given field of a message.
+
+    The field, and a resource in it, may be repeated. Raises ``Unanswered``.
+    """
+    found: dict[str, frozenset[str]] = {}
+    try:
+        for number, devices in fields(holder):
+            if number == field:
+                parts = list(fields(message(devices)))
+                ids = {text(value) for part, value in parts if part == 2}
+                resource = _text(parts, 1)
+                found[resource] = found.get(resource, frozenset()) | ids
+    except BadMessage as err:
+        raise Unanswered("kubelet's list of devices cannot be read") from err
+    return found
+
+
+def _text(parts: list[tuple[int, bytes | int]], number: int) -> str:
+    """Return a string field: as in protobuf, the last one counts, and a missing one is empty."""
+    return text(dict(parts).get(number, b""))

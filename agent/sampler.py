@@ -1,0 +1,84 @@
+"""Takes samples: reads every probe, and builds the status of the GPUNode from their readings."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+from agent.probes.dcgm import TIMEOUT_S, Exporter
+from agent.probes.device_probe import DeviceProbe, StateFile, incarnation, own_cgroup
+from agent.probes.driver_limits_probe import ASK_EVERY_S, LimitsProbe
+from agent.probes.kubelet import KubeletProbe
+from agent.probes.nvml import Gate
+from agent.probes.nvml_probe import NvmlProbe
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.processes import ProcessProbe
+from agent.probes.readings import ConfiguredSharing, Follower, Probe, Reading
+from agent.probes.xids import XidWatch
+from agent.settings import Settings
+from agent.status_builder import rfc3339, summarise
+from contract.gpunode import GPUNodeStatus
+
+#: Minimum of seconds between two samples, however often the checkpoint changes. See ``apart_s``.
+SAMPLES_APART_S = 0.5
+#: Share of one core that samples may take while pods arrive continuously.
+CORE_SHARE = 0.02
+
+
+class Sampler:
+    """Reads every probe, then every follower, which adds to the readings."""
+
+    def __init__(self, settings: Settings, devices: DeviceProbe) -> None:
+        self.devices = devices
+        self.probes: list[Probe] = [
+            devices,
+            KubeletProbe(settings.checkpoint, settings.pod_resources),
+            ConfigurationProbe(settings.proc, settings.checkpoint.parent),
+        ]
+        self.followers: list[Follower] = [devices, ProcessProbe(settings.proc)]
+        if settings.sharing_stated:
+            stated = ConfiguredSharing(settings.resource, settings.replicas, settings.sharing)
+            self.probes.append(stated)
+        self._last: GPUNodeStatus | None = None
+        try:
+            self._agent_version = version("headroom-gpu")
+        except PackageNotFoundError:
+            self._agent_version = "unknown"  # run from a checkout
+
+    def take(self) -> tuple[GPUNodeStatus, Sequence[Reading]]:
+        # Taken before the sample: a pod that was removed later may still be in it.
+        observed_at = datetime.now(UTC)
+        readings = [reading for probe in self.probes for reading in probe.read()]
+        for follower in self.followers:
+            readings += follower.follow(readings)
+        self._last = summarise(readings, observed_at, self._agent_version, before=self._last)
+        return self._last, readings
+
+
+def device_probe_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> DeviceProbe:
+    """Build the probe of the devices from the settings."""
+    gate = Gate()
+    return DeviceProbe(
+        NvmlProbe(gate, settings.driver_timeout_s, cgroup=own_cgroup()),
+        XidWatch(gate, settings.driver_timeout_s),
+        Exporter(settings.dcgm_url, settings.dcgm_interval_s, exporter_timeout_s)
+        if settings.dcgm_url
+        else None,
+        LimitsProbe(gate, settings.driver_timeout_s, settings.cgroups, ASK_EVERY_S),
+        StateFile(settings.state),
+        incarnation,
+        lambda: rfc3339(datetime.now(UTC)),
+    )
+
+
+def apart_s(cpu_s: float, interval_s: float) -> float:
+    """Return the minimum of seconds between two samples, the first of which took ``cpu_s``."""
+    return max(SAMPLES_APART_S, min(cpu_s / CORE_SHARE, interval_s))
+
+
+def next_due_s(due_s: float, now_s: float, interval_s: float, wanted_s: float) -> float:
+    """Return the time of the next sample, on the clock of ``due_s`` and ``now_s``.
+
+    ``wanted_s`` is the number of seconds after which a sample is needed earlier. Missed samples are
+    skipped. An early sample does not delay the following ones.
+    """
+    return min(max(due_s + interval_s, now_s), now_s + min(interval_s, wanted_s))

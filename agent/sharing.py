@@ -1,0 +1,285 @@
+"""Decides how each device is shared, from the replicas that the plugin registered. Pure.
+
+The kubelet has the healthy replicas of each resource, and those that containers hold. A replica is
+unhealthy if the plugin advertises its number for other devices but it is not among the healthy
+ones. Some replicas that containers hold may not be advertised any more: the resource was renamed,
+or has fewer replicas now. They do not count as allocated.
+
+The sources by priority are the agent's flags, the plugin's configuration, its answers to the
+kubelet, and the node's labels, which describe only one of several GPU models.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from agent.probes.readings import (
+    AnswerReading,
+    Degraded,
+    DeviceReading,
+    HoldingReading,
+    PluginReading,
+    RegisteredReading,
+    SharingReading,
+    TopologyReading,
+)
+from agent.probes.replica_ids import parse, resolve
+from contract.gpunode import MAX_REPLICAS, Device, Plugin, Replicas, Sharing
+
+_T = TypeVar("_T")
+Policy = Literal["distributed", "packed"]
+Pinning = Literal["honoured", "ignored", "unknown"]
+
+#: Sources of the plugin's configuration by priority.
+_BY_TRUST = ("plugin", "labels")
+#: Sources of the topology policy by priority: flags override files, and files the default.
+_TOPOLOGY_BY_TRUST = ("configz", "k3s", "kubelet", "k3s-default")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How one device is shared."""
+
+    sharing: Sharing = "none"
+    resource: str = ""
+    replicas: Replicas = field(default_factory=Replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class SharingReadings:
+    """All readings of one sample about sharing."""
+
+    flags: SharingReading | None = None
+    registered: Sequence[RegisteredReading] = ()
+    holdings: Sequence[HoldingReading] = ()
+    answers: Sequence[AnswerReading] = ()
+    plugins: Sequence[PluginReading] = ()
+    topologies: Sequence[TopologyReading] = ()
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Replicas of one resource."""
+
+    shared: bool = False
+    #: Replicas of each healthy device; 0 if unknown.
+    each: int = 0
+    #: Device -> replica ids.
+    healthy: dict[str, set[str]] = field(default_factory=dict)
+    held: dict[str, set[str]] = field(default_factory=dict)
+
+
+def shares(
+    devices: Sequence[DeviceReading], readings: SharingReadings, before: Mapping[str, Device]
+) -> tuple[dict[str, Share], list[Degraded]]:
+    """Return device -> how it is shared, and the contradictions between sources.
+
+    ``before`` are the devices as last reported. They are needed for a device whose only replica is
+    unhealthy, because no source lists that replica any more.
+    """
+    counts = _counts(devices, readings)
+    found: dict[str, Share] = {}
+    complaints: list[Degraded] = []
+    for device in devices:
+        if readings.flags is not None and device.kind == "gpu":
+            found[device.uuid] = _stated(device, readings.flags, counts)
+            continue
+        last = before.get(device.uuid)
+        resource = _resource(device, counts, last)
+        if resource:
+            found[device.uuid], more = _share(device, resource, counts[resource], readings, last)
+            complaints += more
+        elif readings.flags is not None:
+            why = "resource of MIG devices is not known"
+            complaints.append(Degraded(readings.flags.source, why))
+    return found, complaints + _contradictions(devices, readings, counts, found)
+
+
+def plugin(readings: SharingReadings) -> Plugin:
+    """Return the plugin's configuration, each part from the source with the highest priority."""
+    plugins = sorted(readings.plugins, key=lambda r: _BY_TRUST.index(r.source))
+    used: list[str] = [] if readings.flags is None else [readings.flags.source]
+
+    def first(of: Iterable[tuple[str, _T | None]]) -> _T | None:
+        for source, value in of:
+            if value is not None:
+                if source not in used:
+                    used.append(source)
+                return value
+        return None
+
+    policy: Policy | None = first([(r.source, r.allocation_policy) for r in plugins])
+    listed = [(r.source, r.device_list_strategy or None) for r in plugins]
+    answered = {
+        answer.strategies: answer.source for answer in readings.answers if answer.strategies
+    }
+    if len(answered) == 1:  # different answers: some are older than a configuration change
+        listed += [(source, tuple(sorted(shown))) for shown, source in answered.items()]
+    strategies = first(listed)
+    rejects = first((r.source, r.fail_requests_greater_than_one) for r in plugins)
+    seen = next((r for r in plugins if r.source == "plugin"), PluginReading(""))
+    by_trust = sorted(readings.topologies, key=lambda r: _TOPOLOGY_BY_TRUST.index(r.source))
+    topology = first((r.source, r.policy) for r in by_trust)
+    return Plugin(
+        allocation_policy=policy or "unknown",
+        device_list_strategy=",".join(strategies or ()),
+        topology_manager_policy=topology or "",
+        fail_requests_greater_than_one=rejects,
+        pinning=pinning(strategies or (), seen.toolkit_obeys_environment, seen.passes_device_specs),
+        source=",".join(used),
+    )
+
+
+def pinning(
+    strategies: Sequence[str],
+    toolkit_obeys_environment: bool | None,
+    passes_device_specs: bool = False,
+) -> Pinning:
+    """Return whether a pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees.
+
+    The container toolkit uses CDI annotations first, then volume mounts, then the variable, of
+    which the pod's own value overrides the plugin's. CDI devices that the runtime injects set it to
+    ``void``. So a pod can choose only if the plugin uses the variable alone, and the toolkit
+    honours it. If the plugin also passes device files, the pod sees the plugin's device too.
+    ``strategies`` are the plugin's device list strategies, empty if they are not known.
+    """
+    if not strategies:
+        return "unknown"
+    if "envvar" not in strategies:
+        return "ignored"
+    if len(set(strategies)) > 1:
+        return "unknown"  # which strategy takes effect depends on the runtime's mode
+    if toolkit_obeys_environment is None or (toolkit_obeys_environment and passes_device_specs):
+        return "unknown"
+    return "honoured" if toolkit_obeys_environment else "ignored"
+
+
+def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict[str, _Counts]:
+    """Return resource -> its replicas, for all resources with replicas of the node's devices."""
+    ids = {replica for reading in readings.registered for replica in reading.healthy}
+    ids |= {holding.replica for holding in readings.holdings}
+    device_of = resolve(ids, devices)
+    counts: dict[str, _Counts] = {}
+    for reading in readings.registered:
+        count = counts.setdefault(reading.resource, _Counts())
+        for replica in reading.healthy & device_of.keys():
+            count.healthy.setdefault(device_of[replica], set()).add(replica)
+    for holding in readings.holdings:
+        if holding.replica in device_of and holding.resource in counts:
+            held = counts[holding.resource].held
+            held.setdefault(device_of[holding.replica], set()).add(holding.replica)
+    for resource, count in counts.items():
+        # Replicas that containers hold may be from an earlier configuration. They count only while
+        # nothing is registered, because the plugin is restarting.
+        seen = count.healthy or count.held
+        numbers = [parse(replica).number for ids in seen.values() for replica in ids]
+        count.shared = any(number is not None for number in numbers)
+        most = max((number + 1 for number in numbers if number is not None), default=0)
+        stated = [(r.replicas or {}).get(resource, 0) for r in readings.plugins]
+        count.each = min(MAX_REPLICAS, max([most, *stated[:1]])) if count.shared else 1
+    return counts
+
+
+def _resource(device: DeviceReading, counts: Mapping[str, _Counts], last: Device | None) -> str:
+    """Return the resource under which the plugin advertises the device; empty if none."""
+
+    def weight(resource: str) -> tuple[int, int, bool, str]:
+        count = counts[resource]
+        return (
+            len(count.healthy.get(device.uuid, ())),
+            len(count.held.get(device.uuid, ())),
+            last is not None and last.resource == resource,
+            resource,
+        )
+
+    best = max(counts, key=weight, default="")
+    return best if best and any(weight(best)[:3]) else ""
+
+
+def _share(
+    device: DeviceReading,
+    resource: str,
+    count: _Counts,
+    readings: SharingReadings,
+    last: Device | None,
+) -> tuple[Share, list[Degraded]]:
+    healthy = count.healthy.get(device.uuid, set())
+    total = count.each
+    if not count.healthy and last is not None and last.resource == resource:
+        total = max(total, last.replicas.total)  # the plugin is down: keep the last number
+    allocated = len(healthy & count.held.get(device.uuid, set()))
+    replicas = Replicas(
+        free=len(healthy) - allocated,
+        allocated=allocated,
+        unhealthy=max(0, total - len(healthy)),
+    )
+    if not (count.shared or (last is not None and last.sharing != "none" and not count.healthy)):
+        return Share("none", resource, replicas), []
+    sharing = _kind(resource, readings)
+    if sharing is None and last is not None and last.sharing != "none":
+        sharing = last.sharing
+    if sharing is not None:
+        return Share(sharing, resource, replicas), []
+    why = "it is not known whether replicas use MPS or time-slicing: time-slicing is assumed"
+    return Share("time-slicing", resource, replicas), [Degraded("plugin", why)]
+
+
+def _kind(resource: str, readings: SharingReadings) -> Sharing | None:
+    """Return whether a shared resource uses MPS or time-slicing; None if unknown."""
+    by_source = {r.source: r.sharing for r in readings.plugins}
+    answers = {answer.mps for answer in readings.answers if answer.resource == resource}
+    if by_source.get("plugin") in ("mps", "time-slicing"):
+        return by_source["plugin"]
+    if len(answers) == 1:
+        return "mps" if answers.pop() else "time-slicing"
+    if by_source.get("labels") in ("mps", "time-slicing"):
+        return by_source["labels"]
+    return None
+
+
+def _stated(device: DeviceReading, flags: SharingReading, counts: Mapping[str, _Counts]) -> Share:
+    """Return the sharing set by the agent's flags, with the kubelet's allocated replicas."""
+    count = counts.get(flags.resource, _Counts())
+    allocated = min(flags.replicas, len(count.held.get(device.uuid, ())))
+    free = flags.replicas - allocated
+    return Share(flags.sharing, flags.resource, Replicas(free=free, allocated=allocated))
+
+
+def _contradictions(
+    devices: Sequence[DeviceReading],
+    readings: SharingReadings,
+    counts: Mapping[str, _Counts],
+    found: Mapping[str, Share],
+) -> list[Degraded]:
+    """Return the contradictions between sources."""
+    complaints: list[Degraded] = []
+    plugin_up = any(count.healthy for count in counts.values())
+    device_of = resolve({holding.replica for holding in readings.holdings}, devices)
+    for holding in readings.holdings:
+        source = holding.source.partition(",")[0]
+        ours = holding.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
+        if holding.replica not in device_of:
+            if ours:
+                why = f"a pod holds {holding.resource} of a device that the driver does not list"
+                complaints.append(Degraded(source, why))
+        elif plugin_up and not _advertised(
+            holding, found.get(device_of[holding.replica], Share()), counts
+        ):
+            why = f"a pod holds {holding.resource} that the plugin does not advertise any more"
+            complaints.append(Degraded(source, why))
+    labelled = {r.source: r.sharing for r in readings.plugins}
+    if len(labelled) == 2 and len(set(labelled.values())) == 2:
+        complaints.append(Degraded("labels", "sharing differs from the plugin's configuration"))
+    return complaints
+
+
+def _advertised(holding: HoldingReading, share: Share, counts: Mapping[str, _Counts]) -> bool:
+    """Return whether the plugin has such a replica, healthy or not."""
+    count = counts.get(holding.resource)
+    number = parse(holding.replica).number
+    return (
+        count is not None
+        and holding.resource == share.resource
+        and (number is not None) == count.shared
+        and (number or 0) < count.each
+    )

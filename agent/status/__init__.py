@@ -1,1 +1,0 @@
-"""Builds the GPUNode status from one sample, and writes it."""

@@ -1,0 +1,341 @@
+"""Builds the GPUNode status from one sample. Pure.
+
+    used = memory - free - reserved         (bytes, at least 0)
+
+If the driver does not report a figure, it is left out and the device is unhealthy, with the reason.
+Figures that contradict each other are reported unchanged, nothing is computed from them, and the
+device is unhealthy too.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from agent.attribution import attribute, container_limits
+from agent.probes.nvml import Memory
+from agent.probes.readings import (
+    ActivityReading,
+    AnswerReading,
+    Degraded,
+    DeviceReading,
+    DriverReading,
+    FactsReading,
+    HealthIssueReading,
+    HoldingReading,
+    LimitReading,
+    MirrorReading,
+    ObstacleReading,
+    PluginReading,
+    ProcessReading,
+    Reading,
+    RegisteredReading,
+    SharingReading,
+    SourceReading,
+    SteeredReading,
+    TopologyReading,
+)
+from agent.sharing import Share, SharingReadings, plugin, shares
+from contract.gpunode import (
+    MAX_DEVICE_BYTES,
+    MAX_UNATTRIBUTED_PROCESSES,
+    Condition,
+    Device,
+    GPUNodeStatus,
+    SmActivity,
+    Source,
+    Summary,
+)
+
+_R = TypeVar("_R")
+#: Type of reading -> readings of that type.
+_ByKind = dict[type, list[Any]]
+
+_ABSENT = -1
+
+# Limits of the CRD.
+MAX_PODS = 4096
+MAX_SOURCES = 32
+MAX_MESSAGE = 1024
+
+#: Time constant in seconds of the exponential smoothing of SM activity.
+SMOOTHED_OVER_S = 60.0
+
+
+def summarise(
+    readings: Iterable[Reading],
+    observed_at: datetime,
+    agent_version: str = "",
+    before: GPUNodeStatus | None = None,
+) -> GPUNodeStatus:
+    """Build the status of the GPUNode from one sample.
+
+    ``observed_at`` (with a time zone) is when the sample began; pods that ended later may still be
+    in it. ``before`` is the previous status. From it come the transition times of unchanged
+    conditions, the start of health issues and smoothed SM activity.
+    """
+    of = _by_kind(readings)
+    now = rfc3339(observed_at)
+    driver = _last(of, DriverReading) or DriverReading("", why_not="no probe read the driver")
+    found = {reading.uuid: reading for reading in _all(of, DeviceReading)}
+    ordered = sorted(found.values(), key=lambda d: (d.index, d.gpu_instance or 0, d.uuid))
+    last = {device.uuid: device for device in before.devices} if before is not None else {}
+    sharing_readings = SharingReadings(
+        _last(of, SharingReading),
+        _all(of, RegisteredReading),
+        _all(of, HoldingReading),
+        _all(of, AnswerReading),
+        _all(of, PluginReading),
+        _all(of, TopologyReading),
+    )
+    shared, contradictions = shares(ordered, sharing_readings, last)
+    amounts = {read.uuid: _amounts(read.memory) for read in ordered}
+    # The process probe reads either all processes or none.
+    processes = {process.pid: process for process in _all(of, ProcessReading)}
+    seen = any(r.source == "proc" and r.state == "ok" for r in _all(of, SourceReading))
+    attributed = attribute(
+        ordered,
+        {uuid: each.used_bytes for uuid, each in amounts.items() if each.used_bytes >= 0},
+        sharing_readings.holdings,
+        processes if processes or seen else None,
+        _all(of, MirrorReading),
+    )
+    facts = {r.uuid: r for r in _all(of, FactsReading)}
+    activity = {r.uuid: r for r in _all(of, ActivityReading)}
+    health_issues = {r.uuid: r for r in _all(of, HealthIssueReading)}
+    elapsed_s = 0.0 if before is None else _elapsed_s(before, observed_at)
+    devices = [
+        _device(
+            read,
+            amounts[read.uuid],
+            shared.get(read.uuid, Share()),
+            attributed.unattributed.get(read.uuid),
+            facts.get(read.uuid, FactsReading("", read.uuid)),
+            _smoothed(activity.get(read.uuid), last.get(read.uuid), elapsed_s),
+            activity.get(read.uuid, ActivityReading("", read.uuid)),
+            _health(read, amounts[read.uuid], health_issues.get(read.uuid), last, now),
+        )
+        for read in ordered
+    ]
+    limits = container_limits(
+        ordered, sharing_readings.holdings, _all(of, MirrorReading), _all(of, LimitReading)
+    )
+    complaints = [*_all(of, Degraded), *contradictions, *attributed.complaints]
+    for read in ordered:
+        if read.memory is not None and read.memory.reserved_bytes is None:
+            what = "driver does not report its reserve, which counts as 0"
+            complaints.append(Degraded(read.source, what))
+    sources = _sources(driver, _all(of, SourceReading), complaints)
+    return GPUNodeStatus(
+        observed_at=now,
+        devices=devices,
+        pods=attributed.pods[:MAX_PODS],
+        limits=limits[:MAX_PODS],
+        unattributed_processes=attributed.outside_pods[:MAX_UNATTRIBUTED_PROCESSES],
+        plugin=msgspec.structs.replace(
+            plugin(sharing_readings),
+            steered=sorted(r.resource for r in _all(of, SteeredReading)),
+            steering_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
+        ),
+        sources=sources,
+        summary=_summary(devices),
+        conditions=_conditions(driver, sources, now, before),
+        agent_version=agent_version,
+        driver_version=driver.version,
+        cuda_version=driver.cuda_version,
+    )
+
+
+def rfc3339(moment: datetime) -> str:
+    """Return ``moment`` in UTC with microseconds, the format of Kubernetes' MicroTime."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Amounts:
+    """Memory of one device in bytes, each -1 if absent; ``fault`` names a contradiction."""
+
+    memory_bytes: int = _ABSENT
+    reserved_bytes: int = _ABSENT
+    used_bytes: int = _ABSENT
+    fault: str = ""
+
+
+def _amounts(memory: Memory | None) -> _Amounts:
+    if memory is None:
+        return _Amounts(fault="no memory figures")
+    total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
+    reserved_bytes = memory.reserved_bytes or 0
+    wrong = ""
+    # The texts contain no figures: every sample would change them and cause a write.
+    if not 0 < total_bytes <= MAX_DEVICE_BYTES:
+        wrong = "driver reports an impossible amount of memory"
+    elif not 0 <= free_bytes <= total_bytes:
+        wrong = "driver reports more memory free than there is"
+    elif not 0 <= reserved_bytes <= total_bytes:
+        wrong = "driver reports more memory reserved than there is"
+    if wrong:
+        return _Amounts(_wire_bytes(total_bytes), _wire_bytes(reserved_bytes), fault=wrong)
+    # Free and reserved memory may be read by two calls, so the difference can be negative.
+    used_bytes = max(0, total_bytes - free_bytes - reserved_bytes)
+    return _Amounts(total_bytes, reserved_bytes, used_bytes)
+
+
+def _health(
+    read: DeviceReading,
+    amounts: _Amounts,
+    issue: HealthIssueReading | None,
+    last: Mapping[str, Device],
+    now: str,
+) -> tuple[str, str]:
+    """Return why the device is unhealthy, and since when; both are empty if it is healthy."""
+    reasons = [*issue.reason.split("; ")] if issue is not None else []
+    reason = "; ".join(filter(None, dict.fromkeys([*reasons, read.fault or amounts.fault])))
+    if not reason:
+        return "", ""
+    if issue is not None:
+        return reason, issue.since
+    was = last.get(read.uuid)
+    return reason, (was.unhealthy_since if was is not None else "") or now
+
+
+def _device(
+    read: DeviceReading,
+    amounts: _Amounts,
+    share: Share,
+    unattributed_bytes: int | None,
+    facts: FactsReading,
+    sm_activity: SmActivity | None,
+    activity: ActivityReading,
+    health: tuple[str, str],
+) -> Device:
+    return Device(
+        uuid=read.uuid,
+        index=read.index,
+        model=read.model,
+        kind=read.kind,
+        parent=read.parent,
+        gpu_instance=read.gpu_instance,
+        numa_node=facts.numa_node,
+        memory_bytes=amounts.memory_bytes,
+        reserved_bytes=amounts.reserved_bytes,
+        used_bytes=amounts.used_bytes,
+        unattributed_bytes=unattributed_bytes,
+        sm_activity=sm_activity,
+        sm_occupancy_ratio=activity.occupancy_ratio,
+        utilization_ratio=activity.utilization_ratio,
+        sharing=share.sharing,
+        resource=share.resource,
+        replicas=share.replicas,
+        healthy=not health[0],
+        health_reason=health[0],
+        unhealthy_since=health[1],
+        pci_bus_id=facts.pci_bus_id,
+        architecture=facts.architecture,
+        compute_mode=facts.compute_mode,
+    )
+
+
+def _smoothed(
+    activity: ActivityReading | None, last: Device | None, elapsed_s: float
+) -> SmActivity | None:
+    """Return SM activity with an exponential average of one source's values.
+
+    A sample's weight falls to 1/e in a minute, independent of the sampling interval.
+    """
+    if activity is None or activity.sm_ratio is None:
+        return None
+    now = SmActivity(ratio=activity.sm_ratio, source=activity.source)
+    was = None if last is None else last.sm_activity
+    if was is None or now.source != was.source:
+        return now
+    old_ratio = was.ratio if was.smoothed_ratio is None else was.smoothed_ratio
+    smoothed = now.ratio + (old_ratio - now.ratio) * math.exp(-elapsed_s / SMOOTHED_OVER_S)
+    return msgspec.structs.replace(now, smoothed_ratio=min(1.0, max(0.0, smoothed)))
+
+
+def _elapsed_s(before: GPUNodeStatus, observed_at: datetime) -> float:
+    then = datetime.fromisoformat(before.observed_at)
+    return max(0.0, (observed_at - then).total_seconds())
+
+
+def _wire_bytes(figure: int) -> int:
+    """Return ``figure``; absent if the API server could not store it as int64."""
+    return figure if 0 <= figure < 1 << 63 else _ABSENT
+
+
+def _summary(devices: list[Device]) -> Summary:
+    # Compute instances of one GPU instance share its memory, which is counted once.
+    memory = {
+        (d.parent, d.gpu_instance) if d.kind == "mig" else (d.uuid, None): d.memory_bytes
+        for d in devices
+        if 0 < d.memory_bytes <= MAX_DEVICE_BYTES
+    }
+    return Summary(
+        devices=len(devices),
+        memory=f"{sum(memory.values()) >> 20}Mi",
+        sharing=",".join(sorted({d.sharing for d in devices})),
+    )
+
+
+def _sources(
+    driver: DriverReading, readings: list[SourceReading], complaints: list[Degraded]
+) -> list[Source]:
+    """Return one row for each source, with all messages about it. A complaint degrades it."""
+    rows: dict[str, SourceReading] = {}
+    if driver.source:
+        state: Literal["ok", "absent"] = "absent" if driver.why_not else "ok"
+        rows[driver.source] = SourceReading(driver.source, state, driver.why_not)
+    rows |= {reading.source: reading for reading in readings}
+    messages: dict[str, dict[str, None]] = {
+        source: {reading.message: None} for source, reading in rows.items() if reading.message
+    }
+    for complaint in complaints:
+        messages.setdefault(complaint.source, {})[complaint.what] = None
+        row = rows.get(complaint.source, SourceReading(complaint.source))
+        if row.state == "ok":
+            rows[complaint.source] = SourceReading(complaint.source, "degraded")
+    return [
+        Source(
+            name=source,
+            state=rows[source].state,
+            message="; ".join(sorted(messages.get(source, {})))[:MAX_MESSAGE],
+        )
+        for source in sorted(rows)
+    ][:MAX_SOURCES]
+
+
+def _conditions(
+    driver: DriverReading, sources: list[Source], now: str, before: GPUNodeStatus | None
+) -> list[Condition]:
+    old = {c.type: c for c in before.conditions} if before is not None else {}
+    # An absent source may not exist on this node, so it is in its row but not in the condition.
+    missing = {f"{row.name}: {row.message}" for row in sources if row.state == "degraded"}
+    lacks = "; ".join(sorted(missing))[:MAX_MESSAGE]
+    found: list[Condition] = []
+    for kind, wrong, good_reason, bad_reason in (
+        ("DriverReady", driver.why_not, "Loaded", "NoDriver"),
+        ("Complete", lacks, "Complete", "Degraded"),
+    ):
+        status, was = "False" if wrong else "True", old.get(kind)
+        since = was.last_transition_time if was is not None and was.status == status else now
+        found.append(Condition(kind, status, bad_reason if wrong else good_reason, wrong, since))
+    return found
+
+
+def _by_kind(readings: Iterable[Reading]) -> _ByKind:
+    found: _ByKind = {}
+    for reading in readings:
+        found.setdefault(type(reading), []).append(reading)
+    return found
+
+
+def _all(of: _ByKind, kind: type[_R]) -> list[_R]:
+    return [*of.get(kind, ())]
+
+
+def _last(of: _ByKind, kind: type[_R]) -> _R | None:
+    return next(reversed(of.get(kind, ())), None)

@@ -1,0 +1,237 @@
+"""Decides when to write a status or a heartbeat, and repeats failed writes.
+
+There is no queue. Each time the writer compares the last *accepted* status with the newest one. So
+a failed write cannot lose the newest status or send an old one after it.
+
+A heartbeat confirms the written status. It names the last accepted status and the time of the
+newest sample. It is sent only if that sample shows nothing new except SM activity. If status writes
+fail while the Lease can be renewed, the node must become stale, and not look alive with old
+figures.
+
+A status is written at most once a second, and for SM activity alone at most once a minute.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+import msgspec
+import structlog
+
+from agent.kube_publisher import Held, KubernetesPublisher, NotDelivered, NotThereYet
+from contract.gpunode import GPUNodeStatus, SmActivity
+from contract.heartbeat import Confirmation
+
+_log = structlog.get_logger()
+
+FIRST_BACK_OFF_S = 1.0
+LONGEST_BACK_OFF_S = 30.0
+
+#: Growth of used memory is written if it is at least this much, or 1 % of the device, and at most
+#: this often.
+GROWN_BYTES = 64 << 20
+GROWN_EVERY_S = 5.0
+#: Any amount of freed memory is written, at most this often, because pods may wait for it.
+FREED_EVERY_S = 1.0
+#: A change of SM activity alone is written if it is at least this much, and at most this often.
+SM_MOVED_RATIO = 0.1
+SM_EVERY_S = 60.0
+
+_ABSENT = -1
+
+
+class StatusWriter:
+    """Passes each new status to the publisher when it is due. ``deliver`` never raises."""
+
+    def __init__(
+        self,
+        publisher: KubernetesPublisher,
+        heartbeat_s: float,
+        monotonic: Callable[[], float],
+        now: Callable[[], datetime],
+        chance: random.Random,
+    ) -> None:
+        self._publisher = publisher
+        self._heartbeat_s = heartbeat_s
+        self._monotonic = monotonic
+        self._now = now
+        self._chance = chance
+        #: The last accepted status, the version of the GPUNode that has it, and when it was
+        #: written. The status is None if it is not known what the API server has.
+        self._written: GPUNodeStatus | None = None
+        self._held = Held()
+        self._written_at_s = 0.0
+        self._beat_at_s: float | None = None
+        #: The Lease's resourceVersion, and when the API server returned it.
+        self._lease = ""
+        self._lease_at_s = 0.0
+        self._failures = 0
+        self._not_before_s = 0.0
+        #: (report or heartbeat, accepted or failed) -> number of writes.
+        self.writes = Counter[tuple[str, str]]()
+
+    def deliver(self, status: GPUNodeStatus, sampled_at_s: float) -> float:
+        """Write status and heartbeat if due. ``sampled_at_s`` is the monotonic start of the sample.
+
+        Return the seconds until a new sample is needed because a write was postponed or has failed;
+        infinity if none is needed.
+        """
+        at_s = self._monotonic()
+        if self._failures and at_s < self._not_before_s:
+            return self._not_before_s - at_s
+        try:
+            self._deliver(status, sampled_at_s, at_s)
+        except NotDelivered as err:
+            self._failures += 1
+            wait_s = max(self._back_off_s(), err.retry_after_s)
+            self._not_before_s = self._monotonic() + wait_s
+            event = "gpunode_awaited" if isinstance(err, NotThereYet) else "report_not_delivered"
+            _log.warning(event, reason=str(err), failures=self._failures, retry_s=round(wait_s, 1))
+            return wait_s
+        self._failures = 0
+        return self._held_back_s(status, at_s - self._written_at_s)
+
+    def _deliver(self, status: GPUNodeStatus, sampled_at_s: float, at_s: float) -> None:
+        beat = self._beat_at_s is None or at_s - self._beat_at_s >= self._heartbeat_s
+        if beat and self._written is not None and not self._still_holds(self._written):
+            self._written = None
+        since_s = at_s - self._written_at_s
+        if self._written is None or (
+            since_s >= FREED_EVERY_S and worth_writing(self._written, status, since_s)
+        ):
+            self._report(status, at_s)
+        if beat and self._held_back_s(status, 0.0) == math.inf:
+            self._beat(status, sampled_at_s, at_s)
+
+    def _still_holds(self, written: GPUNodeStatus) -> bool:
+        """Return whether the API server still has the last written status.
+
+        It does not if the GPUNode was recreated, if another client wrote its status, or if an older
+        write of this agent arrived late.
+        """
+        held = self._publisher.held()
+        if held == self._held:
+            return True
+        if held.uid != self._held.uid:
+            return False
+        held, observed_at = self._publisher.reported()  # usually only the reservations changed
+        if held.uid != self._held.uid or observed_at != written.observed_at:
+            return False
+        self._held = held
+        return True
+
+    def _report(self, status: GPUNodeStatus, at_s: float) -> None:
+        # A write without an answer may have been accepted, so until there is an answer no heartbeat
+        # may confirm the previous status.
+        self._written = None
+        with self._counted("report"):
+            self._held = self._publisher.report(status)
+        self._written, self._written_at_s = status, at_s
+        _log.info("report_written", devices=len(status.devices), observed_at=status.observed_at)
+
+    def _beat(self, status: GPUNodeStatus, sampled_at_s: float, at_s: float) -> None:
+        assert self._written is not None
+        vouch = Confirmation(
+            sampled_at=status.observed_at,
+            gpunode=self._held.uid,
+            observed_at=self._written.observed_at,
+            after=self._lease if self._lease_at_s <= sampled_at_s else "",
+        )
+        with self._counted("heartbeat"):
+            self._lease = self._publisher.heartbeat(self._now(), vouch)
+        self._lease_at_s = self._monotonic()
+        self._beat_at_s = at_s
+
+    @contextmanager
+    def _counted(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except NotDelivered:
+            self.writes[what, "failed"] += 1
+            raise
+        self.writes[what, "accepted"] += 1
+
+    def _held_back_s(self, status: GPUNodeStatus, since_s: float) -> float:
+        """Return the seconds until the changes of the newest status may be written; infinity if
+        there are none. Changes of SM activity alone do not count."""
+        for gap_s in (FREED_EVERY_S, GROWN_EVERY_S):
+            if worth_writing(self._written, status, gap_s):
+                return max(0.0, gap_s - since_s)
+        return math.inf
+
+    def _back_off_s(self) -> float:
+        """Return a delay that doubles up to the maximum. Half of it is random, so that 5,000 agents
+        do not retry together."""
+        longest_s = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** min(self._failures - 1, 10))
+        return longest_s * self._chance.uniform(0.5, 1.0)
+
+
+def worth_writing(
+    before: GPUNodeStatus | None, after: GPUNodeStatus, since_last_write_s: float
+) -> bool:
+    """Return whether ``after`` differs enough from ``before`` to be written.
+
+    ``before`` is the last written status (None: none yet), not the last sample. So slow growth adds
+    up, and a failed write stays due.
+    """
+    if before is None or _structure(before) != _structure(after):
+        return True
+    figures = list(zip(_figures(before), _figures(after), strict=True))
+    if since_last_write_s >= FREED_EVERY_S and any(new < old for (old, _), (new, _) in figures):
+        return True
+    if since_last_write_s >= GROWN_EVERY_S and any(
+        new - old >= GROWN_BYTES or (new > old and (new - old) * 100 >= memory)
+        for (old, _), (new, memory) in figures
+    ):
+        return True
+    return since_last_write_s >= SM_EVERY_S and any(
+        _sm_moved(old.sm_activity, new.sm_activity)
+        for old, new in zip(before.devices, after.devices, strict=True)
+    )
+
+
+def _structure(status: GPUNodeStatus) -> object:
+    """Return the parts whose change is written at once: all but varying figures and times."""
+    devices = [
+        msgspec.structs.replace(
+            device,
+            used_bytes=_presence(device.used_bytes),
+            unattributed_bytes=_presence(device.unattributed_bytes),
+            sm_activity=None,
+            sm_occupancy_ratio=None,
+            utilization_ratio=None,
+        )
+        for device in status.devices
+    ]
+    pods = [
+        msgspec.structs.replace(pod, used_bytes=_presence(pod.used_bytes)) for pod in status.pods
+    ]
+    limits = [msgspec.structs.replace(limit, used_bytes=0) for limit in status.limits]
+    conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
+    versions = (status.agent_version, status.driver_version, status.cuda_version)
+    plugin, sources, summary = status.plugin, status.sources, status.summary
+    return devices, pods, limits, conditions, plugin, sources, summary, versions
+
+
+def _presence(figure: int | None) -> int:
+    return _ABSENT if figure is None or figure < 0 else 0
+
+
+def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
+    """Return (bytes, memory of the device) in an order that depends only on the structure."""
+    memory = {device.uuid: device.memory_bytes for device in status.devices}
+    return [
+        *((device.used_bytes, device.memory_bytes) for device in status.devices),
+        *((device.unattributed_bytes or 0, device.memory_bytes) for device in status.devices),
+        *((pod.used_bytes or 0, memory.get(pod.device, 0)) for pod in status.pods),
+    ]
+
+
+def _sm_moved(old: SmActivity | None, new: SmActivity | None) -> bool:
+    if old is None or new is None or old.source != new.source:
+        return old != new
+    # Tenths are not exact in binary: 0.3 - 0.2 is a little less than 0.1.
+    return round(abs(new.ratio - old.ratio), 6) >= SM_MOVED_RATIO

@@ -1,0 +1,341 @@
+"""Which replicas a container gets on a steered node, whoever it belongs to."""
+
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.gate_decision import Limits
+from agent.probes.checkpoint import Entry
+from agent.steering.choice import Choice, NoRoom, choose
+from agent.steering.messages import (
+    ContainerRequest,
+    allocated,
+    container_requests,
+    preferred,
+    registration,
+)
+from contract.gpunode import (
+    Charge,
+    Device,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Plugin,
+    PodUse,
+    Replicas,
+    Reservation,
+)
+
+RESOURCE = "nvidia.com/gpu"
+GIB = 1 << 30
+NO_LIMITS = Limits(reserve_bytes=0, tolerance_bytes=0)
+
+
+def gpu(name: str, gib: int = 24, **changes: Any) -> Device:
+    fields = {
+        "uuid": name,
+        "memory_bytes": gib * GIB,
+        "reserved_bytes": 0,
+        "used_bytes": 0,
+        "unattributed_bytes": 0,
+        "sharing": "time-slicing",
+        "resource": RESOURCE,
+        "replicas": Replicas(free=4),
+    }
+    return Device(**(fields | changes))
+
+
+def reservation(gib: int, choice: str = "", count: int = 1) -> Reservation:
+    candidates = {choice or "GPU-0": gib * GIB}
+    return Reservation("default", "p", [Charge(RESOURCE, count, candidates, choice=choice)])
+
+
+def free(*replicas: str) -> ContainerRequest:
+    return ContainerRequest(replicas, (), 1)
+
+
+def held(uid: str, replica: str) -> Entry:
+    return Entry(uid, "main", RESOURCE, (replica,))
+
+
+BOTH = free("GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1")
+
+
+def answer(
+    wish: ContainerRequest,
+    reservations: dict[str, Reservation],
+    entries: tuple[Entry, ...] = (),
+    devices: tuple[Device, ...] = (gpu("GPU-0"), gpu("GPU-1")),
+    pods: tuple[PodUse, ...] = (),
+) -> Choice | NoRoom:
+    sample = GPUNodeStatus(devices=list(devices), pods=list(pods))
+    return choose(wish, RESOURCE, GPUNodeSpec(True, reservations), sample, entries, NO_LIMITS)
+
+
+def chosen(*args: Any, **kwargs: Any) -> str:
+    found = answer(*args, **kwargs)
+    assert isinstance(found, Choice)
+    return found.device
+
+
+def test_a_pod_that_had_a_device_and_has_none_is_not_on_its_way() -> None:
+    """Its reservation may stay for a moment; another pod was promised another device since."""
+    spec = GPUNodeSpec(True, {"old": reservation(8, "GPU-0"), "new": reservation(8, "GPU-1")})
+    sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
+
+    def device(*arrived: str) -> Choice | NoRoom:
+        return choose(BOTH, RESOURCE, spec, sample, (), NO_LIMITS, arrived_before={*arrived})
+
+    ambiguous, certain = device(), device("old", "of another node")
+    assert isinstance(ambiguous, Choice)
+    assert ambiguous.reserved == ""
+    assert isinstance(certain, Choice)
+    assert (certain.reserved, certain.device) == ("GPU-1", "GPU-1")
+    # While it still holds a replica it is there, and not on its way either.
+    holding = choose(
+        BOTH, RESOURCE, spec, sample, (held("old", "GPU-0::9"),), NO_LIMITS, arrived_before={"old"}
+    )
+    assert isinstance(holding, Choice)
+    assert holding.device == "GPU-1"
+
+
+def test_the_promised_device_is_taken_while_it_has_room() -> None:
+    assert chosen(BOTH, {"p": reservation(8, "GPU-1")}) == "GPU-1"
+    assert chosen(BOTH, {"p": reservation(8, "GPU-0")}) == "GPU-0"
+
+
+def test_all_that_are_on_their_way_to_one_device_go_there() -> None:
+    reservations = {
+        "p": reservation(8, "GPU-1"),
+        "q": reservation(12, "GPU-1"),
+        "r": reservation(4, "GPU-1"),
+    }
+    assert chosen(BOTH, reservations) == "GPU-1"
+    assert chosen(BOTH, reservations, (held("q", "GPU-1::2"),)) == "GPU-1"
+
+
+def test_whoever_has_arrived_is_not_waited_for() -> None:
+    reservations = {"old": reservation(8, "GPU-0"), "p": reservation(8, "GPU-1")}
+    assert chosen(BOTH, reservations, (held("old", "GPU-0::2"),)) == "GPU-1"
+
+
+def test_whoever_has_let_go_is_not_waited_for_though_it_has_its_promise_still() -> None:
+    """It was promised another device than those that are on their way, or none by name."""
+    reservations = {
+        "ended": reservation(16),
+        "p": reservation(12, "GPU-1"),
+        "q": reservation(12, "GPU-1"),
+    }
+    pods = (PodUse(uid="ended", device="GPU-0", replica="GPU-0::0"),)
+    assert chosen(BOTH, reservations, (held("ended", "GPU-0::0"),), pods=pods) == "GPU-1"
+    assert chosen(BOTH, reservations) == "GPU-0"  # it may come yet
+
+
+def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_it() -> None:
+    row = PodUse("gone", "GPU-1", replica="GPU-1::0", used_bytes=20 * GIB)
+    reservations = {"gone": reservation(20, "GPU-1"), "p": reservation(20, "GPU-1")}
+    assert chosen(BOTH, reservations, (held("gone", "GPU-1::0"),), pods=(row,)) == "GPU-1"
+
+
+@pytest.mark.parametrize(
+    ("devices", "entries", "wish"),
+    [
+        pytest.param((gpu("GPU-0"), gpu("GPU-1", healthy=False)), (), BOTH, id="it is unhealthy"),
+        pytest.param(
+            (gpu("GPU-0"), gpu("GPU-1", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)),
+            (),
+            BOTH,
+            id="somebody outside of all pods uses it",
+        ),
+        pytest.param(
+            (gpu("GPU-0"), gpu("GPU-1", 12)),
+            (held("stranger", "GPU-1::2"), held("another", "GPU-1::3")),
+            BOTH,
+            id="strangers sit there, each charged what a replica is worth",
+        ),
+        pytest.param(
+            (gpu("GPU-0"), gpu("GPU-1")), (), free("GPU-0::1"), id="the kubelet does not offer it"
+        ),
+    ],
+)
+def test_another_device_is_taken_where(
+    devices: tuple[Device, ...], entries: tuple[Entry, ...], wish: ContainerRequest
+) -> None:
+    assert chosen(wish, {"p": reservation(8, "GPU-1")}, entries, devices) == "GPU-0"
+
+
+def test_mig_devices_of_one_memory_are_full_together() -> None:
+    parts = tuple(
+        gpu(f"MIG-{i}", kind="mig", parent="GPU-0", gpu_instance=instance)
+        for i, instance in enumerate((1, 1, 2))
+    )
+    wish = free("MIG-0::1", "MIG-1::0", "MIG-2::0")
+    reservations = {"there": reservation(20, "MIG-0"), "p": reservation(8, "MIG-1")}
+    assert chosen(wish, reservations, (held("there", "MIG-0::0"),), parts) == "MIG-2"
+
+
+def test_it_is_refused_where_the_largest_on_its_way_has_room_nowhere() -> None:
+    reservations = {"small": reservation(2, "GPU-1"), "large": reservation(16, "GPU-1")}
+    full = tuple(gpu(f"GPU-{i}", unattributed_bytes=10 * GIB, used_bytes=10 * GIB) for i in (0, 1))
+    assert answer(BOTH, reservations, devices=full) == NoRoom(16 * GIB)
+
+
+def test_whoever_was_bound_by_somebody_else_is_not_refused_and_refuses_nobody() -> None:
+    huge = msgspec.structs.replace(reservation(40), flags=["adopted"])
+    half = gpu("GPU-0", unattributed_bytes=12 * GIB, used_bytes=12 * GIB)
+    devices = (half, gpu("GPU-1"))
+    assert chosen(BOTH, {"s": huge}, devices=devices) == "GPU-1"
+    assert chosen(BOTH, {"s": huge, "p": reservation(8, "GPU-0")}, devices=devices) == "GPU-0"
+    assert answer(BOTH, {"s": huge, "p": reservation(30, "GPU-0")}) == NoRoom(30 * GIB)
+
+
+def test_a_promise_without_a_choice_is_refused_too_where_it_has_room_nowhere() -> None:
+    assert answer(BOTH, {"p": reservation(30)}) == NoRoom(30 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fuller", "device"),
+    [
+        ("distributed", "GPU-0", "GPU-1"),
+        ("packed", "GPU-1", "GPU-0"),
+        ("unknown", "GPU-0", "GPU-0"),
+        ("unknown", "GPU-1", "GPU-1"),
+    ],
+)
+def test_whoever_was_promised_no_device_gets_the_one_that_the_plugin_would_give(
+    policy: Literal["distributed", "packed", "unknown"], fuller: str, device: str
+) -> None:
+    """Others were promised since what is left in that order. GPU-0 has a replica less."""
+    used = {"used_bytes": 18 * GIB, "unattributed_bytes": 18 * GIB}
+    devices = [gpu(name, **(used if name == fuller else {})) for name in ("GPU-0", "GPU-1")]
+    sample = GPUNodeStatus(
+        devices=devices,
+        pods=[PodUse("s", "GPU-0", replica="GPU-0::0")],
+        plugin=Plugin(allocation_policy=policy),
+    )
+    wish = free("GPU-0::1", *(f"GPU-1::{number}" for number in range(4)))
+
+    def given(waiting: Reservation) -> str:
+        spec = GPUNodeSpec(True, {"s": reservation(2, "GPU-0"), "p": waiting})
+        found = choose(wish, RESOURCE, spec, sample, (held("s", "GPU-0::0"),), NO_LIMITS)
+        assert isinstance(found, Choice)
+        return found.device
+
+    assert given(reservation(4)) == device
+    # What has a name is that one, and where it has no room no order is of use.
+    assert {given(reservation(4, name)) for name in ("GPU-0", "GPU-1")} == {"GPU-0", "GPU-1"}
+    assert given(reservation(12)) != fuller
+
+
+def test_of_several_that_were_promised_different_devices_each_gets_room_for_the_largest() -> None:
+    # Not what the extender promises; what is left of a time when nobody steered.
+    reservations = {"p": reservation(20, "GPU-1"), "q": reservation(2)}
+    assert chosen(BOTH, reservations, (held("other", "GPU-0::3"),)) == "GPU-1"
+
+
+def test_while_nothing_is_said_to_be_steered_only_those_promised_before_get_their_device() -> None:
+    sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
+
+    def unsaid(reservations: dict[str, Reservation]) -> Choice | NoRoom:
+        spec = GPUNodeSpec(True, reservations)
+        return choose(BOTH, RESOURCE, spec, sample, (), NO_LIMITS, steered=False)
+
+    assert unsaid({}) == Choice(())
+    assert unsaid({"p": reservation(8)}) == Choice(())
+    found = unsaid({"p": reservation(8, "GPU-1")})
+    assert isinstance(found, Choice)
+    assert found.device == "GPU-1"
+
+
+def test_a_stranger_comes_where_most_is_left_and_is_never_refused() -> None:
+    full = gpu("GPU-0", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)
+    assert chosen(BOTH, {}, devices=(full, gpu("GPU-1"))) == "GPU-1"
+    assert chosen(free("GPU-0::0"), {}, devices=(full, gpu("GPU-1"))) == "GPU-0"
+
+
+def test_all_replicas_of_a_container_are_of_one_device_with_those_that_it_has() -> None:
+    wish = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-1::1", "GPU-1::2"), ("GPU-1::2",), 2)
+    found = answer(wish, {"p": reservation(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
+    assert isinstance(found, Choice)
+    assert set(found.replicas) == {"GPU-1::2", "GPU-1::0"}
+    # All that it was promised is on the device already, half of it used.
+    whole = {"p": reservation(24, "GPU-1", count=2)}
+    assert chosen(BOTH, whole, (held("p", "GPU-1::2"),)) == "GPU-1"
+    too_many = ContainerRequest(("GPU-0::0", "GPU-1::0"), (), 2)
+    assert answer(too_many, {"p": reservation(8, "GPU-1", count=2)}) == NoRoom(8 * GIB)
+    # Promised when the plugin could take one of each: it may.
+    assert answer(too_many, {"p": reservation(8, count=2)}) == Choice(())
+
+
+SIZES = st.integers(1, 24)
+
+
+@given(
+    sizes=st.lists(SIZES, min_size=1, max_size=6),
+    strangers=st.lists(st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]), max_size=6),
+    order=st.randoms(use_true_random=False),
+    wanted=st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
+)
+def test_in_no_order_is_a_device_promised_more_than_it_has(
+    sizes: list[int], strangers: list[str], order: Any, wanted: str
+) -> None:
+    """Whatever the extender promised, however wrong that is by now, and whoever is asked for."""
+    devices = tuple(gpu(f"GPU-{i}", replicas=Replicas(free=8)) for i in range(3))
+    left = {device.uuid: [f"{device.uuid}::{n}" for n in range(8)] for device in devices}
+    entries = [held(f"s{n}", left[uuid].pop()) for n, uuid in enumerate(strangers)]
+    taken = {uuid: strangers.count(uuid) * 3 for uuid in left}  # a replica is worth 3 GiB
+    reservations = {f"p{n}": reservation(gib, wanted) for n, gib in enumerate(sizes)}
+    arriving = [*reservations]
+    order.shuffle(arriving)
+    for uid in arriving:
+        found = answer(
+            free(*(r for some in left.values() for r in some)),
+            reservations,
+            tuple(entries),
+            devices,
+        )
+        if isinstance(found, NoRoom):
+            del reservations[uid]  # its pod has failed
+            continue
+        (replica,) = found.replicas
+        left[found.device].remove(replica)
+        entries.append(held(uid, replica))
+        taken[found.device] += sizes[int(uid[1:])]
+    assert all(gib <= 24 or gib == strangers.count(uuid) * 3 for uuid, gib in taken.items())
+
+
+def test_messages_are_those_of_the_device_plugin_api() -> None:
+    import grpc
+
+    api, _ = grpc.protos_and_services("tests/kubelet/deviceplugin.proto")
+    request = api.PreferredAllocationRequest(
+        container_requests=[
+            {
+                "available_deviceIDs": ["a::0", "b::0"],
+                "must_include_deviceIDs": ["a::0"],
+                "allocation_size": 300,
+            }
+        ]
+    )
+    assert container_requests(request.SerializeToString()) == [
+        ContainerRequest(("a::0", "b::0"), ("a::0",), 300)
+    ]
+    response = api.PreferredAllocationResponse.FromString(preferred([["a::0"], ["b::0", "b::1"]]))
+    assert [list(each.deviceIDs) for each in response.container_responses] == [
+        ["a::0"],
+        ["b::0", "b::1"],
+    ]
+    given_ids = api.AllocateRequest(container_requests=[{"devices_ids": ["a::0", "b::1"]}])
+    assert allocated(given_ids.SerializeToString()) == ["a::0", "b::1"]
+    options = api.DevicePluginOptions(get_preferred_allocation_available=True)
+    register = api.RegisterRequest.FromString(
+        registration("x" * 200, RESOURCE, options.SerializeToString())
+    )
+    assert (register.version, register.endpoint, register.resource_name) == (
+        "v1beta1",
+        "x" * 200,
+        RESOURCE,
+    )
+    assert register.options == options

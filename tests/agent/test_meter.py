@@ -1,0 +1,36 @@
+"""How busy processes were, whatever the clock does."""
+
+from typing import Any, cast
+
+from agent.probes.nvml import Gate
+from agent.probes.sm_activity import Meter
+
+HOUR_US = 3_600_000_000
+
+
+class Driver:
+    """Has one process sample, taken just before it is asked, and tells it to who asks for it."""
+
+    def __init__(self) -> None:
+        self.now_us = 10 * HOUR_US
+
+    def ask(self, name: str, *args: Any) -> None:
+        """All else is absent."""
+
+    def process_samples(self, handle: Any, since_us: int) -> list[tuple[int, int, int]]:
+        at_us = self.now_us - 1
+        return [(7, at_us, 50)] if at_us > since_us else []
+
+
+def test_a_clock_that_is_set_back_does_not_make_processes_idle() -> None:
+    driver = Driver()
+    meter = Meter(cast(Gate, driver), wall_us=lambda: driver.now_us)
+
+    def sm_ratios() -> list[Any]:
+        return [reading.sm_ratio for reading in meter.measure(None, "GPU-a")]
+
+    assert sm_ratios() == [0.5]
+    driver.now_us -= HOUR_US
+    assert sm_ratios() == [0.5]
+    driver.now_us += 5_000_000
+    assert sm_ratios() == [0.5]

@@ -1,0 +1,199 @@
+"""What the API server tells of a node: each part alone, and absent with its reason if refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from agent.api_server import of_client
+from agent.probes.node_probe import NodeApi, of_k3s
+from agent.probes.readings import (
+    HoldingReading,
+    MirrorReading,
+    PluginReading,
+    Reading,
+    SourceReading,
+    TopologyReading,
+)
+from tests.agent.scripted import ApiServer
+
+NODE = "/api/v1/nodes/n1"
+CONFIGZ = f"{NODE}/proxy/configz"
+POD = "/api/v1/namespaces/kube-system/pods/still-n1"
+HASH = "0123456789abcdef0123456789abcdef"
+HELD = HoldingReading("checkpoint", HASH, "main", "r", "GPU-a", "kube-system", "still-n1")
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with ApiServer.serving() as state:
+        labels = {"nvidia.com/gpu.sharing-strategy": "none"}
+        annotations = {"headroom.gpu/reserve": "1Gi"}
+        state.node = {"metadata": {"name": "n1", "labels": labels, "annotations": annotations}}
+        yield state
+
+
+class Asking:
+    """A NodeApi and the time that it is told."""
+
+    def __init__(self, url: str) -> None:
+        self.now_s = 0.0
+        configuration = client.Configuration(host=url)
+        configuration.no_proxy = "*"
+        self._client = client.ApiClient(configuration)
+        self.api = NodeApi(of_client(self._client), "n1", lambda: self.now_s, timeout_s=5.0)
+
+    def close(self) -> None:
+        self._client.rest_client.pool_manager.clear()
+        self._client.close()
+
+
+@pytest.fixture
+def asking(server: ApiServer) -> Iterator[Asking]:
+    built = Asking(server.url)
+    yield built
+    built.close()
+
+
+def sources(readings: list[Reading]) -> dict[str, tuple[str, str]]:
+    return {r.source: (r.state, r.message) for r in readings if isinstance(r, SourceReading)}
+
+
+def test_labels_reserve_and_topology_policy_are_asked_once_a_minute(
+    server: ApiServer, asking: Asking
+) -> None:
+    server.objects[CONFIGZ] = {
+        "kubeletconfig": {"topologyManagerPolicy": "restricted", "maxPods": 110}
+    }
+    readings = list(asking.api.read())
+    assert sources(readings) == {"labels": ("ok", ""), "configz": ("ok", "")}
+    assert [r.policy for r in readings if isinstance(r, TopologyReading)] == ["restricted"]
+    assert [r.sharing for r in readings if isinstance(r, PluginReading)] == ["none"]
+    assert asking.api.reserve_bytes == 1 << 30
+    for asking.now_s, requests in ((59.0, 2), (60.0, 4)):
+        assert list(asking.api.read()) == readings
+        assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize(
+    ("answer", "policy", "state"),
+    [
+        pytest.param({"kubeletconfig": {}}, ["none"], "ok", id="the kubelet's default"),
+        pytest.param({"kubeletconfig": {"topologyManagerPolicy": 7}}, [], "absent", id="nonsense"),
+        pytest.param(
+            {"kubeletconfig": {"topologyManagerPolicy": "9" * 1000}}, [], "degraded", id="no policy"
+        ),
+        pytest.param(["?"], [], "absent", id="another page"),
+        pytest.param(None, [], "absent", id="not ours to read"),
+    ],
+)
+def test_a_policy_that_nobody_tells_is_not_guessed(
+    server: ApiServer, asking: Asking, answer: Any, policy: list[str], state: str
+) -> None:
+    if answer is None:
+        server.reject["GET", CONFIGZ] = (403, {})
+    server.objects[CONFIGZ] = answer
+    readings = list(asking.api.read())
+    assert [r.policy for r in readings if isinstance(r, TopologyReading)] == policy
+    assert sources(readings)["configz"][0] == state
+    assert sources(readings)["labels"] == ("ok", "")
+
+
+def test_a_server_that_is_not_reached_is_waited_for_once(server: ApiServer) -> None:
+    nobody = Asking("http://127.0.0.1:9")
+    try:
+        assert sources(list(nobody.api.read())) == {
+            "labels": ("absent", "API server is not reached")
+        }
+        assert nobody.api.reserve_bytes is None
+    finally:
+        nobody.close()
+
+
+NO_ANSWER = [
+    pytest.param(b"<html>", id="no JSON"),
+    pytest.param(b'{"metadata": {"uid": "\xff"}}', id="no UTF-8"),
+    pytest.param(b'{"kind": ' + 10_000 * b"[" + 10_000 * b"]" + b"}", id="nested too deeply"),
+]
+
+
+@pytest.mark.parametrize("body", NO_ANSWER)
+def test_an_answer_that_cannot_be_read_is_an_absence(
+    server: ApiServer, asking: Asking, body: bytes
+) -> None:
+    server.objects[NODE] = body
+    why = "API server's answer cannot be read"
+    assert sources(list(asking.api.read()))["labels"] == ("absent", why)
+
+
+@pytest.mark.parametrize("reserve", ["much", "-1Gi"])
+def test_a_reserve_that_cannot_be_read_is_not_known(
+    server: ApiServer, asking: Asking, reserve: str
+) -> None:
+    assert server.node is not None
+    server.node["metadata"]["annotations"]["headroom.gpu/reserve"] = reserve
+    assert sources(list(asking.api.read()))["labels"] == ("ok", "")
+    assert asking.api.reserve_bytes is None
+
+
+def mirror(uid: str, told_hash: str = HASH) -> dict[str, Any]:
+    annotations = {"kubernetes.io/config.hash": told_hash}
+    return {"metadata": {"name": "still-n1", "uid": uid, "annotations": annotations}}
+
+
+def test_the_mirror_of_a_static_pod_is_asked_for_once(server: ApiServer, asking: Asking) -> None:
+    server.objects[POD] = mirror("uid-1")
+    for _ in range(2):
+        assert list(asking.api.follow([HELD])) == [
+            MirrorReading("mirrors", HASH, "uid-1", "kube-system", "still-n1"),
+            SourceReading("mirrors"),
+        ]
+    assert server.sent().count(("GET", POD)) == 1
+    assert list(asking.api.follow([])) == []  # it is gone, and forgotten
+    list(asking.api.follow([HELD]))
+    assert server.sent().count(("GET", POD)) == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        pytest.param(None, "API server answers 403", id="not ours to read"),
+        pytest.param(mirror("uid-1", "f" * 32), "another one", id="another pod of that name"),
+    ],
+)
+def test_a_mirror_that_is_not_known_is_said_and_asked_for_again_after_a_minute(
+    server: ApiServer, asking: Asking, found: Any, why: str
+) -> None:
+    server.objects[POD] = found
+    if found is None:
+        server.reject["GET", POD] = (403, {})
+    list(asking.api.read())
+    (said,) = asking.api.follow([HELD])
+    assert isinstance(said, SourceReading)
+    assert said.state == "degraded"
+    assert why in said.message
+    server.reject.clear()
+    server.objects[POD] = mirror("uid-1")
+    assert list(asking.api.follow([HELD])) == [said]
+    asking.now_s = 60.0
+    list(asking.api.read())
+    assert list(asking.api.follow([HELD]))[-1] == SourceReading("mirrors")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('["server","--kubelet-arg","topology-manager-policy=restricted"]', ("k3s", "restricted")),
+        ('["agent","--kubelet-arg=topology-manager-policy=none"]', ("k3s", "none")),
+        ('["server"]', ("k3s-default", "none")),
+        ('["--kubelet-arg","topology-manager-policy=new"]', None),
+        ("{", None),
+        ("", None),
+    ],
+)
+def test_the_arguments_that_k3s_writes_on_the_node_tell_the_topology_policy(
+    arguments: str, expected: tuple[str, str] | None
+) -> None:
+    found = of_k3s({"k3s.io/node-args": arguments})
+    assert found == (None if expected is None else TopologyReading(*expected))

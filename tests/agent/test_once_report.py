@@ -1,0 +1,133 @@
+"""What `headroom agent --once` prints of a whole node; the table in the docs is the one printed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.once_report import clean, size
+from tests.agent.whole import ROOT, Whole
+from tests.driver import GIB, Gpu, Instance, h100, t4
+
+WHEN = re.compile(r"\d{4}-\d\d-\d\dT\S+Z")
+
+
+def uid(number: int) -> str:
+    return f"{number:08x}-1111-4222-8333-{number:012x}"
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[Whole]:
+    """Four pods and a stranger on two H100 and a T4 that is broken; one of the pods is busy, and
+    limited by the driver."""
+    built = Whole(tmp_path, [h100("GPU-4c1e"), h100("GPU-9b07"), t4("GPU-e2d5")], 4)
+    pods = {"llama-0": 30, "embed-7": 6, "whisper-2": 4, "rerank-1": 9}
+    for number, (name, gib) in enumerate(pods.items(), 1):
+        built.run(uid(number), name, gib * GIB, "serving")
+    built.process(900, "jupyter", "/user.slice/session-3.scope")
+    built.driver.use(900, {"GPU-9b07": 2 * GIB})
+    built.driver.say("GPU-e2d5", "ecc 2")
+    busy = built.node.processes[uid(1), "main"]
+    (device,) = busy.used_bytes
+    limit = f"limit {built.cgroup(uid(1))} 0 {32 * GIB} {30 * GIB}"
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(0.02):
+            now_us = time.time_ns() // 1000
+            built.driver.say(device, f"busy {busy.pid} 37 {now_us}", "util 96", "sm 41 30", limit)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    yield built
+    ended.set()
+    worker.join()
+    built.stop()
+
+
+def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
+    done = whole.once("--pause", "0.2")
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 1  # a device is not well
+    printed = WHEN.sub("2026-11-21T11:05:00.000000Z", done.stdout)
+    docs = (ROOT / "docs/agent.md").read_text()
+    there = re.search(r"```console\n\$ headroom agent --once\n(.*?)```", docs, re.S)
+    assert there is not None
+    assert there[1] == printed, f"docs/agent.md should say:\n{printed}"
+
+
+def test_programs_get_the_report_and_the_status_says_whether_all_is_well(whole: Whole) -> None:
+    done = whole.once("--json", "--pause", "0")
+    assert done.returncode == 1
+    names = {pod["name"] for pod in json.loads(done.stdout)["pods"]}
+    assert names == {"llama-0", "embed-7", "whisper-2", "rerank-1"}
+    whole.driver.say("GPU-e2d5")
+    assert whole.once("--json", "--pause", "0").returncode == 0
+
+
+def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path) -> None:
+    instances = (Instance("MIG-1", 1), Instance("MIG-2", 2))
+    whole = Whole(tmp_path, [Gpu("GPU-a", instances=instances)], 1)
+    whole.driver.use(900, {"MIG-1": GIB})
+    whole.process(900, "evil\x1b[31m", "/user.slice")
+    whole.stop()
+    flags = ("--checkpoint", "/nothing", "--pod-resources", "/nothing", "--pause", "0")
+    done = whole.once(*flags)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if "MIG 1g.10gb" in line] == ["0/1", "0/2"]
+    (stranger,) = [line for line in lines if "pid 900" in line]
+    assert "evil?[31m (pid 900, no pod)" in stranger
+    assert "1.0 GiB" in stranger
+    assert any("checkpoint absent" in line for line in lines)
+
+
+def test_an_unusable_pause_is_refused_with_a_right_example(whole: Whole) -> None:
+    done = whole.once("--pause", "nan")
+    assert done.returncode == 2
+    assert "--pause 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [(None, "?"), (-1, "?"), (0, "0 MiB"), (GIB - 1, "1024 MiB"), (GIB, "1.0 GiB")],
+)
+def test_sizes_that_are_not_known_are_not_zero(figure: int | None, text: str) -> None:
+    assert size(figure) == text
+
+
+def test_names_of_processes_do_not_reach_the_terminal_as_they_are() -> None:
+    assert clean("a\x1b]0;\x07b\n") == "a?]0;?b?"
+
+
+#: A machine where this package is not installed.
+WITHOUT = "import sys; sys.modules[%r] = None; from headroom.__main__ import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        pytest.param(["agent", "--help"], 0, "--once", id="the agent's, as on a GPU node"),
+        pytest.param(
+            ["serve"], 2, "install it: pip install", id="the extender's, which is not there"
+        ),
+    ],
+)
+def test_a_part_needs_nothing_of_the_other(arguments: list[str], status: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT % "extender", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status
+    assert said in done.stdout + done.stderr

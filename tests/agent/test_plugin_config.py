@@ -1,0 +1,552 @@
+"""The configuration of plugin, toolkit and kubelet as a recorded /proc shows it."""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.probes.host_processes import Hidden, parse_flags
+from agent.probes.plugin_config import ConfigurationProbe
+from agent.probes.readings import PluginReading, Reading, SourceReading, TopologyReading
+
+GPU = "nvidia.com/gpu"
+KEYS = st.sampled_from(
+    [
+        *("flags", "plugin", "deviceListStrategy", "sharing", "timeSlicing", "mps"),
+        *("resources", "name", "replicas", "topologyManagerPolicy"),
+    ]
+)
+TIME_SLICING = {
+    "version": "v1",
+    "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 4}]}},
+}
+
+
+#: 10 to the 12th keys in a few hundred bytes.
+MERGES = "a0: &a0 {k: v}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 13)
+)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+class Tree:
+    """A /proc in which processes are made up, and the sockets that they listen on."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir()
+        self.sockets = root / "device-plugins"
+        self.sockets.mkdir()
+        self._listeners: dict[str, int] = {}
+        self._starts = iter(range(1000, 9000))
+
+    def probe(self) -> ConfigurationProbe:
+        return ConfigurationProbe(self.root, self.sockets, self._listener)
+
+    def listen(self, name: str, pid: int) -> None:
+        path = self.sockets / name
+        path.unlink(missing_ok=True)
+        path.touch()
+        self._listeners[name] = pid
+
+    def _listener(self, path: Path) -> int:
+        if not (self.root / str(self._listeners[path.name])).exists():
+            raise ConnectionRefusedError
+        return self._listeners[path.name]
+
+    def process(
+        self, pid: int, command: str, *arguments: str, environment: dict[str, str] | None = None
+    ) -> Path:
+        folder = self.root / str(pid)
+        (folder / "root").mkdir(parents=True)
+        (folder / "comm").write_text(f"{command[:15]}\n")
+        start = next(self._starts)
+        (folder / "stat").write_text(f"{pid} ({command[:15]}) S " + "0 " * 18 + f"{start} 0")
+        (folder / "cmdline").write_text("\0".join([command, *arguments, ""]))
+        pairs = [f"{key}={value}\0" for key, value in (environment or {}).items()]
+        (folder / "environ").write_text("".join(pairs))
+        if command == "nvidia-device-plugin":
+            self.listen(f"nvidia-gpu-{pid}.sock", pid)
+        elif command in ("kubelet", "k3s"):
+            self.listen("kubelet.sock", pid)
+        return folder
+
+    def plugin(self, config: object = None, *arguments: str, **environment: str) -> Path:
+        folder = self.process(
+            200,
+            "nvidia-device-plugin",
+            "--config-file=/config/config.yaml",
+            *arguments,
+            environment=environment,
+        )
+        self.configure(folder, config)
+        return folder
+
+    def configure(self, folder: Path, config: object) -> None:
+        (folder / "root/config").mkdir(exist_ok=True)
+        text = config if isinstance(config, str) else yaml.safe_dump(config)
+        (folder / "root/config/config.yaml").write_text(text)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "proc")
+
+
+def read(probe: ConfigurationProbe) -> tuple[list[Reading], dict[str, SourceReading]]:
+    found = list(probe.read())
+    told = [r for r in found if not isinstance(r, SourceReading)]
+    return told, {r.source: r for r in found if isinstance(r, SourceReading)}
+
+
+def plugin(tree: Tree) -> PluginReading:
+    told, sources = read(tree.probe())
+    assert sources["plugin"].state == "ok", sources
+    (reading,) = [r for r in told if isinstance(r, PluginReading)]
+    return reading
+
+
+def policy(tree: Tree) -> str:
+    told, sources = read(tree.probe())
+    assert sources["kubelet"].state == "ok", sources
+    (reading,) = [r for r in told if isinstance(r, TopologyReading)]
+    return reading.policy
+
+
+def test_a_plugin_that_is_told_nothing_has_its_defaults(tree: Tree) -> None:
+    tree.process(200, "nvidia-device-plugin")
+    assert plugin(tree) == PluginReading("plugin", "none", {}, "distributed", ("envvar",), False)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tree: Tree) -> None:
+    own = {"deviceListStrategy": "volume-mounts", "sharedDevicesAllocationPolicy": "packed"}
+    tree.plugin(
+        TIME_SLICING | {"flags": {"plugin": own}},
+        "--device-list-strategy",
+        "cdi-cri",
+        DEVICE_LIST_STRATEGY="envvar",
+    )
+    found = plugin(tree)
+    assert found.device_list_strategy == ("cdi-cri",)
+    assert found.allocation_policy == "packed"
+    assert (found.sharing, found.replicas) == ("time-slicing", {GPU: 4})
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_absent(tree: Tree) -> None:
+    """As the kernel shows it from the end of its memory until somebody waits for it."""
+    tree.plugin(TIME_SLICING)
+    tree.process(300, "kubelet")
+    probe = tree.probe()
+    assert {each.state for each in read(probe)[1].values()} == {"ok"}
+    for pid in (200, 300):
+        (tree.root / str(pid) / "cmdline").write_text("")
+    told, sources = read(probe)
+    assert told == []
+    assert {each.state for each in sources.values()} == {"absent"}
+
+
+def test_the_operator_s_environment_is_read(tree: Tree) -> None:
+    tree.plugin(TIME_SLICING, DEVICE_LIST_STRATEGY="cdi-annotations,cdi-cri")
+    assert plugin(tree).device_list_strategy == ("cdi-annotations", "cdi-cri")
+
+
+@pytest.mark.parametrize(
+    ("sharing", "kind", "replicas", "rejects"),
+    [
+        pytest.param(
+            {"timeSlicing": {"renameByDefault": True, "resources": [{"name": GPU, "replicas": 2}]}},
+            "time-slicing",
+            {f"{GPU}.shared": 2},
+            False,
+            id="renamed",
+        ),
+        pytest.param(
+            {
+                "timeSlicing": {
+                    "failRequestsGreaterThanOne": True,
+                    "resources": [{"name": "gpu", "replicas": 2}],
+                }
+            },
+            "time-slicing",
+            {GPU: 2},
+            True,
+            id="several are refused; a name without its domain",
+        ),
+        pytest.param(
+            {"mps": {"resources": [{"name": GPU, "replicas": 3}]}},
+            "mps",
+            {GPU: 3},
+            True,
+            id="mps: refused by default",
+        ),
+        pytest.param(
+            {
+                "mps": {
+                    "failRequestsGreaterThanOne": False,
+                    "resources": [{"name": GPU, "replicas": 3}],
+                },
+                "timeSlicing": {"resources": [{"name": GPU, "replicas": 9}]},
+            },
+            "mps",
+            {GPU: 3},
+            None,
+            id="mps wins; before v0.20 it does not listen",
+        ),
+        pytest.param({"timeSlicing": {"resources": []}}, "none", {}, False, id="of nothing"),
+        pytest.param(None, "none", {}, False, id="none"),
+    ],
+)
+def test_sharing_is_read_as_the_plugin_does(
+    tree: Tree, sharing: object, kind: str, replicas: dict[str, int], rejects: bool | None
+) -> None:
+    tree.plugin({"version": "v1", "sharing": sharing})
+    found = plugin(tree)
+    assert (found.sharing, found.replicas) == (kind, replicas)
+    assert found.fail_requests_greater_than_one is rejects
+
+
+def test_a_file_that_was_replaced_is_read_anew(tree: Tree) -> None:
+    folder = tree.plugin(TIME_SLICING)
+    probe = tree.probe()
+    read(probe)
+    tree.configure(folder, {"version": "v1"})
+    ((found,), _) = read(probe)
+    assert isinstance(found, PluginReading)
+    assert found.sharing == "none"
+
+
+def test_a_plugin_that_was_restarted_is_found_again(tree: Tree) -> None:
+    probe = tree.probe()
+    shutil.rmtree(tree.plugin(TIME_SLICING))
+    tree.process(201, "nvidia-device-plugin")
+    assert read(probe)[1]["plugin"].state == "ok"
+    shutil.rmtree(tree.root / "201")
+    assert read(probe)[1]["plugin"].state == "absent"
+    tree.process(202, "nvidia-device-plugin")
+    assert read(probe)[1]["plugin"].state == "ok"
+
+
+def test_a_socket_on_which_nobody_listens_yet_is_tried_again(tree: Tree) -> None:
+    probe = tree.probe()
+    tree.listen("nvidia-gpu.sock", 200)
+    assert read(probe)[1]["plugin"].state == "absent"
+    tree.process(200, "a-plugin")
+    for _ in range(12):  # not in every cycle
+        state = read(probe)[1]["plugin"].state
+    assert state == "ok"
+
+
+def test_a_process_that_only_has_the_name_is_not_believed(tree: Tree) -> None:
+    tree.plugin(TIME_SLICING)
+    for pid, name in ((400, "nvidia-device-p"), (401, "kubelet")):
+        tree.process(pid, f"{name}x", "--config-file=/elsewhere")
+        (tree.root / str(pid) / "comm").write_text(f"{name}\n")
+    tree.process(300, "kubelet")
+    assert plugin(tree).replicas == {GPU: 4}
+    assert policy(tree) == "none"
+
+
+def test_gkes_own_plugin_is_not_read_as_if_it_were_nvidias(tree: Tree) -> None:
+    """Its policy and its files are others: what its flags do not say is not NVIDIA's default."""
+    tree.process(199, "nvidia-gpu-device-plugin", "-enable-container-gpu-metrics")
+    tree.listen("nvidiaGPU-1700000000.sock", 199)
+    told, sources = read(tree.probe())
+    assert told == []
+    assert sources["plugin"].state == "absent"
+    assert "GKE" in sources["plugin"].message
+    tree.plugin(TIME_SLICING)  # one of NVIDIA's beside it is read
+    assert plugin(tree).replicas == {GPU: 4}
+
+
+def test_processes_of_another_pid_namespace_are_named_with_what_to_do(tree: Tree) -> None:
+    tree.plugin(TIME_SLICING)
+
+    def hidden(_: Path) -> int:
+        raise Hidden("hidden")
+
+    told, sources = read(ConfigurationProbe(tree.root, tree.sockets, hidden))
+    assert told == []
+    assert sources["plugin"].state == "degraded"
+    assert "hostPID: true" in sources["plugin"].message
+
+
+def test_a_file_system_that_does_not_answer_delays_no_sample(tree: Tree) -> None:
+    """As a command line in a file of a FUSE server that sleeps."""
+    released = threading.Event()
+
+    def sleeping(_: Path) -> int:
+        released.wait()
+        raise OSError
+
+    tree.plugin(TIME_SLICING)
+    probe = ConfigurationProbe(tree.root, tree.sockets, sleeping, read_s=0.05)
+    for _ in range(2):
+        told, sources = read(probe)
+        assert told == []
+        assert {each.state for each in sources.values()} == {"degraded"}
+        assert "takes too long" in sources["kubelet"].message
+    released.set()
+
+
+#: Where distributions put the kubelet's configuration: arguments, file, its content, the policy.
+LAYOUTS = [
+    pytest.param(
+        ("--config=/var/lib/kubelet/config.yaml", "--container-runtime-endpoint=unix:///x"),
+        ("var/lib/kubelet/config.yaml", "topologyManagerPolicy: restricted"),
+        id="kubeadm",
+    ),
+    pytest.param(
+        ("--config", "/home/kubernetes/kubelet-config.yaml"),
+        ("home/kubernetes/kubelet-config.yaml", "topologyManagerPolicy: restricted"),
+        id="GKE",
+    ),
+    pytest.param(
+        (
+            "--config",
+            "/etc/kubernetes/kubelet/config.json",
+            "--config-dir",
+            "/etc/kubernetes/kubelet/config.json.d",
+        ),
+        ("etc/kubernetes/kubelet/config.json", '{"topologyManagerPolicy": "restricted"}'),
+        id="EKS",
+    ),
+    pytest.param(
+        ("--config=/etc/default/kubeletconfig.json", "--topology-manager-policy=restricted"),
+        ("etc/default/kubeletconfig.json", '{"topologyManagerPolicy": "none"}'),
+        id="AKS",
+    ),
+    pytest.param(
+        ("--config=/etc/kubernetes/kubelet.conf", "--config-dir=/etc/openshift/kubelet.conf.d"),
+        ("etc/kubernetes/kubelet.conf", '{"topologyManagerPolicy": "restricted"}'),
+        id="OpenShift",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "file"), LAYOUTS)
+def test_the_kubelet_of_each_distribution_is_read(
+    tree: Tree, arguments: tuple[str, ...], file: tuple[str, str]
+) -> None:
+    path = tree.process(300, "kubelet", *arguments) / "root" / file[0]
+    path.parent.mkdir(parents=True)
+    path.write_text(file[1])
+    assert policy(tree) == "restricted"
+
+
+def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
+    tree: Tree,
+) -> None:
+    """k3s runs the kubelet in its own process and replaces the command line by its name."""
+    folder = tree.process(300, "k3s", "server")
+    (folder / "comm").write_text("k3s-server\n")
+    told, sources = read(tree.probe())
+    assert told == []
+    assert sources["kubelet"].state == "absent"
+    drop_in = folder / "root/var/lib/rancher/k3s/agent/etc/kubelet.conf.d/10.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("topologyManagerPolicy: best-effort")
+    assert policy(tree) == "best-effort"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param(
+            lambda f: (f / "environ").unlink(), "CAP_SYS_PTRACE", id="it may not be looked into"
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").unlink(), "FileNotFoundError", id="no file"
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("a: b: c"),
+            "ValueError",
+            id="no YAML",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("[1]"),
+            "ValueError",
+            id="another YAML",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_bytes(b"\xff"),
+            "UnicodeDecodeError",
+            id="no text",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text(MERGES), "ValueError", id="aliases"
+        ),
+        pytest.param(lambda f: pipe(f / "root/config/config.yaml"), "OSError", id="a pipe"),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text(f"version: {'1:' * 5000}1"),
+            "ValueError",
+            id="a number to the base of 60 that takes minutes to compute",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("<<: {version: v1}"),
+            "ValueError",
+            id="a merge key",
+        ),
+        pytest.param(
+            lambda f: (f / "root/config/config.yaml").write_text("version: v1\n" + "#" * (1 << 18)),
+            "ValueError",
+            id="too long",
+        ),
+        *(
+            pytest.param(
+                lambda f, text=text: (f / "root/config/config.yaml").write_text(text),
+                "ValueError",
+                id=f"a tag that lies: {text}",
+            )
+            for text in ("version: !!bool maybe", "version: !!timestamp then", "version: !!int ''")
+        ),
+    ],
+)
+def test_a_plugin_whose_configuration_cannot_be_read_is_said_and_nothing_is_assumed(
+    tree: Tree, spoil: Callable[[Path], object], said: str
+) -> None:
+    spoil(tree.plugin(TIME_SLICING))
+    told, sources = read(tree.probe())
+    assert told == []
+    assert sources["plugin"].state == "degraded"
+    assert said in sources["plugin"].message
+
+
+def test_of_two_plugins_none_is_believed(tree: Tree) -> None:
+    for pid in (200, 201):
+        tree.process(pid, "nvidia-device-plugin")
+    told, sources = read(tree.probe())
+    assert told == []
+    assert sources["plugin"].state == "degraded"
+
+
+def test_the_toolkit_is_read_where_the_operator_put_it_and_else_where_packages_do(
+    tree: Tree,
+) -> None:
+    tree.plugin(TIME_SLICING)
+    assert plugin(tree).toolkit_obeys_environment is None
+    root = tree.process(1, "systemd") / "root"
+    package = root / "etc/nvidia-container-runtime/config.toml"
+    package.parent.mkdir(parents=True)
+    package.write_text("")
+    assert plugin(tree).toolkit_obeys_environment is True
+    own = root / "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false")
+    assert plugin(tree).toolkit_obeys_environment is False
+    own.write_text("a = " + 20_000 * "[")  # more than its parser can follow
+    assert plugin(tree).toolkit_obeys_environment is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "own", "passes"),
+    [
+        pytest.param((), {}, {}, False, id="nothing said"),
+        pytest.param((), {"PASS_DEVICE_SPECS": "true"}, {}, True, id="the GPU Operator"),
+        pytest.param((), {"PASS_DEVICE_SPECS": "false"}, {"passDeviceSpecs": True}, False),
+        pytest.param((), {}, {"passDeviceSpecs": True}, True, id="the file"),
+        pytest.param(("--pass-device-specs",), {}, {}, True, id="a bare flag"),
+        pytest.param(("--pass-device-specs=false",), {"PASS_DEVICE_SPECS": "true"}, {}, False),
+    ],
+)
+def test_whether_device_files_are_handed_out(
+    tree: Tree,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    own: dict[str, bool],
+    passes: bool,
+) -> None:
+    tree.plugin(TIME_SLICING | {"flags": {"plugin": own}}, *arguments, **environment)
+    assert plugin(tree).passes_device_specs is passes
+
+
+def kubelet(tree: Tree, *arguments: str, **files: str) -> None:
+    folder = tree.process(300, "kubelet", *arguments)
+    for name, text in files.items():
+        path = folder / "root/etc" / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_the_kubelet_s_default_is_no_topology_policy(tree: Tree) -> None:
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml="kind: KubeletConfiguration")
+    assert policy(tree) == "none"
+
+
+def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_one_before(
+    tree: Tree,
+) -> None:
+    arguments = ["--config", "/etc/k.yaml", "--config-dir=/etc/d"]
+    files = {"k_yaml": "topologyManagerPolicy: best-effort"}
+    kubelet(tree, *arguments, **files)
+    assert policy(tree) == "best-effort"
+    shutil.rmtree(tree.root / "300")
+    files |= {
+        "d__10_conf": "topologyManagerPolicy: single-numa-node",
+        "d__20_conf": "topologyManagerPolicy: restricted",
+        "d__30_conf": "podPidsLimit: 1",
+    }
+    kubelet(tree, *arguments, **files)
+    assert policy(tree) == "restricted"
+    shutil.rmtree(tree.root / "300")
+    kubelet(tree, *arguments, "--topology-manager-policy=none", **files)
+    assert policy(tree) == "none"
+
+
+@pytest.mark.parametrize("text", ["topologyManagerPolicy: [1]", "topologyManagerPolicy: new"])
+def test_a_policy_that_is_none_of_those_there_are_is_not_known(tree: Tree, text: str) -> None:
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml=text)
+    told, sources = read(tree.probe())
+    assert told == []
+    assert sources["kubelet"].state == "degraded"
+
+
+def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
+    told, sources = read(ConfigurationProbe(tree.root / "nowhere", tree.root / "nowhere"))
+    assert told == []
+    assert {source.state for source in sources.values()} == {"absent"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--a=1", "--b", "2", "-c=3"], {"a": "1", "b": "2", "c": "3"}),
+        (["--on", "--a=1"], {"on": "", "a": "1"}),
+        (["--a=x", "--a=y"], {"a": "x,y"}),
+        (["--a=b=c", "word"], {"a": "b=c"}),
+        ([], {}),
+    ],
+)
+def test_flags_are_read_as_go_programs_read_them(
+    arguments: list[str], expected: dict[str, str]
+) -> None:
+    assert parse_flags(arguments) == expected
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(ANYTHING)
+def test_whatever_the_files_hold_the_probe_tells_or_says_why_not(
+    tmp_path: Path, content: object
+) -> None:
+    root = tmp_path / "any"
+    shutil.rmtree(root, ignore_errors=True)
+    tree = Tree(root)
+    tree.plugin(yaml.safe_dump(content))
+    kubelet(tree, "--config=/etc/k.yaml", k_yaml=yaml.safe_dump(content))
+    told, sources = read(tree.probe())
+    assert len(told) == [source.state for source in sources.values()].count("ok")

@@ -1,0 +1,94 @@
+"""The keeper of a steered resource, where what it needs is in the way."""
+
+import errno
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from agent.steering import plugin_registration as keeping
+from agent.steering.plugin_proxy import PREFIX
+from agent.steering.plugin_registration import NodeLock, PluginRegistration, plugin_socket, restore
+from tests.waiting import until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+def test_a_socket_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
+    for name in (plugin_socket(RESOURCE), "kubelet.sock"):
+        (tmp_path / name).touch()
+    (tmp_path / f"{PREFIX}{plugin_socket(RESOURCE)}").mkdir()
+    registration = PluginRegistration(
+        tmp_path, NodeLock(tmp_path), RESOURCE, lambda wish: None, lambda _: None, lambda: None
+    )
+    with capture_logs() as logs:
+        registration.start()
+        until(lambda: len(logs) >= 2, "it is tried twice")
+        registration.stop()
+    assert [log["event"] for log in logs[:2]] == 2 * ["steering_broken"]
+
+
+@contextmanager
+def answering(socket: Path, service: str, method: str) -> Iterator[list[bytes]]:
+    """Answers every call of one method with nothing, and keeps what was asked."""
+    asked: list[bytes] = []
+
+    def answer(request: bytes, context: object) -> bytes:
+        asked.append(request)
+        return b""
+
+    handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield asked
+    finally:
+        server.stop(grace=None).wait()
+
+
+@pytest.mark.parametrize("healthy", [True, False, None])
+def test_the_plugin_is_brought_back_for_a_killed_agent_whatever_the_kubelet_says(
+    healthy: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "NOTICE_S", 0.1)
+    monkeypatch.setattr(keeping, "STAYS_S", 0.0)
+    monkeypatch.setattr(keeping, "_BACK_TRIES", 1)
+    plugin = plugin_socket(RESOURCE)
+    left = tmp_path / f"{PREFIX}{plugin}"
+    left.touch()
+    with (
+        answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
+        answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
+    ):
+        restore(tmp_path, plugin, lambda _: healthy)
+    (request,) = registered
+    assert plugin.encode() in request
+    assert PREFIX.encode() not in request
+    assert not left.exists()
+
+
+def test_a_socket_that_cannot_be_removed_ends_no_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that may not steer has the kubelet's folder read-only."""
+    monkeypatch.setattr(keeping, "NOTICE_S", 0.1)
+    monkeypatch.setattr(keeping, "STAYS_S", 0.0)
+    plugin = plugin_socket(RESOURCE)
+    (tmp_path / f"{PREFIX}{plugin}").touch()
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with (
+        answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
+        answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
+    ):
+        restore(tmp_path, plugin, lambda _: True)
+    assert len(registered) == 1

@@ -1,0 +1,233 @@
+"""What the agent reads before it answers the kubelet, and what it says when it cannot."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kube_publisher import NotDelivered
+from agent.probes.readings import ObstacleReading
+from agent.steering.choice import NOT_PERMITTED
+from agent.steering.messages import ContainerRequest
+from agent.steering.plugin_proxy import Rejected
+from agent.steering.preferred_allocation import MAX_ARRIVALS, Arrivals, PreferredAllocation
+from contract.annotations import DeviceChoice
+from contract.gpunode import (
+    Charge,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Plugin,
+    PodUse,
+    Replicas,
+    Reservation,
+)
+from contract.kube import ObjectMeta
+from tests.waiting import until
+
+RESOURCE = "nvidia.com/gpu"
+GIB = 1 << 30
+WISH = ContainerRequest(("A::0", "B::0"), (), 1)
+
+
+def status(**device: Any) -> GPUNodeStatus:
+    given = {
+        "memory_bytes": 24 * GIB,
+        "reserved_bytes": 0,
+        "used_bytes": 0,
+        "unattributed_bytes": 0,
+        "sharing": "time-slicing",
+        "resource": RESOURCE,
+        "replicas": Replicas(free=1),
+    } | device
+    devices = [Device(uuid=uuid, **given) for uuid in ("A", "B")]
+    return GPUNodeStatus(devices=devices, plugin=Plugin(steered=[RESOURCE]))
+
+
+@dataclass
+class Ledger:
+    told: GPUNodeStatus | None = field(default_factory=status)
+    choice: str = "B"
+    failures: int = 0
+
+    def gpunode(self) -> GPUNode | None:
+        if self.failures:
+            self.failures -= 1
+            raise NotDelivered("API server not reached")
+        charge = Charge(RESOURCE, 1, {"B": 8 * GIB}, choice=self.choice)
+        spec = GPUNodeSpec(True, {"u": Reservation("default", "p", [charge])})
+        return GPUNode(ObjectMeta(name="n"), spec=spec, status=self.told)
+
+
+def allocation(
+    folder: Path, ledger: Ledger, sample: GPUNodeStatus | None, patience_s: float = 60.0
+) -> PreferredAllocation:
+    return PreferredAllocation(
+        folder / "checkpoint",
+        folder / "no.sock",
+        ledger,
+        lambda: sample,
+        lambda: 0,
+        lambda: DeviceChoice.STEERED,
+        lambda: None,
+        patience_s,
+    )
+
+
+def answer(steering: PreferredAllocation) -> Any:
+    return steering._choose(RESOURCE, WISH)
+
+
+def test_the_ledger_is_asked_again_until_it_answers(tmp_path: Path) -> None:
+    steering = allocation(tmp_path, Ledger(failures=1), status())
+    assert answer(steering) == ("B::0",)
+    assert steering.answers == {(RESOURCE, "reserved"): 1}
+
+
+@pytest.mark.parametrize(
+    ("failures", "sample", "checkpoint", "why"),
+    [
+        pytest.param(99, status(), None, "the ledger cannot be read", id="no ledger"),
+        pytest.param(0, None, None, "no fresh sample", id="no sample"),
+        pytest.param(0, status(), "{}", "checkpoint cannot be read", id="no checkpoint"),
+    ],
+)
+def test_nobody_is_given_a_device_by_guess(
+    failures: int, sample: Any, checkpoint: str | None, why: str, tmp_path: Path
+) -> None:
+    if checkpoint is not None:
+        (tmp_path / "checkpoint").write_text(checkpoint)
+    with pytest.raises(Rejected, match=why):
+        answer(allocation(tmp_path, Ledger(failures=failures), sample, patience_s=0.0))
+
+
+def test_the_plugin_is_asked_about_devices_that_nobody_shares(tmp_path: Path) -> None:
+    assert answer(allocation(tmp_path, Ledger(), status(sharing="none"))) is None
+
+
+def test_parts_of_a_gpu_are_chosen_like_whole_ones(tmp_path: Path) -> None:
+    assert answer(allocation(tmp_path, Ledger(), status(kind="mig"))) == ("B::0",)
+
+
+def test_it_may_leave_when_nobody_counts_on_a_choice_any_more(tmp_path: Path) -> None:
+    ledger = Ledger()
+    steering = allocation(tmp_path, ledger, status())
+    steering.leave()
+    assert not steering.may_leave  # it still says that it steers
+    ledger.told = GPUNodeStatus()
+    assert not steering.may_leave  # somebody is on his way
+    ledger.told = GPUNodeStatus(pods=[PodUse("u", "B")])
+    assert steering.may_leave
+    ledger.told, ledger.choice = GPUNodeStatus(), ""
+    assert steering.may_leave
+    ledger.told = status()
+    assert not steering.may_leave  # nobody yet, but somebody may still be promised a choice
+    ledger.told, ledger.failures = GPUNodeStatus(), 1
+    assert not steering.may_leave
+
+
+class Steering:
+    """A helm whose mode, sample and ledger the test sets; nobody listens in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ledger = Ledger(choice="")
+        self.mode: DeviceChoice | None = DeviceChoice.STEERED
+        self.sample: GPUNodeStatus | None = status()
+        self.samples_wanted = 0
+        self.folder = folder
+        self.allocation = PreferredAllocation(
+            folder / "checkpoint",
+            folder / "no.sock",
+            self.ledger,
+            lambda: self.sample,
+            lambda: 0,
+            lambda: self.mode,
+            self.changed,
+        )
+
+    def changed(self) -> None:
+        self.samples_wanted += 1
+
+    def obstacles(self) -> list[str]:
+        return [r.reason for r in self.allocation.follow([]) if isinstance(r, ObstacleReading)]
+
+    def has_resources(self) -> bool:
+        self.obstacles()
+        return self.allocation.has_resources
+
+
+@pytest.fixture
+def steering(tmp_path: Path) -> Iterator[Steering]:
+    made = Steering(tmp_path)
+    yield made
+    made.allocation.stop(bring_back=False)
+
+
+def test_steering_begins_when_the_mode_is_known_and_says_what_is_missing(
+    steering: Steering,
+) -> None:
+    steering.mode = None
+    assert not steering.has_resources()
+    steering.mode, steering.sample = DeviceChoice.STEERED, None
+    assert not steering.has_resources()
+    steering.sample = status()
+    assert steering.has_resources()
+    wanted = [f"{RESOURCE}: there is no socket nvidia-gpu.sock"]
+    until(lambda: steering.obstacles() == wanted, "an obstacle")
+    (steering.folder / "nvidia-gpu.sock").touch()
+    wanted = [f"{RESOURCE}: there is no socket kubelet.sock"]
+    until(lambda: steering.obstacles() == wanted, "the next obstacle")
+
+
+@pytest.mark.parametrize("mode", [DeviceChoice.PREDICTED, DeviceChoice.GATED])
+def test_steering_ends_once_no_pod_on_its_way_counts_on_the_choice(
+    mode: DeviceChoice, steering: Steering
+) -> None:
+    assert steering.has_resources()
+    steering.ledger.choice = "B"
+    steering.mode = mode
+    assert steering.has_resources()
+    assert steering.samples_wanted == 1
+    steering.ledger.told = GPUNodeStatus()  # it is reported that nothing is steered
+    assert steering.has_resources()  # a pod is on its way
+    steering.ledger.choice = ""
+    until(lambda: not steering.has_resources(), "that nothing is steered")
+
+
+def test_steering_goes_on_if_the_mode_is_changed_back_in_time(steering: Steering) -> None:
+    assert steering.has_resources()
+    steering.ledger.choice = "B"
+    steering.mode = DeviceChoice.PREDICTED
+    assert steering.has_resources()
+    steering.mode = DeviceChoice.STEERED
+    assert steering.has_resources()
+    steering.ledger.told, steering.ledger.choice = GPUNodeStatus(), ""
+    assert steering.has_resources()
+    assert RESOURCE not in steering.allocation._returning
+
+
+def test_a_folder_that_is_read_only_is_an_obstacle(
+    steering: Steering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert steering.obstacles() == [NOT_PERMITTED]
+    assert not steering.allocation.has_resources
+    steering.mode = DeviceChoice.PREDICTED
+    assert steering.obstacles() == []
+
+
+def test_pods_that_arrived_are_remembered_until_the_kubelet_starts_again(tmp_path: Path) -> None:
+    kubelet = tmp_path / "kubelet.sock"
+    kubelet.touch()
+    arrivals = Arrivals(kubelet)
+    arrivals.see(["a"])
+    assert arrivals.see(["b"]) == {"a", "b"}
+    many = [f"u{number}" for number in range(MAX_ARRIVALS)]
+    assert arrivals.see(many) == {*many}
+    kubelet.rename(tmp_path / "old")
+    kubelet.touch()
+    assert arrivals.see(["c"]) == {"c"}

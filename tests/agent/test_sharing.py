@@ -1,0 +1,277 @@
+"""How devices are shared, from what plugin, kubelet, flags and labels tell."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agent.probes.node_probe import of_labels
+from agent.probes.readings import (
+    AnswerReading,
+    DeviceReading,
+    HoldingReading,
+    PluginReading,
+    RegisteredReading,
+    SharingReading,
+    TopologyReading,
+)
+from agent.sharing import Share, SharingReadings, plugin, shares
+from contract.gpunode import Device, Replicas
+
+GPU = "nvidia.com/gpu"
+SHARED = f"{GPU}.shared"
+DEVICES = [DeviceReading("nvml", "A", 0), DeviceReading("nvml", "B", 1)]
+
+
+def registered(resource: str, *ids: str) -> RegisteredReading:
+    return RegisteredReading("podresources", resource, frozenset(ids))
+
+
+def replicas(count: int, *devices: str) -> list[str]:
+    return [f"{device}::{number}" for device in devices for number in range(count)]
+
+
+def held(*ids: str, resource: str = GPU) -> list[HoldingReading]:
+    return [HoldingReading("checkpoint", "u", "main", resource, each) for each in ids]
+
+
+def configured(source: str = "plugin", **changes: Any) -> PluginReading:
+    return PluginReading(source, **{"sharing": "time-slicing", **changes})
+
+
+def counts(
+    told: SharingReadings, before: Mapping[str, Device] | None = None
+) -> dict[str, tuple[int, ...]]:
+    found, _ = shares(DEVICES, told, before or {})
+    return {
+        uuid: (share.replicas.free, share.replicas.allocated, share.replicas.unhealthy)
+        for uuid, share in found.items()
+    }
+
+
+def why(told: SharingReadings) -> list[str]:
+    return sorted({complaint.what for complaint in shares(DEVICES, told, {})[1]})
+
+
+def test_replicas_are_free_taken_or_unhealthy() -> None:
+    ids = replicas(4, "A", "B")
+    ids.remove("A::2")
+    told = SharingReadings(
+        registered=[registered(GPU, *ids)],
+        holdings=held("A::0", "B::1", "B::3"),
+        plugins=[configured()],
+    )
+    assert counts(told) == {"A": (2, 1, 1), "B": (2, 2, 0)}
+    assert why(told) == []
+
+
+def test_a_taken_replica_that_is_unhealthy_is_no_longer_one_that_comes_back() -> None:
+    told = SharingReadings(
+        registered=[registered(GPU, "A::0", "B::0", "B::1")], holdings=held("A::1")
+    )
+    assert counts(told)["A"] == (1, 0, 1)
+
+
+def test_an_init_container_and_the_one_after_it_take_one_replica() -> None:
+    twice = [*held("A::0"), HoldingReading("checkpoint", "u", "first", GPU, "A::0")]
+    told = SharingReadings(registered=[registered(GPU, *replicas(2, "A"))], holdings=twice)
+    assert counts(told)["A"] == (1, 1, 0)
+
+
+def test_the_plugin_s_configuration_knows_of_a_last_replica_that_is_unhealthy() -> None:
+    told = SharingReadings(
+        registered=[registered(GPU, *replicas(3, "A"))],
+        plugins=[configured(replicas={GPU: 4})],
+    )
+    assert counts(told)["A"] == (3, 0, 1)
+
+
+def test_after_a_reduction_only_what_is_advertised_is_counted_and_the_rest_is_said() -> None:
+    told = SharingReadings(
+        registered=[registered(GPU, *replicas(2, "A", "B"))],
+        holdings=held("A::0", "A::3"),
+        plugins=[configured(replicas={GPU: 2})],
+    )
+    assert counts(told) == {"A": (1, 1, 0), "B": (2, 0, 0)}
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+
+
+def test_after_a_renaming_the_new_name_counts() -> None:
+    told = SharingReadings(
+        registered=[registered(GPU), registered(SHARED, *replicas(2, "A", "B"))],
+        holdings=held("A::0"),
+        plugins=[configured()],
+    )
+    found, _ = shares(DEVICES, told, {})
+    assert found["A"] == Share("time-slicing", SHARED, Replicas(free=2))
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+
+
+def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
+    told = SharingReadings(
+        registered=[registered(GPU, *replicas(2, "A", "B"))],
+        holdings=held("A"),
+        plugins=[configured()],
+    )
+    assert counts(told)["A"] == (2, 0, 0)
+    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+
+
+def test_while_the_plugin_is_away_nothing_is_free() -> None:
+    shared = Device(uuid="A", sharing="mps", resource=GPU, replicas=Replicas(free=3, allocated=1))
+    told = SharingReadings(registered=[registered(GPU)], holdings=held("A::0"))
+    found, _ = shares(DEVICES, told, {"A": shared})
+    assert found == {"A": Share("mps", GPU, Replicas(unhealthy=4))}
+
+
+def test_an_unshared_device_that_fell_ill_is_still_the_plugin_s() -> None:
+    known = {"A": Device(uuid="A", resource=GPU, replicas=Replicas(free=1))}
+    told = SharingReadings(registered=[registered(GPU, "B")])
+    assert counts(told, known) == {"A": (0, 0, 1), "B": (1, 0, 0)}
+    assert counts(told) == {"B": (1, 0, 0)}  # never seen: not invented
+
+
+def test_mig_devices_have_the_resource_of_their_profile() -> None:
+    mig = [
+        DeviceReading("nvml", f"MIG-{n}", 0, kind="mig", parent="P", gpu_instance=n)
+        for n in range(2)
+    ]
+    told = SharingReadings(
+        registered=[
+            registered("nvidia.com/mig-1g.10gb", "MIG-0"),
+            registered("nvidia.com/mig-2g.20gb", "MIG-1::0", "MIG-1::1"),
+        ],
+        holdings=held("MIG-1::0", resource="nvidia.com/mig-2g.20gb"),
+        plugins=[configured()],
+    )
+    found, _ = shares(mig, told, {})
+    assert found["MIG-0"] == Share("none", "nvidia.com/mig-1g.10gb", Replicas(free=1))
+    assert found["MIG-1"] == Share(
+        "time-slicing", "nvidia.com/mig-2g.20gb", Replicas(free=1, allocated=1)
+    )
+
+
+def test_what_flags_say_wins_and_who_holds_what_is_still_the_kubelet_s() -> None:
+    told = SharingReadings(
+        flags=SharingReading("flags", GPU, 4, "mps"),
+        registered=[registered(GPU, *replicas(2, "A", "B"))],
+        holdings=held("A::0"),
+        plugins=[configured()],
+    )
+    assert counts(told) == {"A": (3, 1, 0), "B": (4, 0, 0)}
+    assert plugin(told).source.split(",")[0] == "flags"
+
+
+def test_devices_that_the_driver_does_not_list_are_said() -> None:
+    told = SharingReadings(registered=[registered(GPU, "A")], holdings=held("C", resource=GPU))
+    assert why(told) == [f"a pod holds {GPU} of a device that the driver does not list"]
+    other = SharingReadings(
+        registered=[registered(GPU, "A")], holdings=held("nic", resource="other/nic")
+    )
+    assert why(other) == []
+
+
+ANSWERED = [AnswerReading("checkpoint", GPU, frozenset({"envvar"}), mps=True)]
+LABELS = {
+    "nvidia.com/gpu.sharing-strategy": "mps",
+    "nvidia.com/gpu.replicas": "2",
+    "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED",
+}
+
+
+@pytest.mark.parametrize(
+    ("plugins", "answers", "expected"),
+    [
+        pytest.param([configured()], ANSWERED, "time-slicing", id="the configuration first"),
+        pytest.param([configured(sharing="none")], ANSWERED, "mps", id="unless it is not in use"),
+        pytest.param([], ANSWERED, "mps", id="then what the plugin answered"),
+        pytest.param([of_labels(LABELS)], [], "mps", id="then the labels"),
+        pytest.param([], [], "time-slicing", id="and nobody: said, and taken for time-slicing"),
+    ],
+)
+def test_how_replicas_are_shared_is_told_by_the_best_witness(
+    plugins: list[PluginReading], answers: list[AnswerReading], expected: str
+) -> None:
+    told = SharingReadings(
+        registered=[registered(GPU, *replicas(2, "A"))], plugins=plugins, answers=answers
+    )
+    found, _ = shares(DEVICES, told, {})
+    assert found["A"].sharing == expected
+    assert bool(why(told)) == (not plugins and not answers)
+
+
+def test_labels_that_contradict_the_plugin_are_said() -> None:
+    labels = of_labels(LABELS)
+    assert labels is not None
+    told = SharingReadings(plugins=[labels, configured()])
+    assert why(told) == ["sharing differs from the plugin's configuration"]
+
+
+def test_each_part_of_the_configuration_comes_from_the_best_source_that_tells_it() -> None:
+    found = plugin(
+        SharingReadings(
+            plugins=[
+                configured("labels", fail_requests_greater_than_one=True),
+                configured("plugin", allocation_policy="packed", toolkit_obeys_environment=True),
+            ],
+            answers=ANSWERED,
+            topologies=[
+                TopologyReading("kubelet", "none"),
+                TopologyReading("configz", "restricted"),
+            ],
+        )
+    )
+    assert found.allocation_policy == "packed"
+    assert found.device_list_strategy == "envvar"
+    assert found.fail_requests_greater_than_one is True
+    assert found.topology_manager_policy == "restricted"
+    assert found.pinning == "honoured"
+    assert found.source == "plugin,checkpoint,labels,configz"
+
+
+def test_nobody_is_pinned_where_the_plugin_hands_out_device_files_too() -> None:
+    one = configured("plugin", toolkit_obeys_environment=True, passes_device_specs=True)
+    assert plugin(SharingReadings(plugins=[one], answers=ANSWERED)).pinning == "unknown"
+
+
+def test_answers_of_two_configurations_tell_none() -> None:
+    two = [*ANSWERED, AnswerReading("checkpoint", GPU, frozenset({"cdi-cri"}), mps=False)]
+    assert plugin(SharingReadings(answers=two)).device_list_strategy == ""
+    assert plugin(SharingReadings()).pinning == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        pytest.param(LABELS, PluginReading("labels", "mps", {GPU: 2}), id="not renamed"),
+        pytest.param(
+            LABELS | {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+            PluginReading("labels", "mps", {SHARED: 2}),
+            id="renamed",
+        ),
+        pytest.param(
+            {
+                "cloud.google.com/gke-gpu-sharing-strategy": "time-sharing",
+                "cloud.google.com/gke-max-shared-clients-per-gpu": "3",
+            },
+            PluginReading("labels", "time-slicing", {GPU: 3}, fail_requests_greater_than_one=True),
+            id="GKE",
+        ),
+        pytest.param(
+            {"nvidia.com/gpu.sharing-strategy": "none", "nvidia.com/gpu.replicas": "1"},
+            PluginReading("labels", "none", {}),
+            id="not shared",
+        ),
+        pytest.param(
+            LABELS | {"nvidia.com/gpu.replicas": "many"},
+            PluginReading("labels", "mps", {}),
+            id="no number",
+        ),
+        pytest.param({"nvidia.com/gpu.sharing-strategy": ""}, None, id="invalid, GFD says"),
+        pytest.param({}, None, id="none"),
+    ],
+)
+def test_labels_of_gfd_and_gke_are_read(
+    labels: dict[str, str], expected: PluginReading | None
+) -> None:
+    assert of_labels(labels) == expected

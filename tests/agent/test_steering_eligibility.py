@@ -1,0 +1,71 @@
+"""Which resources of a node can be steered, and what is in the way."""
+
+from typing import Any, Literal
+
+import pytest
+
+from agent.steering.choice import (
+    NOT_PERMITTED,
+    NOTHING_SHARED,
+    SHARING_UNKNOWN,
+    Eligibility,
+    eligibility,
+)
+from contract.gpunode import Device, GPUNodeStatus, Plugin
+
+GPU = "nvidia.com/gpu"
+MIG = "nvidia.com/mig-1g.10gb"
+Policy = Literal["distributed", "packed", "unknown"]
+
+
+def device(uuid: str, **changes: Any) -> Device:
+    fields = {"sharing": "time-slicing", "resource": GPU, "numa_node": 0} | changes
+    return Device(uuid=uuid, **fields)
+
+
+def found(
+    *devices: Device, topology: str = "none", policy: Policy = "distributed", permitted: bool = True
+) -> Eligibility:
+    plugin = Plugin(allocation_policy=policy, topology_manager_policy=topology)
+    return eligibility(GPUNodeStatus(devices=list(devices), plugin=plugin), permitted)
+
+
+def test_every_shared_resource_is_steered() -> None:
+    devices = device("A"), device("B", numa_node=1), device("C", resource=MIG)
+    assert found(*devices, device("D", resource="x", sharing="none")) == Eligibility(
+        frozenset({GPU, MIG})
+    )
+
+
+def test_without_the_folder_nothing_is_steered() -> None:
+    assert found(device("A"), permitted=False) == Eligibility(obstacles=(NOT_PERMITTED,))
+
+
+@pytest.mark.parametrize(
+    ("devices", "policy", "obstacle"),
+    [
+        pytest.param([device("A", sharing="none")], "distributed", NOTHING_SHARED, id="whole GPUs"),
+        pytest.param([], "distributed", NOTHING_SHARED, id="no GPU"),
+        pytest.param(
+            [device("A", sharing="none")], "unknown", SHARING_UNKNOWN, id="plugin is unreadable"
+        ),
+    ],
+)
+def test_gpus_that_are_not_shared_are_not_steered(
+    devices: list[Device], policy: Policy, obstacle: str
+) -> None:
+    assert found(*devices, policy=policy) == Eligibility(obstacles=(obstacle,))
+
+
+def test_a_topology_policy_excludes_what_is_on_several_numa_nodes() -> None:
+    devices = device("A"), device("B", numa_node=1), device("C", resource=MIG)
+    seen = found(*devices, topology="single-numa-node")
+    assert (seen.resources, seen.excluded) == ({MIG}, {GPU})
+    (obstacle,) = seen.obstacles
+    assert obstacle.startswith(f"{GPU}: the kubelet's topology manager has policy single-numa-node")
+
+
+def test_a_policy_that_cannot_be_read_keeps_what_is_steered_already() -> None:
+    seen = found(device("A"), device("B", numa_node=1), topology="")
+    assert (seen.resources, seen.excluded) == (set(), set())
+    assert "has a policy that cannot be read" in seen.obstacles[0]
