@@ -23,7 +23,7 @@ from extender.errors import BadSettings
 
 PREFIX, NESTED = "HEADROOM_", "__"
 #: Variables of ``kubectl headroom`` and of the tests, which may be set in a user's shell.
-OTHERS = ("HEADROOM_SERVER", "HEADROOM_TOKEN", "HEADROOM_CACHE")
+OTHER_VARIABLES = ("HEADROOM_SERVER", "HEADROOM_TOKEN", "HEADROOM_CACHE")
 #: Maximum size of a file. It limits parsing time: PyYAML needs quadratic time for a long string,
 #: and 16 us for each bracket.
 MAX_BYTES = 64 << 10
@@ -48,7 +48,7 @@ EXAMPLES = {
     "prometheus_ca": "/etc/headroom/prometheus/ca.crt",
 }
 
-_Path = tuple[str | int, ...]
+_Location = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ParsedFile:
     """The content of a YAML file that holds a mapping, and the line of each key."""
 
     values: dict[str, Any]
-    lines: Mapping[_Path, int]
+    lines: Mapping[_Location, int]
     #: Keys that occur again, with the line of the repetition.
     repeated: Sequence[tuple[str, int]] = ()
 
@@ -102,7 +102,7 @@ def check_settings(
     env = {name: value for name, value in env.items() if name.startswith(PREFIX)}
     known = _variables()
     links = service_links(env)
-    for name in sorted(env.keys() - known.keys() - set(OTHERS) - links):
+    for name in sorted(env.keys() - known.keys() - set(OTHER_VARIABLES) - links):
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else "see docs/settings.md"
         problems.append(Problem(f"${name}", f"is not a setting; {hint}"))
@@ -110,7 +110,7 @@ def check_settings(
     flags = {name: value for name, value in overrides.items() if value is not None}
     values = _merged(_merged(parsed.values, _environment(env)), flags)
 
-    def sources(loc: _Path) -> Iterator[str]:
+    def sources(loc: _Location) -> Iterator[str]:
         """Yield the sources that set the value, the one with the highest priority first."""
         name = str(loc[0])
         if name in flags:
@@ -122,7 +122,7 @@ def check_settings(
             if loc[:length] in parsed.lines:
                 yield f"{where}:{parsed.lines[loc[:length]]}"
 
-    def source(loc: _Path) -> str:
+    def source(loc: _Location) -> str:
         return next(sources(loc), str(where)) if loc else str(where)
 
     try:
@@ -133,9 +133,9 @@ def check_settings(
     return (None if problems else settings), problems
 
 
-def _problem(finding: Any, source: Callable[[_Path], str]) -> Problem:
+def _problem(finding: Any, source: Callable[[_Location], str]) -> Problem:
     """Convert one of pydantic's error details; ``source`` returns where a value was set."""
-    loc: _Path = finding["loc"]
+    loc: _Location = finding["loc"]
     name, message = ".".join(map(str, loc)), str(finding["msg"]).removeprefix("Value error, ")
     cause = (finding.get("ctx") or {}).get("error")
     if isinstance(cause, Contradiction):
@@ -150,7 +150,7 @@ def _problem(finding: Any, source: Callable[[_Path], str]) -> Problem:
     return Problem(source(loc), f"{name}: {message}" if loc else message)
 
 
-def example_of(loc: _Path) -> str:
+def example_of(loc: _Location) -> str:
     """Return a valid line of YAML for the setting, or an empty string if there is no example."""
     name = str(loc[0])
     if name in EXAMPLES:
@@ -200,13 +200,13 @@ def _parse(path: Path) -> ParsedFile:
         return ParsedFile({}, {})
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadSettings(f"{path}: must hold a mapping, as in 'policy: pack'")
-    lines: dict[_Path, int] = {}
+    lines: dict[_Location, int] = {}
     repeated = [*_lines(tree, (), lines, 2)]
     return ParsedFile(content, lines, repeated)
 
 
 def _lines(
-    node: yaml.Node | None, parent: _Path, lines: dict[_Path, int], depth: int
+    node: yaml.Node | None, parent: _Location, lines: dict[_Location, int], depth: int
 ) -> Iterator[tuple[str, int]]:
     """Add the line of each key down to ``depth`` levels; yield keys that occur again."""
     if not isinstance(node, yaml.MappingNode) or not depth:
@@ -252,7 +252,7 @@ def _variables() -> dict[str, tuple[str, ...]]:
     return names
 
 
-def _names(parent: _Path) -> list[str]:
+def _names(parent: _Location) -> list[str]:
     """Return the names of all settings, or of the parts of the setting ``parent``."""
     if not parent:
         return list(Settings.model_fields)

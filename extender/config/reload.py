@@ -52,7 +52,7 @@ class SettingsReloader:
         self._seen = self._stamp()
         #: The settings as loaded at the start. The process may have been started with settings that
         #: override them.
-        self._began = check_settings(origin.path, origin.env, origin.flags)[0] or settings
+        self._initial = check_settings(origin.path, origin.env, origin.flags)[0] or settings
         #: The errors in the file, each with its line; empty if there are none.
         self.rejected: tuple[str, ...] = ()
         #: Names of settings whose new values take effect after a restart.
@@ -84,7 +84,7 @@ class SettingsReloader:
         self.after_restart = tuple(
             name
             for name in Settings.model_fields
-            if name not in RELOADED and getattr(written, name) != getattr(self._began, name)
+            if name not in RELOADED and getattr(written, name) != getattr(self._initial, name)
         )
         taken = {
             name: getattr(written, name)

@@ -73,9 +73,9 @@ class Template:
         try:
             self._read()
         except BadValue as err:
-            self._find(Weight.NOT_UNDERSTOOD, None, f"not changed: {err}")
+            self._report(Weight.NOT_UNDERSTOOD, None, f"not changed: {err}")
             return False
-        changed = self._take_out()
+        changed = self._remove_keys()
         if self._requests:
             self._write()
             changed = True
@@ -134,7 +134,7 @@ class Template:
             if amount is None:
                 raise BadValue(f"{key} is 0")
             if len(keys) > 1 and self._value(annotations, keys["request"], quantity) != amount:
-                self._find(
+                self._report(
                     Weight.CHANGED,
                     _line(annotations, keys["request"]),
                     f"{keys['request']} is less than the limit; Headroom reserves the limit",
@@ -163,7 +163,7 @@ class Template:
             if units is not None:
                 self._add("gpushare", name, ForeignRequest(units))
                 unit, other = ("GiB", "MiB") if unit_bytes > MIB else ("MiB", "GiB")
-                self._find(
+                self._report(
                     Weight.CHANGED,
                     _line(asked, GPUSHARE_MEMORY),
                     f"{GPUSHARE_MEMORY}: {asked[GPUSHARE_MEMORY]} was read as {unit}; "
@@ -189,31 +189,31 @@ class Template:
 
     # Writing.
 
-    def _take_out(self) -> bool:
+    def _remove_keys(self) -> bool:
         """Remove the keys of other allocators, and report those without an equivalent."""
         changed = False
         annotations, labels = self._annotations(), self._labels()
         for part, key in [*((annotations, k) for k in annotations), *((labels, k) for k in labels)]:
             name, line = str(key), _line(part, key)
             if part is annotations and name in LOST_ANNOTATIONS:
-                self._find(Weight.LOST, line, f"{name}: {LOST_ANNOTATIONS[name]}")
+                self._report(Weight.LOST, line, f"{name}: {LOST_ANNOTATIONS[name]}")
             elif STAMPS.fullmatch(name):
-                self._find(
+                self._report(
                     Weight.LOST, line, f"{name}: another allocator writes it when it places a pod"
                 )
             elif part is labels or not (name in KAI_REQUESTS or NV_FRACTION.fullmatch(name)):
                 if part is labels and name in QUEUES:
-                    self._find(
+                    self._report(
                         Weight.LOST, line, f"{name}: Headroom has no queues; the label was kept"
                     )
                 continue
             del part[key]
             changed = True
         for container in self._containers():
-            changed |= self._take_out_resources(container)
+            changed |= self._remove_resources(container)
             for env in container.get("env") or ():
                 if isinstance(env, dict) and env.get("name") == "NVIDIA_VISIBLE_DEVICES":
-                    self._find(
+                    self._report(
                         Weight.LOST,
                         _line(env, "name"),
                         "NVIDIA_VISIBLE_DEVICES: can give the container devices that were not "
@@ -221,7 +221,7 @@ class Template:
                     )
         return changed
 
-    def _take_out_resources(self, container: Yaml) -> bool:
+    def _remove_resources(self, container: Yaml) -> bool:
         changed = False
         reported: set[str] = set()
         resources = container.get("resources") or {}
@@ -230,7 +230,7 @@ class Template:
             for key in list(asked):
                 if key in LOST_RESOURCES and key not in reported:
                     reported.add(key)
-                    self._find(Weight.LOST, _line(asked, key), f"{key}: {LOST_RESOURCES[key]}")
+                    self._report(Weight.LOST, _line(asked, key), f"{key}: {LOST_RESOURCES[key]}")
                 if key in LOST_RESOURCES or key in (HAMI_MEMORY, HAMI_PERCENT, GPUSHARE_MEMORY):
                     del asked[key]
                     changed = True
@@ -247,22 +247,22 @@ class Template:
                 if GPU in _part(container, "requests"):
                     resources["requests"][GPU] = request.devices
                 if request.devices > 1:
-                    self._find(
+                    self._report(
                         Weight.CHANGED,
                         _line(container, "name"),
                         f"container {container['name']}: {request.devices} devices; if GPUs are "
                         "shared, the container can get two replicas of one device",
                     )
         amounts = {name: request.amount for name, request in self._requests.items()}
-        alike = len(set(amounts.values())) == 1 and self._holders() == amounts.keys()
+        is_same = len(set(amounts.values())) == 1 and self._gpu_containers() == amounts.keys()
         vram = (
             VramAnnotation(everywhere=next(iter(amounts.values())))
-            if alike
+            if is_same
             else VramAnnotation(by_container=amounts)
         )
         text = render_vram(vram)
         if any(isinstance(amount, Share) for amount in amounts.values()):
-            self._find(
+            self._report(
                 Weight.CHANGED,
                 None,
                 f"{VRAM}: {text}: the share refers to the memory that pods can reserve; before, it "
@@ -274,8 +274,8 @@ class Template:
         spec = self.pod["spec"]
         theirs = SCHEDULERS.get(str(spec.get("schedulerName", "")))
         line = _line(spec, "schedulerName")
-        if theirs is not None and not self._requests and not self._holders():
-            self._find(
+        if theirs is not None and not self._requests and not self._gpu_containers():
+            self._report(
                 Weight.CHANGED,
                 line,
                 f"schedulerName: {theirs}'s was kept, because the pod does not request {GPU}",
@@ -288,7 +288,7 @@ class Template:
                     "was removed, so the cluster's default applies; --scheduler-name NAME sets "
                     "another"
                 )
-            self._find(Weight.CHANGED, line, f"schedulerName: {theirs}'s {change}")
+            self._report(Weight.CHANGED, line, f"schedulerName: {theirs}'s {change}")
         elif not self._requests:
             return False
         if self.scheduler_name:
@@ -310,7 +310,7 @@ class Template:
         for part in ("initContainers", "containers") if init else ("containers",):
             yield from spec.get(part) or ()
 
-    def _holders(self) -> set[str]:
+    def _gpu_containers(self) -> set[str]:
         """Return the names of the containers that now request a GPU."""
         return {
             str(c["name"])
@@ -318,7 +318,7 @@ class Template:
             if GPU in _part(c, "limits") or GPU in _part(c, "requests")
         }
 
-    def _find(self, weight: Weight, line: int | None, message: str) -> None:
+    def _report(self, weight: Weight, line: int | None, message: str) -> None:
         self.findings.append(Finding(weight, line or _line(self.pod, "spec"), self.where, message))
 
 
