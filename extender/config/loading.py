@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from contract.service_links import service_links
 from extender.config.constraints import Contradiction
@@ -72,6 +73,32 @@ class ParsedFile:
     repeated: Sequence[tuple[str, int]] = ()
 
 
+class _Environment(EnvSettingsSource):
+    """Settings from environment variables. Lists are comma-separated, or JSON."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = {name.lower(): value for name, value in env.items()}
+        super().__init__(_Variables)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return self._env
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        text = str(value).strip()
+        if text[:1] in ("[", "{"):
+            try:
+                return json.loads(text)
+            except ValueError:
+                return text  # validation rejects it later
+        return [part.strip() for part in text.split(",") if part.strip()]
+
+
+class _Variables(Settings, BaseSettings):
+    """A description of the settings as environment variables; never instantiated."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=NESTED)
+
+
 def load_settings(
     path: Path | None, env: Mapping[str, str] | None = None, **overrides: Any
 ) -> Settings:
@@ -108,7 +135,7 @@ def check_settings(
         problems.append(Problem(f"${name}", f"is not a setting; {hint}"))
     env = {name: value for name, value in env.items() if name in known and name not in links}
     flags = {name: value for name, value in overrides.items() if value is not None}
-    values = _merged(_merged(parsed.values, _environment(env)), flags)
+    values = _merged(_merged(parsed.values, _Environment(env)()), flags)
 
     def sources(loc: _Location) -> Iterator[str]:
         """Yield the sources that set the value, the one with the highest priority first."""
@@ -219,36 +246,13 @@ def _lines(
         yield from _lines(value, path, lines, depth - 1)
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in ``env``. Lists are comma-separated, or JSON."""
-    values: dict[str, Any] = {}
-    for variable, (name, *part) in _variables().items():
-        if variable not in env:
-            continue
-        if not part:
-            is_plain = not isinstance(Settings.model_fields[name].default, tuple | BaseModel)
-            values[name] = env[variable] if is_plain else _decoded(env[variable].strip())
-        elif isinstance(group := values.setdefault(name, {}), dict):
-            group[part[0]] = env[variable]
-    return values
-
-
-def _decoded(text: str) -> Any:
-    if text[:1] in ("[", "{"):
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text  # validation rejects it later
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _variables() -> dict[str, tuple[str, ...]]:
-    """Return the name of each variable -> the setting that it sets, and which part of it."""
-    names: dict[str, tuple[str, ...]] = {}
+def _variables() -> dict[str, None]:
+    """Return all variable names as keys, in the order of the settings."""
+    names: dict[str, None] = {}
     for name, field in Settings.model_fields.items():
-        names[PREFIX + name.upper()] = (name,)
-        for part in _fields_of(field):
-            names[f"{PREFIX}{name.upper()}{NESTED}{part.upper()}"] = (name, part)
+        variable = PREFIX + name.upper()
+        names[variable] = None
+        names |= {f"{variable}{NESTED}{inner.upper()}": None for inner in _fields_of(field)}
     return names
 
 
