@@ -1,7 +1,7 @@
 """Sorts the pods of a node for preemption: those that leave anyway and those that may be evicted.
 
-``Needs`` computes what evictions must free so that kube-scheduler's own filters, which do not run
-here, pass.
+``left_bytes`` computes the memory that evictions free. ``Needs`` computes what they must free so
+that kube-scheduler's own filters, which do not run here, pass.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from contract.annotations import MIRROR
 from contract.kube import Pod
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.victims import NOT_STARTED_S, Evictable
 from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import not_modeled
@@ -82,6 +83,14 @@ def as_evictable(pod: Pod) -> Evictable:
     since_s = age(stamp, 0.0) if stamp else None
     started_s = NOT_STARTED_S if since_s is None else round(-since_s)
     return Evictable(pod.metadata.uid, priority(pod), started_s)
+
+
+def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
+    """Return the maximum of free bytes on the device when the pods ``gone`` have left."""
+    staying = [h for h in terms.holders if h.observed and h.uid not in gone]
+    if staying and not terms.common:
+        return -1
+    return terms.allocatable_bytes - sum(holder.charged_bytes for holder in staying)
 
 
 class Needs:

@@ -81,12 +81,6 @@ class _Wait:
     request: VramRequest | Unreadable | None = None
     default_vram: str | None = None
 
-    def see_retry(self, retry: str | None, now_s: float) -> None:
-        """Record the pod's retry annotation."""
-        if retry not in (self.seen, self.written):
-            self.by_another_s = now_s
-        self.seen = retry
-
 
 #: Kind of request, node, generation of the node's last change, pods that claim the node.
 _ClaimCheck = tuple[Kind, str, int, tuple[tuple[str, str], ...]]
@@ -131,7 +125,9 @@ class RequeueHints:
             wait = known if known is not None and known.pod is pod else self._seen(pod)
             if not _is_rejected(wait, decision, wall_s):
                 continue
-            wait.see_retry(pod.annotation(RETRY), now_s)
+            if (retry := pod.annotation(RETRY)) not in (wait.seen, wait.written):
+                wait.by_another_s = now_s
+            wait.seen = retry
             # Not later than now: if the clock was ahead, later decisions would be ignored.
             wait.requeued_at_s = min(wait.requeued_at_s, wall_s)
             if wait.claim:

@@ -8,8 +8,8 @@ free at least as much of every requested resource as kube-scheduler's own victim
 managed GPUs stay victims if kube-scheduler proposed them, and are never added here. A node on which
 no eviction helps is left out.
 
-kube-scheduler does not offer nodes on which only GPU memory is short: its own filters passed them.
-The best of these nodes is added if it is better than all offered nodes.
+kube-scheduler does not offer nodes on which only GPU memory is short. They passed its own filters,
+and Headroom rejected them. The best of them is added if it is better than all offered nodes.
 
 Pods that are leaving anyway count as gone. If that alone makes the preemptor fit, no other pod is
 evicted. The leaving pods are returned as victims if kube-scheduler may evict them, which only holds
@@ -52,6 +52,7 @@ from extender.state.evictable_pods import (
     is_evictable,
     is_stuck,
     leaving,
+    left_bytes,
     may_preempt,
     only_resources_missing,
 )
@@ -391,11 +392,3 @@ class _Candidate:
         return not rejection_beside(
             search.state, search.pod, on, self._nominees, search.now_s, gone
         )
-
-
-def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
-    """Return the maximum of free bytes on the device when the pods ``gone`` have left."""
-    staying = [h for h in terms.holders if h.observed and h.uid not in gone]
-    if staying and not terms.common:
-        return -1
-    return terms.allocatable_bytes - sum(holder.charged_bytes for holder in staying)
