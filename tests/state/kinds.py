@@ -110,7 +110,7 @@ def of(*containers: Any) -> Pod:
 
 KINDS = (
     Kind(
-        "GPUs that nobody shares",
+        "GPUs that are not shared",
         "8 GiB",
         pod("8Gi"),
         node(device("GPU-a"), device("GPU-b")),
@@ -139,13 +139,13 @@ KINDS = (
         node(used("GPU-a", 4, 1), used("GPU-b", 4, 1), used("GPU-c", 20, 2)),
     ),
     Kind(
-        "Time-slicing, policy packed: the fullest by count is next, full in memory or not",
+        "Time-slicing, policy packed: most replicas in use is next, with or without free memory",
         "8 GiB",
         pod("8Gi"),
         node(used("GPU-a", 4, 1), used("GPU-c", 20, 2), plugin=PACKED),
     ),
     Kind(
-        "Time-slicing, and nobody knows the policy",
+        "Time-slicing, policy unknown",
         "8 GiB",
         pod("8Gi"),
         node(used("GPU-a", 4, 1), used("GPU-c", 20, 2), plugin=Plugin()),
@@ -191,14 +191,14 @@ KINDS = (
         annotations=PINNED,
     ),
     Kind(
-        "To be pinned, and nobody shares its MIG devices",
+        "Annotated as pinned, with MIG devices that are not shared",
         "8 GiB, its variable follows the placement",
         of(following(container())),
         node(*(mig(f"MIG-{name}", number) for number, name in enumerate("ab")), plugin=OBEYS),
         annotations=PINNED,
     ),
     Kind(
-        "To be pinned, with the GPU Operator's defaults",
+        "Annotated as pinned, with the GPU Operator's defaults",
         "8 GiB",
         pod("8Gi"),
         node(shared("GPU-a"), plugin=OPERATOR),
@@ -211,7 +211,7 @@ KINDS = (
         node(shared("GPU-a"), plugin=OBEYS),
     ),
     Kind(
-        "The pod sets NVIDIA_VISIBLE_DEVICES and would be obeyed",
+        "The pod sets NVIDIA_VISIBLE_DEVICES, and the node may obey it",
         "8 GiB, `NVIDIA_VISIBLE_DEVICES: all`",
         of(choosing(container())),
         node(shared("GPU-a"), plugin=OBEYS),
@@ -224,13 +224,13 @@ KINDS = (
         rules=Rules(visible_devices=VisibleDevices.CHARGE),
     ),
     Kind(
-        "Steered: any device with room will do, and the fullest is taken",
+        "Steered: the fullest device with enough memory",
         "8 GiB",
         pod("8Gi"),
         node(used("GPU-a", 4, 1), used("GPU-b", 12, 2), used("GPU-c", 20, 0), plugin=STEERED),
     ),
     Kind(
-        "Steered, while another pod is on its way",
+        "Steered, while another pod is unconfirmed",
         "16 GiB",
         pod("16Gi"),
         node(
@@ -248,7 +248,7 @@ KINDS = (
         labels=LABELS,
     ),
     Kind(
-        "Labels that do not say enough, `require_report: false`",
+        "Insufficient labels, `require_report: false`",
         "8 GiB",
         pod("8Gi"),
         gpunode(),
@@ -256,7 +256,7 @@ KINDS = (
         rules=Rules(require_report=False),
     ),
     Kind(
-        "Another allocator gives its GPUs out",
+        "A foreign allocator",
         "8 GiB",
         pod("8Gi"),
         node(shared("GPU-a")),
@@ -313,7 +313,7 @@ KINDS = (
 def section() -> Iterator[str]:
     """The text between the two marks."""
     for kind in KINDS:
-        yield f"**{kind.title}.** A pod asks for {kind.asked}:"
+        yield f"**{kind.title}.** A pod requests {kind.asked}:"
         yield ""
         yield "```"
         yield from kind.told()
