@@ -95,7 +95,7 @@ class ReconcileController:
         self._reservations_changed.set()
 
     def applied(self, events: Sequence[Event]) -> None:
-        """Note events that may concern a node to initialise, or a changed device choice."""
+        """Check the nodes soon if one may have to be initialised, or has another device choice."""
         seen = [event.node.metadata.name for event in events if isinstance(event, NodeSeen)]
         held = filter(None, map(self._cluster.gpunode, seen))
         if any(map(_changes_readiness, events)) or unnoted_choices(self._cluster, held):

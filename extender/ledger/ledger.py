@@ -15,7 +15,7 @@ from extender.ledger.store import Store
 
 
 class Ledger:
-    """Writes, reads and removes reservations; see the classes of its parts for the parameters."""
+    """Writes reservations and binds pods. The classes of its parts describe the parameters."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class Reservations:
 
     async def remove(self, node: str, uid: str, left: bool = False) -> bool:
         """Remove a reservation unless its pod may run on the node. This is the only way to remove
-        one. Any caller may use it at any time.
+        one.
 
         A pod that is gone from the store may have run on the node, and its containers may still
         run. So its reservation stays unless the pod is known to have ended, never ran there, or has
