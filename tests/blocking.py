@@ -40,7 +40,7 @@ class Ledger:
 
     def __getattr__(self, name: str) -> Any:
         whole = self.awaited
-        parts = (whole.binder, whole.reclaimer, whole.initialiser, whole)
+        parts = (whole.binder, whole.reservations, whole.initialiser, whole)
         method = getattr(next(part for part in parts if hasattr(part, name)), name)
         return lambda *args, **how: now(method(*args, **how))
 

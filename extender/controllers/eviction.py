@@ -80,7 +80,7 @@ class Evictions:
                 return EvictionResult()
             leave = self._misplaced(gpunode).leave
             with suppress(StoreConflict, StoreNotFound):
-                return await self._evict(await self._ledger.reclaimer.mark(gpunode, leave))
+                return await self._evict(await self._ledger.reservations.mark(gpunode, leave))
         return EvictionResult()
 
     async def _evict(self, gpunode: GPUNode) -> EvictionResult:

@@ -47,25 +47,25 @@ class ExtendedResourceController:
     async def once(self) -> None:
         due = list(islice(capacity_changes(self._cluster, self._wanted), AT_MOST))
         if due:
-            trouble = await asyncio.to_thread(self._write, due)
-            if trouble and trouble != self._logged:
-                log.warning("memory_not_shown", message=trouble, hint=_HINT)
-            self._logged = trouble
+            error = await asyncio.to_thread(self._write, due)
+            if error and error != self._logged:
+                log.warning("memory_not_shown", message=error, hint=_HINT)
+            self._logged = error
 
     def _write(self, due: list[CapacityChange]) -> str:
         """Return the first error; empty if there was none. If writing is forbidden, stop at the
         first node."""
-        trouble = ""
+        error = ""
         for shown in due:
             try:
                 self._write_one(shown)
             except ApiStatus as err:
-                trouble = trouble or str(err)
+                error = error or str(err)
                 if err.status == 403:
                     break
             except ApiError as err:
                 return str(err)
-        return trouble
+        return error
 
     def _write_one(self, shown: CapacityChange) -> None:
         """Patch one Node. Several replicas may do so: a patch without changes creates no new

@@ -95,7 +95,7 @@ class ReconcileController:
         self._reservations_changed.set()
 
     def applied(self, events: Sequence[Event]) -> None:
-        """Note events that may concern a node to initialise, or a changed device choice."""
+        """Check the nodes soon if one may have to be initialised, or has another device choice."""
         seen = [event.node.metadata.name for event in events if isinstance(event, NodeSeen)]
         held = filter(None, map(self._cluster.gpunode, seen))
         if any(map(_changes_readiness, events)) or unnoted_choices(self._cluster, held):
@@ -196,15 +196,15 @@ class ReconcileController:
     async def _correct(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
         if isinstance(found, UnreservedPod):
             node, uid = found.node, found.pod.metadata.uid
-            charged = await ledger.reclaimer.charge(node, found.pod)
+            charged = await ledger.reservations.charge(node, found.pod)
             log.info("unreserved_pod_adopted", node=node, pod_uid=uid, charged=charged)
             return
         node, uid = found.node, found.uid
         if isinstance(found, Leftover):
-            removed = await ledger.reclaimer.remove(node, uid, found.left)
+            removed = await ledger.reservations.remove(node, uid, found.left)
             log.info("reservation_checked", node=node, pod_uid=uid, removed=removed)
             return
-        version = await ledger.reclaimer.departed_by(node, uid, found.reservation)
+        version = await ledger.reservations.departed_by(node, uid, found.reservation)
         if version is not None:
             self._deliver([DepartureMarked(node, uid, version, time.monotonic())])
             log.info("reservation_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)

@@ -19,8 +19,7 @@ from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
 from extender.ledger.node_batcher import NodeBatcher, NodeQueue
-from extender.ledger.reclaim import Reclaimer
-from extender.ledger.reservations import ATTEMPTS, ReservationWriter
+from extender.ledger.reservations import ATTEMPTS, Reservations
 from extender.ledger.store import Binding
 from extender.placement.placement_record import Placement
 
@@ -122,15 +121,13 @@ class Binder:
 
     def __init__(
         self,
-        writer: ReservationWriter,
-        reclaimer: Reclaimer,
+        reservations: Reservations,
         judge: Judge,
         observes: Callable[[], bool] = bool,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._writer = writer
-        self._store = writer.store
-        self._reclaimer = reclaimer
+        self._reservations = reservations
+        self._store = reservations.store
         self._judge = judge
         self._observes = observes
         self._monotonic_s = monotonic_s
@@ -179,7 +176,7 @@ class Binder:
             if isinstance(state, Failed):
                 # No attempt can use the reservation any more. If this removal fails, the reconciler
                 # repeats it.
-                await self._reclaimer.remove(request.node, request.uid)
+                await self._reservations.remove(request.node, request.uid)
             if not isinstance(state, Pod):
                 return state
             # Still unbound: start again. The reservation stays, for this or a concurrent attempt.
@@ -224,14 +221,14 @@ class Binder:
                 pending.finish(err)
             if pending.reservation is not None:
                 gpunode = _with(
-                    gpunode, pending.request.uid, self._writer.stamped(pending.reservation)
+                    gpunode, pending.request.uid, self._reservations.stamped(pending.reservation)
                 )
         # 3. Reserve, always, even if the pod has a reservation already: the write proves that no
         # replica removed it in between.
         error: StoreError | None = None
         if gpunode is not before:
             try:
-                queue.gpunode = gpunode = await self._writer.write(before, gpunode.spec)
+                queue.gpunode = gpunode = await self._reservations.write(before, gpunode.spec)
             except (StoreConflict, OutcomeUnknown) as err:
                 error = err
         for pending in binds:
@@ -288,7 +285,7 @@ class Binder:
             # correct charges. Not before the node is initialised: that charges all pods on the
             # node.
             if gpunode.spec.initialised:
-                pending.reservation = self._writer.adopt(state, gpunode)
+                pending.reservation = self._reservations.adopt(state, gpunode)
         elif placement.charges:
             pending.reservation = _reserve(state, placement)
         pending.step = _Reserved(state, placement, despite)

@@ -17,7 +17,7 @@ from extender.errors import (
     StoreRejected,
     StoreTimeout,
 )
-from extender.ledger.reservations import ATTEMPTS, ReservationWriter
+from extender.ledger.reservations import ATTEMPTS, Reservations
 
 log = structlog.get_logger()
 
@@ -64,12 +64,12 @@ class Initialiser:
 
     def __init__(
         self,
-        writer: ReservationWriter,
+        reservations: Reservations,
         together: Callable[[Iterable[Awaitable[None]]], Awaitable[None]] = one_by_one,
     ) -> None:
-        self._writer = writer
-        self._store = writer.store
-        self._new_id = writer.new_id
+        self._reservations = reservations
+        self._store = reservations.store
+        self._new_id = reservations.new_id
         self._together = together
         #: Uids of GPUNodes to initialise whose older Bindings can no longer succeed.
         self._cleared: set[str] = set()
@@ -86,7 +86,7 @@ class Initialiser:
         for node in nodes:
             with errors:
                 gpunode = await self._read_or_create(node)
-                if gpunode and not gpunode.spec.initialised and self._writer.known(gpunode):
+                if gpunode and not gpunode.spec.initialised and self._reservations.known(gpunode):
                     waiting.append(gpunode)
         made = await self._initialise(waiting, errors) if waiting else []
         errors.raise_first()
@@ -127,7 +127,8 @@ class Initialiser:
             unbound = [
                 pod
                 for pod in pods
-                if not (pod.node or pod.ended) and self._writer.adopt(pod, gpunode) is not None
+                if not (pod.node or pod.ended)
+                and self._reservations.adopt(pod, gpunode) is not None
             ]
             await self._together(map(self._touch, unbound))
 
@@ -149,19 +150,19 @@ class Initialiser:
         for _ in range(ATTEMPTS):
             if gpunode is None or gpunode.metadata.uid != listed.metadata.uid:
                 return False
-            if gpunode.spec.initialised or not self._writer.known(gpunode):
+            if gpunode.spec.initialised or not self._reservations.known(gpunode):
                 return False
             reservations = dict(gpunode.spec.reservations)
             for pod in pods:
                 if pod.metadata.uid in reservations:
                     continue
-                if (reservation := self._writer.adopt(pod, gpunode)) is not None:
-                    reservations[pod.metadata.uid] = self._writer.stamped(reservation)
+                if (reservation := self._reservations.adopt(pod, gpunode)) is not None:
+                    reservations[pod.metadata.uid] = self._reservations.stamped(reservation)
             spec = msgspec.structs.replace(
                 gpunode.spec, initialised=True, reservations=reservations
             )
             with suppress(StoreConflict, StoreNotFound):
-                await self._writer.write(gpunode, spec)
+                await self._reservations.write(gpunode, spec)
                 return True
             gpunode = await self._store.read_gpunode(listed.name)
         return False
@@ -209,6 +210,6 @@ class Initialiser:
                 return True
             spec = msgspec.structs.replace(gpunode.spec, device_choice=choice)
             with suppress(StoreConflict, StoreNotFound):
-                await self._writer.write(gpunode, spec)
+                await self._reservations.write(gpunode, spec)
                 return True
         return False

@@ -10,13 +10,12 @@ from contract.kube import Pod
 from extender.errors import StoreConflict, StoreNotFound
 from extender.ledger.bind import Binder, Judge
 from extender.ledger.initialise import Initialiser, one_by_one
-from extender.ledger.reclaim import Reclaimer
-from extender.ledger.reservations import ATTEMPTS, Adopt, ReservationWriter, has_devices
+from extender.ledger.reservations import ATTEMPTS, Adopt, Reservations, has_devices
 from extender.ledger.store import Store
 
 
 class Ledger:
-    """Writes, reads and removes reservations; see the classes of its parts for the parameters."""
+    """Writes reservations and binds pods. The classes of its parts describe the parameters."""
 
     def __init__(
         self,
@@ -33,10 +32,9 @@ class Ledger:
     ) -> None:
         self._store = store
         self._new_id = new_id
-        writer = ReservationWriter(store, adopt, written, wall_s, new_id, known)
-        self.reclaimer = Reclaimer(writer)
-        self.initialiser = Initialiser(writer, together)
-        self.binder = Binder(writer, self.reclaimer, judge, observes, monotonic_s)
+        self.reservations = Reservations(store, adopt, written, wall_s, new_id, known)
+        self.initialiser = Initialiser(self.reservations, together)
+        self.binder = Binder(self.reservations, judge, observes, monotonic_s)
 
     async def requeue(self, pod: Pod) -> str | None:
         """Make kube-scheduler retry the pod, by changing an annotation of it.

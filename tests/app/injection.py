@@ -27,7 +27,6 @@ MODULES = (
     "extender.ledger.bind",
     "extender.ledger.initialise",
     "extender.ledger.ledger",
-    "extender.ledger.reclaim",
     "extender.ledger.reservations",
     "extender.ledger.node_batcher",
     "extender.batches",
@@ -50,8 +49,8 @@ MODULES = (
 )
 #: Aliases of ``Callable`` in these modules.
 CALLABLES = ("Callable", "Post")
-#: Callbacks that the parts of the ledger have from ``ReservationWriter``.
-LEDGER_CALLBACKS = ("self._writer.known", "self._new_id")
+#: Callbacks that the parts of the ledger have from ``Reservations``.
+LEDGER_CALLBACKS = ("self._reservations.known", "self._new_id")
 T = TypeVar("T")
 
 

@@ -101,7 +101,7 @@ class Deaf:
     def __init__(self) -> None:
         self.raised: set[str] = set()
         self.called: set[str] = set()
-        self.reclaimer = self.initialiser = self
+        self.reservations = self.initialiser = self
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any) -> Any:
@@ -214,7 +214,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.done: set[str] = set()
-        self.reclaimer = self.initialiser = self
+        self.reservations = self.initialiser = self
 
     async def departed_by(self, node: str, uid: str, reservation: object) -> str:
         if node == "slow":

@@ -43,7 +43,7 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
 
         class Evictor:
             @property
-            def reclaimer(self) -> "Evictor":
+            def reservations(self) -> "Evictor":
                 return self
 
             async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str:
@@ -92,7 +92,7 @@ class Open:
 
     def __init__(self) -> None:
         self.now = self.most = self.done = 0
-        self.reclaimer = self
+        self.reservations = self
 
     async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str:
         await self._wait()

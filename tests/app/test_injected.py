@@ -28,8 +28,8 @@ NOT_REACHED = {
     "belongs to other processes or to tests": {
         "extender.ledger.initialise:one_by_one: waited await call",
         "extender.state.event_queue:EventQueue.idle: waited await self._idle.wait()",
-        "extender.controllers.reconcile:ReconcileController.once: waited await self.check_reserv",
-        "extender.controllers.reconcile:ReconcileController.once: waited await self.prepare_node",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.check_reserva",
+        "extender.controllers.reconcile:ReconcileController.once: waited await self.prepare_nodes",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.record_events",
     },
     "is handed to a port of HTTP, which answers with 500": {

@@ -44,14 +44,14 @@ MUTANTS = {
     ),
     # Promises that nobody needs any more stay.
     "no removal": Mutant(
-        "extender/ledger/reclaim.py",
+        "extender/ledger/reservations.py",
         "        for _ in range(ATTEMPTS):\n"
         "            try:\n"
-        "                gpunode = await self._store.read_gpunode(node)\n"
+        "                gpunode = await self.store.read_gpunode(node)\n"
         "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
         "        for _ in range(0):\n"
         "            try:\n"
-        "                gpunode = await self._store.read_gpunode(node)\n"
+        "                gpunode = await self.store.read_gpunode(node)\n"
         "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
     ),
     # Pods are bound, and promised nothing.
@@ -62,9 +62,8 @@ MUTANTS = {
     ),
     # Who was bound by somebody else is not written down.
     "no adoption": Mutant(
-        "extender/ledger/reclaim.py",
-        "if (reservation := self._writer.adopt(pod, gpunode)) is None:\n"
-        "                    return True",
+        "extender/ledger/reservations.py",
+        "if (reservation := self.adopt(pod, gpunode)) is None:\n                    return True",
         "return True\n                reservation = None",
     ),
     # A bind waits for an answer of a process that takes no part in scheduling.

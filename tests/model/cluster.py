@@ -27,7 +27,7 @@ from contract.kube import (
     ResourceRequirements,
 )
 from contract.reasons import Reason
-from extender.ledger import bind, initialise, reclaim, reservations
+from extender.ledger import bind, initialise, reservations
 from extender.ledger import ledger as real_ledger
 from extender.ledger.memory_store import SyncStore
 from extender.placement.placement_record import Placement
@@ -40,7 +40,7 @@ from tests.model.explorer import Deed, Program
 from tests.model.world import World, WorldStore, changed
 
 #: The modules of the protocol, each after those that it imports.
-MODULES = (reservations, reclaim, initialise, bind, real_ledger)
+MODULES = (reservations, initialise, bind, real_ledger)
 MEMORY_BYTES = 10
 RESOURCE = "nvidia.com/gpu"
 NODES = ("n1", "n2")
