@@ -273,7 +273,9 @@ class PreferredAllocation:
             raise Rejected(
                 "Headroom: no GPU of this node has enough free memory for a pod bound to the node"
             )
-        result = "plugin" if not found.replicas else "stranger" if not found.awaited else "reserved"
+        result = (
+            "plugin" if not found.replicas else "unreserved" if not found.awaited else "reserved"
+        )
         if found.reserved and found.device != found.reserved:
             result = "elsewhere"
         self.answers[resource, result] += 1

@@ -102,7 +102,7 @@ class PreemptView(PhaseView):
     #: Whether the search was stopped early on some node, to limit its time.
     cut_short: bool
     #: All of this as lines to read.
-    told: list[str]
+    lines: list[str]
 
 
 class BindView(PhaseView):
@@ -270,7 +270,7 @@ def _preempt_view(record: Record, replica: str, sees: Sees) -> PreemptView | Non
         helpless=part.helpless,
         soon=part.soon,
         cut_short=part.cut_short,
-        told=list(sentences(msgspec.structs.replace(part, victims=seen), hidden)),
+        lines=list(sentences(msgspec.structs.replace(part, victims=seen), hidden)),
     )
 
 

@@ -68,7 +68,7 @@ class NearestView(BaseModel):
     hidden_blockers: int
     hidden_blockers_bytes: int
     #: All of this as lines to read.
-    told: list[str]
+    lines: list[str]
 
 
 class SuggestionsView(BaseModel):
@@ -168,7 +168,7 @@ def nearest_view(
         blockers=[held_view(held) for held in shown],
         hidden_blockers=len(hidden),
         hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
-        told=[*explanation_lines(node), *map(_holds, shown), *_held_by_hidden(hidden)],
+        lines=[*explanation_lines(node), *map(_holds, shown), *_held_by_hidden(hidden)],
     )
 
 

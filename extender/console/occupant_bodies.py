@@ -19,7 +19,7 @@ class HeldView(BaseModel):
     namespace: str
     name: str
     uid: str
-    #: waiting (reserved, no Binding seen yet), on_its_way (bound, not observed on a device yet),
+    #: waiting (reserved, no Binding seen yet), unconfirmed (bound, not observed on a device yet),
     #: running, ending (its memory is not free yet) or gone (no sample shows it as free yet).
     phase: str
     #: False: bound without a reservation; only its measured use counts.

@@ -67,7 +67,7 @@ class PeerView(BaseModel):
     #: As ``settings.mode``.
     mode: str
     #: Seconds since its last line.
-    heard_s: float | None
+    contact_age_s: float | None
 
 
 class StatusBody(Body):
@@ -135,7 +135,7 @@ def router(context: Context) -> APIRouter:
                     not_ready_because=state.not_ready_because or None,
                     snapshot_generation=state.generation,
                     mode=state.mode,
-                    heard_s=each.heard_s and round(each.heard_s, 3),
+                    contact_age_s=each.heard_s and round(each.heard_s, 3),
                 )
                 for each in context.journal.followed()
                 if not (each.trouble or each.is_gone) and (state := each.state) is not None

@@ -37,7 +37,7 @@ _FLEET = (
         "reserved",
     ),
     (
-        "awaited",
+        "unconfirmed",
         "Worst-case charge of unconfirmed pods, on each device that they may get; so more than "
         "they request.",
         "awaited",

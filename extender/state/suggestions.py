@@ -27,7 +27,7 @@ from extender.state.node_whatif import fits_after_eviction
 from extender.state.selectors import Obstacle
 from extender.state.simulation import Simulation
 
-Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]
+Kind = Literal["lower", "wait", "eligible", "repair", "replicas", "quota"]
 #: Faults of a node whose memory is known, so that a repair can be simulated.
 _FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
 #: Maximum number of suggested repairs.
@@ -231,7 +231,7 @@ def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Itera
             f"repair node {node.name}: it has room for the pod, but {what}"
             f"{but_not_checked(where.not_checked(row))}"
         )
-        yield Suggestion("mend", sentence, node.name)
+        yield Suggestion("repair", sentence, node.name)
 
 
 def _fits_when_repaired(cluster: ClusterState, verdicts: Verdicts, name: str) -> bool:

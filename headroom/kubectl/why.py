@@ -38,7 +38,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     nearest = body["nearest"] if wide else body["nearest"][:NEAREST]
     if nearest:
         lines += ["", "Nearest nodes"]
-        lines += [f"  {line}" for node in nearest for line in node["told"]]
+        lines += [f"  {line}" for node in nearest for line in node["lines"]]
     return lines + _asked(body)
 
 
@@ -82,7 +82,7 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
     if preempted := decision["preempt"]:
         lines.append(f"preempt: in {preempted['took_ms']:.1f} ms")
         # Older replicas do not return this field.
-        lines += [f"  {each}" for each in preempted.get("told") or ()]
+        lines += [f"  {each}" for each in preempted.get("lines") or ()]
     if bound := decision["bind"]:
         why_not = f", {bound['message']}" if bound["message"] else ""
         outcome = f"{bound['outcome']}{why_not}"
@@ -93,7 +93,7 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
 def score(body: Mapping[str, Any]) -> list[str]:
     """Format the body of /v1/score: one pod on one node, now and in the last attempt."""
     live = body["live"]
-    lines = list(live["node"]["told"])
+    lines = list(live["node"]["lines"])
     lines.append(f"  {_source(live)}, generation {body['snapshot_generation']}")
     lines += [f"  fails: {each['message']}" for each in live["failing"]]
     if live["not_tried"]:

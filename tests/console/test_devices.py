@@ -75,7 +75,7 @@ def test_everybody_on_a_device_is_shown_with_how_far_along_they_are(fleet: Asked
     assert told == [
         ("strange", "running", False, 4, 0),
         ("runs", "running", True, 3, GIB),
-        ("comes", "on_its_way", True, 2, 0),
+        ("comes", "unconfirmed", True, 2, 0),
         ("ends", "ending", True, 2, 0),
         ("gone", "gone", True, 2, 0),
     ]

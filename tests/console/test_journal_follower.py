@@ -249,4 +249,4 @@ def test_whoever_is_asked_answers_for_both_replicas() -> None:
         logged = [json.loads(line) for line in Path(two.log).read_text().splitlines()]
         assert [entry["decision_id"] for entry in logged if entry["event"] == "bind"] == ["uid-p.1"]
         (peer,) = two.get("/v1/status").json()["peers"]
-        assert peer["heard_s"] < 15.0
+        assert peer["contact_age_s"] < 15.0

@@ -204,7 +204,7 @@ def test_another_process_says_the_same_of_every_pod_on_every_node(
     reasons: set[str | None] = set()
     for name in WAITING:
         if name == "wrong":
-            assert "headroom.gpu/vram" in told["default/wrong"]["told"][0]
+            assert "headroom.gpu/vram" in told["default/wrong"]["lines"][0]
             continue
         key = f"team/{name}" if name == "team" else f"default/{name}"
         expected = live(fleet, name)

@@ -60,35 +60,35 @@ def test_nodes_are_counted_by_what_is_heard_of_their_agents() -> None:
             [],
             id="it is being bound",
         ),
-        pytest.param({}, [pod(node="n")], ["bound_without_promise"], id="bound around us"),
+        pytest.param({}, [pod(node="n")], ["bound_without_reservation"], id="bound around us"),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [pod(node="n", phase="Failed")],
-            ["promised_without_pod"],
+            ["reserved_without_pod"],
             id="the pod has ended",
         ),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [],
-            ["promised_without_pod"],
+            ["reserved_without_pod"],
             id="the pod is gone",
         ),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [pod(node="other")],
-            ["promised_without_pod"],
+            ["reserved_without_pod"],
             id="the pod is elsewhere",
         ),
         pytest.param(
             {"pods": [use("uid-x", "GPU-0"), use("uid-x", "GPU-1")]},
             [],
-            ["shown_without_promise"],
+            ["observed_without_reservation"],
             id="the agent shows a stranger",
         ),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}, "pods": [use("uid-p", "GPU-1")]},
             [pod(node="n")],
-            ["elsewhere_than_promised"],
+            ["outside_reservation"],
             id="it drew another device",
         ),
     ],
@@ -136,7 +136,7 @@ def test_peers_are_told_of_in_short() -> None:
             "not_ready_because": "Headroom only observes",
             "snapshot_generation": 7,
             "mode": "observe",
-            "heard_s": 0.25,
+            "contact_age_s": 0.25,
         }
     ]
     assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "connection refused"}]

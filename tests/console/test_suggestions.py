@@ -101,7 +101,7 @@ def test_who_holds_the_nearest_nodes_is_named_those_with_most_first() -> None:
         ("small", "running"),
         ("tiny", "running"),
     ]
-    assert f"  pod default/small holds 9.0 GiB since {SINCE[:19]}Z, running" in nearest["told"]
+    assert f"  pod default/small holds 9.0 GiB since {SINCE[:19]}Z, running" in nearest["lines"]
 
 
 def test_a_node_that_one_thing_alone_keeps_out_is_to_be_mended() -> None:
@@ -128,8 +128,8 @@ def test_a_node_that_one_thing_alone_keeps_out_is_to_be_mended() -> None:
     fleet.now_s = 100.0
     fleet.cluster.apply([GPUNodeSeen(each, 100.0) for each in (sick, full, small, unknown)])
     body = explained(fleet)
-    mends = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "mend"}  # type: ignore[attr-defined]
-    assert mends == {
+    repairs = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "repair"}  # type: ignore[attr-defined]
+    assert repairs == {
         "late": "repair node late: it has room for the pod, but GPU report of the node is stale "
         "(not checked: CPU, memory and other resources)",
         "sick": "repair node sick: it has room for the pod, but a GPU that the pod could get is "
@@ -322,7 +322,7 @@ def test_equal_devices_are_one_line() -> None:
             waits=pod("25Gi", uid="uw", name="waits"),
         )
     )
-    lines = body["nearest"][0]["told"]  # type: ignore[index]
+    lines = body["nearest"][0]["lines"]  # type: ignore[index]
     assert [line for line in lines if "needs 25.0 GiB" in line] == [lines[1]]
     assert lines[1].startswith("  each of 8 GPUs, such as GPU-0: needs 25.0 GiB")
 

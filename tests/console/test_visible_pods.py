@@ -83,13 +83,13 @@ def test_what_is_not_shown_is_counted() -> None:
     (nearest,) = body["nearest"]
     assert [each["name"] for each in nearest["blockers"]] == ["colleague"]
     assert (nearest["hidden_blockers"], nearest["hidden_blockers_bytes"]) == (3, 18 * GIB)
-    assert nearest["told"][-1] == "  3 pods that you may not read hold 18.0 GiB"
+    assert nearest["lines"][-1] == "  3 pods that you may not read hold 18.0 GiB"
     (candidate,) = nearest["candidates"]
     assert candidate["device"]["hidden_holders"] == 2
     preempt = body["last_decision"]["preempt"]
     assert [each["name"] for each in preempt["victims"]] == ["colleague"]
     assert preempt["hidden_victims"] == 2
-    assert preempt["told"][:2] == [
+    assert preempt["lines"][:2] == [
         "ml/colleague (priority 7) leaves node n",
         "2 pods that you may not read leave node n",
     ]

@@ -19,6 +19,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from headroom.__main__ import DEBUG_API_COMMANDS
+from headroom.kubectl.app import app
 from headroom.plugin import complete, main
 from tests.controlplane import ROOT
 from tests.serving import Server, serving
@@ -290,6 +292,11 @@ def test_headroom_has_the_same_commands(server: Server) -> None:
     command = [sys.executable, "-m", "headroom", "drift", "-A"]
     also = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
     assert also.stdout.decode() == own
+
+
+def test_headroom_knows_every_command_that_reads_the_debug_api() -> None:
+    commands = {str(each.callback and each.callback.__name__) for each in app.registered_commands}
+    assert commands - {"doctor"} == DEBUG_API_COMMANDS
 
 
 def test_the_page_is_served_with_the_key_of_its_address_alone(server: Server) -> None:

@@ -8,7 +8,7 @@ FILTER = {"fits": 0, "offered": 2, "took_ms": 0.5}
 NOTHING = {"filter": None, "prioritize": None, "preempt": None, "bind": None}
 LIVE: dict[str, Any] = {
     "source": "recomputed",
-    "node": {"node": "b", "told": ["b: fits"]},
+    "node": {"node": "b", "lines": ["b: fits"]},
     "failing": [],
     "terms": [],
     "rank": 1,
@@ -91,7 +91,7 @@ def test_of_a_node_that_was_not_among_the_best_nothing_is_claimed() -> None:
 
 
 def test_who_left_for_a_pod_is_told_between_filter_and_bind() -> None:
-    preempt = {"took_ms": 4.12, "told": ["team/a (priority 0) leaves node n", "they asked"]}
+    preempt = {"took_ms": 4.12, "lines": ["team/a (priority 0) leaves node n", "they asked"]}
     bind = {"outcome": "bound", "message": None, "node": "n", "took_ms": 9.0}
     assert phases(NOTHING | {"filter": FILTER, "preempt": preempt, "bind": bind}) == [
         "filter: 0 of 2 nodes fit, in 0.5 ms",
