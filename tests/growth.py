@@ -237,7 +237,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/controllers/event_recorder.py": {"EventRecorder._recorded": Fixed(10_000 * 1_000)},
     "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},
     # Three ports.
-    "extender/server/tls_handshakes.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},
+    "extender/server/tls.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {
         "EventQueue._again": Per("object", 200),
         "EventQueue._own": Per("bind under way", 2_000),

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from extender.observability.metrics import Telemetry
 from extender.scheduler import extender_v1
 from extender.scheduler.verbs import Verbs
-from extender.server.request_body import JSON, BodyTooLarge, read_whole
+from extender.server.http_limits import JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
 
