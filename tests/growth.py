@@ -27,7 +27,7 @@ class Fixed:
 
 
 #: Belongs to one call, one look or one request, and goes with it: bounded by what that may be
-#: about (``extender.console.body_limits``, ``extender.server.http_limits``) or by one snapshot.
+#: about (``extender.console.problem_details``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
     "extender/admission/json_patch.py": ["Draft.operations"],
     "extender/state/scheduler_deficits.py": ["Needs._terms"],
@@ -247,7 +247,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Loops._moved_s": Fixed(64 * 200),
         "Loops._tasks": Fixed(64 * 2_000),
     },
-    "extender/console/process_status.py": {"Observed._lags": Fixed(6_000 * 100)},
+    "extender/console/process.py": {"ProcessMonitor._lags": Fixed(6_000 * 100)},
     "extender/app/cluster.py": {"Cluster.awaited": Fixed(1_000)},
     "extender/app/cluster_view.py": {"ClusterView.outcome_seen": Fixed(1_000)},
     "extender/observability/journal_follower.py": {

@@ -8,25 +8,46 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.bodies import (
+from extender.console.context import Context
+from extender.console.requested_pods import made_up, of_size, understood, usual_resource
+from extender.console.responses import (
     AskView,
     Body,
     ReasonView,
     ask_view,
+    listed,
     obstacle_view,
     reasons_of,
     stamp,
 )
-from extender.console.context import Context
-from extender.console.requested_pods import made_up, of_size, understood, usual_resource
-from extender.console.responses import listed
-from extender.console.spaces import SpaceView, space_view
-from extender.placement.capacity import capacity_summary, device_classes, space
+from extender.placement.capacity import Space, capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
 from extender.placement.snapshot import Snapshot
 from extender.state.explained_nodes import AMOUNTS
 from extender.state.pod_capacity import counted
 from extender.state.selectors import eligible_nodes
+
+
+class SpaceView(BaseModel):
+    """The memory and replicas on the nodes that a pod of one size may run on."""
+
+    #: Number of nodes with a device of the resource that take pods, and of those that take none.
+    open_nodes: int
+    closed_nodes: int
+    #: Number of nodes on which one more pod fits.
+    fitting_nodes: int
+    #: Memory that one pod takes on the node where it takes the least; null without devices.
+    need_bytes: int | None
+    #: Headroom of healthy devices of the resource on open nodes, and on closed nodes.
+    headroom_bytes: int
+    closed_bytes: int
+    #: The part of the headroom on devices without a free replica.
+    stranded_bytes: int
+    #: Free replicas on open nodes, and how many of them are on devices without room for the pod.
+    replicas_free: int
+    replicas_stranded: int
+    #: The largest request per device that fits; null if other reasons than memory prevent it.
+    largest_fitting_bytes: int | None
 
 
 class DeviceClassView(BaseModel):
@@ -84,8 +105,7 @@ Vram = Annotated[
 ]
 Gpus = Annotated[int, Query(ge=1, le=1024, description="GPUs of each pod.", examples=[1])]
 Resource = Annotated[
-    str,
-    Query(max_length=256, description="Extended resource.", examples=["nvidia.com/gpu"]),
+    str, Query(max_length=256, description="Extended resource.", examples=["nvidia.com/gpu"])
 ]
 Tolerate = Annotated[
     str,
@@ -152,13 +172,7 @@ def router(context: Context) -> APIRouter:
             message=capacity_summary(found, whole, at_least),
             space=space_view(found),
             classes=[
-                DeviceClassView(
-                    model=each.model,
-                    memory_bytes=each.memory_bytes,
-                    devices=each.devices,
-                    nodes=each.nodes,
-                    largest_fitting_bytes=each.largest_fitting_bytes,
-                )
+                DeviceClassView.model_validate(each, from_attributes=True)
                 for each in device_classes(verdicts)
             ],
             reasons=reasons_of(verdicts),
@@ -190,3 +204,7 @@ def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeV
             replicas_free=alone.replicas_free,
             replicas_stranded=alone.replicas_stranded,
         )
+
+
+def space_view(found: Space) -> SpaceView:
+    return SpaceView.model_validate(found, from_attributes=True)

@@ -7,13 +7,13 @@ from zlib import crc32
 import numpy as np
 from starlette.requests import Request
 
-from extender.console.auth import Guard, visible_to
-from extender.console.process_bodies import Machinery, SettingsView, enforcing, unknown
-from extender.console.visible_pods import Sees, everything
+from extender.console.auth import Guard, Sees, everything, visible_to
+from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
 from extender.observability.feed import Feed
 from extender.observability.journal_merge import Journals
 from extender.observability.journal_stream import AssumedLine, nothing_assumed
 from extender.observability.metrics import ViewTelemetry
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.quotas import ResourceQuota
@@ -38,7 +38,7 @@ class Context:
     #: Name of this process; snapshot generations of another process are not comparable.
     replica: str = "one"
     feed: Feed = field(default_factory=Feed.over)
-    machinery: Callable[[], Machinery] = unknown
+    process: Callable[[], ProcessStatus] = unknown_process
     #: Authorizes readers; None: every client may read.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing
@@ -62,6 +62,11 @@ class Context:
     def schedulers(self) -> list[str]:
         """Return the schedulers known to call Headroom, the one of the settings first."""
         return list(dict.fromkeys((self.scheduler, *self.journal.schedulers)))
+
+    def activity_age(self) -> Callable[[DeviceTerms], float | None]:
+        """Return a function that returns the present age of a device's SM activity in seconds."""
+        now_s, wall_s = self.monotonic_s(), self.wall_s()
+        return lambda terms: self.cluster.activities.age_s(terms, now_s, wall_s)
 
     def overcommitted_bytes(self) -> int:
         return sum(over.beyond_bytes for over in self.cluster.overcommits.now())

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from starlette.responses import Response
 
-from extender.console.bodies import stamp
+from extender.console.auth import Sees
 from extender.console.context import Context
 from extender.console.decision_bodies import (
     DecisionBody,
@@ -20,13 +20,7 @@ from extender.console.decision_bodies import (
     merged,
     position,
 )
-from extender.console.responses import (
-    UNKNOWN,
-    AskedPage,
-    encoded,
-    listed,
-)
-from extender.console.visible_pods import Sees
+from extender.console.responses import UNKNOWN, AskedPage, encoded, listed, stamp
 from extender.placement.snapshot import Snapshot
 from extender.state.decision_records import Record
 from extender.state.journal import Journal
@@ -164,10 +158,7 @@ def router(context: Context) -> APIRouter:
         return listed(body, "decisions", shown)
 
     @routes.get("/v1/decisions/{decision_id}", response_model=DecisionBody, responses=UNKNOWN)
-    def one(
-        decision_id: DecisionId,
-        snap: Newest,
-    ) -> Response:
+    def one(decision_id: DecisionId, snap: Newest) -> Response:
         """Return one decision with the results of all its verbs, merged over all replicas."""
         unanswered = unread_extenders(context)
         found = [

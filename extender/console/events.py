@@ -10,10 +10,9 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
-from extender.console.bodies import Body, stamp
 from extender.console.context import Context
 from extender.console.decisions import AskedSince, moment_s
-from extender.console.responses import listed
+from extender.console.responses import Body, listed, stamp
 from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, TooManyFollowers
 from extender.placement.snapshot import Snapshot
 
@@ -125,9 +124,7 @@ def router(context: Context) -> APIRouter:
         after = _number(last_event_id, context.replica)
         if not follow:
             body = EventsBody(
-                generatedAt=stamp(context.wall_s()),
-                snapshot_generation=snap.generation,
-                events=[],
+                generatedAt=stamp(context.wall_s()), snapshot_generation=snap.generation, events=[]
             )
             found = map(view, feed.past(after, from_s))
             return listed(body, "events", found)
@@ -135,8 +132,7 @@ def router(context: Context) -> APIRouter:
             follower = feed.join()
         except TooManyFollowers:
             raise HTTPException(
-                503,
-                f"{MOST_FOLLOWERS} clients follow the stream already; poll with follow=false",
+                503, f"{MOST_FOLLOWERS} clients follow the stream already; poll with follow=false"
             ) from None
         # No event is lost between the two calls: both run on the event loop without a pause.
         past = feed.past(after, from_s)

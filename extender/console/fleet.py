@@ -10,13 +10,16 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
-from extender.console.bodies import Body, ReasonView, reason_view, stamp
 from extender.console.context import Context
 from extender.console.responses import (
     TAGGED,
+    Body,
     IfNoneMatch,
+    ReasonView,
     is_current,
     listed,
+    reason_view,
+    stamp,
     unchanged,
 )
 from extender.placement.device_accounting import DeviceTerms

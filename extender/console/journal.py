@@ -23,8 +23,7 @@ AskedReplica = Annotated[
     str | None, Query(description="The extender that ``after`` was read from.", examples=["6f0c"])
 ]
 AskedAfter = Annotated[
-    int,
-    Query(ge=0, description="Version of the last decision that was read.", examples=[1234]),
+    int, Query(ge=0, description="Version of the last decision that was read.", examples=[1234])
 ]
 
 
@@ -33,11 +32,11 @@ def router(context: Context) -> APIRouter:
     streams = 0
 
     def state() -> bytes:
-        machinery = context.machinery()
+        process = context.process()
         return encode(
             StateLine(
                 context.replica,
-                machinery.version,
+                process.version,
                 context.wall_s(),
                 context.cluster.snapshot().generation,
                 context.unready(),

@@ -13,6 +13,7 @@ from extender.console.context import Context
 from extender.console.responses import IfNoneMatch, is_current, unchanged
 
 _FOLDER = Path(__file__).parent / "page"
+
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

@@ -7,9 +7,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
-from extender.console.bodies import stamp
 from extender.console.context import Context
-from extender.console.responses import JSON, streamed
+from extender.console.responses import JSON, stamp, streamed
 from extender.placement.snapshot import Snapshot
 from extender.state.dump import FORMAT, Head, decided, facts, pods, settled
 from extender.state.redaction import Redaction

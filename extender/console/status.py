@@ -1,22 +1,26 @@
 """The state of Headroom itself: this replica, its inputs, and the other extenders."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from extender.console.bodies import Body, stamp
 from extender.console.context import Context
 from extender.console.decision_bodies import Unanswered
 from extender.console.decisions import unread_extenders
-from extender.console.process_bodies import LagView, SettingsView, SourceView, enforcing
-from extender.console.responses import encoded
+from extender.console.process import LagView, SettingsView, SourceView, enforcing
+from extender.console.responses import Body, counted, encoded, stamp
 from extender.placement.snapshot import Snapshot
 from extender.state.disagreements import Mismatch, mismatches, unreported
 from extender.state.heartbeats import age
 from extender.state.journal import MAX_SHOWN_BYTES
+
+#: Maximum number of nodes named in a message.
+MOST_NAMED = 3
 
 
 class ReportsView(BaseModel):
@@ -93,6 +97,24 @@ class StatusBody(Body):
     unanswered: list[Unanswered]
 
 
+class InputView(BaseModel):
+    #: "agents", "api_server" or "extender".
+    kind: str
+    #: The address of an extender; null for the others.
+    place: str | None
+    #: The name of an extender; null until it has been read.
+    replica: str | None
+    #: Seconds since the last contact. For agents and the API server, the oldest of all agents and
+    #: of all kinds of objects. Null before the first contact.
+    age_s: float | None
+    #: Why the input is out of date; null if it is not.
+    message: str | None
+
+
+class InputsBody(Body):
+    inputs: list[InputView]
+
+
 def router(context: Context) -> APIRouter:
     routes = APIRouter()
     Newest = Annotated[Snapshot, Depends(context.newest)]
@@ -102,7 +124,7 @@ def router(context: Context) -> APIRouter:
     def status(snap: Newest) -> Response:
         """Return whether this replica is ready and its inputs are current, what it stores, whether
         ledger, API server and agents agree, and the state of the other extenders."""
-        machinery, missing = context.machinery(), context.unready()
+        process, missing = context.process(), context.unready()
         found = Counter(
             mismatch.value
             for gpunode in cluster.gpunodes()
@@ -112,21 +134,21 @@ def router(context: Context) -> APIRouter:
             generatedAt=stamp(context.wall_s()),
             snapshot_generation=snap.generation,
             replica=context.replica,
-            version=machinery.version,
-            python=machinery.python,
-            started_at=stamp(machinery.started_at_s),
+            version=process.version,
+            python=process.python,
+            started_at=stamp(process.started_at_s),
             settings=context.settings(),
             ready=not missing,
             not_ready_because=missing or None,
-            sources=machinery.sources,
-            behind=machinery.behind,
+            sources=process.sources,
+            behind=process.behind,
             reports=_reports(snap),
             counts=_counts(snap),
             mismatches={each.value: found[each.value] for each in Mismatch},
             overcommitted_bytes=context.overcommitted_bytes(),
             journal=_journal(),
-            memory_bytes=machinery.memory_bytes,
-            loop_lag=machinery.loop_lag,
+            memory_bytes=process.memory_bytes,
+            loop_lag=process.loop_lag,
             peers=[
                 PeerView(
                     replica=state.replica,
@@ -141,6 +163,16 @@ def router(context: Context) -> APIRouter:
                 if not (each.trouble or each.is_gone) and (state := each.state) is not None
             ],
             unanswered=unread_extenders(context),
+        )
+        return encoded(body)
+
+    @routes.get("/v1/inputs", response_model=InputsBody)
+    def read(snap: Newest) -> Response:
+        """Return the age of each input of the views, and which inputs are out of date."""
+        body = InputsBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            inputs=inputs(context, snap),
         )
         return encoded(body)
 
@@ -199,3 +231,51 @@ def router(context: Context) -> APIRouter:
         )
 
     return routes
+
+
+def inputs(context: Context, snap: Snapshot) -> list[InputView]:
+    return [*_agents(context, snap), *_api_server(context), *_extenders(context)]
+
+
+def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
+    """Yield the agents as one input; nothing if no agent ever reported."""
+    reported = np.flatnonzero(np.isfinite(snap.fresh_until_s))
+    if not len(reported):
+        return
+    stale_after_s = context.cluster.stale_after_s
+    ages_s = context.monotonic_s() - (snap.fresh_until_s[reported] - stale_after_s)
+    late = [snap.nodes[row].name for row in reported[ages_s > stale_after_s]]
+    message = None
+    if late:
+        named = ", ".join(late[:MOST_NAMED]) + (", ..." if len(late) > MOST_NAMED else "")
+        message = (
+            f"no heartbeat for {stale_after_s:.0f} s from {counted(len(late), 'node')}: {named}"
+        )
+    yield _input_view("agents", float(ages_s.max()), message)
+
+
+def _api_server(context: Context) -> Iterator[InputView]:
+    """Yield the API server; nothing if this process watches none."""
+    ages_s = [each.contact_age_s for each in context.process().sources]
+    if ages_s:
+        known_s = [age_s for age_s in ages_s if age_s is not None]
+        age_s = max(known_s) if len(known_s) == len(ages_s) else None
+        yield _input_view("api_server", age_s, context.unready() or None)
+
+
+def _extenders(context: Context) -> Iterator[InputView]:
+    for each in context.journal.followed():
+        if not each.is_gone:
+            replica = each.state.replica if each.state else None
+            yield _input_view("extender", each.heard_s, each.trouble or None, each.place, replica)
+
+
+def _input_view(
+    kind: str,
+    age_s: float | None,
+    message: str | None,
+    place: str | None = None,
+    replica: str | None = None,
+) -> InputView:
+    rounded = None if age_s is None else round(max(age_s, 0.0), 3)
+    return InputView(kind=kind, place=place, replica=replica, age_s=rounded, message=message)

@@ -111,9 +111,7 @@ class ServerTls:
                 log.info("tls_renewed", cert=str(self._files.cert))
             except BadSettings as err:
                 log.warning(
-                    "tls_renewal_refused",
-                    message=str(err),
-                    hint="the last one stays in use",
+                    "tls_renewal_refused", message=str(err), hint="the last one stays in use"
                 )
         connection.context = self._newest
 
@@ -224,10 +222,7 @@ class Handshakes:
         """Complete one handshake; ``_Connection`` logs the cause of a failure."""
         with contextlib.suppress(OSError):  # ssl.SSLError is one
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol,
-                connection,
-                ssl=self._tls.context,
-                ssl_handshake_timeout=HANDSHAKE_S,
+                self._protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
             )
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headroom.kubectl.tables import nodes_of
+from headroom.kubectl.tables import nodes_of, reason_lines
 
 #: Number of nodes that are shown without -o wide.
 NEAREST = 3
@@ -26,7 +26,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     kept_out = [*body["reasons"], *body["ineligible"]]
     if kept_out or body["left_out_nodes"]:
         lines += ["", "Nodes that cannot take it"]
-        lines += [f"  {nodes_of(each['nodes'])}: {each['message']}" for each in kept_out]
+        lines += [f"  {line}" for line in reason_lines(kept_out)]
     if left_out := body["left_out_nodes"]:
         lines.append(
             f"  {nodes_of(left_out)}: excluded by kube-scheduler for other resources, volumes or "

@@ -16,10 +16,10 @@ from extender.console.auth import (
     GetPod,
     Guard,
     Limits,
+    Permission,
     ReadPath,
     ReviewFailed,
-    Wish,
-    wishes,
+    sufficient_permissions,
 )
 from extender.server.client_certificates import User
 from tests.console.asking import Asked
@@ -34,18 +34,18 @@ EXPLAIN = "/v1/explain/pods/ml/p"
 class Played:
     """Knows tokens of the form ``token-of-NAME``, and what each name may do."""
 
-    rights: dict[str, set[Wish]] = field(default_factory=dict)
+    rights: dict[str, set[Permission]] = field(default_factory=dict)
     fails: str = ""
     asked: list[object] = field(default_factory=list)
 
-    def who(self, token: str) -> User | None:
+    def authenticate(self, token: str) -> User | None:
         self._note(token)
         name = token.removeprefix("token-of-")
         return User(name) if name != token else None
 
-    def may(self, user: User, wish: Wish) -> bool:
-        self._note((user.name, wish))
-        return wish in self.rights.get(user.name, set())
+    def authorize(self, user: User, permission: Permission) -> bool:
+        self._note((user.name, permission))
+        return permission in self.rights.get(user.name, set())
 
     def _note(self, what: object) -> None:
         self.asked.append(what)
@@ -54,8 +54,8 @@ class Played:
 
 
 class World:
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, **rights: Wish) -> None:
-        self.reviews = Played({name: {wish} for name, wish in rights.items()})
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, **rights: Permission) -> None:
+        self.reviews = Played({name: {permission} for name, permission in rights.items()})
         self.now_s = 0.0
         self.api = Asked(guard=Guard(self.reviews, lambda: self.now_s, limits))
         self.api.add_node("n")
@@ -106,9 +106,9 @@ class World:
     ],
 )
 def test_what_must_be_allowed(
-    method: str, path: str, params: dict[str, str], query: dict[str, str], asked: list[Wish]
+    method: str, path: str, params: dict[str, str], query: dict[str, str], asked: list[Permission]
 ) -> None:
-    assert wishes(method, path, params, query) == asked
+    assert sufficient_permissions(method, path, params, query) == asked
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ class Slow(Played):
         super().__init__({"sre": {NODES}})
         self.let = threading.Event()
 
-    def who(self, token: str) -> User | None:
+    def authenticate(self, token: str) -> User | None:
         self.let.wait()
-        return super().who(token)
+        return super().authenticate(token)
 
 
 def test_many_who_ask_the_same_are_one_question_and_too_many_do_not_wait() -> None:

@@ -16,7 +16,7 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.kube import ObjectMeta
-from extender.console.drift_report import drift_views
+from extender.console.drift import drift_views
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen
 from extender.state.cluster_state import ClusterState

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from extender.console.inputs import inputs as inputs_of
-from extender.console.process_bodies import SourceView
+from extender.console.process import SourceView
+from extender.console.status import inputs as inputs_of
 from extender.observability.journal_merge import Followed
 from extender.observability.journal_stream import StateLine
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
@@ -43,10 +43,10 @@ def test_the_watch_that_was_silent_longest_gives_the_age_of_the_api_server() -> 
             for s in ages_s
         ]
         asked = Asked()
-        machinery = asked.context.machinery()
+        process = asked.context.process()
         context = replace(
             asked.context,
-            machinery=lambda: replace(machinery, sources=sources),
+            process=lambda: replace(process, sources=sources),
             unready=lambda: "Headroom has not yet listed: pods" if None in ages_s else "",
         )
         snap = context.cluster.snapshot()

@@ -62,7 +62,7 @@ def asked(server: ScriptedServer) -> list[tuple[str, str, Any]]:
 )
 def test_whose_a_token_is(status: dict[str, Any], user: User | None) -> None:
     with reviews(says(status)) as (api_server, server):
-        assert api_server.who("secret") == user
+        assert api_server.authenticate("secret") == user
         assert asked(server) == [("POST", "tokenreviews", {"token": "secret"})]
 
 
@@ -76,8 +76,8 @@ def test_what_somebody_may(status: dict[str, Any], allowed: bool) -> None:
     pod = {"verb": "get", "version": "v1", "resource": "pods", "namespace": "ml", "name": "p"}
     path = {"verb": "get", "path": "/v1/nodes"}
     with reviews(says(status), says(status)) as (api_server, server):
-        assert api_server.may(ANN, GetPod("ml", "p")) is allowed
-        assert api_server.may(ANN, ReadPath("get", "/v1/nodes")) is allowed
+        assert api_server.authorize(ANN, GetPod("ml", "p")) is allowed
+        assert api_server.authorize(ANN, ReadPath("get", "/v1/nodes")) is allowed
         assert asked(server) == [
             ("POST", "subjectaccessreviews", who | {"resourceAttributes": pod}),
             ("POST", "subjectaccessreviews", who | {"nonResourceAttributes": path}),
@@ -108,5 +108,5 @@ def test_what_somebody_may(status: dict[str, Any], allowed: bool) -> None:
 def test_what_is_no_answer_lets_nobody_in(answer: Answer, why: str) -> None:
     with reviews(answer) as (api_server, server):
         with pytest.raises(ReviewFailed, match=why):
-            api_server.who("secret")
+            api_server.authenticate("secret")
         assert len(server.requests) == 1, "asked again"

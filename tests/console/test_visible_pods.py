@@ -7,7 +7,7 @@ import pytest
 
 from contract.gpunode import Reservation
 from contract.kube import Pod
-from extender.console.auth import MOST_NAMESPACES, GetPod, ReadPath, ReviewFailed, Wish
+from extender.console.auth import MOST_NAMESPACES, GetPod, Permission, ReadPath, ReviewFailed
 from extender.server.client_certificates import User
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Preempted, Victim
@@ -31,7 +31,7 @@ def held(namespace: str, name: str, gib: int) -> tuple[Reservation, Pod]:
     return msgspec.structs.replace(reserved, namespace=namespace), running
 
 
-def world(*rights: Wish, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
+def world(*rights: Permission, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
     """On the only GPU, of 24 GiB, other pods keep one out that waits, and leave for it."""
     made = World()
     made.reviews.rights["reader"] = set(rights)
@@ -105,10 +105,14 @@ def test_advice_to_wait_for_a_pod_does_not_say_which() -> None:
 
 def test_the_api_server_is_asked_about_so_many_namespaces_at_most() -> None:
     many = {f"team-{n:03}": (f"of-{n:03}", 1) for n in range(MOST_NAMESPACES + 5)}
-    wishes = {GetPod(namespace, "") for namespace in many}
-    made = world(OWN, *wishes, holders=many)
+    permissions = {GetPod(namespace, "") for namespace in many}
+    made = world(OWN, *permissions, holders=many)
     body, _ = read(made, EXPLAIN)
-    asked = [each for each in made.reviews.asked if each in {("reader", wish) for wish in wishes}]
+    asked = [
+        each
+        for each in made.reviews.asked
+        if each in {("reader", permission) for permission in permissions}
+    ]
     assert len(asked) == len(set(asked)) == MOST_NAMESPACES
     assert body["last_decision"]["preempt"]["hidden_victims"] == 5
 
@@ -118,12 +122,12 @@ def test_while_the_api_server_cannot_be_asked_about_others_nothing_is_shown(
 ) -> None:
     made = world(OWN)
 
-    def may(user: User, wish: Wish) -> bool:
-        if isinstance(wish, GetPod) and wish != OWN:
+    def authorize(user: User, permission: Permission) -> bool:
+        if isinstance(permission, GetPod) and permission != OWN:
             raise ReviewFailed("it is away")
-        return wish == OWN
+        return permission == OWN
 
-    monkeypatch.setattr(made.reviews, "may", may)
+    monkeypatch.setattr(made.reviews, "authorize", authorize)
     answer = made.get(EXPLAIN, "reader")
     assert answer.status_code == 503
     assert "it is away" in answer.json()["detail"]

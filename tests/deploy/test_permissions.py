@@ -56,8 +56,8 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.kube.client:KubeApi._list": set(),
     # Applied, which creates what is not there: create and patch.
     "extender.kube.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
-    "extender.console.reviews:KubeReviews.who": TOKEN_REVIEWS,
-    "extender.console.reviews:KubeReviews.may": ACCESS_REVIEWS,
+    "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.ledger.kube_evictor:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kube_store:": set(),
     "extender.ledger.kube_store:_pod_path": set(),
@@ -78,8 +78,8 @@ EXTENDER: dict[str, set[Right]] = {
 }
 CONSOLE: dict[str, set[Right]] = {
     "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
-    "extender.console.reviews:KubeReviews.who": TOKEN_REVIEWS,
-    "extender.console.reviews:KubeReviews.may": ACCESS_REVIEWS,
+    "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.kube.resources:watched_kinds": WATCHED,
     "extender.server.client_ca:client_ca": rights("", "configmaps", "get", where="kube-system"),
 }

@@ -7,7 +7,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from extender.console.auth import Guard, ReadPath, Wish
+from extender.console.auth import Guard, Permission, ReadPath
 from extender.server.client_certificates import PEER, Certificate, Peer, User, user_of
 
 NODES = ReadPath("get", "/v1/nodes")
@@ -46,11 +46,11 @@ def test_the_subject_names_user_and_groups(
 class Reviews:
     """Knows no token, and lets ann see the nodes."""
 
-    def who(self, token: str) -> User | None:
+    def authenticate(self, token: str) -> User | None:
         return None
 
-    def may(self, user: User, wish: Wish) -> bool:
-        return (user, wish) == (ANN, NODES)
+    def authorize(self, user: User, permission: Permission) -> bool:
+        return (user, permission) == (ANN, NODES)
 
 
 def status(peer: Peer | None, token: str = "", path: str = "/v1/nodes") -> tuple[int, str]:

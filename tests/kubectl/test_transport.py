@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from kubernetes.client import V1Container, V1ContainerPort, V1ObjectMeta, V1Pod, V1PodSpec
 
-from headroom.kubectl.client import Trouble
-from headroom.kubectl.tls import Files
-from headroom.kubectl.transport import target, way
+from headroom.kubectl.client import CommandError
+from headroom.kubectl.transport import Files, target, transport_for
 from tests.certificates import Authority
 
 URL = "https://127.0.0.1:8889"
@@ -48,8 +47,10 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (None, Files(cert=str(one.cert)), "need --server"),
     ]
     for server, files, says in cases:
-        with pytest.raises(Trouble) as caught:
-            way(server, None, files, None, None, "headroom-system")
+        with pytest.raises(CommandError) as caught:
+            transport_for(server, None, files, None, None, "headroom-system")
         assert says in str(caught.value)
         assert caught.value.exit_code == 2
-    way(URL, None, Files(str(authority.cert), str(one.cert), str(one.key)), None, None, "")
+    transport_for(
+        URL, None, Files(str(authority.cert), str(one.cert), str(one.key)), None, None, ""
+    )
