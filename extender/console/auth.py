@@ -115,7 +115,7 @@ class Reviews(Protocol):
 def sufficient_permissions(
     method: str, path: str, path_params: Mapping[str, str], query: Mapping[str, str]
 ) -> list[Permission]:
-    """Return the actions of which at least one must be allowed to read the view."""
+    """Return the permissions of which any one is sufficient to read the view."""
     of_path = ReadPath(method.lower(), path)
     if path.startswith("/v1/explain/pods/") and {"namespace", "name"} <= path_params.keys():
         return [GetPod(path_params["namespace"], path_params["name"]), of_path]

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.context import Context
+from extender.console.context import InContext, Newest
 from extender.console.requested_pods import made_up, of_size, understood, usual_resource
 from extender.console.responses import (
     AskView,
@@ -22,7 +22,6 @@ from extender.console.responses import (
 )
 from extender.placement.capacity import Space, capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
-from extender.placement.snapshot import Snapshot
 from extender.state.explained_nodes import AMOUNTS
 from extender.state.pod_capacity import counted
 from extender.state.selectors import eligible_nodes
@@ -131,59 +130,57 @@ MostNodes = Annotated[
 ]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
+
+
+@routes.get("/v1/capacity", response_model=CapacityBody)
+def capacity(
+    context: InContext,
+    snap: Newest,
+    vram: Vram = "",
+    count: Gpus = 1,
+    resource: Resource = "",
+    tolerate: Tolerate = "",
+    by_node: ByNode = False,
+    most_nodes: MostNodes = 500,
+) -> Response:
+    """Count the pods of one size that fit now, placed one after another as filter places them.
+    Report whether the cluster is full or fragmented, the largest request that fits, and what is
+    stranded: memory without replicas, and replicas without memory."""
     cluster = context.cluster
-
-    @routes.get("/v1/capacity", response_model=CapacityBody)
-    def capacity(
-        snap: Newest,
-        vram: Vram = "",
-        count: Gpus = 1,
-        resource: Resource = "",
-        tolerate: Tolerate = "",
-        by_node: ByNode = False,
-        most_nodes: MostNodes = 500,
-    ) -> Response:
-        """Count the pods of one size that fit now, placed one after another as filter places them.
-        Report whether the cluster is full or fragmented, the largest request that fits, and what is
-        stranded: memory without replicas, and replicas without memory."""
-        pod = made_up(
-            "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
-        )
-        request = of_size(understood(cluster, pod, "query"))
-        may_run = eligible_nodes(pod, snap, cluster.node)
-        verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
-        found = space(verdicts)
-        fitting = np.flatnonzero(verdicts.fits)
-        free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
-        order = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
-        pods = dict(counted(cluster, verdicts, order[:most_nodes]))
-        whole = sum(pods.values()) + len(order[most_nodes:])
-        at_least = len(order) > most_nodes
-        body = CapacityBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            request=ask_view(request.containers[0]),
-            pods=whole,
-            pods_at_least=at_least,
-            fullness=found.fullness,
-            message=capacity_summary(found, whole, at_least),
-            space=space_view(found),
-            classes=[
-                DeviceClassView.model_validate(each, from_attributes=True)
-                for each in device_classes(verdicts)
-            ],
-            reasons=reasons_of(verdicts),
-            ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
-            not_checked=[AMOUNTS, "ResourceQuotas"],
-            nodes=[],
-        )
-        views = _by_node(verdicts, pods) if by_node else iter(())
-        return listed(body, "nodes", views)
-
-    return routes
+    pod = made_up(
+        "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
+    )
+    request = of_size(understood(cluster, pod, "query"))
+    may_run = eligible_nodes(pod, snap, cluster.node)
+    verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
+    found = space(verdicts)
+    fitting = np.flatnonzero(verdicts.fits)
+    free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
+    order = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
+    pods = dict(counted(cluster, verdicts, order[:most_nodes]))
+    whole = sum(pods.values()) + len(order[most_nodes:])
+    at_least = len(order) > most_nodes
+    body = CapacityBody(
+        generatedAt=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        request=ask_view(request.containers[0]),
+        pods=whole,
+        pods_at_least=at_least,
+        fullness=found.fullness,
+        message=capacity_summary(found, whole, at_least),
+        space=space_view(found),
+        classes=[
+            DeviceClassView.model_validate(each, from_attributes=True)
+            for each in device_classes(verdicts)
+        ],
+        reasons=reasons_of(verdicts),
+        ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
+        not_checked=[AMOUNTS, "ResourceQuotas"],
+        nodes=[],
+    )
+    views = _by_node(verdicts, pods) if by_node else iter(())
+    return listed(body, "nodes", views)
 
 
 def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeView]:

@@ -1,10 +1,12 @@
-"""The data that every view of the debug API reads, passed to each group of routes."""
+"""The data that the views of the debug API read, and how a view gets it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 from zlib import crc32
 
 import numpy as np
+from fastapi import Depends
 from starlette.requests import Request
 
 from extender.console.auth import Guard, Sees, everything, visible_to
@@ -51,14 +53,6 @@ class Context:
     #: Returns the assumed binds and nominations for the journal.
     assumed: Callable[[], AssumedLine] = nothing_assumed
 
-    async def newest(self) -> Snapshot:
-        """Return the newest snapshot. A dependency, because only the event loop may make one."""
-        return self.cluster.snapshot()
-
-    async def visible(self, request: Request) -> Sees:
-        """Return which pods the caller may see. A dependency."""
-        return everything if self.guard is None else visible_to(request)
-
     def schedulers(self) -> list[str]:
         """Return the schedulers known to call Headroom, the one of the settings first."""
         return list(dict.fromkeys((self.scheduler, *self.journal.schedulers)))
@@ -81,3 +75,26 @@ class Context:
         specs = self.cluster.node_specs
         parts = (snap.generation, f"{crc32(fresh.tobytes()):x}", specs, *more)
         return 'W/"{}"'.format(".".join(map(str, (self.replica, *parts))))
+
+
+async def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+#: Parameters of views: the inputs of the application that serves the request ...
+InContext = Annotated[Context, Depends(_context)]
+
+
+async def _newest(context: InContext) -> Snapshot:
+    return context.cluster.snapshot()
+
+
+async def _visible(context: InContext, request: Request) -> Sees:
+    return everything if context.guard is None else visible_to(request)
+
+
+#: ... the newest snapshot, because only the event loop may make one ...
+Newest = Annotated[Snapshot, Depends(_newest)]
+#: ... and which pods the caller may see.
+Visible = Annotated[Sees, Depends(_visible)]

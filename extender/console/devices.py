@@ -3,17 +3,16 @@
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Path
+from fastapi import APIRouter, HTTPException, Path
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.gpunode import ContainerLimit
 from extender.console.auth import Sees, everything
-from extender.console.context import Context
+from extender.console.context import InContext, Newest
 from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, stamp, unknown_node
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because
-from extender.placement.snapshot import Snapshot
 from extender.placement.snapshot_builder import reach
 from extender.state.device_occupants import Held, holders
 from extender.state.heartbeats import age
@@ -170,67 +169,64 @@ class DeviceBody(Body):
     limits: list[LimitView]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
+
+
+@routes.get("/v1/nodes/{name}/devices/{uuid}", response_model=DeviceBody, responses=UNKNOWN)
+def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Response:
+    """Return the pods that hold the device with their phase, unattributed processes, the health
+    of the device, and how it is shared."""
     cluster = context.cluster
-
-    @routes.get("/v1/nodes/{name}/devices/{uuid}", response_model=DeviceBody, responses=UNKNOWN)
-    def device(name: NodeName, uuid: Uuid, snap: Newest) -> Response:
-        """Return the pods that hold the device with their phase, unattributed processes, the health
-        of the device, and how it is shared."""
-        row = snap.row_of.get(name)
-        if row is None:
-            raise unknown_node(name)
-        of_node = snap.nodes[row].devices
-        terms = next((each for each in of_node if each.device.uuid == uuid), None)
-        if terms is None:
-            known = ", ".join(each.device.uuid for each in of_node) or "none"
-            raise HTTPException(404, f"node {name} has no device {uuid}; it reports: {known}")
-        at_s = context.wall_s()
-        gpunode = cluster.gpunode(name)
-        status = gpunode.status if gpunode else None
-        of = terms.device
-        limits = [each for each in status.limits if each.device == uuid] if status else []
-        unattributed = status.unattributed_processes if status else []
-        return encoded(
-            DeviceBody(
-                generatedAt=stamp(at_s),
-                snapshot_generation=snap.generation,
-                node=name,
-                report_age_s=rounded_s(age(status.observed_at, at_s)) if status else None,
-                device=device_view(terms, context.activity_age()),
-                health=HealthView(
-                    healthy=of.healthy,
-                    detail=of.health_reason or None,
-                    since=of.unhealthy_since or None,
-                ),
-                mig_parent=of.parent,
-                mig_gpu_instance=of.gpu_instance,
-                mps_process_limit_bytes=of.memory_bytes // max(1, of.replicas.total)
-                if of.sharing == "mps" and terms.believed
-                else None,
-                sharers=terms.sharers,
-                numa_node=of.numa_node,
-                pci_bus_id=of.pci_bus_id or None,
-                architecture=of.architecture or None,
-                compute_mode=of.compute_mode or None,
-                utilization_ratio=of.utilization_ratio,
-                sm_occupancy_ratio=of.sm_occupancy_ratio,
-                replicas=of.replicas.total,
-                holders=[held_view(held) for held in holders(cluster, name, terms)],
-                unattributed_processes=[
-                    ProcessView.model_validate(each, from_attributes=True)
-                    for each in unattributed
-                    if each.device == uuid
-                ]
-                if terms.attributed
-                else None,
-                limits=[_limit_view(limit) for limit in limits],
-            )
+    row = snap.row_of.get(name)
+    if row is None:
+        raise unknown_node(name)
+    of_node = snap.nodes[row].devices
+    terms = next((each for each in of_node if each.device.uuid == uuid), None)
+    if terms is None:
+        known = ", ".join(each.device.uuid for each in of_node) or "none"
+        raise HTTPException(404, f"node {name} has no device {uuid}; it reports: {known}")
+    at_s = context.wall_s()
+    gpunode = cluster.gpunode(name)
+    status = gpunode.status if gpunode else None
+    of = terms.device
+    limits = [each for each in status.limits if each.device == uuid] if status else []
+    unattributed = status.unattributed_processes if status else []
+    return encoded(
+        DeviceBody(
+            generatedAt=stamp(at_s),
+            snapshot_generation=snap.generation,
+            node=name,
+            report_age_s=rounded_s(age(status.observed_at, at_s)) if status else None,
+            device=device_view(terms, context.activity_age()),
+            health=HealthView(
+                healthy=of.healthy,
+                detail=of.health_reason or None,
+                since=of.unhealthy_since or None,
+            ),
+            mig_parent=of.parent,
+            mig_gpu_instance=of.gpu_instance,
+            mps_process_limit_bytes=of.memory_bytes // max(1, of.replicas.total)
+            if of.sharing == "mps" and terms.believed
+            else None,
+            sharers=terms.sharers,
+            numa_node=of.numa_node,
+            pci_bus_id=of.pci_bus_id or None,
+            architecture=of.architecture or None,
+            compute_mode=of.compute_mode or None,
+            utilization_ratio=of.utilization_ratio,
+            sm_occupancy_ratio=of.sm_occupancy_ratio,
+            replicas=of.replicas.total,
+            holders=[held_view(held) for held in holders(cluster, name, terms)],
+            unattributed_processes=[
+                ProcessView.model_validate(each, from_attributes=True)
+                for each in unattributed
+                if each.device == uuid
+            ]
+            if terms.attributed
+            else None,
+            limits=[_limit_view(limit) for limit in limits],
         )
-
-    return routes
+    )
 
 
 def _limit_view(limit: ContainerLimit) -> LimitView:

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.gpunode import ADOPTED, GPUNode, Reservation
-from extender.console.context import Context
+from extender.console.context import InContext, Newest
 from extender.console.responses import (
     TAGGED,
     Body,
@@ -20,7 +20,6 @@ from extender.console.responses import (
     unchanged,
 )
 from extender.placement.prediction_outcome import Result, chosen, observed, predicted
-from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.prediction_tracker import Outcome, PredictionTracker
 
@@ -92,23 +91,22 @@ Pods = Annotated[
 ]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
 
-    @routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
-    def drift(snap: Newest, pods: Pods = True, etag: IfNoneMatch = None) -> Response:
-        """List every pod with a reservation: its reserved and used memory, its predicted and actual
-        devices. Count the predictions by result, and list the misses."""
-        watched = context.cluster.observations
-        tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
-        if is_current(etag, tag):
-            return unchanged(tag)
-        body = drift_body(context.cluster, snap.generation, context.wall_s(), context.monotonic_s())
-        views = drift_views(context.cluster) if pods else iter(())
-        return listed(body, "pods", views, tag)
 
-    return routes
+@routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
+def drift(
+    context: InContext, snap: Newest, pods: Pods = True, etag: IfNoneMatch = None
+) -> Response:
+    """List every pod with a reservation: its reserved and used memory, its predicted and actual
+    devices. Count the predictions by result, and list the misses."""
+    watched = context.cluster.observations
+    tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
+    if is_current(etag, tag):
+        return unchanged(tag)
+    body = drift_body(context.cluster, snap.generation, context.wall_s(), context.monotonic_s())
+    views = drift_views(context.cluster) if pods else iter(())
+    return listed(body, "pods", views, tag)
 
 
 def drift_body(

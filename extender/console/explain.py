@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Path
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.annotations import PREFIX
 from contract.kube import Pod
 from extender.console.auth import Sees
-from extender.console.context import Context
+from extender.console.context import Context, InContext, Newest, Visible
 from extender.console.decision_bodies import DecisionView, FilterView, Unanswered
 from extender.console.decisions import Sought, decisions
 from extender.console.devices import HeldView, held_view
@@ -134,72 +134,68 @@ class _Analysis:
     suggestions: list[Suggestion]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
-    Visible = Annotated[Sees, Depends(context.visible)]
+routes = APIRouter()
 
-    @routes.get(
-        "/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody, responses=UNKNOWN
+
+@routes.get("/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody, responses=UNKNOWN)
+def explain_pod(
+    context: InContext, namespace: Namespace, name: PodName, snap: Newest, sees: Visible
+) -> Response:
+    """Explain why the pod is pending, or where it is placed: its request, the reasons with node
+    counts, the nearest nodes with their devices, suggestions, and the last decision."""
+    pod = pod_named(context, namespace, name)
+    request = context.cluster.understand(pod)
+    # By uid, because a StatefulSet reuses the names of its pods.
+    sought = Sought(uid=pod.metadata.uid, offered_nodes=True)
+    found, unanswered = decisions(context, sought, MAX_DECISIONS, sees)
+    last, analysis = _last(found), None
+    if isinstance(request, VramRequest):
+        analysis = _analysed(context, snap, pod, request, _offered(found))
+    explanation, where = (analysis.explanation, analysis.where) if analysis else (None, None)
+    verdict, message = verdict_of(
+        pod, request, explanation, where, last is not None, context.schedulers()
     )
-    def explain_pod(namespace: Namespace, name: PodName, snap: Newest, sees: Visible) -> Response:
-        """Explain why the pod is pending, or where it is placed: its request, the reasons with node
-        counts, the nearest nodes with their devices, suggestions, and the last decision."""
-        pod = pod_named(context, namespace, name)
-        request = context.cluster.understand(pod)
-        # By uid, because a StatefulSet reuses the names of its pods.
-        sought = Sought(uid=pod.metadata.uid, offered_nodes=True)
-        found, unanswered = decisions(context, sought, MAX_DECISIONS, sees)
-        last, analysis = _last(found), None
-        if isinstance(request, VramRequest):
-            analysis = _analysed(context, snap, pod, request, _offered(found))
-        explanation, where = (analysis.explanation, analysis.where) if analysis else (None, None)
-        verdict, message = verdict_of(
-            pod, request, explanation, where, last is not None, context.schedulers()
-        )
-        annotations = pod.metadata.annotations or {}
-        advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
-        body = ExplainBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            namespace=pod.metadata.namespace,
-            name=pod.metadata.name,
-            uid=pod.metadata.uid,
-            bound_to=pod.node or None,
-            changed=context.cluster.edits.of(pod.metadata.uid) or None,
-            annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
-            verdict=verdict,
-            message=message,
-            request=[],
-            fits=0,
-            reasons=[],
-            ineligible=[],
-            left_out_nodes=0,
-            not_checked=[],
-            verdict_digest=None,
-            nearest=[],
-            suggestions=[each.sentence for each in advice],
-            advice=list(map(_advice_view, advice)),
-            attempts=_attempts(pod, last, len(snap.nodes)),
-            last_decision=last,
-            unanswered=unanswered,
-        )
-        if analysis and isinstance(request, VramRequest):
-            body.request = list(map(ask_view, request.containers))
-            body.fits = analysis.explanation.fits
-            body.reasons = [reason_view(*pair) for pair in analysis.explanation.reasons]
-            body.ineligible = [obstacle_view(*pair) for pair in analysis.where.obstacles]
-            body.left_out_nodes = analysis.where.left_out
-            body.not_checked = list(analysis.where.not_checked())
-            body.verdict_digest = analysis.digest
-            aged = context.activity_age()
-            body.nearest = [
-                nearest_view(node, aged, held, sees)
-                for node, held in zip(analysis.explanation.nearest, analysis.blockers, strict=True)
-            ]
-        return encoded(body)
-
-    return routes
+    annotations = pod.metadata.annotations or {}
+    advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
+    body = ExplainBody(
+        generatedAt=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+        bound_to=pod.node or None,
+        changed=context.cluster.edits.of(pod.metadata.uid) or None,
+        annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
+        verdict=verdict,
+        message=message,
+        request=[],
+        fits=0,
+        reasons=[],
+        ineligible=[],
+        left_out_nodes=0,
+        not_checked=[],
+        verdict_digest=None,
+        nearest=[],
+        suggestions=[each.sentence for each in advice],
+        advice=list(map(_advice_view, advice)),
+        attempts=_attempts(pod, last, len(snap.nodes)),
+        last_decision=last,
+        unanswered=unanswered,
+    )
+    if analysis and isinstance(request, VramRequest):
+        body.request = list(map(ask_view, request.containers))
+        body.fits = analysis.explanation.fits
+        body.reasons = [reason_view(*pair) for pair in analysis.explanation.reasons]
+        body.ineligible = [obstacle_view(*pair) for pair in analysis.where.obstacles]
+        body.left_out_nodes = analysis.where.left_out
+        body.not_checked = list(analysis.where.not_checked())
+        body.verdict_digest = analysis.digest
+        aged = context.activity_age()
+        body.nearest = [
+            nearest_view(node, aged, held, sees)
+            for node, held in zip(analysis.explanation.nearest, analysis.blockers, strict=True)
+        ]
+    return encoded(body)
 
 
 def _analysed(

@@ -6,13 +6,13 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from numpy.typing import NDArray
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
-from extender.console.context import Context
+from extender.console.context import Context, InContext, Newest
 from extender.console.devices import DeviceView, NodeName, device_view
 from extender.console.responses import (
     TAGGED,
@@ -106,66 +106,67 @@ class NodeBody(Body):
     node: NodeView
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
 
-    @routes.get("/v1/nodes", response_model=NodesBody, responses=TAGGED)
-    def nodes(
-        snap: Newest,
-        page: AskedPage,
-        search: Search = "",
-        troubled: Troubled = False,
-        order: AskedOrder = Order.NAME,
-        etag: IfNoneMatch = None,
-    ) -> Response:
-        """List all nodes with the memory accounting of every device. The next page continues after
-        the last node of this one, also if nodes appeared or disappeared meanwhile."""
-        tag = context.tag(snap)
-        if is_current(etag, tag):
-            return unchanged(tag)
-        wanted, now_s = search.lower(), context.monotonic_s()
 
-        def shows(node: NodeTerms) -> bool:
-            return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
+@routes.get("/v1/nodes", response_model=NodesBody, responses=TAGGED)
+def nodes(
+    context: InContext,
+    snap: Newest,
+    page: AskedPage,
+    search: Search = "",
+    troubled: Troubled = False,
+    order: AskedOrder = Order.NAME,
+    etag: IfNoneMatch = None,
+) -> Response:
+    """List all nodes with the memory accounting of every device. The next page continues after
+    the last node of this one, also if nodes appeared or disappeared meanwhile."""
+    tag = context.tag(snap)
+    if is_current(etag, tag):
+        return unchanged(tag)
+    wanted, now_s = search.lower(), context.monotonic_s()
 
-        rows = np.arange(len(snap.nodes))
-        if troubled or wanted:
-            rows = np.array([row for row, node in enumerate(snap.nodes) if shows(node)], int)
-        positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap)
-        ordered = positions.sorted(rows)
-        begin = bisect_right(ordered, page.after, key=positions.of) if page.after else 0
-        end = len(ordered) if page.limit is None else min(begin + page.limit, len(ordered))
-        shown, remaining = ordered[begin:end], len(ordered) - end
-        more = positions.of(shown[-1]) if remaining else None
-        body = NodesBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            matching=len(ordered),
-            remaining=remaining,
-            continue_=more,
-            nodes=[],
-            overcommitted_bytes=context.overcommitted_bytes(),
-        )
-        views = (node_view(snap.nodes[row], context) for row in shown)
-        return listed(body, "nodes", views, tag)
+    def shows(node: NodeTerms) -> bool:
+        return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
 
-    @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
-    def one_node(name: NodeName, snap: Newest, etag: IfNoneMatch = None) -> Response:
-        """Return one node, as in the list of nodes."""
-        tag = context.tag(snap)
-        if is_current(etag, tag):
-            return unchanged(tag)
-        if name not in snap.row_of:
-            raise unknown_node(name)
-        body = NodeBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            node=node_view(snap.nodes[snap.row_of[name]], context),
-        )
-        return encoded(body, tag)
+    rows = np.arange(len(snap.nodes))
+    if troubled or wanted:
+        rows = np.array([row for row, node in enumerate(snap.nodes) if shows(node)], int)
+    positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap)
+    ordered = positions.sorted(rows)
+    begin = bisect_right(ordered, page.after, key=positions.of) if page.after else 0
+    end = len(ordered) if page.limit is None else min(begin + page.limit, len(ordered))
+    shown, remaining = ordered[begin:end], len(ordered) - end
+    more = positions.of(shown[-1]) if remaining else None
+    body = NodesBody(
+        generatedAt=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        matching=len(ordered),
+        remaining=remaining,
+        continue_=more,
+        nodes=[],
+        overcommitted_bytes=context.overcommitted_bytes(),
+    )
+    views = (node_view(snap.nodes[row], context) for row in shown)
+    return listed(body, "nodes", views, tag)
 
-    return routes
+
+@routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
+def one_node(
+    context: InContext, name: NodeName, snap: Newest, etag: IfNoneMatch = None
+) -> Response:
+    """Return one node, as in the list of nodes."""
+    tag = context.tag(snap)
+    if is_current(etag, tag):
+        return unchanged(tag)
+    if name not in snap.row_of:
+        raise unknown_node(name)
+    body = NodeBody(
+        generatedAt=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        node=node_view(snap.nodes[snap.row_of[name]], context),
+    )
+    return encoded(body, tag)
 
 
 def _is_sound(node: NodeTerms, now_s: float) -> bool:

@@ -1,15 +1,14 @@
 """The verdict on a pod, and the pending GPU pods, each with what it lacks on the nearest node."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from contract.kube import Pod
 from contract.quantity import gib
-from extender.console.context import Context
+from extender.console.context import Context, InContext, Newest
 from extender.console.responses import (
     AskedPage,
     AskView,
@@ -62,32 +61,29 @@ class PendingBody(Paged):
     pods: list[PendingView]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
 
-    @routes.get("/v1/pending", response_model=PendingBody)
-    def pending(snap: Newest, page: AskedPage) -> Response:
-        """List pending pods that request a managed GPU, by namespace and name; 50 by default."""
-        waiting = {_key(pod): pod for pod in context.cluster.unbound()}
-        after = sorted(key for key in waiting if key > page.after)
-        shown = after[: page.limit or PODS]
-        remaining = len(after) - len(shown)
-        more = shown[-1] if remaining else None
-        body = PendingBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            matching=len(waiting),
-            remaining=remaining,
-            continue_=more,
-            pods=[],
-        )
-        # Eligible nodes by selectors: pods of one Deployment share them.
-        known: dict[bytes, Eligible] = {}
-        views = (_view(waiting[key], context, snap, known) for key in shown)
-        return listed(body, "pods", views)
 
-    return routes
+@routes.get("/v1/pending", response_model=PendingBody)
+def pending(context: InContext, snap: Newest, page: AskedPage) -> Response:
+    """List pending pods that request a managed GPU, by namespace and name; 50 by default."""
+    waiting = {_key(pod): pod for pod in context.cluster.unbound()}
+    after = sorted(key for key in waiting if key > page.after)
+    shown = after[: page.limit or PODS]
+    remaining = len(after) - len(shown)
+    more = shown[-1] if remaining else None
+    body = PendingBody(
+        generatedAt=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        matching=len(waiting),
+        remaining=remaining,
+        continue_=more,
+        pods=[],
+    )
+    # Eligible nodes by selectors: pods of one Deployment share them.
+    known: dict[bytes, Eligible] = {}
+    views = (_view(waiting[key], context, snap, known) for key in shown)
+    return listed(body, "pods", views)
 
 
 def _key(pod: Pod) -> str:

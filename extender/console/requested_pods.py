@@ -125,6 +125,7 @@ def pod_named(context: Context, namespace: str, name: str) -> Pod:
 def new_pods(
     cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
 ) -> Iterator[NewPod]:
+    """Yield the equal pods of entry ``number`` of a question. Raises ``HTTPException`` 422."""
     where, why = f"body pods.{number}", None
     if asked.manifest is None:
         name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)

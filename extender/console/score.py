@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.quantity import gib
 from extender.console.auth import Sees, everything
-from extender.console.context import Context
+from extender.console.context import InContext, Newest, Visible
 from extender.console.decision_bodies import DecisionView, Unanswered
 from extender.console.decisions import Sought, decisions
 from extender.console.devices import Aged, DeviceView, HeldView, device_view, held_view
@@ -18,10 +18,9 @@ from extender.console.pending import not_tried
 from extender.console.requested_pods import pod_named, understood
 from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, stamp, unknown_node
 from extender.placement.comparison import Comparison, compare
-from extender.placement.explain import DeviceExplanation, NodeExplanation
+from extender.placement.explain import NodeExplanation
 from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
-from extender.placement.snapshot import Snapshot
 from extender.state.device_occupants import Held
 from extender.state.explained_nodes import AMOUNTS
 from extender.state.selectors import Obstacle, eligible_nodes, not_modeled
@@ -139,62 +138,58 @@ NodeName = Annotated[
 ]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
-    Visible = Annotated[Sees, Depends(context.visible)]
+routes = APIRouter()
+
+
+@routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
+def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: Visible) -> Response:
+    """Explain why the pod would go to this node or not: all failed checks, or the terms of the
+    score and the rank among all nodes. Recomputed now, next to the recorded decision."""
     cluster = context.cluster
-
-    @routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
-    def score(pod: PodKey, node: NodeName, snap: Newest, sees: Visible) -> Response:
-        """Explain why the pod would go to this node or not: all failed checks, or the terms of the
-        score and the rank among all nodes. Recomputed now, next to the recorded decision."""
-        namespace, _, name = pod.partition("/")
-        found_pod = pod_named(context, namespace, name)
-        request = understood(cluster, found_pod, f"pod {pod}")
-        now_s = context.monotonic_s()
-        if found_pod.node:
-            simulation = Simulation(cluster, snap, now_s)
-            simulation.release(found_pod.metadata.uid)
-            snap = simulation.snapshot()
-        if node not in snap.row_of:
-            raise unknown_node(node)
-        may_run = eligible_nodes(found_pod, snap, cluster.node)
-        row = snap.row_of[node]
-        # The node is compared with all eligible nodes, even if it is not eligible itself.
-        rows = np.union1d(may_run.rows, [row])
-        verdicts = fit(request, snap, rows, now_s)
-        weights, market = cluster.rules.weights, cluster.usual.market
-        found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
-        held = blockers(cluster, verdicts, found.node)
-        obstacles = may_run.obstacles.get(row, ())
-        sought = Sought(uid=found_pod.metadata.uid)
-        stored, unanswered = decisions(context, sought, 1, sees)
-        untried = None
-        if not found_pod.node:
-            untried = not_tried(found_pod, bool(stored), context.schedulers())
-        return encoded(
-            ScoreBody(
-                generatedAt=stamp(context.wall_s()),
-                snapshot_generation=snap.generation,
-                namespace=namespace,
-                name=name,
-                uid=found_pod.metadata.uid,
-                bound_to=found_pod.node or None,
-                taken_back=bool(found_pod.node),
-                live=_live_view(
-                    found,
-                    obstacles,
-                    untried[1] if untried else None,
-                    [AMOUNTS, *not_modeled(found_pod)],
-                    nearest_view(found.node, context.activity_age(), held, sees),
-                ),
-                stored=stored[0] if stored else None,
-                unanswered=unanswered,
-            )
+    namespace, _, name = pod.partition("/")
+    found_pod = pod_named(context, namespace, name)
+    request = understood(cluster, found_pod, f"pod {pod}")
+    now_s = context.monotonic_s()
+    if found_pod.node:
+        simulation = Simulation(cluster, snap, now_s)
+        simulation.release(found_pod.metadata.uid)
+        snap = simulation.snapshot()
+    if node not in snap.row_of:
+        raise unknown_node(node)
+    may_run = eligible_nodes(found_pod, snap, cluster.node)
+    row = snap.row_of[node]
+    # The node is compared with all eligible nodes, even if it is not eligible itself.
+    rows = np.union1d(may_run.rows, [row])
+    verdicts = fit(request, snap, rows, now_s)
+    weights, market = cluster.rules.weights, cluster.usual.market
+    found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
+    held = blockers(cluster, verdicts, found.node)
+    obstacles = may_run.obstacles.get(row, ())
+    sought = Sought(uid=found_pod.metadata.uid)
+    stored, unanswered = decisions(context, sought, 1, sees)
+    untried = None
+    if not found_pod.node:
+        untried = not_tried(found_pod, bool(stored), context.schedulers())
+    return encoded(
+        ScoreBody(
+            generatedAt=stamp(context.wall_s()),
+            snapshot_generation=snap.generation,
+            namespace=namespace,
+            name=name,
+            uid=found_pod.metadata.uid,
+            bound_to=found_pod.node or None,
+            taken_back=bool(found_pod.node),
+            live=_live_view(
+                found,
+                obstacles,
+                untried[1] if untried else None,
+                [AMOUNTS, *not_modeled(found_pod)],
+                nearest_view(found.node, context.activity_age(), held, sees),
+            ),
+            stored=stored[0] if stored else None,
+            unanswered=unanswered,
         )
-
-    return routes
+    )
 
 
 def _live_view(
@@ -257,7 +252,15 @@ def nearest_view(
         short_bytes=node.short_bytes,
         score_ratio=node.score,
         score_terms=dict(node.terms),
-        candidates=[candidate_view(device, aged, sees) for device in node.candidates],
+        candidates=[
+            CandidateView(
+                device=device_view(device.terms, aged, sees),
+                need_bytes=device.need_bytes,
+                free_bytes=device.free_bytes,
+                short_bytes=device.short_bytes,
+            )
+            for device in node.candidates
+        ],
         blockers=[held_view(held) for held in shown],
         hidden_blockers=len(hidden),
         hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
@@ -265,19 +268,10 @@ def nearest_view(
     )
 
 
-def candidate_view(device: DeviceExplanation, aged: Aged, sees: Sees) -> CandidateView:
-    return CandidateView(
-        device=device_view(device.terms, aged, sees),
-        need_bytes=device.need_bytes,
-        free_bytes=device.free_bytes,
-        short_bytes=device.short_bytes,
-    )
-
-
 def _holds(held: Held) -> str:
     since = f" since {held.since[:19]}Z" if held.since else ""
-    how = held.phase.replace("_", " ")
-    return f"  pod {held.namespace}/{held.name} holds {gib(held.charged_bytes)}{since}, {how}"
+    holds = f"holds {gib(held.charged_bytes)}{since}, {held.phase}"
+    return f"  pod {held.namespace}/{held.name} {holds}"
 
 
 def _held_by_hidden(hidden: Sequence[Held]) -> list[str]:

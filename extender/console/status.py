@@ -2,19 +2,19 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from extender.console.context import Context
+from extender.console.context import Context, InContext, Newest
 from extender.console.decision_bodies import Unanswered
 from extender.console.decisions import unread_extenders
 from extender.console.process import LagView, SettingsView, SourceView, enforcing
 from extender.console.responses import Body, counted, encoded, stamp
 from extender.placement.snapshot import Snapshot
+from extender.state.cluster_state import ClusterState
 from extender.state.disagreements import Mismatch, mismatches, unreported
 from extender.state.heartbeats import age
 from extender.state.journal import MAX_SHOWN_BYTES
@@ -115,122 +115,123 @@ class InputsBody(Body):
     inputs: list[InputView]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
+
+
+@routes.get("/v1/status", response_model=StatusBody)
+def status(context: InContext, snap: Newest) -> Response:
+    """Return whether this replica is ready and its inputs are current, what it stores, whether
+    ledger, API server and agents agree, and the state of the other extenders."""
+    process, missing, cluster = context.process(), context.unready(), context.cluster
+    found = Counter(
+        mismatch.value
+        for gpunode in cluster.gpunodes()
+        for mismatch in mismatches(cluster, gpunode)
+    )
+    body = StatusBody(
+        generatedAt=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        replica=context.replica,
+        version=process.version,
+        python=process.python,
+        started_at=stamp(process.started_at_s),
+        settings=context.settings(),
+        ready=not missing,
+        not_ready_because=missing or None,
+        sources=process.sources,
+        behind=process.behind,
+        reports=_reports(context, snap),
+        counts=_counts(cluster, snap),
+        mismatches={each.value: found[each.value] for each in Mismatch},
+        overcommitted_bytes=context.overcommitted_bytes(),
+        journal=_journal(context),
+        memory_bytes=process.memory_bytes,
+        loop_lag=process.loop_lag,
+        peers=[
+            PeerView(
+                replica=state.replica,
+                version=state.version,
+                ready=not state.not_ready_because,
+                not_ready_because=state.not_ready_because or None,
+                snapshot_generation=state.generation,
+                mode=state.mode,
+                contact_age_s=each.heard_s and round(each.heard_s, 3),
+            )
+            for each in context.journal.followed()
+            if not (each.trouble or each.is_gone) and (state := each.state) is not None
+        ],
+        unanswered=unread_extenders(context),
+    )
+    return encoded(body)
+
+
+@routes.get("/v1/inputs", response_model=InputsBody)
+def read(context: InContext, snap: Newest) -> Response:
+    """Return the age of each input of the views, and which inputs are out of date."""
+    body = InputsBody(
+        generatedAt=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        inputs=inputs(context, snap),
+    )
+    return encoded(body)
+
+
+def _reports(context: Context, snap: Snapshot) -> ReportsView:
     cluster = context.cluster
+    now_s, at_s = context.monotonic_s(), context.wall_s()
+    reported = Counter[bool]()
+    oldest_s: float | None = None
+    missing = sum(unreported(cluster, node) for node in cluster.nodes())
+    for gpunode in cluster.gpunodes():
+        row = snap.row_of.get(gpunode.name)
+        if gpunode.status is None or row is None:
+            continue
+        reported[bool(snap.fresh_until_s[row] >= now_s)] += 1
+        age_s = age(gpunode.status.observed_at, at_s)
+        if age_s is not None:
+            oldest_s = max(age_s, oldest_s or 0.0)
+    return ReportsView(
+        fresh=reported[True],
+        stale=reported[False],
+        missing=missing,
+        oldest_age_s=None if oldest_s is None else round(oldest_s, 3),
+    )
 
-    @routes.get("/v1/status", response_model=StatusBody)
-    def status(snap: Newest) -> Response:
-        """Return whether this replica is ready and its inputs are current, what it stores, whether
-        ledger, API server and agents agree, and the state of the other extenders."""
-        process, missing = context.process(), context.unready()
-        found = Counter(
-            mismatch.value
-            for gpunode in cluster.gpunodes()
-            for mismatch in mismatches(cluster, gpunode)
-        )
-        body = StatusBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            replica=context.replica,
-            version=process.version,
-            python=process.python,
-            started_at=stamp(process.started_at_s),
-            settings=context.settings(),
-            ready=not missing,
-            not_ready_because=missing or None,
-            sources=process.sources,
-            behind=process.behind,
-            reports=_reports(snap),
-            counts=_counts(snap),
-            mismatches={each.value: found[each.value] for each in Mismatch},
-            overcommitted_bytes=context.overcommitted_bytes(),
-            journal=_journal(),
-            memory_bytes=process.memory_bytes,
-            loop_lag=process.loop_lag,
-            peers=[
-                PeerView(
-                    replica=state.replica,
-                    version=state.version,
-                    ready=not state.not_ready_because,
-                    not_ready_because=state.not_ready_because or None,
-                    snapshot_generation=state.generation,
-                    mode=state.mode,
-                    contact_age_s=each.heard_s and round(each.heard_s, 3),
-                )
-                for each in context.journal.followed()
-                if not (each.trouble or each.is_gone) and (state := each.state) is not None
-            ],
-            unanswered=unread_extenders(context),
-        )
-        return encoded(body)
 
-    @routes.get("/v1/inputs", response_model=InputsBody)
-    def read(snap: Newest) -> Response:
-        """Return the age of each input of the views, and which inputs are out of date."""
-        body = InputsBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            inputs=inputs(context, snap),
-        )
-        return encoded(body)
+def _counts(cluster: ClusterState, snap: Snapshot) -> CountsView:
+    gpunodes = cluster.gpunodes()
+    pods, waiting = len(cluster.pods()), len(cluster.unbound())
+    columns = snap.columns
+    return CountsView(
+        nodes=len(snap.nodes),
+        gpu_nodes=len(gpunodes),
+        devices=int((columns.replicas >= 0).sum()),
+        devices_unhealthy=int((columns.health_issue > 0).sum()),
+        pods_bound=pods - waiting,
+        pods_waiting=waiting,
+        reservations=sum(len(each.spec.reservations) for each in gpunodes),
+    )
 
-    def _reports(snap: Snapshot) -> ReportsView:
-        now_s, at_s = context.monotonic_s(), context.wall_s()
-        reported = Counter[bool]()
-        oldest_s: float | None = None
-        missing = sum(unreported(cluster, node) for node in cluster.nodes())
-        for gpunode in cluster.gpunodes():
-            row = snap.row_of.get(gpunode.name)
-            if gpunode.status is None or row is None:
-                continue
-            reported[bool(snap.fresh_until_s[row] >= now_s)] += 1
-            age_s = age(gpunode.status.observed_at, at_s)
-            if age_s is not None:
-                oldest_s = max(age_s, oldest_s or 0.0)
-        return ReportsView(
-            fresh=reported[True],
-            stale=reported[False],
-            missing=missing,
-            oldest_age_s=None if oldest_s is None else round(oldest_s, 3),
-        )
 
-    def _counts(snap: Snapshot) -> CountsView:
-        gpunodes = cluster.gpunodes()
-        pods, waiting = len(cluster.pods()), len(cluster.unbound())
-        columns = snap.columns
-        return CountsView(
-            nodes=len(snap.nodes),
-            gpu_nodes=len(gpunodes),
-            devices=int((columns.replicas >= 0).sum()),
-            devices_unhealthy=int((columns.health_issue > 0).sum()),
-            pods_bound=pods - waiting,
-            pods_waiting=waiting,
-            reservations=sum(len(each.spec.reservations) for each in gpunodes),
-        )
-
-    def _journal() -> JournalView:
-        journals = [journal for _, journal in context.journal.each()]
-        bounds = context.journal.own.records.bounds
-        ages_s = [
-            context.wall_s() - oldest_at_s
-            for journal in journals
-            if (oldest_at_s := journal.records.oldest_at_s) is not None
-        ]
-        return JournalView(
-            decisions=sum(len(journal.records) for journal in journals),
-            bytes=sum(journal.records.size_bytes for journal in journals),
-            pods_shown=sum(journal.shown for journal in journals),
-            pods_shown_bytes=sum(journal.shown_bytes for journal in journals),
-            oldest_age_s=round(max(ages_s), 3) if ages_s else None,
-            most_decisions=bounds.decisions,
-            most_bytes=bounds.size_bytes,
-            most_shown_bytes=MAX_SHOWN_BYTES,
-            most_age_s=bounds.age_s,
-        )
-
-    return routes
+def _journal(context: Context) -> JournalView:
+    journals = [journal for _, journal in context.journal.each()]
+    bounds = context.journal.own.records.bounds
+    ages_s = [
+        context.wall_s() - oldest_at_s
+        for journal in journals
+        if (oldest_at_s := journal.records.oldest_at_s) is not None
+    ]
+    return JournalView(
+        decisions=sum(len(journal.records) for journal in journals),
+        bytes=sum(journal.records.size_bytes for journal in journals),
+        pods_shown=sum(journal.shown for journal in journals),
+        pods_shown_bytes=sum(journal.shown_bytes for journal in journals),
+        oldest_age_s=round(max(ages_s), 3) if ages_s else None,
+        most_decisions=bounds.decisions,
+        most_bytes=bounds.size_bytes,
+        most_shown_bytes=MAX_SHOWN_BYTES,
+        most_age_s=bounds.age_s,
+    )
 
 
 def inputs(context: Context, snap: Snapshot) -> list[InputView]:

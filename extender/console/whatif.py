@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException
+from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from contract.gpunode import MAX_REPLICAS
 from extender.console.capacity import SpaceView, space_view
-from extender.console.context import Context
+from extender.console.context import Context, InContext, Newest
 from extender.console.requested_pods import (
     NewPod,
     PodsAsked,
@@ -136,44 +136,41 @@ class WhatifBody(Body):
     not_checked: list[str]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
+
+
+@routes.post("/v1/whatif", response_model=WhatifBody, responses=_LIMITS)
+def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
+    """Simulate changes of nodes and pods: return where the given pods would be placed, and the
+    free memory before and after. Nothing is changed: the pods are placed one after another on
+    a copy, by the same code as real pods. kube-scheduler may still prefer other nodes."""
     cluster = context.cluster
-
-    @routes.post("/v1/whatif", response_model=WhatifBody, responses=_LIMITS)
-    def whatif(asked: WhatifAsked, snap: Newest) -> Response:
-        """Simulate changes of nodes and pods: return where the given pods would be placed, and the
-        free memory before and after. Nothing is changed: the pods are placed one after another on
-        a copy, by the same code as real pods. kube-scheduler may still prefer other nodes."""
-        _check_limits(asked)
-        now_s = context.monotonic_s()
-        schedulers = context.schedulers()
-        kinds = [list(new_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
-        simulation = Simulation(cluster, snap, now_s)
-        changes = _changes(cluster, simulation, asked)
-        pods = [*changes.moving, *(each for kind in kinds for each in kind)]
-        quotas = _quotas_left(context, pods, changes)
-        outcomes = list(_placed(simulation, pods, quotas))
-        sizes = [kind[0] for kind in kinds] or [_default_pod(cluster)]
-        after = simulation.snapshot()
-        placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
-        rejections = _rejections(outcomes)
-        body = WhatifBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            message=_message(len(placements), rejections),
-            placed=len(placements),
-            rejected=len(outcomes) - len(placements),
-            placements=placements,
-            rejections=rejections,
-            added=changes.added,
-            not_checked=_not_checked(pods, quotas),
-            spaces=list(_free_space(cluster, simulation, sizes, snap, after, now_s)),
-        )
-        return encoded(body)
-
-    return routes
+    _check_limits(asked)
+    now_s = context.monotonic_s()
+    schedulers = context.schedulers()
+    kinds = [list(new_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
+    simulation = Simulation(cluster, snap, now_s)
+    changes = _changes(cluster, simulation, asked)
+    pods = [*changes.moving, *(each for kind in kinds for each in kind)]
+    quotas = _quotas_left(context, pods, changes)
+    outcomes = list(_placed(simulation, pods, quotas))
+    sizes = [kind[0] for kind in kinds] or [_default_pod(cluster)]
+    after = simulation.snapshot()
+    placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
+    rejections = _rejections(outcomes)
+    body = WhatifBody(
+        generatedAt=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        message=_message(len(placements), rejections),
+        placed=len(placements),
+        rejected=len(outcomes) - len(placements),
+        placements=placements,
+        rejections=rejections,
+        added=changes.added,
+        not_checked=_not_checked(pods, quotas),
+        spaces=list(_free_space(cluster, simulation, sizes, snap, after, now_s)),
+    )
+    return encoded(body)
 
 
 def _check_limits(asked: WhatifAsked) -> None:

@@ -1,4 +1,4 @@
-"""A debug API over a cluster in this process, asked without a network."""
+"""A debug API in this process, called without a network."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What all views of the debug API have in common: errors, tags, tables, pages."""
+"""Common behaviour of all views of the debug API: errors, ETags and pages."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Assumed binds and nominations: a console counts what the extenders count."""
+"""A console counts the assumed binds and nominations of the extenders that it follows."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Nobody reads the debug API whom the API server does not know, or would not let see the same."""
+"""Readers of the debug API are authenticated and authorized by the API server."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""How many fit is what could be placed."""
+"""/v1/capacity counts the pods that filter would place."""
 
 import msgspec
 import pytest

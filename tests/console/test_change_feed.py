@@ -1,4 +1,4 @@
-"""What has changed since the last look is told once, with what brought it about."""
+"""The change feed reports each change once, with its cause."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an SRE reads is what decided."""
+"""The views show the data on which filter decides."""
 
 import asyncio
 import re

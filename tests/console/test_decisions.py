@@ -1,4 +1,4 @@
-"""Decisions are found by pod, node and time, and put together from what each replica did."""
+"""Decisions are selected by pod, node and time, and merged over all replicas."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One device, with everybody who is there."""
+"""/v1/nodes/{name}/devices/{uuid}: one device and the pods on it."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""docs/debug-api.md names every endpoint, parameter and field that there is, and no other."""
+"""docs/debug-api.md lists every endpoint, parameter and field of the debug API, and no other."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Promised, measured, predicted and actual, as the debug API and the metrics tell them."""
+"""/v1/drift and the metrics of drift: reserved and measured use, predicted and actual devices."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What happens is told as it happens, to who listens, and no one waits for who does not."""
+"""/v1/events streams changes to its clients; a slow client delays no other."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""How old the inputs of the views are, and where what they say comes from."""
+"""/v1/inputs: the age of the inputs of the views. `source`: the origin of an answer."""
 
 from dataclasses import replace
 from typing import Any

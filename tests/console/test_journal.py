@@ -1,4 +1,4 @@
-"""What a decision keeps, and how much of it: bounded in number, age and bytes."""
+"""The journal keeps decisions within limits on number, age and bytes."""
 
 import asyncio
 import gc

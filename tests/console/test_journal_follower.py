@@ -1,4 +1,4 @@
-"""Any extender answers for all: it follows the journals of the others."""
+"""A console follows the journals of all extenders and answers for all."""
 
 import contextlib
 import http.server

@@ -1,4 +1,4 @@
-"""The debug API answers whatever its own description allows, and much that it does not."""
+"""The debug API conforms to its OpenAPI description, also for invalid requests."""
 
 import hypothesis
 import schemathesis

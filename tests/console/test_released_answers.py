@@ -1,5 +1,4 @@
-"""What an answer was made of is let go of when it has gone out: the collector of garbage comes
-rarely, and may not be needed for that."""
+"""The memory of an answer is freed when it was sent, without the garbage collector."""
 
 import gc
 import inspect

@@ -1,4 +1,4 @@
-"""What the API server says of a token and of a right, and what is no answer at all."""
+"""TokenReviews and SubjectAccessReviews: requests, answers and failures."""
 
 import json
 from collections.abc import Iterator

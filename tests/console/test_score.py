@@ -1,4 +1,4 @@
-"""One pod on one node beside all others, live and as it was answered."""
+"""/v1/score: one pod on one node, compared with all other nodes, now and as decided."""
 
 from typing import Any
 

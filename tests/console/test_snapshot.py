@@ -1,4 +1,4 @@
-"""A snapshot, read by another process, says of every pod on every node what this one says."""
+"""A replay of a snapshot gives the verdict of this process for every pod and node."""
 
 import json
 import os

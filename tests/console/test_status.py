@@ -1,4 +1,4 @@
-"""Whether the machinery is sound, in figures."""
+"""/v1/status: readiness, reports, mismatches, journal and peers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is said to help, helps; and what keeps the pod out is named."""
+"""Suggestions help when they are followed, and explanations name the pods that block."""
 
 import re
 from datetime import datetime, timedelta

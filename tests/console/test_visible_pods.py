@@ -1,4 +1,4 @@
-"""A reader of one pod learns of other pods only what the API server would show."""
+"""A reader of one pod sees only those other pods that the API server permits."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A what-if says what would happen, and nothing happens."""
+"""/v1/whatif predicts placements and changes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator

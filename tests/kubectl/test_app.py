@@ -1,4 +1,4 @@
-"""`kubectl headroom`, asking a real extender."""
+"""`kubectl headroom` with a real extender."""
 
 import contextlib
 import io

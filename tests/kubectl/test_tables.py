@@ -1,4 +1,4 @@
-"""What people are shown of bodies that no embedded fleet has: misses, overuse, many devices."""
+"""Tables of bodies that no embedded fleet has: missed predictions, overuse, many devices."""
 
 from typing import Any
 

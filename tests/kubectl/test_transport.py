@@ -1,4 +1,4 @@
-"""Which port of a pod is asked and how, and what is refused before anybody is."""
+"""The port of a console's pod, and errors in options before any connection."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What people read of a score and of an attempt, and of the score beside the attempt."""
+"""The text of explanations, scores and scheduling attempts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What people do with the page, in Chromium: find what is wrong, ask why, follow changes."""
+"""The page in Chromium: finding faults, explaining pods, following changes."""
 
 import re
 from pathlib import Path

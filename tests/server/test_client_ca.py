@@ -1,4 +1,4 @@
-"""The CA of the cluster's clients: kept while nobody answers, dropped when there is none."""
+"""The CA of client certificates: kept if the API server does not answer, dropped if unpublished."""
 
 import asyncio
 from collections.abc import Callable, Sequence

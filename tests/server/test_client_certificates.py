@@ -1,4 +1,4 @@
-"""Whom a client certificate names, and who is answered by one."""
+"""The user of a client certificate, and the requests that it authenticates."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A client that stops in the middle of a request, never begins one or sends too much is dropped."""
+"""Clients that send too slowly, too much or nothing are disconnected."""
 
 import contextlib
 import select

@@ -1,4 +1,4 @@
-"""Handshakes of TLS are limited in time and in number, and cost no other client its answer."""
+"""TLS handshakes are limited in time and number, and delay no other client."""
 
 import asyncio
 import contextlib

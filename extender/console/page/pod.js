@@ -15,7 +15,7 @@ export function pod(view, [namespace = "", name = ""]) {
     const [within, which] = box.value.trim().split("/").map(encodeURIComponent);
     location.hash = `#/pod/${within}/${which}`;
   });
-  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Why is a pod where it is?"), form, answer);
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer);
   if (!name) { box.focus(); return {refresh: async () => {}}; }
 
   async function load() {
