@@ -18,7 +18,6 @@ from extender.console.responses import (
     listed,
     obstacle_view,
     reasons_of,
-    stamp,
 )
 from extender.placement.capacity import Space, capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
@@ -129,7 +128,6 @@ MostNodes = Annotated[
     ),
 ]
 
-
 routes = APIRouter()
 
 
@@ -162,8 +160,7 @@ def capacity(
     whole = sum(pods.values()) + len(order[most_nodes:])
     at_least = len(order) > most_nodes
     body = CapacityBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
+        **context.head(snap),
         request=ask_view(request.containers[0]),
         pods=whole,
         pods_at_least=at_least,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 from zlib import crc32
 
 import numpy as np
@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from extender.console.auth import Guard, Sees, everything, visible_to
 from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
+from extender.console.responses import stamp
 from extender.observability.feed import Feed
 from extender.observability.journal_merge import Journals
 from extender.observability.journal_stream import AssumedLine, nothing_assumed
@@ -61,6 +62,10 @@ class Context:
         """Return a function that returns the present age of a device's SM activity in seconds."""
         now_s, wall_s = self.monotonic_s(), self.wall_s()
         return lambda terms: self.cluster.activities.age_s(terms, now_s, wall_s)
+
+    def head(self, snap: Snapshot) -> dict[str, Any]:
+        """Return the fields of ``Body`` for an answer from this snapshot."""
+        return {"generatedAt": stamp(self.wall_s()), "snapshot_generation": snap.generation}
 
     def overcommitted_bytes(self) -> int:
         return sum(over.beyond_bytes for over in self.cluster.overcommits.now())

@@ -146,13 +146,7 @@ def many(
     found, unanswered = decisions(context, sought, limit + 1, sees)
     shown = found[:limit]
     more = "_".join(position(shown[-1])) if len(found) > limit else None
-    body = DecisionsBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
-        decisions=[],
-        continue_=more,
-        unanswered=unanswered,
-    )
+    body = DecisionsBody(**context.head(snap), decisions=[], continue_=more, unanswered=unanswered)
     return listed(body, "decisions", shown)
 
 
@@ -170,12 +164,7 @@ def one(context: InContext, decision_id: DecisionId, snap: Newest) -> Response:
             f"decision {decision_id} is not on record (any more){missing}; "
             "GET /v1/decisions lists the decisions on record",
         )
-    body = DecisionBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
-        decision=merged(found)[0],
-        unanswered=unanswered,
-    )
+    body = DecisionBody(**context.head(snap), decision=merged(found)[0], unanswered=unanswered)
     return encoded(body)
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from contract.gpunode import ContainerLimit
 from extender.console.auth import Sees, everything
 from extender.console.context import InContext, Newest
-from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, stamp, unknown_node
+from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because
 from extender.placement.snapshot_builder import reach
@@ -193,8 +193,7 @@ def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Resp
     unattributed = status.unattributed_processes if status else []
     return encoded(
         DeviceBody(
-            generatedAt=stamp(at_s),
-            snapshot_generation=snap.generation,
+            **context.head(snap),
             node=name,
             report_age_s=rounded_s(age(status.observed_at, at_s)) if status else None,
             device=device_view(terms, context.activity_age()),

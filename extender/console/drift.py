@@ -90,7 +90,6 @@ Pods = Annotated[
     ),
 ]
 
-
 routes = APIRouter()
 
 
@@ -104,25 +103,17 @@ def drift(
     tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
     if is_current(etag, tag):
         return unchanged(tag)
-    body = drift_body(context.cluster, snap.generation, context.wall_s(), context.monotonic_s())
-    views = drift_views(context.cluster) if pods else iter(())
-    return listed(body, "pods", views, tag)
-
-
-def drift_body(
-    cluster: ClusterState, generation: int, wall_s: float, monotonic_s: float
-) -> DriftBody:
-    """Return the body without the pods, which ``drift_views`` adds one by one."""
-    watched = cluster.observations
     # Copy the lists first: the event loop appends to them while this thread reads.
     misses, totals = list(watched.misses), dict(watched.totals)
-    return DriftBody(
-        generatedAt=stamp(wall_s),
-        snapshot_generation=generation,
+    epoch_s = context.wall_s() - context.monotonic_s()
+    body = DriftBody(
+        **context.head(snap),
         pods=[],
         results={result.value: totals.get(result, 0) for result in Result},
-        misses=[_miss(each, wall_s - monotonic_s) for each in reversed(misses)],
+        misses=[_miss(each, epoch_s) for each in reversed(misses)],
     )
+    views = drift_views(context.cluster) if pods else iter(())
+    return listed(body, "pods", views, tag)
 
 
 def drift_views(cluster: ClusterState) -> Iterator[DriftView]:

@@ -105,9 +105,7 @@ async def events(
     from_s = float("-inf") if since is None else moment_s(since, context.wall_s())
     after = _number(last_event_id, replica)
     if not follow:
-        body = EventsBody(
-            generatedAt=stamp(context.wall_s()), snapshot_generation=snap.generation, events=[]
-        )
+        body = EventsBody(**context.head(snap), events=[])
         found = (_view(each, replica) for each in feed.past(after, from_s))
         return listed(body, "events", found)
     try:
@@ -137,20 +135,10 @@ async def _stream(follower: Follower, past: list[FeedEvent], replica: str) -> As
 
 
 def _view(feed_event: FeedEvent, replica: str) -> EventView:
-    return EventView(
-        id=f"{replica}.{feed_event.number}",
-        at=stamp(feed_event.at_s),
-        snapshot_generation=feed_event.generation,
-        kind=feed_event.kind,
-        node=feed_event.node or None,
-        device=feed_event.device or None,
-        namespace=feed_event.namespace or None,
-        name=feed_event.name or None,
-        uid=feed_event.uid or None,
-        decision_id=feed_event.decision_id or None,
-        cause=feed_event.cause or None,
-        message=feed_event.message or None,
-    )
+    fields = {name: getattr(feed_event, name, None) or None for name in EventView.model_fields}
+    fields["id"] = f"{replica}.{feed_event.number}"
+    fields |= {"at": stamp(feed_event.at_s), "snapshot_generation": feed_event.generation}
+    return EventView.model_validate(fields)
 
 
 def _sent(view: EventView) -> bytes:

@@ -30,7 +30,6 @@ from extender.console.responses import (
     encoded,
     obstacle_view,
     reason_view,
-    stamp,
 )
 from extender.console.score import NearestView, nearest_view
 from extender.placement.comparison import verdict_digest
@@ -158,8 +157,7 @@ def explain_pod(
     annotations = pod.metadata.annotations or {}
     advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
     body = ExplainBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
+        **context.head(snap),
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
         uid=pod.metadata.uid,

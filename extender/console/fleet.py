@@ -18,7 +18,6 @@ from extender.console.responses import (
     is_current,
     listed,
     reason_view,
-    stamp,
     unchanged,
 )
 from extender.placement.device_accounting import DeviceTerms
@@ -62,8 +61,7 @@ def fleet(context: InContext, snap: Newest, etag: IfNoneMatch = None) -> Respons
         return unchanged(tag)
     now_s = context.monotonic_s()
     body = FleetBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
+        **context.head(snap),
         nodes=len(snap.nodes),
         closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
         models=[],

@@ -29,7 +29,6 @@ AskedAfter = Annotated[
     int, Query(ge=0, description="Version of the last decision that was read.", examples=[1234])
 ]
 
-
 routes = APIRouter()
 
 

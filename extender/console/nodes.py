@@ -25,7 +25,6 @@ from extender.console.responses import (
     is_current,
     listed,
     rounded_s,
-    stamp,
     unchanged,
     unknown_node,
 )
@@ -139,8 +138,7 @@ def nodes(
     shown, remaining = ordered[begin:end], len(ordered) - end
     more = positions.of(shown[-1]) if remaining else None
     body = NodesBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
+        **context.head(snap),
         matching=len(ordered),
         remaining=remaining,
         continue_=more,
@@ -161,11 +159,7 @@ def one_node(
         return unchanged(tag)
     if name not in snap.row_of:
         raise unknown_node(name)
-    body = NodeBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
-        node=node_view(snap.nodes[snap.row_of[name]], context),
-    )
+    body = NodeBody(**context.head(snap), node=node_view(snap.nodes[snap.row_of[name]], context))
     return encoded(body, tag)
 
 

@@ -20,7 +20,6 @@ from extender.console.responses import (
     listed,
     obstacle_view,
     reason_view,
-    stamp,
 )
 from extender.placement.explain import Explanation, explain
 from extender.placement.fit import fit
@@ -73,12 +72,7 @@ def pending(context: InContext, snap: Newest, page: AskedPage) -> Response:
     remaining = len(after) - len(shown)
     more = shown[-1] if remaining else None
     body = PendingBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
-        matching=len(waiting),
-        remaining=remaining,
-        continue_=more,
-        pods=[],
+        **context.head(snap), matching=len(waiting), remaining=remaining, continue_=more, pods=[]
     )
     # Eligible nodes by selectors: pods of one Deployment share them.
     known: dict[bytes, Eligible] = {}
@@ -108,7 +102,8 @@ def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligibl
         asked=decision is not None,
     )
     if not isinstance(request, VramRequest):
-        return view.model_copy(update={"message": request.message})
+        view.message = request.message
+        return view
     rows = np.arange(len(snap.nodes), dtype=np.int64)
     everywhere = fit(request, snap, rows, context.monotonic_s())
     if (key := eligibility_key(pod)) not in known:
@@ -118,19 +113,14 @@ def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligibl
     verdicts = fit(request, snap, where.rows, everywhere.now_s)
     found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
     nearest = next(iter(found.nearest), None)
-    schedulers = context.schedulers()
-    _, message = verdict_of(pod, request, found, where, view.asked, schedulers)
-    return view.model_copy(
-        update={
-            "request": [ask_view(ask) for ask in request.containers],
-            "fits": found.fits,
-            "reasons": [reason_view(*each) for each in found.reasons],
-            "ineligible": [obstacle_view(*each) for each in where.obstacles],
-            "message": message,
-            "nearest": nearest.node if nearest else None,
-            "short_bytes": nearest.short_bytes if nearest and not found.fits else None,
-        }
-    )
+    _, view.message = verdict_of(pod, request, found, where, view.asked, context.schedulers())
+    view.request = [ask_view(ask) for ask in request.containers]
+    view.fits = found.fits
+    view.reasons = [reason_view(*each) for each in found.reasons]
+    view.ineligible = [obstacle_view(*each) for each in where.obstacles]
+    view.nearest = nearest.node if nearest else None
+    view.short_bytes = nearest.short_bytes if nearest and not found.fits else None
+    return view
 
 
 def verdict_of(

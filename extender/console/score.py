@@ -16,7 +16,7 @@ from extender.console.decisions import Sought, decisions
 from extender.console.devices import Aged, DeviceView, HeldView, device_view, held_view
 from extender.console.pending import not_tried
 from extender.console.requested_pods import pod_named, understood
-from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, stamp, unknown_node
+from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, unknown_node
 from extender.placement.comparison import Comparison, compare
 from extender.placement.explain import NodeExplanation
 from extender.placement.explanation_text import explanation_lines
@@ -137,7 +137,6 @@ NodeName = Annotated[
     ),
 ]
 
-
 routes = APIRouter()
 
 
@@ -172,8 +171,7 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
         untried = not_tried(found_pod, bool(stored), context.schedulers())
     return encoded(
         ScoreBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
+            **context.head(snap),
             namespace=namespace,
             name=name,
             uid=found_pod.metadata.uid,

@@ -24,7 +24,6 @@ Redact = Annotated[
     ),
 ]
 
-
 routes = APIRouter()
 
 

@@ -129,8 +129,7 @@ def status(context: InContext, snap: Newest) -> Response:
         for mismatch in mismatches(cluster, gpunode)
     )
     body = StatusBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
+        **context.head(snap),
         replica=context.replica,
         version=process.version,
         python=process.python,
@@ -168,11 +167,7 @@ def status(context: InContext, snap: Newest) -> Response:
 @routes.get("/v1/inputs", response_model=InputsBody)
 def read(context: InContext, snap: Newest) -> Response:
     """Return the age of each input of the views, and which inputs are out of date."""
-    body = InputsBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
-        inputs=inputs(context, snap),
-    )
+    body = InputsBody(**context.head(snap), inputs=inputs(context, snap))
     return encoded(body)
 
 

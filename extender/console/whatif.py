@@ -30,7 +30,6 @@ from extender.console.responses import (
     encoded,
     obstacle_view,
     reason_view,
-    stamp,
 )
 from extender.placement.capacity import space
 from extender.placement.fit import fit
@@ -159,8 +158,7 @@ def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
     placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
     rejections = _rejections(outcomes)
     body = WhatifBody(
-        generatedAt=stamp(context.wall_s()),
-        snapshot_generation=snap.generation,
+        **context.head(snap),
         message=_message(len(placements), rejections),
         placed=len(placements),
         rejected=len(outcomes) - len(placements),

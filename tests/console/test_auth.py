@@ -105,7 +105,7 @@ class World:
         ),
     ],
 )
-def test_what_must_be_allowed(
+def test_permissions_that_are_sufficient_for_a_view(
     method: str, path: str, params: dict[str, str], query: dict[str, str], asked: list[Permission]
 ) -> None:
     assert sufficient_permissions(method, path, params, query) == asked
@@ -120,7 +120,7 @@ def test_what_must_be_allowed(
         pytest.param({"Authorization": "Bearer x"}, "does not accept this token", id="nobody's"),
     ],
 )
-def test_who_is_not_known_is_told_how_to_be(header: dict[str, str], why: str) -> None:
+def test_a_rejection_explains_how_to_authenticate(header: dict[str, str], why: str) -> None:
     world = World()
     for path in ("/v1/nodes", EXPLAIN, "/metrics"):
         answer = world.api.get(path, header)
@@ -132,7 +132,7 @@ def test_who_is_not_known_is_told_how_to_be(header: dict[str, str], why: str) ->
     assert "/v1/nodes" not in str(world.reviews.asked)
 
 
-def test_who_may_read_one_thing_may_not_read_another() -> None:
+def test_permission_for_one_view_does_not_permit_another() -> None:
     world = World(sre=NODES, author=OF_POD)
     assert world.get("/v1/nodes", "sre").status_code == 200
     assert world.get(EXPLAIN, "author").status_code == 404  # let in: there is no such pod
@@ -149,7 +149,7 @@ def test_who_may_read_one_thing_may_not_read_another() -> None:
     assert world.get("/v1/explain/pods/other/p", "author").status_code == 403
 
 
-def test_a_snapshot_shows_pods_whole_to_whom_the_api_server_would_show_all_pods() -> None:
+def test_an_unredacted_snapshot_needs_permission_to_get_all_pods() -> None:
     snapshot = ReadPath("get", "/v1/snapshot")
     world = World(viewer=snapshot)
     world.reviews.rights["admin"] = {snapshot, ALL_PODS}
@@ -165,12 +165,12 @@ def test_a_snapshot_shows_pods_whole_to_whom_the_api_server_would_show_all_pods(
     assert world.get("/v1/snapshot?redact=perhaps", "viewer").status_code == 403
 
 
-def test_who_may_read_everything_may_read_of_every_pod() -> None:
+def test_permission_for_the_path_permits_the_views_of_every_pod() -> None:
     world = World(sre=ReadPath("get", EXPLAIN))
     assert world.get(EXPLAIN, "sre").status_code == 404
 
 
-def test_probes_and_the_page_are_for_everybody() -> None:
+def test_probes_and_the_page_need_no_authentication() -> None:
     world = World()
     world.reviews.fails = "down"
     for path in ("/", "/healthz", "/readyz"):
@@ -178,7 +178,7 @@ def test_probes_and_the_page_are_for_everybody() -> None:
     assert world.reviews.asked == []
 
 
-def test_nobody_is_let_in_while_the_api_server_cannot_be_asked(
+def test_requests_are_rejected_while_the_api_server_does_not_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World(sre=NODES)
@@ -204,7 +204,7 @@ def test_answers_hold_for_a_moment_and_no_longer() -> None:
     assert world.get("/v1/nodes", "sre").status_code == 403
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_answers_are_bounded() -> None:
     world = World(Limits(most_kept=2))
     for name in ("a", "b", "c", "a"):
         world.get("/v1/nodes", name)
@@ -232,7 +232,7 @@ class Slow(Played):
         return super().authenticate(token)
 
 
-def test_many_who_ask_the_same_are_one_question_and_too_many_do_not_wait() -> None:
+def test_equal_reviews_are_shared_and_too_many_are_rejected_at_once() -> None:
     reviews = Slow()
     guard = Guard(reviews, lambda: 0.0, Limits(most_under_way=2))
 
@@ -253,7 +253,7 @@ def test_many_who_ask_the_same_are_one_question_and_too_many_do_not_wait() -> No
     assert reviews.asked.count("token-of-sre") == 1
 
 
-def test_who_waits_for_too_long_is_sent_away() -> None:
+def test_a_review_that_takes_too_long_is_rejected() -> None:
     reviews = Slow()
     guard = Guard(reviews, lambda: 0.0, Limits(wait_s=0.05))
 

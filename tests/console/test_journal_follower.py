@@ -104,7 +104,7 @@ def nobody_there() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def test_it_shows_its_own_token_and_reads_who_the_other_is() -> None:
+def test_a_follower_sends_its_own_token_and_reads_the_name_of_the_extender() -> None:
     with extender() as (place, handler), follows(place, shown="Bearer of-this-process") as found:
         until(lambda: heard(found) == ["other"], "the state is read")
         assert handler.seen == [("/v1/journal", "Bearer of-this-process")]
@@ -181,7 +181,7 @@ def test_an_extender_finds_itself_among_the_others_and_does_not_follow_itself() 
         assert len(handler.seen) == 1
 
 
-def test_an_extender_that_ended_is_named_and_what_it_decided_stays() -> None:
+def test_decisions_of_an_extender_that_ended_are_kept() -> None:
     with contextlib.ExitStack() as running, contextlib.ExitStack() as first:
         one = first.enter_context(serving(FLEET))
         two = running.enter_context(beside(one))
@@ -217,7 +217,7 @@ def beside(other: Server, *more: str) -> Iterator[Server]:
             yield server
 
 
-def test_whoever_is_asked_answers_for_both_replicas() -> None:
+def test_each_replica_answers_for_both() -> None:
     """Filter and prioritize came to one, bind to the other; both keep fleets of their own."""
     shown, gone = pod("p", "12Gi"), nobody_there()
     with serving(FLEET) as one, beside(one, gone) as two:

@@ -71,7 +71,9 @@ def test_whose_a_token_is(status: dict[str, Any], user: User | None) -> None:
     [({"allowed": True}, True), ({"allowed": False}, False),
      ({"allowed": True, "denied": True}, False)],
 )  # fmt: skip
-def test_what_somebody_may(status: dict[str, Any], allowed: bool) -> None:
+def test_a_subject_access_review_is_sent_for_each_permission(
+    status: dict[str, Any], allowed: bool
+) -> None:
     who = {"user": "ann", "uid": "u1", "groups": ["dev"], "extra": {"scopes": ["a"]}}
     pod = {"verb": "get", "version": "v1", "resource": "pods", "namespace": "ml", "name": "p"}
     path = {"verb": "get", "path": "/v1/nodes"}
@@ -105,7 +107,7 @@ def test_what_somebody_may(status: dict[str, Any], allowed: bool) -> None:
         pytest.param(says(1), "did not answer a TokenReview", id="something else"),
     ],
 )
-def test_what_is_no_answer_lets_nobody_in(answer: Answer, why: str) -> None:
+def test_a_failed_review_permits_nothing(answer: Answer, why: str) -> None:
     with reviews(answer) as (api_server, server):
         with pytest.raises(ReviewFailed, match=why):
             api_server.authenticate("secret")

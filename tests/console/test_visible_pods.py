@@ -64,7 +64,7 @@ def test_a_reader_of_one_pod_is_shown_no_other(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", VIEWS)
-def test_who_may_get_the_pods_of_a_namespace_is_shown_these(path: str) -> None:
+def test_a_reader_of_all_pods_of_a_namespace_sees_them(path: str) -> None:
     _, text = read(world(OWN, OWN_NAMESPACE, GetPod("secret-a", "")), path)
     assert "colleague" in text
     assert "secret-one" in text
@@ -73,12 +73,12 @@ def test_who_may_get_the_pods_of_a_namespace_is_shown_these(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", VIEWS)
-def test_who_may_get_the_path_is_shown_all(path: str) -> None:
+def test_a_reader_of_the_path_sees_all_pods(path: str) -> None:
     _, text = read(world(ReadPath("get", path.partition("?")[0])), path)
     assert all(name in text for name, _ in HOLDERS.values())
 
 
-def test_what_is_not_shown_is_counted() -> None:
+def test_hidden_pods_are_counted() -> None:
     body, _ = read(world(OWN, OWN_NAMESPACE), EXPLAIN)
     (nearest,) = body["nearest"]
     assert [each["name"] for each in nearest["blockers"]] == ["colleague"]
@@ -103,7 +103,7 @@ def test_advice_to_wait_for_a_pod_does_not_say_which() -> None:
     )
 
 
-def test_the_api_server_is_asked_about_so_many_namespaces_at_most() -> None:
+def test_reviews_are_sent_for_a_limited_number_of_namespaces() -> None:
     many = {f"team-{n:03}": (f"of-{n:03}", 1) for n in range(MOST_NAMESPACES + 5)}
     permissions = {GetPod(namespace, "") for namespace in many}
     made = world(OWN, *permissions, holders=many)
@@ -117,7 +117,7 @@ def test_the_api_server_is_asked_about_so_many_namespaces_at_most() -> None:
     assert body["last_decision"]["preempt"]["hidden_victims"] == 5
 
 
-def test_while_the_api_server_cannot_be_asked_about_others_nothing_is_shown(
+def test_a_failed_review_of_other_pods_rejects_the_view(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = world(OWN)

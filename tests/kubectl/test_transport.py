@@ -22,7 +22,7 @@ URL = "https://127.0.0.1:8889"
         pytest.param({}, 8889, False, id="no ports"),
     ],
 )
-def test_the_name_of_the_port_says_whether_it_speaks_tls(
+def test_tls_is_used_if_the_port_is_named_debug_tls(
     ports: dict[str, int], port: int, tls: bool
 ) -> None:
     named = [V1ContainerPort(name=name, container_port=number) for name, number in ports.items()]

@@ -72,7 +72,7 @@ def held_by(user: User | None, not_after_s: float = NOW_S + 1) -> Peer:
     return Peer(True, Certificate(user, not_after_s, SHA256))
 
 
-def test_who_shows_a_certificate_is_answered_as_its_user() -> None:
+def test_a_client_with_a_certificate_is_its_user() -> None:
     assert status(held_by(ANN)) == (200, "")
     assert status(held_by(User("bob")))[0] == 403
     assert status(held_by(ANN), path="/v1/drift")[0] == 403
@@ -89,7 +89,9 @@ def test_who_shows_a_certificate_is_answered_as_its_user() -> None:
         pytest.param(held_by(ANN), "nobody-s", "does not accept this token", id="a token first"),
     ],
 )
-def test_who_is_not_known_by_one_is_told_why(peer: Peer | None, token: str, says: str) -> None:
+def test_a_certificate_that_names_no_user_is_rejected_with_the_reason(
+    peer: Peer | None, token: str, says: str
+) -> None:
     code, detail = status(peer, token)
     assert code == 401
     assert says in detail
