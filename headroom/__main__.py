@@ -28,7 +28,7 @@ def main() -> int:
 
         return agent(sys.argv[2:])
     if sys.argv[1:2] and sys.argv[1] in DEBUG_API_COMMANDS:
-        from headroom.kubectl.app import main as read
+        from headroom.kubectl.commands import main as read
 
         read()
         return 0

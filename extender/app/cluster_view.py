@@ -10,8 +10,8 @@ from extender.app.reload import ANYWHERE, Origin, SettingsReloader
 from extender.certs.expiry import CertificateCollector
 from extender.config.settings import Mode, Settings
 from extender.console.auth import Guard
-from extender.console.context import Context, no_quotas
 from extender.console.process import ProcessMonitor, SettingsView
+from extender.console.view_context import Context, no_quotas
 from extender.observability.feed import Feed
 from extender.observability.journal_merge import Journals
 from extender.observability.journal_stream import AssumedLine, nothing_assumed

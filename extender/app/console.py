@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from extender.app.cluster_view import ClusterView
 from extender.console.app import console_app
 from extender.console.auth import Guard
-from extender.console.context import no_quotas
+from extender.console.view_context import no_quotas
 from extender.observability.assumed_binds_stream import AssumedBindsUpdater
 from extender.observability.change_feed import ChangeFeed, start_watching
 from extender.observability.feed import Feed

@@ -30,8 +30,8 @@ from extender.console import (
     status,
     whatif,
 )
-from extender.console.context import Context, InContext, Newest
 from extender.console.problem_details import use_problem_details
+from extender.console.view_context import Context, InContext, Newest
 
 _VIEWS = (
     *(page_files, fleet, nodes, devices, pending, explain, score, capacity, whatif, decisions),

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.context import InContext, Newest
 from extender.console.requested_pods import made_up, of_size, understood, usual_resource
 from extender.console.responses import (
     AskView,
@@ -19,6 +18,7 @@ from extender.console.responses import (
     obstacle_view,
     reasons_of,
 )
+from extender.console.view_context import InContext, Newest
 from extender.placement.capacity import Space, capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
 from extender.state.explained_nodes import AMOUNTS

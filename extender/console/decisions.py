@@ -10,7 +10,6 @@ from fastapi import APIRouter, HTTPException, Path, Query
 from starlette.responses import Response
 
 from extender.console.auth import Sees
-from extender.console.context import Context, InContext, Newest, Visible
 from extender.console.decision_bodies import (
     DecisionBody,
     DecisionsBody,
@@ -21,6 +20,7 @@ from extender.console.decision_bodies import (
     position,
 )
 from extender.console.responses import UNKNOWN, AskedPage, encoded, listed, stamp
+from extender.console.view_context import Context, InContext, Newest, Visible
 from extender.state.decision_records import Record
 from extender.state.journal import Journal
 

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from contract.gpunode import ContainerLimit
 from extender.console.auth import Sees, everything
-from extender.console.context import InContext, Newest
 from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
+from extender.console.view_context import InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import because
 from extender.placement.snapshot_builder import reach

@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.gpunode import ADOPTED, GPUNode, Reservation
-from extender.console.context import InContext, Newest
 from extender.console.responses import (
     TAGGED,
     Body,
@@ -19,6 +18,7 @@ from extender.console.responses import (
     stamp,
     unchanged,
 )
+from extender.console.view_context import InContext, Newest
 from extender.placement.prediction_outcome import Result, chosen, observed, predicted
 from extender.state.cluster_state import ClusterState
 from extender.state.prediction_tracker import Outcome, PredictionTracker

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
-from extender.console.context import InContext, Newest
 from extender.console.decisions import AskedSince, moment_s
 from extender.console.responses import Body, listed, stamp
+from extender.console.view_context import InContext, Newest
 from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, TooManyFollowers
 
 #: Seconds between comments on an idle stream, so that no proxy closes it.

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from contract.annotations import PREFIX
 from contract.kube import Pod
 from extender.console.auth import Sees
-from extender.console.context import Context, InContext, Newest, Visible
 from extender.console.decision_bodies import DecisionView, FilterView, Unanswered
 from extender.console.decisions import Sought, decisions
 from extender.console.devices import HeldView, held_view
@@ -32,6 +31,7 @@ from extender.console.responses import (
     reason_view,
 )
 from extender.console.score import NearestView, nearest_view
+from extender.console.view_context import Context, InContext, Newest, Visible
 from extender.placement.comparison import verdict_digest
 from extender.placement.explain import Explanation, explain
 from extender.placement.fit import fit

@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
-from extender.console.context import InContext, Newest
 from extender.console.responses import (
     TAGGED,
     Body,
@@ -20,6 +19,7 @@ from extender.console.responses import (
     reason_view,
     unchanged,
 )
+from extender.console.view_context import InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import REASONS, Snapshot
 

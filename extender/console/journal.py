@@ -8,8 +8,8 @@ from fastapi import APIRouter, HTTPException, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from extender.console.context import Context, InContext
 from extender.console.events import TimedStream
+from extender.console.view_context import Context, InContext
 from extender.observability.journal_stream import Cursor, StateLine, encode
 
 MAX_STREAMS = 8

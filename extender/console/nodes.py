@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
-from extender.console.context import Context, InContext, Newest
 from extender.console.devices import DeviceView, NodeName, device_view
 from extender.console.responses import (
     TAGGED,
@@ -28,6 +27,7 @@ from extender.console.responses import (
     unchanged,
     unknown_node,
 )
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import certainty
 from extender.placement.snapshot import NodeTerms, Rows, Snapshot

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from contract.kube import Pod
 from contract.quantity import gib
-from extender.console.context import Context, InContext, Newest
 from extender.console.responses import (
     AskedPage,
     AskView,
@@ -21,6 +20,7 @@ from extender.console.responses import (
     obstacle_view,
     reason_view,
 )
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.explain import Explanation, explain
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest

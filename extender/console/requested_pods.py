@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from contract.annotations import POLICY, VRAM
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements, Toleration
-from extender.console.context import Context
 from extender.console.pending import not_tried
+from extender.console.view_context import Context
 from extender.placement.request import Unreadable, VramRequest
 from extender.state.cluster_state import ClusterState
 

@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from contract.quantity import gib
 from extender.console.auth import Sees, everything
-from extender.console.context import InContext, Newest, Visible
 from extender.console.decision_bodies import DecisionView, Unanswered
 from extender.console.decisions import Sought, decisions
 from extender.console.devices import Aged, DeviceView, HeldView, device_view, held_view
 from extender.console.pending import not_tried
 from extender.console.requested_pods import pod_named, understood
 from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, unknown_node
+from extender.console.view_context import InContext, Newest, Visible
 from extender.placement.comparison import Comparison, compare
 from extender.placement.explain import NodeExplanation
 from extender.placement.explanation_text import explanation_lines

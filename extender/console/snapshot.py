@@ -7,8 +7,8 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from extender.console.context import InContext, Newest
 from extender.console.responses import JSON, stamp, streamed
+from extender.console.view_context import InContext, Newest
 from extender.state.dump import FORMAT, Head, decided, facts, pods, settled
 from extender.state.redaction import Redaction
 

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from extender.console.context import Context, InContext, Newest
 from extender.console.decision_bodies import Unanswered
 from extender.console.decisions import unread_extenders
 from extender.console.process import LagView, SettingsView, SourceView, enforcing
 from extender.console.responses import Body, counted, encoded, stamp
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.disagreements import Mismatch, mismatches, unreported

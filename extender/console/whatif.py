@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from contract.gpunode import MAX_REPLICAS
 from extender.console.capacity import SpaceView, space_view
-from extender.console.context import Context, InContext, Newest
 from extender.console.requested_pods import (
     NewPod,
     PodsAsked,
@@ -31,6 +30,7 @@ from extender.console.responses import (
     obstacle_view,
     reason_view,
 )
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.capacity import space
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from headroom.kubectl.client import TIMEOUT_S, UNREACHABLE, CommandError, Transport
+from headroom.kubectl.debug_api_client import TIMEOUT_S, UNREACHABLE, CommandError, Transport
 
 NAMESPACE = "headroom-system"
 SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=console"

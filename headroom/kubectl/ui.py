@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from headroom.kubectl.client import CommandError, Transport
+from headroom.kubectl.debug_api_client import CommandError, Transport
 
 #: Maximum size of the body of a browser's request.
 _MAX_BYTES = 1 << 20

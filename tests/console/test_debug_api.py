@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from contract.kube import ObjectMeta, Pod
 from extender.console.app import console_app
-from extender.console.context import Context
 from extender.console.responses import chunked, json_parts
+from extender.console.view_context import Context
 from extender.observability.journal_merge import Journals
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck
 from schemathesis import checks
 
 from extender.console.app import console_app
-from extender.console.context import Context
+from extender.console.view_context import Context
 from extender.observability.journal_merge import Journals
 from tests.fuzz.world import WALL_S, World
 

@@ -17,7 +17,7 @@ from unittest import mock
 import httpx
 import pytest
 
-from headroom.kubectl.app import main
+from headroom.kubectl.commands import main
 from headroom.kubectl.transport import PortForward
 from headroom.kubectl.ui import Page
 from tests.certificates import Authority, Certificate

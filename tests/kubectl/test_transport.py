@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kubernetes.client import V1Container, V1ContainerPort, V1ObjectMeta, V1Pod, V1PodSpec
 
-from headroom.kubectl.client import CommandError
+from headroom.kubectl.debug_api_client import CommandError
 from headroom.kubectl.transport import Files, target, transport_for
 from tests.certificates import Authority
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from headroom.kubectl import tables
-from headroom.kubectl.client import NOT_THERE, CommandError, DebugApi, Transport
+from headroom.kubectl.debug_api_client import NOT_THERE, CommandError, DebugApi, Transport
 from headroom.kubectl.output import Output, note_more, print_data, show_table
 from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for
 from headroom.kubectl.ui import Page, show

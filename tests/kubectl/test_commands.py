@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from headroom.__main__ import DEBUG_API_COMMANDS
-from headroom.kubectl.app import app
+from headroom.kubectl.commands import app
 from headroom.plugin import complete, main
 from tests.controlplane import ROOT
 from tests.serving import Server, serving
