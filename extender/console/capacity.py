@@ -1,5 +1,6 @@
 """Counts the pods of one size that fit now, and shows where memory is free or stranded."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from extender.console.responses import (
     ask_view,
     listed,
     obstacle_view,
-    reasons_of,
+    reason_view,
 )
 from extender.console.view_context import InContext, Newest
 from extender.placement.capacity import Space, capacity_summary, device_classes, space
@@ -171,13 +172,19 @@ def capacity(
             DeviceClassView.model_validate(each, from_attributes=True)
             for each in device_classes(verdicts)
         ],
-        reasons=reasons_of(verdicts),
+        reasons=_reasons(verdicts),
         ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
         not_checked=[AMOUNTS, "ResourceQuotas"],
         nodes=[],
     )
     views = _by_node(verdicts, pods) if by_node else iter(())
     return listed(body, "nodes", views)
+
+
+def _reasons(verdicts: Verdicts) -> list[ReasonView]:
+    """Return the reasons why the pod does not fit, the most frequent first."""
+    counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
+    return [reason_view(reason, n) for reason, n in counts.most_common() if reason is not None]
 
 
 def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeView]:

@@ -4,7 +4,6 @@ The name of every quantity ends with its unit. Absent values are null. A list is
 chunks, so that an answer of any length takes little memory.
 """
 
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -15,9 +14,25 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from contract.reasons import Reason
-from extender.placement.fit import Verdicts
 from extender.placement.request import ContainerAsk
 from extender.state.selectors import Obstacle
+
+JSON = "application/json"
+#: Minimum size of a chunk, except for the last.
+_CHUNK_BYTES = 1 << 16
+
+IfNoneMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-None-Match",
+        description="The ETag of an earlier answer: 304 if it is still valid.",
+    ),
+]
+#: Additional answers in /openapi.json of views with an ETag.
+TAGGED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "Nothing but generatedAt and ages has changed"}
+}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
 
 
 class Body(BaseModel):
@@ -93,32 +108,8 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def reasons_of(verdicts: Verdicts) -> list[ReasonView]:
-    """Return the reasons why the pod does not fit, the most frequent first."""
-    counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
-    return [reason_view(reason, n) for reason, n in counts.most_common() if reason is not None]
-
-
 def stamp(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
-
-
-JSON = "application/json"
-#: Minimum size of a chunk, except for the last.
-_CHUNK_BYTES = 1 << 16
-
-IfNoneMatch = Annotated[
-    str | None,
-    Header(
-        alias="If-None-Match",
-        description="The ETag of an earlier answer: 304 if it is still valid.",
-    ),
-]
-#: Additional answers in /openapi.json of views with an ETag.
-TAGGED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Nothing but generatedAt and ages has changed"}
-}
-UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
 
 
 class Page(BaseModel):
