@@ -40,8 +40,7 @@ def nodes(body: Body, wide: bool = False) -> Table:
         devices = node["devices"]
         over = any(device["headroom_bytes"] < 0 for device in devices)
         states = ["overcommitted"] if over else []
-        # Older replicas do not return this field.
-        states += ["cordoned"] if node.get("cordoned") else []
+        states += ["cordoned"] if node["cordoned"] else []
         states += [_reason_of(node)] if node["message"] else []
         state = "; ".join(states) or "ok"
         table.add(
@@ -342,7 +341,7 @@ def _described(node: Body) -> Row:
     sharing = sorted({device["sharing"] for device in devices})
     return (
         *(_all(models), _all(sharing), node["certainty"] or "-", node["observed_at"] or "-"),
-        _all(node.get("taints") or []),
+        _all(node["taints"]),
     )
 
 

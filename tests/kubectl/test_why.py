@@ -100,7 +100,3 @@ def test_victims_are_shown_between_filter_and_bind() -> None:
         "  they asked",
         "bind: bound to n, in 9.0 ms",
     ]
-
-
-def test_an_older_replica_tells_no_victims() -> None:
-    assert phases(NOTHING | {"preempt": {"took_ms": 1.0}}) == ["preempt: in 1.0 ms"]

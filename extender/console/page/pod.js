@@ -42,7 +42,7 @@ function parts(body) {
     !body.bound_to && body.reasons.length + body.ineligible.length + body.left_out_nodes ? el("section", {}, el("h3", {}, "Nodes that cannot take it"),
       el("ul", {}, ...[...body.reasons, ...body.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)),
         body.left_out_nodes ? el("li", {}, `${many(body.left_out_nodes, "node")}: left out by kube-scheduler for other resources, volumes or affinity`) : null)) : null,
-    body.attempts ? el("p", {class: "quiet"}, body.attempts.message) : null,
+    el("p", {class: "quiet"}, body.attempts.message),
     ...decision(body.last_decision),
     body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "Nearest nodes"), ...body.nearest.map(nearest)),
   ];
@@ -93,7 +93,7 @@ function nearest(node, i) {
       node.short_bytes ? ` ${gib(node.short_bytes)} short` : ""),
     el("div", {class: "inside"},
       node.detail ? el("p", {class: "quiet"}, node.detail) : null,
-      node.blockers?.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
+      node.blockers.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
         ` has held ${gib(b.charged_bytes)}${b.since ? ` for ${since(b.since)}` : ""}${b.priority === null ? "" : `, priority ${b.priority}`}`))) : null,
       node.hidden_blockers ? el("p", {class: "quiet"}, `${node.hidden_blockers === 1 ? "1 pod that you may not read holds" : `${node.hidden_blockers} pods that you may not read hold`} ${gib(node.hidden_blockers_bytes)}`) : null,
       node.candidates.length ? table(`Candidate devices of ${node.node}`,
