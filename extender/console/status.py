@@ -11,7 +11,7 @@ from starlette.responses import Response
 from extender.console.decision_bodies import Unanswered
 from extender.console.decisions import unread_extenders
 from extender.console.process import LagView, SettingsView, SourceView, enforcing
-from extender.console.responses import Body, counted, encoded, stamp
+from extender.console.responses import Body, counted, encoded, rounded_s, stamp
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
@@ -154,7 +154,7 @@ def status(context: InContext, snap: Newest) -> Response:
                 not_ready_because=state.not_ready_because or None,
                 snapshot_generation=state.generation,
                 mode=state.mode,
-                contact_age_s=each.heard_s and round(each.heard_s, 3),
+                contact_age_s=rounded_s(each.heard_s),
             )
             for each in context.journal.followed()
             if not (each.trouble or each.is_gone) and (state := each.state) is not None
@@ -189,7 +189,7 @@ def _reports(context: Context, snap: Snapshot) -> ReportsView:
         fresh=reported[True],
         stale=reported[False],
         missing=missing,
-        oldest_age_s=None if oldest_s is None else round(oldest_s, 3),
+        oldest_age_s=rounded_s(oldest_s),
     )
 
 
@@ -273,5 +273,5 @@ def _input_view(
     place: str | None = None,
     replica: str | None = None,
 ) -> InputView:
-    rounded = None if age_s is None else round(max(age_s, 0.0), 3)
+    rounded = None if age_s is None else rounded_s(max(age_s, 0.0))
     return InputView(kind=kind, place=place, replica=replica, age_s=rounded, message=message)
