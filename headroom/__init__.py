@@ -1,1 +1,1 @@
-"""The one command that people type: it hands on to parts that know nothing of each other."""
+"""The commands `headroom` and `kubectl headroom`."""

@@ -7,7 +7,10 @@ import the other to dispatch a command.
 import sys
 
 #: Commands of ``kubectl headroom`` that ``headroom`` also has.
-READS = ("top", "why", "score", "capacity", "whatif", "drift", "log", "snapshot", "ui")
+DEBUG_API_COMMANDS = {
+    *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
+    *("log", "snapshot", "ui"),
+}
 
 
 def main() -> int:
@@ -24,8 +27,8 @@ def main() -> int:
         from agent.__main__ import main as agent
 
         return agent(sys.argv[2:])
-    if sys.argv[1:2] and sys.argv[1] in READS:
-        from headroom.kubectl.app import main as read
+    if sys.argv[1:2] and sys.argv[1] in DEBUG_API_COMMANDS:
+        from headroom.kubectl.commands import main as read
 
         read()
         return 0

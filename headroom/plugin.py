@@ -11,7 +11,7 @@ import shlex
 import sys
 
 from extender.doctor.command import doctor
-from headroom.kubectl.app import app, main
+from headroom.kubectl.commands import app, main
 
 app.command()(doctor)
 

@@ -27,7 +27,7 @@ class Fixed:
 
 
 #: Belongs to one call, one look or one request, and goes with it: bounded by what that may be
-#: about (``extender.console.body_limits``, ``extender.server.http_limits``) or by one snapshot.
+#: about (``extender.console.problem_details``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
     "extender/admission/json_patch.py": ["Draft.operations"],
     "extender/state/evictable_pods.py": ["Needs._terms"],
@@ -242,7 +242,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/controllers/event_recorder.py": {"EventRecorder._recorded": Fixed(10_000 * 1_000)},
     "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},
     # Three ports.
-    "extender/server/tls_handshakes.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},
+    "extender/server/tls.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {
         "EventQueue._again": Per("object", 200),
         "EventQueue._own": Per("bind under way", 2_000),
@@ -252,7 +252,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Loops._moved_s": Fixed(64 * 200),
         "Loops._tasks": Fixed(64 * 2_000),
     },
-    "extender/console/process_status.py": {"Observed._lags": Fixed(6_000 * 100)},
+    "extender/console/process.py": {"ProcessMonitor._lags": Fixed(6_000 * 100)},
     "extender/app/cluster.py": {"Cluster.awaited": Fixed(1_000)},
     "extender/app/cluster_view.py": {"ClusterView.outcome_seen": Fixed(1_000)},
     "extender/observability/journal_follower.py": {

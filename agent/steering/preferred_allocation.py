@@ -268,7 +268,7 @@ class PreferredAllocation:
         elif not found.replicas:
             result = "plugin"
         else:
-            result = "reserved" if found.unconfirmed else "stranger"
+            result = "reserved" if found.unconfirmed else "unreserved"
         self.answers[resource, result] += 1
         _log.info(
             "steered",

@@ -23,7 +23,7 @@ from extender.admission.review import (
 )
 from extender.admission.review import Request as Asked
 from extender.observability.metrics import WebhookTelemetry
-from extender.server.request_body import JSON, BodyTooLarge, read_whole
+from extender.server.http_limits import JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
 

@@ -291,7 +291,7 @@ def replay(
                 continue
             nodes = len(found.verdicts)
             typer.echo(f"{found.pod}: fits on {found.fits} of {nodes} nodes; digest {found.digest}")
-            for line in found.told:
+            for line in found.lines:
                 typer.echo(f"  {line}")
     except (BadSettings, OSError) as err:
         typer.echo(f"headroom: {err}", err=True)

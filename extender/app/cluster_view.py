@@ -9,9 +9,8 @@ from extender.app.memory_policy import collect_garbage
 from extender.config.reload import ANYWHERE, Origin, SettingsReloader
 from extender.config.settings import Mode, Settings
 from extender.console.auth import Guard
-from extender.console.context import Context, no_quotas
-from extender.console.process_bodies import SettingsView
-from extender.console.process_status import Observed
+from extender.console.process import ProcessMonitor, SettingsView
+from extender.console.view_context import Context, no_quotas
 from extender.observability.feed import Feed
 from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
@@ -51,7 +50,7 @@ class ClusterView:
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
         self.intake = EventQueue(self.cluster, self._took, self._turned, self.loops)
-        self.observed = Observed(lambda: self.intake.is_behind)
+        self.observed = ProcessMonitor(lambda: self.intake.is_behind)
         #: Set when all listed objects were weighed.
         self.begun = asyncio.Event()
         #: Called with each prediction that was compared with a report.

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from extender.app.cluster_view import ClusterView
 from extender.console.app import console_app
 from extender.console.auth import Guard
-from extender.console.context import no_quotas
+from extender.console.view_context import no_quotas
 from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower, Journals

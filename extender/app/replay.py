@@ -27,7 +27,7 @@ class Replayed(msgspec.Struct, frozen=True):
     #: Digest of all verdicts, without node names.
     digest: str
     #: The explanation of the nearest nodes, in lines.
-    told: list[str]
+    lines: list[str]
 
 
 def load(path: Path) -> Inputs:
@@ -93,5 +93,5 @@ def _replayed(state: ClusterState, pod: Pod, now_s: float, sized: bool) -> Repla
             )
         ),
         digest=verdict_digest(verdicts),
-        told=[line for node in found.nearest for line in explanation_lines(node)],
+        lines=[line for node in found.nearest for line in explanation_lines(node)],
     )

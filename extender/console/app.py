@@ -2,16 +2,16 @@
 
 Most handlers are plain functions, which run and encode their answers on threads. They read
 immutable data. The snapshot is taken before they run, on the event loop, because only the event
-loop may make one. To add a group of views, add a module with a ``router`` function, and list it in
-``_GROUPS``.
+loop may make one. To add a group of views, add a module with ``routes``, and list it in ``_VIEWS``.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Security
+from fastapi import APIRouter, Depends, FastAPI, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from extender.console import (
     capacity,
@@ -21,47 +21,60 @@ from extender.console import (
     events,
     explain,
     fleet,
-    inputs,
     journal,
     nodes,
     page_files,
     pending,
-    probes,
     score,
     snapshot,
     status,
     whatif,
 )
-from extender.console.auth import Guard
-from extender.console.body_limits import BodySizeLimit
-from extender.console.context import Context
-from extender.console.mode import ModeHeader
 from extender.console.problem_details import use_problem_details
+from extender.console.view_context import Context, InContext, Newest
 
-_GROUPS = (
-    page_files,
-    probes,
-    fleet,
-    nodes,
-    devices,
-    pending,
-    explain,
-    score,
-    capacity,
-    whatif,
-    decisions,
-    drift,
-    events,
-    status,
-    inputs,
-    snapshot,
+_VIEWS = (
+    *(page_files, fleet, nodes, devices, pending, explain, score, capacity, whatif, decisions),
+    *(drift, events, status, snapshot),
 )
-
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API server does not authenticate the caller"},
     403: {"description": "The caller may not read this"},
     503: {"description": "The API server cannot be asked whether the caller may read this"},
 }
+_probes = APIRouter()
+
+
+@_probes.get(
+    "/healthz",
+    response_class=PlainTextResponse,
+    responses={503: {"content": {"text/plain": {}}, "description": "Loops that make no progress"}},
+)
+def healthz(context: InContext) -> Response:
+    """Return 200 if all loops of the process make progress, otherwise 503 with the loops that
+    have made none for 30 s."""
+    stuck = context.stuck()
+    return PlainTextResponse(f"{stuck or 'ok'}\n", 503 if stuck else 200)
+
+
+@_probes.get(
+    "/readyz",
+    response_class=PlainTextResponse,
+    responses={
+        503: {"content": {"text/plain": {}}, "description": "Why decisions cannot be made yet"}
+    },
+)
+def readyz(context: InContext) -> Response:
+    """Return 200 if decisions can be made, otherwise 503 with the reason."""
+    missing = context.unready()
+    return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
+
+
+@_probes.get("/metrics", response_class=PlainTextResponse)
+def metrics(context: InContext, snap: Newest) -> Response:
+    """Return the metrics in the format of Prometheus."""
+    text = context.telemetry.exposition(snap, not context.unready())
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 def console_app(context: Context, *, with_journal: bool = False) -> FastAPI:
@@ -69,19 +82,20 @@ def console_app(context: Context, *, with_journal: bool = False) -> FastAPI:
 
     ``with_journal``: serve the journal too, because an extender runs in the same process.
     """
-    return _app(context, (*_GROUPS, journal) if with_journal else _GROUPS)
+    more = (journal.routes,) if with_journal else ()
+    return _app(context, *(module.routes for module in _VIEWS), *more)
 
 
 def extender_app(context: Context) -> FastAPI:
     """Return the ASGI application of the extender's second port: probes, metrics, journal."""
-    return _app(context, (probes, journal))
+    return _app(context, journal.routes)
 
 
-def _app(context: Context, groups: Sequence[Any]) -> FastAPI:
-    guard = context.guard
+def _app(context: Context, *groups: APIRouter) -> FastAPI:
+    guarded = context.guard is not None
     app = FastAPI(
-        dependencies=[] if guard is None else [Depends(_guarded(guard))],
-        responses={} if guard is None else _REJECTIONS,
+        dependencies=[Depends(_check)] if guarded else [],
+        responses=_REJECTIONS if guarded else {},
         title="Headroom debug API",
         description="Explains where pods are placed and why, from the data that decided.",
         version="v1",
@@ -89,19 +103,17 @@ def _app(context: Context, groups: Sequence[Any]) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for group in groups:
-        app.include_router(group.router(context))
-    use_problem_details(app, context.replica)
-    app.add_middleware(BodySizeLimit)
-    app.add_middleware(ModeHeader, mode=lambda: context.settings().mode)
+    app.state.context = context
+    for group in (_probes, *groups):
+        app.include_router(group)
+    use_problem_details(app, context.replica, lambda: context.settings().mode)
     return app
 
 
-def _guarded(guard: Guard) -> Callable[..., Awaitable[None]]:
-    """Return a dependency of every view; it runs before the view."""
-    Shown = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
+_Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
 
-    async def guarded(request: Request, shown: Shown) -> None:
-        await guard.check(request, shown)
 
-    return guarded
+async def _check(context: InContext, request: Request, bearer: _Bearer) -> None:
+    """Raise ``HTTPException`` if the caller may not read the view. Runs before every view."""
+    assert context.guard is not None
+    await context.guard.check(request, bearer)

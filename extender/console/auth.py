@@ -29,9 +29,10 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
 from extender.bounded import Bounded
-from extender.console.visible_pods import Sees, everything
 from extender.server.client_certificates import PEER, Peer, User
 
+#: Returns whether the caller may see a pod, by namespace and name. It can block on the API server.
+Sees = Callable[[str, str], bool]
 #: Paths that need no authentication, like the files of the page.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
 OPEN_FOLDER = "/page/"
@@ -44,6 +45,7 @@ MOST_NAMESPACES = 32
 _SEES = "sees"
 _EXAMPLE = 'example: -H "Authorization: Bearer $(kubectl create token NAME)"'
 _NO_TLS = "and client certificates need a TLS port (settings debug_tls_cert and debug_tls_key)"
+
 _NO_CA = (
     "and no client certificate is requested, because the client CA of the cluster could not be "
     "read: see client_ca_unknown in the log of the console"
@@ -51,6 +53,11 @@ _NO_CA = (
 #: Parses a boolean query parameter as the views do.
 _is_true = TypeAdapter(bool).validate_python
 V = TypeVar("V")
+
+
+def everything(namespace: str, name: str) -> bool:
+    """Return True: the caller may see all pods."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ class ReadPath:
 
 
 #: An action that needs a permission.
-Wish = GetPod | ReadPath
+Permission = GetPod | ReadPath
 ALL_PODS = GetPod("", "")
 
 
@@ -99,16 +106,16 @@ class ReviewFailed(Exception):
 class Reviews(Protocol):
     """Sends reviews to the API server. Both methods block and raise ``ReviewFailed``."""
 
-    def who(self, token: str) -> User | None:
+    def authenticate(self, token: str) -> User | None:
         """Return the user of a token, None if the API server does not accept it."""
 
-    def may(self, user: User, wish: Wish) -> bool: ...
+    def authorize(self, user: User, permission: Permission) -> bool: ...
 
 
-def wishes(
+def sufficient_permissions(
     method: str, path: str, path_params: Mapping[str, str], query: Mapping[str, str]
-) -> list[Wish]:
-    """Return the actions of which at least one must be allowed to read the view."""
+) -> list[Permission]:
+    """Return the permissions of which any one is sufficient to read the view."""
     of_path = ReadPath(method.lower(), path)
     if path.startswith("/v1/explain/pods/") and {"namespace", "name"} <= path_params.keys():
         return [GetPod(path_params["namespace"], path_params["name"]), of_path]
@@ -148,13 +155,19 @@ class Guard:
             return
         token = shown.credentials if shown is not None else ""
         peer: Peer | None = request.scope.get(PEER)
-        asked = wishes(request.method, request.url.path, request.path_params, request.query_params)
+        asked = sufficient_permissions(
+            request.method, request.url.path, request.path_params, request.query_params
+        )
         try:
             user, key = await self._bearer(token) if token else self._certified(peer)
             may = partial(self._may, user, key)
-            for wish in reversed(asked):  # a caller that may read the path sees more
-                if await may(wish):
-                    sees = _Visible(wish, may).sees if isinstance(wish, GetPod) else everything
+            for permission in reversed(asked):  # a caller that may read the path sees more
+                if await may(permission):
+                    sees = (
+                        _Visible(permission, may).sees
+                        if isinstance(permission, GetPod)
+                        else everything
+                    )
                     setattr(request.state, _SEES, sees)
                     if _shows_pods_whole(request) and not await may(ALL_PODS):
                         detail = f"{user.name} may not {ALL_PODS}, which a snapshot shows in full"
@@ -164,13 +177,15 @@ class Guard:
             raise _unanswered(err) from err
         raise HTTPException(403, _forbidden(user, asked))
 
-    async def _may(self, user: User, key: object, wish: Wish) -> bool:
-        return await self._allowed.get((key, wish), partial(self._reviews.may, user, wish))
+    async def _may(self, user: User, key: object, permission: Permission) -> bool:
+        return await self._allowed.get(
+            (key, permission), partial(self._reviews.authorize, user, permission)
+        )
 
     async def _bearer(self, token: str) -> tuple[User, bytes]:
         """Return the user and a hash of the token; the token itself is never stored."""
         key = hashlib.sha256(token.encode()).digest()
-        user = await self._users.get(key, partial(self._reviews.who, token))
+        user = await self._users.get(key, partial(self._reviews.authenticate, token))
         if user is None:
             raise _unauthenticated("the API server does not accept this token")
         return user, key
@@ -196,7 +211,7 @@ class _Visible:
     Created on the event loop, used by one thread.
     """
 
-    def __init__(self, own: GetPod, may: Callable[[Wish], Coroutine[Any, Any, bool]]) -> None:
+    def __init__(self, own: GetPod, may: Callable[[Permission], Coroutine[Any, Any, bool]]) -> None:
         self._own = own
         self._may = may
         self._loop = asyncio.get_running_loop()
@@ -268,7 +283,7 @@ def _unauthenticated(why: str) -> HTTPException:
     return HTTPException(401, f"{why}; {_EXAMPLE}", {"WWW-Authenticate": "Bearer"})
 
 
-def _forbidden(user: User, asked: Sequence[Wish]) -> str:
+def _forbidden(user: User, asked: Sequence[Permission]) -> str:
     may_not = f"{user.name} may not {' or '.join(map(str, asked))}"
     if isinstance(asked[0], GetPod):
         namespace = asked[0].namespace

@@ -1,31 +1,51 @@
 """Counts the pods of one size that fit now, and shows where memory is free or stranded."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.bodies import (
+from extender.console.requested_pods import made_up, of_size, understood, usual_resource
+from extender.console.responses import (
     AskView,
     Body,
     ReasonView,
     ask_view,
+    listed,
     obstacle_view,
-    reasons_of,
-    stamp,
+    reason_view,
 )
-from extender.console.context import Context
-from extender.console.requested_pods import made_up, of_size, understood, usual_resource
-from extender.console.responses import listed
-from extender.console.spaces import SpaceView, space_view
-from extender.placement.capacity import capacity_summary, device_classes, space
+from extender.console.view_context import InContext, Newest
+from extender.placement.capacity import Space, capacity_summary, device_classes, space
 from extender.placement.fit import Verdicts, fit
-from extender.placement.snapshot import Snapshot
 from extender.state.eligible_nodes import AMOUNTS, eligible_nodes
 from extender.state.node_whatif import pod_counts
+
+
+class SpaceView(BaseModel):
+    """The memory and replicas on the nodes that a pod of one size may run on."""
+
+    #: Number of nodes with a device of the resource that take pods, and of those that take none.
+    open_nodes: int
+    closed_nodes: int
+    #: Number of nodes on which one more pod fits.
+    fitting_nodes: int
+    #: Memory that one pod takes on the node where it takes the least; null without devices.
+    need_bytes: int | None
+    #: Headroom of healthy devices of the resource on open nodes, and on closed nodes.
+    headroom_bytes: int
+    closed_bytes: int
+    #: The part of the headroom on devices without a free replica.
+    stranded_bytes: int
+    #: Free replicas on open nodes, and how many of them are on devices without room for the pod.
+    replicas_free: int
+    replicas_stranded: int
+    #: The largest request per device that fits; null if other reasons than memory prevent it.
+    largest_fitting_bytes: int | None
 
 
 class DeviceClassView(BaseModel):
@@ -83,8 +103,7 @@ Vram = Annotated[
 ]
 Gpus = Annotated[int, Query(ge=1, le=1024, description="GPUs of each pod.", examples=[1])]
 Resource = Annotated[
-    str,
-    Query(max_length=256, description="Extended resource.", examples=["nvidia.com/gpu"]),
+    str, Query(max_length=256, description="Extended resource.", examples=["nvidia.com/gpu"])
 ]
 Tolerate = Annotated[
     str,
@@ -109,66 +128,62 @@ MostNodes = Annotated[
     ),
 ]
 
+routes = APIRouter()
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+@routes.get("/v1/capacity", response_model=CapacityBody)
+def capacity(
+    context: InContext,
+    snap: Newest,
+    vram: Vram = "",
+    count: Gpus = 1,
+    resource: Resource = "",
+    tolerate: Tolerate = "",
+    by_node: ByNode = False,
+    most_nodes: MostNodes = 500,
+) -> Response:
+    """Count the pods of one size that fit now, placed one after another as filter places them.
+    Report whether the cluster is full or fragmented, the largest request that fits, and what is
+    stranded: memory without replicas, and replicas without memory."""
     cluster = context.cluster
+    pod = made_up(
+        "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
+    )
+    request = of_size(understood(cluster, pod, "query"))
+    may_run = eligible_nodes(pod, snap, cluster.node)
+    verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
+    found = space(verdicts)
+    fitting = np.flatnonzero(verdicts.fits)
+    free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
+    order = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
+    pods = dict(pod_counts(cluster, verdicts, order[:most_nodes]))
+    whole = sum(pods.values()) + len(order[most_nodes:])
+    at_least = len(order) > most_nodes
+    body = CapacityBody(
+        **context.head(snap),
+        request=ask_view(request.containers[0]),
+        pods=whole,
+        pods_at_least=at_least,
+        fullness=found.fullness,
+        message=capacity_summary(found, whole, at_least),
+        space=space_view(found),
+        classes=[
+            DeviceClassView.model_validate(each, from_attributes=True)
+            for each in device_classes(verdicts)
+        ],
+        reasons=_reasons(verdicts),
+        ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
+        not_checked=[AMOUNTS, "ResourceQuotas"],
+        nodes=[],
+    )
+    views = _by_node(verdicts, pods) if by_node else iter(())
+    return listed(body, "nodes", views)
 
-    @routes.get("/v1/capacity", response_model=CapacityBody)
-    def capacity(
-        snap: Newest,
-        vram: Vram = "",
-        count: Gpus = 1,
-        resource: Resource = "",
-        tolerate: Tolerate = "",
-        by_node: ByNode = False,
-        most_nodes: MostNodes = 500,
-    ) -> Response:
-        """Count the pods of one size that fit now, placed one after another as filter places them.
-        Report whether the cluster is full or fragmented, the largest request that fits, and what is
-        stranded: memory without replicas, and replicas without memory."""
-        pod = made_up(
-            "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
-        )
-        request = of_size(understood(cluster, pod, "query"))
-        may_run = eligible_nodes(pod, snap, cluster.node)
-        verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
-        found = space(verdicts)
-        fitting = np.flatnonzero(verdicts.fits)
-        free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
-        order = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
-        pods = dict(pod_counts(cluster, verdicts, order[:most_nodes]))
-        whole = sum(pods.values()) + len(order[most_nodes:])
-        at_least = len(order) > most_nodes
-        body = CapacityBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            request=ask_view(request.containers[0]),
-            pods=whole,
-            pods_at_least=at_least,
-            fullness=found.fullness,
-            message=capacity_summary(found, whole, at_least),
-            space=space_view(found),
-            classes=[
-                DeviceClassView(
-                    model=each.model,
-                    memory_bytes=each.memory_bytes,
-                    devices=each.devices,
-                    nodes=each.nodes,
-                    largest_fitting_bytes=each.largest_fitting_bytes,
-                )
-                for each in device_classes(verdicts)
-            ],
-            reasons=reasons_of(verdicts),
-            ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
-            not_checked=[AMOUNTS, "ResourceQuotas"],
-            nodes=[],
-        )
-        views = _by_node(verdicts, pods) if by_node else iter(())
-        return listed(body, "nodes", views)
 
-    return routes
+def _reasons(verdicts: Verdicts) -> list[ReasonView]:
+    """Return the reasons why the pod does not fit, the most frequent first."""
+    counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
+    return [reason_view(reason, n) for reason, n in counts.most_common() if reason is not None]
 
 
 def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeView]:
@@ -189,3 +204,7 @@ def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeV
             replicas_free=alone.replicas_free,
             replicas_stranded=alone.replicas_stranded,
         )
+
+
+def space_view(found: Space) -> SpaceView:
+    return SpaceView.model_validate(found, from_attributes=True)

@@ -1,13 +1,13 @@
 """Bodies of decisions: one attempt to place a pod, verb by verb, merged over all replicas."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from extender.console.bodies import AskView, Body, ReasonView, reason_view, stamp
-from extender.console.visible_pods import Sees, everything
+from extender.console.auth import Sees, everything
+from extender.console.responses import AskView, Body, ReasonView, reason_view, stamp
 from extender.placement.snapshot import REASONS
 from extender.state.decision_records import (
     BindTried,
@@ -102,7 +102,7 @@ class PreemptView(PhaseView):
     #: Whether the search was stopped early on some node, to limit its time.
     cut_short: bool
     #: All of this as lines to read.
-    told: list[str]
+    lines: list[str]
 
 
 class BindView(PhaseView):
@@ -177,13 +177,7 @@ def decision_view(
         at=stamp(record.at_s),
         node=record.node or None,
         request=[
-            AskView(
-                container=ask.container,
-                resource=ask.resource,
-                count=ask.count,
-                amount=ask.amount,
-                source=ask.source,
-            )
+            AskView.model_validate(ask, from_attributes=True)
             for ask in (filtered.asked if filtered else ())
         ],
         filter=_filter_view(record, replica, filtered, offered_nodes) if filtered else None,
@@ -193,14 +187,23 @@ def decision_view(
     )
 
 
+def _call(
+    record: Record, part: Filtered | Ranked | Preempted | BindTried, replica: str
+) -> dict[str, Any]:
+    """Return the fields of ``PhaseView``."""
+    return {
+        "replica": replica,
+        "at": stamp(part.at_s),
+        "took_ms": part.took_us / 1000,
+        "times": record.times(type(part)),
+    }
+
+
 def _filter_view(
     record: Record, replica: str, part: Filtered, offered_nodes: list[str] | None
 ) -> FilterView:
     return FilterView(
-        replica=replica,
-        at=stamp(part.at_s),
-        took_ms=part.took_us / 1000,
-        times=record.times(Filtered),
+        **_call(record, part, replica),
         snapshot_generation=part.generation,
         offered=part.offered,
         fits=part.fits,
@@ -219,17 +222,12 @@ def _prioritize_view(record: Record, replica: str) -> PrioritizeView | None:
     if part is None:
         return None
     return PrioritizeView(
-        replica=replica,
-        at=stamp(part.at_s),
-        took_ms=part.took_us / 1000,
-        times=record.times(Ranked),
+        **_call(record, part, replica),
         snapshot_generation=part.generation,
         offered=part.offered,
         winner=part.winner or None,
         candidates=[
-            ContenderView(
-                node=each.node, score_ratio=each.score_ratio, score_terms=dict(each.score_terms)
-            )
+            ContenderView.model_validate(each, from_attributes=True)
             for each in (best.best if best else ())
         ],
     )
@@ -242,35 +240,20 @@ def _preempt_view(record: Record, replica: str, sees: Sees) -> PreemptView | Non
     seen = tuple(each for each in part.victims if sees(each.namespace, each.name))
     hidden = len(part.victims) - len(seen)
     return PreemptView(
-        replica=replica,
-        at=stamp(part.at_s),
-        took_ms=part.took_us / 1000,
-        times=record.times(Preempted),
+        **_call(record, part, replica),
         offered=part.offered,
         kept=part.kept,
         node=part.node or None,
-        victims=[
-            VictimView(
-                namespace=each.namespace,
-                name=each.name,
-                uid=each.uid,
-                priority=each.priority,
-                leaving=each.leaving,
-            )
-            for each in seen
-        ],
+        victims=[VictimView.model_validate(each, from_attributes=True) for each in seen],
         hidden_victims=hidden,
         others=part.others,
         pdb_violations=part.pdb_violations,
         choice=part.source or None,
-        alternatives=[
-            LoserView(node=each.node, victims=each.victims, lost_by=each.lost_by)
-            for each in part.losers
-        ],
+        alternatives=[LoserView.model_validate(each, from_attributes=True) for each in part.losers],
         helpless=part.helpless,
         soon=part.soon,
         cut_short=part.cut_short,
-        told=list(sentences(msgspec.structs.replace(part, victims=seen), hidden)),
+        lines=list(sentences(msgspec.structs.replace(part, victims=seen), hidden)),
     )
 
 
@@ -280,10 +263,7 @@ def _bind_view(record: Record, replica: str) -> BindView | None:
         return None
     reason = REASONS[part.reason]
     return BindView(
-        replica=replica,
-        at=stamp(part.at_s),
-        took_ms=part.took_us / 1000,
-        times=record.times(BindTried),
+        **_call(record, part, replica),
         node=part.node,
         outcome=part.outcome,
         reason=reason.code if reason else None,

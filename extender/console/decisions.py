@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Path, Query
+from fastapi import APIRouter, HTTPException, Path, Query
 from starlette.responses import Response
 
-from extender.console.bodies import stamp
-from extender.console.context import Context
+from extender.console.auth import Sees
 from extender.console.decision_bodies import (
     DecisionBody,
     DecisionsBody,
@@ -20,14 +19,8 @@ from extender.console.decision_bodies import (
     merged,
     position,
 )
-from extender.console.responses import (
-    UNKNOWN,
-    AskedPage,
-    encoded,
-    listed,
-)
-from extender.console.visible_pods import Sees
-from extender.placement.snapshot import Snapshot
+from extender.console.responses import UNKNOWN, AskedPage, encoded, listed, stamp
+from extender.console.view_context import Context, InContext, Newest, Visible
 from extender.state.decision_records import Record
 from extender.state.journal import Journal
 
@@ -123,72 +116,56 @@ def unread_extenders(context: Context) -> list[Unanswered]:
     ]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
-    Visible = Annotated[Sees, Depends(context.visible)]
+routes = APIRouter()
 
-    @routes.get("/v1/decisions", response_model=DecisionsBody)
-    def many(
-        snap: Newest,
-        sees: Visible,
-        page: AskedPage,
-        pod: AskedPod = None,
-        uid: AskedUid = None,
-        node: AskedNode = None,
-        since: AskedSince = None,
-        offered_nodes: AskedNodes = False,
-    ) -> Response:
-        """List the last decisions of all replicas, the newest first; 100 unless ``limit`` is given.
-        A decision that gets another call meanwhile can appear again on the next page."""
-        namespace, _, name = (pod or "").partition("/")
-        sought = Sought(
-            pod=(namespace, name) if pod else None,
-            uid=uid,
-            node=node,
-            since_s=None if since is None else moment_s(since, context.wall_s()),
-            before=_before(page.after) if page.after else None,
-            offered_nodes=offered_nodes,
-        )
-        limit = page.limit or USUAL_PAGE
-        found, unanswered = decisions(context, sought, limit + 1, sees)
-        shown = found[:limit]
-        more = "_".join(position(shown[-1])) if len(found) > limit else None
-        body = DecisionsBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            decisions=[],
-            continue_=more,
-            unanswered=unanswered,
-        )
-        return listed(body, "decisions", shown)
 
-    @routes.get("/v1/decisions/{decision_id}", response_model=DecisionBody, responses=UNKNOWN)
-    def one(
-        decision_id: DecisionId,
-        snap: Newest,
-    ) -> Response:
-        """Return one decision with the results of all its verbs, merged over all replicas."""
-        unanswered = unread_extenders(context)
-        found = [
-            decision_view(record, replica) for replica, record in context.journal.of_id(decision_id)
-        ]
-        if not found:
-            missing = "".join(f"; extender {each.peer} does not answer" for each in unanswered)
-            raise HTTPException(
-                404,
-                f"decision {decision_id} is not on record (any more){missing}; "
-                "GET /v1/decisions lists the decisions on record",
-            )
-        body = DecisionBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            decision=merged(found)[0],
-            unanswered=unanswered,
-        )
-        return encoded(body)
+@routes.get("/v1/decisions", response_model=DecisionsBody)
+def many(
+    context: InContext,
+    snap: Newest,
+    sees: Visible,
+    page: AskedPage,
+    pod: AskedPod = None,
+    uid: AskedUid = None,
+    node: AskedNode = None,
+    since: AskedSince = None,
+    offered_nodes: AskedNodes = False,
+) -> Response:
+    """List the last decisions of all replicas, the newest first; 100 unless ``limit`` is given.
+    A decision that gets another call meanwhile can appear again on the next page."""
+    namespace, _, name = (pod or "").partition("/")
+    sought = Sought(
+        pod=(namespace, name) if pod else None,
+        uid=uid,
+        node=node,
+        since_s=None if since is None else moment_s(since, context.wall_s()),
+        before=_before(page.after) if page.after else None,
+        offered_nodes=offered_nodes,
+    )
+    limit = page.limit or USUAL_PAGE
+    found, unanswered = decisions(context, sought, limit + 1, sees)
+    shown = found[:limit]
+    more = "_".join(position(shown[-1])) if len(found) > limit else None
+    body = DecisionsBody(**context.head(snap), decisions=[], continue_=more, unanswered=unanswered)
+    return listed(body, "decisions", shown)
 
-    return routes
+
+@routes.get("/v1/decisions/{decision_id}", response_model=DecisionBody, responses=UNKNOWN)
+def one(context: InContext, decision_id: DecisionId, snap: Newest) -> Response:
+    """Return one decision with the results of all its verbs, merged over all replicas."""
+    unanswered = unread_extenders(context)
+    found = [
+        decision_view(record, replica) for replica, record in context.journal.of_id(decision_id)
+    ]
+    if not found:
+        missing = "".join(f"; extender {each.peer} does not answer" for each in unanswered)
+        raise HTTPException(
+            404,
+            f"decision {decision_id} is not on record (any more){missing}; "
+            "GET /v1/decisions lists the decisions on record",
+        )
+    body = DecisionBody(**context.head(snap), decision=merged(found)[0], unanswered=unanswered)
+    return encoded(body)
 
 
 def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str] | None:

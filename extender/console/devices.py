@@ -1,20 +1,121 @@
-"""One device: the pods that hold it, unattributed processes, its health and its sharing."""
+"""One device: its memory accounting, the pods that hold it, its health and its sharing."""
 
+from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Path
+from fastapi import APIRouter, HTTPException, Path
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from contract.gpunode import ContainerLimit, Device, UnattributedProcess
-from extender.console.bodies import Body, stamp
-from extender.console.context import Context
-from extender.console.node_views import DeviceView, device_view
-from extender.console.occupant_bodies import HeldView, held_view
-from extender.console.responses import UNKNOWN, encoded
-from extender.placement.snapshot import Snapshot
-from extender.state.device_occupants import holders
+from contract.gpunode import ContainerLimit
+from extender.console.auth import Sees, everything
+from extender.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
+from extender.console.view_context import InContext, Newest
+from extender.placement.device_accounting import DeviceTerms
+from extender.placement.explain import because
+from extender.placement.snapshot_builder import reach
+from extender.state.device_occupants import Held, holders
 from extender.state.heartbeats import age
+
+NodeName = Annotated[str, Path(examples=["gpu-a"])]
+Uuid = Annotated[str, Path(examples=["GPU-gpu-a-0"])]
+#: Returns the age of a device's SM activity in seconds.
+Aged = Callable[[DeviceTerms], float | None]
+
+
+class HolderView(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+    requested_bytes: int
+    measured_bytes: int | None
+    #: Whether a report shows the pod on this device. False: it is bound and may be on this device.
+    observed: bool
+
+
+class DeviceView(BaseModel):
+    """The memory accounting of one device, in bytes: allocatable = memory - reserved - reserve, and
+    headroom = allocatable - reservation - unconfirmed - unobserved_pods - unattributed.
+    Reservations are of pods observed on the device. Unconfirmed is the worst case of bound pods
+    that no report shows yet. Unobserved_pods is the use of pods without a reservation."""
+
+    uuid: str
+    index: int
+    model: str
+    kind: str
+    resource: str
+    sharing: str
+    memory_bytes: int
+    reserved_bytes: int
+    reserve_bytes: int
+    allocatable_bytes: int
+    reservation_bytes: int
+    unconfirmed_bytes: int
+    unobserved_pods_bytes: int
+    unattributed_bytes: int
+    #: Whether the agent reports which pod uses the memory. If not, requests of idle pods can hide
+    #: unattributed use.
+    attributed: bool
+    headroom_bytes: int
+    used_bytes: int
+    #: SM activity that filter and score use, 0 to 1; this is not device utilization.
+    sm_activity_ratio: float | None
+    #: "dcgm-history" for a quantile over a window; "dcgm", "gpm" or "nvml-process" for the agent's
+    #: last sample.
+    sm_activity_source: str | None
+    #: Null for a single sample.
+    sm_activity_quantile: float | None
+    #: Null for a single sample.
+    sm_activity_window_s: float | None
+    #: Age of the newest sample in the window.
+    sm_activity_age_s: float | None
+    replicas_free: int
+    replicas_allocated: int
+    replicas_unhealthy: int
+    #: Number of allocated replicas that terminating pods hold.
+    replicas_leaving: int
+    #: Memory free for the next pod that requests one replica, if it gets this device.
+    free_bytes: int
+    #: Assumed policy by which the device plugin chooses a device: distributed, packed, unknown or
+    #: any; steered if the agent chooses instead.
+    policy: str
+    #: Whether the next pod that requests one replica could get this device, and why.
+    candidate: bool
+    candidate_because: str
+    unhealthy: str | None
+    unhealthy_detail: str | None
+    holders: list[HolderView]
+    #: Number of further pods on the device that the caller may not get.
+    hidden_holders: int
+
+
+class UseView(BaseModel):
+    """A container on the device, as the agent reports it."""
+
+    container: str
+    replica: str | None
+    used_bytes: int | None
+    #: Sources of the allocation and of the bytes.
+    source: str
+
+
+class HeldView(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+    #: waiting (reserved, no Binding seen yet), unconfirmed (bound, not observed on a device yet),
+    #: running, ending (its memory is not free yet) or gone (no sample shows it as free yet).
+    phase: str
+    #: False: bound without a reservation; only its measured use counts.
+    reserved: bool
+    requested_bytes: int
+    measured_bytes: int | None
+    charged_bytes: int
+    #: Use above the request.
+    exceeds_by_bytes: int
+    since: str | None
+    priority: int | None
+    containers: list[UseView]
 
 
 class ProcessView(BaseModel):
@@ -68,82 +169,63 @@ class DeviceBody(Body):
     limits: list[LimitView]
 
 
-NodeName = Annotated[str, Path(examples=["gpu-a"])]
-Uuid = Annotated[str, Path(examples=["GPU-gpu-a-0"])]
+routes = APIRouter()
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+@routes.get("/v1/nodes/{name}/devices/{uuid}", response_model=DeviceBody, responses=UNKNOWN)
+def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Response:
+    """Return the pods that hold the device with their phase, unattributed processes, the health
+    of the device, and how it is shared."""
     cluster = context.cluster
-
-    @routes.get(
-        "/v1/nodes/{name}/devices/{uuid}",
-        response_model=DeviceBody,
-        responses=UNKNOWN,
-    )
-    def device(name: NodeName, uuid: Uuid, snap: Newest) -> Response:
-        """Return the pods that hold the device with their phase, unattributed processes, the health
-        of the device, and how it is shared."""
-        row = snap.row_of.get(name)
-        if row is None:
-            raise HTTPException(
-                404, f"node {name} is not known; GET /v1/nodes lists the known nodes"
-            )
-        of_node = snap.nodes[row].devices
-        terms = next((each for each in of_node if each.device.uuid == uuid), None)
-        if terms is None:
-            known = ", ".join(each.device.uuid for each in of_node) or "none"
-            raise HTTPException(404, f"node {name} has no device {uuid}; it reports: {known}")
-        now_s, at_s = context.monotonic_s(), context.wall_s()
-        gpunode = cluster.gpunode(name)
-        status = gpunode.status if gpunode else None
-        of = terms.device
-        limits = [each for each in status.limits if each.device == uuid] if status else []
-        unattributed = status.unattributed_processes if status else []
-        report_age_s = age(status.observed_at, at_s) if status else None
-        return encoded(
-            DeviceBody(
-                generatedAt=stamp(at_s),
-                snapshot_generation=snap.generation,
-                node=name,
-                report_age_s=None if report_age_s is None else round(report_age_s, 3),
-                device=device_view(terms, lambda t: cluster.activities.age_s(t, now_s, at_s)),
-                health=_health_view(of),
-                mig_parent=of.parent,
-                mig_gpu_instance=of.gpu_instance,
-                mps_process_limit_bytes=of.memory_bytes // max(1, of.replicas.total)
-                if of.sharing == "mps" and terms.believed
-                else None,
-                sharers=terms.sharers,
-                numa_node=of.numa_node,
-                pci_bus_id=of.pci_bus_id or None,
-                architecture=of.architecture or None,
-                compute_mode=of.compute_mode or None,
-                utilization_ratio=of.utilization_ratio,
-                sm_occupancy_ratio=of.sm_occupancy_ratio,
-                replicas=of.replicas.total,
-                holders=[held_view(held) for held in holders(cluster, name, terms)],
-                unattributed_processes=[_process_view(p) for p in unattributed if p.device == uuid]
-                if terms.attributed
-                else None,
-                limits=[_limit_view(limit) for limit in limits],
-            )
+    row = snap.row_of.get(name)
+    if row is None:
+        raise unknown_node(name)
+    of_node = snap.nodes[row].devices
+    terms = next((each for each in of_node if each.device.uuid == uuid), None)
+    if terms is None:
+        known = ", ".join(each.device.uuid for each in of_node) or "none"
+        raise HTTPException(404, f"node {name} has no device {uuid}; it reports: {known}")
+    at_s = context.wall_s()
+    gpunode = cluster.gpunode(name)
+    status = gpunode.status if gpunode else None
+    of = terms.device
+    limits = [each for each in status.limits if each.device == uuid] if status else []
+    unattributed = status.unattributed_processes if status else []
+    return encoded(
+        DeviceBody(
+            **context.head(snap),
+            node=name,
+            report_age_s=rounded_s(age(status.observed_at, at_s)) if status else None,
+            device=device_view(terms, context.activity_age()),
+            health=HealthView(
+                healthy=of.healthy,
+                detail=of.health_reason or None,
+                since=of.unhealthy_since or None,
+            ),
+            mig_parent=of.parent,
+            mig_gpu_instance=of.gpu_instance,
+            mps_process_limit_bytes=of.memory_bytes // max(1, of.replicas.total)
+            if of.sharing == "mps" and terms.believed
+            else None,
+            sharers=terms.sharers,
+            numa_node=of.numa_node,
+            pci_bus_id=of.pci_bus_id or None,
+            architecture=of.architecture or None,
+            compute_mode=of.compute_mode or None,
+            utilization_ratio=of.utilization_ratio,
+            sm_occupancy_ratio=of.sm_occupancy_ratio,
+            replicas=of.replicas.total,
+            holders=[held_view(held) for held in holders(cluster, name, terms)],
+            unattributed_processes=[
+                ProcessView.model_validate(each, from_attributes=True)
+                for each in unattributed
+                if each.device == uuid
+            ]
+            if terms.attributed
+            else None,
+            limits=[_limit_view(limit) for limit in limits],
         )
-
-    return routes
-
-
-def _health_view(device: Device) -> HealthView:
-    return HealthView(
-        healthy=device.healthy,
-        detail=device.health_reason or None,
-        since=device.unhealthy_since or None,
     )
-
-
-def _process_view(process: UnattributedProcess) -> ProcessView:
-    return ProcessView(pid=process.pid, command=process.command, used_bytes=process.used_bytes)
 
 
 def _limit_view(limit: ContainerLimit) -> LimitView:
@@ -155,4 +237,71 @@ def _limit_view(limit: ContainerLimit) -> LimitView:
         used_bytes=limit.used_bytes if limit.used_bytes >= 0 else None,
         soft_bytes=limit.soft_bytes,
         hard_bytes=limit.hard_bytes,
+    )
+
+
+def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> DeviceView:
+    device = terms.device
+    seen = [holder for holder in terms.holders if sees(holder.namespace, holder.name)]
+    activity = terms.activity
+    return DeviceView(
+        uuid=device.uuid,
+        index=device.index,
+        model=device.model,
+        kind=device.kind,
+        resource=device.resource,
+        sharing=device.sharing,
+        memory_bytes=device.memory_bytes,
+        reserved_bytes=device.reserved_bytes,
+        reserve_bytes=terms.reserve_bytes,
+        allocatable_bytes=terms.allocatable_bytes,
+        reservation_bytes=terms.reservation_bytes,
+        unconfirmed_bytes=terms.unconfirmed_bytes,
+        unobserved_pods_bytes=terms.unobserved_pods_bytes,
+        unattributed_bytes=terms.unattributed_bytes,
+        attributed=terms.attributed,
+        headroom_bytes=terms.headroom_bytes,
+        used_bytes=device.used_bytes,
+        sm_activity_ratio=activity.ratio if activity else None,
+        sm_activity_source=activity.source if activity else None,
+        sm_activity_quantile=activity.quantile if activity else None,
+        sm_activity_window_s=activity.window_s if activity else None,
+        sm_activity_age_s=rounded_s(aged(terms)),
+        replicas_free=device.replicas.free,
+        replicas_allocated=device.replicas.allocated,
+        replicas_unhealthy=device.replicas.unhealthy,
+        replicas_leaving=terms.leaving,
+        free_bytes=terms.free_bytes,
+        policy=terms.policy,
+        candidate=reach(terms) == 1,
+        candidate_because=because(terms),
+        unhealthy=terms.health_issue.code if terms.health_issue else None,
+        unhealthy_detail=terms.health_detail or None,
+        holders=[HolderView.model_validate(holder, from_attributes=True) for holder in seen],
+        hidden_holders=len(terms.holders) - len(seen),
+    )
+
+
+def held_view(held: Held) -> HeldView:
+    return HeldView(
+        namespace=held.namespace,
+        name=held.name,
+        uid=held.uid,
+        phase=held.phase,
+        reserved=held.reserved,
+        requested_bytes=held.requested_bytes,
+        measured_bytes=held.measured_bytes,
+        charged_bytes=held.charged_bytes,
+        exceeds_by_bytes=held.charged_bytes - held.requested_bytes if held.reserved else 0,
+        since=held.since or None,
+        priority=held.priority,
+        containers=[
+            UseView(
+                container=use.container,
+                replica=use.replica or None,
+                used_bytes=use.used_bytes,
+                source=use.source,
+            )
+            for use in held.uses
+        ],
     )

@@ -1,20 +1,87 @@
-"""Reserved and measured memory, predicted and actual devices of every pod."""
+"""The drift of every pod: reserved and measured memory, predicted and actual devices."""
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.context import Context
-from extender.console.drift_report import DriftBody, drift_body, drift_views
+from contract.gpunode import ADOPTED, GPUNode, Reservation
 from extender.console.responses import (
     TAGGED,
+    Body,
     IfNoneMatch,
     is_current,
     listed,
+    stamp,
     unchanged,
 )
-from extender.placement.snapshot import Snapshot
+from extender.console.view_context import InContext, Newest
+from extender.placement.prediction_outcome import Result, chosen, observed, predicted
+from extender.state.cluster_state import ClusterState
+from extender.state.prediction_tracker import Outcome, PredictionTracker
+
+
+class PodOnDeviceView(BaseModel):
+    uuid: str
+    #: Memory that the pod reserved on the device; null if it has no reservation there.
+    reservation_bytes: int | None
+    #: Null if the use of some container was not measured.
+    measured_bytes: int | None
+
+
+class DriftView(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    #: hit; shifted (pods bound later could move it to this device, and it had room there); miss;
+    #: "waiting" until a report shows the pod; "adopted" if Headroom did not bind it; null if it was
+    #: observed before this replica started.
+    result: str | None
+    #: The candidate devices when it was bound.
+    predicted: list[str]
+    #: The devices that the ledger chose on a steered node; otherwise empty.
+    choice: list[str]
+    observed: list[PodOnDeviceView]
+    #: Why the prediction was missed, as a code and as a sentence; null unless it was missed.
+    surprise: str | None
+    message: str | None
+    #: When the reservation was made.
+    since: str | None
+    #: Seconds from the reservation to the report that showed the pod.
+    window_s: float | None
+    #: Use above the request, if it has lasted for more than a minute; otherwise 0.
+    overuse_bytes: int
+
+
+class MissView(BaseModel):
+    """A missed prediction that this replica observed; the pod may have ended since."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    at: str
+    predicted: list[str]
+    choice: list[str]
+    observed: list[str]
+    surprise: str
+    message: str
+    window_s: float
+    #: By how much the pod overcommitted its device when it was observed there; the maximum.
+    overcommitted_bytes: int
+
+
+class DriftBody(Body):
+    pods: list[DriftView]
+    #: Number of pods by result, over all placements that this replica observed since its start.
+    results: dict[str, int]
+    #: The latest first.
+    misses: list[MissView]
+
 
 Pods = Annotated[
     bool,
@@ -23,21 +90,103 @@ Pods = Annotated[
     ),
 ]
 
+routes = APIRouter()
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
 
-    @routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
-    def drift(snap: Newest, pods: Pods = True, etag: IfNoneMatch = None) -> Response:
-        """List every pod with a reservation: its reserved and used memory, its predicted and actual
-        devices. Count the predictions by result, and list the misses."""
-        watched = context.cluster.observations
-        tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
-        if is_current(etag, tag):
-            return unchanged(tag)
-        body = drift_body(context.cluster, snap.generation, context.wall_s(), context.monotonic_s())
-        views = drift_views(context.cluster) if pods else iter(())
-        return listed(body, "pods", views, tag)
+@routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
+def drift(
+    context: InContext, snap: Newest, pods: Pods = True, etag: IfNoneMatch = None
+) -> Response:
+    """List every pod with a reservation: its reserved and used memory, its predicted and actual
+    devices. Count the predictions by result, and list the misses."""
+    watched = context.cluster.observations
+    tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
+    if is_current(etag, tag):
+        return unchanged(tag)
+    # Copy the lists first: the event loop appends to them while this thread reads.
+    misses, totals = list(watched.misses), dict(watched.totals)
+    epoch_s = context.wall_s() - context.monotonic_s()
+    body = DriftBody(
+        **context.head(snap),
+        pods=[],
+        results={result.value: totals.get(result, 0) for result in Result},
+        misses=[_miss(each, epoch_s) for each in reversed(misses)],
+    )
+    views = drift_views(context.cluster) if pods else iter(())
+    return listed(body, "pods", views, tag)
 
-    return routes
+
+def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
+    """Yield every pod with a reservation, node by node."""
+    overused = Counter[str]()
+    for each in cluster.overuses.lasting:
+        overused[each.uid] += each.beyond_bytes
+    for gpunode in sorted(cluster.gpunodes(), key=lambda gpunode: gpunode.name):
+        yield from _pods(gpunode, cluster.observations, overused)
+
+
+def _pods(
+    gpunode: GPUNode, watched: PredictionTracker, overused: Mapping[str, int]
+) -> Iterator[DriftView]:
+    for uid, reservation in gpunode.spec.reservations.items():
+        outcome = watched.of_pod(gpunode.name, uid)
+        surprise = outcome.surprise if outcome else None
+        adopted = ADOPTED in reservation.flags
+        yield DriftView(
+            namespace=reservation.namespace,
+            name=reservation.name,
+            uid=uid,
+            node=gpunode.name,
+            result="adopted" if adopted else _result(gpunode, uid, outcome, watched),
+            predicted=[] if adopted else list(predicted(reservation)),
+            choice=list(chosen(reservation)),
+            observed=list(_devices(gpunode, uid, reservation)),
+            surprise=surprise.value if surprise else None,
+            message=surprise.sentence if surprise else None,
+            since=reservation.since or None,
+            window_s=round(outcome.window_s, 3) if outcome else None,
+            overuse_bytes=overused.get(uid, 0),
+        )
+
+
+def _result(
+    gpunode: GPUNode, uid: str, outcome: Outcome | None, watched: PredictionTracker
+) -> str | None:
+    if outcome is not None:
+        return outcome.result.value
+    return "waiting" if watched.is_pending(gpunode.name, uid) else None
+
+
+def _devices(gpunode: GPUNode, uid: str, reservation: Reservation) -> Iterator[PodOnDeviceView]:
+    status = gpunode.status
+    if status is None:
+        return
+    reserved = Counter[str]()  # containers with their own requests have their own charges
+    for charge in reservation.charges:
+        reserved.update(charge.candidates)
+    for uuid in observed(status, uid):
+        figures = [use.used_bytes for use in status.pods if (use.uid, use.device) == (uid, uuid)]
+        known = [figure for figure in figures if figure is not None]
+        yield PodOnDeviceView(
+            uuid=uuid,
+            reservation_bytes=reserved.get(uuid),
+            measured_bytes=sum(known) if len(known) == len(figures) else None,
+        )
+
+
+def _miss(outcome: Outcome, epoch_s: float) -> MissView:
+    assert outcome.surprise is not None
+    return MissView(
+        namespace=outcome.reservation.namespace,
+        name=outcome.reservation.name,
+        uid=outcome.uid,
+        node=outcome.node,
+        at=stamp(epoch_s + outcome.at_s),
+        predicted=list(outcome.predicted),
+        choice=list(chosen(outcome.reservation)),
+        observed=list(outcome.observed),
+        surprise=outcome.surprise.value,
+        message=outcome.surprise.sentence,
+        window_s=round(outcome.window_s, 3),
+        overcommitted_bytes=outcome.overcommitted_bytes,
+    )

@@ -5,17 +5,15 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Query
+from fastapi import APIRouter, Header, HTTPException, Query
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
-from extender.console.bodies import Body, stamp
-from extender.console.context import Context
 from extender.console.decisions import AskedSince, moment_s
-from extender.console.responses import listed
+from extender.console.responses import Body, listed, stamp
+from extender.console.view_context import InContext, Newest
 from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, TooManyFollowers
-from extender.placement.snapshot import Snapshot
 
 #: Seconds between comments on an idle stream, so that no proxy closes it.
 HEARTBEAT_S = 15.0
@@ -83,83 +81,64 @@ class TimedStream(StreamingResponse):
             await self._pieces.aclose()
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
-    feed = context.feed
+routes = APIRouter()
 
-    def view(feed_event: FeedEvent) -> EventView:
-        return _view(feed_event, context.replica)
 
-    async def stream(follower: Follower, past: list[FeedEvent]) -> AsyncGenerator[bytes]:
-        yield b"retry: 2000\n\n"
-        for feed_event in past:
-            yield _sent(view(feed_event))
-        while not follower.dropped:
-            try:
-                newest = await asyncio.wait_for(follower.queue.get(), HEARTBEAT_S)
-            except TimeoutError:
-                yield b": nothing new\n\n"
-                continue
-            if newest is None:
-                return
-            yield _sent(view(newest))
+@routes.get(
+    "/v1/events",
+    response_model=EventsBody,
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        503: {"description": "Too many clients follow the stream"},
+    },
+)
+async def events(
+    context: InContext,
+    snap: Newest,
+    since: AskedSince = None,
+    follow: Follow = True,
+    last_event_id: LastEventId = None,
+) -> Response:
+    """Stream or list the changes on this replica: reservations made and removed, decisions,
+    lost reports, unhealthy devices, missed predictions. The last 4,096 are kept."""
+    feed, replica = context.feed, context.replica
+    from_s = float("-inf") if since is None else moment_s(since, context.wall_s())
+    after = _number(last_event_id, replica)
+    if not follow:
+        body = EventsBody(**context.head(snap), events=[])
+        found = (_view(each, replica) for each in feed.past(after, from_s))
+        return listed(body, "events", found)
+    try:
+        follower = feed.join()
+    except TooManyFollowers:
+        raise HTTPException(
+            503, f"{MOST_FOLLOWERS} clients follow the stream already; poll with follow=false"
+        ) from None
+    # No event is lost between the two calls: both run on the event loop without a pause.
+    past = feed.past(after, from_s)
+    return TimedStream(_stream(follower, past, replica), lambda: feed.leave(follower))
 
-    @routes.get(
-        "/v1/events",
-        response_model=EventsBody,
-        responses={
-            200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
-            503: {"description": "Too many clients follow the stream"},
-        },
-    )
-    async def events(
-        snap: Newest,
-        since: AskedSince = None,
-        follow: Follow = True,
-        last_event_id: LastEventId = None,
-    ) -> Response:
-        """Stream or list the changes on this replica: reservations made and removed, decisions,
-        lost reports, unhealthy devices, missed predictions. The last 4,096 are kept."""
-        from_s = float("-inf") if since is None else moment_s(since, context.wall_s())
-        after = _number(last_event_id, context.replica)
-        if not follow:
-            body = EventsBody(
-                generatedAt=stamp(context.wall_s()),
-                snapshot_generation=snap.generation,
-                events=[],
-            )
-            found = map(view, feed.past(after, from_s))
-            return listed(body, "events", found)
+
+async def _stream(follower: Follower, past: list[FeedEvent], replica: str) -> AsyncGenerator[bytes]:
+    yield b"retry: 2000\n\n"
+    for feed_event in past:
+        yield _sent(_view(feed_event, replica))
+    while not follower.dropped:
         try:
-            follower = feed.join()
-        except TooManyFollowers:
-            raise HTTPException(
-                503,
-                f"{MOST_FOLLOWERS} clients follow the stream already; poll with follow=false",
-            ) from None
-        # No event is lost between the two calls: both run on the event loop without a pause.
-        past = feed.past(after, from_s)
-        return TimedStream(stream(follower, past), lambda: feed.leave(follower))
-
-    return routes
+            newest = await asyncio.wait_for(follower.queue.get(), HEARTBEAT_S)
+        except TimeoutError:
+            yield b": nothing new\n\n"
+            continue
+        if newest is None:
+            return
+        yield _sent(_view(newest, replica))
 
 
 def _view(feed_event: FeedEvent, replica: str) -> EventView:
-    return EventView(
-        id=f"{replica}.{feed_event.number}",
-        at=stamp(feed_event.at_s),
-        snapshot_generation=feed_event.generation,
-        kind=feed_event.kind,
-        node=feed_event.node or None,
-        device=feed_event.device or None,
-        namespace=feed_event.namespace or None,
-        name=feed_event.name or None,
-        uid=feed_event.uid or None,
-        decision_id=feed_event.decision_id or None,
-        cause=feed_event.cause or None,
-        message=feed_event.message or None,
-    )
+    fields = {name: getattr(feed_event, name, None) or None for name in EventView.model_fields}
+    fields["id"] = f"{replica}.{feed_event.number}"
+    fields |= {"at": stamp(feed_event.at_s), "snapshot_generation": feed_event.generation}
+    return EventView.model_validate(fields)
 
 
 def _sent(view: EventView) -> bytes:

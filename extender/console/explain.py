@@ -1,105 +1,215 @@
 """Explains why a pod is pending, or where it is placed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Path
+from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.bodies import stamp
-from extender.console.context import Context
-from extender.console.decision_bodies import DecisionView
+from contract.annotations import PREFIX
+from contract.kube import Pod
+from extender.console.auth import Sees
+from extender.console.decision_bodies import DecisionView, FilterView, Unanswered
 from extender.console.decisions import Sought, decisions
-from extender.console.explanation_bodies import ExplainBody, Explained, explain_body
+from extender.console.devices import HeldView, held_view
+from extender.console.pending import verdict_of
 from extender.console.requested_pods import pod_named
-from extender.console.responses import UNKNOWN, encoded
-from extender.console.visible_pods import Sees, unnamed
-from extender.placement.device_accounting import DeviceTerms
-from extender.placement.explain import explain, verdict_digest
+from extender.console.responses import (
+    UNKNOWN,
+    AskView,
+    Body,
+    ReasonView,
+    Recomputed,
+    ask_view,
+    counted,
+    encoded,
+    obstacle_view,
+    reason_view,
+)
+from extender.console.score import NearestView, nearest_view
+from extender.console.view_context import Context, InContext, Newest, Visible
+from extender.placement.explain import Explanation, explain, verdict_digest
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Snapshot
 from extender.state.device_occupants import Held
-from extender.state.eligible_nodes import eligible_nodes, feasible
+from extender.state.eligible_nodes import Feasible, eligible_nodes, feasible
+from extender.state.journal import scheduler_of
 from extender.state.pod_requests import exceeded
 from extender.state.suggestions import Suggestion, blockers, suggest, within_quotas
 
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
-
 #: Number of the latest decisions that are searched for victims of the pod.
 MAX_DECISIONS = 8
+#: kube-scheduler retries a pod that nothing requeued after this time, by default.
+FLUSHED_AFTER = timedelta(minutes=5)
+#: Maximum number of characters quoted from a scheduler's message.
+MOST_QUOTED = 500
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
-    Visible = Annotated[Sees, Depends(context.visible)]
-    cluster = context.cluster
+class SuggestionsView(BaseModel):
+    """A change that would help; each was simulated first."""
 
-    @routes.get(
-        "/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody, responses=UNKNOWN
+    #: lower (the request), wait (for a pod), eligible (change where the pod may run), replicas (add
+    #: some), quota (it would reject the pod if created again), or the value for a node or device
+    #: that must be repaired.
+    kind: str
+    sentence: str
+    #: The node concerned; null if there are several, counted in ``nodes``.
+    node: str | None
+    nodes: int
+    lower_to_bytes: int | None
+    wait_for: HeldView | None
+
+
+class AttemptsView(BaseModel):
+    """The attempts of kube-scheduler to place the pod, as far as any replica has them on record."""
+
+    first_at: str | None
+    last_at: str | None
+    times: int
+    #: Number of nodes offered in the last attempt, and of known nodes that were not offered.
+    offered_nodes: int | None
+    not_offered_nodes: int | None
+    #: When kube-scheduler retries at the latest, with its default settings; null if it does not, or
+    #: if that is not known.
+    again_by: str | None
+    message: str
+
+
+class ExplainBody(Body, Recomputed):
+    namespace: str
+    name: str
+    uid: str
+    #: The node the pod is bound to; null while it is pending.
+    bound_to: str | None
+    #: Changes of its request after it was bound, and their effect; null if there are none.
+    changed: str | None
+    #: Annotations that Headroom wrote on the pod when it bound it.
+    annotations: dict[str, str]
+    #: "bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler of
+    #: the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable".
+    verdict: str
+    message: str
+    request: list[AskView]
+    #: Number of eligible nodes that can take the pod, on the newest snapshot. Only nodes of its
+    #: last filter call count, if they are on record.
+    fits: int
+    reasons: list[ReasonView]
+    #: Nodes that kube-scheduler does not offer, by selector, affinity, taint or cordon.
+    ineligible: list[ReasonView]
+    #: Number of eligible nodes that kube-scheduler left out of its last filter call.
+    left_out_nodes: int
+    #: Checks of kube-scheduler that this answer does not include, such as volumes.
+    not_checked: list[str]
+    #: Digest of the verdicts on all nodes, which `headroom replay` prints too; null without any.
+    verdict_digest: str | None
+    nearest: list[NearestView]
+    #: The sentences of ``advice``.
+    suggestions: list[str]
+    advice: list[SuggestionsView]
+    attempts: AttemptsView
+    #: The last decision, merged over all replicas; the fields above are recomputed.
+    last_decision: DecisionView | None
+    unanswered: list[Unanswered]
+
+
+@dataclass(frozen=True, slots=True)
+class _Analysis:
+    """The verdicts on all nodes for a pod whose request can be read, and what would help it."""
+
+    digest: str
+    where: Feasible
+    explanation: Explanation
+    #: The blocking pods of each of the nearest nodes.
+    blockers: list[list[Held]]
+    suggestions: list[Suggestion]
+
+
+routes = APIRouter()
+
+
+@routes.get("/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody, responses=UNKNOWN)
+def explain_pod(
+    context: InContext, namespace: Namespace, name: PodName, snap: Newest, sees: Visible
+) -> Response:
+    """Explain why the pod is pending, or where it is placed: its request, the reasons with node
+    counts, the nearest nodes with their devices, suggestions, and the last decision."""
+    pod = pod_named(context, namespace, name)
+    request = context.cluster.understand(pod)
+    # By uid, because a StatefulSet reuses the names of its pods.
+    sought = Sought(uid=pod.metadata.uid, offered_nodes=True)
+    found, unanswered = decisions(context, sought, MAX_DECISIONS, sees)
+    last, analysis = _last(found), None
+    if isinstance(request, VramRequest):
+        analysis = _analysed(context, snap, pod, request, _offered(found))
+    explanation, where = (analysis.explanation, analysis.where) if analysis else (None, None)
+    verdict, message = verdict_of(
+        pod, request, explanation, where, last is not None, context.schedulers()
     )
-    def explain_pod(
-        namespace: Namespace,
-        name: PodName,
-        snap: Newest,
-        sees: Visible,
-    ) -> Response:
-        """Explain why the pod is pending, or where it is placed: its request, the reasons with node
-        counts, the nearest nodes with their devices, suggestions, and the last decision."""
-        pod = pod_named(context, namespace, name)
-        request = cluster.understand(pod)
-        found, unanswered = decisions(
-            context,
-            # By uid, because a StatefulSet reuses the names of its pods.
-            Sought(uid=pod.metadata.uid, offered_nodes=True),
-            MAX_DECISIONS,
-            sees,
-        )
-        last, offered = _last(found), _offered(found)
-        explanation, helps, digest, where = None, list[Suggestion](), "", None
-        holding: list[list[Held]] = []
-        if isinstance(request, VramRequest):
-            rows = np.arange(len(snap.nodes), dtype=np.int64)
-            everywhere = fit(request, snap, rows, context.monotonic_s())
-            digest = verdict_digest(everywhere)
-            may_run = eligible_nodes(pod, snap, cluster.node)
-            where = feasible(pod, may_run, everywhere, offered)
-            verdicts = fit(request, snap, where.rows, everywhere.now_s)
-            market = cluster.usual.market
-            explanation = explain(verdicts, cluster.rules.weights, market=market)
-            holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
-            if not pod.node:
-                helps = suggest(cluster, pod, verdicts, explanation, holding, where)
-        if any(each.recreates for each in helps):
-            quotas = context.quotas(namespace)
-            helps = within_quotas(helps, None if quotas is None else exceeded(quotas))
-        now_s, at_s = context.monotonic_s(), context.wall_s()
+    annotations = pod.metadata.annotations or {}
+    advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
+    body = ExplainBody(
+        **context.head(snap),
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+        bound_to=pod.node or None,
+        changed=context.cluster.edits.of(pod.metadata.uid) or None,
+        annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
+        verdict=verdict,
+        message=message,
+        request=[],
+        fits=0,
+        reasons=[],
+        ineligible=[],
+        left_out_nodes=0,
+        not_checked=[],
+        verdict_digest=None,
+        nearest=[],
+        suggestions=[each.sentence for each in advice],
+        advice=list(map(_advice_view, advice)),
+        attempts=_attempts(pod, last, len(snap.nodes)),
+        last_decision=last,
+        unanswered=unanswered,
+    )
+    if analysis and isinstance(request, VramRequest):
+        body.request = list(map(ask_view, request.containers))
+        body.fits = analysis.explanation.fits
+        body.reasons = [reason_view(*pair) for pair in analysis.explanation.reasons]
+        body.ineligible = [obstacle_view(*pair) for pair in analysis.where.obstacles]
+        body.left_out_nodes = analysis.where.left_out
+        body.not_checked = list(analysis.where.not_checked())
+        body.verdict_digest = analysis.digest
+        aged = context.activity_age()
+        body.nearest = [
+            nearest_view(node, aged, held, sees)
+            for node, held in zip(analysis.explanation.nearest, analysis.blockers, strict=True)
+        ]
+    return encoded(body)
 
-        def age_of(terms: DeviceTerms) -> float | None:
-            return cluster.activities.age_s(terms, now_s, at_s)
 
-        why = Explained(
-            pod=pod,
-            request=request,
-            explanation=explanation,
-            changed=cluster.edits.of(pod.metadata.uid),
-            digest=digest,
-            advice=[unnamed(one, sees) for one in helps],
-            blockers=holding,
-            last=last,
-            unanswered=unanswered,
-            sees=sees,
-            where=where,
-            schedulers=context.schedulers(),
-            nodes=len(snap.nodes),
-            generation=snap.generation,
-        )
-        return encoded(explain_body(why, age_of, stamp(at_s)))
-
-    return routes
+def _analysed(
+    context: Context, snap: Snapshot, pod: Pod, request: VramRequest, offered: list[str] | None
+) -> _Analysis:
+    """Compare the pod with all nodes; ``offered``: those of its last filter call, if on record."""
+    cluster = context.cluster
+    rows = np.arange(len(snap.nodes), dtype=np.int64)
+    everywhere = fit(request, snap, rows, context.monotonic_s())
+    where = feasible(pod, eligible_nodes(pod, snap, cluster.node), everywhere, offered)
+    verdicts = fit(request, snap, where.rows, everywhere.now_s)
+    explanation = explain(verdicts, cluster.rules.weights, market=cluster.usual.market)
+    holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
+    helps = [] if pod.node else suggest(cluster, pod, verdicts, explanation, holding, where)
+    if any(each.recreates for each in helps):
+        quotas = context.quotas(pod.metadata.namespace)
+        helps = within_quotas(helps, None if quotas is None else exceeded(quotas))
+    return _Analysis(verdict_digest(everywhere), where, explanation, holding, helps)
 
 
 def _offered(found: Sequence[DecisionView]) -> list[str] | None:
@@ -124,3 +234,86 @@ def _last(found: Sequence[DecisionView]) -> DecisionView | None:
         return last
     before = (each.preempt for each in found if each.uid == last.uid and each.preempt is not None)
     return last.model_copy(update={"preempt": next(before, None)})
+
+
+def _advice_view(one: Suggestion) -> SuggestionsView:
+    return SuggestionsView(
+        kind=one.kind,
+        sentence=one.sentence,
+        node=one.node or None,
+        nodes=one.nodes,
+        lower_to_bytes=one.lower_to_bytes,
+        wait_for=held_view(one.held) if one.held else None,
+    )
+
+
+def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
+    asked = last.filter if last else None
+    if last is None or asked is None:
+        return AttemptsView(
+            first_at=last.first_at if last else None,
+            last_at=last.at if last else None,
+            times=0,
+            offered_nodes=None,
+            not_offered_nodes=None,
+            again_by=None,
+            message="the attempt that placed it is no longer on record"
+            if pod.node
+            else _never_asked(pod),
+        )
+    left_out = max(0, nodes - asked.offered)
+    again = None if pod.node or asked.fits else datetime.fromisoformat(asked.at) + FLUSHED_AFTER
+    again_by = again.isoformat(timespec="milliseconds") if again else None
+    return AttemptsView(
+        first_at=last.first_at,
+        last_at=asked.at,
+        times=asked.times,
+        offered_nodes=asked.offered,
+        not_offered_nodes=left_out,
+        again_by=again_by,
+        message=_tried(asked, left_out, again_by),
+    )
+
+
+def _never_asked(pod: Pod) -> str:
+    """Return why no attempt is on record; quotes the scheduler from the pod's condition."""
+    reported = (
+        condition.message
+        for condition in (pod.status and pod.status.conditions) or ()
+        if condition.type == "PodScheduled" and condition.status == "False" and condition.message
+    )
+    if message := next(reported, ""):
+        return (
+            "its scheduler has not called Headroom for this pod lately. The scheduler reports: "
+            f"{message[:MOST_QUOTED]}"
+        )
+    return (
+        "its scheduler has not called Headroom for this pod lately, and has not reported why the "
+        f"pod is pending: is scheduler {scheduler_of(pod)} running?"
+    )
+
+
+def _tried(asked: FilterView, left_out: int, again_by: str | None) -> str:
+    message = (
+        f"kube-scheduler offered {counted(asked.offered, 'node')}, of which {asked.fits:,} could "
+        "take the pod"
+    )
+    if left_out:
+        message += (
+            f"; {counted(left_out, 'node')} did not pass kube-scheduler's own checks (selectors, "
+            "taints, CPU, replicas ...), or it had found enough"
+        )
+    if again_by:
+        message += f"; it retries when Headroom finds room for the pod, at the latest by {again_by}"
+    return message
+
+
+def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:
+    """Return the suggestion without the pod to wait for, if the caller may not see that pod."""
+    held = advice.held
+    if held is None or sees(held.namespace, held.name):
+        return advice
+    sentence = (
+        f"wait for a pod on node {advice.node} that you may not read: when it ends there is room"
+    )
+    return replace(advice, sentence=sentence, held=None)

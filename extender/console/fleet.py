@@ -2,23 +2,24 @@
 
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
-from extender.console.bodies import Body, ReasonView, reason_view, stamp
-from extender.console.context import Context
 from extender.console.responses import (
     TAGGED,
+    Body,
     IfNoneMatch,
+    ReasonView,
     is_current,
     listed,
+    reason_view,
     unchanged,
 )
+from extender.console.view_context import InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import REASONS, Snapshot
 
@@ -49,28 +50,24 @@ class FleetBody(Body):
     overcommitted_bytes: int
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
 
-    @routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
-    def fleet(snap: Newest, etag: IfNoneMatch = None) -> Response:
-        """Return totals over all devices by GPU model, and the nodes that take no pods."""
-        tag = context.tag(snap)
-        if is_current(etag, tag):
-            return unchanged(tag)
-        now_s = context.monotonic_s()
-        body = FleetBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            nodes=len(snap.nodes),
-            closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
-            models=[],
-            overcommitted_bytes=context.overcommitted_bytes(),
-        )
-        return listed(body, "models", _models(snap, now_s), tag)
 
-    return routes
+@routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
+def fleet(context: InContext, snap: Newest, etag: IfNoneMatch = None) -> Response:
+    """Return totals over all devices by GPU model, and the nodes that take no pods."""
+    tag = context.tag(snap)
+    if is_current(etag, tag):
+        return unchanged(tag)
+    now_s = context.monotonic_s()
+    body = FleetBody(
+        **context.head(snap),
+        nodes=len(snap.nodes),
+        closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
+        models=[],
+        overcommitted_bytes=context.overcommitted_bytes(),
+    )
+    return listed(body, "models", _models(snap, now_s), tag)
 
 
 @dataclass(slots=True)

@@ -5,10 +5,11 @@ from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
-from extender.console.context import Context
 from extender.console.events import TimedStream
+from extender.console.view_context import Context, InContext
 from extender.observability.journal_stream import Cursor, StateLine, encode
 
 MAX_STREAMS = 8
@@ -18,73 +19,75 @@ STATE_S = 5.0
 #: Maximum number of lines sent at once, so that other tasks get their turn.
 _CHUNK_LINES = 50
 NDJSON = "application/x-ndjson"
+#: Attribute of ``app.state`` with the number of open streams.
+_STREAMS = "journal_streams"
 
 AskedReplica = Annotated[
     str | None, Query(description="The extender that ``after`` was read from.", examples=["6f0c"])
 ]
 AskedAfter = Annotated[
-    int,
-    Query(ge=0, description="Version of the last decision that was read.", examples=[1234]),
+    int, Query(ge=0, description="Version of the last decision that was read.", examples=[1234])
 ]
 
+routes = APIRouter()
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    streams = 0
 
-    def state() -> bytes:
-        machinery = context.machinery()
-        return encode(
-            StateLine(
-                context.replica,
-                machinery.version,
-                context.wall_s(),
-                context.cluster.snapshot().generation,
-                context.unready(),
-                context.settings().mode,
-                tuple(context.journal.own.schedulers),
-            )
-        )
+@routes.get(
+    "/v1/journal",
+    responses={
+        200: {"content": {NDJSON: {"schema": {"type": "string"}}}},
+        503: {"description": "Too many clients read the journal"},
+    },
+)
+async def journal(
+    context: InContext, request: Request, replica: AskedReplica = None, after: AskedAfter = 0
+) -> Response:
+    """Stream decisions, assumed binds and nominations of this extender to consoles, as lines of
+    JSON. A line replaces the earlier lines of its decision; the line of assumed binds and
+    nominations replaces the one before. The stream begins with all decisions on record, or
+    with those after the version ``after``."""
+    state = request.app.state
+    streams = getattr(state, _STREAMS, 0)
+    if streams >= MAX_STREAMS:
+        raise HTTPException(503, f"{MAX_STREAMS} clients read the journal already")
+    setattr(state, _STREAMS, streams + 1)
 
-    async def pieces(cursor: Cursor) -> AsyncGenerator[bytes]:
-        yield state()
-        idle_s = 0.0
-        while not context.feed.closed:
-            chunk: list[bytes] = []
-            for line in cursor.lines():
-                chunk.append(encode(line))
-                if len(chunk) == _CHUNK_LINES:
-                    yield b"".join(chunk)
-                    chunk, idle_s = [], STATE_S
-            if chunk or idle_s >= STATE_S:
-                yield b"".join([*chunk, state()])
-                idle_s = 0.0
-            await asyncio.sleep(CHECK_S)
-            idle_s += CHECK_S
+    def left() -> None:
+        setattr(state, _STREAMS, getattr(state, _STREAMS) - 1)
 
-    @routes.get(
-        "/v1/journal",
-        responses={
-            200: {"content": {NDJSON: {"schema": {"type": "string"}}}},
-            503: {"description": "Too many clients read the journal"},
-        },
+    cursor = Cursor(
+        context.journal.own, after if replica == context.replica else 0, context.assumed
     )
-    async def journal(replica: AskedReplica = None, after: AskedAfter = 0) -> Response:
-        """Stream decisions, assumed binds and nominations of this extender to consoles, as lines of
-        JSON. A line replaces the earlier lines of its decision; the line of assumed binds and
-        nominations replaces the one before. The stream begins with all decisions on record, or
-        with those after the version ``after``."""
-        nonlocal streams
-        if streams >= MAX_STREAMS:
-            raise HTTPException(503, f"{MAX_STREAMS} clients read the journal already")
+    return TimedStream(_lines(context, cursor), left, NDJSON)
 
-        def left() -> None:
-            nonlocal streams
-            streams -= 1
 
-        streams += 1
-        after = after if replica == context.replica else 0
-        cursor = Cursor(context.journal.own, after, context.assumed)
-        return TimedStream(pieces(cursor), left, NDJSON)
+async def _lines(context: Context, cursor: Cursor) -> AsyncGenerator[bytes]:
+    """Yield new lines as they appear, and the state of the extender after them."""
+    yield _state(context)
+    idle_s = 0.0
+    while not context.feed.closed:
+        chunk: list[bytes] = []
+        for line in cursor.lines():
+            chunk.append(encode(line))
+            if len(chunk) == _CHUNK_LINES:
+                yield b"".join(chunk)
+                chunk, idle_s = [], STATE_S
+        if chunk or idle_s >= STATE_S:
+            yield b"".join([*chunk, _state(context)])
+            idle_s = 0.0
+        await asyncio.sleep(CHECK_S)
+        idle_s += CHECK_S
 
-    return routes
+
+def _state(context: Context) -> bytes:
+    return encode(
+        StateLine(
+            context.replica,
+            context.process().version,
+            context.wall_s(),
+            context.cluster.snapshot().generation,
+            context.unready(),
+            context.settings().mode,
+            tuple(context.journal.own.schedulers),
+        )
+    )

@@ -6,27 +6,34 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, Depends, HTTPException, Path, Query
+from fastapi import APIRouter, Query
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.bodies import stamp
-from extender.console.context import Context
-from extender.console.node_views import NodeBody, NodesBody, NodeView, node_view
+from contract.reasons import Reason
+from extender.console.devices import DeviceView, NodeName, device_view
 from extender.console.responses import (
     TAGGED,
     UNKNOWN,
     AskedPage,
+    Body,
     IfNoneMatch,
+    Paged,
     encoded,
     is_current,
     listed,
+    rounded_s,
     unchanged,
+    unknown_node,
 )
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
+from extender.placement.explain import certainty
 from extender.placement.snapshot import NodeTerms, Rows, Snapshot
+from extender.state.eligible_nodes import cordoned, keeping_out, taint_text
+from extender.state.heartbeats import age
 
-NodeName = Annotated[str, Path(examples=["gpu-a"])]
 Search = Annotated[
     str,
     Query(
@@ -64,71 +71,96 @@ _PPM = 1_000_000
 _MOST_PPM = 10**15
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+class NodeView(BaseModel):
+    name: str
+    #: Why the node as a whole takes no pods; null if its devices decide.
+    reason: str | None
+    message: str | None
+    #: Evidence for the message, if it does not include any.
+    detail: str | None
+    observed_at: str | None
+    report_age_s: float | None
+    #: Whether the last report of its agent is recent enough.
+    fresh: bool
+    initialised: bool
+    #: Whether the node is cordoned.
+    cordoned: bool
+    #: As printed by kubectl describe; only NoSchedule and NoExecute taints.
+    taints: list[str]
+    #: "not measured" and the source of the capacity, if no agent reports the node.
+    unmeasured: str | None
+    #: How certain the device of the next pod is: exact, slot-safe, predicted, any, pinned or
+    #: steered; null if the node has no report.
+    certainty: str | None
+    devices: list[DeviceView]
 
-    def view(node: NodeTerms) -> NodeView:
-        return node_view(node, context.cluster, context.monotonic_s(), context.wall_s())
 
-    @routes.get("/v1/nodes", response_model=NodesBody, responses=TAGGED)
-    def nodes(
-        snap: Newest,
-        page: AskedPage,
-        search: Search = "",
-        troubled: Troubled = False,
-        order: AskedOrder = Order.NAME,
-        etag: IfNoneMatch = None,
-    ) -> Response:
-        """List all nodes with the memory accounting of every device. The next page continues after
-        the last node of this one, also if nodes appeared or disappeared meanwhile."""
-        tag = context.tag(snap)
-        if is_current(etag, tag):
-            return unchanged(tag)
-        wanted, now_s = search.lower(), context.monotonic_s()
+class NodesBody(Paged):
+    nodes: list[NodeView]
+    #: Total over all nodes.
+    overcommitted_bytes: int
 
-        def shows(node: NodeTerms) -> bool:
-            return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
 
-        rows = np.arange(len(snap.nodes))
-        if troubled or wanted:
-            rows = np.array([row for row, node in enumerate(snap.nodes) if shows(node)], int)
-        positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap)
-        ordered = positions.sorted(rows)
-        begin = bisect_right(ordered, page.after, key=positions.of) if page.after else 0
-        end = len(ordered) if page.limit is None else min(begin + page.limit, len(ordered))
-        shown, remaining = ordered[begin:end], len(ordered) - end
-        more = positions.of(shown[-1]) if remaining else None
-        body = NodesBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            matching=len(ordered),
-            remaining=remaining,
-            continue_=more,
-            nodes=[],
-            overcommitted_bytes=context.overcommitted_bytes(),
-        )
-        views = (view(snap.nodes[row]) for row in shown)
-        return listed(body, "nodes", views, tag)
+class NodeBody(Body):
+    node: NodeView
 
-    @routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
-    def one_node(name: NodeName, snap: Newest, etag: IfNoneMatch = None) -> Response:
-        """Return one node, as in the list of nodes."""
-        tag = context.tag(snap)
-        if is_current(etag, tag):
-            return unchanged(tag)
-        if name not in snap.row_of:
-            raise HTTPException(
-                404, f"node {name} is not known; GET /v1/nodes lists the known nodes"
-            )
-        body = NodeBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            node=view(snap.nodes[snap.row_of[name]]),
-        )
-        return encoded(body, tag)
 
-    return routes
+routes = APIRouter()
+
+
+@routes.get("/v1/nodes", response_model=NodesBody, responses=TAGGED)
+def nodes(
+    context: InContext,
+    snap: Newest,
+    page: AskedPage,
+    search: Search = "",
+    troubled: Troubled = False,
+    order: AskedOrder = Order.NAME,
+    etag: IfNoneMatch = None,
+) -> Response:
+    """List all nodes with the memory accounting of every device. The next page continues after
+    the last node of this one, also if nodes appeared or disappeared meanwhile."""
+    tag = context.tag(snap)
+    if is_current(etag, tag):
+        return unchanged(tag)
+    wanted, now_s = search.lower(), context.monotonic_s()
+
+    def shows(node: NodeTerms) -> bool:
+        return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
+
+    rows = np.arange(len(snap.nodes))
+    if troubled or wanted:
+        rows = np.array([row for row, node in enumerate(snap.nodes) if shows(node)], int)
+    positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap)
+    ordered = positions.sorted(rows)
+    begin = bisect_right(ordered, page.after, key=positions.of) if page.after else 0
+    end = len(ordered) if page.limit is None else min(begin + page.limit, len(ordered))
+    shown, remaining = ordered[begin:end], len(ordered) - end
+    more = positions.of(shown[-1]) if remaining else None
+    body = NodesBody(
+        **context.head(snap),
+        matching=len(ordered),
+        remaining=remaining,
+        continue_=more,
+        nodes=[],
+        overcommitted_bytes=context.overcommitted_bytes(),
+    )
+    views = (node_view(snap.nodes[row], context) for row in shown)
+    return listed(body, "nodes", views, tag)
+
+
+@routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
+def one_node(
+    context: InContext, name: NodeName, snap: Newest, etag: IfNoneMatch = None
+) -> Response:
+    """Return one node, as in the list of nodes."""
+    tag = context.tag(snap)
+    if is_current(etag, tag):
+        return unchanged(tag)
+    if name not in snap.row_of:
+        raise unknown_node(name)
+    body = NodeBody(**context.head(snap), node=node_view(snap.nodes[snap.row_of[name]], context))
+    return encoded(body, tag)
 
 
 def _is_sound(node: NodeTerms, now_s: float) -> bool:
@@ -189,3 +221,27 @@ def _device_words(terms: DeviceTerms) -> Iterator[str]:
     yield terms.health_detail
     for holder in terms.holders:
         yield f"{holder.namespace}/{holder.name}"
+
+
+def node_view(node: NodeTerms, context: Context) -> NodeView:
+    cluster, aged = context.cluster, context.activity_age()
+    gpunode = cluster.gpunode(node.name)
+    status = gpunode.status if gpunode else None
+    kube_node = cluster.node(node.name)
+    fresh = node.fresh_until_s >= context.monotonic_s()
+    reason = node.reason or (None if fresh else Reason.STALE_REPORT)
+    return NodeView(
+        name=node.name,
+        reason=reason.code if reason else None,
+        message=reason.sentence if reason else None,
+        detail=node.detail or None,
+        observed_at=status.observed_at if status else None,
+        report_age_s=rounded_s(age(status.observed_at, context.wall_s())) if status else None,
+        fresh=fresh,
+        initialised=gpunode.spec.initialised if gpunode else False,
+        cordoned=kube_node is not None and cordoned(kube_node),
+        taints=list(map(taint_text, keeping_out(kube_node))) if kube_node else [],
+        unmeasured=node.unmeasured or None,
+        certainty=certainty(node) if node.devices else None,
+        devices=[device_view(terms, aged) for terms in node.devices],
+    )

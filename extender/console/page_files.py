@@ -9,10 +9,10 @@ from pathlib import Path
 from fastapi import APIRouter, HTTPException
 from starlette.responses import Response
 
-from extender.console.context import Context
 from extender.console.responses import IfNoneMatch, is_current, unchanged
 
 _FOLDER = Path(__file__).parent / "page"
+
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -30,20 +30,19 @@ _HEADERS = {
 _FILES = {each.name: each.read_bytes() for each in _FOLDER.iterdir() if each.suffix in _TYPES}
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
+routes = APIRouter()
 
-    @routes.get("/", include_in_schema=False)
-    def page(etag: IfNoneMatch = None) -> Response:
-        return _file("index.html", etag)
 
-    @routes.get("/page/{name}", include_in_schema=False)
-    def file(name: str, etag: IfNoneMatch = None) -> Response:
-        if name not in _FILES:
-            raise HTTPException(404, f"the page has no file {name[:80]!r}; the page itself is at /")
-        return _file(name, etag)
+@routes.get("/", include_in_schema=False)
+def page(etag: IfNoneMatch = None) -> Response:
+    return _file("index.html", etag)
 
-    return routes
+
+@routes.get("/page/{name}", include_in_schema=False)
+def file(name: str, etag: IfNoneMatch = None) -> Response:
+    if name not in _FILES:
+        raise HTTPException(404, f"the page has no file {name[:80]!r}; the page itself is at /")
+    return _file(name, etag)
 
 
 def _file(name: str, etag: str | None) -> Response:

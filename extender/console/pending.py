@@ -1,30 +1,39 @@
-"""Pending GPU pods, each with what it lacks on the nearest node."""
+"""The verdict on a pod, and the pending GPU pods, each with what it lacks on the nearest node."""
 
-from typing import Annotated
+from collections.abc import Sequence
 
 import numpy as np
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from contract.kube import Pod
-from extender.console.bodies import (
+from contract.quantity import gib
+from extender.console.responses import (
+    AskedPage,
     AskView,
     Paged,
     ReasonView,
     Recomputed,
     ask_view,
+    counted,
+    listed,
     obstacle_view,
     reason_view,
-    stamp,
 )
-from extender.console.context import Context
-from extender.console.explanation_bodies import verdict_of
-from extender.console.responses import AskedPage, listed
-from extender.placement.explain import explain
+from extender.console.view_context import Context, InContext, Newest
+from extender.placement.explain import Explanation, explain
 from extender.placement.fit import fit
-from extender.placement.request import VramRequest
+from extender.placement.request import Unreadable, VramRequest
 from extender.placement.snapshot import Snapshot
-from extender.state.eligible_nodes import Eligible, eligibility_key, eligible_nodes, feasible
+from extender.state.eligible_nodes import (
+    Eligible,
+    Feasible,
+    eligibility_key,
+    eligible_nodes,
+    feasible,
+)
+from extender.state.journal import scheduler_of
+from extender.state.suggestions import but_not_checked
 
 #: Default page size; every pod is checked against all nodes.
 PODS = 50
@@ -56,32 +65,24 @@ class PendingBody(Paged):
     pods: list[PendingView]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+routes = APIRouter()
 
-    @routes.get("/v1/pending", response_model=PendingBody)
-    def pending(snap: Newest, page: AskedPage) -> Response:
-        """List pending pods that request a managed GPU, by namespace and name; 50 by default."""
-        waiting = {_key(pod): pod for pod in context.cluster.unbound()}
-        after = sorted(key for key in waiting if key > page.after)
-        shown = after[: page.limit or PODS]
-        remaining = len(after) - len(shown)
-        more = shown[-1] if remaining else None
-        body = PendingBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            matching=len(waiting),
-            remaining=remaining,
-            continue_=more,
-            pods=[],
-        )
-        # Eligible nodes by selectors: pods of one Deployment share them.
-        known: dict[bytes, Eligible] = {}
-        views = (_view(waiting[key], context, snap, known) for key in shown)
-        return listed(body, "pods", views)
 
-    return routes
+@routes.get("/v1/pending", response_model=PendingBody)
+def pending(context: InContext, snap: Newest, page: AskedPage) -> Response:
+    """List pending pods that request a managed GPU, by namespace and name; 50 by default."""
+    waiting = {_key(pod): pod for pod in context.cluster.unbound()}
+    after = sorted(key for key in waiting if key > page.after)
+    shown = after[: page.limit or PODS]
+    remaining = len(after) - len(shown)
+    more = shown[-1] if remaining else None
+    body = PendingBody(
+        **context.head(snap), matching=len(waiting), remaining=remaining, continue_=more, pods=[]
+    )
+    # Eligible nodes by selectors: pods of one Deployment share them.
+    known: dict[bytes, Eligible] = {}
+    views = (_view(waiting[key], context, snap, known) for key in shown)
+    return listed(body, "pods", views)
 
 
 def _key(pod: Pod) -> str:
@@ -106,7 +107,8 @@ def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligibl
         asked=decision is not None,
     )
     if not isinstance(request, VramRequest):
-        return view.model_copy(update={"message": request.message})
+        view.message = request.message
+        return view
     rows = np.arange(len(snap.nodes), dtype=np.int64)
     everywhere = fit(request, snap, rows, context.monotonic_s())
     if (key := eligibility_key(pod)) not in known:
@@ -116,16 +118,84 @@ def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligibl
     verdicts = fit(request, snap, where.rows, everywhere.now_s)
     found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
     nearest = next(iter(found.nearest), None)
-    schedulers = context.schedulers()
-    _, message = verdict_of(pod, request, found, where, view.asked, schedulers)
-    return view.model_copy(
-        update={
-            "request": [ask_view(ask) for ask in request.containers],
-            "fits": found.fits,
-            "reasons": [reason_view(*each) for each in found.reasons],
-            "ineligible": [obstacle_view(*each) for each in where.obstacles],
-            "message": message,
-            "nearest": nearest.node if nearest else None,
-            "short_bytes": nearest.short_bytes if nearest and not found.fits else None,
-        }
-    )
+    _, view.message = verdict_of(pod, request, found, where, view.asked, context.schedulers())
+    view.request = [ask_view(ask) for ask in request.containers]
+    view.fits = found.fits
+    view.reasons = [reason_view(*each) for each in found.reasons]
+    view.ineligible = [obstacle_view(*each) for each in where.obstacles]
+    view.nearest = nearest.node if nearest else None
+    view.short_bytes = nearest.short_bytes if nearest and not found.fits else None
+    return view
+
+
+def verdict_of(
+    pod: Pod,
+    request: VramRequest | Unreadable,
+    explanation: Explanation | None,
+    where: Feasible | None,
+    asked: bool,
+    schedulers: Sequence[str],
+) -> tuple[str, str]:
+    """Return the verdict of ``ExplainBody`` and its message.
+
+    ``asked``: whether any filter call for the pod is on record. ``schedulers``: the schedulers
+    known to call Headroom.
+    """
+    if isinstance(request, Unreadable):
+        return "unreadable", request.message
+    if pod.node:
+        return "bound", f"bound to node {pod.node}"
+    if not request.asks:
+        return "not_ours", "the pod requests no GPU that Headroom manages"
+    if found := not_tried(pod, asked, schedulers):
+        return found
+    if explanation is None or where is None:
+        return "rejected", "no node can take the pod"
+    return _fits_or_not(explanation, where)
+
+
+def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
+    """Return verdict and message if no scheduler that calls Headroom tries the pod, else None."""
+    if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
+        they = "it is" if len(gates) == 1 else "they are"
+        return "gated", (
+            f"the pod has {counted(len(gates), 'scheduling gate')} ({', '.join(gates[:3])}): "
+            f"no scheduler tries it until {they} removed"
+        )
+    if not asked and (scheduler := scheduler_of(pod)) not in schedulers:
+        return "other_scheduler", (
+            f"spec.schedulerName is {scheduler}, which is not known to call Headroom; create "
+            f"the pod again with spec.schedulerName: {schedulers[0]}"
+        )
+    return None
+
+
+def _fits_or_not(explanation: Explanation, where: Feasible) -> tuple[str, str]:
+    if explanation.fits:
+        some, unchecked = counted(explanation.fits, "node"), where.not_checked()
+        if not unchecked:
+            return "fits", f"{some} can take the pod"
+        has = "has" if explanation.fits == 1 else "have"
+        return "fits", f"{some} {has} GPU memory for the pod{but_not_checked(unchecked)}"
+    if not len(where.eligible.rows) and not where.obstacles:
+        return "rejected", "no node can take the pod: Headroom has seen no nodes yet"
+    if not len(where.eligible.rows):
+        ((obstacle, nodes), *others) = where.obstacles
+        more = f", and {len(others)} more reasons" if len(others) > 1 else ""
+        if len(others) == 1:
+            more = f"; {counted(others[0][1], 'node')}: {others[0][0].sentence}"
+        return "rejected", (
+            f"no node is eligible: {counted(nodes, 'node')}: {obstacle.sentence}{more}"
+        )
+    if not len(where.rows):
+        return "rejected", (
+            "no node can take the pod: kube-scheduler left out all "
+            f"{counted(where.left_out, 'eligible node')} for other resources, volumes or affinity"
+        )
+    if explanation.too_large is not None:
+        needs, has_bytes = explanation.too_large
+        return "rejected", (
+            f"no node can take the pod: it needs {gib(needs, up=True)}, larger than any GPU that "
+            f"it may use ({gib(has_bytes)})"
+        )
+    return "rejected", "no node can take the pod"

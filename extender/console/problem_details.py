@@ -5,8 +5,11 @@ internal errors. ``detail`` names the mistake, its place and an example; ``type`
 one for each status.
 """
 
+import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -16,18 +19,18 @@ from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from extender.console.field_docs import describe_fields
-
 log = structlog.get_logger()
-
-#: Header with the name of the answering replica.
-REPLICA = "Headroom-Replica"
+#: Headers of every answer: the name of the replica, and its mode (enforce or observe). A 304 has
+#: them too, because browsers keep the last value of a header otherwise.
+REPLICA, MODE = "Headroom-Replica", "Headroom-Mode"
 PROBLEM_JSON = "application/problem+json"
+
 _TYPES = {
     400: "bad-request",
     401: "unauthenticated",
@@ -41,6 +44,10 @@ _TYPES = {
 }
 #: Maximum length of a quoted value.
 _MOST_CHARS = 80
+#: Maximum size of a request body. ``/embedded/`` has no limit: agents report whole fleets there.
+MOST_BYTES, _LIMITED = 1 << 20, "/v1/"
+_COMMENT = re.compile(r"^    #: (.*)$")
+_FIELD = re.compile(r"^    (\w+):")
 
 
 class ProblemBody(BaseModel):
@@ -65,10 +72,10 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     return Response(body.model_dump_json(), status, headers, PROBLEM_JSON)
 
 
-def use_problem_details(app: FastAPI, replica: str) -> None:
-    """Make the application answer and describe all errors in this form.
+def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> None:
+    """Make the application answer and describe all errors in this form, and limit bodies.
 
-    Also adds the name of the replica to every answer.
+    Also adds the name of the replica and its mode to every answer.
     """
 
     async def rejected(request: Request, err: Exception) -> Response:
@@ -88,7 +95,7 @@ def use_problem_details(app: FastAPI, replica: str) -> None:
 
     app.add_exception_handler(HTTPException, rejected)
     app.add_exception_handler(RequestValidationError, malformed)
-    app.add_middleware(_Edge, replica=replica)
+    app.add_middleware(_Edge, replica=replica, mode=mode)
     describe = app.openapi
 
     def described() -> dict[str, Any]:
@@ -100,11 +107,16 @@ def use_problem_details(app: FastAPI, replica: str) -> None:
 
 
 class _Edge:
-    """Adds the replica header. Logs internal errors, and answers them without details."""
+    """Adds the headers of every answer, limits bodies, and answers internal errors.
 
-    def __init__(self, app: ASGIApp, replica: str) -> None:
+    Bodies are read whole before a view runs. The answer to an internal error has no details; the
+    log has them.
+    """
+
+    def __init__(self, app: ASGIApp, replica: str, mode: Callable[[], str]) -> None:
         self._app = app
-        self._replica = REPLICA.lower().encode(), replica.encode()
+        self._replica = replica
+        self._mode = mode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
@@ -113,9 +125,13 @@ class _Edge:
             nonlocal begun
             begun = True
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), self._replica]
+                headers = MutableHeaders(scope=message)
+                headers[REPLICA], headers[MODE] = self._replica, self._mode()
             await send(message)
 
+        if (rejection := _rejected_body(scope)) is not None:
+            await rejection(scope, receive, send_named)
+            return
         try:
             await self._app(scope, receive, send_named)
         except Exception:
@@ -124,6 +140,19 @@ class _Edge:
                 raise  # an incomplete answer is worse than a broken connection
             answer = problem(500, "internal error in Headroom: see the log of the extender")
             await answer(scope, receive, send_named)
+
+
+def _rejected_body(scope: Scope) -> Response | None:
+    """Return the answer to a request whose body is too large or has no Content-Length."""
+    if scope["type"] != "http" or not scope["path"].startswith(_LIMITED):
+        return None
+    headers = Headers(scope=scope)
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
+        return problem(411, "the request has no valid Content-Length; send one")
+    if int(length) > MOST_BYTES:
+        return problem(413, f"the body has {int(length)} bytes; the maximum is {MOST_BYTES}")
+    return None
 
 
 def _detail(finding: dict[str, Any], examples: dict[str, object]) -> str:
@@ -180,3 +209,42 @@ def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
                 if int(status) >= 400 and "text/plain" not in answer.get("content", {}):
                     answer["content"] = form
     return schema
+
+
+def describe_fields(schemas: dict[str, Any]) -> None:
+    """Add missing descriptions to schemas that have the name of one of our models."""
+    models = {model.__name__: model for model in _models(BaseModel)}
+    for name, schema in schemas.items():
+        model = models.get(name)
+        if model is None:
+            continue
+        aliases = {key: field.serialization_alias for key, field in model.model_fields.items()}
+        for field, text in _meanings(model).items():
+            described = schema.get("properties", {}).get(aliases.get(field) or field)
+            if described is not None:
+                described.setdefault("description", text)
+
+
+def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for model in base.__subclasses__():
+        if model.__module__.startswith("extender.console"):
+            yield model
+        yield from _models(model)
+
+
+@cache
+def _meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Return field -> the comment above it, including fields of base classes."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or not base.__module__.startswith("extender.console"):
+            continue
+        lines: list[str] = []
+        for line in inspect.getsource(base).splitlines():
+            if comment := _COMMENT.match(line):
+                lines.append(comment[1])
+                continue
+            if (field := _FIELD.match(line)) and lines:
+                found[field[1]] = " ".join(lines)
+            lines = []
+    return found

@@ -1,25 +1,63 @@
-"""Pods that callers ask about: existing pods, and hypothetical ones."""
+"""Pods that callers ask about: existing pods, hypothetical ones, and those of a manifest."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import msgspec
 from fastapi import HTTPException
+from pydantic import BaseModel, ConfigDict, Field
 
 from contract.annotations import POLICY, VRAM
-from contract.kube import (
-    Container,
-    ObjectMeta,
-    Pod,
-    PodSpec,
-    ResourceRequirements,
-    Toleration,
-)
-from extender.console.context import Context
+from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements, Toleration
+from extender.console.pending import not_tried
+from extender.console.view_context import Context
 from extender.placement.request import Unreadable, VramRequest
 from extender.state.cluster_state import ClusterState
 
 #: Namespace of hypothetical pods.
 NAMESPACE = "default"
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PodsAsked(StrictModel):
+    """``count`` equal pods, described by a size or by a manifest."""
+
+    count: int = Field(1, ge=1)
+    vram: str = Field("", max_length=256, description="As in headroom.gpu/vram.")
+    gpus: int = Field(1, ge=1, le=1024, description="GPUs of each pod.")
+    resource: str = Field(
+        "",
+        max_length=256,
+        description="Extended resource; the default is the first of the settings.",
+    )
+    policy: Literal["", "pack", "spread", "fragmentation"] = Field(
+        "", description="As in headroom.gpu/policy."
+    )
+    manifest: dict[str, Any] | None = Field(
+        None, description="A pod as the API server returns it, instead of the size."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NewPod:
+    """A pod to be placed."""
+
+    request: VramRequest
+    #: Its selectors, affinity and tolerations decide where it may run.
+    pod: Pod
+    leaves: str | None = None
+    #: Why no scheduler tries it; "" if one does.
+    not_tried: str = ""
+    #: Whether the quotas of its namespace apply.
+    counted: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.request.namespace}/{self.request.name}"
 
 
 def made_up(
@@ -82,3 +120,48 @@ def pod_named(context: Context, namespace: str, name: str) -> Pod:
             f"{namespace} get events",
         )
     return pod
+
+
+def new_pods(
+    cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
+) -> Iterator[NewPod]:
+    """Yield the equal pods of entry ``number`` of a question. Raises ``HTTPException`` 422."""
+    where, why = f"body pods.{number}", None
+    if asked.manifest is None:
+        name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
+        pod = made_up(name, asked.vram, asked.gpus, resource, asked.policy)
+    else:
+        pod = _of_manifest(asked, number, where)
+        why = not_tried(pod, False, schedulers)
+    request = understood(cluster, pod, where)
+    if asked.manifest is None:
+        request = of_size(request)
+    for n in range(asked.count):
+        # Different uids, because the uid decides between equal scores.
+        suffix = f"-{n}" if asked.count > 1 else ""
+        one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
+        yield NewPod(one, pod, None, why[1] if why else "", asked.manifest is not None)
+
+
+def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
+    if asked.vram or asked.resource or asked.policy or asked.gpus != 1:
+        raise HTTPException(
+            422, f"{where}: the manifest contains the size; remove all other fields but count"
+        )
+    try:
+        pod = msgspec.convert(asked.manifest, Pod)
+    except (msgspec.ValidationError, RecursionError) as err:
+        raise HTTPException(
+            422, f"{where}.manifest: {err}; send a pod as printed by kubectl get pod -o json"
+        ) from err
+    if pod.node:
+        raise HTTPException(
+            422, f"{where}.manifest: remove spec.nodeName: no scheduler places a pod with it"
+        )
+    metadata = msgspec.structs.replace(
+        pod.metadata,
+        uid=f"asked-{number}",
+        name=pod.metadata.name or f"asked-{number}",
+        namespace=pod.metadata.namespace or NAMESPACE,
+    )
+    return msgspec.structs.replace(pod, metadata=metadata)

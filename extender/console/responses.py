@@ -1,20 +1,25 @@
-"""Answers of views: JSON bodies, pages of lists, and 304 if the caller has the newest answer.
+"""Common parts of answers: fields, JSON bodies, pages of lists, and 304 for the newest answer.
 
-A list is encoded and sent in chunks, so that an answer of any length takes little memory.
+The name of every quantity ends with its unit. Absent values are null. A list is encoded and sent in
+chunks, so that an answer of any length takes little memory.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
-from fastapi import Depends, Header, Query
-from pydantic import BaseModel
+from fastapi import Depends, Header, HTTPException, Query
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
+
+from contract.reasons import Reason
+from extender.placement.request import ContainerAsk
+from extender.state.eligible_nodes import Obstacle
 
 JSON = "application/json"
 #: Minimum size of a chunk, except for the last.
 _CHUNK_BYTES = 1 << 16
-
 
 IfNoneMatch = Annotated[
     str | None,
@@ -28,6 +33,83 @@ TAGGED: dict[int | str, dict[str, Any]] = {
     304: {"description": "Nothing but generatedAt and ages has changed"}
 }
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
+
+
+class Body(BaseModel):
+    """The fields of every body."""
+
+    apiVersion: str = "headroom.gpu/v1"
+    generatedAt: str
+    snapshot_generation: int
+
+
+class Recomputed(BaseModel):
+    """A result that this process computed from its newest snapshot.
+
+    A decision, in contrast, is what an extender recorded.
+    """
+
+    source: Literal["recomputed"] = "recomputed"
+
+
+class Paged(Body):
+    """A list, or one page of it."""
+
+    #: Number of all matching items.
+    matching: int
+    #: Number of matching items after this page.
+    remaining: int
+    #: Value of the query parameter ``continue`` for the next page; null on the last page.
+    continue_: str | None = Field(serialization_alias="continue")
+
+
+class AskView(BaseModel):
+    container: str
+    resource: str
+    count: int
+    #: As written: 8Gi or 25%; "1 replica" if neither the pod nor its namespace has an annotation.
+    amount: str
+    #: "annotation", "namespace" or "replica".
+    source: str
+
+
+class ReasonView(BaseModel):
+    #: A reason of Headroom; or cordoned, taint, selector or affinity for nodes that kube-scheduler
+    #: does not offer.
+    reason: str
+    message: str
+    nodes: int
+    #: Whether evicting pods could resolve it.
+    evictable: bool
+
+
+def ask_view(ask: ContainerAsk) -> AskView:
+    return AskView(
+        container=ask.name,
+        resource=ask.resource,
+        count=ask.count,
+        amount=ask.amount_text,
+        source=ask.source,
+    )
+
+
+def reason_view(reason: Reason, nodes: int) -> ReasonView:
+    return ReasonView(
+        reason=reason.code, message=reason.sentence, nodes=nodes, evictable=reason.evictable
+    )
+
+
+def obstacle_view(obstacle: Obstacle, nodes: int) -> ReasonView:
+    return ReasonView(reason=obstacle.code, message=obstacle.sentence, nodes=nodes, evictable=False)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return the count with its noun: ``1 node``, ``2 nodes``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def stamp(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
 
 
 class Page(BaseModel):
@@ -73,10 +155,7 @@ def encoded(body: BaseModel, tag: str | None = None) -> Response:
 
 
 def listed(
-    body: BaseModel,
-    name: str,
-    views: Iterable[BaseModel],
-    tag: str | None = None,
+    body: BaseModel, name: str, views: Iterable[BaseModel], tag: str | None = None
 ) -> Response:
     """Return the body with the views in its empty list ``name``."""
     return streamed(json_parts(body, name, views), JSON, _headers(tag))
@@ -123,10 +202,13 @@ def json_parts(body: BaseModel, name: str, views: Iterable[BaseModel]) -> Iterat
 def _headers(tag: str | None) -> dict[str, str]:
     # no-cache: clients may store the answer, but revalidate it each time.
     return (
-        {"Cache-Control": "no-store"}
-        if tag is None
-        else {
-            "ETag": tag,
-            "Cache-Control": "no-cache",
-        }
+        {"Cache-Control": "no-store"} if tag is None else {"ETag": tag, "Cache-Control": "no-cache"}
     )
+
+
+def rounded_s(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def unknown_node(name: str) -> HTTPException:
+    return HTTPException(404, f"node {name} is not known; GET /v1/nodes lists the known nodes")

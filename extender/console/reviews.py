@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from kubernetes import client
 
-from extender.console.auth import GetPod, ReviewFailed, Wish
+from extender.console.auth import GetPod, Permission, ReviewFailed
 from extender.kube.api_errors import ApiError, ApiStatus
 from extender.kube.client import KubeApi
 from extender.server.client_certificates import User
@@ -19,7 +19,7 @@ class KubeReviews:
         self._authentication = client.AuthenticationV1Api(api.client)
         self._authorization = client.AuthorizationV1Api(api.client)
 
-    def who(self, token: str) -> User | None:
+    def authenticate(self, token: str) -> User | None:
         review = client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token))
         with self._asking("TokenReview") as timeout:
             status = self._authentication.create_token_review(
@@ -31,22 +31,22 @@ class KubeReviews:
             return None
         return User(user.username, user.uid or "", tuple(user.groups or ()), user.extra)
 
-    def may(self, user: User, wish: Wish) -> bool:
+    def authorize(self, user: User, permission: Permission) -> bool:
         extra = {key: list(values) for key, values in (user.extra or {}).items()}
         spec = client.V1SubjectAccessReviewSpec(
             user=user.name, uid=user.uid, groups=list(user.groups), extra=extra or None
         )
-        if isinstance(wish, GetPod):
+        if isinstance(permission, GetPod):
             spec.resource_attributes = client.V1ResourceAttributes(
                 verb="get",
                 version="v1",
                 resource="pods",
-                namespace=wish.namespace,
-                name=wish.name,
+                namespace=permission.namespace,
+                name=permission.name,
             )
         else:
             spec.non_resource_attributes = client.V1NonResourceAttributes(
-                verb=wish.verb, path=wish.path
+                verb=permission.verb, path=permission.path
             )
         review = client.V1SubjectAccessReview(spec=spec)
         with self._asking("SubjectAccessReview") as timeout:

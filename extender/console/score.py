@@ -4,25 +4,60 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, HTTPException, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from extender.console.bodies import Body, Recomputed, stamp
-from extender.console.context import Context
+from contract.quantity import gib
+from extender.console.auth import Sees, everything
 from extender.console.decision_bodies import DecisionView, Unanswered
 from extender.console.decisions import Sought, decisions
-from extender.console.explanation_bodies import NearestView, nearest_view, not_tried
+from extender.console.devices import Aged, DeviceView, HeldView, device_view, held_view
+from extender.console.pending import not_tried
 from extender.console.requested_pods import pod_named, understood
-from extender.console.responses import UNKNOWN, encoded
-from extender.console.visible_pods import Sees
-from extender.placement.device_accounting import DeviceTerms
-from extender.placement.explain import Comparison, compare
+from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, unknown_node
+from extender.console.view_context import InContext, Newest, Visible
+from extender.placement.explain import Comparison, NodeExplanation, compare, explanation_lines
 from extender.placement.fit import fit
-from extender.placement.snapshot import Snapshot
+from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import AMOUNTS, Obstacle, eligible_nodes, not_modeled
 from extender.state.simulation import Simulation
 from extender.state.suggestions import blockers
+
+#: Maximum number of blocking pods shown for a node, the largest first.
+MOST_BLOCKERS = 10
+
+
+class CandidateView(BaseModel):
+    device: DeviceView
+    need_bytes: int
+    free_bytes: int
+    short_bytes: int
+
+
+class NearestView(BaseModel):
+    node: str
+    fits: bool
+    reason: str | None
+    message: str | None
+    #: Evidence for the message, if it does not include any.
+    detail: str | None
+    #: "not measured" and the source of the capacity, if no agent reports the node.
+    unmeasured: str | None
+    #: Memory that the pod lacks on its fullest candidate device; null if memory does not decide.
+    short_bytes: int | None
+    candidates: list[CandidateView]
+    #: 0 to 1, the highest wins: the weighted mean of ``score_terms`` (setting score_weights). Null,
+    #: with no terms, if the pod does not fit.
+    score_ratio: float | None
+    score_terms: dict[str, float]
+    #: Pods that hold the memory or the replicas that the pod lacks: at most 10, the largest first.
+    blockers: list[HeldView]
+    #: Number of such pods that the caller may not get, and the memory that they hold in total.
+    hidden_blockers: int
+    hidden_blockers_bytes: int
+    #: All of this as lines to read.
+    lines: list[str]
 
 
 class CheckView(BaseModel):
@@ -99,74 +134,57 @@ NodeName = Annotated[
     ),
 ]
 
+routes = APIRouter()
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
-    Visible = Annotated[Sees, Depends(context.visible)]
+
+@routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
+def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: Visible) -> Response:
+    """Explain why the pod would go to this node or not: all failed checks, or the terms of the
+    score and the rank among all nodes. Recomputed now, next to the recorded decision."""
     cluster = context.cluster
-
-    @routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
-    def score(
-        pod: PodKey,
-        node: NodeName,
-        snap: Newest,
-        sees: Visible,
-    ) -> Response:
-        """Explain why the pod would go to this node or not: all failed checks, or the terms of the
-        score and the rank among all nodes. Recomputed now, next to the recorded decision."""
-        namespace, _, name = pod.partition("/")
-        found_pod = pod_named(context, namespace, name)
-        request = understood(cluster, found_pod, f"pod {pod}")
-        now_s, at_s = context.monotonic_s(), context.wall_s()
-        if found_pod.node:
-            simulation = Simulation(cluster, snap, now_s)
-            simulation.release(found_pod.metadata.uid)
-            snap = simulation.snapshot()
-        if node not in snap.row_of:
-            raise HTTPException(
-                404, f"node {node} is not known; GET /v1/nodes lists the known nodes"
-            )
-        may_run = eligible_nodes(found_pod, snap, cluster.node)
-        row = snap.row_of[node]
-        # The node is compared with all eligible nodes, even if it is not eligible itself.
-        rows = np.union1d(may_run.rows, [row])
-        verdicts = fit(request, snap, rows, now_s)
-        weights, market = cluster.rules.weights, cluster.usual.market
-        found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
-        held = blockers(cluster, verdicts, found.node)
-        obstacles = may_run.obstacles.get(row, ())
-
-        def age_of(terms: DeviceTerms) -> float | None:
-            return cluster.activities.age_s(terms, now_s, at_s)
-
-        sought = Sought(uid=found_pod.metadata.uid)
-        stored, unanswered = decisions(context, sought, 1, sees)
-        untried = None
-        if not found_pod.node:
-            untried = not_tried(found_pod, bool(stored), context.schedulers())
-        return encoded(
-            ScoreBody(
-                generatedAt=stamp(at_s),
-                snapshot_generation=snap.generation,
-                namespace=namespace,
-                name=name,
-                uid=found_pod.metadata.uid,
-                bound_to=found_pod.node or None,
-                taken_back=bool(found_pod.node),
-                live=_live_view(
-                    found,
-                    obstacles,
-                    untried[1] if untried else None,
-                    [AMOUNTS, *not_modeled(found_pod)],
-                    nearest_view(found.node, age_of, held, sees),
-                ),
-                stored=stored[0] if stored else None,
-                unanswered=unanswered,
-            )
+    namespace, _, name = pod.partition("/")
+    found_pod = pod_named(context, namespace, name)
+    request = understood(cluster, found_pod, f"pod {pod}")
+    now_s = context.monotonic_s()
+    if found_pod.node:
+        simulation = Simulation(cluster, snap, now_s)
+        simulation.release(found_pod.metadata.uid)
+        snap = simulation.snapshot()
+    if node not in snap.row_of:
+        raise unknown_node(node)
+    may_run = eligible_nodes(found_pod, snap, cluster.node)
+    row = snap.row_of[node]
+    # The node is compared with all eligible nodes, even if it is not eligible itself.
+    rows = np.union1d(may_run.rows, [row])
+    verdicts = fit(request, snap, rows, now_s)
+    weights, market = cluster.rules.weights, cluster.usual.market
+    found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
+    held = blockers(cluster, verdicts, found.node)
+    obstacles = may_run.obstacles.get(row, ())
+    sought = Sought(uid=found_pod.metadata.uid)
+    stored, unanswered = decisions(context, sought, 1, sees)
+    untried = None
+    if not found_pod.node:
+        untried = not_tried(found_pod, bool(stored), context.schedulers())
+    return encoded(
+        ScoreBody(
+            **context.head(snap),
+            namespace=namespace,
+            name=name,
+            uid=found_pod.metadata.uid,
+            bound_to=found_pod.node or None,
+            taken_back=bool(found_pod.node),
+            live=_live_view(
+                found,
+                obstacles,
+                untried[1] if untried else None,
+                [AMOUNTS, *not_modeled(found_pod)],
+                nearest_view(found.node, context.activity_age(), held, sees),
+            ),
+            stored=stored[0] if stored else None,
+            unanswered=unanswered,
         )
-
-    return routes
+    )
 
 
 def _live_view(
@@ -210,3 +228,51 @@ def _live_view(
         winner=found.winner if ranked and found.winner else None,
         winner_score_ratio=found.winner_score if ranked else None,
     )
+
+
+def nearest_view(
+    node: NodeExplanation, aged: Aged, blockers: Sequence[Held] = (), sees: Sees = everything
+) -> NearestView:
+    shown, hidden = list[Held](), list[Held]()
+    for held in blockers:
+        (shown if sees(held.namespace, held.name) else hidden).append(held)
+    shown = shown[:MOST_BLOCKERS]
+    return NearestView(
+        node=node.node,
+        fits=node.reason is None,
+        reason=node.reason.code if node.reason else None,
+        message=node.reason.sentence if node.reason else None,
+        detail=node.detail or None,
+        unmeasured=node.unmeasured or None,
+        short_bytes=node.short_bytes,
+        score_ratio=node.score,
+        score_terms=dict(node.terms),
+        candidates=[
+            CandidateView(
+                device=device_view(device.terms, aged, sees),
+                need_bytes=device.need_bytes,
+                free_bytes=device.free_bytes,
+                short_bytes=device.short_bytes,
+            )
+            for device in node.candidates
+        ],
+        blockers=[held_view(held) for held in shown],
+        hidden_blockers=len(hidden),
+        hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
+        lines=[*explanation_lines(node), *map(_holds, shown), *_held_by_hidden(hidden)],
+    )
+
+
+def _holds(held: Held) -> str:
+    since = f" since {held.since[:19]}Z" if held.since else ""
+    holds = f"holds {gib(held.charged_bytes)}{since}, {held.phase}"
+    return f"  pod {held.namespace}/{held.name} {holds}"
+
+
+def _held_by_hidden(hidden: Sequence[Held]) -> list[str]:
+    if not hidden:
+        return []
+    who = "1 pod that you may not read holds"
+    if len(hidden) > 1:
+        who = f"{len(hidden)} pods that you may not read hold"
+    return [f"  {who} {gib(sum(held.charged_bytes for held in hidden))}"]

@@ -4,13 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from extender.console.bodies import stamp
-from extender.console.context import Context
-from extender.console.responses import JSON, streamed
-from extender.placement.snapshot import Snapshot
+from extender.console.responses import JSON, stamp, streamed
+from extender.console.view_context import InContext, Newest
 from extender.state.dump import FORMAT, Head, decided, facts, pods, settled
 from extender.state.redaction import Redaction
 
@@ -26,40 +24,36 @@ Redact = Annotated[
     ),
 ]
 
+routes = APIRouter()
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+
+@routes.get(
+    "/v1/snapshot",
+    response_class=Response,
+    responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
+)
+def snapshot(context: InContext, snap: Newest, redact: Redact = False) -> Response:
+    """Dump nodes, reports, ledgers, pods, rules and the last decisions, in a fixed order,
+    without the values of environment variables. ``headroom replay FILE`` explains pods like
+    this replica. Except for ``head``, equal states give equal bytes."""
     cluster = context.cluster
-
-    @routes.get(
-        "/v1/snapshot",
-        response_class=Response,
-        responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
+    head = Head(
+        format=FORMAT,
+        generated_at=stamp(context.wall_s()),
+        snapshot_generation=snap.generation,
+        redacted=redact,
+        now_s=context.monotonic_s(),
+        epoch_s=cluster.epoch_s,
     )
-    def snapshot(snap: Newest, redact: Redact = False) -> Response:
-        """Dump nodes, reports, ledgers, pods, rules and the last decisions, in a fixed order,
-        without the values of environment variables. ``headroom replay FILE`` explains pods like
-        this replica. Except for ``head``, equal states give equal bytes."""
-        head = Head(
-            format=FORMAT,
-            generated_at=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            redacted=redact,
-            now_s=context.monotonic_s(),
-            epoch_s=cluster.epoch_s,
-        )
-        rest, nodes, known = settled(cluster), facts(cluster, snap.nodes), pods(cluster)
-        last = decided(context.journal.latest(MOST_DECISIONS))
-        if redact:
-            names = (terms.name for terms in snap.nodes)
-            hidden = Redaction(cluster.rules, names, cluster.pods(), rest.namespaces)
-            rest, nodes = hidden.settled(rest), map(hidden.facts, nodes)
-            known, last = map(hidden.pod, known), map(hidden.decided, last)
-        sections = {"nodes": nodes, "pods": known, "decisions": last}
-        return streamed(_parts({"head": head, "settled": rest}, sections), JSON)
-
-    return routes
+    rest, nodes, known = settled(cluster), facts(cluster, snap.nodes), pods(cluster)
+    last = decided(context.journal.latest(MOST_DECISIONS))
+    if redact:
+        names = (terms.name for terms in snap.nodes)
+        hidden = Redaction(cluster.rules, names, cluster.pods(), rest.namespaces)
+        rest, nodes = hidden.settled(rest), map(hidden.facts, nodes)
+        known, last = map(hidden.pod, known), map(hidden.decided, last)
+    sections = {"nodes": nodes, "pods": known, "decisions": last}
+    return streamed(_parts({"head": head, "settled": rest}, sections), JSON)
 
 
 def _parts(

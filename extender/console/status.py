@@ -1,22 +1,26 @@
 """The state of Headroom itself: this replica, its inputs, and the other extenders."""
 
 from collections import Counter
-from typing import Annotated
+from collections.abc import Iterator
 
-from fastapi import APIRouter, Depends
+import numpy as np
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from extender.console.bodies import Body, stamp
-from extender.console.context import Context
 from extender.console.decision_bodies import Unanswered
 from extender.console.decisions import unread_extenders
-from extender.console.process_bodies import LagView, SettingsView, SourceView, enforcing
-from extender.console.responses import encoded
+from extender.console.process import LagView, SettingsView, SourceView, enforcing
+from extender.console.responses import Body, counted, encoded, rounded_s, stamp
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.snapshot import Snapshot
+from extender.state.cluster_state import ClusterState
 from extender.state.disagreements import Mismatch, mismatches, unreported
 from extender.state.heartbeats import age
 from extender.state.journal import MAX_SHOWN_BYTES
+
+#: Maximum number of nodes named in a message.
+MOST_NAMED = 3
 
 
 class ReportsView(BaseModel):
@@ -67,7 +71,7 @@ class PeerView(BaseModel):
     #: As ``settings.mode``.
     mode: str
     #: Seconds since its last line.
-    heard_s: float | None
+    contact_age_s: float | None
 
 
 class StatusBody(Body):
@@ -93,109 +97,183 @@ class StatusBody(Body):
     unanswered: list[Unanswered]
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+class InputView(BaseModel):
+    #: "agents", "api_server" or "extender".
+    kind: str
+    #: The address of an extender; null for the others.
+    place: str | None
+    #: The name of an extender; null until it has been read.
+    replica: str | None
+    #: Seconds since the last contact. For agents and the API server, the oldest of all agents and
+    #: of all kinds of objects. Null before the first contact.
+    age_s: float | None
+    #: Why the input is out of date; null if it is not.
+    message: str | None
+
+
+class InputsBody(Body):
+    inputs: list[InputView]
+
+
+routes = APIRouter()
+
+
+@routes.get("/v1/status", response_model=StatusBody)
+def status(context: InContext, snap: Newest) -> Response:
+    """Return whether this replica is ready and its inputs are current, what it stores, whether
+    ledger, API server and agents agree, and the state of the other extenders."""
+    process, missing, cluster = context.process(), context.unready(), context.cluster
+    found = Counter(
+        mismatch.value
+        for gpunode in cluster.gpunodes()
+        for mismatch in mismatches(cluster, gpunode)
+    )
+    body = StatusBody(
+        **context.head(snap),
+        replica=context.replica,
+        version=process.version,
+        python=process.python,
+        started_at=stamp(process.started_at_s),
+        settings=context.settings(),
+        ready=not missing,
+        not_ready_because=missing or None,
+        sources=process.sources,
+        behind=process.behind,
+        reports=_reports(context, snap),
+        counts=_counts(cluster, snap),
+        mismatches={each.value: found[each.value] for each in Mismatch},
+        overcommitted_bytes=context.overcommitted_bytes(),
+        journal=_journal(context),
+        memory_bytes=process.memory_bytes,
+        loop_lag=process.loop_lag,
+        peers=[
+            PeerView(
+                replica=state.replica,
+                version=state.version,
+                ready=not state.not_ready_because,
+                not_ready_because=state.not_ready_because or None,
+                snapshot_generation=state.generation,
+                mode=state.mode,
+                contact_age_s=rounded_s(each.line_age_s),
+            )
+            for each in context.journal.followed()
+            if not (each.problem or each.is_gone) and (state := each.state) is not None
+        ],
+        unanswered=unread_extenders(context),
+    )
+    return encoded(body)
+
+
+@routes.get("/v1/inputs", response_model=InputsBody)
+def read(context: InContext, snap: Newest) -> Response:
+    """Return the age of each input of the views, and which inputs are out of date."""
+    body = InputsBody(**context.head(snap), inputs=inputs(context, snap))
+    return encoded(body)
+
+
+def _reports(context: Context, snap: Snapshot) -> ReportsView:
     cluster = context.cluster
+    now_s, at_s = context.monotonic_s(), context.wall_s()
+    reported = Counter[bool]()
+    oldest_s: float | None = None
+    missing = sum(unreported(cluster, node) for node in cluster.nodes())
+    for gpunode in cluster.gpunodes():
+        row = snap.row_of.get(gpunode.name)
+        if gpunode.status is None or row is None:
+            continue
+        reported[bool(snap.fresh_until_s[row] >= now_s)] += 1
+        age_s = age(gpunode.status.observed_at, at_s)
+        if age_s is not None:
+            oldest_s = max(age_s, oldest_s or 0.0)
+    return ReportsView(
+        fresh=reported[True],
+        stale=reported[False],
+        missing=missing,
+        oldest_age_s=rounded_s(oldest_s),
+    )
 
-    @routes.get("/v1/status", response_model=StatusBody)
-    def status(snap: Newest) -> Response:
-        """Return whether this replica is ready and its inputs are current, what it stores, whether
-        ledger, API server and agents agree, and the state of the other extenders."""
-        machinery, missing = context.machinery(), context.unready()
-        found = Counter(
-            mismatch.value
-            for gpunode in cluster.gpunodes()
-            for mismatch in mismatches(cluster, gpunode)
-        )
-        body = StatusBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            replica=context.replica,
-            version=machinery.version,
-            python=machinery.python,
-            started_at=stamp(machinery.started_at_s),
-            settings=context.settings(),
-            ready=not missing,
-            not_ready_because=missing or None,
-            sources=machinery.sources,
-            behind=machinery.behind,
-            reports=_reports(snap),
-            counts=_counts(snap),
-            mismatches={each.value: found[each.value] for each in Mismatch},
-            overcommitted_bytes=context.overcommitted_bytes(),
-            journal=_journal(),
-            memory_bytes=machinery.memory_bytes,
-            loop_lag=machinery.loop_lag,
-            peers=[
-                PeerView(
-                    replica=state.replica,
-                    version=state.version,
-                    ready=not state.not_ready_because,
-                    not_ready_because=state.not_ready_because or None,
-                    snapshot_generation=state.generation,
-                    mode=state.mode,
-                    heard_s=each.line_age_s and round(each.line_age_s, 3),
-                )
-                for each in context.journal.followed()
-                if not (each.problem or each.is_gone) and (state := each.state) is not None
-            ],
-            unanswered=unread_extenders(context),
-        )
-        return encoded(body)
 
-    def _reports(snap: Snapshot) -> ReportsView:
-        now_s, at_s = context.monotonic_s(), context.wall_s()
-        reported = Counter[bool]()
-        oldest_s: float | None = None
-        missing = sum(unreported(cluster, node) for node in cluster.nodes())
-        for gpunode in cluster.gpunodes():
-            row = snap.row_of.get(gpunode.name)
-            if gpunode.status is None or row is None:
-                continue
-            reported[bool(snap.fresh_until_s[row] >= now_s)] += 1
-            age_s = age(gpunode.status.observed_at, at_s)
-            if age_s is not None:
-                oldest_s = max(age_s, oldest_s or 0.0)
-        return ReportsView(
-            fresh=reported[True],
-            stale=reported[False],
-            missing=missing,
-            oldest_age_s=None if oldest_s is None else round(oldest_s, 3),
-        )
+def _counts(cluster: ClusterState, snap: Snapshot) -> CountsView:
+    gpunodes = cluster.gpunodes()
+    pods, waiting = len(cluster.pods()), len(cluster.unbound())
+    columns = snap.columns
+    return CountsView(
+        nodes=len(snap.nodes),
+        gpu_nodes=len(gpunodes),
+        devices=int((columns.replicas >= 0).sum()),
+        devices_unhealthy=int((columns.health_issue > 0).sum()),
+        pods_bound=pods - waiting,
+        pods_waiting=waiting,
+        reservations=sum(len(each.spec.reservations) for each in gpunodes),
+    )
 
-    def _counts(snap: Snapshot) -> CountsView:
-        gpunodes = cluster.gpunodes()
-        pods, waiting = len(cluster.pods()), len(cluster.unbound())
-        columns = snap.columns
-        return CountsView(
-            nodes=len(snap.nodes),
-            gpu_nodes=len(gpunodes),
-            devices=int((columns.replicas >= 0).sum()),
-            devices_unhealthy=int((columns.health_issue > 0).sum()),
-            pods_bound=pods - waiting,
-            pods_waiting=waiting,
-            reservations=sum(len(each.spec.reservations) for each in gpunodes),
-        )
 
-    def _journal() -> JournalView:
-        journals = [journal for _, journal in context.journal.each()]
-        bounds = context.journal.own.records.bounds
-        ages_s = [
-            context.wall_s() - oldest_at_s
-            for journal in journals
-            if (oldest_at_s := journal.records.oldest_at_s) is not None
-        ]
-        return JournalView(
-            decisions=sum(len(journal.records) for journal in journals),
-            bytes=sum(journal.records.size_bytes for journal in journals),
-            pods_shown=sum(journal.shown for journal in journals),
-            pods_shown_bytes=sum(journal.shown_bytes for journal in journals),
-            oldest_age_s=round(max(ages_s), 3) if ages_s else None,
-            most_decisions=bounds.decisions,
-            most_bytes=bounds.size_bytes,
-            most_shown_bytes=MAX_SHOWN_BYTES,
-            most_age_s=bounds.age_s,
-        )
+def _journal(context: Context) -> JournalView:
+    journals = [journal for _, journal in context.journal.each()]
+    bounds = context.journal.own.records.bounds
+    ages_s = [
+        context.wall_s() - oldest_at_s
+        for journal in journals
+        if (oldest_at_s := journal.records.oldest_at_s) is not None
+    ]
+    return JournalView(
+        decisions=sum(len(journal.records) for journal in journals),
+        bytes=sum(journal.records.size_bytes for journal in journals),
+        pods_shown=sum(journal.shown for journal in journals),
+        pods_shown_bytes=sum(journal.shown_bytes for journal in journals),
+        oldest_age_s=round(max(ages_s), 3) if ages_s else None,
+        most_decisions=bounds.decisions,
+        most_bytes=bounds.size_bytes,
+        most_shown_bytes=MAX_SHOWN_BYTES,
+        most_age_s=bounds.age_s,
+    )
 
-    return routes
+
+def inputs(context: Context, snap: Snapshot) -> list[InputView]:
+    return [*_agents(context, snap), *_api_server(context), *_extenders(context)]
+
+
+def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
+    """Yield the agents as one input; nothing if no agent ever reported."""
+    reported = np.flatnonzero(np.isfinite(snap.fresh_until_s))
+    if not len(reported):
+        return
+    stale_after_s = context.cluster.stale_after_s
+    ages_s = context.monotonic_s() - (snap.fresh_until_s[reported] - stale_after_s)
+    late = [snap.nodes[row].name for row in reported[ages_s > stale_after_s]]
+    message = None
+    if late:
+        named = ", ".join(late[:MOST_NAMED]) + (", ..." if len(late) > MOST_NAMED else "")
+        message = (
+            f"no heartbeat for {stale_after_s:.0f} s from {counted(len(late), 'node')}: {named}"
+        )
+    yield _input_view("agents", float(ages_s.max()), message)
+
+
+def _api_server(context: Context) -> Iterator[InputView]:
+    """Yield the API server; nothing if this process watches none."""
+    ages_s = [each.contact_age_s for each in context.process().sources]
+    if ages_s:
+        known_s = [age_s for age_s in ages_s if age_s is not None]
+        age_s = max(known_s) if len(known_s) == len(ages_s) else None
+        yield _input_view("api_server", age_s, context.unready() or None)
+
+
+def _extenders(context: Context) -> Iterator[InputView]:
+    for each in context.journal.followed():
+        if not each.is_gone:
+            replica = each.state.replica if each.state else None
+            yield _input_view(
+                "extender", each.line_age_s, each.problem or None, each.address, replica
+            )
+
+
+def _input_view(
+    kind: str,
+    age_s: float | None,
+    message: str | None,
+    place: str | None = None,
+    replica: str | None = None,
+) -> InputView:
+    rounded = None if age_s is None else rounded_s(max(age_s, 0.0))
+    return InputView(kind=kind, place=place, replica=replica, age_s=rounded, message=message)

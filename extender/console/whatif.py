@@ -1,38 +1,36 @@
 """Simulates adding and removing pods and nodes on a copy of the cluster (what-if)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Depends, HTTPException
+from fastapi import APIRouter, HTTPException
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from contract.gpunode import MAX_REPLICAS
-from contract.kube import Pod
-from extender.console.bodies import ask_view, obstacle_view, reason_view, stamp
-from extender.console.context import Context
-from extender.console.explanation_bodies import not_tried
+from extender.console.capacity import SpaceView, space_view
 from extender.console.requested_pods import (
-    NAMESPACE,
+    NewPod,
+    PodsAsked,
+    StrictModel,
     made_up,
+    new_pods,
     of_size,
     understood,
     usual_resource,
 )
-from extender.console.responses import encoded
-from extender.console.spaces import space_view
-from extender.console.whatif_bodies import (
-    MOST_NODES,
-    MOST_PODS,
-    PodsAsked,
-    WhatifAsked,
-    WhatifBody,
-    WhatifPlacementView,
-    WhatifRejectionView,
-    WhatifSpaceView,
+from extender.console.responses import (
+    AskView,
+    Body,
+    ReasonView,
+    ask_view,
+    encoded,
+    obstacle_view,
+    reason_view,
 )
+from extender.console.view_context import Context, InContext, Newest
 from extender.placement.capacity import space
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest
@@ -48,80 +46,134 @@ from extender.state.eligible_nodes import (
 from extender.state.pod_requests import QuotaRoom
 from extender.state.simulation import NotPlaced, Placed, Simulation
 
+#: Limits of one question: each pod and each change of a node takes a few milliseconds.
+MOST_PODS, MOST_NODES, MOST_KINDS = 1000, 200, 50
+
 _LIMITS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The question exceeds a limit"},
     413: {"description": "The body is too large"},
 }
-
-
 #: Maximum number of namespaces whose ResourceQuotas are read for one question.
 MOST_NAMESPACES = 32
 SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 
 
-@dataclass(frozen=True, slots=True)
-class _NotTried:
-    """A pod that no scheduler tries, with the reason."""
-
-    why: str
+#: The placement of a pod, or the reasons against it; a sentence if no scheduler tries the pod.
+_Outcome = Placed | NotPlaced | str
 
 
-@dataclass(frozen=True, slots=True)
-class _NewPod:
-    """A pod to be placed."""
-
-    request: VramRequest
-    #: Its selectors, affinity and tolerations decide where it may run.
-    pod: Pod
-    leaves: str | None = None
-    #: Why no scheduler tries it; "" if one does.
-    not_tried: str = ""
-    #: Whether the quotas of its namespace apply.
-    counted: bool = True
-
-    @property
-    def name(self) -> str:
-        return f"{self.request.namespace}/{self.request.name}"
+class NodesAdded(StrictModel):
+    like: str = Field(max_length=512, description="An existing node to copy.")
+    count: int = Field(1, ge=1)
 
 
-def router(context: Context) -> APIRouter:
-    routes = APIRouter()
-    Newest = Annotated[Snapshot, Depends(context.newest)]
+class WhatifAsked(StrictModel):
+    """Changes are applied in this order: release, drain, replicas, add. Then the pods of drained
+    nodes are placed, then ``pods`` in the given order."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"pods": [{"vram": "20Gi", "count": 6}], "drain": ["gpu-a"]}]
+        },
+    )
+
+    pods: list[PodsAsked] = Field(default_factory=list, max_length=MOST_KINDS)
+    release: list[str] = Field(
+        default_factory=list, description="Pods to remove, as namespace/name."
+    )
+    drain: list[str] = Field(default_factory=list, description="Nodes to drain and remove.")
+    replicas: dict[str, int] = Field(
+        default_factory=dict,
+        description="Node name: new number of replicas of each of its devices; 1: not shared.",
+    )
+    add: list[NodesAdded] = Field(default_factory=list, description="Idle nodes to add.")
+
+
+class WhatifPlacementView(BaseModel):
+    pod: str
+    #: The drained node that the pod leaves; null for a pod of the question.
+    leaves: str | None
+    node: str
+    score_ratio: float
+    #: Devices that the pod could get; one if that is certain.
+    devices: list[str]
+    #: Maximum memory that the pod takes on one of them.
+    most_bytes: int
+
+
+class WhatifRejectionView(BaseModel):
+    """Equal pods that could not be placed, with the reasons."""
+
+    pods: list[str]
+    leaves: str | None
+    #: Why no scheduler tries the pods, whatever the nodes: scheduling gates, another scheduler, or
+    #: a ResourceQuota that rejects them; null if one does.
+    not_tried: str | None
+    reasons: list[ReasonView]
+    #: Nodes that are not eligible, by selector, affinity, taint or cordon.
+    ineligible: list[ReasonView]
+
+
+class WhatifSpaceView(BaseModel):
+    """Free memory for pods of one size, before and after; see /v1/capacity."""
+
+    request: AskView
+    before: SpaceView
+    after: SpaceView
+    fullness_before: str
+    fullness_after: str
+
+
+class WhatifBody(Body):
+    message: str
+    placed: int
+    rejected: int
+    #: In the order in which they were placed.
+    placements: list[WhatifPlacementView]
+    rejections: list[WhatifRejectionView]
+    #: Names of the nodes that were added.
+    added: list[str]
+    #: One for each size of ``pods``; without pods, one for the memory share of a replica.
+    spaces: list[WhatifSpaceView]
+    #: Checks of kube-scheduler and the API server that this answer does not include.
+    not_checked: list[str]
+
+
+routes = APIRouter()
+
+
+@routes.post("/v1/whatif", response_model=WhatifBody, responses=_LIMITS)
+def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
+    """Simulate changes of nodes and pods: return where the given pods would be placed, and the
+    free memory before and after. Nothing is changed: the pods are placed one after another on
+    a copy, by the same code as real pods. kube-scheduler may still prefer other nodes."""
     cluster = context.cluster
-
-    @routes.post("/v1/whatif", response_model=WhatifBody, responses=_LIMITS)
-    def whatif(asked: WhatifAsked, snap: Newest) -> Response:
-        """Simulate changes of nodes and pods: return where the given pods would be placed, and the
-        free memory before and after. Nothing is changed: the pods are placed one after another on
-        a copy, by the same code as real pods. kube-scheduler may still prefer other nodes."""
-        _check_limits(asked)
-        now_s = context.monotonic_s()
-        schedulers = context.schedulers()
-        kinds = [list(_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
-        simulation = Simulation(cluster, snap, now_s)
-        changes = _changes(cluster, simulation, asked)
-        coming = [*changes.moving, *(each for kind in kinds for each in kind)]
-        quotas = _quotas_left(context, coming, changes)
-        outcomes = list(_placed(simulation, coming, quotas))
-        sizes = [kind[0] for kind in kinds] or [_default_pod(cluster)]
-        after = simulation.snapshot()
-        placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
-        rejections = _rejections(outcomes)
-        body = WhatifBody(
-            generatedAt=stamp(context.wall_s()),
-            snapshot_generation=snap.generation,
-            message=_message(len(placements), rejections),
-            placed=len(placements),
-            rejected=len(outcomes) - len(placements),
-            placements=placements,
-            rejections=rejections,
-            added=changes.added,
-            not_checked=_not_checked(coming, quotas),
-            spaces=list(_free_space(cluster, simulation, sizes, snap, after, now_s)),
-        )
-        return encoded(body)
-
-    return routes
+    _check_limits(asked)
+    now_s = context.monotonic_s()
+    schedulers = context.schedulers()
+    kinds = [list(new_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
+    simulation = Simulation(cluster, snap, now_s)
+    changes = _changes(cluster, simulation, asked)
+    pods = [*changes.moving, *(each for kind in kinds for each in kind)]
+    quotas = _quotas_left(context, pods, changes)
+    outcomes = list(_placed(simulation, pods, quotas))
+    sizes = [kind[0] for kind in kinds] or [_default_pod(cluster)]
+    after = simulation.snapshot()
+    placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
+    rejections = _rejections(outcomes)
+    body = WhatifBody(
+        **context.head(snap),
+        message=_message(len(placements), rejections),
+        placed=len(placements),
+        rejected=len(outcomes) - len(placements),
+        placements=placements,
+        rejections=rejections,
+        added=changes.added,
+        not_checked=_not_checked(pods, quotas),
+        spaces=list(_free_space(cluster, simulation, sizes, snap, after, now_s)),
+    )
+    return encoded(body)
 
 
 def _check_limits(asked: WhatifAsked) -> None:
@@ -142,51 +194,6 @@ def _too_many(where: str, why: str) -> HTTPException:
     return HTTPException(400, f"body {where}: {why}; split the question")
 
 
-def _pods(
-    cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
-) -> Iterator[_NewPod]:
-    where, why = f"body pods.{number}", None
-    if asked.manifest is None:
-        name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
-        pod = made_up(name, asked.vram, asked.gpus, resource, asked.policy)
-    else:
-        pod = _of_manifest(asked, number, where)
-        why = not_tried(pod, False, schedulers)
-    request = understood(cluster, pod, where)
-    if asked.manifest is None:
-        request = of_size(request)
-    for n in range(asked.count):
-        # Different uids, because the uid decides between equal scores.
-        suffix = f"-{n}" if asked.count > 1 else ""
-        one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
-        yield _NewPod(one, pod, None, why[1] if why else "", asked.manifest is not None)
-
-
-def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
-    if asked.vram or asked.resource or asked.policy or asked.gpus != 1:
-        raise HTTPException(
-            422, f"{where}: the manifest contains the size; remove all other fields but count"
-        )
-    try:
-        pod = msgspec.convert(asked.manifest, Pod)
-    except (msgspec.ValidationError, RecursionError) as err:
-        raise HTTPException(
-            422,
-            f"{where}.manifest: {err}; send a pod as printed by kubectl get pod -o json",
-        ) from err
-    if pod.node:
-        raise HTTPException(
-            422, f"{where}.manifest: remove spec.nodeName: no scheduler places a pod with it"
-        )
-    metadata = msgspec.structs.replace(
-        pod.metadata,
-        uid=f"asked-{number}",
-        name=pod.metadata.name or f"asked-{number}",
-        namespace=pod.metadata.namespace or NAMESPACE,
-    )
-    return msgspec.structs.replace(pod, metadata=metadata)
-
-
 @dataclass(frozen=True, slots=True)
 class _Changes:
     """The result of applying the changes of a question."""
@@ -194,7 +201,7 @@ class _Changes:
     #: Names of new nodes.
     added: list[str] = field(default_factory=list)
     #: Pods of drained nodes, which need another node.
-    moving: list[_NewPod] = field(default_factory=list)
+    moving: list[NewPod] = field(default_factory=list)
     released: list[VramRequest] = field(default_factory=list)
 
 
@@ -217,7 +224,7 @@ def _changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) 
         for pod in simulation.drain(node):
             request = cluster.understand(pod)
             if not isinstance(request, Unreadable) and request.asks:
-                changes.moving.append(_NewPod(request, pod, node))
+                changes.moving.append(NewPod(request, pod, node))
         if len(changes.moving) > MOST_PODS:
             raise _too_many("drain", f"more than {MOST_PODS} pods would be moved")
     for node, count in asked.replicas.items():
@@ -241,19 +248,18 @@ def _changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) 
 
 def _no_node(where: str, node: str) -> HTTPException:
     return HTTPException(
-        422,
-        f"body {where}: node {node} has no known GPUs; GET /v1/nodes lists the known nodes",
+        422, f"body {where}: node {node} has no known GPUs; GET /v1/nodes lists the known nodes"
     )
 
 
 def _quotas_left(
-    context: Context, coming: Sequence[_NewPod], changes: _Changes
+    context: Context, pods: Sequence[NewPod], changes: _Changes
 ) -> dict[str, QuotaRoom]:
     """Return the remaining quota of each namespace before the pods are created.
 
     Namespaces whose quotas cannot be read are missing.
     """
-    wanted = dict.fromkeys(each.request.namespace for each in coming if each.counted)
+    wanted = dict.fromkeys(each.request.namespace for each in pods if each.counted)
     quotas: dict[str, QuotaRoom] = {}
     for namespace in islice(wanted, MOST_NAMESPACES):
         if (found := context.quotas(namespace)) is not None:
@@ -264,20 +270,20 @@ def _quotas_left(
     return quotas
 
 
-def _not_checked(coming: Sequence[_NewPod], quotas: Mapping[str, QuotaRoom]) -> list[str]:
-    known = all(each.counted and each.request.namespace in quotas for each in coming)
+def _not_checked(pods: Sequence[NewPod], quotas: Mapping[str, QuotaRoom]) -> list[str]:
+    known = all(each.counted and each.request.namespace in quotas for each in pods)
     checks = [AMOUNTS, SOME_QUOTAS if known else "ResourceQuotas"]
-    return list(dict.fromkeys([*checks, *(c for each in coming for c in not_modeled(each.pod))]))
+    return list(dict.fromkeys([*checks, *(c for each in pods for c in not_modeled(each.pod))]))
 
 
 def _placed(
-    simulation: Simulation, coming: list[_NewPod], quotas: Mapping[str, QuotaRoom]
-) -> Iterator[tuple[_NewPod, Placed | NotPlaced | _NotTried]]:
+    simulation: Simulation, pods: list[NewPod], quotas: Mapping[str, QuotaRoom]
+) -> Iterator[tuple[NewPod, _Outcome]]:
     rows: dict[bytes, Eligible] = {}
-    for each in coming:
+    for each in pods:
         room = quotas.get(each.request.namespace) if each.counted else None
         if why := each.not_tried or (room.take(each.request) if room else ""):
-            yield each, _NotTried(why)
+            yield each, why
             continue
         may_run = eligibility_key(each.pod)
         if may_run not in rows:
@@ -285,7 +291,7 @@ def _placed(
         yield each, simulation.place(each.request, rows[may_run])
 
 
-def _placement_view(coming: _NewPod, placed: Placed) -> WhatifPlacementView:
+def _placement_view(pod: NewPod, placed: Placed) -> WhatifPlacementView:
     charges = placed.placement.charges
     beyond = {uuid for charge in charges for uuid in charge.beyond}
     sizes = {
@@ -295,8 +301,8 @@ def _placement_view(coming: _NewPod, placed: Placed) -> WhatifPlacementView:
         if uuid not in beyond
     }
     return WhatifPlacementView(
-        pod=coming.name,
-        leaves=coming.leaves,
+        pod=pod.name,
+        leaves=pod.leaves,
         node=placed.node,
         score_ratio=placed.score,
         devices=sorted(sizes),
@@ -304,36 +310,31 @@ def _placement_view(coming: _NewPod, placed: Placed) -> WhatifPlacementView:
     )
 
 
-def _rejections(
-    outcomes: list[tuple[_NewPod, Placed | NotPlaced | _NotTried]],
-) -> list[WhatifRejectionView]:
-    alike: dict[object, tuple[NotPlaced | _NotTried, list[_NewPod]]] = {}
-    for coming, outcome in outcomes:
+def _rejections(outcomes: list[tuple[NewPod, _Outcome]]) -> list[WhatifRejectionView]:
+    """Return one view for all pods with the same reasons."""
+    alike: dict[object, tuple[NotPlaced | str, list[NewPod]]] = {}
+    for pod, outcome in outcomes:
         if isinstance(outcome, Placed):
             continue
-        if isinstance(outcome, _NotTried):
-            why: object = outcome.why
-        else:
+        why: object = outcome
+        if isinstance(outcome, NotPlaced):
             why = tuple(outcome.reasons.items()), tuple(outcome.ineligible)
-        key = coming.leaves, why, coming.request.kind
-        alike.setdefault(key, (outcome, []))[1].append(coming)
+        alike.setdefault((pod.leaves, why, pod.request.kind), (outcome, []))[1].append(pod)
     return [_rejection_view(outcome, pods) for outcome, pods in alike.values()]
 
 
-def _rejection_view(outcome: NotPlaced | _NotTried, pods: list[_NewPod]) -> WhatifRejectionView:
+def _rejection_view(outcome: NotPlaced | str, pods: list[NewPod]) -> WhatifRejectionView:
     view = WhatifRejectionView(
         pods=[each.name for each in pods],
         leaves=pods[0].leaves,
-        not_tried=None,
+        not_tried=outcome if isinstance(outcome, str) else None,
         reasons=[],
         ineligible=[],
     )
-    if isinstance(outcome, _NotTried):
-        view.not_tried = outcome.why
-        return view
-    reasons = sorted(outcome.reasons.items(), key=lambda pair: -pair[1])
-    view.reasons = [reason_view(*pair) for pair in reasons]
-    view.ineligible = [obstacle_view(*pair) for pair in outcome.ineligible]
+    if isinstance(outcome, NotPlaced):
+        reasons = sorted(outcome.reasons.items(), key=lambda pair: -pair[1])
+        view.reasons = [reason_view(*pair) for pair in reasons]
+        view.ineligible = [obstacle_view(*pair) for pair in outcome.ineligible]
     return view
 
 
@@ -358,15 +359,15 @@ def _first_reason(rejection: WhatifRejectionView) -> str:
     return next((each.message for each in (*rejection.reasons, *rejection.ineligible)), "")
 
 
-def _default_pod(cluster: ClusterState) -> _NewPod:
+def _default_pod(cluster: ClusterState) -> NewPod:
     pod = made_up("asked", "", 1, usual_resource(cluster))
-    return _NewPod(of_size(understood(cluster, pod, "setting resources")), pod)
+    return NewPod(of_size(understood(cluster, pod, "setting resources")), pod)
 
 
 def _free_space(
     cluster: ClusterState,
     simulation: Simulation,
-    sizes: list[_NewPod],
+    sizes: list[NewPod],
     before: Snapshot,
     after: Snapshot,
     now_s: float,

@@ -17,7 +17,7 @@ from extender.scheduler.filter import Filter, PodStore
 from extender.scheduler.preempt import Preempt
 from extender.scheduler.prioritize import Prioritize
 from extender.scheduler.scheduling_state import SchedulingState
-from extender.server.request_body import JSON, BodyTooLarge, read_whole
+from extender.server.http_limits import JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
 

@@ -13,23 +13,31 @@ import sys
 from typing import Any
 
 from httptools import HttpParserCallbackError
+from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from extender.server.client_certificates import PEER, peer_of
 
+JSON = "application/json"
+
 #: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5.
 REQUEST_S = 30.0
+
 #: Seconds without any request: longer than kube-scheduler keeps an idle connection.
 IDLE_S = 120.0
+
 #: Seconds at shutdown for a client to complete the close of its connection.
 CLOSE_S = 0.5
 
 #: Request line, headers and trailers of one request.
 MAX_HEADER_BYTES = 64 << 10
+
 #: Connections of one port.
 MAX_CONNECTIONS = 512
+
 #: Total size of the bodies being received or answered on all connections of one port.
 MAX_BODIES_BYTES = 64 << 20
+
 #: A body up to this size is not compared with the budget.
 _SHORT_BODY_BYTES = 64 << 10
 
@@ -37,7 +45,6 @@ _REQUEST_TIMEOUT = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"connection: close\r\n\r\nthe request was not complete within %d seconds\n"
 )
-
 
 _HEADERS_TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -197,3 +204,27 @@ class PeerProtocol(LimitedProtocol):
         if self._peer is not None:
             scope: Any = self.scope
             scope[PEER] = self._peer
+
+
+class BodyTooLarge(Exception):
+    """The body exceeds the limit. All of it was read, and none of it was kept."""
+
+
+async def read_whole(request: Request, max_body_bytes: int) -> bytes:
+    """Return the whole body.
+
+    A body that is too large is read to its end without keeping it, because a client that is still
+    writing would not see the response. Raises ``BodyTooLarge``, and ``ClientDisconnect`` of
+    starlette.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= max_body_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+    if size > max_body_bytes:
+        raise BodyTooLarge
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from extender.server.http_limits import LimitedProtocol
-from extender.server.tls import ServerTls
-from extender.server.tls_handshakes import Handshakes
+from extender.server.tls import Handshakes, ServerTls
 
 #: Seconds. Longer than kube-scheduler keeps an idle connection (90 s), so that it closes the
 #: connection. If the server did, a call sent meanwhile would fail, and the pod's attempt with it.
@@ -105,7 +103,7 @@ class PortServer(uvicorn.Server):
             return
         await super().startup([])
         assert sockets, "the port must be listening already"
-        handshakes = Handshakes(self._connection, self._context)
+        handshakes = Handshakes(self._connection, self._tls)
         self._accepting = asyncio.create_task(handshakes.accept(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -121,10 +119,6 @@ class PortServer(uvicorn.Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return protocol
-
-    def _context(self) -> ssl.SSLContext:
-        assert self._tls is not None
-        return self._tls.context
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

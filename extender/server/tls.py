@@ -1,4 +1,4 @@
-"""Server certificates and client CAs of a port, reloaded when their files change.
+"""TLS of a port: its certificate, the CAs of its clients, and limits on handshakes.
 
 Certificates are renewed in place, hours before the old one expires. Every handshake checks whether
 a file has changed, and reads the files again if so; kube-scheduler makes few handshakes. New
@@ -8,9 +8,17 @@ the key of another certificate) is logged once, and the last good certificate st
 kube-scheduler's port accepts only clients with a certificate of its own CA. The debug port requests
 a certificate of the cluster's CA, which comes from the API server, but does not require one:
 clients can send a token instead.
+
+uvicorn gets a connection only when its handshake is complete, so it can limit neither the time nor
+the number of handshakes. Until then, a client that sends nothing takes 50 KiB. If too many
+handshakes are open, the oldest is dropped, so a client that answers at once is always served.
 """
 
+import asyncio
+import contextlib
+import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +30,15 @@ log = structlog.get_logger()
 
 #: Modification time, size and inode of each file; None for a missing file.
 _Stamps = tuple[tuple[int, int, int] | None, ...]
+
+#: Seconds for one handshake; kube-scheduler waits 5 s for a whole call.
+HANDSHAKE_S = 5.0
+
+#: Maximum number of open handshakes of one port.
+MAX_HANDSHAKES = 128
+
+#: Seconds to wait after a failed accept, for example without free file descriptors.
+_RETRY_AFTER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +111,7 @@ class ServerTls:
                 log.info("tls_renewed", cert=str(self._files.cert))
             except BadSettings as err:
                 log.warning(
-                    "tls_renewal_refused",
-                    message=str(err),
-                    hint="the last one stays in use",
+                    "tls_renewal_refused", message=str(err), hint="the last one stays in use"
                 )
         connection.context = self._newest
 
@@ -171,3 +186,52 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+class Handshakes:
+    """Accepts TLS connections; ``protocol`` makes the protocol of each."""
+
+    def __init__(self, protocol: Callable[[], asyncio.Protocol], tls: ServerTls) -> None:
+        self._protocol = protocol
+        self._tls = tls
+        #: Open handshakes, the oldest first.
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Accept connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        try:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except Exception as err:  # noqa: BLE001 - the port must stay open
+                    log.warning("connection_not_accepted", message=str(err))
+                    await asyncio.sleep(_RETRY_AFTER_S)
+                    continue
+                if len(self._open) >= MAX_HANDSHAKES:
+                    _end(self._open.pop(next(iter(self._open))))
+                task = loop.create_task(self._shake_hands(connection))
+                self._open[task] = connection
+                task.add_done_callback(self._ended)
+        finally:
+            for connection in self._open.values():
+                _end(connection)
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        """Complete one handshake; ``_Connection`` logs the cause of a failure."""
+        with contextlib.suppress(OSError):  # ssl.SSLError is one
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
+            )
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        if not task.cancelled() and (err := task.exception()) is not None:
+            log.error("handshake_failed", exc_info=err)
+
+
+def _end(connection: socket.socket) -> None:
+    """Make a handshake fail at once: under uvloop a cancelled one waits for its timeout."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -10,10 +10,10 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.occupancy import Holder
 from extender.state.cluster_state import ClusterState
 
-#: waiting: reserved, not bound yet. on_its_way: bound, on no device yet. running: reported on the
+#: waiting: reserved, not bound yet. unconfirmed: bound, on no device yet. running: reported on the
 #: device. ending: being deleted or ended, and its memory is not free yet. gone: deleted, and no
 #: sample has shown yet that its memory is free.
-Phase = Literal["waiting", "on_its_way", "running", "ending", "gone"]
+Phase = Literal["waiting", "unconfirmed", "running", "ending", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +95,4 @@ def _phase(pod: Pod | None, observed: bool) -> Phase:
         return "ending"
     if observed:
         return "running"
-    return "on_its_way" if pod.node else "waiting"
+    return "unconfirmed" if pod.node else "waiting"

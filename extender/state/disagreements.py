@@ -14,13 +14,13 @@ from extender.state.cluster_state import ClusterState
 
 class Mismatch(Enum):
     #: The API server has a pod on the node that has no reservation.
-    BOUND_WITHOUT_RESERVATION = "bound_without_promise"
+    BOUND_WITHOUT_RESERVATION = "bound_without_reservation"
     #: The ledger has a reservation for a pod that is deleted, has ended, or is on another node.
-    RESERVED_WITHOUT_POD = "promised_without_pod"
+    RESERVED_WITHOUT_POD = "reserved_without_pod"
     #: The agent reports a pod that has no reservation.
-    OBSERVED_WITHOUT_RESERVATION = "shown_without_promise"
+    OBSERVED_WITHOUT_RESERVATION = "observed_without_reservation"
     #: The agent reports a pod on a device outside its reservation.
-    OUTSIDE_RESERVATION = "elsewhere_than_promised"
+    OUTSIDE_RESERVATION = "outside_reservation"
 
 
 def unreported(state: ClusterState, node: Node) -> bool:

@@ -78,7 +78,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     node: Node | None
     gpunode: GPUNode | None
     #: Time of the agent's last heartbeat, on the clock of ``now_s``; None: there was none.
-    heard_at_s: float | None
+    reported_at_s: float | None
     #: Code of the reason that names the foreign allocator of its GPUs; None if none.
     manager: str | None
     #: Whether the node backs off after an eviction.
@@ -159,13 +159,13 @@ def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFac
     """Yield the facts of each node, in the order of names."""
     for terms in sorted(nodes, key=lambda terms: terms.name):
         name = terms.name
-        manager, heard_at_s = cluster.manager(name), cluster.heard_at_s(name)
+        manager, reported_at_s = cluster.manager(name), cluster.heard_at_s(name)
         node = cluster.node(name)
         yield NodeFacts(
             name=name,
             node=kept_node(node) if node else None,
             gpunode=cluster.gpunode(name),
-            heard_at_s=heard_at_s if isfinite(heard_at_s) else None,
+            reported_at_s=reported_at_s if isfinite(reported_at_s) else None,
             manager=manager.code if manager else None,
             backs_off=cluster.back_offs.holds(name),
             binding=dict(sorted(cluster.binding_to(name).items())),
@@ -272,13 +272,13 @@ def _reports(each: NodeFacts, gpunode: GPUNode) -> Iterator[Event]:
     reservations = {**each.binding, **gpunode.spec.reservations}
     spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
     whole = msgspec.structs.replace(gpunode, spec=spec)
-    if each.heard_at_s is None or gpunode.status is None:
+    if each.reported_at_s is None or gpunode.status is None:
         yield GPUNodeSeen(whole, _LONG_AGO_S)
         return
     # A first stamp counts from its own time, a changed stamp from when it is received.
     before = msgspec.structs.replace(gpunode.status, observed_at="before")
-    yield GPUNodeSeen(msgspec.structs.replace(whole, status=before), each.heard_at_s)
-    yield GPUNodeSeen(whole, each.heard_at_s)
+    yield GPUNodeSeen(msgspec.structs.replace(whole, status=before), each.reported_at_s)
+    yield GPUNodeSeen(whole, each.reported_at_s)
 
 
 def _managing(node: str, code: str) -> Event:

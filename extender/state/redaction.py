@@ -86,7 +86,7 @@ class Redaction:
             name=self.alias("node", original.name),
             node=self._node(original.node) if original.node else None,
             gpunode=self._gpunode(original.gpunode) if original.gpunode else None,
-            heard_at_s=original.heard_at_s,
+            reported_at_s=original.reported_at_s,
             manager=original.manager,
             backs_off=original.backs_off,
             binding=self._reservations(original.binding),

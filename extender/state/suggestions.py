@@ -24,7 +24,7 @@ from extender.state.eligible_nodes import Feasible, Obstacle
 from extender.state.node_whatif import rejection_beside
 from extender.state.simulation import Simulation
 
-Kind = Literal["lower", "wait", "eligible", "mend", "replicas", "quota"]
+Kind = Literal["lower", "wait", "eligible", "repair", "replicas", "quota"]
 #: Faults of a node whose memory is known, so that a repair can be simulated.
 _FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
 #: Maximum number of suggested repairs.
@@ -227,7 +227,7 @@ def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Itera
             f"repair node {node.name}: it has room for the pod, but {what}"
             f"{but_not_checked(where.not_checked(row))}"
         )
-        yield Suggestion("mend", sentence, node.name)
+        yield Suggestion("repair", sentence, node.name)
 
 
 def _more_replicas(

@@ -1,21 +1,27 @@
 """Formats bodies of the debug API as tables: pure functions; bytes are shown as GiB."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from contract.quantity import gib
 
 Body = Mapping[str, Any]
 Row = tuple[str, ...]
+_RESERVED = ("reservation_bytes", "unconfirmed_bytes", "unobserved_pods_bytes")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Table:
     columns: tuple[str, ...]
-    rows: list[Row]
+    rows: list[Row] = field(default_factory=list)
     #: Indices of rows to highlight because of a problem.
-    bad: frozenset[int] = frozenset()
+    bad: set[int] = field(default_factory=set)
+
+    def add(self, *cells: str, bad: bool = False) -> None:
+        if bad:
+            self.bad.add(len(self.rows))
+        self.rows.append(cells)
 
 
 def nodes(body: Body, wide: bool = False) -> Table:
@@ -29,36 +35,29 @@ def nodes(body: Body, wide: bool = False) -> Table:
     )
     if wide:
         columns = (*columns, "MODELS", "SHARING", "NEXT DEVICE", "OBSERVED AT", "TAINTS")
-    rows: list[Row] = []
-    bad = set[int]()
+    table = Table(columns)
     for node in body["nodes"]:
         devices = node["devices"]
         over = any(device["headroom_bytes"] < 0 for device in devices)
         states = ["overcommitted"] if over else []
-        # Older replicas do not return this field.
-        states += ["cordoned"] if node.get("cordoned") else []
+        states += ["cordoned"] if node["cordoned"] else []
         states += [_reason_of(node)] if node["message"] else []
         state = "; ".join(states) or "ok"
-        if states:
-            bad.add(len(rows))
-        rows.append(
-            (
-                node["name"],
-                str(len(devices)),
-                gib(_sum(devices, "allocatable_bytes")),
-                gib(
-                    _sum(devices, "reservation_bytes", "unconfirmed_bytes", "unobserved_pods_bytes")
-                ),
-                gib(_sum(devices, "unattributed_bytes")),
-                gib(_sum(devices, "used_bytes")),
-                signed(_sum(devices, "headroom_bytes")),
-                str(_sum(devices, "replicas_free")),
-                age(node["report_age_s"]),
-                state,
-                *(_described(node) if wide else ()),
-            )
+        table.add(
+            node["name"],
+            str(len(devices)),
+            gib(_sum(devices, "allocatable_bytes")),
+            gib(_sum(devices, *_RESERVED)),
+            gib(_sum(devices, "unattributed_bytes")),
+            gib(_sum(devices, "used_bytes")),
+            signed(_sum(devices, "headroom_bytes")),
+            str(_sum(devices, "replicas_free")),
+            age(node["report_age_s"]),
+            state,
+            *(_described(node) if wide else ()),
+            bad=bool(states),
         )
-    return Table(columns, rows, frozenset(bad))
+    return table
 
 
 def devices(body: Body, wide: bool = False) -> Table:
@@ -69,41 +68,30 @@ def devices(body: Body, wide: bool = False) -> Table:
     )
     if wide:
         columns = (*columns, "UUID", "RESOURCE")
-    rows: list[Row] = []
-    bad = set[int]()
+    table = Table(columns)
     for node in body["nodes"]:
         for device in node["devices"]:
             over = "overcommitted" if device["headroom_bytes"] < 0 else ""
             unhealthy = device["unhealthy_detail"] or device["unhealthy"]
             state = "; ".join(filter(None, (_reason_of(node), unhealthy or over))) or "ok"
-            if state != "ok":
-                bad.add(len(rows))
-            rows.append(
-                (
-                    node["name"],
-                    str(device["index"]),
-                    device["model"],
-                    device["sharing"],
-                    gib(device["allocatable_bytes"]),
-                    gib(
-                        _sum(
-                            [device],
-                            "reservation_bytes",
-                            "unconfirmed_bytes",
-                            "unobserved_pods_bytes",
-                        )
-                    ),
-                    gib(device["unattributed_bytes"]),
-                    gib(device["used_bytes"]),
-                    signed(device["headroom_bytes"]),
-                    f"{device['replicas_free']}/{_replicas(device)} free",
-                    percent(device["sm_activity_ratio"]),
-                    str(len(device["holders"])),
-                    state,
-                    *((device["uuid"], device["resource"]) if wide else ()),
-                )
+            table.add(
+                node["name"],
+                str(device["index"]),
+                device["model"],
+                device["sharing"],
+                gib(device["allocatable_bytes"]),
+                gib(_sum([device], *_RESERVED)),
+                gib(device["unattributed_bytes"]),
+                gib(device["used_bytes"]),
+                signed(device["headroom_bytes"]),
+                f"{device['replicas_free']}/{_replicas(device)} free",
+                percent(device["sm_activity_ratio"]),
+                str(len(device["holders"])),
+                state,
+                *((device["uuid"], device["resource"]) if wide else ()),
+                bad=state != "ok",
             )
-    return Table(columns, rows, frozenset(bad))
+    return table
 
 
 def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
@@ -116,29 +104,25 @@ def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
     )
     if wide:
         columns = (*columns, "MODEL", "GPU UUID", "POD UID")
-    rows: list[Row] = []
-    bad = set[int]()
+    table = Table(columns)
     for node in body["nodes"]:
         for device in node["devices"]:
             for holder in device["holders"]:
                 if namespace not in (None, holder["namespace"]):
                     continue
                 measured = holder["measured_bytes"]
-                if measured is not None and measured > holder["requested_bytes"]:
-                    bad.add(len(rows))
-                rows.append(
-                    (
-                        holder["namespace"],
-                        holder["name"],
-                        node["name"],
-                        str(device["index"]),
-                        gib(holder["requested_bytes"]),
-                        "-" if measured is None else gib(measured),
-                        "yes" if holder["observed"] else "no",
-                        *((device["model"], device["uuid"], holder["uid"]) if wide else ()),
-                    )
+                table.add(
+                    holder["namespace"],
+                    holder["name"],
+                    node["name"],
+                    str(device["index"]),
+                    gib(holder["requested_bytes"]),
+                    _bytes([measured]),
+                    "yes" if holder["observed"] else "no",
+                    *((device["model"], device["uuid"], holder["uid"]) if wide else ()),
+                    bad=measured is not None and measured > holder["requested_bytes"],
                 )
-    return Table(columns, rows, frozenset(bad))
+    return table
 
 
 def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
@@ -153,29 +137,25 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
     if wide:
         columns = (*columns, "SINCE", "POD UID", "MISSED BECAUSE")
     names = _all if wide else _names
-    rows: list[Row] = []
-    bad = set[int]()
+    table = Table(columns)
     for pod in body["pods"]:
         if namespace not in (None, pod["namespace"]):
             continue
-        if pod["result"] == "miss" or pod["overuse_bytes"]:
-            bad.add(len(rows))
         observed = pod["observed"]
-        rows.append(
-            (
-                pod["namespace"],
-                pod["name"],
-                pod["node"],
-                pod["result"] or "-",
-                names(pod["choice"] or pod["predicted"]),
-                names([each["uuid"] for each in observed]),
-                _bytes(each["reservation_bytes"] for each in observed),
-                _bytes(each["measured_bytes"] for each in observed),
-                gib(pod["overuse_bytes"]) if pod["overuse_bytes"] else "-",
-                *((pod["since"] or "-", pod["uid"], pod["message"] or "-") if wide else ()),
-            )
+        table.add(
+            pod["namespace"],
+            pod["name"],
+            pod["node"],
+            pod["result"] or "-",
+            names(pod["choice"] or pod["predicted"]),
+            names([each["uuid"] for each in observed]),
+            _bytes(each["reservation_bytes"] for each in observed),
+            _bytes(each["measured_bytes"] for each in observed),
+            gib(pod["overuse_bytes"]) if pod["overuse_bytes"] else "-",
+            *((pod["since"] or "-", pod["uid"], pod["message"] or "-") if wide else ()),
+            bad=pod["result"] == "miss" or bool(pod["overuse_bytes"]),
         )
-    return Table(columns, rows, frozenset(bad))
+    return table
 
 
 def models(body: Body) -> Table:
@@ -186,19 +166,15 @@ def models(body: Body) -> Table:
     )
     sums = ("allocatable", "reservation", "unattributed", "used", "headroom")
     counts = ("replicas_free", "unhealthy", "overcommitted")
-    rows: list[Row] = []
-    bad = set[int]()
+    table = Table(columns)
     for model in body["models"]:
-        if model["unhealthy"] or model["overcommitted"]:
-            bad.add(len(rows))
-        rows.append(
-            (
-                *(model["model"], str(model["devices"])),
-                *(signed(model[f"{name}_bytes"]) for name in sums),
-                *(str(model[name]) for name in counts),
-            )
+        table.add(
+            *(model["model"], str(model["devices"])),
+            *(signed(model[f"{name}_bytes"]) for name in sums),
+            *(str(model[name]) for name in counts),
+            bad=bool(model["unhealthy"] or model["overcommitted"]),
         )
-    return Table(columns, rows, frozenset(bad))
+    return table
 
 
 def pending(body: Body) -> Table:
@@ -233,24 +209,20 @@ def decisions(body: Body, wide: bool = False) -> Table:
     )
     if wide:
         columns = (*columns, "DECISION", "FILTER", "PRIORITIZE", "BIND TOOK")
-    rows: list[Row] = []
-    bad = set[int]()
+    table = Table(columns)
     for each in body["decisions"]:
         filtered, bound = each["filter"], each["bind"]
-        if bound and bound["outcome"] != "bound":
-            bad.add(len(rows))
-        reasons = filtered["reasons"] if filtered else ()
-        why = "; ".join(f"{nodes_of(reason['nodes'])}: {reason['message']}" for reason in reasons)
-        rows.append(
-            (
-                *(_moment(each["at"]), each["namespace"], each["name"]),
-                *((str(filtered["offered"]), str(filtered["fits"])) if filtered else ("-", "-")),
-                *(each["node"] or "-", bound["outcome"] if bound else "-"),
-                (bound["message"] if bound else None) or why or "-",
-                *((each["decision_id"], *map(_took, _timed(each))) if wide else ()),
-            )
+        why = "; ".join(reason_lines(filtered["reasons"])) if filtered else ""
+        calls = (filtered, each["prioritize"], bound)
+        table.add(
+            *(_moment(each["at"]), each["namespace"], each["name"]),
+            *((str(filtered["offered"]), str(filtered["fits"])) if filtered else ("-", "-")),
+            *(each["node"] or "-", bound["outcome"] if bound else "-"),
+            (bound["message"] if bound else None) or why or "-",
+            *((each["decision_id"], *map(_took, calls)) if wide else ()),
+            bad=bool(bound) and bound["outcome"] != "bound",
         )
-    return Table(columns, rows, frozenset(bad))
+    return table
 
 
 def capacity_by_node(body: Body) -> Table:
@@ -289,23 +261,17 @@ def classes(body: Body) -> Table:
 def moves(body: Body) -> Table:
     """Return the node that each pod would get, and the pods that would not fit, from /v1/whatif."""
     columns = ("POD", "FROM", "TO", "SCORE", "STATE")
-    rows: list[Row] = [
-        (
-            each["pod"],
-            each["leaves"] or "-",
-            each["node"],
-            f"{each['score_ratio']:.2f}",
-            f"up to {gib(each['most_bytes'])} of {_names(each['devices'])}",
-        )
-        for each in body["placements"]
-    ]
-    placed = len(rows)
-    for rejection in body["rejections"]:
-        reasons = [*rejection["reasons"], *rejection["ineligible"]]
-        why = "; ".join(f"{nodes_of(each['nodes'])}: {each['message']}" for each in reasons)
-        why = rejection["not_tried"] or why
-        rows += [(pod, rejection["leaves"] or "-", "-", "-", why) for pod in rejection["pods"]]
-    return Table(columns, rows, frozenset(range(placed, len(rows))))
+    table = Table(columns)
+    for each in body["placements"]:
+        state = f"up to {gib(each['most_bytes'])} of {_names(each['devices'])}"
+        leaves, score = each["leaves"] or "-", f"{each['score_ratio']:.2f}"
+        table.add(each["pod"], leaves, each["node"], score, state)
+    for each in body["rejections"]:
+        reasons = [*each["reasons"], *each["ineligible"]]
+        why = each["not_tried"] or "; ".join(reason_lines(reasons))
+        for pod in each["pods"]:
+            table.add(pod, each["leaves"] or "-", "-", "-", why, bad=True)
+    return table
 
 
 def feed_events(body: Body, wide: bool = False) -> Table:
@@ -331,10 +297,6 @@ def feed_event(event: Body) -> Row:
 
 def _moment(at: str) -> str:
     return at.replace("T", " ")[:19]
-
-
-def _timed(decision: Body) -> Iterable[Body | None]:
-    return (decision["filter"], decision["prioritize"], decision["bind"])
 
 
 def _took(phase: Body | None) -> str:
@@ -379,8 +341,13 @@ def _described(node: Body) -> Row:
     sharing = sorted({device["sharing"] for device in devices})
     return (
         *(_all(models), _all(sharing), node["certainty"] or "-", node["observed_at"] or "-"),
-        _all(node.get("taints") or []),
+        _all(node["taints"]),
     )
+
+
+def reason_lines(reasons: Iterable[Body]) -> list[str]:
+    """Return a line for each reason, with its number of nodes."""
+    return [f"{nodes_of(each['nodes'])}: {each['message']}" for each in reasons]
 
 
 def nodes_of(count: int) -> str:

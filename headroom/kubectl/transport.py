@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from headroom.kubectl.client import TIMEOUT_S, UNREACHABLE, Trouble, Way
-from headroom.kubectl.tls import Files, checked, within_a_tunnel
+from headroom.kubectl.debug_api_client import TIMEOUT_S, UNREACHABLE, CommandError, Transport
 
 NAMESPACE = "headroom-system"
 SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=console"
@@ -28,6 +27,17 @@ _RIGHTS = (
     "{resources: [pods], verbs: [list]} and {resources: [pods/portforward], verbs: [get, create]}"
 )
 _EXAMPLE = "http://127.0.0.1:8889"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Paths of PEM files with kubectl's names; without ``ca``, the system's CAs are trusted."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
 NO_FILES = Files()
 
 
@@ -35,22 +45,24 @@ class Address:
     """A connection to ``http://host:port`` or https. It sends ``token`` as the bearer token."""
 
     def __init__(self, url: str, token: str | None = None, files: Files = NO_FILES) -> None:
-        """Raises ``Trouble``."""
+        """Raises ``CommandError``."""
         parts = urlsplit(url)
         try:
             port = parts.port
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise Trouble(f"--server: {url!r} is not an address. Example: {_EXAMPLE}", 2)
+            raise CommandError(f"--server: {url!r} is not an address. Example: {_EXAMPLE}", 2)
         self.name = f"{parts.scheme}://{parts.netloc}"
         self.headers: Mapping[str, str] = {"Authorization": f"Bearer {token}"} if token else {}
         self._host, self._port = parts.hostname, port
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
-            self._tls = checked(files)
+            self._tls = verified_context(files)
         elif files != NO_FILES:
-            raise Trouble(f"--server: {url} does not use TLS; use https:// with certificates", 2)
+            raise CommandError(
+                f"--server: {url} does not use TLS; use https:// with certificates", 2
+            )
 
     def connect(self) -> http.client.HTTPConnection:
         if self._tls:
@@ -69,11 +81,11 @@ class Target:
     tls: bool
 
 
-class Tunnel:
+class PortForward:
     """A connection to a ready pod of the console, through the kubeconfig's API server."""
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str) -> None:
-        """Raises ``Trouble``."""
+        """Raises ``CommandError``."""
         self._api = _core_api(kubeconfig, context)
         self._namespace = namespace
         self._target = self._ready_pod()
@@ -101,12 +113,12 @@ class Tunnel:
             )
         except ApiException as err:
             why = f"{self.name} cannot be forwarded to: {self._reason(err)}"
-            raise Trouble(why, UNREACHABLE) from err
+            raise CommandError(why, UNREACHABLE) from err
         connection = http.client.HTTPConnection("headroom", self._target.port, timeout=TIMEOUT_S)
         connection.sock = forward.socket(self._target.port)
         connection.sock.settimeout(TIMEOUT_S)
         if self._target.tls:
-            connection.sock = within_a_tunnel(self._files).wrap_socket(connection.sock)
+            connection.sock = unverified_context(self._files).wrap_socket(connection.sock)
         return connection
 
     def _ready_pod(self) -> Target:
@@ -117,9 +129,11 @@ class Tunnel:
             pods = self._api.list_namespaced_pod(self._namespace, label_selector=SELECTOR).items
         except ApiException as err:
             where = f"pods in namespace {self._namespace}"
-            raise Trouble(f"{where} cannot be listed: {self._reason(err)}", UNREACHABLE) from err
+            raise CommandError(
+                f"{where} cannot be listed: {self._reason(err)}", UNREACHABLE
+            ) from err
         except HTTPError as err:
-            raise Trouble(f"the API server does not answer: {err}", UNREACHABLE) from err
+            raise CommandError(f"the API server does not answer: {err}", UNREACHABLE) from err
         ready = [
             pod
             for pod in pods
@@ -129,10 +143,10 @@ class Tunnel:
             return target(min(ready, key=lambda pod: str(pod.metadata.name)))
         if pods:
             why = f"no console in namespace {self._namespace} is ready"
-            raise Trouble(
+            raise CommandError(
                 f"{why}; see: kubectl -n {self._namespace} get pods -l {SELECTOR}", UNREACHABLE
             )
-        raise Trouble(
+        raise CommandError(
             f"Headroom is not installed in namespace {self._namespace}: it has no pod labelled "
             f"{SELECTOR}; set --headroom-namespace to its namespace, or --server {_EXAMPLE}",
             UNREACHABLE,
@@ -152,19 +166,19 @@ class Tunnel:
         return f"{status} {reason}"
 
 
-def way(
+def transport_for(
     server: str | None,
     token: str | None,
     files: Files,
     kubeconfig: str | None,
     context: str | None,
     namespace: str,
-) -> Way:
-    """Return the connection that the options select. Raises ``Trouble``."""
+) -> Transport:
+    """Return the connection that the options select. Raises ``CommandError``."""
     if not server and files != NO_FILES:
         flags = "--certificate-authority, --client-certificate and --client-key"
-        raise Trouble(f"{flags} need --server; without it, the kubeconfig's are used", 2)
-    return Address(server, token, files) if server else Tunnel(kubeconfig, context, namespace)
+        raise CommandError(f"{flags} need --server; without it, the kubeconfig's are used", 2)
+    return Address(server, token, files) if server else PortForward(kubeconfig, context, namespace)
 
 
 def default_namespace(kubeconfig: str | None, context: str | None) -> str:
@@ -184,14 +198,14 @@ def _core_api(kubeconfig: str | None, context: str | None) -> Any:
     try:
         from kubernetes import client, config
     except ImportError as err:
-        raise Trouble(
+        raise CommandError(
             f"{err}; install it: pip install 'headroom-gpu[extender,cluster]'", 2
         ) from err
     load: Any = config
     try:
         return client.CoreV1Api(load.new_client_from_config(kubeconfig, context))
     except config.ConfigException as err:
-        raise Trouble(
+        raise CommandError(
             f"no cluster is configured: {err}; without a cluster, set --server {_EXAMPLE}",
             UNREACHABLE,
         ) from err
@@ -208,3 +222,42 @@ def target(pod: Any) -> Target:
     if TLS_NAME in ports:
         return Target(name, ports[TLS_NAME], True)
     return Target(name, ports.get(PLAIN_NAME, PORT), False)
+
+
+def verified_context(files: Files) -> ssl.SSLContext:
+    """Return a context that verifies the server's name. Raises ``CommandError``."""
+    try:
+        context = ssl.create_default_context(cafile=files.ca)
+    except (OSError, ValueError) as err:
+        raise CommandError(f"--certificate-authority: {files.ca}: {err}", 2) from err
+    return _with_client_certificate(context, files)
+
+
+def unverified_context(files: Files) -> ssl.SSLContext:
+    """Return a context without verification, for a connection through the API server.
+
+    The API server already selects the pod, so the pod's certificate adds nothing. Raises
+    ``CommandError``.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return _with_client_certificate(context, files)
+
+
+def _with_client_certificate(context: ssl.SSLContext, files: Files) -> ssl.SSLContext:
+    if files.cert is None:
+        if files.key is not None:
+            raise CommandError("--client-key is set without --client-certificate; set both", 2)
+        return context
+    try:
+        # One file may contain both. The empty password prevents a prompt for an encrypted key.
+        context.load_cert_chain(files.cert, files.key, password=lambda: b"")
+    except (OSError, ValueError) as err:
+        where = files.cert if files.key is None else f"{files.cert}, {files.key}"
+        raise CommandError(
+            f"the client certificate cannot be used: {where}: {err}; set a certificate and its key "
+            "in PEM. Example: --client-certificate tls.crt --client-key tls.key",
+            2,
+        ) from err
+    return context

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from headroom.kubectl.client import Trouble, Way
+from headroom.kubectl.debug_api_client import CommandError, Transport
 
 #: Maximum size of the body of a browser's request.
 _MAX_BYTES = 1 << 20
@@ -22,11 +22,11 @@ _NOT_PASSED = {"connection", "transfer-encoding", "content-length", "keep-alive"
 
 
 class Page(ThreadingHTTPServer):
-    """A server that forwards requests for ``url`` to ``way``."""
+    """A server that forwards requests for ``url`` to ``transport``."""
 
     daemon_threads = True
 
-    def __init__(self, way: Way, port: int = 0) -> None:
+    def __init__(self, transport: Transport, port: int = 0) -> None:
         """Listen on 127.0.0.1. Raises ``OSError`` if the port is in use."""
         prefix = f"/{secrets.token_urlsafe(18)}"
 
@@ -51,12 +51,14 @@ class Page(ThreadingHTTPServer):
                 kept = ("Accept", "Content-Type", "If-None-Match", "Last-Event-ID")
                 headers = {name: self.headers[name] for name in kept if name in self.headers}
                 try:
-                    with closing(way.connect()) as connection:
+                    with closing(transport.connect()) as connection:
                         target = self.path.removeprefix(prefix)
-                        connection.request(self.command, target, body, {**headers, **way.headers})
+                        connection.request(
+                            self.command, target, body, {**headers, **transport.headers}
+                        )
                         self._answer(connection.getresponse())
-                except (OSError, http.client.HTTPException, Trouble) as err:
-                    sys.stderr.write(f"kubectl headroom: {way.name}: {err}\n")
+                except (OSError, http.client.HTTPException, CommandError) as err:
+                    sys.stderr.write(f"kubectl headroom: {transport.name}: {err}\n")
                     self.close_connection = True
 
             def _answer(self, response: http.client.HTTPResponse) -> None:

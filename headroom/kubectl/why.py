@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headroom.kubectl.tables import nodes_of
+from headroom.kubectl.tables import nodes_of, reason_lines
 
 #: Number of nodes that are shown without -o wide.
 NEAREST = 3
@@ -21,12 +21,12 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     ]
     if body["bound_to"]:
         lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
-        return lines + _asked(body)
+        return lines + _attempts(body)
     lines.append(f"  {_source(body)}, generation {body['snapshot_generation']}")
     kept_out = [*body["reasons"], *body["ineligible"]]
     if kept_out or body["left_out_nodes"]:
         lines += ["", "Nodes that cannot take it"]
-        lines += [f"  {nodes_of(each['nodes'])}: {each['message']}" for each in kept_out]
+        lines += [f"  {line}" for line in reason_lines(kept_out)]
     if left_out := body["left_out_nodes"]:
         lines.append(
             f"  {nodes_of(left_out)}: excluded by kube-scheduler for other resources, volumes or "
@@ -38,8 +38,8 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     nearest = body["nearest"] if wide else body["nearest"][:NEAREST]
     if nearest:
         lines += ["", "Nearest nodes"]
-        lines += [f"  {line}" for node in nearest for line in node["told"]]
-    return lines + _asked(body)
+        lines += [f"  {line}" for node in nearest for line in node["lines"]]
+    return lines + _attempts(body)
 
 
 def _request(asks: list[Mapping[str, Any]]) -> list[str]:
@@ -55,13 +55,13 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _asked(body: Mapping[str, Any]) -> list[str]:
+def _attempts(body: Mapping[str, Any]) -> list[str]:
     """Format kube-scheduler's attempts to schedule the pod."""
     decision, attempts = body["last_decision"], body["attempts"]
     if decision is None:
-        return ["", body["attempts"]["message"]]
+        return ["", attempts["message"]]
     heading = f"Decision {decision['decision_id']} ({_source(decision)})"
-    lines = ["", attempts["message"] if attempts else "", heading]
+    lines = ["", attempts["message"], heading]
     return lines + [f"  {line}" for line in phases(decision)]
 
 
@@ -81,8 +81,7 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
         lines.append(f"prioritize: {best}, in {ranked['took_ms']:.1f} ms")
     if preempted := decision["preempt"]:
         lines.append(f"preempt: in {preempted['took_ms']:.1f} ms")
-        # Older replicas do not return this field.
-        lines += [f"  {each}" for each in preempted.get("told") or ()]
+        lines += [f"  {each}" for each in preempted["lines"]]
     if bound := decision["bind"]:
         why_not = f", {bound['message']}" if bound["message"] else ""
         outcome = f"{bound['outcome']}{why_not}"
@@ -93,7 +92,7 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
 def score(body: Mapping[str, Any]) -> list[str]:
     """Format the body of /v1/score: one pod on one node, now and in the last attempt."""
     live = body["live"]
-    lines = list(live["node"]["told"])
+    lines = list(live["node"]["lines"])
     lines.append(f"  {_source(live)}, generation {body['snapshot_generation']}")
     lines += [f"  fails: {each['message']}" for each in live["failing"]]
     if live["not_tried"]:
@@ -119,7 +118,7 @@ def _stored(decision: Mapping[str, Any] | None, node: str) -> list[str]:
     source = f"decision {decision['decision_id']}, {_source(decision)}"
     lines = ["", f"Decided at {decision['at']} ({source})"]
     lines += [f"  {line}" for line in phases(decision)]
-    candidates = (decision["prioritize"] or {}).get("candidates", ())
+    candidates = decision["prioritize"]["candidates"] if decision["prioritize"] else ()
     for rank, each in enumerate(candidates, 1):
         if each["node"] == node:
             lines.append(f"  {node} had rank {rank}, with score {each['score_ratio']:.3f}")

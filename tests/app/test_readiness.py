@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from extender.app.extender import Extender
 from extender.app.readiness import unready
 from extender.config.settings import Settings
-from extender.console.process_status import Observed
+from extender.console.process import ProcessMonitor
 from extender.kube.reflector import DEFAULT_PACE
 from extender.kube.resources import Health
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
@@ -83,7 +83,7 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
 
 
 def test_how_the_watches_do_is_told_as_it_is() -> None:
-    observed = Observed(behind=lambda: True)
+    observed = ProcessMonitor(behind=lambda: True)
     listed, unheard = Health("pods", True, 1.23456, 2, 3, 4), Health("nodes", False, None, 0, 0, 0)
     observed.health = lambda: [listed, unheard]
     for late_s in (0.001, 0.2, 0.003):
@@ -95,4 +95,4 @@ def test_how_the_watches_do_is_told_as_it_is() -> None:
     assert (nodes.synced, nodes.contact_age_s, now.behind) == (False, None, True)
     assert now.loop_lag is not None
     assert (now.loop_lag.p50_s, now.loop_lag.max_s) == (0.003, 0.2)
-    assert Observed(behind=bool).now().loop_lag is None
+    assert ProcessMonitor(behind=bool).now().loop_lag is None

@@ -9,7 +9,7 @@ import pytest
 
 from contract.reasons import Reason
 from extender.config.settings import RELOADED, Settings
-from tests.kubectl.test_app import run
+from tests.kubectl.test_commands import run
 from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import until

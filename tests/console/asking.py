@@ -1,4 +1,4 @@
-"""A debug API over a cluster in this process, asked without a network."""
+"""A debug API in this process, called without a network."""
 
 import asyncio
 import itertools
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from extender.console.app import console_app
 from extender.console.auth import Guard
-from extender.console.context import Context, no_quotas
+from extender.console.view_context import Context, no_quotas
 from extender.observability.feed import Feed
 from extender.observability.journal_follower import Followed, Journals
 from extender.observability.metrics import Telemetry

@@ -1,4 +1,4 @@
-"""What all views of the debug API have in common: errors, tags, tables, pages."""
+"""Common behaviour of all views of the debug API: errors, ETags and pages."""
 
 import re
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def fleet() -> Asked:
         pytest.param("GET", "/v1/nodes?limit=x&order=y", 422, "; query order: ", id="two slips"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_form(
+def test_all_errors_are_problem_details(
     fleet: Asked, method: str, path: str, status: int, said: str
 ) -> None:
     answer = fleet.get(path, method=method)
@@ -55,7 +55,7 @@ def test_what_is_wrong_is_told_in_one_form(
     assert body["title"]
 
 
-def test_a_fault_of_ours_is_a_problem_too_and_is_logged_but_not_shown(fleet: Asked) -> None:
+def test_an_internal_error_is_logged_and_answered_without_details(fleet: Asked) -> None:
     def broken() -> None:
         raise RuntimeError("what nobody outside is to read")
 
@@ -81,7 +81,7 @@ def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{path}?{'&'.join(needed)}", parameter
 
 
-def test_every_parameter_says_a_right_example_that_is_right(fleet: Asked) -> None:
+def test_the_example_of_every_parameter_is_valid(fleet: Asked) -> None:
     """It is quoted to who gives a wrong one."""
     for path, parameter in parameters(fleet):
         if parameter["in"] == "header":
@@ -96,9 +96,7 @@ def test_every_parameter_says_a_right_example_that_is_right(fleet: Asked) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/gpu-a", "/v1/drift"])
-def test_who_has_an_answer_is_not_sent_it_again_until_something_has_changed(
-    fleet: Asked, path: str
-) -> None:
+def test_an_unchanged_answer_is_not_sent_again(fleet: Asked, path: str) -> None:
     first = fleet.get(path)
     fleet.now_s += 1.0
     held = {"If-None-Match": f'"another", {first.headers["etag"]}'}
@@ -113,7 +111,7 @@ def test_who_has_an_answer_is_not_sent_it_again_until_something_has_changed(
     assert newer.headers["etag"] != first.headers["etag"]
 
 
-def test_a_report_that_becomes_stale_is_news(fleet: Asked) -> None:
+def test_a_report_that_becomes_stale_changes_the_etag(fleet: Asked) -> None:
     first = fleet.get("/v1/nodes/gpu-a")
     fleet.now_s += STALE_AFTER_S + 1
     later = fleet.get("/v1/nodes/gpu-a", {"If-None-Match": first.headers["etag"]})
@@ -121,7 +119,7 @@ def test_a_report_that_becomes_stale_is_news(fleet: Asked) -> None:
     assert first.json()["snapshot_generation"] == later.json()["snapshot_generation"]
 
 
-def test_another_process_has_other_tags(fleet: Asked) -> None:
+def test_processes_have_different_etags(fleet: Asked) -> None:
     """It counts its generations anew."""
     other = Asked()
     for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
@@ -131,7 +129,7 @@ def test_another_process_has_other_tags(fleet: Asked) -> None:
     assert one.headers["etag"] != two.headers["etag"]
 
 
-def test_pages_put_together_are_the_whole_whatever_goes_meanwhile(fleet: Asked) -> None:
+def test_pages_contain_every_node_although_nodes_disappear_meanwhile(fleet: Asked) -> None:
     seen, after = [], ""
     while after is not None:
         body = fleet.get(f"/v1/nodes?limit=2&continue={after}").json()
@@ -167,7 +165,7 @@ def test_the_fullest_come_first_page_by_page_and_those_that_take_nothing_before(
     assert order == ["closed", "gpu-d", "gpu-c", "another", "gpu-a", "gpu-b"]
 
 
-def test_the_fleet_is_told_in_sums_of_what_its_nodes_say(fleet: Asked) -> None:
+def test_fleet_totals_are_the_sums_over_nodes(fleet: Asked) -> None:
     sums_add_up(fleet)
     reserved = {"uid-p": reservation({"GPU-gpu-c-0": 12 * GIB}, name="p")}
     for node in (
@@ -179,7 +177,7 @@ def test_the_fleet_is_told_in_sums_of_what_its_nodes_say(fleet: Asked) -> None:
     sums_add_up(fleet)
 
 
-def test_nodes_with_stale_reports_have_nothing_free_in_the_sums(fleet: Asked) -> None:
+def test_nodes_with_stale_reports_add_no_headroom_to_the_totals(fleet: Asked) -> None:
     fleet.now_s = 2 * STALE_AFTER_S
     fleet.cluster.apply([GPUNodeSeen(gpunode(shared("GPU-new"), name="new"), fleet.now_s)])
     fleet.cluster.apply([NodeSeen(kube_node("new"))])
@@ -216,7 +214,7 @@ def sums_add_up(fleet: Asked) -> None:
     )
 
 
-def test_nodes_are_found_by_what_is_shown_of_them(fleet: Asked) -> None:
+def test_nodes_are_searched_by_their_visible_texts(fleet: Asked) -> None:
     def found(search: str) -> list[str]:
         return [node["name"] for node in fleet.get(f"/v1/nodes?search={search}").json()["nodes"]]
 

@@ -1,4 +1,4 @@
-"""Assumed binds and nominations: a console counts what the extenders count."""
+"""A console counts the assumed binds and nominations of the extenders that it follows."""
 
 import asyncio
 import json
@@ -282,7 +282,7 @@ def line(*uids: str, node: str = "n0", held: bool = True) -> AssumedLine:
     return AssumedLine(binds, tuple(Nomination(f"of-{uid}", node, held) for uid in uids))
 
 
-def test_what_several_extenders_assume_is_counted_together() -> None:
+def test_assumed_binds_of_several_extenders_are_added() -> None:
     seen = assumed_by([followed(line("a", "b")), followed(line("c", node="n1"))])
     assert {node: set(of) for node, of in seen.binds.items()} == {"n0": {"a", "b"}, "n1": {"c"}}
     assert seen.nominations is not None
@@ -291,9 +291,7 @@ def test_what_several_extenders_assume_is_counted_together() -> None:
     assert (assumed_by(both).nominations or {})["of-a"].held
 
 
-def test_what_a_silent_extender_assumed_expires_and_what_one_that_is_gone_did_does_at_once() -> (
-    None
-):
+def test_assumed_binds_of_a_silent_extender_expire_and_of_a_gone_one_end_at_once() -> None:
     assert assumed_by([followed(line("a"), EXPIRES_S - 0.1)]).binds
     nothing = AssumedSeen({}, None)
     assert assumed_by([followed(line("a"), EXPIRES_S)]) == nothing
@@ -331,7 +329,7 @@ def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first(
     assert copy.assumed == sent
 
 
-def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
+def test_an_extender_streams_binds_that_are_expected_under_way_and_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(assumed_binds, "BIND_FOLLOWS_WITHIN_S", 3600.0)
@@ -376,7 +374,7 @@ def test_an_extender_says_whose_bind_comes_next_is_under_way_and_has_ended(
     assert asyncio.run(play()) == (nothing, there, there, nothing)
 
 
-def test_a_console_counts_what_its_extenders_stream_and_an_extender_what_it_does_itself() -> None:
+def test_a_console_counts_streamed_binds_and_an_extender_its_own() -> None:
     streamed = line("uid-p")
     opening = StateLine("other", "1.2.3", 0.0, 7, "", "enforce")
 

@@ -1,4 +1,4 @@
-"""Nobody reads the debug API whom the API server does not know, or would not let see the same."""
+"""Readers of the debug API are authenticated and authorized by the API server."""
 
 import asyncio
 import threading
@@ -16,10 +16,10 @@ from extender.console.auth import (
     GetPod,
     Guard,
     Limits,
+    Permission,
     ReadPath,
     ReviewFailed,
-    Wish,
-    wishes,
+    sufficient_permissions,
 )
 from extender.server.client_certificates import User
 from tests.console.asking import Asked
@@ -34,18 +34,18 @@ EXPLAIN = "/v1/explain/pods/ml/p"
 class Played:
     """Knows tokens of the form ``token-of-NAME``, and what each name may do."""
 
-    rights: dict[str, set[Wish]] = field(default_factory=dict)
+    rights: dict[str, set[Permission]] = field(default_factory=dict)
     fails: str = ""
     asked: list[object] = field(default_factory=list)
 
-    def who(self, token: str) -> User | None:
+    def authenticate(self, token: str) -> User | None:
         self._note(token)
         name = token.removeprefix("token-of-")
         return User(name) if name != token else None
 
-    def may(self, user: User, wish: Wish) -> bool:
-        self._note((user.name, wish))
-        return wish in self.rights.get(user.name, set())
+    def authorize(self, user: User, permission: Permission) -> bool:
+        self._note((user.name, permission))
+        return permission in self.rights.get(user.name, set())
 
     def _note(self, what: object) -> None:
         self.asked.append(what)
@@ -54,8 +54,8 @@ class Played:
 
 
 class World:
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, **rights: Wish) -> None:
-        self.reviews = Played({name: {wish} for name, wish in rights.items()})
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, **rights: Permission) -> None:
+        self.reviews = Played({name: {permission} for name, permission in rights.items()})
         self.now_s = 0.0
         self.api = Asked(guard=Guard(self.reviews, lambda: self.now_s, limits))
         self.api.add_node("n")
@@ -105,10 +105,10 @@ class World:
         ),
     ],
 )
-def test_what_must_be_allowed(
-    method: str, path: str, params: dict[str, str], query: dict[str, str], asked: list[Wish]
+def test_permissions_that_are_sufficient_for_a_view(
+    method: str, path: str, params: dict[str, str], query: dict[str, str], asked: list[Permission]
 ) -> None:
-    assert wishes(method, path, params, query) == asked
+    assert sufficient_permissions(method, path, params, query) == asked
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_what_must_be_allowed(
         pytest.param({"Authorization": "Bearer x"}, "does not accept this token", id="nobody's"),
     ],
 )
-def test_who_is_not_known_is_told_how_to_be(header: dict[str, str], why: str) -> None:
+def test_a_rejection_explains_how_to_authenticate(header: dict[str, str], why: str) -> None:
     world = World()
     for path in ("/v1/nodes", EXPLAIN, "/metrics"):
         answer = world.api.get(path, header)
@@ -132,7 +132,7 @@ def test_who_is_not_known_is_told_how_to_be(header: dict[str, str], why: str) ->
     assert "/v1/nodes" not in str(world.reviews.asked)
 
 
-def test_who_may_read_one_thing_may_not_read_another() -> None:
+def test_permission_for_one_view_does_not_permit_another() -> None:
     world = World(sre=NODES, author=OF_POD)
     assert world.get("/v1/nodes", "sre").status_code == 200
     assert world.get(EXPLAIN, "author").status_code == 404  # let in: there is no such pod
@@ -149,7 +149,7 @@ def test_who_may_read_one_thing_may_not_read_another() -> None:
     assert world.get("/v1/explain/pods/other/p", "author").status_code == 403
 
 
-def test_a_snapshot_shows_pods_whole_to_whom_the_api_server_would_show_all_pods() -> None:
+def test_an_unredacted_snapshot_needs_permission_to_get_all_pods() -> None:
     snapshot = ReadPath("get", "/v1/snapshot")
     world = World(viewer=snapshot)
     world.reviews.rights["admin"] = {snapshot, ALL_PODS}
@@ -165,12 +165,12 @@ def test_a_snapshot_shows_pods_whole_to_whom_the_api_server_would_show_all_pods(
     assert world.get("/v1/snapshot?redact=perhaps", "viewer").status_code == 403
 
 
-def test_who_may_read_everything_may_read_of_every_pod() -> None:
+def test_permission_for_the_path_permits_the_views_of_every_pod() -> None:
     world = World(sre=ReadPath("get", EXPLAIN))
     assert world.get(EXPLAIN, "sre").status_code == 404
 
 
-def test_probes_and_the_page_are_for_everybody() -> None:
+def test_probes_and_the_page_need_no_authentication() -> None:
     world = World()
     world.reviews.fails = "down"
     for path in ("/", "/healthz", "/readyz"):
@@ -178,7 +178,7 @@ def test_probes_and_the_page_are_for_everybody() -> None:
     assert world.reviews.asked == []
 
 
-def test_nobody_is_let_in_while_the_api_server_cannot_be_asked(
+def test_requests_are_rejected_while_the_api_server_does_not_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World(sre=NODES)
@@ -204,7 +204,7 @@ def test_answers_hold_for_a_moment_and_no_longer() -> None:
     assert world.get("/v1/nodes", "sre").status_code == 403
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_answers_are_bounded() -> None:
     world = World(Limits(most_kept=2))
     for name in ("a", "b", "c", "a"):
         world.get("/v1/nodes", name)
@@ -227,12 +227,12 @@ class Slow(Played):
         super().__init__({"sre": {NODES}})
         self.let = threading.Event()
 
-    def who(self, token: str) -> User | None:
+    def authenticate(self, token: str) -> User | None:
         self.let.wait()
-        return super().who(token)
+        return super().authenticate(token)
 
 
-def test_many_who_ask_the_same_are_one_question_and_too_many_do_not_wait() -> None:
+def test_equal_reviews_are_shared_and_too_many_are_rejected_at_once() -> None:
     reviews = Slow()
     guard = Guard(reviews, lambda: 0.0, Limits(most_under_way=2))
 
@@ -253,7 +253,7 @@ def test_many_who_ask_the_same_are_one_question_and_too_many_do_not_wait() -> No
     assert reviews.asked.count("token-of-sre") == 1
 
 
-def test_who_waits_for_too_long_is_sent_away() -> None:
+def test_a_review_that_takes_too_long_is_rejected() -> None:
     reviews = Slow()
     guard = Guard(reviews, lambda: 0.0, Limits(wait_s=0.05))
 

@@ -1,4 +1,4 @@
-"""How many fit is what could be placed."""
+"""/v1/capacity counts the pods that filter would place."""
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ def fleet() -> Asked:
     return asked
 
 
-def test_it_is_not_what_is_left_divided_by_the_size(fleet: Asked) -> None:
+def test_the_count_is_not_free_memory_divided_by_the_size(fleet: Asked) -> None:
     body = fleet.get("/v1/capacity?vram=8Gi&by_node=true").json()
     # 76 GiB are left, and 8 of them nine times on devices with a replica; but after one pod on B
     # the plugin could send the next one to A, which lacks the memory.
@@ -47,7 +47,7 @@ def test_it_is_not_what_is_left_divided_by_the_size(fleet: Asked) -> None:
     }
 
 
-def test_nodes_that_are_not_counted_make_it_a_lower_bound(fleet: Asked) -> None:
+def test_uncounted_nodes_make_the_count_a_lower_bound(fleet: Asked) -> None:
     body = fleet.get("/v1/capacity?vram=8Gi&most_nodes=0&by_node=true").json()
     assert (body["pods"], body["pods_at_least"]) == (2, True)
     assert body["not_checked"] == ["CPU, memory and other resources", "ResourceQuotas"]
@@ -55,13 +55,13 @@ def test_nodes_that_are_not_counted_make_it_a_lower_bound(fleet: Asked) -> None:
     assert [node["counted"] for node in body["nodes"]] == [False, False]
 
 
-def test_without_a_size_a_pod_takes_what_its_replica_is_worth(fleet: Asked) -> None:
+def test_without_a_size_a_pod_requests_the_share_of_a_replica(fleet: Asked) -> None:
     body = fleet.get("/v1/capacity").json()
     assert (body["request"]["amount"], body["space"]["need_bytes"]) == ("1 replica", 6 * GIB)
     assert (body["pods"], body["nodes"]) == (9, [])
 
 
-def test_a_cordoned_node_takes_nobody(fleet: Asked) -> None:
+def test_a_cordoned_node_takes_no_pods(fleet: Asked) -> None:
     node = msgspec.structs.replace(kube_node("empty"), spec=NodeSpec(unschedulable=True))
     fleet.cluster.apply([NodeSeen(node)])
     body = fleet.get("/v1/capacity?vram=25Gi").json()
@@ -87,6 +87,6 @@ def test_a_cordoned_node_takes_nobody(fleet: Asked) -> None:
         ("vram=1Gi&count=0", "query count: "),
     ],
 )
-def test_what_cannot_be_read_is_refused(fleet: Asked, query: str, said: str) -> None:
+def test_an_invalid_size_is_rejected(fleet: Asked, query: str, said: str) -> None:
     answer = fleet.get(f"/v1/capacity?{query}")
     assert (answer.status_code, said in answer.json()["detail"]) == (422, True), answer.text

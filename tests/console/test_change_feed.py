@@ -1,4 +1,4 @@
-"""What has changed since the last look is told once, with what brought it about."""
+"""The change feed reports each change once, with its cause."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def made(attempt: str = "ours-1", **other: Any) -> Reservation:
     return msgspec.structs.replace(held, attempt=attempt, **other)
 
 
-def test_nothing_new_is_nothing_told(looking: Looking) -> None:
+def test_no_change_gives_no_event(looking: Looking) -> None:
     looking.report()
     assert looking.told() == []
 
@@ -74,9 +74,7 @@ def test_nothing_new_is_nothing_told(looking: Looking) -> None:
         pytest.param(made(flags=[ADOPTED]), "bound_without_us", id="a bystander's"),
     ],
 )
-def test_a_promise_is_told_with_who_made_it(
-    looking: Looking, held: Reservation, cause: str
-) -> None:
+def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, cause: str) -> None:
     looking.report(p=held)
     assert looking.told() == [("reservation_made", "uid-p", cause)]
     latest = looking.feed.past()[-1]
@@ -92,7 +90,9 @@ def test_a_promise_is_told_with_who_made_it(
         pytest.param(made(charges=[]), "corrected", id="corrected"),
     ],
 )
-def test_a_promise_that_changes_is_told(looking: Looking, now: Reservation, cause: str) -> None:
+def test_a_changed_reservation_has_its_cause(
+    looking: Looking, now: Reservation, cause: str
+) -> None:
     looking.report(p=made())
     looking.told()
     looking.report(p=now)
@@ -108,9 +108,7 @@ def test_a_promise_that_changes_is_told(looking: Looking, now: Reservation, caus
         pytest.param(pod(), "taken_back", id="still unbound"),
     ],
 )
-def test_a_promise_that_is_taken_back_is_told_with_why(
-    looking: Looking, pod: Pod | None, cause: str
-) -> None:
+def test_a_removed_reservation_has_its_cause(looking: Looking, pod: Pod | None, cause: str) -> None:
     looking.report(p=made())
     looking.told()
     looking.state.apply([PodGone("uid-p")] if pod is None else [PodSeen(pod)])
@@ -134,7 +132,7 @@ def test_devices_are_fenced_and_heal(looking: Looking) -> None:
     assert looking.told() == [("device_healthy", "", "")]
 
 
-def test_a_pod_that_a_report_shows_is_told_with_its_device(looking: Looking) -> None:
+def test_an_observed_pod_is_reported_with_its_device(looking: Looking) -> None:
     looking.report(p=made())
     looking.told()
     looking.version += 1
@@ -159,7 +157,7 @@ def test_nodes_come_and_go(looking: Looking) -> None:
     assert looking.told() == [("node_gone", "", "")]
 
 
-def test_a_decision_is_told_once_for_each_way_that_it_ends(looking: Looking) -> None:
+def test_each_result_of_a_decision_is_reported_once(looking: Looking) -> None:
     def note(part: Filtered | Ranked | BindTried) -> None:
         looking.records.note("u.1", "default", "p", part, 1.0)
 

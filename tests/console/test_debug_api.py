@@ -1,4 +1,4 @@
-"""What an SRE reads is what decided."""
+"""The views show the data on which filter decides."""
 
 import asyncio
 import re
@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from contract.kube import ObjectMeta, Pod
 from extender.console.app import console_app
-from extender.console.context import Context
 from extender.console.responses import chunked, json_parts
+from extender.console.view_context import Context
 from extender.observability.journal_follower import Journals
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
@@ -51,7 +51,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def test_refused_pod_is_explained_with_numbers_and_what_would_help(server: Server) -> None:
+def test_a_rejected_pod_is_explained_with_numbers_and_suggestions(server: Server) -> None:
     holder = pod("holder", "20Gi")
     server.post("/filter", offer(holder, "shared"))
     server.post("/bind", binding(holder, "shared"))
@@ -117,7 +117,7 @@ def test_api_describes_itself(server: Server) -> None:
     assert {"/v1/nodes", "/v1/nodes/{name}", "/v1/explain/pods/{namespace}/{name}"} <= set(paths)
 
 
-def test_embedded_routes_refuse_what_is_wrong_and_change_nothing(server: Server) -> None:
+def test_embedded_routes_reject_invalid_requests_and_change_nothing(server: Server) -> None:
     before = server.get("/v1/nodes").json()["nodes"]
     assert server.debug_post("/embedded/v1/reports", {"node": "shared"}).status == 400
     nobody = [{"node": "shared", "status": {}}, {"node": "nobody", "status": {}}]
@@ -148,7 +148,7 @@ class Owned(ClusterState):
     "path",
     ["/metrics", "/v1/nodes", "/v1/nodes/n", "/v1/drift", "/v1/explain/pods/default/p"],
 )
-def test_snapshots_are_made_by_who_owns_the_cluster_alone(path: str) -> None:
+def test_only_the_event_loop_makes_snapshots(path: str) -> None:
     """One that another thread makes while nodes are put hides those for good."""
 
     async def play() -> None:

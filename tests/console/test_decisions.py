@@ -1,4 +1,4 @@
-"""Decisions are found by pod, node and time, and put together from what each replica did."""
+"""Decisions are selected by pod, node and time, and merged over all replicas."""
 
 import pytest
 
@@ -52,12 +52,12 @@ def test_decisions_are_found(asked: Asked, query: str, found: list[int]) -> None
 
 
 @pytest.mark.parametrize("since", ["yesterday", "15", "15d", "-5m"])
-def test_a_time_that_is_none_is_refused_with_an_example(asked: Asked, since: str) -> None:
+def test_an_invalid_time_is_rejected_with_an_example(asked: Asked, since: str) -> None:
     answer = asked.get(f"/v1/decisions?since={since}")
     assert (answer.status_code, "Example: since=15m" in answer.text) == (422, True)
 
 
-def test_pages_of_decisions_put_together_are_the_whole(asked: Asked) -> None:
+def test_pages_contain_every_decision(asked: Asked) -> None:
     seen: list[str] = []
     after: str | None = ""
     while after is not None:
@@ -72,14 +72,14 @@ def followed(other: Asked, trouble: str = "") -> Followed:
     return Followed("10.0.0.7:8889", other.journal, state, 0.5, trouble)
 
 
-def test_a_decision_nobody_knows_is_not_found_and_says_who_is_not_heard(asked: Asked) -> None:
+def test_an_unknown_decision_is_not_found_and_unanswered_extenders_are_named(asked: Asked) -> None:
     asked.followed = [followed(Asked(), "rejected")]
     answer = asked.get("/v1/decisions/uid-9.1")
     assert answer.status_code == 404
     assert "extender 10.0.0.7:8889 does not answer" in answer.json()["detail"]
 
 
-def test_what_other_extenders_did_is_put_together_with_our_own(asked: Asked) -> None:
+def test_decisions_of_several_extenders_are_merged(asked: Asked) -> None:
     other = Asked()
     ranked = Ranked(WALL_S + 5, 200, 3, 2, "gpu-b")
     note(other, "uid-1.1", "q", ranked, WALL_S + 5, "gpu-b")

@@ -1,4 +1,4 @@
-"""One device, with everybody who is there."""
+"""/v1/nodes/{name}/devices/{uuid}: one device and the pods on it."""
 
 import msgspec
 import pytest
@@ -66,7 +66,7 @@ def fleet() -> Asked:
     return asked
 
 
-def test_everybody_on_a_device_is_shown_with_how_far_along_they_are(fleet: Asked) -> None:
+def test_every_pod_on_a_device_is_shown_with_its_phase(fleet: Asked) -> None:
     body = fleet.get("/v1/nodes/n/devices/A").json()
     told = [
         (h["name"], h["phase"], h["reserved"], h["charged_bytes"] // GIB, h["exceeds_by_bytes"])
@@ -75,7 +75,7 @@ def test_everybody_on_a_device_is_shown_with_how_far_along_they_are(fleet: Asked
     assert told == [
         ("strange", "running", False, 4, 0),
         ("runs", "running", True, 3, GIB),
-        ("comes", "on_its_way", True, 2, 0),
+        ("comes", "unconfirmed", True, 2, 0),
         ("ends", "ending", True, 2, 0),
         ("gone", "gone", True, 2, 0),
     ]
@@ -90,7 +90,7 @@ def test_everybody_on_a_device_is_shown_with_how_far_along_they_are(fleet: Asked
     assert body["device"]["unhealthy"] == "unhealthy_device"
 
 
-def test_how_it_is_shared_is_told(fleet: Asked) -> None:
+def test_the_sharing_of_a_device_is_shown(fleet: Asked) -> None:
     mps = fleet.get("/v1/nodes/n/devices/B").json()
     assert (mps["mps_process_limit_bytes"], mps["replicas"]) == (6 * GIB, 4)
     instance = fleet.get("/v1/nodes/n/devices/MIG-1").json()
@@ -98,7 +98,7 @@ def test_how_it_is_shared_is_told(fleet: Asked) -> None:
     assert instance["unattributed_processes"] is None  # nobody can tell
 
 
-def test_what_is_not_there_is_said_with_what_is(fleet: Asked) -> None:
+def test_an_unknown_device_is_answered_with_the_known_ones(fleet: Asked) -> None:
     for path, said in (
         ("/v1/nodes/n/devices/Z", "node n has no device Z; it reports: A, B, MIG-1"),
         ("/v1/nodes/m/devices/A", "node m is not known; GET /v1/nodes lists the known nodes"),

@@ -1,4 +1,4 @@
-"""docs/debug-api.md names every endpoint, parameter and field that there is, and no other."""
+"""docs/debug-api.md lists every endpoint, parameter and field of the debug API, and no other."""
 
 import re
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_the_page_and_the_description_say_the_same() -> None:
         assert told[endpoint] == (parameters, fields), endpoint
 
 
-def test_what_a_field_means_is_in_the_description_as_in_the_code() -> None:
+def test_comments_of_fields_are_descriptions_in_the_openapi_document() -> None:
     schemas = Asked().get("/openapi.json").json()["components"]["schemas"]
 
     def said(schema: str, field: str) -> str:

@@ -1,9 +1,8 @@
-"""Promised, measured, predicted and actual, as the debug API and the metrics tell them."""
+"""/v1/drift and the metrics of drift: reserved and measured use, predicted and actual devices."""
 
 import json
 
 import msgspec
-import pytest
 
 from contract.gpunode import (
     Charge,
@@ -17,7 +16,7 @@ from contract.gpunode import (
     Reservation,
 )
 from contract.kube import ObjectMeta
-from extender.console.drift_report import drift_views
+from extender.console.drift import drift_views
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen
 from extender.state.cluster_state import ClusterState
@@ -69,8 +68,7 @@ def report(server: Server, plugin: Plugin = DISTRIBUTED, **gpu_of: int) -> None:
     assert server.debug_post("/embedded/v1/reports", body).status == 204
 
 
-@pytest.mark.slow
-def test_drift_tells_of_each_pod_what_was_said_and_what_is() -> None:
+def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
     with serving(FLEET) as server:
         place(server, "a", "8Gi")
         (waiting,) = server.get("/v1/drift").json()["pods"]
@@ -111,8 +109,7 @@ def test_drift_tells_of_each_pod_what_was_said_and_what_is() -> None:
         assert logged["devices"] == ["GPU-shared-0"]
 
 
-@pytest.mark.slow
-def test_drift_tells_what_was_chosen_beside_what_came_of_it() -> None:
+def test_drift_lists_the_chosen_and_the_actual_device() -> None:
     """Where the agent has the device taken that the ledger chose; of another node nothing is."""
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
     with serving(FLEET) as server:
@@ -133,7 +130,7 @@ def test_drift_tells_what_was_chosen_beside_what_came_of_it() -> None:
         assert b["choice"] == []
 
 
-def test_drift_adds_up_what_the_containers_of_a_pod_are_promised_on_one_device() -> None:
+def test_drift_sums_the_reservations_of_a_pods_containers_on_a_device() -> None:
     gpu = "nvidia.com/gpu"
     charges = [Charge(gpu, 1, {"A": 8 * GI, "B": 8 * GI}), Charge(gpu, 1, {"A": 2 * GI})]
     spec = GPUNodeSpec(True, {"u": Reservation("default", "p", charges)})
@@ -144,7 +141,7 @@ def test_drift_adds_up_what_the_containers_of_a_pod_are_promised_on_one_device()
     assert {on.uuid: on.reservation_bytes for on in told.observed} == {"A": 10 * GI, "B": 8 * GI}
 
 
-def test_drift_shows_who_has_used_more_than_it_asked_for_for_a_minute() -> None:
+def test_drift_shows_overuse_that_has_lasted_for_a_minute() -> None:
     cluster = ClusterState(Rules(), 90.0, 0.0)
     reservations = {"u": reservation({"a": 8 * GI}), "v": reservation({"a": 8 * GI})}
     uses = [use("u", "a", 10 * GI, replica="a::0"), use("v", "a", GI, replica="a::1")]

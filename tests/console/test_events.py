@@ -1,4 +1,4 @@
-"""What happens is told as it happens, to who listens, and no one waits for who does not."""
+"""/v1/events streams changes to its clients; a slow client delays no other."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def test_the_past_is_bounded_and_is_continued_after_a_number_or_a_time() -> None
     assert [each.at_s for each in feed.past(since_s=4998.0)] == [4998.0, 4999.0]
 
 
-def test_who_does_not_take_what_waits_is_dropped_and_nobody_else() -> None:
+def test_only_a_client_that_reads_nothing_is_dropped() -> None:
     async def play() -> None:
         feed = open_feed()
         slow, quick = feed.join(), feed.join()
@@ -61,7 +61,7 @@ def test_followers_are_bounded_and_leave_room_when_they_leave() -> None:
     asyncio.run(play())
 
 
-def test_one_too_many_is_told_what_to_do_instead() -> None:
+def test_one_client_too_many_is_rejected_with_an_alternative() -> None:
     async def full() -> Feed:
         feed = open_feed()
         for _ in range(feeds.MOST_FOLLOWERS):
@@ -73,7 +73,7 @@ def test_one_too_many_is_told_what_to_do_instead() -> None:
     assert (answer.status_code, "follow=false" in answer.json()["detail"]) == (503, True)
 
 
-def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "SEND_S", 0.01)
 
     async def play() -> None:
@@ -103,7 +103,7 @@ def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(play())
 
 
-def test_what_is_remembered_comes_as_a_list() -> None:
+def test_the_latest_changes_are_listed() -> None:
     feed = open_feed()
     feed.publish("report_lost", node="a")
     feed.publish("device_unhealthy", node="a", device="GPU-1", message="Xid 79")

@@ -1,10 +1,10 @@
-"""How old the inputs of the views are, and where what they say comes from."""
+"""/v1/inputs: the age of the inputs of the views. `source`: the origin of an answer."""
 
 from dataclasses import replace
 from typing import Any
 
-from extender.console.inputs import inputs as inputs_of
-from extender.console.process_bodies import SourceView
+from extender.console.process import SourceView
+from extender.console.status import inputs as inputs_of
 from extender.observability.journal_follower import Followed
 from extender.observability.journal_stream import StateLine
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
@@ -43,10 +43,10 @@ def test_the_watch_that_was_silent_longest_gives_the_age_of_the_api_server() -> 
             for s in ages_s
         ]
         asked = Asked()
-        machinery = asked.context.machinery()
+        process = asked.context.process()
         context = replace(
             asked.context,
-            machinery=lambda: replace(machinery, sources=sources),
+            process=lambda: replace(process, sources=sources),
             unready=lambda: "Headroom has not yet listed: pods" if None in ages_s else "",
         )
         snap = context.cluster.snapshot()
@@ -57,7 +57,7 @@ def test_the_watch_that_was_silent_longest_gives_the_age_of_the_api_server() -> 
     assert watched(1.0, None) == (None, "Headroom has not yet listed: pods")
 
 
-def test_each_extender_that_is_not_gone_has_an_age_and_says_what_is_wrong() -> None:
+def test_each_followed_extender_has_an_age_and_a_message() -> None:
     asked = Asked()
     state = StateLine("other", "1.2.3", WALL_S, 7, "", "enforce")
     asked.followed = [
@@ -76,7 +76,7 @@ def test_each_extender_that_is_not_gone_has_an_age_and_says_what_is_wrong() -> N
     assert found["10.0.0.10:8889"]["replica"] is None
 
 
-def test_what_is_on_record_and_what_is_recomputed_are_told_apart() -> None:
+def test_recorded_and_recomputed_results_have_different_sources() -> None:
     asked = Asked()
     asked.add_node("a")
     waiting = pod("90Gi")

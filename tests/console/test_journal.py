@@ -1,4 +1,4 @@
-"""What a decision keeps, and how much of it: bounded in number, age and bytes."""
+"""The journal keeps decisions within limits on number, age and bytes."""
 
 import asyncio
 import gc
@@ -56,7 +56,7 @@ def note(records: Records, number: int, at_s: float) -> None:
         records.note(f"{uid}.{100_000 + number}", "team-a", name, part, at_s, node)
 
 
-def test_the_memory_that_is_told_is_the_memory_that_is_taken() -> None:
+def test_the_reported_size_is_the_memory_in_use() -> None:
     for most in (1, 4):  # decisions that were only filtered, and whole ones
         gc.collect()
         tracemalloc.start()
@@ -93,7 +93,7 @@ def test_the_oldest_are_forgotten(bounds: Bounds, kept: int) -> None:
     assert records.size_bytes == sum(record.size_bytes for record in records.newest_first())
 
 
-def test_a_storm_of_retries_is_one_decision_that_pushes_nobody_out() -> None:
+def test_a_storm_of_retries_is_one_decision_and_displaces_no_other() -> None:
     records = Records(Bounds(decisions=2))
     records.note("other.1", "default", "other", filtered(1.0), 1.0)
     for turn in range(1000):
@@ -107,7 +107,7 @@ def test_a_storm_of_retries_is_one_decision_that_pushes_nobody_out() -> None:
     assert (same.uid, same.part(Ranked)) == ("same", None)
 
 
-def test_names_that_no_api_server_takes_push_nobody_out() -> None:
+def test_invalid_long_names_displace_no_other_decision() -> None:
     records = Records(Bounds(size_bytes=4000))
     records.note("u.1", "default", "p", filtered(1.0), 1.0)
     records.note("v.1", "default", "q" * 5000, filtered(2.0), 2.0)

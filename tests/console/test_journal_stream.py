@@ -1,4 +1,4 @@
-"""A journal that is followed: what a reader has in the end is what the extender has."""
+"""A follower of a journal ends up with the same decisions as the extender."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The debug API answers whatever its own description allows, and much that it does not."""
+"""The debug API conforms to its OpenAPI description, also for invalid requests."""
 
 import hypothesis
 import schemathesis
@@ -6,7 +6,7 @@ from hypothesis import HealthCheck
 from schemathesis import checks
 
 from extender.console.app import console_app
-from extender.console.context import Context
+from extender.console.view_context import Context
 from extender.observability.journal_follower import Journals
 from tests.fuzz.world import WALL_S, World
 

@@ -1,5 +1,4 @@
-"""What an answer was made of is let go of when it has gone out: the collector of garbage comes
-rarely, and may not be needed for that."""
+"""The memory of an answer is freed when it was sent, without the garbage collector."""
 
 import gc
 import inspect
@@ -14,7 +13,7 @@ def being_made() -> list[str]:
     return [
         each.gi_code.co_name
         for each in gc.get_objects()
-        if inspect.isgenerator(each) and "extender/web" in each.gi_code.co_filename
+        if inspect.isgenerator(each) and "extender/console" in each.gi_code.co_filename
     ]
 
 

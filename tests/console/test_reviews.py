@@ -1,4 +1,4 @@
-"""What the API server says of a token and of a right, and what is no answer at all."""
+"""TokenReviews and SubjectAccessReviews: requests, answers and failures."""
 
 import json
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def asked(server: ScriptedServer) -> list[tuple[str, str, Any]]:
 )
 def test_whose_a_token_is(status: dict[str, Any], user: User | None) -> None:
     with reviews(says(status)) as (api_server, server):
-        assert api_server.who("secret") == user
+        assert api_server.authenticate("secret") == user
         assert asked(server) == [("POST", "tokenreviews", {"token": "secret"})]
 
 
@@ -71,13 +71,15 @@ def test_whose_a_token_is(status: dict[str, Any], user: User | None) -> None:
     [({"allowed": True}, True), ({"allowed": False}, False),
      ({"allowed": True, "denied": True}, False)],
 )  # fmt: skip
-def test_what_somebody_may(status: dict[str, Any], allowed: bool) -> None:
+def test_a_subject_access_review_is_sent_for_each_permission(
+    status: dict[str, Any], allowed: bool
+) -> None:
     who = {"user": "ann", "uid": "u1", "groups": ["dev"], "extra": {"scopes": ["a"]}}
     pod = {"verb": "get", "version": "v1", "resource": "pods", "namespace": "ml", "name": "p"}
     path = {"verb": "get", "path": "/v1/nodes"}
     with reviews(says(status), says(status)) as (api_server, server):
-        assert api_server.may(ANN, GetPod("ml", "p")) is allowed
-        assert api_server.may(ANN, ReadPath("get", "/v1/nodes")) is allowed
+        assert api_server.authorize(ANN, GetPod("ml", "p")) is allowed
+        assert api_server.authorize(ANN, ReadPath("get", "/v1/nodes")) is allowed
         assert asked(server) == [
             ("POST", "subjectaccessreviews", who | {"resourceAttributes": pod}),
             ("POST", "subjectaccessreviews", who | {"nonResourceAttributes": path}),
@@ -105,8 +107,8 @@ def test_what_somebody_may(status: dict[str, Any], allowed: bool) -> None:
         pytest.param(says(1), "did not answer a TokenReview", id="something else"),
     ],
 )
-def test_what_is_no_answer_lets_nobody_in(answer: Answer, why: str) -> None:
+def test_a_failed_review_permits_nothing(answer: Answer, why: str) -> None:
     with reviews(answer) as (api_server, server):
         with pytest.raises(ReviewFailed, match=why):
-            api_server.who("secret")
+            api_server.authenticate("secret")
         assert len(server.requests) == 1, "asked again"

@@ -1,4 +1,4 @@
-"""One pod on one node beside all others, live and as it was answered."""
+"""/v1/score: one pod on one node, compared with all other nodes, now and as decided."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_a_node_that_fits_shows_every_term_with_its_weight_and_its_rank(fleet: A
     assert (kept["node"], kept["score_ratio"]) == ("idle", 0.7)
 
 
-def test_a_node_that_refuses_shows_every_check_that_fails(fleet: Asked) -> None:
+def test_a_node_that_does_not_fit_shows_every_failed_check(fleet: Asked) -> None:
     live = fleet.get("/v1/score?pod=default/waits&node=none").json()["live"]
     assert [check["reason"] for check in live["failing"]] == ["no_replica", "memory_on_any"]
     assert (live["rank"], live["score_ratio"], live["terms"], live["wins"]) == (
@@ -79,7 +79,7 @@ def test_a_node_that_refuses_shows_every_check_that_fails(fleet: Asked) -> None:
     assert (busy["short_bytes"], busy["candidates"][0]["device"]["uuid"]) == (12 * GIB, "A")
 
 
-def test_a_bound_pod_does_not_stand_in_its_own_way(fleet: Asked) -> None:
+def test_a_bound_pod_does_not_block_itself(fleet: Asked) -> None:
     body = fleet.get("/v1/score?pod=default/bound&node=busy").json()
     assert (body["bound_to"], body["taken_back"]) == ("busy", True)
     live = body["live"]

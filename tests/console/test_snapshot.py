@@ -1,4 +1,4 @@
-"""A snapshot, read by another process, says of every pod on every node what this one says."""
+"""A replay of a snapshot gives the verdict of this process for every pod and node."""
 
 import json
 import os
@@ -197,15 +197,14 @@ def dumped(fleet: Asked, folder: Path, query: str = "") -> Path:
     return file
 
 
-@pytest.mark.slow
-def test_another_process_says_the_same_of_every_pod_on_every_node(
+def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
     fleet: Asked, tmp_path: Path
 ) -> None:
     told = {each["pod"]: each for each in replayed(dumped(fleet, tmp_path))}
     reasons: set[str | None] = set()
     for name in WAITING:
         if name == "wrong":
-            assert "headroom.gpu/vram" in told["default/wrong"]["told"][0]
+            assert "headroom.gpu/vram" in told["default/wrong"]["lines"][0]
             continue
         key = f"team/{name}" if name == "team" else f"default/{name}"
         expected = live(fleet, name)
@@ -219,8 +218,9 @@ def test_another_process_says_the_same_of_every_pod_on_every_node(
     assert len(reasons) >= 14, reasons
 
 
-@pytest.mark.slow
-def test_without_names_it_says_the_same_and_tells_none(fleet: Asked, tmp_path: Path) -> None:
+def test_a_redacted_snapshot_gives_the_same_verdicts_and_has_no_names(
+    fleet: Asked, tmp_path: Path
+) -> None:
     plain = replayed(dumped(fleet, tmp_path))
     hidden = dumped(fleet, tmp_path, "?redact=true")
     told = replayed(hidden)
@@ -240,7 +240,7 @@ def test_without_names_it_says_the_same_and_tells_none(fleet: Asked, tmp_path: P
     assert "u-" not in text.replace("gpu-", "")
 
 
-def test_no_value_of_a_variable_is_told(fleet: Asked) -> None:
+def test_a_snapshot_has_no_values_of_environment_variables(fleet: Asked) -> None:
     for query in ("", "?redact=true"):
         text = fleet.get(f"/v1/snapshot{query}").text
         assert "TOKEN" not in text
@@ -249,7 +249,7 @@ def test_no_value_of_a_variable_is_told(fleet: Asked) -> None:
     assert SECRET not in text
 
 
-def test_the_same_state_is_the_same_bytes_but_for_its_head(fleet: Asked) -> None:
+def test_equal_states_give_equal_bytes_except_for_the_head(fleet: Asked) -> None:
     def body() -> bytes:
         whole: bytes = fleet.get("/v1/snapshot").content
         return whole.partition(b'"settled"')[2]
@@ -274,7 +274,7 @@ def here(*arguments: str) -> Result:
         return CliRunner().invoke(app, ["replay", *arguments])
 
 
-def test_one_pod_and_one_size_are_told_to_be_read(fleet: Asked, tmp_path: Path) -> None:
+def test_replay_prints_one_pod_or_one_size(fleet: Asked, tmp_path: Path) -> None:
     file = str(dumped(fleet, tmp_path))
     one = here(file, "--pod", "default/small")
     assert one.stdout.startswith("default/small: fits on ")
@@ -295,7 +295,7 @@ def test_one_pod_and_one_size_are_told_to_be_read(fleet: Asked, tmp_path: Path) 
         ("{}", "Object missing required field `head`"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_replay_rejects_a_file_that_is_no_snapshot(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "snapshot.json"
     file.write_text(text)
     rejected = here(str(file))

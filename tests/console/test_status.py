@@ -1,4 +1,4 @@
-"""Whether the machinery is sound, in figures."""
+"""/v1/status: readiness, reports, mismatches, journal and peers."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def status(asked: Asked) -> Any:
     return asked.get("/v1/status").json()
 
 
-def test_nodes_are_counted_by_what_is_heard_of_their_agents() -> None:
+def test_nodes_are_counted_by_the_state_of_their_reports() -> None:
     asked = Asked()
     asked.add_node("old")
     asked.now_s = STALE_AFTER_S + 10
@@ -60,35 +60,35 @@ def test_nodes_are_counted_by_what_is_heard_of_their_agents() -> None:
             [],
             id="it is being bound",
         ),
-        pytest.param({}, [pod(node="n")], ["bound_without_promise"], id="bound around us"),
+        pytest.param({}, [pod(node="n")], ["bound_without_reservation"], id="bound around us"),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [pod(node="n", phase="Failed")],
-            ["promised_without_pod"],
+            ["reserved_without_pod"],
             id="the pod has ended",
         ),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [],
-            ["promised_without_pod"],
+            ["reserved_without_pod"],
             id="the pod is gone",
         ),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}},
             [pod(node="other")],
-            ["promised_without_pod"],
+            ["reserved_without_pod"],
             id="the pod is elsewhere",
         ),
         pytest.param(
             {"pods": [use("uid-x", "GPU-0"), use("uid-x", "GPU-1")]},
             [],
-            ["shown_without_promise"],
+            ["observed_without_reservation"],
             id="the agent shows a stranger",
         ),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}, "pods": [use("uid-p", "GPU-1")]},
             [pod(node="n")],
-            ["elsewhere_than_promised"],
+            ["outside_reservation"],
             id="it drew another device",
         ),
     ],
@@ -106,7 +106,7 @@ def test_ledger_api_server_and_agents_are_compared(
     assert len(told) == 4
 
 
-def test_the_journal_says_its_size_and_its_bounds() -> None:
+def test_status_shows_the_size_and_the_limits_of_the_journal() -> None:
     asked = Asked()
     assert status(asked)["journal"]["oldest_age_s"] is None
     asked.journal.records.note("u.1", "d", "p", Filtered(WALL_S, 4, 7, 5, 2, {1: 3}, ()), WALL_S)
@@ -120,7 +120,7 @@ def test_the_journal_says_its_size_and_its_bounds() -> None:
     assert (journal["most_decisions"], journal["most_age_s"]) == (10_000, 86_400.0)
 
 
-def test_peers_are_told_of_in_short() -> None:
+def test_status_lists_peers() -> None:
     asked = Asked()
     state = StateLine("other", "1.2.3", WALL_S, 7, "Headroom only observes", "observe")
     asked.followed = [
@@ -136,7 +136,7 @@ def test_peers_are_told_of_in_short() -> None:
             "not_ready_because": "Headroom only observes",
             "snapshot_generation": 7,
             "mode": "observe",
-            "heard_s": 0.25,
+            "contact_age_s": 0.25,
         }
     ]
     assert body["unanswered"] == [{"peer": "10.0.0.9:8889", "message": "connection refused"}]

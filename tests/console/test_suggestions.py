@@ -1,4 +1,4 @@
-"""What is said to help, helps; and what keeps the pod out is named."""
+"""Suggestions help when they are followed, and explanations name the pods that block."""
 
 import re
 from datetime import datetime, timedelta
@@ -78,7 +78,7 @@ def test_the_smallest_pod_whose_end_makes_room_is_waited_for() -> None:
     assert lower["lower_to_bytes"] == 9 * GIB
 
 
-def test_after_what_was_advised_the_pod_fits() -> None:
+def test_the_pod_fits_after_following_a_suggestion() -> None:
     events = (*node("a", small=7, other=9), *node("b", whole=20))
     body = explained(asked(*events))
     (wait,) = (one for one in body["advice"] if one["kind"] == "wait")  # type: ignore[attr-defined]
@@ -94,17 +94,17 @@ def test_after_what_was_advised_the_pod_fits() -> None:
     assert explained(asked(*events, waits=lowered))["verdict"] == "fits"
 
 
-def test_who_holds_the_nearest_nodes_is_named_those_with_most_first() -> None:
+def test_pods_that_block_the_nearest_nodes_are_listed_the_largest_first() -> None:
     body = explained(asked(*node("a", tiny=2, small=9)))
     (nearest,) = body["nearest"]  # type: ignore[misc]
     assert [(held["name"], held["phase"]) for held in nearest["blockers"]] == [
         ("small", "running"),
         ("tiny", "running"),
     ]
-    assert f"  pod default/small holds 9.0 GiB since {SINCE[:19]}Z, running" in nearest["told"]
+    assert f"  pod default/small holds 9.0 GiB since {SINCE[:19]}Z, running" in nearest["lines"]
 
 
-def test_a_node_that_one_thing_alone_keeps_out_is_to_be_mended() -> None:
+def test_a_node_with_only_one_fault_is_suggested_for_repair() -> None:
     now = {"plugin": DISTRIBUTED, "observed_at": "2026-11-21T00:01:40+00:00"}
     sick = gpunode(shared("S", healthy=False, health_reason="XID 79"), name="sick", **now)
     # Its memory would not do if it were healthy.
@@ -128,8 +128,8 @@ def test_a_node_that_one_thing_alone_keeps_out_is_to_be_mended() -> None:
     fleet.now_s = 100.0
     fleet.cluster.apply([GPUNodeSeen(each, 100.0) for each in (sick, full, small, unknown)])
     body = explained(fleet)
-    mends = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "mend"}  # type: ignore[attr-defined]
-    assert mends == {
+    repairs = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "repair"}  # type: ignore[attr-defined]
+    assert repairs == {
         "late": "repair node late: it has room for the pod, but GPU report of the node is stale "
         "(not checked: CPU, memory and other resources)",
         "sick": "repair node sick: it has room for the pod, but a GPU that the pod could get is "
@@ -156,7 +156,7 @@ def test_a_pod_that_fits_needs_no_advice() -> None:
     assert (body["verdict"], kinds(body)) == ("fits", [])
 
 
-def test_what_kube_scheduler_did_is_told() -> None:
+def test_attempts_of_kube_scheduler_are_shown() -> None:
     fleet = asked(*node("a", whole=20), *node("b", full=20), *node("c", more=20))
     never = explained(fleet)["attempts"]
     assert isinstance(never, dict)
@@ -222,7 +222,7 @@ def record(
         ),
     ],
 )
-def test_a_node_that_kube_scheduler_does_not_offer_is_never_said_to_take_the_pod(
+def test_a_node_that_kube_scheduler_left_out_does_not_count_as_fitting(
     spec: dict[str, object], what: str, advice: str
 ) -> None:
     body = explained(asked(*node("a", whole=20), *node("b"), closed("b", **spec)))
@@ -271,7 +271,7 @@ def test_the_nodes_of_the_last_filter_call_are_those_that_are_explained() -> Non
     assert names[0]["filter"]["offered_nodes"] == ["b"]
 
 
-def test_without_a_filter_call_it_is_said_what_was_not_checked() -> None:
+def test_without_a_filter_call_missing_checks_are_listed() -> None:
     spread = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
     waits = waiting_with(
         topologySpreadConstraints=spread,
@@ -303,7 +303,7 @@ def test_a_scheduling_gate_and_another_scheduler_are_named() -> None:
     )
 
 
-def test_a_request_beyond_every_device_is_said_to_be_so() -> None:
+def test_a_request_larger_than_every_device_has_its_own_message() -> None:
     body = explained(asked(*node("a", some=4), waits=pod("25Gi", uid="uw", name="waits")))
     assert body["message"] == (
         "no node can take the pod: it needs 25.0 GiB, larger than any GPU that it may use "
@@ -322,7 +322,7 @@ def test_equal_devices_are_one_line() -> None:
             waits=pod("25Gi", uid="uw", name="waits"),
         )
     )
-    lines = body["nearest"][0]["told"]  # type: ignore[index]
+    lines = body["nearest"][0]["lines"]  # type: ignore[index]
     assert [line for line in lines if "needs 25.0 GiB" in line] == [lines[1]]
     assert lines[1].startswith("  each of 8 GPUs, such as GPU-0: needs 25.0 GiB")
 
@@ -336,7 +336,7 @@ def test_a_cordoned_node_shows_at_once_though_no_snapshot_changes() -> None:
     assert (shown["cordoned"], shown["taints"]) == (True, ["team=x:NoSchedule"])
 
 
-def test_the_list_of_pods_that_wait_says_the_same() -> None:
+def test_pending_pods_are_listed_with_the_same_reasons() -> None:
     fleet = asked(*node("a", whole=20), *node("b"), closed("b", unschedulable=True))
     (listed,) = fleet.get("/v1/pending").json()["pods"]
     body = explained(fleet)

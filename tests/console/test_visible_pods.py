@@ -1,4 +1,4 @@
-"""A reader of one pod learns of other pods only what the API server would show."""
+"""A reader of one pod sees only those other pods that the API server permits."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 
 from contract.gpunode import Reservation
 from contract.kube import Pod
-from extender.console.auth import MOST_NAMESPACES, GetPod, ReadPath, ReviewFailed, Wish
+from extender.console.auth import MOST_NAMESPACES, GetPod, Permission, ReadPath, ReviewFailed
 from extender.server.client_certificates import User
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Preempted, Victim
@@ -31,7 +31,7 @@ def held(namespace: str, name: str, gib: int) -> tuple[Reservation, Pod]:
     return msgspec.structs.replace(reserved, namespace=namespace), running
 
 
-def world(*rights: Wish, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
+def world(*rights: Permission, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
     """On the only GPU, of 24 GiB, other pods keep one out that waits, and leave for it."""
     made = World()
     made.reviews.rights["reader"] = set(rights)
@@ -64,7 +64,7 @@ def test_a_reader_of_one_pod_is_shown_no_other(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", VIEWS)
-def test_who_may_get_the_pods_of_a_namespace_is_shown_these(path: str) -> None:
+def test_a_reader_of_all_pods_of_a_namespace_sees_them(path: str) -> None:
     _, text = read(world(OWN, OWN_NAMESPACE, GetPod("secret-a", "")), path)
     assert "colleague" in text
     assert "secret-one" in text
@@ -73,23 +73,23 @@ def test_who_may_get_the_pods_of_a_namespace_is_shown_these(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", VIEWS)
-def test_who_may_get_the_path_is_shown_all(path: str) -> None:
+def test_a_reader_of_the_path_sees_all_pods(path: str) -> None:
     _, text = read(world(ReadPath("get", path.partition("?")[0])), path)
     assert all(name in text for name, _ in HOLDERS.values())
 
 
-def test_what_is_not_shown_is_counted() -> None:
+def test_hidden_pods_are_counted() -> None:
     body, _ = read(world(OWN, OWN_NAMESPACE), EXPLAIN)
     (nearest,) = body["nearest"]
     assert [each["name"] for each in nearest["blockers"]] == ["colleague"]
     assert (nearest["hidden_blockers"], nearest["hidden_blockers_bytes"]) == (3, 18 * GIB)
-    assert nearest["told"][-1] == "  3 pods that you may not read hold 18.0 GiB"
+    assert nearest["lines"][-1] == "  3 pods that you may not read hold 18.0 GiB"
     (candidate,) = nearest["candidates"]
     assert candidate["device"]["hidden_holders"] == 2
     preempt = body["last_decision"]["preempt"]
     assert [each["name"] for each in preempt["victims"]] == ["colleague"]
     assert preempt["hidden_victims"] == 2
-    assert preempt["told"][:2] == [
+    assert preempt["lines"][:2] == [
         "ml/colleague (priority 7) leaves node n",
         "2 pods that you may not read leave node n",
     ]
@@ -103,27 +103,31 @@ def test_advice_to_wait_for_a_pod_does_not_say_which() -> None:
     )
 
 
-def test_the_api_server_is_asked_about_so_many_namespaces_at_most() -> None:
+def test_reviews_are_sent_for_a_limited_number_of_namespaces() -> None:
     many = {f"team-{n:03}": (f"of-{n:03}", 1) for n in range(MOST_NAMESPACES + 5)}
-    wishes = {GetPod(namespace, "") for namespace in many}
-    made = world(OWN, *wishes, holders=many)
+    permissions = {GetPod(namespace, "") for namespace in many}
+    made = world(OWN, *permissions, holders=many)
     body, _ = read(made, EXPLAIN)
-    asked = [each for each in made.reviews.asked if each in {("reader", wish) for wish in wishes}]
+    asked = [
+        each
+        for each in made.reviews.asked
+        if each in {("reader", permission) for permission in permissions}
+    ]
     assert len(asked) == len(set(asked)) == MOST_NAMESPACES
     assert body["last_decision"]["preempt"]["hidden_victims"] == 5
 
 
-def test_while_the_api_server_cannot_be_asked_about_others_nothing_is_shown(
+def test_a_failed_review_of_other_pods_rejects_the_view(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = world(OWN)
 
-    def may(user: User, wish: Wish) -> bool:
-        if isinstance(wish, GetPod) and wish != OWN:
+    def authorize(user: User, permission: Permission) -> bool:
+        if isinstance(permission, GetPod) and permission != OWN:
             raise ReviewFailed("it is away")
-        return wish == OWN
+        return permission == OWN
 
-    monkeypatch.setattr(made.reviews, "may", may)
+    monkeypatch.setattr(made.reviews, "authorize", authorize)
     answer = made.get(EXPLAIN, "reader")
     assert answer.status_code == 503
     assert "it is away" in answer.json()["detail"]

@@ -1,4 +1,4 @@
-"""A what-if says what would happen, and nothing happens."""
+"""/v1/whatif predicts placements and changes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,7 +41,7 @@ def nodes(told: dict[str, Any]) -> list[tuple[str, str]]:
     return [(each["pod"], each["node"]) for each in told["placements"]]
 
 
-def test_pods_are_placed_one_beside_the_other_until_there_is_no_room(asked: Asked) -> None:
+def test_pods_are_placed_one_after_another_until_none_fits(asked: Asked) -> None:
     told = ask(asked, pods=[{"vram": "16Gi", "count": 3}])
     assert nodes(told) == [("default/asked-0-0", "b"), ("default/asked-0-1", "b")]
     first = told["placements"][0]
@@ -75,7 +75,7 @@ def test_released_pods_and_more_replicas_make_room(asked: Asked) -> None:
     assert ask(asked, **body, replicas={"b": 12})["placed"] == 24
 
 
-def test_a_manifest_goes_where_it_may_and_as_it_is_understood(asked: Asked) -> None:
+def test_a_pod_of_a_manifest_is_placed_on_eligible_nodes(asked: Asked) -> None:
     (b,) = (node for node in asked.cluster.nodes() if node.metadata.name == "b")
     taint = Taint(key="team", value="x", effect="NoSchedule")
     asked.cluster.apply([NodeSeen(msgspec.structs.replace(b, spec=NodeSpec(taints=[taint])))])
@@ -180,19 +180,19 @@ def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
         ([], 422, "Example: "),
     ],
 )
-def test_what_cannot_be_asked_is_said_with_its_place(
+def test_an_invalid_question_is_rejected_with_the_place_of_the_mistake(
     asked: Asked, body: object, status: int, said: str
 ) -> None:
     answer = asked.post("/v1/whatif", body)
     assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
 
 
-def test_a_body_that_is_too_large_is_refused(asked: Asked) -> None:
+def test_a_body_that_is_too_large_is_rejected(asked: Asked) -> None:
     answer = asked.post("/v1/whatif", {"release": ["x" * 1000] * 1100})
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:headroom:problem:too-large")
 
 
-def test_a_body_that_does_not_say_how_large_it_is_is_refused(asked: Asked) -> None:
+def test_a_body_without_content_length_is_rejected(asked: Asked) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"{}"
 
@@ -245,8 +245,7 @@ nodes:
 """
 
 
-@pytest.mark.slow
-def test_kube_schedulers_calls_lead_where_the_what_if_said() -> None:
+def test_kube_schedulers_calls_place_pods_as_predicted() -> None:
     with serving(FLEET) as server:
         burst = [{"vram": vram, "count": 3} for vram in ("6Gi", "20Gi", "13Gi")]
         told = server.debug_post("/v1/whatif", {"pods": burst}).json()

@@ -17,8 +17,8 @@ from unittest import mock
 import httpx
 import pytest
 
-from headroom.kubectl.app import main
-from headroom.kubectl.transport import Tunnel
+from headroom.kubectl.commands import main
+from headroom.kubectl.transport import PortForward
 from headroom.kubectl.ui import Page
 from tests.certificates import Authority, Certificate
 from tests.controlplane import ADMIN_TOKEN, STRANGER_TOKEN
@@ -255,7 +255,7 @@ def test_every_kind_of_kubeconfig_leads_to_the_debug_api_or_says_why_not(
         assert "gpu-1" in answered.stdout
 
     plane.write_kubeconfig(file, by_certificate(watcher))
-    with Page(Tunnel(str(file), None, SYSTEM_NAMESPACE)) as page:
+    with Page(PortForward(str(file), None, SYSTEM_NAMESPACE)) as page:
         thread = threading.Thread(target=page.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         nodes = httpx.get(f"{page.url}v1/nodes", timeout=30, trust_env=False)

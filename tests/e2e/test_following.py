@@ -63,7 +63,7 @@ def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Te
             )
         clean(cluster)
     tell(f"suggestions followed on {EXAMPLES} random clusters: {dict(followed)}")
-    assert {"lower", "wait", "eligible", "mend"} <= followed.keys()
+    assert {"lower", "wait", "eligible", "repair"} <= followed.keys()
 
 
 def change_nodes(cluster: PlayedCluster, random: Random) -> None:
@@ -200,7 +200,7 @@ def follow(cluster: PlayedCluster, body: Mapping[str, Any], random: Random) -> s
             give_replicas(cluster, SHAPE.replicas + 1)
         case "eligible":
             become_eligible(cluster, body, one)
-        case "mend":
+        case "repair":
             cluster.nodes.sick.remove(one["node"])
             cluster.nodes.report([one["node"]])
         case kind:
@@ -289,7 +289,7 @@ def test_a_pod_is_bound_once_the_agent_of_a_suggested_node_reports_again(
     cluster.create_pod(WAITS, "10Gi")
     body = once_tried(cluster)
     (one,) = body["advice"]
-    assert (one["kind"], one["node"]) == ("mend", name)
+    assert (one["kind"], one["node"]) == ("repair", name)
     cluster.nodes.report([name])
     cluster.until(lambda: bool(cluster.node_of(WAITS)), one["sentence"])
 

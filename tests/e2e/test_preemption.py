@@ -84,7 +84,7 @@ def test_it_is_told_who_left_for_whom_and_nobody_steals_the_place(stage: Stage) 
     body = httpx.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/new-0", timeout=10.0).json()
     preempt = body["last_decision"]["preempt"]
     assert (preempt["node"], preempt["choice"]) == ("gpu-1", "controller")
-    assert preempt["told"][0] == "e2e/a (priority 0) leaves node gpu-1"
+    assert preempt["lines"][0] == "e2e/a (priority 0) leaves node gpu-1"
 
 
 def test_a_newcomer_that_is_deleted_halfway_gives_its_place_back(stage: Stage) -> None:

@@ -257,7 +257,7 @@ def test_max_sm_goes_by_history_and_says_so(told: World) -> None:
     answer = told.server.post("/filter", offer(asking, "left", "right")).json()
     assert answer["NodeNames"] == ["right"]
     body = told.server.get("/v1/explain/pods/default/calm").json()
-    lines = [line.strip() for node in body["nearest"] for line in node["told"]]
+    lines = [line.strip() for node in body["nearest"] for line in node["lines"]]
     over = "the 0.95 quantile of 15 minutes in DCGM's history; the pod requires less than 50 %"
     assert f"SM activity 20 %, {over}" in lines
     assert any(line.startswith("SM activity 9") and line.endswith(over) for line in lines)

@@ -1,4 +1,4 @@
-"""What people are shown of bodies that no embedded fleet has: misses, overuse, many devices."""
+"""Tables of bodies that no embedded fleet has: missed predictions, overuse, many devices."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def column(table: tables.Table, name: str) -> list[str]:
     return [row[at] for row in table.rows]
 
 
-def test_drift_says_who_uses_more_than_was_promised() -> None:
+def test_drift_highlights_overuse() -> None:
     only_over = RIGHT | {"overuse_bytes": GIB}
     table = tables.drift({"pods": [MISSED, RIGHT, only_over]}, None)
     assert column(table, "OVERUSE") == ["2.0 GiB", "-", "1.0 GiB"]
@@ -38,7 +38,7 @@ def test_drift_says_who_uses_more_than_was_promised() -> None:
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-def test_wide_drift_names_every_device_and_what_turned_the_prediction() -> None:
+def test_wide_drift_shows_every_device_and_why_the_prediction_was_missed() -> None:
     chosen = RIGHT | {"choice": ["GPU-a"]}
     table = tables.drift({"pods": [MISSED, chosen]}, None, wide=True)
     assert column(table, "PREDICTED") == ["GPU-b, GPU-c", "GPU-a"]
@@ -47,7 +47,7 @@ def test_wide_drift_names_every_device_and_what_turned_the_prediction() -> None:
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-def test_a_gpu_says_why_its_node_takes_no_pods() -> None:
+def test_the_state_of_a_gpu_is_why_its_node_takes_no_pods() -> None:
     amounts = (
         "allocatable",
         "reservation",

@@ -1,4 +1,4 @@
-"""What people read of a score and of an attempt, and of the score beside the attempt."""
+"""The text of explanations, scores and scheduling attempts."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ FILTER = {"fits": 0, "offered": 2, "took_ms": 0.5}
 NOTHING = {"filter": None, "prioritize": None, "preempt": None, "bind": None}
 LIVE: dict[str, Any] = {
     "source": "recomputed",
-    "node": {"node": "b", "told": ["b: fits"]},
+    "node": {"node": "b", "lines": ["b: fits"]},
     "failing": [],
     "terms": [],
     "rank": 1,
@@ -31,7 +31,7 @@ DECIDED: dict[str, Any] = {
 }
 
 
-def test_a_score_says_how_the_node_did_when_it_was_decided() -> None:
+def test_a_score_shows_the_rank_of_the_node_in_the_last_decision() -> None:
     lines = score({"snapshot_generation": 9, "live": LIVE, "stored": DECIDED})
     at = lines.index("Decided at 2026-11-22T03:00:00Z (decision uid-p.7, source: decision)")
     assert lines[at - 3 : at] == [
@@ -43,7 +43,7 @@ def test_a_score_says_how_the_node_did_when_it_was_decided() -> None:
     assert lines[-1] == "  b had rank 2, with score 0.500"
 
 
-def test_a_pod_is_explained_by_the_record_and_by_what_is_recomputed() -> None:
+def test_an_explanation_shows_recorded_and_recomputed_results() -> None:
     body = {
         "source": "recomputed",
         "snapshot_generation": 9,
@@ -90,8 +90,8 @@ def test_of_a_node_that_was_not_among_the_best_nothing_is_claimed() -> None:
         assert not [line for line in lines if "came" in line]
 
 
-def test_who_left_for_a_pod_is_told_between_filter_and_bind() -> None:
-    preempt = {"took_ms": 4.12, "told": ["team/a (priority 0) leaves node n", "they asked"]}
+def test_victims_are_shown_between_filter_and_bind() -> None:
+    preempt = {"took_ms": 4.12, "lines": ["team/a (priority 0) leaves node n", "they asked"]}
     bind = {"outcome": "bound", "message": None, "node": "n", "took_ms": 9.0}
     assert phases(NOTHING | {"filter": FILTER, "preempt": preempt, "bind": bind}) == [
         "filter: 0 of 2 nodes fit, in 0.5 ms",
@@ -100,7 +100,3 @@ def test_who_left_for_a_pod_is_told_between_filter_and_bind() -> None:
         "  they asked",
         "bind: bound to n, in 9.0 ms",
     ]
-
-
-def test_an_older_replica_tells_no_victims() -> None:
-    assert phases(NOTHING | {"preempt": {"took_ms": 1.0}}) == ["preempt: in 1.0 ms"]

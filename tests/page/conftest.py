@@ -1,4 +1,4 @@
-"""A real browser, and a real extender of a fleet that is full here and wrong there."""
+"""A real browser and an embedded server with a full fleet that has faults."""
 
 import os
 from collections.abc import Iterator

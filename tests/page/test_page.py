@@ -1,4 +1,4 @@
-"""What people do with the page, in Chromium: find what is wrong, ask why, follow changes."""
+"""The page in Chromium: finding faults, explaining pods, following changes."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.serving import Server, serving
 from tests.waiting import until
 
 
-def test_the_fleet_is_told_in_figures_and_by_page(looked: Looked) -> None:
+def test_the_fleet_is_shown_in_totals_and_pages(looked: Looked) -> None:
     page = looked.open("/fleet")
     facts = page.locator("#facts")
     expect(facts).to_contain_text("61nodes")
@@ -29,7 +29,7 @@ def test_the_fleet_is_told_in_figures_and_by_page(looked: Looked) -> None:
     expect(page.locator("#found")).to_have_text("1 to 50 of 61 nodes")
 
 
-def test_a_bar_says_the_same_in_words(looked: Looked) -> None:
+def test_a_bar_has_an_accessible_description(looked: Looked) -> None:
     page = looked.open("/fleet")
     page.get_by_label("Search").fill("l4-0059")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
@@ -54,7 +54,7 @@ def test_a_bar_says_the_same_in_words(looked: Looked) -> None:
     assert unattributed[1] / free[1] == pytest.approx(19.94 / 4.06, rel=0.05)
 
 
-def test_only_what_is_wrong_is_found_and_opened_by_keyboard(looked: Looked) -> None:
+def test_nodes_with_faults_are_found_and_opened_by_keyboard(looked: Looked) -> None:
     page = looked.open("/fleet")
     page.get_by_label("only where something is wrong").check()
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
@@ -69,7 +69,7 @@ def test_only_what_is_wrong_is_found_and_opened_by_keyboard(looked: Looked) -> N
     expect(devices).to_have_count(0)
 
 
-def test_who_holds_a_device_is_a_link_to_why_it_is_there(looked: Looked) -> None:
+def test_a_pod_on_a_device_links_to_its_explanation(looked: Looked) -> None:
     page = looked.open("/fleet")
     page.get_by_label("Search").fill("team-a/runs")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
@@ -112,9 +112,7 @@ def test_a_pod_that_nobody_knows_is_said(looked: Looked) -> None:
     expect(page.locator("#answer")).to_contain_text("pod team-a/nobody is not known")
 
 
-def test_what_changes_is_shown_by_itself_and_leaves_open_what_was_opened(
-    looked: Looked, server: Server
-) -> None:
+def test_changes_appear_without_closing_opened_rows(looked: Looked, server: Server) -> None:
     page = looked.open("/fleet")
     page.get_by_label("Search").fill("l4-0007")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
@@ -143,7 +141,7 @@ def test_a_row_that_is_replaced_as_it_is_opened_is_open(looked: Looked, server: 
     expect(devices.get_by_role("link", name="team-a/another").first).to_be_visible()
 
 
-def test_what_if_says_where_pods_would_go(looked: Looked) -> None:
+def test_what_if_shows_placements(looked: Looked) -> None:
     page = looked.open("/what-if")
     page.get_by_label("Pods to add").fill("2")
     page.get_by_label("GPU memory of each pod").fill("70Gi")
@@ -158,7 +156,7 @@ def test_what_if_says_where_pods_would_go(looked: Looked) -> None:
     expect(page.locator("#answer")).to_have_text("h100 is not NODE=COUNT. Example: gpu-a=2")
 
 
-def test_what_changed_is_listed_with_its_cause(looked: Looked) -> None:
+def test_changes_are_listed_with_their_cause(looked: Looked) -> None:
     page = looked.open("/changes")
     table = page.get_by_role("table", name="Changes, the latest first")
     reserved = table.get_by_role("row").filter(has_text="reservation made").last
@@ -225,8 +223,7 @@ def test_a_telephone_shows_it_without_scrolling_sideways(looked: Looked) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.slow
-def test_an_extender_that_is_gone_is_said_and_what_was_shown_stays(
+def test_a_gone_extender_is_shown_and_earlier_data_stays(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And that it only observed."""

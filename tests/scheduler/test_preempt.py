@@ -76,7 +76,7 @@ def test_who_leaves_for_whom_and_why_these_goes_on_record(world: World) -> None:
     assert [(loser.node, loser.lost_by) for loser in part.losers] == [("full", LOST_BY[1])]
     view = decision_view(record, "replica").preempt
     assert view is not None
-    assert view.told == [
+    assert view.lines == [
         "default/b (priority 0) leaves node small",
         "kube-scheduler proposed no victims there, because only GPU memory is short",
         "not node full, where 1 pod would leave: a victim of higher priority",
@@ -88,7 +88,7 @@ def test_who_leaves_for_whom_and_why_these_goes_on_record(world: World) -> None:
     assert record is not None
     view = decision_view(record, "replica").preempt
     assert view is not None
-    assert (view.node, view.told) == (
+    assert (view.node, view.lines) == (
         None,
         ["no pod is evicted: eviction would help on 0 of 1 node"],
     )

@@ -1,4 +1,4 @@
-"""The CA of the cluster's clients: kept while nobody answers, dropped when there is none."""
+"""The CA of client certificates: kept if the API server does not answer, dropped if unpublished."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ def rounds(answers: Sequence[Answer], know: Callable[[str | None], None]) -> Non
         pytest.param([published("no PEM"), published("a")], ["no PEM", "a"], id="unusable"),
     ],
 )
-def test_what_is_known_after_each_answer(answers: list[Answer], known: list[str | None]) -> None:
+def test_the_ca_after_each_answer(answers: list[Answer], known: list[str | None]) -> None:
     told: list[str | None] = []
 
     def know(ca: str | None) -> None:
@@ -75,7 +75,7 @@ def test_what_is_known_after_each_answer(answers: list[Answer], known: list[str 
     assert told == known
 
 
-def test_only_a_ca_that_is_not_known_is_said_to_be_unknown() -> None:
+def test_a_missing_ca_is_logged_differently_from_a_kept_one() -> None:
     forbidden = rejected(403)
     answers = [lost, lost, published("a"), lost, lost, published("a"), forbidden]
     with capture_logs() as logged:

@@ -1,4 +1,4 @@
-"""Whom a client certificate names, and who is answered by one."""
+"""The user of a client certificate, and the requests that it authenticates."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from extender.console.auth import Guard, ReadPath, Wish
+from extender.console.auth import Guard, Permission, ReadPath
 from extender.server.client_certificates import PEER, Certificate, Peer, User, user_of
 
 NODES = ReadPath("get", "/v1/nodes")
@@ -46,11 +46,11 @@ def test_the_subject_names_user_and_groups(
 class Reviews:
     """Knows no token, and lets ann see the nodes."""
 
-    def who(self, token: str) -> User | None:
+    def authenticate(self, token: str) -> User | None:
         return None
 
-    def may(self, user: User, wish: Wish) -> bool:
-        return (user, wish) == (ANN, NODES)
+    def authorize(self, user: User, permission: Permission) -> bool:
+        return (user, permission) == (ANN, NODES)
 
 
 def status(peer: Peer | None, token: str = "", path: str = "/v1/nodes") -> tuple[int, str]:
@@ -72,7 +72,7 @@ def held_by(user: User | None, not_after_s: float = NOW_S + 1) -> Peer:
     return Peer(True, Certificate(user, not_after_s, SHA256))
 
 
-def test_who_shows_a_certificate_is_answered_as_its_user() -> None:
+def test_a_client_with_a_certificate_is_its_user() -> None:
     assert status(held_by(ANN)) == (200, "")
     assert status(held_by(User("bob")))[0] == 403
     assert status(held_by(ANN), path="/v1/drift")[0] == 403
@@ -89,7 +89,9 @@ def test_who_shows_a_certificate_is_answered_as_its_user() -> None:
         pytest.param(held_by(ANN), "nobody-s", "does not accept this token", id="a token first"),
     ],
 )
-def test_who_is_not_known_by_one_is_told_why(peer: Peer | None, token: str, says: str) -> None:
+def test_a_certificate_that_names_no_user_is_rejected_with_the_reason(
+    peer: Peer | None, token: str, says: str
+) -> None:
     code, detail = status(peer, token)
     assert code == 401
     assert says in detail

@@ -1,4 +1,4 @@
-"""A client that stops in the middle of a request, never begins one or sends too much is dropped."""
+"""Clients that send too slowly, too much or nothing are disconnected."""
 
 import contextlib
 import select
@@ -79,7 +79,7 @@ def test_a_request_that_is_not_sent_whole_is_ended(port: int, sent: bytes) -> No
     assert everything(port, sent).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_client_that_never_asks_is_let_go_of(port: int) -> None:
+def test_a_client_that_sends_no_request_is_disconnected(port: int) -> None:
     assert everything(port, b"") == b""
 
 

@@ -1,4 +1,4 @@
-"""Handshakes of TLS are limited in time and in number, and cost no other client its answer."""
+"""TLS handshakes are limited in time and number, and delay no other client."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from extender.server import tls_handshakes
-from extender.server.tls import ServerTls, TlsFiles
-from extender.server.tls_handshakes import Handshakes
+from extender.server import tls as tls_module
+from extender.server.tls import Handshakes, ServerTls, TlsFiles
 from tests.certificates import Authority
 from tests.listening import listening
 from tests.waiting import PATIENCE_S, until
@@ -69,7 +68,7 @@ def dropped(clients: list[socket.socket]) -> list[int]:
 def test_of_too_many_handshakes_the_earliest_are_dropped_and_others_are_served(
     monkeypatch: pytest.MonkeyPatch, tls: ServerTls, authority: Authority
 ) -> None:
-    monkeypatch.setattr(tls_handshakes, "MAX_HANDSHAKES", 3)
+    monkeypatch.setattr(tls_module, "MAX_HANDSHAKES", 3)
     with served(tls) as port, silent(port, 10) as clients:
         until(lambda: dropped(clients) == list(range(7)), "the first seven are dropped")
         assert ask(port, authority) == 200
@@ -79,7 +78,7 @@ def test_of_too_many_handshakes_the_earliest_are_dropped_and_others_are_served(
 def test_a_handshake_that_takes_too_long_is_ended(
     monkeypatch: pytest.MonkeyPatch, tls: ServerTls, authority: Authority
 ) -> None:
-    monkeypatch.setattr(tls_handshakes, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(tls_module, "HANDSHAKE_S", 0.2)
     with served(tls) as port, silent(port, 2) as clients:
         until(lambda: dropped(clients) == [0, 1], "both are dropped")
         assert ask(port, authority) == 200
@@ -96,7 +95,7 @@ def test_connections_are_accepted_again_when_one_could_not_be(
     monkeypatch: pytest.MonkeyPatch, tls: ServerTls
 ) -> None:
     """As when there are no file descriptors left for a moment."""
-    monkeypatch.setattr(tls_handshakes, "_RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(tls_module, "_RETRY_AFTER_S", 0.0)
 
     class Taken(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
@@ -114,7 +113,7 @@ def test_connections_are_accepted_again_when_one_could_not_be(
 
         monkeypatch.setattr(loop, "sock_accept", accept)
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            accepting = loop.create_task(Handshakes(Taken, lambda: tls.context).accept(listening))
+            accepting = loop.create_task(Handshakes(Taken, tls).accept(listening))
             address = listening.getsockname()
             trusting = ssl.create_default_context()
             trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

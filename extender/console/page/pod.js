@@ -15,7 +15,7 @@ export function pod(view, [namespace = "", name = ""]) {
     const [within, which] = box.value.trim().split("/").map(encodeURIComponent);
     location.hash = `#/pod/${within}/${which}`;
   });
-  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Why is a pod where it is?"), form, answer);
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer);
   if (!name) { box.focus(); return {refresh: async () => {}}; }
 
   async function load() {
@@ -37,14 +37,14 @@ function parts(body) {
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
     body.bound_to ? null : el("p", {class: "quiet"}, sourceOf(body.source, body.snapshot_generation)),
     body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} requests ${asks(a)}`))) : null,
-    !body.bound_to && body.suggestions.length ? el("section", {}, el("h3", {}, "What would help"),
+    !body.bound_to && body.suggestions.length ? el("section", {}, el("h3", {}, "Suggestions"),
       el("ul", {}, ...body.suggestions.map(text => el("li", {}, text)))) : null,
     !body.bound_to && body.reasons.length + body.ineligible.length + body.left_out_nodes ? el("section", {}, el("h3", {}, "Nodes that cannot take it"),
       el("ul", {}, ...[...body.reasons, ...body.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)),
         body.left_out_nodes ? el("li", {}, `${many(body.left_out_nodes, "node")}: left out by kube-scheduler for other resources, volumes or affinity`) : null)) : null,
-    body.attempts ? el("p", {class: "quiet"}, body.attempts.message) : null,
+    el("p", {class: "quiet"}, body.attempts.message),
     ...decision(body.last_decision),
-    body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "The nearest nodes"), ...body.nearest.map(nearest)),
+    body.bound_to ? placement(body) : el("section", {}, el("h3", {}, "Nearest nodes"), ...body.nearest.map(nearest)),
   ];
 }
 
@@ -59,12 +59,12 @@ function decision(last) {
   const {filter, prioritize, preempt, bind} = last, lines = [];
   if (filter) lines.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.fits.toLocaleString("en")} could take it (${filter.took_ms.toFixed(1)} ms)`);
   if (prioritize) lines.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
-  for (const text of preempt?.told ?? []) lines.push(`preempt ${since(preempt.at)} ago: ${text}`);
+  for (const text of preempt?.lines ?? []) lines.push(`preempt ${since(preempt.at)} ago: ${text}`);
   if (bind) lines.push(`bind to ${bind.node}: ${bind.outcome}${bind.message ? `, ${bind.message}` : ""} (${bind.took_ms.toFixed(1)} ms)`);
   const best = prioritize?.candidates ?? [], names = Object.keys(best[0]?.score_terms ?? {});
-  return [el("section", {}, el("h3", {}, "The last decision"),
+  return [el("section", {}, el("h3", {}, "Last decision"),
     el("ul", {}, ...lines.map(text => el("li", {}, text))),
-    best.length ? table("The best nodes then, by the terms of their score", ["Node", "Score", ...names],
+    best.length ? table("Best nodes, with the terms of their score", ["Node", "Score", ...names],
       best.map(each => [each.node, [el("b", {}, each.score_ratio.toFixed(3))], ...names.map(name => each.score_terms[name].toFixed(2))]), "sums") : null,
     el("p", {class: "quiet"}, `Decision ${last.decision_id}; ${sourceOf(last.source, (prioritize ?? filter)?.snapshot_generation, filter?.replica)}`))];
 }
@@ -93,7 +93,7 @@ function nearest(node, i) {
       node.short_bytes ? ` ${gib(node.short_bytes)} short` : ""),
     el("div", {class: "inside"},
       node.detail ? el("p", {class: "quiet"}, node.detail) : null,
-      node.blockers?.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
+      node.blockers.length ? el("ul", {}, ...node.blockers.map(b => el("li", {}, podLink(b.namespace, b.name),
         ` has held ${gib(b.charged_bytes)}${b.since ? ` for ${since(b.since)}` : ""}${b.priority === null ? "" : `, priority ${b.priority}`}`))) : null,
       node.hidden_blockers ? el("p", {class: "quiet"}, `${node.hidden_blockers === 1 ? "1 pod that you may not read holds" : `${node.hidden_blockers} pods that you may not read hold`} ${gib(node.hidden_blockers_bytes)}`) : null,
       node.candidates.length ? table(`Candidate devices of ${node.node}`,

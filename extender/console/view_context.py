@@ -1,19 +1,22 @@
-"""The data that every view of the debug API reads, passed to each group of routes."""
+"""The data that the views of the debug API read, and how a view gets it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 from zlib import crc32
 
 import numpy as np
+from fastapi import Depends
 from starlette.requests import Request
 
-from extender.console.auth import Guard, visible_to
-from extender.console.process_bodies import Machinery, SettingsView, enforcing, unknown
-from extender.console.visible_pods import Sees, everything
+from extender.console.auth import Guard, Sees, everything, visible_to
+from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
+from extender.console.responses import stamp
 from extender.observability.feed import Feed
 from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import ViewTelemetry
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.pod_requests import ResourceQuota
@@ -38,7 +41,7 @@ class Context:
     #: Name of this process; snapshot generations of another process are not comparable.
     replica: str = "one"
     feed: Feed = field(default_factory=Feed.over)
-    machinery: Callable[[], Machinery] = unknown
+    process: Callable[[], ProcessStatus] = unknown_process
     #: Authorizes readers; None: every client may read.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing
@@ -51,17 +54,18 @@ class Context:
     #: Returns the assumed binds and nominations for the journal.
     assumed: Callable[[], AssumedLine] = AssumedLine
 
-    async def newest(self) -> Snapshot:
-        """Return the newest snapshot. A dependency, because only the event loop may make one."""
-        return self.cluster.snapshot()
-
-    async def visible(self, request: Request) -> Sees:
-        """Return which pods the caller may see. A dependency."""
-        return everything if self.guard is None else visible_to(request)
-
     def schedulers(self) -> list[str]:
         """Return the schedulers known to call Headroom, the one of the settings first."""
         return list(dict.fromkeys((self.scheduler, *self.journal.schedulers)))
+
+    def activity_age(self) -> Callable[[DeviceTerms], float | None]:
+        """Return a function that returns the present age of a device's SM activity in seconds."""
+        now_s, wall_s = self.monotonic_s(), self.wall_s()
+        return lambda terms: self.cluster.activities.age_s(terms, now_s, wall_s)
+
+    def head(self, snap: Snapshot) -> dict[str, Any]:
+        """Return the fields of ``Body`` for an answer from this snapshot."""
+        return {"generatedAt": stamp(self.wall_s()), "snapshot_generation": snap.generation}
 
     def overcommitted_bytes(self) -> int:
         return sum(over.beyond_bytes for over in self.cluster.overcommits.now())
@@ -76,3 +80,26 @@ class Context:
         specs = self.cluster.node_specs
         parts = (snap.generation, f"{crc32(fresh.tobytes()):x}", specs, *more)
         return 'W/"{}"'.format(".".join(map(str, (self.replica, *parts))))
+
+
+async def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+#: Parameters of views: the inputs of the application that serves the request ...
+InContext = Annotated[Context, Depends(_context)]
+
+
+async def _newest(context: InContext) -> Snapshot:
+    return context.cluster.snapshot()
+
+
+async def _visible(context: InContext, request: Request) -> Sees:
+    return everything if context.guard is None else visible_to(request)
+
+
+#: ... the newest snapshot, because only the event loop may make one ...
+Newest = Annotated[Snapshot, Depends(_newest)]
+#: ... and which pods the caller may see.
+Visible = Annotated[Sees, Depends(_visible)]

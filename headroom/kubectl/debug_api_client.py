@@ -15,7 +15,7 @@ _MAX_BYTES = 256 << 20
 OBSERVES = "Headroom only observes (mode: observe): it rejects, prefers and evicts nothing."
 
 
-class Trouble(Exception):
+class CommandError(Exception):
     """An error message for the user, and the exit status of the command."""
 
     def __init__(self, text: str, exit_code: int) -> None:
@@ -27,7 +27,7 @@ class Trouble(Exception):
 NOT_THERE, UNREACHABLE = 1, 3
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """A connection to a debug API. Each call uses its own connection."""
 
     name: str
@@ -38,65 +38,69 @@ class Way(Protocol):
         ...
 
     def connect(self) -> http.client.HTTPConnection:
-        """Open a connection. Raises ``OSError`` and ``Trouble``."""
+        """Open a connection. Raises ``OSError`` and ``CommandError``."""
         ...
 
 
 class DebugApi:
-    def __init__(self, way: Way, notify: Callable[[str], object] = lambda text: None) -> None:
+    def __init__(
+        self, transport: Transport, notify: Callable[[str], object] = lambda text: None
+    ) -> None:
         """Create a client. ``notify`` is called at most once, with a note about all answers."""
-        self._way = way
+        self._transport = transport
         self._notify = notify
         self._notified = False
 
     def get(self, *path: str, **query: str | int | bool | None) -> Any:
-        """Return the body of a GET of /v1/ and the path, which is quoted. Raises ``Trouble``."""
+        """Return the body of a GET of /v1/ and the quoted path. Raises ``CommandError``."""
         return self._call("GET", _target(path, query), None)
 
     def post(self, *path: str, body: object) -> Any:
-        """Return the body of a POST to /v1/ and the path. Raises ``Trouble``."""
+        """Return the body of a POST to /v1/ and the path. Raises ``CommandError``."""
         return self._call("POST", _target(path, {}), json.dumps(body).encode())
 
     def lines(self, *path: str, **query: str | int | bool | None) -> Iterator[str]:
-        """Yield the lines of a stream of server-sent events. Raises ``Trouble``."""
+        """Yield the lines of a stream of server-sent events. Raises ``CommandError``."""
         target = _target(path, query)
-        headers = {"Accept": "text/event-stream", **self._way.headers}
+        headers = {"Accept": "text/event-stream", **self._transport.headers}
         try:
-            with closing(self._way.connect()) as connection:
+            with closing(self._transport.connect()) as connection:
                 connection.request("GET", target, None, headers)
                 response = connection.getresponse()
                 if response.status != 200:
                     answer = json.loads(response.read(_MAX_BYTES))
-                    raise Trouble(_detail(answer, target, response.status), UNREACHABLE)
+                    raise CommandError(_detail(answer, target, response.status), UNREACHABLE)
                 for line in response:
                     yield line.decode("utf-8", "replace").rstrip("\r\n")
         except (OSError, http.client.HTTPException, ValueError) as err:
-            why = f"{self._way.name} does not answer: {err or type(err).__name__}"
-            raise Trouble(why, UNREACHABLE) from err
+            why = f"{self._transport.name} does not answer: {err or type(err).__name__}"
+            raise CommandError(why, UNREACHABLE) from err
 
     def _call(self, method: str, target: str, body: bytes | None) -> Any:
-        headers = {"Accept": "application/json", **self._way.headers}
+        headers = {"Accept": "application/json", **self._transport.headers}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
-            with closing(self._way.connect()) as connection:
+            with closing(self._transport.connect()) as connection:
                 connection.request(method, target, body, headers)
                 response = connection.getresponse()
                 status, payload = response.status, response.read(_MAX_BYTES)
                 observes = response.getheader("Headroom-Mode") == "observe"
         except (OSError, http.client.HTTPException) as err:
-            why = f"{self._way.name} does not answer: {err or type(err).__name__}"
-            raise Trouble(why, UNREACHABLE) from err
+            why = f"{self._transport.name} does not answer: {err or type(err).__name__}"
+            raise CommandError(why, UNREACHABLE) from err
         try:
             answer = json.loads(payload)
         except ValueError as err:
-            why = f"{self._way.name} is not a debug API of Headroom: {target} returned {status}"
-            raise Trouble(f"{why} without JSON", UNREACHABLE) from err
+            why = (
+                f"{self._transport.name} is not a debug API of Headroom: {target} returned {status}"
+            )
+            raise CommandError(f"{why} without JSON", UNREACHABLE) from err
         if observes and not self._notified:
             self._notified = True
             self._notify(OBSERVES)
         if status != 200:
-            raise Trouble(_detail(answer, target, status), _exit_code(status))
+            raise CommandError(_detail(answer, target, status), _exit_code(status))
         return answer
 
 

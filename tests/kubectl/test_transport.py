@@ -1,13 +1,12 @@
-"""Which port of a pod is asked and how, and what is refused before anybody is."""
+"""The port of a console's pod, and errors in options before any connection."""
 
 from pathlib import Path
 
 import pytest
 from kubernetes.client import V1Container, V1ContainerPort, V1ObjectMeta, V1Pod, V1PodSpec
 
-from headroom.kubectl.client import Trouble
-from headroom.kubectl.tls import Files
-from headroom.kubectl.transport import target, way
+from headroom.kubectl.debug_api_client import CommandError
+from headroom.kubectl.transport import Files, target, transport_for
 from tests.certificates import Authority
 
 URL = "https://127.0.0.1:8889"
@@ -23,7 +22,7 @@ URL = "https://127.0.0.1:8889"
         pytest.param({}, 8889, False, id="no ports"),
     ],
 )
-def test_the_name_of_the_port_says_whether_it_speaks_tls(
+def test_tls_is_used_if_the_port_is_named_debug_tls(
     ports: dict[str, int], port: int, tls: bool
 ) -> None:
     named = [V1ContainerPort(name=name, container_port=number) for name, number in ports.items()]
@@ -48,8 +47,10 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (None, Files(cert=str(one.cert)), "need --server"),
     ]
     for server, files, says in cases:
-        with pytest.raises(Trouble) as caught:
-            way(server, None, files, None, None, "headroom-system")
+        with pytest.raises(CommandError) as caught:
+            transport_for(server, None, files, None, None, "headroom-system")
         assert says in str(caught.value)
         assert caught.value.exit_code == 2
-    way(URL, None, Files(str(authority.cert), str(one.cert), str(one.key)), None, None, "")
+    transport_for(
+        URL, None, Files(str(authority.cert), str(one.cert), str(one.key)), None, None, ""
+    )

@@ -1,4 +1,4 @@
-"""`kubectl headroom`, asking a real extender."""
+"""`kubectl headroom` with a real extender."""
 
 import contextlib
 import io
@@ -19,6 +19,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from headroom.__main__ import DEBUG_API_COMMANDS
+from headroom.kubectl.commands import app
 from headroom.plugin import complete, main
 from tests.controlplane import ROOT
 from tests.processes import starts_processes
@@ -86,7 +88,7 @@ def rows(shown: str) -> list[list[str]]:
     return [[cell for cell in line.split("  ") if cell.strip()] for line in shown.splitlines()]
 
 
-def test_top_has_a_line_for_each_node_with_what_is_promised_and_left(server: Server) -> None:
+def test_top_shows_reserved_and_free_memory_of_each_node(server: Server) -> None:
     shown = run(server.debug, "top")
     assert shown.returncode == 0
     header, *lines = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
@@ -111,7 +113,7 @@ def test_top_has_a_line_for_each_node_with_what_is_promised_and_left(server: Ser
     assert "\x1b" not in shown.stdout  # no colour where nobody sees it
 
 
-def test_top_of_gpus_and_pods_says_who_holds_what(server: Server) -> None:
+def test_top_lists_gpus_and_pods(server: Server) -> None:
     gpus = run(server.debug, "top", "gpu").stdout.splitlines()
     assert len(gpus) == 1 + 2 * 2 + 1
     assert "4/4 free" in gpus[1]
@@ -129,7 +131,7 @@ def test_top_of_gpus_and_pods_says_who_holds_what(server: Server) -> None:
     assert run(server.debug, "top", "pod", "-A").stdout.splitlines() == held
 
 
-def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server: Server) -> None:
+def test_why_shows_the_request_what_the_pod_lacks_and_suggestions(server: Server) -> None:
     shown = run(server.debug, "why", "team-a/large").stdout
     assert shown.startswith(
         "Pod team-a/large: no node can take the pod: it needs 90.0 GiB, larger than any GPU that "
@@ -145,7 +147,7 @@ def test_why_says_what_the_pod_asks_for_what_it_lacks_and_what_would_help(server
     assert "headroom.gpu/placement: " in bound
 
 
-def test_score_says_every_term_or_every_check_that_fails(server: Server) -> None:
+def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
     shown = run(server.debug, "score", "team-a/fits", "--node", "shared-0001")
     assert shown.stdout.startswith("shared-0001: fits, on any of 2 candidates\n")
     terms = re.findall(r"^  (\w+) +([\d.]+) x ([\d.]+) = ([\d.]+)$", shown.stdout, re.MULTILINE)
@@ -164,7 +166,7 @@ def test_score_says_every_term_or_every_check_that_fails(server: Server) -> None
     assert "node nowhere is not known" in nowhere.stderr
 
 
-def test_capacity_counts_pods_that_fit_and_says_what_is_the_largest(server: Server) -> None:
+def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> None:
     shown = run(server.debug, "capacity", "--vram", "20Gi").stdout
     # One on each device but that of the pod on its way, whichever it is.
     assert shown.startswith("4 such pods fit now, on 3 of 3 nodes")
@@ -174,7 +176,7 @@ def test_capacity_counts_pods_that_fit_and_says_what_is_the_largest(server: Serv
     assert "much" in bad.stderr
 
 
-def test_capacity_has_a_line_for_each_node_if_asked(server: Server) -> None:
+def test_capacity_by_node_has_a_line_for_each_node(server: Server) -> None:
     shown = run(server.debug, "capacity", "--vram", "20Gi", "--by-node").stdout
     fitting = re.findall(r"^(\S+) +(\d+) +\S+ GiB", shown, re.MULTILINE)
     assert dict(fitting) == {"shared-0000": "1", "shared-0001": "2", "whole": "1"}
@@ -199,7 +201,7 @@ def test_top_sorts_and_selects_nodes(server: Server) -> None:
     assert names("--troubled") == []
 
 
-def test_pending_says_what_each_pod_lacks(server: Server) -> None:
+def test_pending_shows_what_each_pod_lacks(server: Server) -> None:
     shown = run(server.debug, "pending").stdout
     waits = next(line for line in shown.splitlines() if " large " in line)
     assert re.search(r"^team-a +large .* 1 x 90Gi nvidia.com/gpu +0 +whole +10.0 GiB ", waits)
@@ -216,7 +218,7 @@ def test_decisions_are_listed_and_selected(server: Server) -> None:
     assert one.stderr == "there are more: raise --limit\n"
 
 
-def test_whatif_says_where_pods_would_go_and_changes_nothing(server: Server) -> None:
+def test_whatif_shows_placements_and_changes_nothing(server: Server) -> None:
     before = server.get("/v1/nodes").json()["nodes"]
     drained = run(server.debug, "whatif", "--drain", "shared-0000", "--pods", "1", "--vram", "70Gi")
     assert drained.returncode == 0
@@ -233,7 +235,7 @@ def test_whatif_says_where_pods_would_go_and_changes_nothing(server: Server) -> 
     assert before == after
 
 
-def test_counts_that_are_none_are_refused_with_a_right_one(server: Server) -> None:
+def test_invalid_counts_are_rejected_with_an_example(server: Server) -> None:
     bad = run(server.debug, "whatif", "--replicas", "shared-0000")
     assert bad.returncode == 2
     assert "Example: --replicas gpu-a=4" in bad.stderr
@@ -276,7 +278,7 @@ def test_a_snapshot_without_names_has_none(server: Server) -> None:
         assert name not in redacted
 
 
-def test_what_is_printed_as_data_is_what_was_answered(server: Server) -> None:
+def test_json_and_yaml_are_the_body_of_the_answer(server: Server) -> None:
     answered = server.get("/v1/explain/pods/team-a/large").json()
     as_json = json.loads(run(server.debug, "why", "team-a/large", "-o", "json").stdout)
     as_yaml = yaml.safe_load(run(server.debug, "why", "team-a/large", "-o", "yaml").stdout)
@@ -294,7 +296,12 @@ def test_headroom_has_the_same_commands(server: Server) -> None:
     assert also.stdout.decode() == own
 
 
-def test_the_page_is_served_with_the_key_of_its_address_alone(server: Server) -> None:
+def test_headroom_knows_every_command_that_reads_the_debug_api() -> None:
+    commands = {str(each.callback and each.callback.__name__) for each in app.registered_commands}
+    assert commands - {"doctor"} == DEBUG_API_COMMANDS
+
+
+def test_the_page_is_served_only_with_the_key_of_its_address(server: Server) -> None:
     environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
     command = [sys.executable, "-m", "headroom.plugin", "ui", "--no-browser"]
     with subprocess.Popen(
@@ -324,13 +331,13 @@ def test_the_page_is_served_with_the_key_of_its_address_alone(server: Server) ->
         assert process.wait(30) == 0
 
 
-def test_a_pod_that_nobody_knows_is_said_and_exits_with_1(server: Server) -> None:
+def test_an_unknown_pod_exits_with_1(server: Server) -> None:
     rejected = run(server.debug, "why", "team-a/nobody")
     assert rejected.returncode == 1
     assert rejected.stderr.startswith("kubectl headroom: pod team-a/nobody is not known: ")
 
 
-def test_an_address_where_nobody_answers_exits_with_3() -> None:
+def test_an_unreachable_address_exits_with_3() -> None:
     rejected = run("http://127.0.0.1:1", "top")
     assert rejected.returncode == 3
     assert rejected.stderr.startswith("kubectl headroom: http://127.0.0.1:1 does not answer: ")
@@ -339,7 +346,7 @@ def test_an_address_where_nobody_answers_exits_with_3() -> None:
     assert "Example: http://127.0.0.1:8889" in bad.stderr
 
 
-def test_without_a_cluster_it_says_so() -> None:
+def test_a_missing_kubeconfig_has_its_own_message() -> None:
     rejected = run("", "top")
     assert rejected.returncode == 3
     (line,) = rejected.stderr.splitlines()
@@ -347,7 +354,7 @@ def test_without_a_cluster_it_says_so() -> None:
     assert "--server http://127.0.0.1:8889" in line
 
 
-def test_the_doctor_stands_beside_the_commands_that_ask(tmp_path: Path) -> None:
+def test_the_doctor_is_a_command_of_the_plugin(tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(
         "nodes: [{name: a, gpus: 1, memory: 1Gi, annotations: {headroom.gpu/reserve: x}}]"
@@ -375,7 +382,7 @@ def test_the_doctor_takes_the_context_before_and_after_its_name(
     assert "of-nobody" in told.stderr
 
 
-def test_it_says_its_version() -> None:
+def test_version_is_printed() -> None:
     shown = run("", "--version")
     assert shown.returncode == 0
     assert shown.stdout.startswith("kubectl headroom: ")
@@ -395,7 +402,7 @@ def offered(*words: str) -> list[str]:
     return [line.partition("\t")[0] for line in lines]
 
 
-def test_kubectl_is_told_what_may_come_next() -> None:
+def test_kubectl_gets_completions() -> None:
     assert {"top", "why", "doctor"} <= set(offered(""))
     assert offered("do") == ["doctor"]
     assert offered("top", "") == ["node", "gpu", "pod", "model"]

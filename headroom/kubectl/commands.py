@@ -15,16 +15,11 @@ from importlib.metadata import version as installed
 from typing import Annotated, Any
 
 import typer
-import yaml
-from rich.console import Console
-from rich.table import Table as Drawn
-from rich.text import Text
 
 from headroom.kubectl import tables
-from headroom.kubectl.client import NOT_THERE, DebugApi, Trouble, Way
-from headroom.kubectl.tls import Files
-from headroom.kubectl.transport import NAMESPACE, default_namespace
-from headroom.kubectl.transport import way as way_to
+from headroom.kubectl.debug_api_client import NOT_THERE, CommandError, DebugApi, Transport
+from headroom.kubectl.output import Output, note_more, print_data, show_table
+from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for
 from headroom.kubectl.ui import Page, show
 from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as explained
@@ -37,13 +32,7 @@ app = typer.Typer(
 )
 
 
-class Output(Enum):
-    JSON = "json"
-    YAML = "yaml"
-    WIDE = "wide"
-
-
-class What(Enum):
+class Subject(Enum):
     NODE = "node"
     GPU = "gpu"
     POD = "pod"
@@ -59,14 +48,14 @@ class _Options:
     context: str | None
     headroom_namespace: str
 
-    def way(self) -> Way:
-        """Raises ``Trouble``."""
+    def transport(self) -> Transport:
+        """Raises ``CommandError``."""
         where = self.kubeconfig, self.context, self.headroom_namespace
-        return way_to(self.server, self.token, self.files, *where)
+        return transport_for(self.server, self.token, self.files, *where)
 
     def api(self) -> DebugApi:
-        """Raises ``Trouble``."""
-        return DebugApi(self.way(), lambda text: print(text, file=sys.stderr))  # noqa: T201
+        """Raises ``CommandError``."""
+        return DebugApi(self.transport(), lambda text: print(text, file=sys.stderr))  # noqa: T201
 
 
 def _print_version(wanted: bool) -> None:
@@ -137,12 +126,11 @@ Format = Annotated[
 @app.command()
 def top(
     context: typer.Context,
-    what: Annotated[What, typer.Argument(help="Print a line for each of these.")] = What.NODE,
+    what: Annotated[Subject, typer.Argument(help="Print a line for each of these.")] = Subject.NODE,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
     search: Annotated[
-        str | None,
-        typer.Option(help="Only nodes with this text in a name, model, pod or reason."),
+        str | None, typer.Option(help="Only nodes with this text in a name, model, pod or reason.")
     ] = None,
     troubled: Annotated[
         bool, typer.Option(help="Only nodes that take no pods or have an unhealthy device.")
@@ -154,28 +142,27 @@ def top(
 ) -> None:
     """Show reserved, used and free memory by node, GPU, pod or GPU model."""
     options: _Options = context.obj
-    if what is What.MODEL:
+    if what is Subject.MODEL:
         if search or troubled or fullest:
-            raise Trouble(
+            raise CommandError(
                 "--search, --troubled and --fullest apply to nodes: remove them for top model", 2
             )
         body = options.api().get("fleet")
-        _show(body, tables.models(body), output)
+        show_table(body, tables.models(body), output)
         if output in (None, Output.WIDE):
-            for each in body["closed"]:
-                print(f"  {tables.nodes_of(each['nodes'])}: {each['message']}")  # noqa: T201
+            _print_lines(tables.reason_lines(body["closed"]))
         return
     order = "fullest" if fullest else None
     body = options.api().get("nodes", search=search, troubled=troubled or None, order=order)
     wide = output is Output.WIDE
     match what:
-        case What.NODE:
+        case Subject.NODE:
             table = tables.nodes(body, wide)
-        case What.GPU:
+        case Subject.GPU:
             table = tables.devices(body, wide)
-        case What.POD:
+        case Subject.POD:
             table = tables.pods(body, _namespace(options, namespace, all_namespaces), wide)
-    _show(body, table, output)
+    show_table(body, table, output)
 
 
 @app.command()
@@ -188,7 +175,7 @@ def why(
     """Explain why a pod waits or why it is on its node, with suggestions."""
     options: _Options = context.obj
     body = options.api().get("explain", "pods", *_pod(options, pod, namespace))
-    if not _dumped(body, output):
+    if not print_data(body, output):
         print("\n".join(explained(body, output is Output.WIDE)))  # noqa: T201
 
 
@@ -197,8 +184,8 @@ def pending(context: typer.Context, limit: Limit = None, output: Format = None) 
     """List the pods that wait for a GPU, each with what it lacks."""
     options: _Options = context.obj
     body = options.api().get("pending", limit=limit)
-    _show(body, tables.pending(body), output)
-    _say_if_more(body)
+    show_table(body, tables.pending(body), output)
+    note_more(body)
 
 
 @app.command()
@@ -217,8 +204,8 @@ def decisions(
     """List decisions about pods, the newest first."""
     options: _Options = context.obj
     body = options.api().get("decisions", pod=pod, node=node, since=since, limit=limit)
-    _show(body, tables.decisions(body, wide=output is Output.WIDE), output)
-    _say_if_more(body)
+    show_table(body, tables.decisions(body, wide=output is Output.WIDE), output)
+    note_more(body)
 
 
 @app.command()
@@ -232,7 +219,7 @@ def drift(
     options: _Options = context.obj
     body = options.api().get("drift")
     chosen = _namespace(options, namespace, all_namespaces)
-    _show(body, tables.drift(body, chosen, wide=output is Output.WIDE), output)
+    show_table(body, tables.drift(body, chosen, wide=output is Output.WIDE), output)
 
 
 @app.command()
@@ -251,10 +238,12 @@ def score(
     if node is None:
         nearest = api.get("explain", "pods", *pod_path)["nearest"]
         if not nearest:
-            raise Trouble(f"no node is known for pod {'/'.join(pod_path)}: set --node", NOT_THERE)
+            raise CommandError(
+                f"no node is known for pod {'/'.join(pod_path)}: set --node", NOT_THERE
+            )
         node = str(nearest[0]["node"])
     body = api.get("score", pod="/".join(pod_path), node=node)
-    if not _dumped(body, output):
+    if not print_data(body, output):
         print("\n".join(scored(body)))  # noqa: T201
 
 
@@ -278,17 +267,12 @@ def capacity(
     options: _Options = context.obj
     asked = {"resource": resource, "tolerate": tolerate, "by_node": by_node or None}
     body = options.api().get("capacity", vram=vram, count=gpus, **asked)
-    if _dumped(body, output):
+    if print_data(body, output):
         return
     print(body["message"])  # noqa: T201
-    for each in (*body["reasons"], *body["ineligible"]):
-        print(f"  {tables.nodes_of(each['nodes'])}: {each['message']}")  # noqa: T201
-    _print_unchecked(body)
-    _show(body, tables.capacity_by_node(body) if by_node else tables.classes(body), None)
-
-
-def _print_unchecked(body: Mapping[str, Any]) -> None:
-    print(f"  not checked: {', '.join(body['not_checked'])}")  # noqa: T201
+    _print_lines(tables.reason_lines([*body["reasons"], *body["ineligible"]]))
+    _print_lines([_unchecked(body)])
+    show_table(body, tables.capacity_by_node(body) if by_node else tables.classes(body), None)
 
 
 @app.command()
@@ -318,10 +302,10 @@ def whatif(
         "release": release or [],
     }
     body = options.api().post("whatif", body=asked)
-    if not _dumped(body, output):
+    if not print_data(body, output):
         print(body["message"])  # noqa: T201
-        _print_unchecked(body)
-        _show(body, tables.moves(body), None)
+        _print_lines([_unchecked(body)])
+        show_table(body, tables.moves(body), None)
     if body["rejected"]:
         raise typer.Exit(NOT_THERE)
 
@@ -339,7 +323,7 @@ def log(
     options: _Options = context.obj
     if not follow:
         body = options.api().get("events", follow=False, since=since)
-        _show(body, tables.feed_events(body, wide=output is Output.WIDE), output)
+        show_table(body, tables.feed_events(body, wide=output is Output.WIDE), output)
         return
     try:
         for line in options.api().lines("events", since=since):
@@ -369,10 +353,19 @@ def ui(
     """Show the console's page in a browser, with your own permissions."""
     options: _Options = context.obj
     try:
-        page = Page(options.way(), port)
+        page = Page(options.transport(), port)
     except (OSError, OverflowError) as err:
-        raise Trouble(f"--port: cannot listen on 127.0.0.1:{port}: {err}", 2) from err
+        raise CommandError(f"--port: cannot listen on 127.0.0.1:{port}: {err}", 2) from err
     show(page, webbrowser.open if browser else lambda url: None)
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        print(f"  {line}")  # noqa: T201
+
+
+def _unchecked(body: Mapping[str, Any]) -> str:
+    return f"not checked: {', '.join(body['not_checked'])}"
 
 
 def _pod(options: _Options, pod: str, namespace: str | None) -> tuple[str, str]:
@@ -381,11 +374,11 @@ def _pod(options: _Options, pod: str, namespace: str | None) -> tuple[str, str]:
 
 
 def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:
-    """Parse NODE=COUNT arguments. Raises ``Trouble``."""
+    """Parse NODE=COUNT arguments. Raises ``CommandError``."""
     for each in given or ():
         node, _, count = each.rpartition("=")
         if not node or not count.isascii() or not count.isdecimal() or len(count) > 6:
-            raise Trouble(f"{flag}: {each!r} is not NODE=COUNT. Example: {flag} gpu-a=4", 2)
+            raise CommandError(f"{flag}: {each!r} is not NODE=COUNT. Example: {flag} gpu-a=4", 2)
         yield node, int(count)
 
 
@@ -396,45 +389,10 @@ def _namespace(options: _Options, given: str | None, every: bool) -> str | None:
     return given or default_namespace(options.kubeconfig, options.context)
 
 
-def _say_if_more(body: Mapping[str, Any]) -> None:
-    if body["continue"]:
-        print("there are more: raise --limit", file=sys.stderr)  # noqa: T201
-
-
-def _dumped(body: Any, output: Output | None) -> bool:
-    match output:
-        case Output.JSON:
-            print(json.dumps(body, indent=2))  # noqa: T201
-        case Output.YAML:
-            print(yaml.safe_dump(body, sort_keys=False), end="")  # noqa: T201
-        case _:
-            return False
-    return True
-
-
-def _show(body: Any, table: tables.Table, output: Output | None) -> None:
-    if _dumped(body, output):
-        return
-    if not table.rows:
-        print("nothing to show", file=sys.stderr)  # noqa: T201
-        return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # Do not wrap lines in pipes, so that grep and awk get whole lines.
-        console = Console(highlight=False, no_color=True, width=1000)
-    drawn = Drawn(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in table.columns:
-        drawn.add_column(column, no_wrap=column != "STATE")
-    for number, row in enumerate(table.rows):
-        style = "red" if number in table.bad else ""
-        drawn.add_row(*(Text(cell) for cell in row), style=style)
-    console.print(drawn)
-
-
 def main() -> None:
     """Run the command line."""
     try:
         app()
-    except Trouble as err:
+    except CommandError as err:
         print(f"kubectl headroom: {err}", file=sys.stderr)  # noqa: T201
         raise SystemExit(err.exit_code) from err

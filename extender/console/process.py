@@ -1,0 +1,144 @@
+"""The state of the process itself: its memory, event loop, watches and settings."""
+
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from resource import getpagesize
+
+from pydantic import BaseModel
+
+from extender.console.responses import rounded_s
+from extender.kube.resources import Health
+from extender.observability.metrics import LAG_EVERY_S
+from extender.version import own_version
+
+#: Number of loop lag samples in one minute.
+LAGS = round(60 / LAG_EVERY_S)
+
+_STATM = Path("/proc/self/statm")
+
+
+class SourceView(BaseModel):
+    """A watch of one kind of object at the API server."""
+
+    kind: str
+    #: Whether the initial list is complete.
+    synced: bool
+    #: Seconds since the API server last sent anything for it, bookmarks included.
+    contact_age_s: float | None
+    reconnects: int
+    lists: int
+    #: Number of objects that cannot be parsed now.
+    unreadable: int
+
+
+class LagView(BaseModel):
+    """Delay of the event loop, which adds to the time of every scheduler call."""
+
+    p50_s: float
+    p99_s: float
+    max_s: float
+    #: Length of the measured period.
+    window_s: float
+
+
+class SettingsView(BaseModel):
+    #: enforce or observe. In mode observe, Headroom rejects, prefers and evicts nothing, and
+    #: creates no Events.
+    mode: str
+    #: The settings file, reloaded whenever it changes; null without one.
+    file: str | None
+    #: Mistakes in the current file, each with its line; the previous settings stay in use.
+    rejected: list[str]
+    #: Settings that changed in the file and take effect after a restart.
+    after_restart: list[str]
+
+
+def enforcing() -> SettingsView:
+    """Return the settings of an application without a settings file."""
+    return SettingsView(mode="enforce", file=None, rejected=[], after_restart=[])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """The state of the process: version, watches, event loop and memory."""
+
+    version: str
+    python: str
+    #: Unix time, seconds.
+    started_at_s: float
+    sources: list[SourceView]
+    #: Whether received changes are not applied yet.
+    behind: bool
+    #: None before anything was sampled.
+    loop_lag: LagView | None
+    #: Resident memory; None if the system does not report it.
+    memory_bytes: int | None
+
+
+def unknown_process() -> ProcessStatus:
+    """Return the state of an application without its own process."""
+    return ProcessStatus("unknown", "unknown", 0.0, [], False, None, None)
+
+
+class ProcessMonitor:
+    """The state of this process.
+
+    ``health`` returns the state of each watch; ``behind`` returns whether received changes are not
+    applied yet.
+    """
+
+    def __init__(self, behind: Callable[[], bool]) -> None:
+        self.health: Callable[[], Iterable[Health]] = tuple
+        self._behind = behind
+        self._lags: deque[float] = deque(maxlen=LAGS)
+        self._started_at_s = time.time()
+        self._version = own_version()
+
+    def lag(self, late_s: float) -> None:
+        self._lags.append(late_s)
+
+    def now(self) -> ProcessStatus:
+        """Return the current state. Safe to call from any thread."""
+        return ProcessStatus(
+            version=self._version,
+            python=platform.python_version(),
+            started_at_s=self._started_at_s,
+            sources=[
+                SourceView(
+                    kind=each.kind,
+                    synced=each.synced,
+                    contact_age_s=rounded_s(each.contact_age_s),
+                    reconnects=each.reconnects,
+                    lists=each.lists,
+                    unreadable=each.unreadable,
+                )
+                for each in self.health()
+            ],
+            behind=self._behind(),
+            loop_lag=_lag(sorted(self._lags)),
+            memory_bytes=_memory_bytes(),
+        )
+
+
+def _lag(late_s: list[float]) -> LagView | None:
+    if not late_s:
+        return None
+    last = len(late_s) - 1
+    return LagView(
+        p50_s=round(late_s[last // 2], 6),
+        p99_s=round(late_s[last * 99 // 100], 6),
+        max_s=round(late_s[last], 6),
+        window_s=round(len(late_s) * LAG_EVERY_S, 3),
+    )
+
+
+def _memory_bytes() -> int | None:
+    """Return the resident memory of the process, None if the system does not report it."""
+    try:
+        return int(_STATM.read_text(encoding="ascii").split()[1]) * getpagesize()
+    except (OSError, ValueError, IndexError):
+        return None
