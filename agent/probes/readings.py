@@ -166,7 +166,6 @@ class ProcessReading(Reading):
     #: Empty if the process ended before it was read.
     command: str = ""
     pods: tuple[str, ...] = ()
-    container_id: str = ""
     #: Whether its pods could be read. If true and ``pods`` is empty, it belongs to no pod.
     known: bool = True
 
