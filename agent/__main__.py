@@ -197,7 +197,7 @@ def _run(
     try:
         if settings.publish and not settings.as_json:
             cluster = _cluster(settings, board, requeue)
-            allocation, node_api = cluster.allocation, cluster.node_api
+            allocation = cluster.allocation
             server = Server(
                 board,
                 *at,
@@ -206,9 +206,7 @@ def _run(
                 allocation.answers,
                 lambda: allocation.is_stuck,
             )
-            sampler.devices.maintenance = lambda: node_api.maintenance
-            sampler.probes.append(node_api)
-            sampler.followers = [node_api, *sampler.followers, allocation]
+            sampler.add_cluster(cluster.node_api, allocation)
         elif not settings.as_json:
             server = Server(board, *at, None, {})
     except (_CannotStart, OSError) as err:
