@@ -1,9 +1,11 @@
 """The agent's process: builds all components and runs the sampling loop.
 
 One thread samples and publishes. Driver calls run in other threads and have a deadline
-(agent.deadline), so a call that hangs makes its device unhealthy but does not stop heartbeats. If
-the driver was replaced, the process restarts itself (agent.restart). If that does not help, it
-exits with status 3, and the kubelet creates a new container.
+(agent.deadline), so a call that hangs makes its device unhealthy but does not stop heartbeats.
+Only a new process can use a driver that was replaced, because NVML's library is loaded once. So the
+process restarts with execve, and keeps its pid and container. That does not help if the container
+has its own copy of the old library, so that the kubelet has to create a new container. After
+``MOST_TRIES`` restarts in a row the process exits with ``GIVEN_UP_STATUS``.
 """
 
 import gc
@@ -15,10 +17,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import structlog
@@ -29,7 +31,6 @@ from agent.http_endpoints import LatestSample, Server
 from agent.once_report import table, well
 from agent.probes.checkpoint import watched
 from agent.probes.readings import DriverReading, Reading
-from agent.restart import GIVEN_UP_STATUS, GivenUp, Restarts
 from agent.sampler import SAMPLES_APART_S, Sampler, apart_s, device_probe_of, next_due_s
 from agent.settings import Settings, read_settings
 from contract.annotations import DeviceChoice
@@ -38,9 +39,8 @@ from contract.malloc import keep_small
 
 if TYPE_CHECKING:
     from agent.gate_service import GateService
-    from agent.probes.node_probe import NodeApi
+    from agent.probes.node_probe import ChoiceWatch, NodeApi
     from agent.status_writer import StatusWriter
-    from agent.steering.device_choice_watch import ChoiceWatch
     from agent.steering.preferred_allocation import PreferredAllocation
 
 _log = structlog.get_logger()
@@ -48,6 +48,12 @@ _log = structlog.get_logger()
 #: Exit status of --once if there is no driver or a device is unhealthy.
 UNWELL_STATUS = 1
 BAD_SETTINGS_STATUS = 2
+GIVEN_UP_STATUS = 3
+
+#: Variable that passes on the restarts in a row: "<number> <monotonic time of the last>".
+VARIABLE = "HEADROOM_AGENT_RESTARTS"
+MOST_TRIES = 5
+_FIRST_WAIT_S = 1.0
 
 #: malloc returns freed blocks of at least this size to the system.
 _LARGE_BYTES = 64 << 10
@@ -138,9 +144,8 @@ def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) 
         from agent.api_server import NoCluster, connect
         from agent.gate_service import GateService
         from agent.kube_publisher import KubernetesPublisher
-        from agent.probes.node_probe import NodeApi
+        from agent.probes.node_probe import ChoiceWatch, NodeApi
         from agent.status_writer import StatusWriter
-        from agent.steering.device_choice_watch import ChoiceWatch
         from agent.steering.preferred_allocation import PreferredAllocation
     except ImportError as err:
         raise _CannotStart(
@@ -197,7 +202,7 @@ def _run(
     try:
         if settings.publish and not settings.as_json:
             cluster = _cluster(settings, board, requeue)
-            allocation, node_api = cluster.allocation, cluster.node_api
+            allocation = cluster.allocation
             server = Server(
                 board,
                 *at,
@@ -206,9 +211,7 @@ def _run(
                 allocation.answers,
                 lambda: allocation.is_stuck,
             )
-            sampler.devices.maintenance = lambda: node_api.maintenance
-            sampler.probes.append(node_api)
-            sampler.followers = [node_api, *sampler.followers, allocation]
+            sampler.add_cluster(cluster.node_api, allocation)
         elif not settings.as_json:
             server = Server(board, *at, None, {})
     except (_CannotStart, OSError) as err:
@@ -289,6 +292,42 @@ def _leave(cluster: _Cluster, sampler: Sampler, board: LatestSample) -> None:
         why = "reservations of unconfirmed pods are for the device that this agent would choose"
         _log.warning("plugin_not_brought_back", reason=why, hint="the next agent does it")
     allocation.stop(may_leave)
+
+
+class GivenUp(Exception):
+    """Several restarts in a row did not help."""
+
+
+class Restarts:
+    def __init__(
+        self, environment: MutableMapping[str, str], monotonic: Callable[[], float]
+    ) -> None:
+        self._environment = environment
+        self._monotonic = monotonic
+        tries, _, last_s = environment.get(VARIABLE, "").partition(" ")
+        try:
+            self._tries, self._last_s = int(tries), float(last_s)
+        except ValueError:
+            self._tries, self._last_s = 0, 0.0
+
+    def well(self) -> None:
+        """Reset the count, because the driver answers."""
+        self._tries = 0
+        self._environment.pop(VARIABLE, None)
+
+    def due(self) -> bool:
+        """Return whether to restart now. The wait doubles with each try. Raises ``GivenUp``."""
+        if self._tries >= MOST_TRIES:
+            raise GivenUp(f"{self._tries} restarts in a row did not help")
+        wait_s = _FIRST_WAIT_S * 2.0 ** (self._tries - 1) if self._tries else 0.0
+        return self._monotonic() - self._last_s >= wait_s
+
+    def restart(self, executable: str, argv: Sequence[str]) -> NoReturn:
+        """Replace this process by a new one with the same pid; ``argv`` is sys.orig_argv."""
+        self._environment[VARIABLE] = f"{self._tries + 1} {self._monotonic()}"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(executable, [executable, *argv[1:]], dict(self._environment))
 
 
 def _restart_if_due(restarts: Restarts, readings: Iterable[Reading], hanging: bool) -> None:

@@ -13,7 +13,6 @@ from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_Job = tuple[Future[T], Callable[[], T]]
 
 #: When the process ends, it waits for pending calls this many seconds together, and at least
 #: ``LEAST_S`` for each call.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from agent.probes.dcgm import TIMEOUT_S, Exporter
 from agent.probes.device_probe import DeviceProbe, StateFile, incarnation, own_cgroup
@@ -12,11 +13,14 @@ from agent.probes.nvml import Gate
 from agent.probes.nvml_probe import NvmlProbe
 from agent.probes.plugin_config import ConfigurationProbe
 from agent.probes.processes import ProcessProbe
-from agent.probes.readings import ConfiguredSharing, Follower, Probe, Reading
+from agent.probes.readings import Follower, Probe, Reading, SharingReading
 from agent.probes.xids import XidWatch
 from agent.settings import Settings
 from agent.status_builder import rfc3339, summarise
 from contract.gpunode import GPUNodeStatus
+
+if TYPE_CHECKING:
+    from agent.probes.node_probe import NodeApi
 
 #: Minimum of seconds between two samples, however often the checkpoint changes. See ``apart_s``.
 SAMPLES_APART_S = 0.5
@@ -35,19 +39,33 @@ class Sampler:
             ConfigurationProbe(settings.proc, settings.checkpoint.parent),
         ]
         self.followers: list[Follower] = [devices, ProcessProbe(settings.proc)]
+        self._node_api: NodeApi | None = None
+        #: The sharing that flags set, which has priority over the detected sharing.
+        self._stated: list[Reading] = []
         if settings.sharing_stated:
-            stated = ConfiguredSharing(settings.resource, settings.replicas, settings.sharing)
-            self.probes.append(stated)
+            self._stated.append(
+                SharingReading("flags", settings.resource, settings.replicas, settings.sharing)
+            )
         self._last: GPUNodeStatus | None = None
         try:
             self._agent_version = version("headroom-gpu")
         except PackageNotFoundError:
             self._agent_version = "unknown"  # run from a checkout
 
+    def add_cluster(self, node_api: "NodeApi", allocation: Follower) -> None:
+        """Read the probes that need a cluster too."""
+        self._node_api = node_api
+        self.probes.append(node_api)
+        self.followers = [node_api, *self.followers, allocation]
+
     def take(self) -> tuple[GPUNodeStatus, Sequence[Reading]]:
+        if self._node_api is not None:
+            self.devices.maintenance = self._node_api.maintenance
         # Taken before the sample: a pod that was removed later may still be in it.
         observed_at = datetime.now(UTC)
-        readings = [reading for probe in self.probes for reading in probe.read()]
+        readings = [*self._stated]
+        for probe in self.probes:
+            readings += probe.read()
         for follower in self.followers:
             readings += follower.follow(readings)
         self._last = summarise(readings, observed_at, self._agent_version, before=self._last)

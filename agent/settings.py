@@ -159,7 +159,7 @@ FLAGS = (
     Flag("json", "", "", "print each status as JSON; no cluster, no HTTP server"),
     Flag("no-publish", "", "", "serve metrics only, without a cluster"),
 )
-#: Other variables with our prefix: of the gate client, of people, and of ``agent.restart``.
+#: Other variables with our prefix: of the gate client, of people, and of ``agent.__main__``.
 OTHERS = (
     "HEADROOM_AGENT_PORT",
     "HEADROOM_AGENT_RESTARTS",

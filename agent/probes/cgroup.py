@@ -1,4 +1,4 @@
-"""Decides which pod and container a process belongs to, from the text of its cgroup file. Pure.
+"""Decides which pod a process belongs to, from the text of its cgroup file. Pure.
 
     0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-…
     0::/kubepods/burstable/pod<uid>/<64 hex>
@@ -16,7 +16,6 @@ underscores. The second is from its cgroupfs driver. Variants:
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 _UID = r"(?:[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
@@ -25,25 +24,16 @@ _CONTAINER = re.compile(r"(?:[a-z][a-z0-9-]*-)?(?P<id>[0-9a-f]{64})(?:\.scope)?"
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    #: Uids of the pods, outermost first; empty for a process outside of all pods.
-    pods: tuple[str, ...]
-    #: The container in the innermost pod; empty if the path has none.
-    container_id: str
-
-
-NO_OWNER = Owner((), "")
-
-
 @lru_cache(maxsize=1024)
-def owner(text: str) -> Owner:
-    """Return the owner of a process, from the most detailed line of its cgroup file.
+def owner(text: str) -> tuple[str, ...]:
+    """Return the uids of a process's pods, outermost first; empty if it is outside of all pods.
 
-    Cached, because all processes of a container have the same text.
+    ``text`` is the content of its cgroup file, of which the most detailed line counts. Cached,
+    because all processes of a container have the same text.
     """
-    found = [_of_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") >= 2]
-    return max(found, key=lambda each: (len(each.pods), bool(each.container_id)), default=NO_OWNER)
+    paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
+    found = (tuple(filter(None, map(pod_of, re.split("[/:]", path)))) for path in paths)
+    return max(found, key=len, default=())
 
 
 def pod_of(part: str) -> str:
@@ -61,15 +51,3 @@ def container_of(part: str) -> str:
 def is_static(uid: str) -> bool:
     """Return whether a uid is that of a static pod: a hash of its manifest."""
     return _HASH.fullmatch(uid) is not None
-
-
-def _of_path(path: str) -> Owner:
-    pods: list[str] = []
-    container_id = ""
-    for part in re.split("[/:]", path):
-        if uid := pod_of(part):
-            pods.append(uid)
-            container_id = ""
-        elif pods:
-            container_id = container_of(part) or container_id
-    return Owner(tuple(pods), container_id)

@@ -14,7 +14,6 @@ import socket
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -32,13 +31,6 @@ TIMEOUT_S = 3.0
 STALE_AFTER_S = 120.0
 #: Maximum size. A node of 16 GPUs with 7 instances each, 40 counters and 10 pods needs 8 MiB.
 MOST_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Exposition:
-    readings: tuple[DcgmReading, ...]
-    #: Seconds since the last observed change in it.
-    age_s: float
 
 
 class Unreadable(Exception):
@@ -77,8 +69,8 @@ class Exporter:
         #: Number of expositions that were read completely.
         self.scrapes = 0
 
-    def newest(self) -> Exposition:
-        """Return the newest complete exposition. Raises ``Unreadable``.
+    def newest(self) -> tuple[DcgmReading, ...]:
+        """Return the figures of the newest complete exposition. Raises ``Unreadable``.
 
         The first call waits for the first scrape, because ``--once`` takes few samples. Later calls
         do not wait.
@@ -93,10 +85,9 @@ class Exporter:
         now_s = self._monotonic()
         if self._trouble and now_s - self._read_s > 3 * self._every_s:
             raise Unreadable(self._trouble)
-        age_s = now_s - self._changed_s
-        if age_s > STALE_AFTER_S:
+        if now_s - self._changed_s > STALE_AFTER_S:
             raise Unreadable("nothing in its exposition has changed for minutes")
-        return Exposition(self._readings, age_s)
+        return self._readings
 
     def read(self, devices: Sequence[DeviceReading]) -> tuple[Sequence[DcgmReading], SourceReading]:
         """Return the newest figures, and the state of the source. ``devices`` are NVML's.
@@ -104,14 +95,13 @@ class Exporter:
         Raises nothing.
         """
         try:
-            exposition = self.newest()
+            readings = self.newest()
         except Unreadable as err:
             return (), SourceReading(SOURCE, "absent", str(err))
         except Exception as err:  # noqa: BLE001 - a probe never raises
             _log.error("dcgm_not_read", exc_info=err)
             what = f"the agent cannot read it: {type(err).__name__}"
             return (), SourceReading(SOURCE, "absent", what)
-        readings = exposition.readings
         wrong = self._check.compare(self._monotonic(), self.scrapes, devices, readings)
         if self.bad_lines:
             wrong.append("some of its lines cannot be read and were ignored")

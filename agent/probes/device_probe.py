@@ -100,8 +100,8 @@ class DeviceProbe:
         self._unusable = False
         #: Whether the driver was released for maintenance at the last sample.
         self._maintained = False
-        #: Returns why the driver must be released, empty if it need not be. Set in ``__main__``.
-        self.maintenance: Callable[[], str] = lambda: ""
+        #: Why the driver must be released; empty if it need not be. Set before each sample.
+        self.maintenance = ""
 
     @property
     def hanging(self) -> bool:
@@ -109,7 +109,7 @@ class DeviceProbe:
         return self._hanging or self._limits.hanging
 
     def read(self) -> Iterable[Reading]:
-        if why := self.maintenance():
+        if why := self.maintenance:
             self._xids.watch(())
             found = self._nvml.released(why, may_close=self._closable)
         else:
@@ -173,7 +173,7 @@ class DeviceProbe:
             gauges=last_xids(dcgm, causes),
             maintained=answers and self._maintained,
         )
-        self._maintained = bool(self.maintenance()) or (self._maintained and not answers)
+        self._maintained = bool(self.maintenance) or (self._maintained and not answers)
         self._health, issues = judge(self._health, sample)
         self._state.write(self._health)
         for device in found.devices:

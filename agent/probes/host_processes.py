@@ -51,6 +51,15 @@ def listener(path: Path) -> int:
     return pid
 
 
+def identity(socket: Path) -> tuple[int, int] | None:
+    """Return the identity of a socket, which changes when it is created again; None if missing."""
+    try:
+        found = socket.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
 @dataclass(frozen=True, slots=True)
 class _Listener:
     """The process that listens on one socket, or why there is none."""
@@ -104,11 +113,8 @@ class SocketListeners:
 
     def _listener(self, path: Path) -> _Listener | None:
         """Return the process that listens on a socket; None if there is no socket."""
-        try:
-            there = path.stat()
-        except OSError:
+        if (socket := identity(path)) is None:
             return None
-        socket = (there.st_ino, there.st_ctime_ns)
         known = self._found.get(path)
         if known is not None and known.socket == socket:
             # Do not connect again while the same process has the same socket.

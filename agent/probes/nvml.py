@@ -159,6 +159,14 @@ class Gate:
                 errors.append(str(err))
         return values, errors
 
+    def identify(self, index: int) -> tuple[Any, str]:
+        """Return handle and UUID of the GPU at ``index``. Raises ``DeviceFault`` if it has none."""
+        handle = self.ask("nvmlDeviceGetHandleByIndex", index)
+        uuid = None if handle is None else self.ask("nvmlDeviceGetUUID", handle)
+        if uuid is None:
+            raise DeviceFault("no handle or no UUID")
+        return handle, uuid
+
     def does(self, name: str, *args: Any) -> bool:
         """Call a function that returns nothing, as ``ask`` does; return whether it succeeded."""
         function = getattr(self._library, name, None)

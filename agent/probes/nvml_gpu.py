@@ -108,10 +108,7 @@ class GpuReader:
         cannot be read whether MIG is on while ``is_known``: then the devices that were last seen at
         this index are reported as faulty.
         """
-        handle = self._gate.ask("nvmlDeviceGetHandleByIndex", self._index)
-        uuid = None if handle is None else self._gate.ask("nvmlDeviceGetUUID", handle)
-        if uuid is None:
-            raise DeviceFault("no handle or no UUID")
+        handle, uuid = self._gate.identify(self._index)
         device = DeviceReading(SOURCE, uuid=uuid, index=self._index)
         gpu = GpuReadings()
         try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from agent.probes.cgroup import NO_OWNER, owner
+from agent.probes.cgroup import owner
 from agent.probes.readings import DeviceReading, ProcessReading, Reading, SourceReading
 
 SOURCE = "proc"
@@ -122,7 +122,7 @@ class ProcessProbe:
             command, started_s = _stat(_read_at(folder, "stat"))
             if started_s > listed_at_s + _TICK_S:
                 return self._gone(pid)
-            owned_by = owner(_read_at(folder, "cgroup"))
+            pods = owner(_read_at(folder, "cgroup"))
             self._signatures[pid] = _signature(os.fstat(folder))
         except PermissionError:
             return ProcessReading(SOURCE, pid, known=False)
@@ -133,17 +133,12 @@ class ProcessProbe:
             return ProcessReading(SOURCE, pid, known=False)
         finally:
             os.close(folder)
-        return ProcessReading(
-            SOURCE, pid, sys.intern(command), owned_by.pods, owned_by.container_id
-        )
+        return ProcessReading(SOURCE, pid, sys.intern(command), pods)
 
     def _gone(self, pid: int) -> ProcessReading:
         """Return the reading of a process that ended after it was listed, with its last owner."""
         last = self._last.get(pid)
-        pods, container_id = NO_OWNER.pods, NO_OWNER.container_id
-        if last is not None:
-            pods, container_id = last.pods, last.container_id
-        return ProcessReading(SOURCE, pid, "", pods, container_id)
+        return ProcessReading(SOURCE, pid, "", () if last is None else last.pods)
 
 
 def _signature(folder: os.stat_result) -> int:

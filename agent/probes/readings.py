@@ -166,7 +166,6 @@ class ProcessReading(Reading):
     #: Empty if the process ended before it was read.
     command: str = ""
     pods: tuple[str, ...] = ()
-    container_id: str = ""
     #: Whether its pods could be read. If true and ``pods`` is empty, it belongs to no pod.
     known: bool = True
 
@@ -249,15 +248,3 @@ class Follower(Protocol):
     """A probe that adds readings to what other probes found."""
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ConfiguredSharing:
-    """The plugin's sharing as set by the agent's flags, which override what is detected."""
-
-    resource: str
-    replicas: int
-    sharing: Sharing
-
-    def read(self) -> Iterable[Reading]:
-        return [SharingReading("flags", self.resource, self.replicas, self.sharing)]

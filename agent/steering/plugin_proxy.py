@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from agent.probes.host_processes import identity
 from agent.probes.protobuf import BadMessage
 from agent.steering.messages import (
     ContainerRequest,
@@ -251,15 +252,6 @@ def options_of(folder: Path, plugin: str) -> bytes:
             b"", timeout=_PATIENCE_S
         )
         return answer
-
-
-def identity(socket: Path) -> tuple[int, int] | None:
-    """Return the identity of a socket, which changes when it is created again; None if missing."""
-    try:
-        found = socket.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_ctime_ns
 
 
 def _code(err: Any) -> Any:

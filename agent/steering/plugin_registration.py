@@ -29,13 +29,13 @@ from pathlib import Path
 import grpc
 import structlog
 
+from agent.probes.host_processes import identity
 from agent.probes.protobuf import BadMessage
 from agent.steering.messages import asks_for_preference
 from agent.steering.plugin_proxy import (
     PREFIX,
     Choose,
     PluginProxy,
-    identity,
     options_of,
     register,
 )

@@ -19,11 +19,12 @@ import structlog
 from agent.gate_decision import LIMITS_UNKNOWN, limits
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
 from agent.probes.checkpoint import BadCheckpoint, Entry, read_checkpoint
+from agent.probes.host_processes import identity
 from agent.probes.podresources import PodResources, Unanswered
 from agent.probes.readings import HoldingReading, ObstacleReading, Reading, SteeredReading
 from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
 from agent.steering.messages import ContainerRequest
-from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected, identity
+from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected
 from agent.steering.plugin_registration import (
     NodeLock,
     PluginRegistration,

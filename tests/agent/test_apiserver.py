@@ -52,7 +52,7 @@ def test_in_a_pod_the_kubernetes_package_is_not_imported(account: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from agent.api_server import in_cluster;"
         "import agent.kube_publisher, agent.probes.node_probe;"
-        "import agent.steering.device_choice_watch, agent.steering.preferred_allocation;"
+        "import agent.probes.node_probe, agent.steering.preferred_allocation;"
         f"in_cluster({ENVIRONMENT!r}, Path({str(account)!r}));"
         "print('kubernetes' in sys.modules)"
     )

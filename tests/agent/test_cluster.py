@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 
 from agent.api_server import of_client
 from agent.kube_publisher import Held, KubernetesPublisher, NotDelivered
+from agent.probes.node_probe import ChoiceWatch
 from agent.status_writer import StatusWriter
-from agent.steering.device_choice_watch import ChoiceWatch
 from contract.gpunode import (
     API_VERSION,
     KIND,

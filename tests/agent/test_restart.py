@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.restart import MOST_TRIES, VARIABLE, GivenUp, Restarts
+from agent.__main__ import MOST_TRIES, VARIABLE, GivenUp, Restarts
 
 
 def in_a_row(tries: int, last_s: float) -> dict[str, str]:

@@ -22,8 +22,7 @@ from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
-from agent.probes.node_probe import NodeApi
-from agent.steering.device_choice_watch import ChoiceWatch
+from agent.probes.node_probe import ChoiceWatch, NodeApi
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
 from tests.e2e.nodes import Nodes, Shape

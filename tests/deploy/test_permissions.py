@@ -94,7 +94,7 @@ WEBHOOK: set[Right] = (
     | rights(*GPUNODES, "list", "watch")
 )
 AGENT: dict[str, set[Right]] = {
-    "agent.steering.device_choice_watch:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
+    "agent.probes.node_probe:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
     "agent.api_server:request": set(),  # of whoever calls it
     "agent.api_server:watch_lines": set(),
     "agent.kube_publisher:KubernetesPublisher.__init__": set(),
