@@ -49,7 +49,7 @@ def find(
     if before is not None and (
         before.device_choice is device_choice
         and before.leaving == leaving
-        and _alike(before.reservations, reservations)
+        and _equal_charges(before.reservations, reservations)
         and _shows_the_same(before.status, status)
     ):
         occupancy = before.occupancy
@@ -61,7 +61,7 @@ def find(
 _NO_PODS: Set[str] = frozenset()
 
 
-def _alike(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
+def _equal_charges(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
     """Return whether the reservations are equal and in equal order."""
     if was is now:
         return True
@@ -95,7 +95,7 @@ def _row(use: PodUse) -> tuple[object, ...]:
     return use.uid, use.device, use.replica, uses
 
 
-def remeasured(
+def with_new_measurements(
     terms: Sequence[DeviceTerms],
     occupancy: Occupancy,
     was: GPUNodeStatus,
