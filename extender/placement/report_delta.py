@@ -184,9 +184,7 @@ def _holders(
 ) -> tuple[Holder, ...]:
     holders: list[Holder] = []
     for holder, occupant in zip(before, tenancy.occupants, strict=False):
-        rows = occupant.rows
-        # Most occupants have one row.
-        measured_bytes = used_bytes[rows[0]] if len(rows) == 1 else sum_known(rows, used_bytes)
+        measured_bytes = sum_known(occupant.rows, used_bytes)
         if measured_bytes != holder.measured_bytes:
             holder = replace(holder, measured_bytes=measured_bytes)
         holders.append(holder)
