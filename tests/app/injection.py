@@ -41,6 +41,7 @@ MODULES = (
     "extender.controllers.preemption",
     "extender.app.reload",
     "extender.app.extender",
+    "extender.scheduler.bind",
     "extender.controllers.requeue",
     "extender.controllers.pending_events",
     "extender.controllers.reconcile",
