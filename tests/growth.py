@@ -55,8 +55,9 @@ PASSING = {
     "extender/placement/overfull_devices.py": ["Misplaced.leave", "Misplaced.stuck"],
     "extender/placement/prediction_outcome.py": ["_Replay._arrived"],
     "extender/placement/occupancy.py": [
-        *("_ByEnvironment._on", "_ByEnvironment.uids", "_Queue._holders", "_Queue._renamed"),
-        *("_Queue._waiting", "_Queue.picks", "_Queue.reserved"),
+        *("_ByEnvironment._on", "_ByEnvironment.uids"),
+        *("_UnconfirmedPods._holders", "_UnconfirmedPods._renamed", "_UnconfirmedPods._waiting"),
+        *("_UnconfirmedPods.picks", "_UnconfirmedPods.reserved"),
     ],
     "extender/placement/report_index.py": [
         *("ReportIndex._replicas", "ReportIndex._resources", "ReportIndex._rows"),

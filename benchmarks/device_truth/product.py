@@ -42,7 +42,7 @@ from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
-from extender.placement.score import aside
+from extender.placement.score import best_for_non_gpu_pod
 from extender.placement.visible_devices import VISIBLE_DEVICES
 from extender.state.changes import BackOffEnded, Event, NodeSeen
 from extender.state.cluster_state import ClusterState
@@ -114,7 +114,7 @@ class Product(Scheduler):
         self._now_s = now_s
         self._catch_up()
         snap = self._cluster.snapshot()
-        best = aside(snap, snap.rows([name_of(node) for node in nodes]))
+        best = best_for_non_gpu_pod(snap, snap.rows([name_of(node) for node in nodes]))
         return [node for node, is_best in zip(nodes, best.tolist(), strict=True) if is_best]
 
     def look(self, node: int, sample: Sample, now_s: float) -> Report:

@@ -65,7 +65,7 @@ class Candidates:
     unshared: Nodes
 
 
-def overruled(
+def candidates_by_environment(
     ask: Ask,
     request: VramRequest,
     snap: Snapshot,

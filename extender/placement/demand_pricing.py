@@ -150,7 +150,7 @@ class DemandTracker:
         self._mix = DemandMix()
         self._seen: Bounded[str, None] = Bounded(REMEMBERED)
         self._pods = 0
-        self._look_at = 1
+        self._update_at = 1
         #: Digest of a pod's node constraints -> sizes of classes offered for such pods.
         self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
         #: Class of each row at the last update.
@@ -167,7 +167,7 @@ class DemandTracker:
         self._seen[request.uid] = None
         rows = offered[offered >= 0]
         if self.market is None or rows.max(initial=-1) >= len(self._class_of):
-            self._look(snap)
+            self._update_prices(snap)
         market = self.market
         if market is None or not len(rows):
             return
@@ -189,11 +189,11 @@ class DemandTracker:
                 worth = max((_worth(each, market) for each in amounts), default=0.0)
                 self._mix.add(classes, worth * ask.count)
         self._pods += 1
-        if self._pods >= self._look_at:
-            self._look_at = self._pods + min(self._pods, EVERY_PODS)
-            self._look(snap)
+        if self._pods >= self._update_at:
+            self._update_at = self._pods + min(self._pods, EVERY_PODS)
+            self._update_prices(snap)
 
-    def _look(self, snap: Snapshot) -> None:
+    def _update_prices(self, snap: Snapshot) -> None:
         now = market(snap, self._mix.demand)
         if now is None or self.market is None or _differs(now, self.market):
             self.market = now

@@ -223,17 +223,6 @@ def _attributed(mates: Sequence[Device]) -> int | None:
 class _Commitments:
     """The committed bytes of one memory, now and in the worst case."""
 
-    __slots__ = (
-        "_ending_bytes",
-        "all_measured",
-        "holders",
-        "largest_bytes",
-        "reservation_bytes",
-        "tenancy",
-        "unconfirmed_bytes",
-        "unobserved_pods_bytes",
-    )
-
     def __init__(self, tenancy: Tenancy, used_bytes: Sequence[int | None]) -> None:
         """``used_bytes`` has one value for each row of the report's pods; None if unknown."""
         self.tenancy = tenancy

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import Literal
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import MAX_REPLICAS, Device, Plugin
@@ -53,42 +53,31 @@ class Stock:
     leaving: int = 0
 
 
-class Choice(Protocol):
-    """The possible choices of the plugin among some devices; ``device`` is an index of them."""
+class Choice:
+    """The possible choices of the plugin among some devices; ``device`` is an index of them.
+
+    With an unknown policy, it can choose any device with a free replica.
+    """
+
+    def __init__(self, stocks: Sequence[Stock]) -> None:
+        self._stocks = stocks
 
     def first(self, device: int) -> int | None:
         """Return how many picks come before the device at least; None if it is never chosen."""
-        ...
+        stock = self._stocks[device]
+        return 0 if stock.free + stock.leaving else None
 
     def most(self, device: int, picks: int, gone: int) -> int:
         """Return the most replicas of the device among ``picks`` picks.
 
         At most ``gone`` of the replicas that terminating pods hold have been released.
         """
-        ...
+        return min(picks, self._stocks[device].free + gone)
 
 
-def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None) -> Choice:
-    """Return the choice among devices of one resource that the kubelet offers together.
-
-    ``reserved`` matters for steered devices: the index of the unconfirmed pods' device, if any.
-    """
-    match policy:
-        case "distributed":
-            return _Distributed(stocks)
-        case "packed":
-            return _Packed(stocks)
-        case "unknown":
-            return _AnyFree(stocks)
-        case "any":
-            return _Every()
-        case "steered":
-            return _Steered(stocks, reserved)
-
-
-class _Distributed:
+class _Distributed(Choice):
     def __init__(self, stocks: Sequence[Stock]) -> None:
-        self._stocks = stocks
+        super().__init__(stocks)
         steps = [0] * (2 + max((stock.taken + stock.free for stock in stocks), default=0))
         for stock in stocks:
             steps[stock.taken] += 1
@@ -116,10 +105,7 @@ class _Distributed:
         return bisect_right(range(1, min(stock.free + gone, picks) + 1), picks, key=needed)
 
 
-class _Packed:
-    def __init__(self, stocks: Sequence[Stock]) -> None:
-        self._stocks = stocks
-
+class _Packed(Choice):
     def first(self, device: int) -> int | None:
         stock = self._stocks[device]
         if stock.free + stock.leaving == 0:
@@ -134,19 +120,7 @@ class _Packed:
         return 0 if before is None else min(max(picks - before, 0), stock.free + gone)
 
 
-class _AnyFree:
-    def __init__(self, stocks: Sequence[Stock]) -> None:
-        self._stocks = stocks
-
-    def first(self, device: int) -> int | None:
-        stock = self._stocks[device]
-        return 0 if stock.free + stock.leaving else None
-
-    def most(self, device: int, picks: int, gone: int) -> int:
-        return min(picks, self._stocks[device].free + gone)
-
-
-class _Every:
+class _Every(Choice):
     """Any device, even without a free replica: other pods may release replicas at any time."""
 
     def first(self, device: int) -> int | None:
@@ -156,9 +130,9 @@ class _Every:
         return picks
 
 
-class _Steered:
+class _Steered(Choice):
     def __init__(self, stocks: Sequence[Stock], reserved: int | None) -> None:
-        self._stocks = stocks
+        super().__init__(stocks)
         self._reserved = reserved
 
     def first(self, device: int) -> int | None:
@@ -166,9 +140,25 @@ class _Steered:
         return 0 if open_to_all and self._stocks[device].free else None
 
     def most(self, device: int, picks: int, gone: int) -> int:
-        if self._reserved not in (None, device):
-            return 0
-        return min(picks, self._stocks[device].free + gone)
+        return super().most(device, picks, gone) if self._reserved in (None, device) else 0
+
+
+def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None) -> Choice:
+    """Return the choice among devices of one resource that the kubelet offers together.
+
+    ``reserved`` matters for steered devices: the index of the unconfirmed pods' device, if any.
+    """
+    match policy:
+        case "distributed":
+            return _Distributed(stocks)
+        case "packed":
+            return _Packed(stocks)
+        case "unknown":
+            return Choice(stocks)
+        case "any":
+            return _Every(stocks)
+        case "steered":
+            return _Steered(stocks, reserved)
 
 
 @dataclass(frozen=True, slots=True)

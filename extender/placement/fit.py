@@ -8,7 +8,12 @@ from numpy.typing import NDArray
 
 from contract.reasons import Reason
 from extender.placement.amounts import DeviceArrays, above_cap, needed
-from extender.placement.chosen_device import Nodes, by_environment, overruled, steered_candidates
+from extender.placement.chosen_device import (
+    Nodes,
+    by_environment,
+    candidates_by_environment,
+    steered_candidates,
+)
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import (
     CODE_OF,
@@ -139,11 +144,13 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     room = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
     by_itself = None
     # MEMORY_ON_ANY must be true for all devices, not only for the candidates.
-    looked_at = slots
+    relevant = slots
     if request.visible is not Visible.BY_PLUGIN:
-        by_itself = overruled(ask, request, snap, slots, arrays, (could, need, room))
+        by_itself = candidates_by_environment(
+            ask, request, snap, slots, arrays, (could, need, room)
+        )
         could, need, room = by_itself.could, by_itself.need_bytes, by_itself.free_bytes
-        looked_at = np.where(by_itself.pinned[:, None], could, could | slots)
+        relevant = np.where(by_itself.pinned[:, None], could, could | slots)
     enough = room >= need
     free = (columns.replicas_free * slots).sum(axis=1)
     unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
@@ -175,7 +182,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         usable &= ~np.array([*faults.values()]).any(axis=0)
         chosen = steered_candidates(request, snap, could, usable, room - need)
         could = np.where(steered[:, None], chosen, could)
-        looked_at = np.where(steered[:, None], could, looked_at)
+        relevant = np.where(steered[:, None], could, relevant)
         stuck = steered & ~(usable & enough).any(axis=1)
     # One array for all faults: with few nodes the number of numpy calls dominates the cost.
     faulty = (could & np.array([*faults.values(), ~enough])).any(axis=2)
@@ -185,7 +192,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         Reason.NO_REPLICA: free - unconfirmed < ask.count,
         **dict(zip(faults, faulty, strict=False)),
         **({} if stuck is None else {Reason.OTHERS_ARRIVING: stuck & (unconfirmed > 0)}),
-        Reason.MEMORY_ON_ANY: ~(looked_at & enough).any(axis=1),
+        Reason.MEMORY_ON_ANY: ~(relevant & enough).any(axis=1),
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
     codes = np.zeros(len(snap.nodes), np.int8)

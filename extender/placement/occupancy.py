@@ -5,7 +5,7 @@ change measured bytes. So the occupancy is kept until something else changes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate
 from operator import attrgetter
 from types import MappingProxyType
@@ -116,13 +116,13 @@ def occupy(
     devices = status.devices
     memories = memories_of(devices)
     by_environment = _ByEnvironment(reservations)
-    uses = ReportIndex(status, by_environment.uids)
-    queue = _Queue(devices, reservations, uses)
-    choices = _choices(status, uses, queue, leaving, device_choice)
+    report = ReportIndex(status, by_environment.uids)
+    unconfirmed_pods = _UnconfirmedPods(devices, reservations, report)
+    choices = _choices(status, report, unconfirmed_pods, leaving, device_choice)
     tenancies: dict[Memory, Tenancy] = {}
     for memory in memories:
         if memory not in tenancies:
-            occupants = _occupants(memory, devices, reservations, uses, by_environment)
+            occupants = _occupants(memory, devices, reservations, report, by_environment)
             tenancies[memory] = _tenancy(
                 occupants,
                 # Pods by environment release a replica that may belong to another device.
@@ -131,11 +131,11 @@ def occupy(
                     for index, occupant in enumerate(occupants)
                     if occupant.uid in leaving and occupant.uid not in by_environment.uids
                 ),
-                uses.rows(memory),
-                uses.unobserved_pods(memory, reservations),
-                queue.for_memory(memory, {occupant.uid for occupant in occupants}),
+                report.rows(memory),
+                report.unobserved_pods(memory, reservations),
+                unconfirmed_pods.for_memory(memory, {occupant.uid for occupant in occupants}),
                 [choices[mate] for mate in memory],
-                queue.renamed(memory),
+                unconfirmed_pods.renamed(memory),
             )
     return Occupancy(
         slots=once(tuple([once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in choices])),
@@ -165,15 +165,15 @@ def possibilities(
     device_choice: DeviceChoice,
 ) -> list[PluginChoice]:
     """Return the plugin's possible choices of each device, in the order of the report."""
-    uses = ReportIndex(status, _ByEnvironment(reservations).uids)
-    queue = _Queue(status.devices, reservations, uses)
-    return _choices(status, uses, queue, leaving, device_choice)
+    report = ReportIndex(status, _ByEnvironment(reservations).uids)
+    unconfirmed_pods = _UnconfirmedPods(status.devices, reservations, report)
+    return _choices(status, report, unconfirmed_pods, leaving, device_choice)
 
 
 def _choices(
     status: GPUNodeStatus,
-    uses: ReportIndex,
-    queue: "_Queue",
+    report: ReportIndex,
+    unconfirmed_pods: "_UnconfirmedPods",
     leaving: Set[str],
     device_choice: DeviceChoice,
 ) -> list[PluginChoice]:
@@ -182,10 +182,10 @@ def _choices(
         status.devices,
         status.plugin,
         device_choice,
-        queue.picks,
-        queue.reserved,
-        [uses.replicas_of(slot, leaving) for slot in slots],
-        [uses.replicas_of(slot) for slot in slots],
+        unconfirmed_pods.picks,
+        unconfirmed_pods.reserved,
+        [report.replicas_of(slot, leaving) for slot in slots],
+        [report.replicas_of(slot) for slot in slots],
     )
 
 
@@ -249,18 +249,20 @@ class _ByEnvironment:
         memory: Memory,
         devices: Sequence[Device],
         reservations: Mapping[str, Reservation],
-        uses: ReportIndex,
+        report: ReportIndex,
     ) -> list[Occupant]:
         """Return the pods with a reservation in a memory, or that use it."""
+        if not self.uids:
+            return []
         uuids = [devices[slot].uuid for slot in memory]
-        seen = [uid for slot in memory for uid in uses.uids(slot) if uid in self.uids]
+        seen = [uid for slot in memory for uid in report.uids(slot) if uid in self.uids]
         reserved = [uid for uuid in uuids for uid in self._on.get(uuid, ())]
         found: list[Occupant] = []
         for uid in dict.fromkeys([*seen, *reserved]):
-            rows = uses.of(uid, memory)
+            rows = report.of(uid, memory)
             sizes = [self.uids[uid][uuid] for uuid in uuids if uuid in self.uids[uid]]
             if not sizes:
-                if uses.uses_nothing(rows):
+                if report.uses_nothing(rows):
                     continue  # it holds a replica of the device, but does not use the device
                 # It uses the device, or its use is unknown.
                 sizes = list(self.uids[uid].values())
@@ -273,38 +275,38 @@ def _occupants(
     memory: Memory,
     devices: Sequence[Device],
     reservations: Mapping[str, Reservation],
-    uses: ReportIndex,
+    report: ReportIndex,
     by_environment: _ByEnvironment,
 ) -> list[Occupant]:
     """Return the pods with a reservation that use this memory, by the report or by environment."""
-    occupants = (
-        by_environment.occupants(memory, devices, reservations, uses) if by_environment.uids else []
-    )
-    for uid in dict.fromkeys([uid for slot in memory for uid in uses.uids(slot)]):
+    occupants = by_environment.occupants(memory, devices, reservations, report)
+    for uid in dict.fromkeys([uid for slot in memory for uid in report.uids(slot)]):
         reservation = reservations.get(uid)
         if reservation is None or uid in by_environment.uids:
             continue
         asked = 0
         for slot in memory:
             device = devices[slot]
-            due = (
-                _due(reservation, device)
-                if uid in uses.uids(slot)
-                # The pod may still get further replicas on this device of the memory.
-                else [c for c in reservation.charges if _means(c, device) and uses.missing(uid, c)]
-            )
+            if uid in report.uids(slot):
+                due = _due(reservation, device)
+            else:  # the pod may still get further replicas on this device of the memory
+                meant = [charge for charge in reservation.charges if _means(charge, device)]
+                due = [charge for charge in meant if report.missing(uid, charge)]
             for charge in due:
                 asked = max(asked, _bytes_on(charge, device))
         names = reservation.namespace, reservation.name
-        occupants.append(Occupant(uid, *names, asked, uses.of(uid, memory), by_environment=False))
+        occupants.append(Occupant(uid, *names, asked, report.of(uid, memory), by_environment=False))
     return occupants
 
 
-class _Queue:
+class _UnconfirmedPods:
     """Unconfirmed pods: bound, but the report does not show all replicas that they requested."""
 
     def __init__(
-        self, devices: Sequence[Device], reservations: Mapping[str, Reservation], uses: ReportIndex
+        self,
+        devices: Sequence[Device],
+        reservations: Mapping[str, Reservation],
+        report: ReportIndex,
     ) -> None:
         self._devices = devices
         self._reservations = reservations
@@ -321,7 +323,7 @@ class _Queue:
         for uid, reservation in reservations.items():
             for charge in reservation.charges:
                 resource = charge.resource
-                if not (missing := uses.missing(uid, charge)):
+                if not (missing := report.missing(uid, charge)):
                     continue
                 self.picks[resource] += missing
                 self.reserved.setdefault(resource, set()).add(charge.choice)
@@ -373,7 +375,7 @@ class _Queue:
 _requested_bytes = attrgetter("requested_bytes")
 
 
-def _due(reservation: Reservation, device: Device) -> Collection[Charge]:
+def _due(reservation: Reservation, device: Device) -> list[Charge]:
     """Return the charges for which the pod can be on a device where the report shows it.
 
     A plugin that restarts with another configuration can rename the resource of a running pod. Then

@@ -48,7 +48,7 @@ def overfull(devices: Iterable[DeviceTerms]) -> bool:
     return any(
         terms.reservation_bytes
         and (
-            _excess_bytes(terms, _sitting(terms)) > 0
+            _excess_bytes(terms, _observed_holders(terms)) > 0
             or terms.health_issue is Reason.UNHEALTHY_DEVICE
         )
         for terms in devices
@@ -69,9 +69,11 @@ def misplaced(
         if not terms.believed:
             continue  # no pod starts there, and its free memory is unknown
         unhealthy = terms.health_issue is Reason.UNHEALTHY_DEVICE
-        sitting = [holder for holder in _sitting(terms) if holder.uid not in leaving | leave]
-        excess_bytes = _excess_bytes(terms, sitting)
-        for holder in sorted(sitting, key=lambda h: _turn(h, idle), reverse=True):
+        observed = [
+            holder for holder in _observed_holders(terms) if holder.uid not in leaving | leave
+        ]
+        excess_bytes = _excess_bytes(terms, observed)
+        for holder in sorted(observed, key=lambda h: _eviction_order(h, idle), reverse=True):
             pod = idle.get(holder.uid)
             if pod is None or not (excess_bytes > 0 or (unhealthy and pod.gated)):
                 continue
@@ -85,17 +87,17 @@ def misplaced(
     return Misplaced(frozenset(leave), frozenset(stuck))
 
 
-def _turn(holder: Holder, idle: Mapping[str, Idle]) -> tuple[bool, str, str]:
+def _eviction_order(holder: Holder, idle: Mapping[str, Idle]) -> tuple[bool, str, str]:
     pod = idle.get(holder.uid)
     return (pod.marked, pod.since, holder.uid) if pod else (False, "", "")
 
 
-def _sitting(terms: DeviceTerms) -> list[Holder]:
+def _observed_holders(terms: DeviceTerms) -> list[Holder]:
     return [holder for holder in terms.holders if holder.observed]
 
 
-def _excess_bytes(terms: DeviceTerms, sitting: Iterable[Holder]) -> int:
-    charged_bytes = sum(holder.charged_bytes for holder in sitting)
+def _excess_bytes(terms: DeviceTerms, observed: Iterable[Holder]) -> int:
+    charged_bytes = sum(holder.charged_bytes for holder in observed)
     return (
         charged_bytes
         + terms.unobserved_pods_bytes

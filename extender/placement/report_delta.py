@@ -49,7 +49,7 @@ def find(
     if before is not None and (
         before.device_choice is device_choice
         and before.leaving == leaving
-        and _alike(before.reservations, reservations)
+        and _equal_charges(before.reservations, reservations)
         and _shows_the_same(before.status, status)
     ):
         occupancy = before.occupancy
@@ -61,7 +61,7 @@ def find(
 _NO_PODS: Set[str] = frozenset()
 
 
-def _alike(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
+def _equal_charges(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
     """Return whether the reservations are equal and in equal order."""
     if was is now:
         return True
@@ -95,7 +95,7 @@ def _row(use: PodUse) -> tuple[object, ...]:
     return use.uid, use.device, use.replica, uses
 
 
-def remeasured(
+def with_new_measurements(
     terms: Sequence[DeviceTerms],
     occupancy: Occupancy,
     was: GPUNodeStatus,
@@ -184,9 +184,7 @@ def _holders(
 ) -> tuple[Holder, ...]:
     holders: list[Holder] = []
     for holder, occupant in zip(before, tenancy.occupants, strict=False):
-        rows = occupant.rows
-        # Most occupants have one row.
-        measured_bytes = used_bytes[rows[0]] if len(rows) == 1 else sum_known(rows, used_bytes)
+        measured_bytes = sum_known(occupant.rows, used_bytes)
         if measured_bytes != holder.measured_bytes:
             holder = replace(holder, measured_bytes=measured_bytes)
         holders.append(holder)

@@ -4,6 +4,10 @@ Scores are floats in 0..1. A node's score does not depend on which other nodes a
 are only compared as integers. The best fit breaks ties: the least memory left on the node, then on
 the device (with ``spread``, the most). A hash of the pod breaks remaining ties, so that a burst of
 pods does not compete for one of many equal nodes. All replicas choose the same winner.
+
+A pod without a GPU takes CPU and host memory, which GPU pods on the node also need. It is best
+placed on a node without GPUs, else on the node with the least *spare* GPU memory. Filling nodes one
+by one keeps the others whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -192,8 +196,8 @@ def best(
     )
 
 
-def aside(snap: Snapshot, rows: Rows) -> Mask:
-    """Return the mask of the best rows; -1 is an unknown node, which is never best.
+def best_for_non_gpu_pod(snap: Snapshot, rows: Rows) -> Mask:
+    """Return the mask of the best rows, (n,); -1 is an unknown node, which is never best.
 
     All nodes without devices are equally good. If there are none, exactly one node is best. Its
     name breaks ties, so that pods fill one node before they use the next.

@@ -152,7 +152,7 @@ def _prediction(verdict: AskVerdict, snap: Snapshot, spreads: bool) -> Scores:
     even: Scores | float = 0.5
     certain: Scores | float = 1.0
     if not spreads:
-        uneven = more_wasted(verdict, snap) / (2 * snap.largest_device_bytes)
+        uneven = newly_stranded(verdict, snap) / (2 * snap.largest_device_bytes)
         even = _within_0_and_1(0.5 - uneven)
         could = np.maximum(verdict.all_candidates.sum(axis=1), 1)
         certain = np.minimum(verdict.ask.count / could, 1)
@@ -169,7 +169,7 @@ def _roomy(verdict: AskVerdict, snap: Snapshot) -> Nodes:
     return ~np.asarray((snap.slots_of(verdict.ask.resource) & short).any(axis=1))
 
 
-def more_wasted(verdict: AskVerdict, snap: Snapshot) -> Rows:
+def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     """Estimate how many more bytes are stranded with the pod, (nodes,); negative if fewer.
 
     The pod is assumed to get the fullest of its candidates, on which it must fit in any case. The

@@ -103,6 +103,17 @@ class Columns:
     exceeded_ppm: Int2D
 
 
+#: Fields of ``Snapshot`` with the values of every node -> their type in the array.
+PER_NODE: Mapping[str, type[np.generic]] = {
+    "node_reason": np.int32,
+    "gated": np.bool_,
+    "fresh_until_s": np.float64,
+    "ageing_from_s": np.float64,
+    "degraded": np.bool_,
+    "changed_in": np.int64,
+    "node_headroom_bytes": np.int64,
+    "spare_bytes": np.int64,
+}
 _columns = attrgetter(*(f.name for f in fields(Columns)))
 
 
@@ -153,15 +164,8 @@ class Snapshot:
             names_hash=hash(frozenset(names)),
             nodes=nodes,
             columns=Columns(*columns),
-            node_reason=self.node_reason[rows],
-            gated=self.gated[rows],
-            fresh_until_s=self.fresh_until_s[rows],
-            ageing_from_s=self.ageing_from_s[rows],
-            degraded=self.degraded[rows],
             name_rank=self.name_rank[rows],
-            changed_in=self.changed_in[rows],
-            node_headroom_bytes=self.node_headroom_bytes[rows],
-            spare_bytes=self.spare_bytes[rows],
+            **{name: getattr(self, name)[rows] for name in PER_NODE},
         )
 
     def slots_of(self, resource: str) -> Mask:

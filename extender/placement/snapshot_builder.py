@@ -13,6 +13,7 @@ from extender.placement.snapshot import (
     CODE_OF,
     MOST_BYTES,
     NO_DEVICE,
+    PER_NODE,
     SHARING,
     Columns,
     NodeTerms,
@@ -59,15 +60,7 @@ class Table:
         table._resources = dict(snap.resources)
         table._columns = {name: getattr(snap.columns, name).copy(order="K") for name, _ in _COLUMNS}
         memory_bytes = np.maximum(snap.columns.memory_bytes, 0)
-        table._per_node = {
-            "reason": snap.node_reason.copy(),
-            "gated": snap.gated.copy(),
-            "fresh_until_s": snap.fresh_until_s.copy(),
-            "ageing_from_s": snap.ageing_from_s.copy(),
-            "degraded": snap.degraded.copy(),
-            "changed_in": snap.changed_in.copy(),
-            "headroom_bytes": snap.node_headroom_bytes.copy(),
-            "spare_bytes": snap.spare_bytes.copy(),
+        table._per_node = {name: getattr(snap, name).copy() for name in PER_NODE} | {
             "memory_bytes": memory_bytes.sum(axis=1),
             "largest_device_bytes": memory_bytes.max(axis=1, initial=0),
         }
@@ -148,17 +141,10 @@ class Table:
                 nodes=tuple(self._nodes),
                 resources=dict(self._resources),
                 columns=Columns(**self._frozen(self._columns, self._columns_shown)),
-                node_reason=of_node["reason"],
-                gated=of_node["gated"],
-                fresh_until_s=of_node["fresh_until_s"],
-                ageing_from_s=of_node["ageing_from_s"],
-                degraded=of_node["degraded"],
                 name_rank=self._name_rank,
-                changed_in=of_node["changed_in"],
-                node_headroom_bytes=of_node["headroom_bytes"],
-                spare_bytes=of_node["spare_bytes"],
                 largest_device_bytes=max(1, int(of_node["largest_device_bytes"].max(initial=0))),
                 largest_node_bytes=max(1, int(of_node["memory_bytes"].max(initial=0))),
+                **{name: of_node[name] for name in PER_NODE},
             )
         return self._latest
 
@@ -200,13 +186,13 @@ class Table:
         headroom_bytes = [clamped(terms.headroom_bytes) for terms in node.devices]
         believed_bytes = [terms.device.memory_bytes for terms in node.devices if terms.believed]
         per_node = {
-            "reason": CODE_OF[node.reason],
+            "node_reason": CODE_OF[node.reason],
             "gated": node.gated,
             "fresh_until_s": node.fresh_until_s,
             "ageing_from_s": node.ageing_from_s,
             "degraded": node.degraded or bool(node.unmeasured),
             "changed_in": self.next_generation,
-            "headroom_bytes": sum([max(each, 0) for each in headroom_bytes]),
+            "node_headroom_bytes": sum([max(each, 0) for each in headroom_bytes]),
             "spare_bytes": _spare_bytes(node, headroom_bytes),
             "memory_bytes": sum(believed_bytes),
             "largest_device_bytes": max(believed_bytes, default=0),
@@ -298,18 +284,8 @@ def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
 
 
 def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
-    return {
-        "reason": np.zeros(rows, np.int32),
-        "gated": np.zeros(rows, np.bool_),
-        "fresh_until_s": np.zeros(rows, np.float64),
-        "ageing_from_s": np.zeros(rows, np.float64),
-        "degraded": np.zeros(rows, np.bool_),
-        "changed_in": np.zeros(rows, np.int64),
-        "headroom_bytes": np.zeros(rows, np.int64),
-        "spare_bytes": np.zeros(rows, np.int64),
-        "memory_bytes": np.zeros(rows, np.int64),
-        "largest_device_bytes": np.zeros(rows, np.int64),
-    }
+    dtypes = {**PER_NODE, "memory_bytes": np.int64, "largest_device_bytes": np.int64}
+    return {name: np.zeros(rows, dtype) for name, dtype in dtypes.items()}
 
 
 def _ranks(names: Sequence[str]) -> NDArray[np.int32]:

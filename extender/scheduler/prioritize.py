@@ -1,7 +1,7 @@
 """Answers prioritize: the best of the nodes that passed filter."""
 
 from extender.placement.request import Unreadable
-from extender.placement.score import aside
+from extender.placement.score import best_for_non_gpu_pod
 from extender.scheduler import extender_v1
 from extender.scheduler.scheduling_state import SchedulingState, are_templates, rows_of
 
@@ -31,7 +31,7 @@ class Prioritize:
             state.record_ranked(pod, began_s, snap, len(rows), ())
             return NO_PREFERENCE
         if not request.asks:  # not recorded: Headroom does not manage the pod
-            chosen = aside(snap, rows)
+            chosen = best_for_non_gpu_pod(snap, rows)
             return NO_PREFERENCE if observes else extender_v1.encode_alike(offered.names, chosen)
         best = state.best(request, rows[rows >= 0], snap, began_s)
         state.record_ranked(pod, began_s, snap, len(rows), best.contenders if best else ())

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import structlog
 from fastapi import FastAPI
@@ -24,7 +23,7 @@ log = structlog.get_logger()
 #: Supported values of urlPrefix in kube-scheduler's configuration, without the host.
 PREFIXES = ("", "/scheduler")
 
-Answer = Callable[[bytes], Awaitable[Response]]
+Call = Callable[[bytes], bytes | Awaitable[bytes]]
 
 
 class Verbs:
@@ -44,45 +43,20 @@ class Verbs:
         self.bind = Bind(state, ledger, bind_deadline_s)
 
 
-class Reject(Protocol):
-    """Answers a call with an error; ``status`` is for verbs whose answer has no Error field."""
-
-    def __call__(self, message: str, status: int = 400) -> Response: ...
-
-
 def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAPI:
     """Return the ASGI application of the scheduler's port."""
     app = FastAPI(title="Headroom scheduler extender", openapi_url=None)
-
-    async def answer_filter(body: bytes) -> Response:
-        return _json(verbs.filter(body))
-
-    async def answer_prioritize(body: bytes) -> Response:
-        return _json(verbs.prioritize(body))
-
-    async def answer_preempt(body: bytes) -> Response:
-        return _json(verbs.preempt(body))
-
-    async def answer_bind(body: bytes) -> Response:
-        return _json(await verbs.bind(body))
-
     # Answers of filter and bind have an Error field. kube-scheduler shows it on the pod, and reads
     # it only from a response with status 200. The other two verbs have no such field;
     # kube-scheduler ignores the extender if they fail.
-    def reject_filter(message: str, status: int = 200) -> Response:
-        return _json(verbs.filter.error(message))
-
-    def reject_bind(message: str, status: int = 200) -> Response:
-        return _json(verbs.bind.error(message))
-
-    routes: dict[str, tuple[Answer, Reject]] = {
-        "filter": (answer_filter, reject_filter),
-        "prioritize": (answer_prioritize, _rejected),
-        "preempt": (answer_preempt, _rejected),
-        "bind": (answer_bind, reject_bind),
+    calls: dict[str, tuple[Call, Callable[[str], bytes] | None]] = {
+        "filter": (verbs.filter, verbs.filter.error),
+        "prioritize": (verbs.prioritize, None),
+        "preempt": (verbs.preempt, None),
+        "bind": (verbs.bind, verbs.bind.error),
     }
-    for verb, (answer, reject) in routes.items():
-        endpoint = _endpoint(verb, answer, reject, telemetry, max_body_bytes)
+    for verb, (call, error) in calls.items():
+        endpoint = _endpoint(verb, call, error, telemetry, max_body_bytes)
         for prefix in PREFIXES:
             app.router.add_route(f"{prefix}/{verb}", endpoint, methods=["POST"])
     return app
@@ -90,8 +64,8 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAP
 
 def _endpoint(
     verb: str,
-    answer: Answer,
-    reject: Reject,
+    call: Call,
+    error: Callable[[str], bytes] | None,
     telemetry: Telemetry,
     max_body_bytes: int,
 ) -> Callable[[Request], Awaitable[Response]]:
@@ -99,11 +73,16 @@ def _endpoint(
     # While bind waits, the thread works on other calls.
     cpu_seconds = None if verb == "bind" else telemetry.verb_cpu_seconds.labels(verb)
 
+    def rejected(message: str, status: int = 400) -> Response:
+        if error is None:
+            return PlainTextResponse(message + "\n", status_code=status)
+        return Response(error(message), media_type=JSON)
+
     async def endpoint(request: Request) -> Response:
         try:
             body = await read_whole(request, max_body_bytes)
         except BodyTooLarge:
-            return reject(
+            return rejected(
                 f"body is larger than {max_body_bytes} bytes: set nodeCacheCapable: true in "
                 "kube-scheduler's configuration, or a larger max_body in Headroom's",
                 413,
@@ -112,25 +91,19 @@ def _endpoint(
             return Response(status_code=400)
         began_s, cpu_began_s = time.perf_counter(), time.thread_time()
         try:
-            return await answer(body)
+            answer = call(body)
+            content = answer if isinstance(answer, bytes) else await answer
+            return Response(content, media_type=JSON)
         except extender_v1.MalformedBody as err:
-            return reject(str(err))
+            return rejected(str(err))
         except Exception:
             # A bug must not reach kube-scheduler as a stack trace or a dropped connection. The
             # log has the details.
             log.exception("verb_failed", verb=verb)
-            return reject("internal error in Headroom: see the log of the extender")
+            return rejected("internal error in Headroom: see the log of the extender")
         finally:
             seconds.observe(time.perf_counter() - began_s)
             if cpu_seconds is not None:
                 cpu_seconds.inc(time.thread_time() - cpu_began_s)
 
     return endpoint
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type=JSON)
-
-
-def _rejected(message: str, status: int = 400) -> Response:
-    return PlainTextResponse(message + "\n", status_code=status)

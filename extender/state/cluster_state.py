@@ -40,7 +40,7 @@ from extender.placement.fit import fit
 from extender.placement.overfull_devices import Misplaced, misplaced, overfull
 from extender.placement.placement_record import Placement, charges, place
 from extender.placement.policy import Rules
-from extender.placement.report_delta import Found, find, remeasured
+from extender.placement.report_delta import Found, find, with_new_measurements
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build
@@ -818,7 +818,7 @@ class ClusterState:
         ):
             return False
         occupancy, tolerance_bytes = found.occupancy, UNATTRIBUTED_TOLERANCE_BYTES
-        devices = remeasured(
+        devices = with_new_measurements(
             before.devices, occupancy, held.status, gpunode.status, tolerance_bytes
         )
         if devices is None:

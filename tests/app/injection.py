@@ -42,6 +42,7 @@ MODULES = (
     "extender.controllers.preemption",
     "extender.config.reload",
     "extender.app.extender",
+    "extender.scheduler.bind",
     "extender.controllers.requeue",
     "extender.controllers.pending_events",
     "extender.controllers.reconcile",

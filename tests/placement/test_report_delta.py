@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from contract.annotations import DeviceChoice
 from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActivity
 from extender.placement.device_accounting import DeviceTerms, weigh
-from extender.placement.report_delta import Found, find, remeasured
+from extender.placement.report_delta import Found, find, with_new_measurements
 from tests.builders import GIB, MIB, mig, reservation, shared, status, use
 from tests.placement.test_occupancy import changes, grounds
 from tests.placement.worlds import World, amounts_bytes, worlds
@@ -58,7 +58,7 @@ def test_what_is_not_weighed_is_what_weighing_would_give(data: st.DataObject, wo
     told = [(what, now) for what, now in changes(data.draw, was) if now[1:] == was[1:]]
     told += [("measured", (measured_otherwise(data.draw, was[0]), *was[1:])) for _ in range(5)]
     for what, now in told:
-        quick = remeasured(terms, found.occupancy, was[0], now[0], MIB)
+        quick = with_new_measurements(terms, found.occupancy, was[0], now[0], MIB)
         if quick is not None:
             assert quick == weigh(find(*now, before=None).occupancy, now[0], GIB, MIB), what
 
@@ -86,7 +86,7 @@ TWICE = use("a", "D0", GIB, replica="1")
 def after(was: GPUNodeStatus, now: GPUNodeStatus) -> tuple[DeviceTerms, ...] | None:
     found = found_of(was, PROMISES)
     terms = weigh(found.occupancy, was, GIB, 64 * MIB)
-    quick = remeasured(terms, found.occupancy, was, now, 64 * MIB)
+    quick = with_new_measurements(terms, found.occupancy, was, now, 64 * MIB)
     if quick is not None:
         assert quick == weigh(found_of(now, PROMISES).occupancy, now, GIB, 64 * MIB)
     return quick
@@ -178,4 +178,4 @@ def test_strangers_on_devices_of_one_memory_are_weighed_together() -> None:
     assert [t.unattributed_bytes for t in weigh(found.occupancy, now, 0, 64 * MIB)] == [
         16 * MIB
     ] * 2
-    assert remeasured(terms, found.occupancy, was, now, 64 * MIB) is None
+    assert with_new_measurements(terms, found.occupancy, was, now, 64 * MIB) is None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.gpunode import Device
-from extender.placement.score import aside
+from extender.placement.score import best_for_non_gpu_pod
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
 from tests.builders import FRESH_S, GIB, device, mig, reservation, shared, weighed
@@ -33,7 +33,7 @@ def silent(name: str) -> NodeTerms:
 def best(*nodes: NodeTerms, unknown: int = 0) -> list[str]:
     snap = build(nodes)
     rows = np.array([*range(len(nodes)), *[-1] * unknown], np.int64)
-    chosen = aside(snap, rows)
+    chosen = best_for_non_gpu_pod(snap, rows)
     assert not chosen[len(nodes) :].any()
     return [node.name for node, is_best in zip(nodes, chosen, strict=False) if is_best]
 

@@ -12,7 +12,7 @@ from contract.gpunode import Replicas
 from contract.kube import Pod
 from extender.placement.policy import Weights
 from extender.placement.score import rank
-from extender.placement.score_terms import more_wasted, terms
+from extender.placement.score_terms import newly_stranded, terms
 from extender.placement.snapshot import NodeTerms
 from tests.builders import (
     DISTRIBUTED,
@@ -49,7 +49,7 @@ def node(name: str, *sizes: tuple[int, ...], **how: Any) -> NodeTerms:
 
 def wasted(what: str, *nodes: NodeTerms) -> list[int]:
     snap, verdicts = judged(what, *nodes)
-    return more_wasted(verdicts.asks[0], snap).tolist()
+    return newly_stranded(verdicts.asks[0], snap).tolist()
 
 
 def winner(vram: str, *nodes: NodeTerms, policy: str = "pack") -> str:
@@ -106,7 +106,7 @@ def test_who_wants_spreading_gets_it() -> None:
 def test_nothing_is_said_where_levels_do_not_decide() -> None:
     assert wasted("4Gi", weighed(device("a"), device("b"))) == [0]
     snap, verdicts = judged(pod("4Gi", container(gpus=2)), node("n", (4,), ()))
-    assert more_wasted(verdicts.asks[0], snap).tolist() == [0]
+    assert newly_stranded(verdicts.asks[0], snap).tolist() == [0]
 
 
 STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
@@ -126,7 +126,7 @@ def test_where_the_device_is_ours_to_choose_the_least_left_wins(
     tight = node("tight", (7,), (1, 1), **how)
     alike = node("alike", (16,), (16,), (), **how)
     snap, verdicts = judged(asked, tight, alike)
-    assert more_wasted(verdicts.asks[0], snap).tolist() == [0, 0]
+    assert newly_stranded(verdicts.asks[0], snap).tolist() == [0, 0]
     place = rank(verdicts, Weights()).winner
     assert place == 0
     by_plugin = node("tight", (7,), (1, 1)), node("alike", (16,), (16,), ())
