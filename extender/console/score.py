@@ -200,6 +200,7 @@ def _live_view(
     node: NearestView,
 ) -> LiveScoreView:
     eligible = not obstacles
+    winner = comparison.winner if eligible else ""
     return LiveScoreView(
         node=node,
         eligible=eligible,
@@ -230,11 +231,8 @@ def _live_view(
         fits=comparison.fits - int(not eligible and comparison.node.reason is None),
         rank=comparison.rank if eligible else None,
         tied=comparison.tied if eligible else 0,
-        wins=eligible
-        and not untried
-        and bool(comparison.winner)
-        and comparison.winner == comparison.node.node,
-        winner=comparison.winner if eligible and comparison.winner else None,
+        wins=bool(winner) and not untried and winner == comparison.node.node,
+        winner=winner or None,
         winner_score_ratio=comparison.winner_score if eligible else None,
     )
 
