@@ -100,7 +100,7 @@ class PreemptView(PhaseView):
     helpless: int
     #: Whether the pod fits without an eviction as soon as terminating pods have ended.
     soon: bool
-    #: Whether the search was stopped early on some node, to limit its time.
+    #: Whether some node was not examined, or not completely, to limit the time of the search.
     cut_short: bool
     #: All of this as lines to read.
     lines: list[str]

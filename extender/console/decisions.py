@@ -135,7 +135,8 @@ def many(
     offered_nodes: AskedNodes = False,
 ) -> Response:
     """List the last decisions of all replicas, the newest first; 100 unless ``limit`` is given.
-    A decision that gets another call meanwhile moves to the front: later pages leave it out."""
+    A decision that gets another call meanwhile moves to the front: later pages leave it out. A
+    decision that several replicas served can appear on two pages."""
     namespace, _, name = (pod or "").partition("/")
     sought = Sought(
         pod=(namespace, name) if pod else None,

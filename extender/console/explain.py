@@ -56,8 +56,8 @@ class SuggestionsView(BaseModel):
     """A change that would help; each was simulated first."""
 
     #: lower (the request), wait (for a pod), eligible (change where the pod may run), replicas (add
-    #: some), quota (it would reject the pod if created again), or the value for a node or device
-    #: that must be repaired.
+    #: some), repair (a node or its device), or quota (raise it first: it could reject the pod when
+    #: it is created again).
     kind: str
     sentence: str
     #: The node concerned; null if there are several, counted in ``nodes``.

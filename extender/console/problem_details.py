@@ -138,7 +138,7 @@ class _Edge:
             log.exception("view_failed", path=scope.get("path"))
             if answer_begun:
                 raise  # an incomplete answer is worse than a broken connection
-            answer = problem(500, "internal error in Headroom: see the log of the extender")
+            answer = problem(500, "internal error in Headroom: see the log of this process")
             await answer(scope, receive, send_named)
 
 

@@ -32,7 +32,8 @@ class PodsAsked(StrictModel):
     resource: str = Field(
         "",
         max_length=256,
-        description="Extended resource; the default is the first of the settings.",
+        description="Extended resource; default: the first of the setting resources that has no "
+        "wildcard.",
     )
     policy: Literal["", "pack", "spread", "fragmentation"] = Field(
         "", description="As in headroom.gpu/policy."
