@@ -66,8 +66,8 @@ def healthz(context: InContext) -> Response:
 )
 def readyz(context: InContext) -> Response:
     """Return 200 if decisions can be made, otherwise 503 with the reason."""
-    missing = context.unready()
-    return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
+    not_ready_because = context.unready()
+    return PlainTextResponse(f"{not_ready_because or 'ok'}\n", 503 if not_ready_because else 200)
 
 
 @_probes.get("/metrics", response_class=PlainTextResponse)
@@ -82,8 +82,8 @@ def console_app(context: Context, *, with_journal: bool = False) -> FastAPI:
 
     ``with_journal``: serve the journal too, because an extender runs in the same process.
     """
-    more = (journal.routes,) if with_journal else ()
-    return _app(context, *(module.routes for module in _VIEWS), *more)
+    extra = (journal.routes,) if with_journal else ()
+    return _app(context, *(module.routes for module in _VIEWS), *extra)
 
 
 def extender_app(context: Context) -> FastAPI:

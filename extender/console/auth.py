@@ -62,10 +62,11 @@ def everything(namespace: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    #: Seconds that an answer of the API server is used, and maximum number of answers kept.
+    #: Seconds for which an answer of the API server is kept, and maximum number of answers kept.
     kept_s: float = 10.0
     most_kept: int = 4096
-    #: Maximum number of reviews under way, beyond which further ones fail; and seconds to wait.
+    #: Maximum number of reviews under way: further ones fail at once. Seconds that a request waits
+    #: for its review.
     most_under_way: int = 64
     wait_s: float = 5.0
 
@@ -126,6 +127,7 @@ def sufficient_permissions(
 
 
 def _shows_pods_whole(request: Request) -> bool:
+    """Return whether the view is a snapshot that is not redacted."""
     if request.url.path != "/v1/snapshot":
         return False
     try:
@@ -135,7 +137,7 @@ def _shows_pods_whole(request: Request) -> bool:
 
 
 class Guard:
-    """Lets a request pass, or raises the ``HTTPException`` for it. Use it on one event loop."""
+    """Authorizes requests to views. Use it on one event loop."""
 
     def __init__(
         self,
@@ -151,6 +153,11 @@ class Guard:
         self._allowed = _Answers[bool](pool, monotonic_s, limits)
 
     async def check(self, request: Request, shown: HTTPAuthorizationCredentials | None) -> None:
+        """Record which pods the caller may see, for ``visible_to``; ``shown`` is its bearer token.
+
+        Raises ``HTTPException``: 401 if the caller is not authenticated, 403 if it may not read the
+        view, 503 if the API server does not answer.
+        """
         if request.url.path in OPEN_PATHS or request.url.path.startswith(OPEN_FOLDER):
             return
         token = shown.credentials if shown is not None else ""
@@ -238,7 +245,7 @@ def visible_to(request: Request) -> Sees:
 
 
 class _Answers(Generic[V]):
-    """Recent answers of the API server, by the key of the question."""
+    """Calls the API server on threads, and keeps its answers by the key of the question."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, monotonic_s: Callable[[], float], limits: Limits
@@ -246,12 +253,15 @@ class _Answers(Generic[V]):
         self._pool = pool
         self._limits = limits
         self._monotonic_s = monotonic_s
-        #: Question -> answer, and until when to use it.
+        #: Question -> answer, and the monotonic time in seconds until which it is used.
         self._kept: Bounded[Any, tuple[V, float]] = Bounded(limits.most_kept)
         self._under_way: dict[Any, asyncio.Future[V]] = {}
 
     async def get(self, key: Any, ask: Callable[[], V]) -> V:
-        """Return the answer, kept or new; raises ``ReviewFailed``."""
+        """Return the kept answer, otherwise call ``ask`` on a thread.
+
+        Raises ``ReviewFailed`` if too many calls are under way, or if this one fails or is late.
+        """
         kept = self._kept.get(key)
         if kept is not None and self._monotonic_s() < kept[1]:
             return kept[0]

@@ -34,14 +34,17 @@ class SpaceView(BaseModel):
     closed_nodes: int
     #: Number of nodes on which one more pod fits.
     fitting_nodes: int
-    #: Memory that one pod takes on the node where it takes the least; null without devices.
+    #: Memory that one pod takes on the open node where it takes the least; null if no open node
+    #: has a healthy device of the resource.
     need_bytes: int | None
     #: Headroom of healthy devices of the resource on open nodes, and on closed nodes.
     headroom_bytes: int
     closed_bytes: int
-    #: The part of the headroom on devices without a free replica.
+    #: The part of the headroom that no such pod can use, because the device has no free replica,
+    #: or its node has fewer free replicas than the pod requests.
     stranded_bytes: int
-    #: Free replicas on open nodes, and how many of them are on devices without room for the pod.
+    #: Free replicas on open nodes, and how many of them are on devices without enough memory for
+    #: the pod.
     replicas_free: int
     replicas_stranded: int
     #: The largest request per device that fits; null if other reasons than memory prevent it.
@@ -60,7 +63,7 @@ class DeviceClassView(BaseModel):
 
 class CapacityNodeView(BaseModel):
     name: str
-    #: Number of pods that fit there now; at least 1 if they were not counted.
+    #: Number of pods that fit there now. If ``counted`` is false: 1, a lower bound.
     pods: int
     counted: bool
     #: Why one pod does not fit; null if it fits.
@@ -150,29 +153,30 @@ def capacity(
         "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
     )
     request = of_size(understood(cluster, pod, "query"))
-    may_run = eligible_nodes(pod, snap, cluster.node)
-    verdicts = fit(request, snap, may_run.rows, context.monotonic_s())
-    found = space(verdicts)
+    eligible = eligible_nodes(pod, snap, cluster.node)
+    verdicts = fit(request, snap, eligible.rows, context.monotonic_s())
+    free_space = space(verdicts)
     fitting = np.flatnonzero(verdicts.fits)
     free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
-    order = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
-    pods = dict(pod_counts(cluster, verdicts, order[:most_nodes]))
-    whole = sum(pods.values()) + len(order[most_nodes:])
-    at_least = len(order) > most_nodes
+    by_free_bytes = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
+    pods = dict(pod_counts(cluster, verdicts, by_free_bytes[:most_nodes]))
+    # One pod for each node that was not counted.
+    total = sum(pods.values()) + len(by_free_bytes[most_nodes:])
+    at_least = len(by_free_bytes) > most_nodes
     body = CapacityBody(
         **context.head(snap),
         request=ask_view(request.containers[0]),
-        pods=whole,
+        pods=total,
         pods_at_least=at_least,
-        fullness=found.fullness,
-        message=capacity_summary(found, whole, at_least),
-        space=space_view(found),
+        fullness=free_space.fullness,
+        message=capacity_summary(free_space, total, at_least),
+        space=space_view(free_space),
         classes=[
             DeviceClassView.model_validate(each, from_attributes=True)
             for each in device_classes(verdicts)
         ],
         reasons=_reasons(verdicts),
-        ineligible=[obstacle_view(*pair) for pair in may_run.counts()],
+        ineligible=[obstacle_view(*pair) for pair in eligible.counts()],
         not_checked=[AMOUNTS, "ResourceQuotas"],
         nodes=[],
     )
@@ -181,28 +185,29 @@ def capacity(
 
 
 def _reasons(verdicts: Verdicts) -> list[ReasonView]:
-    """Return the reasons why the pod does not fit, the most frequent first."""
+    """Count the nodes on which the pod does not fit by reason, the most frequent first."""
     counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
     return [reason_view(reason, n) for reason, n in counts.most_common() if reason is not None]
 
 
 def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeView]:
+    """Yield the nodes by name. ``pods``: the counted nodes by index, with their number of pods."""
     snap, rows = verdicts.snap, verdicts.rows
-    order = sorted(range(len(rows)), key=lambda i: snap.nodes[int(rows[i])].name)
-    for i in order:
-        part = snap.part(rows[[i]])
-        alone = space(fit(verdicts.request, part, np.zeros(1, np.int64), verdicts.now_s))
+    by_name = sorted(range(len(rows)), key=lambda i: snap.nodes[int(rows[i])].name)
+    for i in by_name:
+        node_snap = snap.part(rows[[i]])
+        node_space = space(fit(verdicts.request, node_snap, np.zeros(1, np.int64), verdicts.now_s))
         reason = verdicts.reason(i)
         yield CapacityNodeView(
-            name=part.nodes[0].name,
+            name=node_snap.nodes[0].name,
             pods=pods.get(i, int(reason is None)),
             counted=i in pods or reason is not None,
             reason=reason.code if reason else None,
             message=reason.sentence if reason else None,
-            headroom_bytes=alone.headroom_bytes + alone.closed_bytes,
-            stranded_bytes=alone.stranded_bytes,
-            replicas_free=alone.replicas_free,
-            replicas_stranded=alone.replicas_stranded,
+            headroom_bytes=node_space.headroom_bytes + node_space.closed_bytes,
+            stranded_bytes=node_space.stranded_bytes,
+            replicas_free=node_space.replicas_free,
+            replicas_stranded=node_space.replicas_stranded,
         )
 
 

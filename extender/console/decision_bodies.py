@@ -75,6 +75,7 @@ class LoserView(BaseModel):
 
     node: str
     victims: int
+    #: Why the chosen node is better.
     lost_by: str
 
 
@@ -97,9 +98,9 @@ class PreemptView(PhaseView):
     alternatives: list[LoserView]
     #: Number of nodes on which no eviction was found to help.
     helpless: int
-    #: Whether there is room as soon as the terminating pods have ended.
+    #: Whether the pod fits without an eviction as soon as terminating pods have ended.
     soon: bool
-    #: Whether the search was stopped early on some node, to limit its time.
+    #: Whether some node was not examined, or not completely, to limit the time of the search.
     cut_short: bool
     #: All of this as lines to read.
     lines: list[str]
@@ -107,7 +108,7 @@ class PreemptView(PhaseView):
 
 class BindView(PhaseView):
     node: str
-    #: bound, declined (there was no longer room) or failed.
+    #: bound, declined (the pod did not fit any more) or failed.
     outcome: str
     #: Why it was declined, as a code. For a bound pod in mode observe: why Headroom would have
     #: declined it.
@@ -145,7 +146,7 @@ class Unanswered(BaseModel):
 
 
 class DecisionsBody(Body):
-    # Also parses the answers of peers.
+    # Clients in Python can parse an answer with this model, by the name on the wire.
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     #: The newest first.
@@ -165,7 +166,7 @@ def decision_view(
 ) -> DecisionView:
     """Return the part of a decision that this replica served.
 
-    ``offered_nodes``: the nodes of its filter call.
+    ``offered_nodes``: the nodes that the view lists for its filter call; None to list none.
     """
     filtered = record.part(Filtered)
     return DecisionView(
@@ -187,7 +188,7 @@ def decision_view(
     )
 
 
-def _call(
+def _phase_fields(
     record: Record, part: Filtered | Ranked | Preempted | BindTried, replica: str
 ) -> dict[str, Any]:
     """Return the fields of ``PhaseView``."""
@@ -203,7 +204,7 @@ def _filter_view(
     record: Record, replica: str, part: Filtered, offered_nodes: list[str] | None
 ) -> FilterView:
     return FilterView(
-        **_call(record, part, replica),
+        **_phase_fields(record, part, replica),
         snapshot_generation=part.generation,
         offered=part.offered,
         fits=part.fits,
@@ -222,7 +223,7 @@ def _prioritize_view(record: Record, replica: str) -> PrioritizeView | None:
     if part is None:
         return None
     return PrioritizeView(
-        **_call(record, part, replica),
+        **_phase_fields(record, part, replica),
         snapshot_generation=part.generation,
         offered=part.offered,
         winner=part.winner or None,
@@ -240,7 +241,7 @@ def _preempt_view(record: Record, replica: str, sees: Sees) -> PreemptView | Non
     seen = tuple(each for each in part.victims if sees(each.namespace, each.name))
     hidden = len(part.victims) - len(seen)
     return PreemptView(
-        **_call(record, part, replica),
+        **_phase_fields(record, part, replica),
         offered=part.offered,
         kept=part.kept,
         node=part.node or None,
@@ -263,7 +264,7 @@ def _bind_view(record: Record, replica: str) -> BindView | None:
         return None
     reason = REASONS[part.reason]
     return BindView(
-        **_call(record, part, replica),
+        **_phase_fields(record, part, replica),
         node=part.node,
         outcome=part.outcome,
         reason=reason.code if reason else None,
@@ -273,19 +274,20 @@ def _bind_view(record: Record, replica: str) -> BindView | None:
 
 def merged(views: Iterable[DecisionView]) -> list[DecisionView]:
     """Return one view for each decision, merged over all replicas, the newest first."""
-    whole: dict[str, DecisionView] = {}
+    by_id: dict[str, DecisionView] = {}
     for view in views:
-        known = whole.get(view.decision_id)
-        whole[view.decision_id] = view if known is None else _joined(known, view)
-    return sorted(whole.values(), key=position, reverse=True)
+        other = by_id.get(view.decision_id)
+        by_id[view.decision_id] = view if other is None else _joined(other, view)
+    return sorted(by_id.values(), key=position, reverse=True)
 
 
 def position(view: DecisionView) -> tuple[str, str]:
-    """Return the sort key by time; timestamps have one length and one time zone."""
+    """Return the sort key by time. Timestamps sort as text: all have one length and time zone."""
     return view.at, view.decision_id
 
 
 def _joined(one: DecisionView, two: DecisionView) -> DecisionView:
+    """Merge the parts of one decision that two replicas served."""
     older, newer = sorted((one, two), key=position)
     phases = {
         name: _later(getattr(older, name), getattr(newer, name))
@@ -302,7 +304,7 @@ def _joined(one: DecisionView, two: DecisionView) -> DecisionView:
 
 
 def _later(one: PhaseView | None, two: PhaseView | None) -> PhaseView | None:
-    """Return the later call, with the calls of both counted."""
+    """Return the later call of a verb, with the number of calls of both."""
     if one is None or two is None:
         return one or two
     later = max(one, two, key=lambda phase: phase.at)

@@ -80,7 +80,7 @@ class Sought:
     since_s: float | None = None
     #: Only decisions before this (timestamp, id) in the order of time.
     before: tuple[str, str] | None = None
-    #: Whether to list the nodes that the last filter call of each pod named.
+    #: Whether to list the nodes of the last filter call of each pod; this excludes no decision.
     offered_nodes: bool = False
 
     def wants(self, record: Record) -> bool:
@@ -96,7 +96,10 @@ class Sought:
 def decisions(
     context: Context, sought: Sought, limit: int, sees: Sees
 ) -> tuple[list[DecisionView], list[Unanswered]]:
-    """Return at most ``limit`` decisions, the newest first, and the extenders that are missing."""
+    """Return at most ``limit`` decisions, the newest first.
+
+    Also return the extenders whose journal cannot be read now: their decisions may be missing.
+    """
     found: list[DecisionView] = []
     for replica, journal in context.journal.each():
         wanted = (record for record in journal.records.newest_first() if sought.wants(record))
@@ -132,7 +135,8 @@ def many(
     offered_nodes: AskedNodes = False,
 ) -> Response:
     """List the last decisions of all replicas, the newest first; 100 unless ``limit`` is given.
-    A decision that gets another call meanwhile can appear again on the next page."""
+    A decision that gets another call meanwhile moves to the front: later pages leave it out. A
+    decision that several replicas served can appear on two pages."""
     namespace, _, name = (pod or "").partition("/")
     sought = Sought(
         pod=(namespace, name) if pod else None,
@@ -169,6 +173,7 @@ def one(context: InContext, decision_id: DecisionId, snap: Newest) -> Response:
 
 
 def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str] | None:
+    """Return the nodes of the filter call, if they are sought and still on record."""
     decision = journal.of_uid(record.uid) if sought.offered_nodes else None
     if decision is None or decision.decision_id != record.decision_id:
         return None
@@ -177,11 +182,14 @@ def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str
 
 
 def moment_s(text: str, now_s: float) -> float:
-    """Return the Unix time of ``since`` in seconds; raises ``HTTPException`` 422."""
+    """Return the Unix time, in seconds, of a time or of an age such as ``15m``.
+
+    Raises ``HTTPException`` 422. ``now_s``: the Unix time now.
+    """
     if ago := re.fullmatch(r"(\d{1,6})([smh])", text):
         return now_s - int(ago[1]) * _UNITS_S[ago[2]]
     try:
-        then = datetime.fromisoformat(text.replace(" ", "+"))  # an unquoted plus sign
+        then = datetime.fromisoformat(text.replace(" ", "+"))  # a plus sign in a query is a space
     except ValueError:
         raise HTTPException(
             422,
@@ -191,6 +199,7 @@ def moment_s(text: str, now_s: float) -> float:
     return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
 
 
-def _before(after: str) -> tuple[str, str]:
-    at, _, decision_id = after.replace(" ", "+").partition("_")  # an unquoted plus sign
+def _before(continue_: str) -> tuple[str, str]:
+    """Parse the value of ``continue``: the position of the last decision of the previous page."""
+    at, _, decision_id = continue_.replace(" ", "+").partition("_")  # as in moment_s
     return at, decision_id

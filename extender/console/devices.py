@@ -46,7 +46,9 @@ class DeviceView(BaseModel):
     resource: str
     sharing: str
     memory_bytes: int
+    #: Reserved by the driver.
     reserved_bytes: int
+    #: The node's reserve, which Headroom keeps free on each device.
     reserve_bytes: int
     allocatable_bytes: int
     reservation_bytes: int
@@ -111,7 +113,7 @@ class HeldView(BaseModel):
     requested_bytes: int
     measured_bytes: int | None
     charged_bytes: int
-    #: Use above the request.
+    #: Use above the request; 0 without a reservation.
     exceeds_by_bytes: int
     since: str | None
     priority: int | None
@@ -152,7 +154,7 @@ class DeviceBody(Body):
     mig_gpu_instance: int | None
     #: MPS: maximum memory of each process.
     mps_process_limit_bytes: int | None
-    #: Number of devices that share its memory, including this one.
+    #: Number of devices that share the memory of this device, including itself.
     sharers: int
     numa_node: int | None
     pci_bus_id: str | None
@@ -180,41 +182,41 @@ def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Resp
     row = snap.row_of.get(name)
     if row is None:
         raise unknown_node(name)
-    of_node = snap.nodes[row].devices
-    terms = next((each for each in of_node if each.device.uuid == uuid), None)
+    on_node = snap.nodes[row].devices
+    terms = next((each for each in on_node if each.device.uuid == uuid), None)
     if terms is None:
-        known = ", ".join(each.device.uuid for each in of_node) or "none"
+        known = ", ".join(each.device.uuid for each in on_node) or "none"
         raise HTTPException(404, f"node {name} has no device {uuid}; it reports: {known}")
-    at_s = context.wall_s()
+    wall_s = context.wall_s()
     gpunode = cluster.gpunode(name)
     status = gpunode.status if gpunode else None
-    of = terms.device
+    reported = terms.device
     limits = [each for each in status.limits if each.device == uuid] if status else []
     unattributed = status.unattributed_processes if status else []
     return encoded(
         DeviceBody(
             **context.head(snap),
             node=name,
-            report_age_s=rounded_s(age(status.observed_at, at_s)) if status else None,
+            report_age_s=rounded_s(age(status.observed_at, wall_s)) if status else None,
             device=device_view(terms, context.activity_age()),
             health=HealthView(
-                healthy=of.healthy,
-                detail=of.health_reason or None,
-                since=of.unhealthy_since or None,
+                healthy=reported.healthy,
+                detail=reported.health_reason or None,
+                since=reported.unhealthy_since or None,
             ),
-            mig_parent=of.parent,
-            mig_gpu_instance=of.gpu_instance,
-            mps_process_limit_bytes=of.memory_bytes // max(1, of.replicas.total)
-            if of.sharing == "mps" and terms.believed
+            mig_parent=reported.parent,
+            mig_gpu_instance=reported.gpu_instance,
+            mps_process_limit_bytes=reported.memory_bytes // max(1, reported.replicas.total)
+            if reported.sharing == "mps" and terms.believed
             else None,
             sharers=terms.sharers,
-            numa_node=of.numa_node,
-            pci_bus_id=of.pci_bus_id or None,
-            architecture=of.architecture or None,
-            compute_mode=of.compute_mode or None,
-            utilization_ratio=of.utilization_ratio,
-            sm_occupancy_ratio=of.sm_occupancy_ratio,
-            replicas=of.replicas.total,
+            numa_node=reported.numa_node,
+            pci_bus_id=reported.pci_bus_id or None,
+            architecture=reported.architecture or None,
+            compute_mode=reported.compute_mode or None,
+            utilization_ratio=reported.utilization_ratio,
+            sm_occupancy_ratio=reported.sm_occupancy_ratio,
+            replicas=reported.replicas.total,
             holders=[held_view(held) for held in holders(cluster, name, terms)],
             unattributed_processes=[
                 ProcessView.model_validate(each, from_attributes=True)

@@ -37,7 +37,7 @@ class DriftView(BaseModel):
     name: str
     uid: str
     node: str
-    #: hit; shifted (pods bound later could move it to this device, and it had room there); miss;
+    #: hit; shifted (pods bound later could move it to this device, and it fit there); miss;
     #: "waiting" until a report shows the pod; "adopted" if Headroom did not bind it; null if it was
     #: observed before this replica started.
     result: str | None
@@ -71,7 +71,8 @@ class MissView(BaseModel):
     surprise: str
     message: str
     window_s: float
-    #: By how much the pod overcommitted its device when it was observed there; the maximum.
+    #: By how much its device was overcommitted when the pod was observed there; the maximum over
+    #: its devices.
     overcommitted_bytes: int
 
 
@@ -99,12 +100,12 @@ def drift(
 ) -> Response:
     """List every pod with a reservation: its reserved and used memory, its predicted and actual
     devices. Count the predictions by result, and list the misses."""
-    watched = context.cluster.observations
-    tag = context.tag(snap, *dict(watched.totals).values(), len(watched.misses))
+    tracker = context.cluster.observations
+    tag = context.tag(snap, *dict(tracker.totals).values(), len(tracker.misses))
     if is_current(etag, tag):
         return unchanged(tag)
     # Copy the lists first: the event loop appends to them while this thread reads.
-    misses, totals = list(watched.misses), dict(watched.totals)
+    misses, totals = list(tracker.misses), dict(tracker.totals)
     epoch_s = context.wall_s() - context.monotonic_s()
     body = DriftBody(
         **context.head(snap),
@@ -117,19 +118,20 @@ def drift(
 
 
 def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
-    """Yield every pod with a reservation, node by node."""
-    overused = Counter[str]()
+    """Yield a view of every pod with a reservation, by node name."""
+    overuse_bytes = Counter[str]()
     for each in cluster.overuses.lasting:
-        overused[each.uid] += each.beyond_bytes
+        overuse_bytes[each.uid] += each.beyond_bytes
     for gpunode in sorted(cluster.gpunodes(), key=lambda gpunode: gpunode.name):
-        yield from _pods(gpunode, cluster.observations, overused)
+        yield from _pods(gpunode, cluster.observations, overuse_bytes)
 
 
 def _pods(
-    gpunode: GPUNode, watched: PredictionTracker, overused: Mapping[str, int]
+    gpunode: GPUNode, tracker: PredictionTracker, overuse_bytes: Mapping[str, int]
 ) -> Iterator[DriftView]:
+    """Yield the pods of one node; ``overuse_bytes`` is by uid."""
     for uid, reservation in gpunode.spec.reservations.items():
-        outcome = watched.of_pod(gpunode.name, uid)
+        outcome = tracker.of_pod(gpunode.name, uid)
         surprise = outcome.surprise if outcome else None
         adopted = ADOPTED in reservation.flags
         yield DriftView(
@@ -137,7 +139,7 @@ def _pods(
             name=reservation.name,
             uid=uid,
             node=gpunode.name,
-            result="adopted" if adopted else _result(gpunode, uid, outcome, watched),
+            result="adopted" if adopted else _result(gpunode, uid, outcome, tracker),
             predicted=[] if adopted else list(predicted(reservation)),
             choice=list(chosen(reservation)),
             observed=list(_devices(gpunode, uid, reservation)),
@@ -145,32 +147,32 @@ def _pods(
             message=surprise.sentence if surprise else None,
             since=reservation.since or None,
             window_s=round(outcome.window_s, 3) if outcome else None,
-            overuse_bytes=overused.get(uid, 0),
+            overuse_bytes=overuse_bytes.get(uid, 0),
         )
 
 
 def _result(
-    gpunode: GPUNode, uid: str, outcome: Outcome | None, watched: PredictionTracker
+    gpunode: GPUNode, uid: str, outcome: Outcome | None, tracker: PredictionTracker
 ) -> str | None:
     if outcome is not None:
         return outcome.result.value
-    return "waiting" if watched.is_pending(gpunode.name, uid) else None
+    return "waiting" if tracker.is_pending(gpunode.name, uid) else None
 
 
 def _devices(gpunode: GPUNode, uid: str, reservation: Reservation) -> Iterator[PodOnDeviceView]:
     status = gpunode.status
     if status is None:
         return
-    reserved = Counter[str]()  # containers with their own requests have their own charges
+    reserved_bytes = Counter[str]()  # containers with their own requests have their own charges
     for charge in reservation.charges:
-        reserved.update(charge.candidates)
+        reserved_bytes.update(charge.candidates)
     for uuid in observed(status, uid):
-        figures = [use.used_bytes for use in status.pods if (use.uid, use.device) == (uid, uuid)]
-        known = [figure for figure in figures if figure is not None]
+        uses_bytes = [use.used_bytes for use in status.pods if (use.uid, use.device) == (uid, uuid)]
+        known_bytes = [count for count in uses_bytes if count is not None]
         yield PodOnDeviceView(
             uuid=uuid,
-            reservation_bytes=reserved.get(uuid),
-            measured_bytes=sum(known) if len(known) == len(figures) else None,
+            reservation_bytes=reserved_bytes.get(uuid),
+            measured_bytes=sum(known_bytes) if len(known_bytes) == len(uses_bytes) else None,
         )
 
 

@@ -31,12 +31,12 @@ def add_embedded_routes(
     async def reports(request: Request) -> None:
         """Replace the status of nodes, as their agents would: a list of {node, status}."""
         try:
-            given = _reports.decode(await request.body())
+            received = _reports.decode(await request.body())
         except msgspec.DecodeError as err:
             raise HTTPException(
                 400, f'{err}. Example: [{{"node": "gpu-a", "status": {{...}}}}]'
             ) from err
-        if missing := await report([(one.node, one.status) for one in given]):
+        if missing := await report([(one.node, one.status) for one in received]):
             raise HTTPException(404, missing)
 
     @app.delete("/embedded/v1/pods/{namespace}/{name}", status_code=204)

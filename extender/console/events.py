@@ -57,7 +57,10 @@ class EventsBody(Body):
 
 
 class TimedStream(StreamingResponse):
-    """A stream that ends if the client stops reading; calls ``left`` whenever it ends."""
+    """A stream that ends if the client reads nothing for ``SEND_S`` seconds.
+
+    Calls ``left`` when it has ended, for any reason.
+    """
 
     def __init__(
         self,
@@ -120,9 +123,10 @@ async def events(
 
 
 async def _stream(follower: Follower, past: list[FeedEvent], replica: str) -> AsyncGenerator[bytes]:
-    yield b"retry: 2000\n\n"
+    """Yield the past events, then new ones until the feed closes or drops the follower."""
+    yield b"retry: 2000\n\n"  # milliseconds before the browser reconnects
     for feed_event in past:
-        yield _sent(_view(feed_event, replica))
+        yield _as_sse(_view(feed_event, replica))
     while not follower.dropped:
         try:
             newest = await asyncio.wait_for(follower.queue.get(), HEARTBEAT_S)
@@ -131,7 +135,7 @@ async def _stream(follower: Follower, past: list[FeedEvent], replica: str) -> As
             continue
         if newest is None:
             return
-        yield _sent(_view(newest, replica))
+        yield _as_sse(_view(newest, replica))
 
 
 def _view(feed_event: FeedEvent, replica: str) -> EventView:
@@ -141,7 +145,7 @@ def _view(feed_event: FeedEvent, replica: str) -> EventView:
     return EventView.model_validate(fields)
 
 
-def _sent(view: EventView) -> bytes:
+def _as_sse(view: EventView) -> bytes:
     return f"id: {view.id}\nevent: {view.kind}\ndata: {view.model_dump_json()}\n\n".encode()
 
 

@@ -56,8 +56,8 @@ class SuggestionsView(BaseModel):
     """A change that would help; each was simulated first."""
 
     #: lower (the request), wait (for a pod), eligible (change where the pod may run), replicas (add
-    #: some), quota (it would reject the pod if created again), or the value for a node or device
-    #: that must be repaired.
+    #: some), repair (a node or its device), or quota (raise it first: it could reject the pod when
+    #: it is created again).
     kind: str
     sentence: str
     #: The node concerned; null if there are several, counted in ``nodes``.
@@ -72,6 +72,7 @@ class AttemptsView(BaseModel):
 
     first_at: str | None
     last_at: str | None
+    #: Number of filter calls of the last decision.
     times: int
     #: Number of nodes offered in the last attempt, and of known nodes that were not offered.
     offered_nodes: int | None
@@ -123,10 +124,11 @@ class ExplainBody(Body, Recomputed):
 class _Analysis:
     """The verdicts on all nodes for a pod whose request can be read, and what would help it."""
 
+    #: Digest of the verdicts on all nodes.
     digest: str
-    where: Feasible
+    candidates: Feasible
     explanation: Explanation
-    #: The blocking pods of each of the nearest nodes.
+    #: For each of the nearest nodes, the pods that hold the memory or replicas that the pod lacks.
     blockers: list[list[Held]]
     suggestions: list[Suggestion]
 
@@ -148,9 +150,13 @@ def explain_pod(
     last, analysis = _last(found), None
     if isinstance(request, VramRequest):
         analysis = _analysed(context, snap, pod, request, _offered(found))
-    explanation, where = (analysis.explanation, analysis.where) if analysis else (None, None)
     verdict, message = verdict_of(
-        pod, request, explanation, where, last is not None, context.schedulers()
+        pod,
+        request,
+        analysis.explanation if analysis else None,
+        analysis.candidates if analysis else None,
+        last is not None,
+        context.schedulers(),
     )
     annotations = pod.metadata.annotations or {}
     advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
@@ -182,9 +188,9 @@ def explain_pod(
         body.request = list(map(ask_view, request.containers))
         body.fits = analysis.explanation.fits
         body.reasons = [reason_view(*pair) for pair in analysis.explanation.reasons]
-        body.ineligible = [obstacle_view(*pair) for pair in analysis.where.obstacles]
-        body.left_out_nodes = analysis.where.left_out
-        body.not_checked = list(analysis.where.not_checked())
+        body.ineligible = [obstacle_view(*pair) for pair in analysis.candidates.obstacles]
+        body.left_out_nodes = analysis.candidates.left_out
+        body.not_checked = list(analysis.candidates.not_checked())
         body.verdict_digest = analysis.digest
         aged = context.activity_age()
         body.nearest = [
@@ -197,19 +203,26 @@ def explain_pod(
 def _analysed(
     context: Context, snap: Snapshot, pod: Pod, request: VramRequest, offered: list[str] | None
 ) -> _Analysis:
-    """Compare the pod with all nodes; ``offered``: those of its last filter call, if on record."""
+    """Fit the pod on all nodes, explain the verdicts, and find suggestions for a pending pod.
+
+    ``offered``: the nodes of its last filter call; None if they are not on record.
+    """
     cluster = context.cluster
     rows = np.arange(len(snap.nodes), dtype=np.int64)
-    everywhere = fit(request, snap, rows, context.monotonic_s())
-    where = feasible(pod, eligible_nodes(pod, snap, cluster.node), everywhere, offered)
-    verdicts = fit(request, snap, where.rows, everywhere.now_s)
+    on_all_nodes = fit(request, snap, rows, context.monotonic_s())
+    eligible = eligible_nodes(pod, snap, cluster.node)
+    candidates = feasible(pod, eligible, on_all_nodes, offered)
+    verdicts = fit(request, snap, candidates.rows, on_all_nodes.now_s)
     explanation = explain(verdicts, cluster.rules.weights, market=cluster.usual.market)
-    holding = [blockers(cluster, verdicts, node) for node in explanation.nearest]
-    helps = [] if pod.node else suggest(cluster, pod, verdicts, explanation, holding, where)
-    if any(each.recreates for each in helps):
+    blocking = [blockers(cluster, verdicts, node) for node in explanation.nearest]
+    suggestions: list[Suggestion] = []
+    if not pod.node:
+        suggestions = suggest(cluster, pod, verdicts, explanation, blocking, candidates)
+    if any(each.recreates for each in suggestions):
         quotas = context.quotas(pod.metadata.namespace)
-        helps = within_quotas(helps, None if quotas is None else exceeded(quotas))
-    return _Analysis(verdict_digest(everywhere), where, explanation, holding, helps)
+        suggestions = within_quotas(suggestions, None if quotas is None else exceeded(quotas))
+    digest = verdict_digest(on_all_nodes)
+    return _Analysis(digest, candidates, explanation, blocking, suggestions)
 
 
 def _offered(found: Sequence[DecisionView]) -> list[str] | None:
@@ -248,8 +261,9 @@ def _advice_view(one: Suggestion) -> SuggestionsView:
 
 
 def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
-    asked = last.filter if last else None
-    if last is None or asked is None:
+    """Return the attempts of the last decision; ``nodes``: number of known nodes."""
+    filtered = last.filter if last else None
+    if last is None or filtered is None:
         return AttemptsView(
             first_at=last.first_at if last else None,
             last_at=last.at if last else None,
@@ -259,24 +273,26 @@ def _attempts(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
             again_by=None,
             message="the attempt that placed it is no longer on record"
             if pod.node
-            else _never_asked(pod),
+            else _no_attempt(pod),
         )
-    left_out = max(0, nodes - asked.offered)
-    again = None if pod.node or asked.fits else datetime.fromisoformat(asked.at) + FLUSHED_AFTER
-    again_by = again.isoformat(timespec="milliseconds") if again else None
+    not_offered = max(0, nodes - filtered.offered)
+    again_by = None
+    if not pod.node and not filtered.fits:
+        flushed_at = datetime.fromisoformat(filtered.at) + FLUSHED_AFTER
+        again_by = flushed_at.isoformat(timespec="milliseconds")
     return AttemptsView(
         first_at=last.first_at,
-        last_at=asked.at,
-        times=asked.times,
-        offered_nodes=asked.offered,
-        not_offered_nodes=left_out,
+        last_at=filtered.at,
+        times=filtered.times,
+        offered_nodes=filtered.offered,
+        not_offered_nodes=not_offered,
         again_by=again_by,
-        message=_tried(asked, left_out, again_by),
+        message=_last_attempt(filtered, not_offered, again_by),
     )
 
 
-def _never_asked(pod: Pod) -> str:
-    """Return why no attempt is on record; quotes the scheduler from the pod's condition."""
+def _no_attempt(pod: Pod) -> str:
+    """Return why no attempt is on record, with the scheduler's message in the pod's status."""
     reported = (
         condition.message
         for condition in (pod.status and pod.status.conditions) or ()
@@ -293,15 +309,16 @@ def _never_asked(pod: Pod) -> str:
     )
 
 
-def _tried(asked: FilterView, left_out: int, again_by: str | None) -> str:
+def _last_attempt(filtered: FilterView, not_offered: int, again_by: str | None) -> str:
+    """Describe the last filter call: nodes offered, nodes that fit, and the next retry."""
     message = (
-        f"kube-scheduler offered {counted(asked.offered, 'node')}, of which {asked.fits:,} could "
-        "take the pod"
+        f"kube-scheduler offered {counted(filtered.offered, 'node')}, of which "
+        f"{filtered.fits:,} could take the pod"
     )
-    if left_out:
+    if not_offered:
         message += (
-            f"; {counted(left_out, 'node')} did not pass kube-scheduler's own checks (selectors, "
-            "taints, CPU, replicas ...), or it had found enough"
+            f"; {counted(not_offered, 'node')} did not pass kube-scheduler's own checks "
+            "(selectors, taints, CPU, replicas ...), or it had found enough"
         )
     if again_by:
         message += f"; it retries when Headroom finds room for the pod, at the latest by {again_by}"

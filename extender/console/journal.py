@@ -52,17 +52,17 @@ async def journal(
         raise HTTPException(503, f"{MAX_STREAMS} clients read the journal already")
     setattr(state, _STREAMS, streams + 1)
 
-    def left() -> None:
+    def closed() -> None:
         setattr(state, _STREAMS, getattr(state, _STREAMS) - 1)
 
     cursor = Cursor(
         context.journal.own, after if replica == context.replica else 0, context.assumed
     )
-    return TimedStream(_lines(context, cursor), left, NDJSON)
+    return TimedStream(_lines(context, cursor), closed, NDJSON)
 
 
 async def _lines(context: Context, cursor: Cursor) -> AsyncGenerator[bytes]:
-    """Yield new lines as they appear, and the state of the extender after them."""
+    """Yield new lines as they appear. A state line comes first, after new lines, and when idle."""
     yield _state(context)
     idle_s = 0.0
     while not context.feed.closed:
@@ -71,6 +71,7 @@ async def _lines(context: Context, cursor: Cursor) -> AsyncGenerator[bytes]:
             chunk.append(encode(line))
             if len(chunk) == _CHUNK_LINES:
                 yield b"".join(chunk)
+                # A state line follows the last of several chunks.
                 chunk, idle_s = [], STATE_S
         if chunk or idle_s >= STATE_S:
             yield b"".join([*chunk, _state(context)])

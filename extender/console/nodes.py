@@ -67,7 +67,7 @@ AskedOrder = Annotated[
     ),
 ]
 _PPM = 1_000_000
-#: Greater than the fullness of any device.
+#: Maximum of the fullness of a device; it has 16 digits, like the keys in a position.
 _MOST_PPM = 10**15
 
 
@@ -90,7 +90,7 @@ class NodeView(BaseModel):
     #: "not measured" and the source of the capacity, if no agent reports the node.
     unmeasured: str | None
     #: How certain the device of the next pod is: exact, slot-safe, predicted, any, pinned or
-    #: steered; null if the node has no report.
+    #: steered; null if no device of the node is known.
     certainty: str | None
     devices: list[DeviceView]
 
@@ -123,13 +123,15 @@ def nodes(
     tag = context.tag(snap)
     if is_current(etag, tag):
         return unchanged(tag)
-    wanted, now_s = search.lower(), context.monotonic_s()
+    text, now_s = search.lower(), context.monotonic_s()
 
     def shows(node: NodeTerms) -> bool:
-        return not (troubled and _is_sound(node, now_s)) and (not wanted or _has(node, wanted))
+        return not (troubled and _has_no_trouble(node, now_s)) and (
+            not text or _matches(node, text)
+        )
 
     rows = np.arange(len(snap.nodes))
-    if troubled or wanted:
+    if troubled or text:
         rows = np.array([row for row, node in enumerate(snap.nodes) if shows(node)], int)
     positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap)
     ordered = positions.sorted(rows)
@@ -163,7 +165,7 @@ def one_node(
     return encoded(body, tag)
 
 
-def _is_sound(node: NodeTerms, now_s: float) -> bool:
+def _has_no_trouble(node: NodeTerms, now_s: float) -> bool:
     return (
         node.reason is None
         and node.fresh_until_s >= now_s
@@ -172,47 +174,53 @@ def _is_sound(node: NodeTerms, now_s: float) -> bool:
 
 
 class _Sorting(NamedTuple):
-    """An order of the nodes, and their positions in it."""
+    """An order of the nodes: first by ``keys``, then by name."""
 
     snap: Snapshot
-    #: Sort keys of each row that precede its name, ascending.
+    #: The first key decides first. Each has a number for each row; the lowest comes first.
     keys: tuple[Rows, ...] = ()
 
     def sorted(self, rows: Rows) -> list[int]:
         keys: list[NDArray[Any]] = [self.snap.name_rank, *reversed(self.keys)]
-        found: list[int] = rows[np.lexsort([key[rows] for key in keys])].tolist()
-        return found
+        ordered: list[int] = rows[np.lexsort([key[rows] for key in keys])].tolist()
+        return ordered
 
     def of(self, row: int) -> str:
-        """Return the position of a row as text: it is unique and sorts like the nodes."""
+        """Return the position of a row as text, for ``continue``: positions sort like the nodes."""
         return "_".join([*(f"{key[row]:016d}" for key in self.keys), self.snap.nodes[row].name])
 
 
 def _by_fullness(snap: Snapshot) -> _Sorting:
-    """Order nodes by their fullest device; an unhealthy device counts as twice full."""
+    """Put nodes with a reason first, then the nodes with the fullest device.
+
+    An unhealthy device counts as filled to 200 %.
+    """
     columns = snap.columns
     allocatable_bytes = np.maximum(columns.allocatable_bytes, 1)
-    taken_bytes = columns.allocatable_bytes.astype(np.float64) - columns.headroom_bytes
-    taken = np.clip(_PPM * taken_bytes / allocatable_bytes, 0, _MOST_PPM).astype(np.int64)
-    fullest = np.where(columns.health_issue > 0, 2 * _PPM, taken).max(axis=1, initial=0)
-    return _Sorting(snap, ((snap.node_reason == 0).astype(np.int64), _MOST_PPM - fullest))
+    committed_bytes = columns.allocatable_bytes.astype(np.float64) - columns.headroom_bytes
+    fullness_ppm = np.clip(_PPM * committed_bytes / allocatable_bytes, 0, _MOST_PPM).astype(
+        np.int64
+    )
+    fullness_ppm = np.where(columns.health_issue > 0, 2 * _PPM, fullness_ppm)
+    fullest_ppm = fullness_ppm.max(axis=1, initial=0)
+    return _Sorting(snap, ((snap.node_reason == 0).astype(np.int64), _MOST_PPM - fullest_ppm))
 
 
-def _has(node: NodeTerms, wanted: str) -> bool:
-    return any(wanted in word.lower() for word in _words(node))
+def _matches(node: NodeTerms, text: str) -> bool:
+    return any(text in word.lower() for word in _searchable(node))
 
 
-def _words(node: NodeTerms) -> Iterator[str]:
+def _searchable(node: NodeTerms) -> Iterator[str]:
     yield node.name
     if node.reason is not None:
         yield node.reason.sentence
     yield node.detail
     yield node.unmeasured
     for terms in node.devices:
-        yield from _device_words(terms)
+        yield from _searchable_of(terms)
 
 
-def _device_words(terms: DeviceTerms) -> Iterator[str]:
+def _searchable_of(terms: DeviceTerms) -> Iterator[str]:
     yield terms.device.uuid
     yield terms.device.model
     yield terms.device.resource

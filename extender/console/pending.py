@@ -52,10 +52,12 @@ class PendingView(Recomputed):
     reasons: list[ReasonView]
     #: Nodes that are not eligible, by selector, affinity, taint or cordon.
     ineligible: list[ReasonView]
-    #: The verdict in one sentence.
+    #: One sentence: whether the pod fits, or why not.
     message: str
-    #: The node that lacks the least memory, and how much; null if memory is not the reason.
+    #: The best node if the pod fits, otherwise the node on which it lacks the least memory; null if
+    #: kube-scheduler would offer no node.
     nearest: str | None
+    #: Memory that the pod lacks there; null if it fits, or if memory is not the reason.
     short_bytes: int | None
     #: Whether an attempt of kube-scheduler is on record.
     asked: bool
@@ -79,9 +81,9 @@ def pending(context: InContext, snap: Newest, page: AskedPage) -> Response:
     body = PendingBody(
         **context.head(snap), matching=len(waiting), remaining=remaining, continue_=more, pods=[]
     )
-    # Eligible nodes by selectors: pods of one Deployment share them.
-    known: dict[bytes, Eligible] = {}
-    views = (_view(waiting[key], context, snap, known) for key in shown)
+    # By ``eligibility_key``: pods of one Deployment have the same eligible nodes.
+    eligible: dict[bytes, Eligible] = {}
+    views = (_view(waiting[key], context, snap, eligible) for key in shown)
     return listed(body, "pods", views)
 
 
@@ -89,7 +91,10 @@ def _key(pod: Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
-def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligible]) -> PendingView:
+def _view(
+    pod: Pod, context: Context, snap: Snapshot, eligible: dict[bytes, Eligible]
+) -> PendingView:
+    """Return the view of one pod; adds its eligible nodes to the cache ``eligible``."""
     cluster, metadata = context.cluster, pod.metadata
     request, decision = cluster.understand(pod), context.journal.of_uid(metadata.uid)
     view = PendingView(
@@ -110,19 +115,19 @@ def _view(pod: Pod, context: Context, snap: Snapshot, known: dict[bytes, Eligibl
         view.message = request.message
         return view
     rows = np.arange(len(snap.nodes), dtype=np.int64)
-    everywhere = fit(request, snap, rows, context.monotonic_s())
-    if (key := eligibility_key(pod)) not in known:
-        known[key] = eligible_nodes(pod, snap, cluster.node)
+    on_all_nodes = fit(request, snap, rows, context.monotonic_s())
+    if (key := eligibility_key(pod)) not in eligible:
+        eligible[key] = eligible_nodes(pod, snap, cluster.node)
     offered = decision.offered_nodes.names() if decision and decision.offered_nodes else None
-    where = feasible(pod, known[key], everywhere, offered)
-    verdicts = fit(request, snap, where.rows, everywhere.now_s)
+    candidates = feasible(pod, eligible[key], on_all_nodes, offered)
+    verdicts = fit(request, snap, candidates.rows, on_all_nodes.now_s)
     found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
     nearest = next(iter(found.nearest), None)
-    _, view.message = verdict_of(pod, request, found, where, view.asked, context.schedulers())
+    _, view.message = verdict_of(pod, request, found, candidates, view.asked, context.schedulers())
     view.request = [ask_view(ask) for ask in request.containers]
     view.fits = found.fits
     view.reasons = [reason_view(*each) for each in found.reasons]
-    view.ineligible = [obstacle_view(*each) for each in where.obstacles]
+    view.ineligible = [obstacle_view(*each) for each in candidates.obstacles]
     view.nearest = nearest.node if nearest else None
     view.short_bytes = nearest.short_bytes if nearest and not found.fits else None
     return view
@@ -138,8 +143,8 @@ def verdict_of(
 ) -> tuple[str, str]:
     """Return the verdict of ``ExplainBody`` and its message.
 
-    ``asked``: whether any filter call for the pod is on record. ``schedulers``: the schedulers
-    known to call Headroom.
+    ``explanation`` and ``where``: None if the request cannot be read. ``asked``: whether any filter
+    call for the pod is on record. ``schedulers``: the schedulers known to call Headroom.
     """
     if isinstance(request, Unreadable):
         return "unreadable", request.message
@@ -155,12 +160,15 @@ def verdict_of(
 
 
 def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
-    """Return verdict and message if no scheduler that calls Headroom tries the pod, else None."""
+    """Return verdict and message if no scheduler that calls Headroom tries the pod, else None.
+
+    ``asked`` and ``schedulers``: as for ``verdict_of``.
+    """
     if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
-        they = "it is" if len(gates) == 1 else "they are"
+        they_are = "it is" if len(gates) == 1 else "they are"
         return "gated", (
             f"the pod has {counted(len(gates), 'scheduling gate')} ({', '.join(gates[:3])}): "
-            f"no scheduler tries it until {they} removed"
+            f"no scheduler tries it until {they_are} removed"
         )
     if not asked and (scheduler := scheduler_of(pod)) not in schedulers:
         return "other_scheduler", (
@@ -172,11 +180,11 @@ def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, st
 
 def _fits_or_not(explanation: Explanation, where: Feasible) -> tuple[str, str]:
     if explanation.fits:
-        some, unchecked = counted(explanation.fits, "node"), where.not_checked()
+        nodes_text, unchecked = counted(explanation.fits, "node"), where.not_checked()
         if not unchecked:
-            return "fits", f"{some} can take the pod"
+            return "fits", f"{nodes_text} can take the pod"
         has = "has" if explanation.fits == 1 else "have"
-        return "fits", f"{some} {has} GPU memory for the pod{but_not_checked(unchecked)}"
+        return "fits", f"{nodes_text} {has} GPU memory for the pod{but_not_checked(unchecked)}"
     if not len(where.eligible.rows) and not where.obstacles:
         return "rejected", "no node can take the pod: Headroom has seen no nodes yet"
     if not len(where.eligible.rows):

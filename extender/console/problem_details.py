@@ -73,9 +73,9 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
 
 
 def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> None:
-    """Make the application answer and describe all errors in this form, and limit bodies.
+    """Make the application return all errors as problem details, and describe them in OpenAPI.
 
-    Also adds the name of the replica and its mode to every answer.
+    Also limits request bodies, and adds the name of the replica and its mode to every answer.
     """
 
     async def rejected(request: Request, err: Exception) -> Response:
@@ -96,21 +96,21 @@ def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> 
     app.add_exception_handler(HTTPException, rejected)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_middleware(_Edge, replica=replica, mode=mode)
-    describe = app.openapi
+    without_problems = app.openapi
 
-    def described() -> dict[str, Any]:
+    def with_problems() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _with_problems(describe())
+            app.openapi_schema = _with_problems(without_problems())
         return app.openapi_schema
 
-    app.openapi = described  # type: ignore[method-assign]
+    app.openapi = with_problems  # type: ignore[method-assign]
 
 
 class _Edge:
     """Adds the headers of every answer, limits bodies, and answers internal errors.
 
-    Bodies are read whole before a view runs. The answer to an internal error has no details; the
-    log has them.
+    The size of bodies is limited because a view runs after its whole body was read. The answer to
+    an internal error has no details; the log has them.
     """
 
     def __init__(self, app: ASGIApp, replica: str, mode: Callable[[], str]) -> None:
@@ -119,11 +119,11 @@ class _Edge:
         self._mode = mode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        answer_begun = False
 
         async def send_named(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal answer_begun
+            answer_begun = True
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REPLICA], headers[MODE] = self._replica, self._mode()
@@ -136,14 +136,17 @@ class _Edge:
             await self._app(scope, receive, send_named)
         except Exception:
             log.exception("view_failed", path=scope.get("path"))
-            if begun:
+            if answer_begun:
                 raise  # an incomplete answer is worse than a broken connection
-            answer = problem(500, "internal error in Headroom: see the log of the extender")
+            answer = problem(500, "internal error in Headroom: see the log of this process")
             await answer(scope, receive, send_named)
 
 
 def _rejected_body(scope: Scope) -> Response | None:
-    """Return the answer to a request whose body is too large or has no Content-Length."""
+    """Return the rejection of a body that is too large or of unknown length; None to accept it.
+
+    A request without a body needs no Content-Length.
+    """
     if scope["type"] != "http" or not scope["path"].startswith(_LIMITED):
         return None
     headers = Headers(scope=scope)
@@ -156,6 +159,7 @@ def _rejected_body(scope: Scope) -> Response | None:
 
 
 def _detail(finding: dict[str, Any], examples: dict[str, object]) -> str:
+    """Describe one error of pydantic: the place, the mistake, the value and an example."""
     kind, *where = [str(part) for part in finding["loc"]]
     name = where[0] if where else kind
     detail = f"{kind} {'.'.join(where)}".strip() + f": {finding['msg']}"
@@ -173,7 +177,7 @@ def _examples(route: object) -> dict[str, object]:
     if not isinstance(route, APIRoute):
         return {}
     found: dict[str, object] = {}
-    for each in _all(route.dependant):
+    for each in _with_dependencies(route.dependant):
         for field in (*each.path_params, *each.query_params, *each.header_params):
             if field.field_info.examples:
                 found[field.alias] = field.field_info.examples[0]
@@ -187,32 +191,32 @@ def _examples(route: object) -> dict[str, object]:
     return found
 
 
-def _all(dependant: Dependant) -> Iterator[Dependant]:
+def _with_dependencies(dependant: Dependant) -> Iterator[Dependant]:
     yield dependant
     for each in dependant.dependencies:
-        yield from _all(each)
+        yield from _with_dependencies(each)
 
 
 def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI document with the form of all error answers."""
+    """Add problem details to all error answers of the OpenAPI document; return the document."""
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     components["ProblemBody"] = ProblemBody.model_json_schema()
     describe_fields(components)
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
-    form = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
+    problem_content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
     for path in schema["paths"].values():
         for operation in path.values():
             answers = operation["responses"]
             answers.setdefault("500", {"description": "Internal error; the log has the details"})
             for status, answer in answers.items():
                 if int(status) >= 400 and "text/plain" not in answer.get("content", {}):
-                    answer["content"] = form
+                    answer["content"] = problem_content
     return schema
 
 
 def describe_fields(schemas: dict[str, Any]) -> None:
-    """Add missing descriptions to schemas that have the name of one of our models."""
+    """Add the ``#:`` comments of the console's models as descriptions, if a field has none."""
     models = {model.__name__: model for model in _models(BaseModel)}
     for name, schema in schemas.items():
         model = models.get(name)
@@ -226,6 +230,7 @@ def describe_fields(schemas: dict[str, Any]) -> None:
 
 
 def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield the models of the console that derive from ``base``, directly or not."""
     for model in base.__subclasses__():
         if model.__module__.startswith("extender.console"):
             yield model
@@ -234,7 +239,7 @@ def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 @cache
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return field -> the comment above it, including fields of base classes."""
+    """Return field -> the ``#:`` comment above it, including fields of base classes."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if not issubclass(base, BaseModel) or not base.__module__.startswith("extender.console"):

@@ -64,7 +64,7 @@ def enforcing() -> SettingsView:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """The state of the process: version, watches, event loop and memory."""
+    """The state of a process: version, watches, event loop and memory."""
 
     version: str
     python: str
@@ -85,7 +85,7 @@ def unknown_process() -> ProcessStatus:
 
 
 class ProcessMonitor:
-    """The state of this process.
+    """Measures the state of this process.
 
     ``health`` returns the state of each watch; ``behind`` returns whether received changes are not
     applied yet.
@@ -99,6 +99,7 @@ class ProcessMonitor:
         self._version = own_version()
 
     def lag(self, late_s: float) -> None:
+        """Record one sample of the delay of the event loop."""
         self._lags.append(late_s)
 
     def now(self) -> ProcessStatus:
@@ -124,15 +125,16 @@ class ProcessMonitor:
         )
 
 
-def _lag(late_s: list[float]) -> LagView | None:
-    if not late_s:
+def _lag(ascending_s: list[float]) -> LagView | None:
+    """Return the quantiles of sorted samples; None without samples."""
+    if not ascending_s:
         return None
-    last = len(late_s) - 1
+    last = len(ascending_s) - 1
     return LagView(
-        p50_s=round(late_s[last // 2], 6),
-        p99_s=round(late_s[last * 99 // 100], 6),
-        max_s=round(late_s[last], 6),
-        window_s=round(len(late_s) * LAG_EVERY_S, 3),
+        p50_s=round(ascending_s[last // 2], 6),
+        p99_s=round(ascending_s[last * 99 // 100], 6),
+        max_s=round(ascending_s[last], 6),
+        window_s=round(len(ascending_s) * LAG_EVERY_S, 3),
     )
 
 

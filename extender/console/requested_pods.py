@@ -32,7 +32,8 @@ class PodsAsked(StrictModel):
     resource: str = Field(
         "",
         max_length=256,
-        description="Extended resource; the default is the first of the settings.",
+        description="Extended resource; default: the first of the setting resources that has no "
+        "wildcard.",
     )
     policy: Literal["", "pack", "spread", "fragmentation"] = Field(
         "", description="As in headroom.gpu/policy."
@@ -44,15 +45,16 @@ class PodsAsked(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class NewPod:
-    """A pod to be placed."""
+    """A pod that a what-if places: a new pod, or a pod of a drained node."""
 
     request: VramRequest
     #: Its selectors, affinity and tolerations decide where it may run.
     pod: Pod
+    #: The drained node that the pod leaves; None if it is a new pod.
     leaves: str | None = None
     #: Why no scheduler tries it; "" if one does.
     not_tried: str = ""
-    #: Whether the quotas of its namespace apply.
+    #: Whether the quotas of its namespace apply. A pod without a manifest has no real namespace.
     counted: bool = True
 
     @property
@@ -80,7 +82,8 @@ def made_up(
 def understood(cluster: ClusterState, pod: Pod, where: str) -> VramRequest:
     """Return the request of the pod.
 
-    Raises ``HTTPException`` 422, which names ``where``, if it cannot be read or requests no GPU.
+    Raises ``HTTPException`` 422 if the request cannot be read or contains no managed GPU. The
+    error names ``where``, the origin of the pod.
     """
     request = cluster.understand(pod)
     if isinstance(request, Unreadable):
@@ -96,21 +99,24 @@ def understood(cluster: ClusterState, pod: Pod, where: str) -> VramRequest:
 
 
 def of_size(request: VramRequest) -> VramRequest:
-    """Return the request as the webhook would change it: with the gate."""
+    """Return the request of a hypothetical pod with the gate, which the webhook adds to pods."""
     return replace(request, gated=True)
 
 
 def usual_resource(cluster: ClusterState) -> str:
-    """Return the first resource of the settings without a wildcard."""
-    whole = (name for name in cluster.rules.resources if not name.endswith("*"))
-    return next(whole, "nvidia.com/gpu")
+    """Return the first resource of the settings without a wildcard; else nvidia.com/gpu."""
+    exact = (name for name in cluster.rules.resources if not name.endswith("*"))
+    return next(exact, "nvidia.com/gpu")
 
 
 def pod_named(context: Context, namespace: str, name: str) -> Pod:
-    """Return the pod, watched or from its last filter call; raises ``HTTPException`` 404."""
+    """Return the pod from the watch, otherwise from its last filter call on record.
+
+    Raises ``HTTPException`` 404 if neither has it.
+    """
     decision = context.journal.of_pod(namespace, name)
-    seen = context.cluster.pod_named(namespace, name)
-    pod = seen or (decision.pod if decision else None)
+    watched = context.cluster.pod_named(namespace, name)
+    pod = watched or (decision.pod if decision else None)
     if pod is None:
         raise HTTPException(
             404,
@@ -125,7 +131,10 @@ def pod_named(context: Context, namespace: str, name: str) -> Pod:
 def new_pods(
     cluster: ClusterState, asked: PodsAsked, number: int, schedulers: Sequence[str]
 ) -> Iterator[NewPod]:
-    """Yield the equal pods of entry ``number`` of a question. Raises ``HTTPException`` 422."""
+    """Yield the ``count`` equal pods of the entry with index ``number`` in the list ``pods``.
+
+    Raises ``HTTPException`` 422.
+    """
     where, why = f"body pods.{number}", None
     if asked.manifest is None:
         name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)

@@ -1,4 +1,4 @@
-"""Common parts of answers: fields, JSON bodies, pages of lists, and 304 for the newest answer.
+"""Common parts of answers: fields, JSON bodies, pages of lists, and ETags.
 
 The name of every quantity ends with its unit. Absent values are null. A list is encoded and sent in
 chunks, so that an answer of any length takes little memory.
@@ -147,6 +147,7 @@ def is_current(etag: str | None, tag: str) -> bool:
 
 
 def unchanged(tag: str) -> Response:
+    """Return 304: the answer that the client has is still valid."""
     return Response(status_code=304, headers=_headers(tag))
 
 
@@ -164,12 +165,12 @@ def listed(
 def streamed(
     parts: Iterable[bytes], media_type: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a response that makes each part when it is sent."""
+    """Return a response that computes each part only when it sends it."""
     return StreamingResponse(_on_threads(chunked(parts)), 200, headers, media_type)
 
 
 async def _on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Iterate on threads, like Starlette, but without its exception at the end.
+    """Iterate on threads, like Starlette, but without the exception that ends its iteration.
 
     That exception is part of a reference cycle, which keeps the data of all chunks until the next
     garbage collection.
@@ -179,6 +180,7 @@ async def _on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def chunked(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small parts, because sending each one alone is slow."""
     chunk = bytearray()
     for part in parts:
         chunk += part

@@ -57,6 +57,7 @@ class KubeReviews:
 
     @contextmanager
     def _asking(self, kind: str) -> Iterator[tuple[float, float]]:
+        """Yield the timeout of the request; replace errors of the API by ``ReviewFailed``."""
         try:
             with self._api.asking(f"create {kind}") as timeout:
                 yield timeout

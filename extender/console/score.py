@@ -94,11 +94,16 @@ class LiveScoreView(Recomputed):
     terms: list[TermView]
     #: Number of eligible nodes on which the pod fits.
     fits: int
-    #: 1 plus the number of nodes with a higher score; null if the pod does not fit.
+    #: 1 plus the number of nodes with a higher score; null if the node is not eligible or the pod
+    #: does not fit.
     rank: int | None
-    #: Number of other nodes with the same score. Among those, the least free memory wins.
+    #: Number of other nodes with the same score. Among equal scores, the node with the least free
+    #: memory wins; with policy spread, the node with the most.
     tied: int
+    #: Whether this node is the winner and a scheduler tries the pod.
     wins: bool
+    #: The best eligible node. Null, with its score, if the pod fits on none, or if ``node`` is not
+    #: eligible.
     winner: str | None
     winner_score_ratio: float | None
 
@@ -152,15 +157,15 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
         snap = simulation.snapshot()
     if node not in snap.row_of:
         raise unknown_node(node)
-    may_run = eligible_nodes(found_pod, snap, cluster.node)
+    eligible = eligible_nodes(found_pod, snap, cluster.node)
     row = snap.row_of[node]
     # The node is compared with all eligible nodes, even if it is not eligible itself.
-    rows = np.union1d(may_run.rows, [row])
+    rows = np.union1d(eligible.rows, [row])
     verdicts = fit(request, snap, rows, now_s)
     weights, market = cluster.rules.weights, cluster.usual.market
-    found = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
-    held = blockers(cluster, verdicts, found.node)
-    obstacles = may_run.obstacles.get(row, ())
+    comparison = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
+    blocking = blockers(cluster, verdicts, comparison.node)
+    obstacles = eligible.obstacles.get(row, ())
     sought = Sought(uid=found_pod.metadata.uid)
     stored, unanswered = decisions(context, sought, 1, sees)
     untried = None
@@ -175,11 +180,11 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
             bound_to=found_pod.node or None,
             taken_back=bool(found_pod.node),
             live=_live_view(
-                found,
+                comparison,
                 obstacles,
                 untried[1] if untried else None,
                 [AMOUNTS, *not_modeled(found_pod)],
-                nearest_view(found.node, context.activity_age(), held, sees),
+                nearest_view(comparison.node, context.activity_age(), blocking, sees),
             ),
             stored=stored[0] if stored else None,
             unanswered=unanswered,
@@ -188,16 +193,17 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
 
 
 def _live_view(
-    found: Comparison,
+    comparison: Comparison,
     obstacles: Sequence[Obstacle],
     untried: str | None,
     not_checked: list[str],
     node: NearestView,
 ) -> LiveScoreView:
-    ranked = not obstacles
+    eligible = not obstacles
+    winner = comparison.winner if eligible else ""
     return LiveScoreView(
         node=node,
-        eligible=ranked,
+        eligible=eligible,
         not_tried=untried,
         not_checked=not_checked,
         failing=[
@@ -207,10 +213,10 @@ def _live_view(
             ),
             *(
                 CheckView(reason=r.code, message=r.sentence, evictable=r.evictable)
-                for r in found.failing
+                for r in comparison.failing
             ),
         ],
-        score_ratio=found.node.score,
+        score_ratio=comparison.node.score,
         terms=[
             TermView(
                 name=term.name,
@@ -219,14 +225,15 @@ def _live_view(
                 part_ratio=term.part,
                 contribution_ratio=term.value * term.part,
             )
-            for term in found.terms
+            for term in comparison.terms
         ],
-        fits=found.fits - int(not ranked and found.node.reason is None),
-        rank=found.rank if ranked else None,
-        tied=found.tied if ranked else 0,
-        wins=ranked and not untried and bool(found.winner) and found.winner == found.node.node,
-        winner=found.winner if ranked and found.winner else None,
-        winner_score_ratio=found.winner_score if ranked else None,
+        # The comparison counts this node also if it is not eligible.
+        fits=comparison.fits - int(not eligible and comparison.node.reason is None),
+        rank=comparison.rank if eligible else None,
+        tied=comparison.tied if eligible else 0,
+        wins=bool(winner) and not untried and winner == comparison.node.node,
+        winner=winner or None,
+        winner_score_ratio=comparison.winner_score if eligible else None,
     )
 
 
@@ -259,20 +266,24 @@ def nearest_view(
         blockers=[held_view(held) for held in shown],
         hidden_blockers=len(hidden),
         hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
-        lines=[*explanation_lines(node), *map(_holds, shown), *_held_by_hidden(hidden)],
+        lines=[
+            *explanation_lines(node),
+            *map(_blocker_line, shown),
+            *_hidden_blocker_lines(hidden),
+        ],
     )
 
 
-def _holds(held: Held) -> str:
+def _blocker_line(held: Held) -> str:
     since = f" since {held.since[:19]}Z" if held.since else ""
     holds = f"holds {gib(held.charged_bytes)}{since}, {held.phase}"
     return f"  pod {held.namespace}/{held.name} {holds}"
 
 
-def _held_by_hidden(hidden: Sequence[Held]) -> list[str]:
+def _hidden_blocker_lines(hidden: Sequence[Held]) -> list[str]:
     if not hidden:
         return []
-    who = "1 pod that you may not read holds"
+    pods_hold = "1 pod that you may not read holds"
     if len(hidden) > 1:
-        who = f"{len(hidden)} pods that you may not read hold"
-    return [f"  {who} {gib(sum(held.charged_bytes for held in hidden))}"]
+        pods_hold = f"{len(hidden)} pods that you may not read hold"
+    return [f"  {pods_hold} {gib(sum(held.charged_bytes for held in hidden))}"]

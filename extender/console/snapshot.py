@@ -45,27 +45,27 @@ def snapshot(context: InContext, snap: Newest, redact: Redact = False) -> Respon
         now_s=context.monotonic_s(),
         epoch_s=cluster.epoch_s,
     )
-    rest, nodes, known = settled(cluster), facts(cluster, snap.nodes), pods(cluster)
-    last = decided(context.journal.latest(MOST_DECISIONS))
+    general, nodes, known_pods = settled(cluster), facts(cluster, snap.nodes), pods(cluster)
+    latest = decided(context.journal.latest(MOST_DECISIONS))
     if redact:
         names = (terms.name for terms in snap.nodes)
-        hidden = Redaction(cluster.rules, names, cluster.pods(), rest.namespaces)
-        rest, nodes = hidden.settled(rest), map(hidden.facts, nodes)
-        known, last = map(hidden.pod, known), map(hidden.decided, last)
-    sections = {"nodes": nodes, "pods": known, "decisions": last}
-    return streamed(_parts({"head": head, "settled": rest}, sections), JSON)
+        redaction = Redaction(cluster.rules, names, cluster.pods(), general.namespaces)
+        general, nodes = redaction.settled(general), map(redaction.facts, nodes)
+        known_pods, latest = map(redaction.pod, known_pods), map(redaction.decided, latest)
+    lists = {"nodes": nodes, "pods": known_pods, "decisions": latest}
+    return streamed(_parts({"head": head, "settled": general}, lists), JSON)
 
 
 def _parts(
-    first: dict[str, msgspec.Struct], sections: Mapping[str, Iterable[object]]
+    objects: dict[str, msgspec.Struct], lists: Mapping[str, Iterable[object]]
 ) -> Iterator[bytes]:
-    """Yield one JSON object with one line for each item."""
+    """Yield one JSON object: the objects, then the lists, with a line for each object and item."""
     yield b"{"
     between = b"\n"
-    for name, one in first.items():
+    for name, one in objects.items():
         yield b'%b"%b": %b' % (between, name.encode(), _encode(one))
         between = b",\n"
-    for name, items in sections.items():
+    for name, items in lists.items():
         yield b',\n"%b": [' % name.encode()
         between = b"\n"
         for item in items:

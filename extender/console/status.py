@@ -122,8 +122,9 @@ routes = APIRouter()
 def status(context: InContext, snap: Newest) -> Response:
     """Return whether this replica is ready and its inputs are current, what it stores, whether
     ledger, API server and agents agree, and the state of the other extenders."""
-    process, missing, cluster = context.process(), context.unready(), context.cluster
-    found = Counter(
+    process, cluster = context.process(), context.cluster
+    not_ready_because = context.unready()
+    mismatched_pods = Counter(
         mismatch.value
         for gpunode in cluster.gpunodes()
         for mismatch in mismatches(cluster, gpunode)
@@ -135,13 +136,13 @@ def status(context: InContext, snap: Newest) -> Response:
         python=process.python,
         started_at=stamp(process.started_at_s),
         settings=context.settings(),
-        ready=not missing,
-        not_ready_because=missing or None,
+        ready=not not_ready_because,
+        not_ready_because=not_ready_because or None,
         sources=process.sources,
         behind=process.behind,
         reports=_reports(context, snap),
         counts=_counts(cluster, snap),
-        mismatches={each.value: found[each.value] for each in Mismatch},
+        mismatches={each.value: mismatched_pods[each.value] for each in Mismatch},
         overcommitted_bytes=context.overcommitted_bytes(),
         journal=_journal(context),
         memory_bytes=process.memory_bytes,
@@ -173,21 +174,21 @@ def read(context: InContext, snap: Newest) -> Response:
 
 def _reports(context: Context, snap: Snapshot) -> ReportsView:
     cluster = context.cluster
-    now_s, at_s = context.monotonic_s(), context.wall_s()
-    reported = Counter[bool]()
+    now_s, wall_s = context.monotonic_s(), context.wall_s()
+    by_freshness = Counter[bool]()
     oldest_s: float | None = None
     missing = sum(unreported(cluster, node) for node in cluster.nodes())
     for gpunode in cluster.gpunodes():
         row = snap.row_of.get(gpunode.name)
         if gpunode.status is None or row is None:
             continue
-        reported[bool(snap.fresh_until_s[row] >= now_s)] += 1
-        age_s = age(gpunode.status.observed_at, at_s)
+        by_freshness[bool(snap.fresh_until_s[row] >= now_s)] += 1
+        age_s = age(gpunode.status.observed_at, wall_s)
         if age_s is not None:
             oldest_s = max(age_s, oldest_s or 0.0)
     return ReportsView(
-        fresh=reported[True],
-        stale=reported[False],
+        fresh=by_freshness[True],
+        stale=by_freshness[False],
         missing=missing,
         oldest_age_s=rounded_s(oldest_s),
     )
@@ -230,17 +231,18 @@ def _journal(context: Context) -> JournalView:
 
 
 def inputs(context: Context, snap: Snapshot) -> list[InputView]:
+    """Return the agents, the API server, and each followed extender."""
     return [*_agents(context, snap), *_api_server(context), *_extenders(context)]
 
 
 def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
     """Yield the agents as one input; nothing if no agent ever reported."""
-    reported = np.flatnonzero(np.isfinite(snap.fresh_until_s))
-    if not len(reported):
+    rows = np.flatnonzero(np.isfinite(snap.fresh_until_s))
+    if not len(rows):
         return
     stale_after_s = context.cluster.stale_after_s
-    ages_s = context.monotonic_s() - (snap.fresh_until_s[reported] - stale_after_s)
-    late = [snap.nodes[row].name for row in reported[ages_s > stale_after_s]]
+    ages_s = context.monotonic_s() - (snap.fresh_until_s[rows] - stale_after_s)
+    late = [snap.nodes[row].name for row in rows[ages_s > stale_after_s]]
     message = None
     if late:
         named = ", ".join(late[:MOST_NAMED]) + (", ..." if len(late) > MOST_NAMED else "")
@@ -251,7 +253,7 @@ def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
 
 
 def _api_server(context: Context) -> Iterator[InputView]:
-    """Yield the API server; nothing if this process watches none."""
+    """Yield the API server as one input; nothing if this process watches none."""
     ages_s = [each.contact_age_s for each in context.process().sources]
     if ages_s:
         known_s = [age_s for age_s in ages_s if age_s is not None]

@@ -23,7 +23,7 @@ from extender.state.pod_requests import ResourceQuota
 
 
 def no_quotas(namespace: str) -> Sequence[ResourceQuota]:
-    """Return no quotas: the default of an application without a cluster."""
+    """Return no quotas: the default of an application without an API server."""
     return ()
 
 
@@ -34,7 +34,7 @@ class Context:
     cluster: ClusterState
     journal: Journals
     telemetry: ViewTelemetry
-    #: Returns why nothing can be decided yet, as a sentence; "" if decisions can be made.
+    #: Returns why decisions cannot be made yet, as a sentence; "" if they can.
     unready: Callable[[], str]
     monotonic_s: Callable[[], float]
     wall_s: Callable[[], float]

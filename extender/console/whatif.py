@@ -46,19 +46,23 @@ from extender.state.eligible_nodes import (
 from extender.state.pod_requests import QuotaRoom
 from extender.state.simulation import NotPlaced, Placed, Simulation
 
-#: Limits of one question: each pod and each change of a node takes a few milliseconds.
+#: Limits of one question, because each pod and each change of a node takes a few milliseconds:
+#: pods, nodes of each change, and entries of ``pods``.
 MOST_PODS, MOST_NODES, MOST_KINDS = 1000, 200, 50
 
-_LIMITS: dict[int | str, dict[str, Any]] = {
+#: Additional answers in /openapi.json.
+_ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The question exceeds a limit"},
     413: {"description": "The body is too large"},
 }
 #: Maximum number of namespaces whose ResourceQuotas are read for one question.
 MOST_NAMESPACES = 32
+#: Entry of ``not_checked`` if the quotas of all pods were read.
 SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 
 
-#: The placement of a pod, or the reasons against it; a sentence if no scheduler tries the pod.
+#: The placement of a pod, or the reasons of the nodes against it. A sentence if no scheduler tries
+#: the pod, or if a ResourceQuota rejects it.
 _Outcome = Placed | NotPlaced | str
 
 
@@ -143,7 +147,7 @@ class WhatifBody(Body):
 routes = APIRouter()
 
 
-@routes.post("/v1/whatif", response_model=WhatifBody, responses=_LIMITS)
+@routes.post("/v1/whatif", response_model=WhatifBody, responses=_ERRORS)
 def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
     """Simulate changes of nodes and pods: return where the given pods would be placed, and the
     free memory before and after. Nothing is changed: the pods are placed one after another on
@@ -152,13 +156,13 @@ def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
     _check_limits(asked)
     now_s = context.monotonic_s()
     schedulers = context.schedulers()
-    kinds = [list(new_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
+    groups = [list(new_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
     simulation = Simulation(cluster, snap, now_s)
-    changes = _changes(cluster, simulation, asked)
-    pods = [*changes.moving, *(each for kind in kinds for each in kind)]
+    changes = _apply_changes(cluster, simulation, asked)
+    pods = [*changes.moving, *(each for group in groups for each in group)]
     quotas = _quotas_left(context, pods, changes)
     outcomes = list(_placed(simulation, pods, quotas))
-    sizes = [kind[0] for kind in kinds] or [_default_pod(cluster)]
+    one_of_each_size = [group[0] for group in groups] or [_default_pod(cluster)]
     after = simulation.snapshot()
     placements = [_placement_view(c, p) for c, p in outcomes if isinstance(p, Placed)]
     rejections = _rejections(outcomes)
@@ -171,7 +175,7 @@ def whatif(context: InContext, asked: WhatifAsked, snap: Newest) -> Response:
         rejections=rejections,
         added=changes.added,
         not_checked=_not_checked(pods, quotas),
-        spaces=list(_free_space(cluster, simulation, sizes, snap, after, now_s)),
+        spaces=list(_free_space(cluster, simulation, one_of_each_size, snap, after, now_s)),
     )
     return encoded(body)
 
@@ -196,7 +200,7 @@ def _too_many(where: str, why: str) -> HTTPException:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """The result of applying the changes of a question."""
+    """Nodes and pods that the changes of a question add, move and remove."""
 
     #: Names of new nodes.
     added: list[str] = field(default_factory=list)
@@ -205,8 +209,12 @@ class _Changes:
     released: list[VramRequest] = field(default_factory=list)
 
 
-def _changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) -> _Changes:
-    """Apply the changes to the simulation. Raises ``HTTPException`` 422 or 400."""
+def _apply_changes(cluster: ClusterState, simulation: Simulation, asked: WhatifAsked) -> _Changes:
+    """Apply the changes to the simulation.
+
+    Raises ``HTTPException``: 422 if a pod, node or number is wrong, 400 if too many pods would be
+    moved.
+    """
     changes = _Changes()
     for key in dict.fromkeys(asked.release):
         namespace, _, name = key.partition("/")
@@ -255,13 +263,13 @@ def _no_node(where: str, node: str) -> HTTPException:
 def _quotas_left(
     context: Context, pods: Sequence[NewPod], changes: _Changes
 ) -> dict[str, QuotaRoom]:
-    """Return the remaining quota of each namespace before the pods are created.
+    """Return the remaining quota of each namespace, without the pods that are removed or moved.
 
-    Namespaces whose quotas cannot be read are missing.
+    Namespaces are missing if their quotas cannot be read, or beyond ``MOST_NAMESPACES``.
     """
-    wanted = dict.fromkeys(each.request.namespace for each in pods if each.counted)
+    namespaces = dict.fromkeys(each.request.namespace for each in pods if each.counted)
     quotas: dict[str, QuotaRoom] = {}
-    for namespace in islice(wanted, MOST_NAMESPACES):
+    for namespace in islice(namespaces, MOST_NAMESPACES):
         if (found := context.quotas(namespace)) is not None:
             quotas[namespace] = QuotaRoom(found)
     for request in (*changes.released, *(each.request for each in changes.moving)):
@@ -271,33 +279,35 @@ def _quotas_left(
 
 
 def _not_checked(pods: Sequence[NewPod], quotas: Mapping[str, QuotaRoom]) -> list[str]:
-    known = all(each.counted and each.request.namespace in quotas for each in pods)
-    checks = [AMOUNTS, SOME_QUOTAS if known else "ResourceQuotas"]
+    all_read = all(each.counted and each.request.namespace in quotas for each in pods)
+    checks = [AMOUNTS, SOME_QUOTAS if all_read else "ResourceQuotas"]
     return list(dict.fromkeys([*checks, *(c for each in pods for c in not_modeled(each.pod))]))
 
 
 def _placed(
     simulation: Simulation, pods: list[NewPod], quotas: Mapping[str, QuotaRoom]
 ) -> Iterator[tuple[NewPod, _Outcome]]:
-    rows: dict[bytes, Eligible] = {}
+    """Place the pods one after another; yield each with its outcome."""
+    eligible: dict[bytes, Eligible] = {}
     for each in pods:
-        room = quotas.get(each.request.namespace) if each.counted else None
-        if why := each.not_tried or (room.take(each.request) if room else ""):
+        quota = quotas.get(each.request.namespace) if each.counted else None
+        if why := each.not_tried or (quota.take(each.request) if quota else ""):
             yield each, why
             continue
-        may_run = eligibility_key(each.pod)
-        if may_run not in rows:
-            rows[may_run] = simulation.eligible(each.pod)
-        yield each, simulation.place(each.request, rows[may_run])
+        key = eligibility_key(each.pod)
+        if key not in eligible:
+            eligible[key] = simulation.eligible(each.pod)
+        yield each, simulation.place(each.request, eligible[key])
 
 
 def _placement_view(pod: NewPod, placed: Placed) -> WhatifPlacementView:
     charges = placed.placement.charges
+    # Devices that the plugin would not choose now; only pods bound later can move the pod there.
     beyond = {uuid for charge in charges for uuid in charge.beyond}
-    sizes = {
-        uuid: count
+    bytes_on = {
+        uuid: charged_bytes
         for charge in charges
-        for uuid, count in charge.candidates.items()
+        for uuid, charged_bytes in charge.candidates.items()
         if uuid not in beyond
     }
     return WhatifPlacementView(
@@ -305,13 +315,13 @@ def _placement_view(pod: NewPod, placed: Placed) -> WhatifPlacementView:
         leaves=pod.leaves,
         node=placed.node,
         score_ratio=placed.score,
-        devices=sorted(sizes),
-        most_bytes=max(sizes.values(), default=0),
+        devices=sorted(bytes_on),
+        most_bytes=max(bytes_on.values(), default=0),
     )
 
 
 def _rejections(outcomes: list[tuple[NewPod, _Outcome]]) -> list[WhatifRejectionView]:
-    """Return one view for all pods with the same reasons."""
+    """Return a view for each group of equal pods with the same reasons."""
     alike: dict[object, tuple[NotPlaced | str, list[NewPod]]] = {}
     for pod, outcome in outcomes:
         if isinstance(outcome, Placed):
@@ -344,8 +354,8 @@ def _message(placed: int, rejections: list[WhatifRejectionView]) -> str:
         return "no pods to place: the question has none, and no pod has to move"
     if not rejected:
         return f"all {placed} pods are placed" if placed > 1 else "the pod is placed"
-    whys = dict.fromkeys(_first_reason(each) for each in rejections)
-    why = "; ".join(filter(None, whys)) or "there are no nodes"
+    first_reasons = dict.fromkeys(_first_reason(each) for each in rejections)
+    why = "; ".join(filter(None, first_reasons)) or "there are no nodes"
     if not placed:
         which = "the pod is not" if rejected == 1 else f"none of the {rejected} pods is"
         return f"{which} placed: {why}"
@@ -367,14 +377,15 @@ def _default_pod(cluster: ClusterState) -> NewPod:
 def _free_space(
     cluster: ClusterState,
     simulation: Simulation,
-    sizes: list[NewPod],
+    pods: list[NewPod],
     before: Snapshot,
     after: Snapshot,
     now_s: float,
 ) -> Iterator[WhatifSpaceView]:
-    for each in sizes:
+    """Yield the free memory before and after the changes, for each of the pods."""
+    for each in pods:
         request = each.request
-        was, will = (
+        space_before, space_after = (
             space(fit(request, snap, rows, now_s))
             for snap, rows in (
                 (before, eligible_nodes(each.pod, before, cluster.node).rows),
@@ -383,8 +394,8 @@ def _free_space(
         )
         yield WhatifSpaceView(
             request=ask_view(request.containers[0]),
-            before=space_view(was),
-            after=space_view(will),
-            fullness_before=was.fullness,
-            fullness_after=will.fullness,
+            before=space_view(space_before),
+            after=space_view(space_after),
+            fullness_before=space_before.fullness,
+            fullness_after=space_after.fullness,
         )

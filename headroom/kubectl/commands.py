@@ -1,7 +1,8 @@
-"""The commands of ``kubectl headroom``: each calls the debug API once and prints the answer.
+"""The commands of ``kubectl headroom``: each calls the debug API and prints the answer.
 
-The commands only read. Exit status: 0, answered; 1, the object does not exist or the query was
-rejected; 2, an error on the command line; 3, the debug API could not be reached.
+The commands only read. Exit status: 0, answered; 1, the object does not exist, the query was
+rejected, or a pod of a what-if does not fit; 2, an error on the command line; 3, no answer: the
+debug API cannot be reached, failed, or does not let the user read.
 """
 
 import json
@@ -49,12 +50,12 @@ class _Options:
     headroom_namespace: str
 
     def transport(self) -> Transport:
-        """Raises ``CommandError``."""
+        """Return the connection that the options select. Raises ``CommandError``."""
         where = self.kubeconfig, self.context, self.headroom_namespace
         return transport_for(self.server, self.token, self.files, *where)
 
     def api(self) -> DebugApi:
-        """Raises ``CommandError``."""
+        """Return a client that prints notes on stderr. Raises ``CommandError``."""
         return DebugApi(self.transport(), lambda text: print(text, file=sys.stderr))  # noqa: T201
 
 
@@ -369,8 +370,9 @@ def _unchecked(body: Mapping[str, Any]) -> str:
 
 
 def _pod(options: _Options, pod: str, namespace: str | None) -> tuple[str, str]:
-    within, _, name = pod.rpartition("/")
-    return within or _namespace(options, namespace, False) or "", name
+    """Return namespace and name; the namespace in ``pod`` overrides ``namespace``."""
+    written, _, name = pod.rpartition("/")
+    return written or _namespace(options, namespace, False) or "", name
 
 
 def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:

@@ -11,7 +11,7 @@ TIMEOUT_S = 30.0
 #: Maximum size of an answer; Headroom's own answers are far smaller.
 _MAX_BYTES = 256 << 20
 
-
+#: Note about every answer from a Headroom in mode observe.
 OBSERVES = "Headroom only observes (mode: observe): it rejects, prefers and evicts nothing."
 
 
@@ -23,7 +23,8 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
-#: Exit statuses: the object does not exist or the query is invalid; the API cannot be reached.
+#: Exit statuses: the object does not exist or the query is invalid; any other failure of the debug
+#: API.
 NOT_THERE, UNREACHABLE = 1, 3
 
 
@@ -43,20 +44,22 @@ class Transport(Protocol):
 
 
 class DebugApi:
+    """A client that sends one request per connection."""
+
     def __init__(
         self, transport: Transport, notify: Callable[[str], object] = lambda text: None
     ) -> None:
-        """Create a client. ``notify`` is called at most once, with a note about all answers."""
+        """Create a client. It calls ``notify`` with ``OBSERVES``, once, if Headroom observes."""
         self._transport = transport
         self._notify = notify
         self._notified = False
 
     def get(self, *path: str, **query: str | int | bool | None) -> Any:
-        """Return the body of a GET of /v1/ and the quoted path. Raises ``CommandError``."""
+        """Return the body of a GET of the path under /v1/. Raises ``CommandError``."""
         return self._call("GET", _target(path, query), None)
 
     def post(self, *path: str, body: object) -> Any:
-        """Return the body of a POST to /v1/ and the path. Raises ``CommandError``."""
+        """Return the body of a POST to the path under /v1/. Raises ``CommandError``."""
         return self._call("POST", _target(path, {}), json.dumps(body).encode())
 
     def lines(self, *path: str, **query: str | int | bool | None) -> Iterator[str]:
@@ -105,13 +108,14 @@ class DebugApi:
 
 
 def _target(path: tuple[str, ...], query: Mapping[str, str | int | bool | None]) -> str:
+    """Return the quoted path under /v1/ with the query; leave out parameters that are None."""
     given = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in query.items()
         if value is not None
     }
-    where = "/v1/" + "/".join(quote(part, safe="") for part in path)
-    return f"{where}?{urlencode(given)}" if given else where
+    quoted = "/v1/" + "/".join(quote(part, safe="") for part in path)
+    return f"{quoted}?{urlencode(given)}" if given else quoted
 
 
 def _detail(answer: Any, target: str, status: int) -> str:

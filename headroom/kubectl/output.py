@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.table import Table as Drawn
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from headroom.kubectl.tables import Table
@@ -21,7 +21,7 @@ class Output(Enum):
 
 
 def print_data(body: Any, output: Output | None) -> bool:
-    """Print the body as JSON or YAML, if asked for; return whether it was."""
+    """Print the body if the output is JSON or YAML; return whether it was printed."""
     match output:
         case Output.JSON:
             print(json.dumps(body, indent=2))  # noqa: T201
@@ -33,7 +33,7 @@ def print_data(body: Any, output: Output | None) -> bool:
 
 
 def show_table(body: Any, table: Table, output: Output | None) -> None:
-    """Print the table, or the body as JSON or YAML if asked for."""
+    """Print the table, or the body if the output is JSON or YAML."""
     if print_data(body, output):
         return
     if not table.rows:
@@ -43,16 +43,16 @@ def show_table(body: Any, table: Table, output: Output | None) -> None:
     if not console.is_terminal:
         # Do not wrap lines in pipes, so that grep and awk get whole lines.
         console = Console(highlight=False, no_color=True, width=1000)
-    drawn = Drawn(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    rich_table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in table.columns:
-        drawn.add_column(column, no_wrap=column != "STATE")
+        rich_table.add_column(column, no_wrap=column != "STATE")
     for number, row in enumerate(table.rows):
         style = "red" if number in table.bad else ""
-        drawn.add_row(*(Text(cell) for cell in row), style=style)
-    console.print(drawn)
+        rich_table.add_row(*(Text(cell) for cell in row), style=style)
+    console.print(rich_table)
 
 
 def note_more(body: Mapping[str, Any]) -> None:
-    """Note on stderr that the answer is the first page only."""
+    """Print a note on stderr if the answer is only the first page."""
     if body["continue"]:
         print("there are more: raise --limit", file=sys.stderr)  # noqa: T201

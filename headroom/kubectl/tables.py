@@ -27,7 +27,8 @@ class Table:
 def nodes(body: Body, wide: bool = False) -> Table:
     """Return a row for each node: the sums of its devices, and why it takes no pods.
 
-    ``wide`` adds the models, the sharing, and how certain the next pod's device is.
+    ``wide`` adds the models, the sharing, how certain the next pod's device is, the time of the
+    report, and the taints.
     """
     columns: tuple[str, ...] = (
         *("NODE", "GPUS", "ALLOCATABLE", "RESERVED", "UNATTRIBUTED", "USED", "HEADROOM"),
@@ -54,7 +55,7 @@ def nodes(body: Body, wide: bool = False) -> Table:
             str(_sum(devices, "replicas_free")),
             age(node["report_age_s"]),
             state,
-            *(_described(node) if wide else ()),
+            *(_wide_cells(node) if wide else ()),
             bad=bool(states),
         )
     return table
@@ -117,7 +118,7 @@ def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
                     node["name"],
                     str(device["index"]),
                     gib(holder["requested_bytes"]),
-                    _bytes([measured]),
+                    _sum_of_known([measured]),
                     "yes" if holder["observed"] else "no",
                     *((device["model"], device["uuid"], holder["uid"]) if wide else ()),
                     bad=measured is not None and measured > holder["requested_bytes"],
@@ -128,7 +129,7 @@ def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
 def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
     """Return a row for each reservation: predicted and actual devices, reserved and measured use.
 
-    ``wide`` names every device, and adds the reason of a missed prediction.
+    ``wide`` names every device, and adds the time, the uid and the reason of a missed prediction.
     """
     columns: tuple[str, ...] = (
         *("NAMESPACE", "POD", "NODE", "RESULT", "PREDICTED", "ACTUAL", "RESERVED", "MEASURED"),
@@ -136,7 +137,7 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
     )
     if wide:
         columns = (*columns, "SINCE", "POD UID", "MISSED BECAUSE")
-    names = _all if wide else _names
+    names = _joined if wide else _abbreviated
     table = Table(columns)
     for pod in body["pods"]:
         if namespace not in (None, pod["namespace"]):
@@ -149,8 +150,8 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
             pod["result"] or "-",
             names(pod["choice"] or pod["predicted"]),
             names([each["uuid"] for each in observed]),
-            _bytes(each["reservation_bytes"] for each in observed),
-            _bytes(each["measured_bytes"] for each in observed),
+            _sum_of_known(each["reservation_bytes"] for each in observed),
+            _sum_of_known(each["measured_bytes"] for each in observed),
             gib(pod["overuse_bytes"]) if pod["overuse_bytes"] else "-",
             *((pod["since"] or "-", pod["uid"], pod["message"] or "-") if wide else ()),
             bad=pod["result"] == "miss" or bool(pod["overuse_bytes"]),
@@ -159,7 +160,7 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
 
 
 def models(body: Body) -> Table:
-    """Return the sums of the devices of each model, from /v1/fleet."""
+    """Return a row for each GPU model: the sums of its devices, from /v1/fleet."""
     columns = (
         *("MODEL", "GPUS", "ALLOCATABLE", "RESERVED", "UNATTRIBUTED", "USED", "HEADROOM"),
         *("FREE REPLICAS", "UNHEALTHY", "OVERCOMMITTED"),
@@ -178,7 +179,7 @@ def models(body: Body) -> Table:
 
 
 def pending(body: Body) -> Table:
-    """Return the pods that wait for a GPU, and what each lacks on the nearest node."""
+    """Return a row for each pending pod, with what it lacks on the nearest node."""
     columns = ("NAMESPACE", "POD", "SINCE", "REQUEST", "FITS", "NEAREST", "SHORT", "STATE")
     rows: list[Row] = [
         (
@@ -190,7 +191,7 @@ def pending(body: Body) -> Table:
             *(
                 str(pod["fits"]),
                 pod["nearest"] or "-",
-                _bytes([pod["short_bytes"]]),
+                _sum_of_known([pod["short_bytes"]]),
                 pod["message"],
             ),
         )
@@ -200,7 +201,7 @@ def pending(body: Body) -> Table:
 
 
 def decisions(body: Body, wide: bool = False) -> Table:
-    """Return the scheduling attempts, the newest first.
+    """Return a row for each decision, the newest first.
 
     ``wide`` adds their ids and the duration of each call.
     """
@@ -215,7 +216,7 @@ def decisions(body: Body, wide: bool = False) -> Table:
         why = "; ".join(reason_lines(filtered["reasons"])) if filtered else ""
         calls = (filtered, each["prioritize"], bound)
         table.add(
-            *(_moment(each["at"]), each["namespace"], each["name"]),
+            *(_to_seconds(each["at"]), each["namespace"], each["name"]),
             *((str(filtered["offered"]), str(filtered["fits"])) if filtered else ("-", "-")),
             *(each["node"] or "-", bound["outcome"] if bound else "-"),
             (bound["message"] if bound else None) or why or "-",
@@ -226,7 +227,7 @@ def decisions(body: Body, wide: bool = False) -> Table:
 
 
 def capacity_by_node(body: Body) -> Table:
-    """Return how many pods fit on each node and why no more fit, from /v1/capacity."""
+    """Return how many pods fit on each node, and why none fits, from /v1/capacity."""
     columns = (
         *("NODE", "PODS THAT FIT", "HEADROOM", "STRANDED", "FREE REPLICAS"),
         *("STRANDED REPLICAS", "STATE"),
@@ -243,7 +244,7 @@ def capacity_by_node(body: Body) -> Table:
 
 
 def classes(body: Body) -> Table:
-    """Return the largest pod that fits for each model, from /v1/capacity."""
+    """Return the largest request that fits on each class of devices, from /v1/capacity."""
     columns = ("MODEL", "MEMORY", "GPUS", "NODES", "LARGEST THAT FITS")
     rows: list[Row] = [
         (
@@ -259,11 +260,11 @@ def classes(body: Body) -> Table:
 
 
 def moves(body: Body) -> Table:
-    """Return the node that each pod would get, and the pods that would not fit, from /v1/whatif."""
+    """Return a row for each pod of a what-if: the node that it would get, or why it gets none."""
     columns = ("POD", "FROM", "TO", "SCORE", "STATE")
     table = Table(columns)
     for each in body["placements"]:
-        state = f"up to {gib(each['most_bytes'])} of {_names(each['devices'])}"
+        state = f"up to {gib(each['most_bytes'])} of {_abbreviated(each['devices'])}"
         leaves, score = each["leaves"] or "-", f"{each['score_ratio']:.2f}"
         table.add(each["pod"], leaves, each["node"], score, state)
     for each in body["rejections"]:
@@ -286,7 +287,7 @@ def feed_events(body: Body, wide: bool = False) -> Table:
 
 def feed_event(event: Body) -> Row:
     return (
-        _moment(event["at"]),
+        _to_seconds(event["at"]),
         event["kind"],
         event["cause"] or "-",
         f"{event['namespace']}/{event['name']}" if event["name"] else "-",
@@ -295,16 +296,17 @@ def feed_event(event: Body) -> Row:
     )
 
 
-def _moment(at: str) -> str:
+def _to_seconds(at: str) -> str:
+    """Return a timestamp to the second, without its time zone (UTC)."""
     return at.replace("T", " ")[:19]
 
 
-def _took(phase: Body | None) -> str:
-    return f"{phase['took_ms']:.1f} ms" if phase else "-"
+def _took(call: Body | None) -> str:
+    return f"{call['took_ms']:.1f} ms" if call else "-"
 
 
 def _reason_of(node: Body) -> str:
-    """Return why the node takes no pods; empty if it takes pods."""
+    """Return why the node takes no pods, with the evidence; empty if its devices decide."""
     message, detail = node["message"] or "", node["detail"] or ""
     return f"{message} ({detail})" if message and detail else message
 
@@ -335,13 +337,13 @@ def _replicas(device: Body) -> int:
     return _sum([device], "replicas_free", "replicas_allocated", "replicas_unhealthy")
 
 
-def _described(node: Body) -> Row:
+def _wide_cells(node: Body) -> Row:
     devices = node["devices"]
     models = sorted({device["model"] for device in devices})
     sharing = sorted({device["sharing"] for device in devices})
     return (
-        *(_all(models), _all(sharing), node["certainty"] or "-", node["observed_at"] or "-"),
-        _all(node["taints"]),
+        *(_joined(models), _joined(sharing), node["certainty"] or "-", node["observed_at"] or "-"),
+        _joined(node["taints"]),
     )
 
 
@@ -354,14 +356,16 @@ def nodes_of(count: int) -> str:
     return f"{count:,} node" if count == 1 else f"{count:,} nodes"
 
 
-def _all(names: list[str]) -> str:
+def _joined(names: list[str]) -> str:
     return ", ".join(names) or "-"
 
 
-def _names(uuids: list[str]) -> str:
+def _abbreviated(uuids: list[str]) -> str:
+    """Return the first uuid, and the number of further ones."""
     return "-" if not uuids else uuids[0] if len(uuids) == 1 else f"{uuids[0]} +{len(uuids) - 1}"
 
 
-def _bytes(counts: Iterable[int | None]) -> str:
+def _sum_of_known(counts: Iterable[int | None]) -> str:
+    """Return the sum of the known numbers of bytes; "-" if none is known."""
     known = [count for count in counts if count is not None]
     return gib(sum(known)) if known else "-"

@@ -31,7 +31,7 @@ _EXAMPLE = "http://127.0.0.1:8889"
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Paths of PEM files with kubectl's names; without ``ca``, the system's CAs are trusted."""
+    """Paths of the PEM files for TLS; without ``ca``, the system's CAs are trusted."""
 
     ca: str | None = None
     cert: str | None = None
@@ -45,7 +45,7 @@ class Address:
     """A connection to ``http://host:port`` or https. It sends ``token`` as the bearer token."""
 
     def __init__(self, url: str, token: str | None = None, files: Files = NO_FILES) -> None:
-        """Raises ``CommandError``."""
+        """Raises ``CommandError`` if the URL is not an address, or a file cannot be used."""
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -85,7 +85,7 @@ class PortForward:
     """A connection to a ready pod of the console, through the kubeconfig's API server."""
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str) -> None:
-        """Raises ``CommandError``."""
+        """Select a ready pod. Raises ``CommandError`` if there is none, or without a cluster."""
         self._api = _core_api(kubeconfig, context)
         self._namespace = namespace
         self._target = self._ready_pod()
@@ -95,7 +95,7 @@ class PortForward:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The user's token, if there is one. It is read for each call: a plugin may renew it."""
+        """The user's token, if there is one. Read each time, because a plugin can renew it."""
         settings: Any = self._api.api_client.configuration.auth_settings()
         values = [each["value"] for each in settings.values() if each["value"]]
         return {"Authorization": values[0]} if values else {}
@@ -153,6 +153,7 @@ class PortForward:
         )
 
     def _reason(self, err: Any) -> str:
+        """Describe an ``ApiException``; for 403, with the permissions that the user needs."""
         # If the upgrade of a connection fails, the error has the status only in its text.
         match = re.match(r"Handshake status (\d+) ([^\n]*?)(?: -\+-|$)", str(err.reason))
         status, reason = (int(match[1]), match[2]) if match else (err.status, err.reason)
@@ -213,15 +214,15 @@ def _core_api(kubeconfig: str | None, context: str | None) -> Any:
 
 def target(pod: Any) -> Target:
     """Return the port of the debug API of a console's pod, by the names of its ports."""
-    ports = {
+    port_of = {
         port.name: port.container_port
         for container in pod.spec.containers
         for port in container.ports or ()
     }
     name = str(pod.metadata.name)
-    if TLS_NAME in ports:
-        return Target(name, ports[TLS_NAME], True)
-    return Target(name, ports.get(PLAIN_NAME, PORT), False)
+    if TLS_NAME in port_of:
+        return Target(name, port_of[TLS_NAME], True)
+    return Target(name, port_of.get(PLAIN_NAME, PORT), False)
 
 
 def verified_context(files: Files) -> ssl.SSLContext:

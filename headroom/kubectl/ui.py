@@ -22,7 +22,7 @@ _NOT_PASSED = {"connection", "transfer-encoding", "content-length", "keep-alive"
 
 
 class Page(ThreadingHTTPServer):
-    """A server that forwards requests for ``url`` to ``transport``."""
+    """A local server that forwards requests below ``url`` to the debug API of ``transport``."""
 
     daemon_threads = True
 
@@ -48,8 +48,8 @@ class Page(ThreadingHTTPServer):
                 if not self.path.startswith(f"{prefix}/"):
                     self.send_error(404)
                     return
-                kept = ("Accept", "Content-Type", "If-None-Match", "Last-Event-ID")
-                headers = {name: self.headers[name] for name in kept if name in self.headers}
+                passed = ("Accept", "Content-Type", "If-None-Match", "Last-Event-ID")
+                headers = {name: self.headers[name] for name in passed if name in self.headers}
                 try:
                     with closing(transport.connect()) as connection:
                         target = self.path.removeprefix(prefix)
@@ -81,7 +81,7 @@ class Page(ThreadingHTTPServer):
 
 
 def show(page: Page, open_browser: Callable[[str], object]) -> None:
-    """Serve the page until Ctrl-C."""
+    """Print the URL, open it in a browser, and serve the page until Ctrl-C."""
     print(f"{page.url}  (Ctrl-C stops it)", flush=True)  # noqa: T201
     open_browser(page.url)
     try:

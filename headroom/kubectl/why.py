@@ -23,10 +23,10 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
         lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
         return lines + _attempts(body)
     lines.append(f"  {_source(body)}, generation {body['snapshot_generation']}")
-    kept_out = [*body["reasons"], *body["ineligible"]]
-    if kept_out or body["left_out_nodes"]:
+    reasons = [*body["reasons"], *body["ineligible"]]
+    if reasons or body["left_out_nodes"]:
         lines += ["", "Nodes that cannot take it"]
-        lines += [f"  {line}" for line in reason_lines(kept_out)]
+        lines += [f"  {line}" for line in reason_lines(reasons)]
     if left_out := body["left_out_nodes"]:
         lines.append(
             f"  {nodes_of(left_out)}: excluded by kube-scheduler for other resources, volumes or "
@@ -43,6 +43,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
 
 
 def _request(asks: list[Mapping[str, Any]]) -> list[str]:
+    """Format the request of each container, with the source of its amount."""
     source = {
         "annotation": "its annotation",
         "namespace": "its namespace's default",
@@ -56,7 +57,7 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _attempts(body: Mapping[str, Any]) -> list[str]:
-    """Format kube-scheduler's attempts to schedule the pod."""
+    """Format the message about kube-scheduler's attempts, and the last decision."""
     decision, attempts = body["last_decision"], body["attempts"]
     if decision is None:
         return ["", attempts["message"]]
@@ -66,12 +67,12 @@ def _attempts(body: Mapping[str, Any]) -> list[str]:
 
 
 def _source(body: Mapping[str, Any]) -> str:
-    """Return whether this is an extender's record or the console's own current result."""
+    """Return the source: ``decision`` (an extender's record) or ``recomputed`` (the console's)."""
     return f"source: {body['source']}"
 
 
 def phases(decision: Mapping[str, Any]) -> list[str]:
-    """Format each call of a scheduling attempt, with its result and duration."""
+    """Format the last call of each verb of a decision, with its result and duration."""
     lines = []
     if filtered := decision["filter"]:
         found = f"{filtered['fits']} of {filtered['offered']} nodes"
@@ -112,7 +113,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
 
 
 def _stored(decision: Mapping[str, Any] | None, node: str) -> list[str]:
-    """Format the last attempt and the rank of this node; only the best nodes are recorded."""
+    """Format the last decision, and the rank of this node in it if it was one of the best."""
     if decision is None:
         return []
     source = f"decision {decision['decision_id']}, {_source(decision)}"

@@ -1,4 +1,4 @@
-// Shows the view that the address names, and keeps it up to date. Every view has its own link.
+// Shows the view named by the URL fragment, and keeps it up to date. Every view has its own link.
 
 import {ask, el, gib, many} from "./dom.js";
 import {fleet} from "./fleet.js";
@@ -16,42 +16,44 @@ const KINDS = ["reservation_made", "reservation_changed", "reservation_removed",
   "report_lost", "report_returned", "device_unhealthy", "device_healthy", "node_appeared", "node_gone"];
 const view = document.getElementById("view"), live = document.getElementById("live");
 
-let shown = null;      // {refresh, stop} of the view
-let wanted = 0;        // counts views, so that a late answer for an earlier view is dropped
-let timer = null;
+let shown = null;          // {refresh} of the view
+let viewNumber = 0;        // counts views: a late answer for an earlier view is dropped
+let refreshTimer = null;
 
 function route() {
   const [name = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   const known = name in VIEWS ? name : "fleet";
   for (const link of document.querySelectorAll("nav a"))
     if (link.hash === `#/${known}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
-  wanted += 1;
+  viewNumber += 1;
   view.replaceChildren();
   shown = VIEWS[known](view, rest);
   document.title = `Headroom: ${view.querySelector("h2")?.firstChild?.textContent ?? known}`;
   refresh();
 }
 
+/** Refresh the view, the totals and the ages of the inputs; then schedule the next refresh. */
 async function refresh() {
-  clearTimeout(timer);
-  const mine = wanted;
+  clearTimeout(refreshTimer);
+  const ownNumber = viewNumber;
   try {
     const [totals] = await Promise.all([ask("v1/fleet"), shown.refresh()]);
     const [waiting, {inputs}] = await Promise.all([ask("v1/pending", {limit: 1}), ask("v1/inputs")]);
-    if (mine !== wanted) return;
+    if (ownNumber !== viewNumber) return;
     facts(totals, waiting.matching);
     ages(inputs);
     live.textContent = `As of ${new Date().toLocaleTimeString("en-GB")}${isLive ? ", live" : ""}`;
     live.className = "";
   } catch (err) {
-    if (mine !== wanted) return;
+    if (ownNumber !== viewNumber) return;
     live.textContent = `Not up to date: ${err.message}`;
     live.className = "bad";
   }
-  timer = setTimeout(refresh, EVERY_MS);
+  refreshTimer = setTimeout(refresh, EVERY_MS);
 }
 
-function facts(totals, waiting) {
+/** Shows the totals of the fleet and the number of pending pods. */
+function facts(totals, pendingPods) {
   const sum = key => totals.models.reduce((all, model) => all + model[key], 0);
   const closed = totals.closed.reduce((all, reason) => all + reason.nodes, 0);
   const figures = [
@@ -69,9 +71,9 @@ function facts(totals, waiting) {
   document.getElementById("facts").replaceChildren(...[...figures, ...bad].map(([figure, label, className]) =>
     el("div", {class: className}, el("b", {}, figure), label)));
   const count = document.getElementById("pending-count");
-  count.textContent = waiting.toLocaleString("en");
-  count.setAttribute("aria-label", `${many(waiting, "pod")} pending`);
-  count.hidden = !waiting;
+  count.textContent = pendingPods.toLocaleString("en");
+  count.setAttribute("aria-label", `${many(pendingPods, "pod")} pending`);
+  count.hidden = !pendingPods;
 }
 
 const INPUTS = {agents: "Agents", api_server: "API server", extender: "Extender"};
@@ -84,11 +86,12 @@ function ages(inputs) {
     el("span", {class: each.message ? "bad" : ""}, `${name(each)}: ${age(each)}${each.message ? `, ${each.message}` : ""}`)));
 }
 
-let isLive = false, soon = null;
+let isLive = false, burstTimer = null;
+/** Refresh shortly after each event. Without the stream, the page refreshes every EVERY_MS. */
 function listen() {
   const events = new EventSource("v1/events");
   events.onopen = () => { isLive = true; };
-  const refreshSoon = () => { soon ??= setTimeout(() => { soon = null; refresh(); }, BURST_MS); };
+  const refreshSoon = () => { burstTimer ??= setTimeout(() => { burstTimer = null; refresh(); }, BURST_MS); };
   for (const kind of KINDS) events.addEventListener(kind, refreshSoon);
   events.onerror = () => {
     isLive = false;

@@ -1,15 +1,15 @@
 // Helpers: elements, quantities with units, and requests to the debug API.
 
-/** Return an element. Attributes that are null are left out; text is never parsed as HTML. */
+/** Return an element. An attribute "onclick" adds a listener; null, undefined or false adds nothing. Text is never parsed as HTML. */
 export function el(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter(child => child !== null && child !== undefined));
-  return made;
+  element.append(...children.filter(child => child !== null && child !== undefined));
+  return element;
 }
 
 export function gib(bytes) {
@@ -19,6 +19,7 @@ export function gib(bytes) {
   return `${bytes < 0 ? "-" : ""}${text} GiB`;
 }
 
+/** Return a count with its noun: "1 node", "2 nodes". */
 export const many = (count, one, more = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
 
 /** Return an age as kubectl prints it: 12s, 3m, 5h, 2d. */
@@ -28,9 +29,10 @@ export function age(seconds) {
   return `${Math.max(0, Math.floor(seconds))}s`;
 }
 
+/** Return the age of a timestamp. */
 export const since = stamp => age((Date.now() - Date.parse(stamp)) / 1000);
 
-/** Return a table with a caption for screen readers; cells are nodes or text. */
+/** Return a table with a caption; a cell is text, or an array of nodes and text. */
 export function table(caption, headers, rows, className = "") {
   return el("div", {class: "scrolls", tabindex: "0", role: "region", "aria-label": caption},
     el("table", {class: className},
@@ -43,10 +45,10 @@ export function table(caption, headers, rows, className = "") {
 export const podLink = (namespace, name) => el("a", {href: `#/pod/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`},
   `${namespace}/${name}`);
 
-/** Return the body of a view, or throw the error as a sentence. The browser handles ETags. */
+/** Return the answer to a GET, or with a body to a POST. Throws an Error whose message is a sentence. The browser handles ETags. */
 export async function ask(path, query = {}, body = undefined) {
-  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
-  const address = given.length ? `${path}?${new URLSearchParams(given)}` : path;
+  const parameters = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
+  const address = parameters.length ? `${path}?${new URLSearchParams(parameters)}` : path;
   let reply;
   try {
     reply = await fetch(address, {cache: "no-cache", ...(body === undefined ? {}

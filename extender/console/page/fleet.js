@@ -3,10 +3,12 @@
 import {age, ask, el, gib, many, percent, podLink, table} from "./dom.js";
 
 const LIMIT = 50;
+/** Delay of a search after the last key. */
 const WAIT_MS = 250;
+/** What each certainty of a node means for the next pod. */
 const NEXT = {
   exact: "it is certain which device the next pod gets",
-  "slot-safe": "no pod requests more than the share of a replica, so any device that the plugin chooses has room",
+  "slot-safe": "no pod requests more than the share of a replica, so any device that the plugin chooses has enough free memory",
   predicted: "the plugin chooses one of several devices; the next pod must fit on each of them",
   any: "by an annotation of the node, the next pod must fit on every device",
   pinned: "Headroom chooses, for pods whose NVIDIA_VISIBLE_DEVICES follows their placement",
@@ -14,15 +16,15 @@ const NEXT = {
 };
 
 export function fleet(view) {
-  const opened = new Set();
-  let after = [], search = "", troubled = false;
+  const opened = new Set();  // names of open nodes
+  let after = [], search = "", troubled = false;  // after: "continue" values of this page and of the pages before it
   const rows = el("div", {id: "nodes", role: "list"}), found = el("p", {id: "found", role: "status"});
   const box = el("input", {type: "search", id: "search", placeholder: "node, model, pod, reason", autocomplete: "off"});
   const only = el("input", {type: "checkbox", id: "troubled"});
-  const back = el("button", {type: "button", onclick: () => turn(() => after.pop())}, "Previous");
-  const on = el("button", {type: "button", onclick: () => turn(() => after.push(on.dataset.after))}, "Next");
-  let timer = null, asked = 0;
-  box.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => { search = box.value.trim(); after = []; load(); }, WAIT_MS); });
+  const previous = el("button", {type: "button", onclick: () => turn(() => after.pop())}, "Previous");
+  const next = el("button", {type: "button", onclick: () => turn(() => after.push(next.dataset.after))}, "Next");
+  let searchTimer = null, loads = 0;
+  box.addEventListener("input", () => { clearTimeout(searchTimer); searchTimer = setTimeout(() => { search = box.value.trim(); after = []; load(); }, WAIT_MS); });
   only.addEventListener("change", () => { troubled = only.checked; after = []; load(); });
   const turn = async move => { move(); await load(); rows.scrollIntoView({block: "start"}); };
 
@@ -31,19 +33,19 @@ export function fleet(view) {
     el("form", {class: "tools", role: "search"},
       el("label", {for: "search"}, "Search"), box,
       el("label", {class: "check"}, only, "only where something is wrong"), found),
-    legend(), rows, el("div", {class: "pages"}, back, on));
+    legend(), rows, el("div", {class: "pages"}, previous, next));
   view.querySelector("form").addEventListener("submit", event => event.preventDefault());
 
   async function load() {
-    const mine = ++asked;
+    const ownLoad = ++loads;
     const body = await ask("v1/nodes", {order: "fullest", limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
-    if (mine !== asked) return;  // another search has started meanwhile
+    if (ownLoad !== loads) return;  // another load has started
     const first = body.matching - body.remaining - body.nodes.length + 1;
     found.textContent = body.matching ? `${first.toLocaleString("en")} to ${(first + body.nodes.length - 1).toLocaleString("en")} of ${many(body.matching, "node")}`
       : search || troubled ? "no node matches" : "no nodes are known yet";
-    back.disabled = !after.length;
-    on.disabled = !body.remaining;
-    on.dataset.after = body.continue ?? "";
+    previous.disabled = !after.length;
+    next.disabled = !body.remaining;
+    next.dataset.after = body.continue ?? "";
     const focused = document.activeElement?.closest?.("details")?.dataset.node;
     rows.replaceChildren(...body.nodes.map(node => row(node, opened)));
     if (focused) rows.querySelector(`details[data-node="${CSS.escape(focused)}"] > summary`)?.focus({preventScroll: true});
@@ -58,22 +60,23 @@ function legend() {
     key("free", "free"), key("used", "measured in use (the line below)"), key("unhealthy", "unhealthy: takes no pods"));
 }
 
+/** A node that opens on a click; its details are made when it is open. */
 function row(node, opened) {
   const details = el("details", {"data-node": node.name, class: node.message ? "closed" : null, open: opened.has(node.name)});
   details.addEventListener("toggle", () => {
     if (details.open) { opened.add(node.name); fill(); } else opened.delete(node.name);
   });
-  const late = node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
+  const reportAge = node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
   const summary = el("summary", {},
     el("span", {class: "name"}, el("b", {}, node.name),
-      node.message ? el("span", {class: "bad"}, node.message) : node.cordoned ? el("span", {class: "bad"}, "cordoned") : el("span", {class: "quiet"}, late)),
+      node.message ? el("span", {class: "bad"}, node.message) : node.cordoned ? el("span", {class: "bad"}, "cordoned") : el("span", {class: "quiet"}, reportAge)),
     el("span", {class: "devices"}, ...node.devices.map(bar)));
   // A refresh can replace the row before "toggle" fires; the new row must be open or closed as the reader chose.
   summary.addEventListener("click", () => {
     if (details.open) opened.delete(node.name); else opened.add(node.name);
   });
   details.append(summary);
-  const fill = () => { if (details.childElementCount === 1) details.append(inside(node, late)); };
+  const fill = () => { if (details.childElementCount === 1) details.append(inside(node, reportAge)); };
   if (details.open) fill();
   return el("div", {role: "listitem"}, details);
 }
@@ -100,9 +103,10 @@ function bar(device) {
   return el("span", {class: `device ${state}`, role: "img", "aria-label": words, title: words}, line, used, el("span", {class: "caption"}, free));
 }
 
-function inside(node, late) {
+/** The details of an open node: notes, and a table of its devices. */
+function inside(node, reportAge) {
   const about = [
-    node.detail, node.unmeasured, node.message || node.cordoned ? late : null,
+    node.detail, node.unmeasured, node.message || node.cordoned ? reportAge : null,
     node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);

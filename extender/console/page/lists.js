@@ -4,21 +4,21 @@ import {ask, el, gib, many, podLink, since, table} from "./dom.js";
 
 export function pending(view) {
   const rows = el("div"), status = el("p", {role: "status"});
-  const on = el("button", {type: "button"}, "Next"), first = el("button", {type: "button"}, "From the start");
+  const next = el("button", {type: "button"}, "Next"), first = el("button", {type: "button"}, "From the start");
   let after = "";
-  on.addEventListener("click", () => { after = on.dataset.after; load(); });
+  next.addEventListener("click", () => { after = next.dataset.after; load(); });
   first.addEventListener("click", () => { after = ""; load(); });
-  view.append(el("h2", {}, "Pending"), status, rows, el("div", {class: "pages"}, first, on));
+  view.append(el("h2", {}, "Pending"), status, rows, el("div", {class: "pages"}, first, next));
 
-  let asked = 0;
+  let loads = 0;
   async function load() {
-    const mine = ++asked;
+    const ownLoad = ++loads;
     const body = await ask("v1/pending", {continue: after});
-    if (mine !== asked) return;
+    if (ownLoad !== loads) return;  // another load has started
     status.textContent = body.matching ? `${many(body.matching, "pod")} pending for a GPU (source: recomputed, generation ${body.snapshot_generation}).` : "No pod is pending for a GPU.";
     first.disabled = !after;
-    on.disabled = !body.remaining;
-    on.dataset.after = body.continue ?? "";
+    next.disabled = !body.remaining;
+    next.dataset.after = body.continue ?? "";
     rows.replaceChildren(...(body.pods.length ? [table("Pending pods", ["Pod", "Request", "Pending for", "Reason", "Nearest node"], body.pods.map(pod => [
       [podLink(pod.namespace, pod.name)],
       pod.request.map(asks).join(", ") || "-",
@@ -31,6 +31,7 @@ export function pending(view) {
   return {refresh: load};
 }
 
+/** Return the request of one container, with the source of its amount unless it is an annotation. */
 export const asks = a => `${a.count} x ${a.resource} with ${a.amount}${a.source === "annotation" ? "" : a.source === "namespace" ? " (the namespace's default)" : " (the share of a replica)"}`;
 
 export function drift(view) {
@@ -52,6 +53,7 @@ export function drift(view) {
   return {refresh: load};
 }
 
+/** Maximum number of changes shown. */
 const NEWEST = 200;
 
 export function changes(view) {

@@ -53,7 +53,7 @@ function sourceOf(source, generation, replica) {
   return `source: ${source}${generation === undefined ? "" : `, generation ${generation}`}${replica ? ` of extender ${replica}` : ""}`;
 }
 
-/** The last attempt to place the pod, verb by verb, merged over all replicas. */
+/** The last decision about the pod, verb by verb, merged over all replicas. */
 function decision(last) {
   if (!last) return [];
   const {filter, prioritize, preempt, bind} = last, lines = [];
@@ -74,7 +74,7 @@ function placement(body) {
     table("Annotations", ["Annotation", "Value"], Object.entries(body.annotations).sort().map(([key, value]) => [key, [el("code", {}, value)]])));
 }
 
-/** Merge devices with equal quantities into one, with the indices of all. */
+/** Merge candidate devices with equal quantities into one row; "which" has their indices. */
 function alike(candidates) {
   const kinds = new Map();
   for (const each of candidates) {

@@ -26,6 +26,7 @@ export function whatif(view) {
   return {refresh: async () => {}};
 }
 
+/** Return the body of the request. Throws an Error if a field is not NODE=COUNT. */
 function asked(form) {
   const value = id => form.querySelector(`#${id}`).value.trim();
   const list = id => value(id).split(/[\s,]+/).filter(Boolean);
