@@ -228,8 +228,8 @@ class GPUNodeStatus(KubeStruct, frozen=True):
         """Return whether a pod that is not in the report has no replica and no process on the node.
 
         True if the agent can read which pod holds which device, and can attribute the processes on
-        every device that reports its use. A device that reports no use is unhealthy and does not
-        count; use that it reports later counts from then on.
+        every device that reports its use. A device that does not report its use is unhealthy. Use
+        that it reports later counts from then on.
         """
         ok_sources = {source.name for source in self.sources if source.state == "ok"}
         return (

@@ -134,8 +134,7 @@ class LabelSelector(KubeStruct, frozen=True):
 
 
 class PodAffinityTerm(KubeStruct, frozen=True):
-    """Selects pods by labels and namespaces; without namespaces, in the namespace of the term's
-    pod."""
+    """Selects pods by labels and namespaces; without namespaces, in the term's own namespace."""
 
     label_selector: LabelSelector | None = None
     namespaces: list[str] | None = None

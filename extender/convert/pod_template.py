@@ -88,8 +88,8 @@ class Template:
     # Reading; nothing is changed here.
 
     def _read(self) -> None:
-        """Collect the requests of all containers. Raise ``BadValue`` if the template must not be
-        changed."""
+        """Record the requests of all containers. Raise ``BadValue`` if the template cannot be
+        converted."""
         self._read_kai()
         self._read_nv_fractions()
         for container in self._containers():
@@ -190,7 +190,7 @@ class Template:
         self._requests[name] = request
 
     def _value(self, mapping: Yaml, key: str, read: Any) -> Any:
-        """Return ``read`` of the value of ``key``, which errors name."""
+        """Convert the value of ``key`` with ``read``; errors name the key."""
         try:
             return read(mapping[key])
         except BadValue as err:

@@ -3,7 +3,7 @@
 Small calls use the typed API of the ``kubernetes`` package over ``KubeApi.client``. Lists and
 watches are raw requests and raw bodies, because its models take too much memory and time (ADR 37).
 This layer never sends a request twice: only the caller can decide whether a lost write may be
-repeated (DESIGN section 6). The event loop uses ``extender.kube.async_client``.
+repeated. The event loop uses ``extender.kube.async_client``.
 """
 
 import os
@@ -26,7 +26,8 @@ from kubernetes.client.exceptions import ApiException
 from extender.errors import BadSettings
 from extender.kube.api_errors import ApiStatus, NoAnswer, Unreadable, describe, rejection
 
-#: Errors of a broken connection below urllib3's own (TLS, a socket that this process shut down).
+#: Errors of a broken connection: urllib3's own, and others that it lets through (TLS, a socket that
+#: this process shut down).
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 JSON = "application/json"
 USER_AGENT = "headroom"

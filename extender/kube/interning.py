@@ -94,10 +94,10 @@ class Nodes:
 
 
 def share_report(status: GPUNodeStatus) -> None:
-    """Intern the strings of a report that repeat in later reports.
+    """Intern the strings of a report that many objects share, in place.
 
-    Thousands of reports arrive each second, so strings that would save little memory, such as names
-    of pods, are left out.
+    Names and uids of pods are left out: thousands of reports arrive each second, and interning them
+    would save little memory.
     """
     for device in status.devices:
         force_setattr(device, "uuid", intern(device.uuid))
@@ -113,7 +113,7 @@ def share_report(status: GPUNodeStatus) -> None:
 
 
 def share_reservations(spec: GPUNodeSpec) -> None:
-    """Intern the names, resources, pod uids and device uuids of all reservations."""
+    """Intern the names, resources, pod uids and device uuids of all reservations, in place."""
     for reservation in spec.reservations.values():
         _intern(reservation, "namespace", "name")
         for charge in reservation.charges:

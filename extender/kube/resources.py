@@ -83,7 +83,7 @@ class Health:
     kind: str
     #: Whether its first complete list was delivered.
     synced: bool
-    #: Seconds since the server last answered a list or sent data of a watch; None before that.
+    #: Seconds since the server last answered a call or sent data of a watch; None before that.
     contact_age_s: float | None
     #: Watches or lists that failed and were repeated.
     reconnects: int

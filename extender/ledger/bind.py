@@ -2,8 +2,8 @@
 
 A reservation is an entry of ``GPUNode.spec.reservations``, written by compare-and-swap on the
 object it was computed from. So any number of replicas may run this protocol against one store, and
-the store decides. The order of the steps makes it safe (DESIGN section 6); a comment at each step
-gives the reason.
+the store decides. The order of the steps makes it safe (docs/design/architecture.md, "Bind"); a
+comment at each step gives the reason.
 """
 
 import math
@@ -194,8 +194,8 @@ class Binder:
     async def _reserve(
         self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
     ) -> None:
-        """Run steps 1 to 3 for all of these binds, with one write; with one write for each if the
-        store rejects the common write. Complete each bind, also after an error."""
+        """Run steps 1 to 3 for all of these binds, with one write. If the store rejects it, write
+        each reservation on its own. Complete each bind, also after an error."""
         try:
             await self._reserve_together(node, queue, binds)
         except StoreRejected as err:
@@ -212,7 +212,8 @@ class Binder:
     async def _reserve_together(
         self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
     ) -> None:
-        # Prefer the object that the last holder of the lock wrote: it is newer than the watch's.
+        # If another request held the lock before, the watch may be behind its write: use the object
+        # that it wrote, or read the store.
         cached = queue.gpunode if queue.used else binds[-1].gpunode
         if any(pending.gpunode is None for pending in binds):
             cached = None

@@ -71,8 +71,8 @@ class Reservations:
         * The pod exists: the reservation is removed if the pod has ended, is unbound, or is bound
           to another node.
         * The pod is deleted: its containers may still run. The reservation is removed only with
-          ``left``: a sample of the agent was taken after the deletion (``departed_by``) and did not
-          show the pod. A newer report that shows the pod overrides ``left``.
+          ``left``: the caller has proof that they do not run on the node, such as a sample that was
+          taken after the deletion (``departed_by``). A report that shows the pod overrides it.
 
         Return True if the GPUNode has no such reservation any more. Return False if it stays, and
         also after a store error or ``ATTEMPTS`` lost races. Then it may still be there, which is

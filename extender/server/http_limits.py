@@ -23,8 +23,8 @@ from extender.server.client_certificates import PEER, peer_of
 
 JSON = "application/json"
 
-#: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5. The
-#: limits of time are checked at this interval, so a request can take almost twice as long.
+#: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5 s. Time
+#: limits are checked once in this interval, so a request can take almost twice as long.
 REQUEST_S = 30.0
 
 #: Seconds in which a new connection must begin its first request. uvicorn limits later pauses.
@@ -62,7 +62,7 @@ class _HeadersTooLong(Exception):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. A timer checks the limits of time, because a timer for each request costs
+    """One connection. One timer checks its time limits, because a timer for each request would cost
     more."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -107,10 +107,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if not self._is_parsing or self.transport.is_closing():
             return
-        # If another request ended in these bytes, it is unknown how many of them are of this one.
+        # If another request ended in these bytes, it is unknown how many belong to this request.
         if was_parsing + self._begun_count == 1:
             self._other_bytes += len(data)
-        # Chunked encoding adds some bytes to each chunk of a body: allow for them.
+        # Chunked encoding adds some bytes to each chunk of a body, which the limit allows for.
         if self._other_bytes > MAX_HEADER_BYTES + self.body_bytes // 8:
             self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
 
@@ -186,7 +186,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return [each for each in limited if each is not self and not each.transport.is_closing()]
 
     def _check_time(self) -> None:
-        """End the connection if a limit of time has passed, else check again in ``REQUEST_S``."""
+        """End the connection if a time limit has passed, else check again in ``REQUEST_S``."""
         now_s = self.loop.time()
         if self._reading_since_s is not None and now_s - self._reading_since_s >= REQUEST_S:
             self._end(_REQUEST_TIMEOUT % REQUEST_S)
