@@ -196,7 +196,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(REQUEST_S, self._check_time)
 
     def _end(self, answer: bytes) -> None:
-        """Send ``answer``, unless a response has begun, and close the connection."""
+        """Send ``answer``, unless a response is being sent, and close the connection."""
         transport: Any = self.transport
         # A response that has begun cannot be replaced.
         begun = self.cycle and self.cycle.response_started and not self.cycle.response_complete
