@@ -19,9 +19,9 @@ PREFIX = "headroom.gpu/"
 
 #: Pod: VRAM on each device of each GPU container.
 VRAM = PREFIX + "vram"
-#: Pod: scoring policy for this pod.
+#: Pod: its scoring policy (``ScoringPolicy``).
 POLICY = PREFIX + "policy"
-#: Pod: only devices whose SM activity is known and below this.
+#: Pod: maximum SM activity. Devices at or above it, or with unknown SM activity, are excluded.
 MAX_SM = PREFIX + "max-sm"
 #: Pod: processes per container. MPS limits the memory of each process.
 PROCESSES = PREFIX + "processes"
@@ -31,13 +31,14 @@ DEFAULT_VRAM = PREFIX + "default-vram"
 VRAM_FROM = PREFIX + "vram-from"
 #: Pod or namespace: whether a gate holds the pod until its device has enough free memory.
 GATED = PREFIX + "gated"
-#: Pod or namespace: whether a container gets variables with its share, and limits that enforce it.
+#: Pod or namespace: whether each container gets variables with its share of the memory, or also the
+#: limits that enforce the share (``ShareMode``).
 SHARE = PREFIX + "share"
-#: Label of a namespace: the scheduler of its GPU pods.
+#: Label of a namespace: the schedulerName that the webhook sets on its GPU pods.
 SCHEDULER = PREFIX + "scheduler"
 #: Value of ``SCHEDULER``: pods keep their own ``spec.schedulerName``.
 NO_SCHEDULER = "none"
-#: Node: how the device of a pod is chosen (DESIGN section 5).
+#: Node: how the device of a pod is chosen (docs/device-truth.md).
 DEVICE_CHOICE = PREFIX + "device-choice"
 #: Node: bytes kept free on every device.
 RESERVE = PREFIX + "reserve"
@@ -45,10 +46,12 @@ RESERVE = PREFIX + "reserve"
 MAINTENANCE = PREFIX + "maintenance"
 #: Pod, written with the Binding: the placement, as JSON.
 PLACEMENT = PREFIX + "placement"
-#: Pod, written with the Binding if the devices are certain. Followed by the container's index.
+#: Pod, written with the Binding if the devices are certain: the devices of a container. The
+#: container's index follows.
 DEVICES = PREFIX + "devices."
-#: Pod, written with the Binding if they are equal on all candidate devices: bytes of each device,
-#: and their fraction of its memory. Followed by the container's index.
+#: Pod, written with the Binding if the value is equal on all candidate devices: the bytes that a
+#: container may use on each device, and the fraction of the device's memory. The container's index
+#: follows.
 BYTES = PREFIX + "bytes."
 FRACTION = PREFIX + "fraction."
 #: Pod, written on an unschedulable pod to requeue it.
@@ -57,20 +60,23 @@ RETRY = PREFIX + "retry"
 PREEMPTING = PREFIX + "preempting"
 #: Pod, written on an unbound pod so that Bindings in flight for its old version fail.
 TOUCHED = PREFIX + "touched"
-#: Lease of an agent: when its newest sample was taken and which status it confirms, as JSON.
+#: Lease of an agent: when the newest sample was taken, and which status the sample confirms, as
+#: JSON (``contract.heartbeat``).
 OBSERVED_AT = PREFIX + "observed-at"
 #: Finalizer that keeps a GPUNode, and the reservations in it, until its node is really gone.
 FINALIZER = PREFIX + "ledger"
 
-#: Extended resource of the in-tree mirror, in MiB. The name is equal to that of ``VRAM``.
+#: Extended resource that publishes GPU memory in MiB to other tools (setting ``mirror_vram``). It
+#: has the same name as the annotation ``VRAM``.
 MIRROR = PREFIX + "vram"
-#: Pod annotations that users write.
+#: Pod annotations that users may write. The webhook writes ``VRAM_FROM`` and may write ``VRAM``.
 USER_ANNOTATIONS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
 #: Pod annotations that only extenders write.
 EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
 #: Prefixes of pod annotations that only extenders write. The index of a container follows.
 EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION)
 
+#: Parts per million in a whole.
 PPM = 1_000_000
 Choice = TypeVar("Choice", bound=Enum)
 MAX_PROCESSES = 1024
@@ -94,10 +100,10 @@ class Share:
 class ReplicaShare:
     """The memory of one replica of the device: allocatable / replicas.
 
-    On an unshared device that is all of its memory, which makes the pod exclusive.
+    On an unshared device that is all of its memory, so that no other pod fits beside this one.
     """
 
-    #: Processes of the container. On a device shared by MPS each of them may take this memory.
+    #: Processes of the container. On a device shared by MPS, each of them may use that memory.
     processes: int = 1
 
 
@@ -128,7 +134,7 @@ class ShareMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VramAnnotation:
-    """An amount for each GPU container (``everywhere``) or one by container name, never both."""
+    """Either one amount for all GPU containers (``everywhere``), or amounts by container name."""
 
     everywhere: Bytes | Share | None = None
     by_container: Mapping[str, Bytes | Share] = field(default_factory=lambda: MappingProxyType({}))
@@ -143,7 +149,7 @@ _CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
-    """Parse ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``."""
+    """Parse ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``; ``key`` is the annotation, for errors."""
     if "=" not in text:
         return VramAnnotation(everywhere=_amount(text, text, key))
     by_container: dict[str, Bytes | Share] = {}
@@ -161,26 +167,27 @@ def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
 _BY_NAME = "main=8Gi,cache=2Gi"
 
 
-def _amount(text: str, annotation: str, key: str) -> Bytes | Share:
+def _amount(text: str, whole_text: str, key: str) -> Bytes | Share:
+    """Parse one amount; errors quote ``whole_text``, the value of annotation ``key``."""
     text = text.strip()
     if text.endswith("%"):
         ppm = _ppm(text)
         if ppm is None or ppm == 0:
-            raise BadAnnotation(key, annotation, "is not a share above 0% and up to 100%", "25%")
+            raise BadAnnotation(key, whole_text, "is not a share above 0% and up to 100%", "25%")
         return Share(ppm)
     try:
         count_bytes = parse_bytes(text)
     except BadQuantity as err:
-        raise BadAnnotation(key, annotation, f"is not valid: {err.why}", "8Gi") from err
+        raise BadAnnotation(key, whole_text, f"is not valid: {err.why}", "8Gi") from err
     if count_bytes <= 0:
-        raise BadAnnotation(key, annotation, "is not more than zero bytes", "8Gi")
+        raise BadAnnotation(key, whole_text, "is not more than zero bytes", "8Gi")
     if count_bytes > MAX_DEVICE_BYTES:
-        raise BadAnnotation(key, annotation, "is more than any device has", "8Gi")
+        raise BadAnnotation(key, whole_text, "is more than any device has", "8Gi")
     return Bytes(count_bytes)
 
 
 def _ppm(text: str) -> int | None:
-    """Parse a percentage (``12.5%`` -> 125000); None unless it is within 0..100."""
+    """Parse a percentage (``12.5%`` -> 125000); None if it is invalid or above 100."""
     match = _PERCENT.fullmatch(text)
     if match is None:
         return None

@@ -18,7 +18,7 @@ class _Placement(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Placement).decode
 
 
-#: Annotation of our Events on pods: the decision that they report, or that placed the pod.
+#: Annotation of our Events on pods: the id of the decision that the Event is about.
 DECISION = "headroom.gpu/decision"
 
 
@@ -27,9 +27,9 @@ def decision_id(uid: str, resource_version: str) -> str:
 
 
 def decision_of(pod: Pod) -> str:
-    """Return the decision that placed the pod, from its placement annotation.
+    """Return the id of the decision that placed the pod, from its placement annotation.
 
-    Empty if there is none or it cannot be decoded: users can write any text there.
+    Return an empty string if there is none or it cannot be decoded: users can write any text there.
     """
     text = pod.annotation(PLACEMENT)
     if text is None:

@@ -1,7 +1,7 @@
-"""Errors in what other parties wrote, with messages that help them fix it.
+"""Errors in values that users or agents wrote, with messages that help their author fix them.
 
 ContractError
-├── BadQuantity     text that is no Kubernetes quantity, or more bytes than any device has
+├── BadQuantity     text that is no Kubernetes quantity, or a quantity above int64
 ├── BadAnnotation   one of our annotations, with its key, its value and a valid example
 └── BadReport       a GPUNode that cannot be decoded
 """
@@ -34,7 +34,7 @@ class BadAnnotation(ContractError):
 
 
 class BadReport(ContractError):
-    """A GPUNode that cannot be decoded; the node is treated as if it had never reported."""
+    """A GPUNode that cannot be decoded; the node is treated as if it had no report."""
 
 
 def shortened(text: str, limit: int = 80) -> str:
@@ -43,5 +43,5 @@ def shortened(text: str, limit: int = 80) -> str:
 
 
 def _as_yaml(value: str) -> str:
-    """Quote values that YAML would not read as a string: annotations must be strings."""
+    """Quote an example that YAML would read as a number or a boolean: annotations are strings."""
     return f'"{value}"' if value.isdigit() or value in ("true", "false") else value

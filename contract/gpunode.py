@@ -25,15 +25,16 @@ MAX_REPLICAS = 1024
 HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
 #: Name of the source that reports which process belongs to which pod.
 PROCESSES_SOURCE = "proc"
-#: Flag of a reservation: another scheduler bound the pod, which may be of any size.
+#: Flag of a reservation: written after the pod was bound without one, so the pod may overcommit its
+#: device.
 ADOPTED = "adopted"
 #: Flag of a reservation: the pod got a device without enough free memory. Headroom evicts it before
 #: it starts.
 EVICTED = "evicted"
-#: Unattributed use of a device below this does not count. It is no setting, because extender and
-#: agent must agree.
+#: Unattributed use of a device below this is ignored. It is not a setting, because extender and
+#: agent must use the same value.
 UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
-#: Limit of unattributed processes listed per node. Their bytes always count.
+#: Maximum number of unattributed processes listed per node. The bytes of the others count too.
 MAX_UNATTRIBUTED_PROCESSES = 64
 
 #: Sources of SM activity, best first. Device utilisation, the share of time in which any kernel
@@ -44,7 +45,10 @@ Sharing = Literal["none", "time-slicing", "mps"]
 
 
 def memory_field(name: str) -> int:
-    """Return a field for bytes that JSON may omit: -1 then, which every check rejects."""
+    """Return a msgspec field for bytes, named ``name`` in JSON.
+
+    If JSON omits it, the value is -1, which is no valid amount.
+    """
     return msgspec.field(default=-1, name=name)
 
 
@@ -61,9 +65,10 @@ class Replicas(KubeStruct, frozen=True):
 
 
 class SmActivity(KubeStruct, frozen=True):
-    """Share of SM cycles with a warp assigned, 0..1, and the source that measured it."""
+    """SM activity: the share of cycles in which an SM has a warp assigned, 0..1."""
 
     ratio: float
+    #: One of ``SM_SOURCES``.
     source: str = ""
     #: Exponentially weighted mean over about a minute; None before the second sample.
     smoothed_ratio: float | None = None
@@ -76,7 +81,8 @@ class Device(KubeStruct, frozen=True):
     index: int = -1
     model: str = ""
     kind: Literal["gpu", "mig"] = "gpu"
-    #: MIG only: the physical GPU, and the GPU instance whose memory compute instances share.
+    #: MIG only: the uuid of the physical GPU, and the id of the GPU instance whose memory its
+    #: compute instances share.
     parent: str | None = None
     gpu_instance: int | None = None
     numa_node: int | None = None
@@ -86,7 +92,7 @@ class Device(KubeStruct, frozen=True):
     reserved_bytes: int = memory_field("reserved")
     #: memory - free - reserved.
     used_bytes: int = memory_field("used")
-    #: Used by processes of no known pod; None if the agent cannot attribute processes.
+    #: Bytes used by processes of no known pod; None if the agent cannot attribute processes.
     unattributed_bytes: int | None = msgspec.field(default=None, name="unattributed")
     sm_activity: SmActivity | None = None
     #: Share of the SMs' warp slots in use, 0..1.
@@ -100,7 +106,7 @@ class Device(KubeStruct, frozen=True):
     replicas: Replicas = Replicas()
     healthy: bool = True
     health_reason: str = ""
-    #: RFC 3339, when it was first seen unhealthy; empty while it is healthy.
+    #: RFC 3339, when the device was first seen unhealthy; empty while it is healthy.
     unhealthy_since: str = ""
     pci_bus_id: str = ""
     architecture: str = ""
@@ -123,10 +129,10 @@ class PodUse(KubeStruct, frozen=True):
 
 
 class ContainerLimit(KubeStruct, frozen=True):
-    """The driver's memory limits of one container on one device, and its use as the driver counts.
+    """The driver's memory limits of one container on one device, and the use that it measures.
 
-    Drivers have such limits since r615. The driver's count is independent of the use by processes;
-    the two are never added.
+    Drivers have such limits since r615. ``used_bytes`` is the driver's own measurement; it is never
+    added to the use of processes in ``PodUse``.
     """
 
     uid: str
@@ -154,7 +160,7 @@ class UnattributedProcess(KubeStruct, frozen=True):
 
 
 class Plugin(KubeStruct, frozen=True):
-    """Configuration of the device plugin and the kubelet, as far as the agent can read it."""
+    """Settings of the device plugin and the kubelet that the agent can read."""
 
     allocation_policy: Literal["distributed", "packed", "unknown"] = "unknown"
     #: Such as "envvar" or "cdi-annotations,cdi-cri"; empty if unknown.
@@ -168,7 +174,7 @@ class Plugin(KubeStruct, frozen=True):
     pinning: Literal["honoured", "ignored", "unknown"] = "unknown"
     #: Resources for which the kubelet allocates the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
-    #: Why resources are not steered although the node requests it; empty if they are.
+    #: Why resources are not steered although the node requests steering; empty if they are steered.
     steering_obstacle: str = ""
     #: The sources of these fields, such as "plugin-config,configz".
     source: str = ""
@@ -178,7 +184,8 @@ class Source(KubeStruct, frozen=True):
     """One probe of the agent, and whether its data is in the report."""
 
     name: str
-    #: ok; degraded: part of its data is missing; absent: all of it, such as without a service.
+    #: ok; degraded: part of its data is missing; absent: all of its data is missing, for example
+    #: because a service is not installed.
     state: Literal["ok", "degraded", "absent"] = "ok"
     #: The missing data and the cause. The text stays equal while the cause lasts.
     message: str = ""
@@ -218,16 +225,16 @@ class GPUNodeStatus(KubeStruct, frozen=True):
 
     @property
     def shows_every_pod(self) -> bool:
-        """Return whether a pod that the report omits has no replica and no process on the node.
+        """Return whether a pod that is not in the report has no replica and no process on the node.
 
-        True if the agent reads the holdings of devices and the processes, and attributes the
-        processes on every device that reports its use. A device that does not is unhealthy; use
-        found on it later counts from then on.
+        True if the agent can read which pod holds which device, and can attribute the processes on
+        every device that reports its use. A device that does not report its use is unhealthy. Use
+        that it reports later counts from then on.
         """
-        sound = {source.name for source in self.sources if source.state == "ok"}
+        ok_sources = {source.name for source in self.sources if source.state == "ok"}
         return (
-            not HOLDINGS_SOURCES.isdisjoint(sound)
-            and PROCESSES_SOURCE in sound
+            not HOLDINGS_SOURCES.isdisjoint(ok_sources)
+            and PROCESSES_SOURCE in ok_sources
             and all(d.unattributed_bytes is not None for d in self.devices if d.used_bytes >= 0)
         )
 
@@ -236,16 +243,16 @@ class Charge(KubeStruct, frozen=True):
     """The part of a reservation for one extended resource of the node."""
 
     resource: str
-    #: Replicas of the resource that the pod takes: whole devices if they are not shared.
+    #: Number of replicas of the resource that the pod takes; an unshared device has one replica.
     count: int
-    #: Device uuid -> the most bytes that the pod can take there.
+    #: Uuid of each candidate device -> the bytes reserved for the pod on it.
     candidates: dict[str, int] = msgspec.field(default_factory=dict)
-    #: The candidates that the plugin would not have chosen when this was written. Memory is
-    #: reserved on them because pods bound later can push the pod there. The other candidates are
-    #: the predicted devices.
+    #: Uuids of candidates that the plugin would not have chosen when this was written. Memory is
+    #: reserved on them because a pod that is bound later can take the predicted device first. The
+    #: other candidates are the predicted devices.
     beyond: list[str] = msgspec.field(default_factory=list)
-    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides and not the plugin. Then memory stays
-    #: reserved on every candidate, whichever replica the pod gets.
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it uses, not the plugin.
+    #: Then memory stays reserved on every candidate, whichever replica the pod gets.
     by_environment: bool = False
     #: Uuid of the device that the agent makes the kubelet choose; empty if the plugin chooses.
     choice: str = ""
@@ -257,24 +264,26 @@ class Reservation(KubeStruct, frozen=True):
     namespace: str
     name: str
     charges: list[Charge] = msgspec.field(default_factory=list)
-    #: The bind attempt that wrote it last. It changes with every bind, which exposes a late one.
+    #: Id of the attempt that wrote it last; it begins with the replica's name. It differs for each
+    #: attempt, so that each write changes the object and a late write of another attempt fails.
     attempt: str = ""
-    #: RFC 3339, when that attempt began.
+    #: RFC 3339, when that attempt wrote it.
     since: str = ""
     #: ``ADOPTED``, ``EVICTED``.
     flags: list[str] = msgspec.field(default_factory=list)
-    #: Adopted pods only: the VRAM annotation that the reservation is based on, shortened, empty if
-    #: the pod had none. The placement records it for pods that Headroom bound.
+    #: Adopted pods only: the VRAM annotation that the reservation is based on, shortened; empty if
+    #: the pod had none. For other pods, the placement annotation records it.
     asked: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
-    """The ledger of the node. Supports weak references, which caches of old versions use."""
+    """The ledger of the node. Caches refer to it by weak references."""
 
-    #: Set after the pods already on the node have reservations. Before that it accepts no pod.
+    #: True once all pods that were already on the node have reservations. Before that, the node
+    #: takes no pods that request a GPU.
     initialised: bool = False
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
-    #: For the printer column: the sum of all reservations, as a quantity.
+    #: For the printer column: the sum of all reservations, as a Kubernetes quantity.
     reserved: str = ""
     #: Copy of the Node's annotation ``headroom.gpu/device-choice`` for the agent; empty if the Node
     #: has none.
@@ -299,7 +308,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_gpunode(body: bytes | msgspec.Raw) -> GPUNode:
-    """Decode a GPUNode; raises ``BadReport`` with the field that cannot be read."""
+    """Decode a GPUNode. Raises ``BadReport``, which names the field that cannot be decoded."""
     try:
         return _decoder.decode(body)
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too

@@ -4,9 +4,9 @@ The agent writes no status while nothing changes. Its Lease carries the time of 
 in ``headroom.gpu/observed-at``, and names the one status that the sample confirms. So a Lease never
 confirms a status that the agent has not seen.
 
-The extender need not trust the node's clock. ``after`` names a version of the Lease that the agent
-had read before it took the sample. So everything that happened before that version was written
-happened before the sample.
+The extender does not depend on the node's clock. ``after`` names a version of the Lease that the
+agent had read before it took the sample. So everything that happened before that version was
+written happened before the sample.
 """
 
 import msgspec

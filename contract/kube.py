@@ -1,7 +1,7 @@
 """The fields of Kubernetes' own objects that Headroom reads.
 
-Absent and null mean the same in the API, so every field has a default and lists may be null.
-The decoder skips unknown fields without building objects for them.
+Absent and null mean the same in the API, so every field except the metadata of a top-level object
+has a default, and lists may be null. The decoder skips unknown fields without building objects.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,8 @@ class ObjectMeta(KubeStruct, frozen=True):
     uid: str = ""
     resource_version: str = ""
     annotations: Mapping[str, str] | None = None
-    #: Not a Kubernetes field: bytes of the annotations that are dropped as unused.
+    #: Not a Kubernetes field: bytes of the annotations that this process has dropped, because
+    #: Headroom does not read them.
     foreign_annotation_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     labels: Mapping[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
@@ -46,7 +47,7 @@ class ResourceRequirements(KubeStruct, frozen=True):
 
 
 class Present(KubeStruct, frozen=True):
-    """An object whose presence is all that matters."""
+    """An object of which only the presence matters; none of its fields is decoded."""
 
 
 class FieldRef(KubeStruct, frozen=True):
@@ -133,7 +134,7 @@ class LabelSelector(KubeStruct, frozen=True):
 
 
 class PodAffinityTerm(KubeStruct, frozen=True):
-    """The pods that the term selects: without namespaces, those in the pod's own namespace."""
+    """Selects pods by labels and namespaces; without namespaces, in the term's own namespace."""
 
     label_selector: LabelSelector | None = None
     namespaces: list[str] | None = None
@@ -177,7 +178,7 @@ class PodSpec(KubeStruct, frozen=True):
     init_containers: list[InitContainer] | None = None
     node_name: str | None = None
     priority: int | None = None
-    #: "Never": no pod is evicted for it.
+    #: "Never": no pod is evicted to make this pod fit.
     preemption_policy: str | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[SchedulingGate] | None = None
@@ -216,9 +217,9 @@ class PodStatus(KubeStruct, frozen=True):
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     conditions: list[PodCondition] | None = None
-    #: When the kubelet accepted it.
+    #: RFC 3339, when the kubelet accepted the pod.
     start_time: str | None = None
-    #: The node on which pods are preempted for it.
+    #: The node on which other pods are preempted for this pod.
     nominated_node_name: str | None = None
 
 
@@ -233,8 +234,8 @@ class Pod(KubeStruct, frozen=True):
     def ended(self) -> bool:
         """Return whether the containers have ended for good, according to the pod's status.
 
-        The phase alone is no proof: the pod garbage collector sets the pods of a lost node to
-        Failed, while their containers may still run. A kubelet waits for the containers first.
+        The phase alone does not prove it: for a lost node, the pod garbage collector sets the phase
+        Failed while containers may still run. A kubelet sets the phase after they have ended.
         """
         status = self.status
         if status is None or status.phase not in ("Succeeded", "Failed"):

@@ -1,10 +1,10 @@
 """Limits how much freed memory the C library keeps, in the agent and in the extender.
 
 Python allocates every block above 512 bytes with malloc. By default glibc has up to eight arenas
-for each core, and a block is mapped separately only if it is larger than the largest one ever
-freed. Both speed up programs that compute in many threads, and both fragment the heap. They caused
-all growth of the agent: 7 MiB in the first 10,000 samples, more on nodes with many cores. In the
-extender each page of a list left a hole in the arena of the thread that read it.
+for each core, and it maps a block separately only if the block is larger than every mapped block
+freed before. Both defaults speed up programs with many threads, and both fragment the heap. They
+caused all growth of the agent: 7 MiB in the first 10,000 samples, more on nodes with many cores. In
+the extender each page of a list left a hole in the arena of the thread that read it.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ def keep_small(mapped_from_bytes: int, trimmed_from_bytes: int) -> None:
     """Use one arena, and return large freed blocks to the system at once.
 
     Call it before other threads start. Blocks of at least ``mapped_from_bytes`` are mapped
-    separately. The heap shrinks when ``trimmed_from_bytes`` are free at its end; smaller values
-    would make the process request the memory again and again. Does nothing without glibc.
+    separately. The heap shrinks when ``trimmed_from_bytes`` are free at its end; if the value is
+    too small, the process requests the same memory again and again. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,4 +1,4 @@
-"""Limits on one pod that requests GPUs: the one place that bounds the work its author can cause.
+"""Limits on one pod that requests GPUs. They bound the work that the pod's author can cause.
 
 Kubernetes accepts pods of 1.5 MiB with thousands of containers. Headroom reads a pod many times,
 fits it on every node and writes annotations onto it. A pod beyond these limits is rejected at
@@ -17,22 +17,24 @@ from contract.kube import NodeSelectorRequirement, Pod
 MAX_CONTAINERS = 64
 #: Annotations that begin with ``headroom.gpu/``.
 MAX_OWN_ANNOTATIONS = 256
-#: Bytes of keys and values of these.
+#: Bytes of keys and values of annotations that begin with ``headroom.gpu/``.
 MAX_OWN_ANNOTATION_BYTES = 32 << 10
-#: Tolerations, node selector entries, and values of required node affinity.
+#: Tolerations, node selector entries, and the terms, requirements and values of required node
+#: affinity.
 MAX_NODE_CONSTRAINTS = 1024
 #: Bytes of keys and values of all annotations of an object, as the API server counts them.
 MAX_ANNOTATION_BYTES = 256 << 10
-#: Bytes kept free for what Headroom writes: the placement, and the marks that requeue a pod.
+#: Bytes kept free for the annotations that Headroom writes: the placement, and those that requeue
+#: and touch a pod.
 RESERVED_ANNOTATION_BYTES = 8 << 10
-#: Bytes of the pod as JSON. etcd takes 1.5 MiB by default, annotations and status included.
+#: Bytes of the whole pod as JSON. By default, etcd accepts at most 1.5 MiB.
 MAX_POD_BYTES = 1 << 20
-#: Part of the reserved bytes, for the annotations that requeue and touch a pod.
-_MARK_BYTES = 512
+#: Part of ``RESERVED_ANNOTATION_BYTES``, for the annotations that requeue and touch a pod.
+_REQUEUE_BYTES = 512
 
 
 def exceeded(pod: Pod) -> str:
-    """Return the first limit that the pod exceeds, as a sentence with advice; "" if none."""
+    """Return a sentence that names the first exceeded limit and the fix; empty if there is none."""
     annotations = pod.metadata.annotations or {}
     own = {key: text for key, text in annotations.items() if key.startswith(PREFIX)}
     free_bytes = MAX_ANNOTATION_BYTES - RESERVED_ANNOTATION_BYTES
@@ -76,7 +78,7 @@ def exceeded(pod: Pod) -> str:
 
 
 def sized(pod: Pod, json_bytes: int) -> Pod:
-    """Return the pod with ``json_bytes`` set if it exceeds the limit, else the pod unchanged."""
+    """Return a copy with ``json_bytes`` if they exceed ``MAX_POD_BYTES``, else the pod itself."""
     if json_bytes <= MAX_POD_BYTES:
         return pod
     return msgspec.structs.replace(pod, json_bytes=json_bytes)
@@ -94,15 +96,16 @@ def annotation_bytes(annotations: Mapping[str, str]) -> int:
 def has_room_for(pod: Pod, written: Mapping[str, str]) -> bool:
     """Return whether ``written`` can be added to the pod's annotations.
 
-    The API server limits their total size. Space for the marks that requeue and touch the pod
-    stays free.
+    The API server limits their total bytes. Bytes for the annotations that requeue and touch the
+    pod stay free.
     """
     after = {**(pod.metadata.annotations or {}), **written}
     after_bytes = annotation_bytes(after) + pod.metadata.foreign_annotation_bytes
-    return after_bytes <= MAX_ANNOTATION_BYTES - _MARK_BYTES
+    return after_bytes <= MAX_ANNOTATION_BYTES - _REQUEUE_BYTES
 
 
 def _node_constraints(pod: Pod) -> Iterator[object]:
+    """Yield each item that counts towards ``MAX_NODE_CONSTRAINTS``."""
     spec = pod.spec
     yield from spec.tolerations or ()
     yield from spec.node_selector or ()

@@ -1,7 +1,8 @@
-"""The preemption attempt, which Headroom writes on the preemptor. A pod has at most one.
+"""The preemption attempt: an annotation that a replica writes on the pod that needs a node.
 
-A replica writes it before it evicts a victim, on condition that the pod's resourceVersion is
-unchanged. So only one replica acts on a pod, and all replicas see which node is held for it.
+A pod has at most one attempt. A replica writes it before it evicts a victim, on condition that the
+pod's resourceVersion is unchanged. So only one replica evicts victims for a pod, and all replicas
+see which node is held for the pod.
 """
 
 import msgspec
@@ -11,7 +12,7 @@ from contract.kube import Pod
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    #: Differs between two attempts for one pod.
+    #: Differs from the ids of earlier attempts for the same pod.
     id: str = ""
     node: str = ""
     #: Unix time, seconds.
@@ -29,9 +30,9 @@ def encode_attempt(attempt: Attempt) -> str:
 
 
 def attempt_of(pod: Pod) -> Attempt | None:
-    """Return the pod's last attempt.
+    """Return the pod's last attempt; None if there is none or it cannot be decoded.
 
-    None if there is none or it cannot be decoded: users can write any text there.
+    Users can write any text in the annotation.
     """
     text = pod.annotation(PREEMPTING)
     if text is None:

@@ -1,13 +1,14 @@
 """Kubernetes quantities as whole bytes: parsed as Kubernetes parses them, and formatted.
 
 The grammar and the rounding are those of ``resource.Quantity`` and its ``Value()`` in
-k8s.io/apimachinery. All numbers are integers. This module differs from that type if its result is
-wrong:
+k8s.io/apimachinery. All numbers are integers. Where Kubernetes computes a wrong result, this module
+differs:
 
-* above int64 it wraps or caps; this module rejects the amount;
-* it reads text without a digit (``Gi``, ``-``, ``.``) as zero, against its own grammar; rejected;
-* its ``Value()`` of many negative amounts is wrong, even positive; here they are exact;
-* on ``1e-999999999`` it does not return; here ``MAX_LENGTH`` bounds the cost.
+* Amounts above int64: Kubernetes wraps or caps them. This module rejects them.
+* Text without a digit (``Gi``, ``-``, ``.``): Kubernetes reads zero, against its own grammar. This
+  module rejects it.
+* Negative amounts: ``Value()`` of many of them is wrong, even positive. Here they are exact.
+* ``1e-999999999``: Kubernetes does not return. This module limits the exponent and the length.
 """
 
 import re
@@ -36,20 +37,20 @@ def parse_bytes(text: str) -> int:
     match = _SHAPE.fullmatch(text)
     if match is None:
         raise BadQuantity(text, "it is not a number followed by a unit")
-    sign, whole, part, suffix = match.groups(default="")
-    if not whole + part:
+    sign, whole, decimals, suffix = match.groups(default="")
+    if not whole + decimals:
         raise BadQuantity(text, "it has no digits")
-    magnitude = int(whole + part) << _BINARY.get(suffix, 0)
-    exponent = _exponent(text, suffix) - len(part)
-    # One of the two powers is 1. Floor division of the negative rounds the magnitude up.
-    magnitude = -(-magnitude * _ten_to(exponent) // _ten_to(-exponent))
+    magnitude = int(whole + decimals) << _BINARY.get(suffix, 0)
+    exponent = _exponent(text, suffix) - len(decimals)
+    # One of the two powers of ten is 1. Floor division of the negated magnitude rounds up.
+    magnitude = -(-magnitude * _power_of_ten(exponent) // _power_of_ten(-exponent))
     if magnitude > MAX_INT64:
         raise BadQuantity(text, "it is too large")
     return -magnitude if sign == "-" else magnitude
 
 
 def _exponent(text: str, suffix: str) -> int:
-    """Return the power of ten of ``suffix``, clamped if a larger one makes no difference."""
+    """Return the power of ten of ``suffix``; a huge exponent is clamped without any effect."""
     if suffix in _BINARY:
         return 0
     if suffix in _DECIMAL:
@@ -59,16 +60,19 @@ def _exponent(text: str, suffix: str) -> int:
     exponent = int(suffix[1:])
     if not -MAX_INT64 - 1 <= exponent <= MAX_INT64:
         raise BadQuantity(text, "its exponent is too large")
-    # At most MAX_LENGTH digits precede the exponent. Twice that is above int64 or below one byte.
+    # At most MAX_LENGTH digits precede the exponent. So with an exponent of twice that, any amount
+    # is above int64; with the negative, below one byte.
     return max(-2 * MAX_LENGTH, min(2 * MAX_LENGTH, exponent))
 
 
-def _ten_to(exponent: int) -> int:
+def _power_of_ten(exponent: int) -> int:
+    """Return ten to the power of ``exponent``; 1 if it is negative."""
     return int(10 ** max(0, exponent))
 
 
 def format_bytes(count: int) -> str:
-    """Format bytes with the largest exact binary unit (``8Gi``), or without (``1500``)."""
+    """Format bytes with the largest binary unit that is exact (``8Gi``); without one if none is
+    (``1500``)."""
     for suffix, shift in _BINARY.items():
         if count and count % (1 << shift) == 0:
             return f"{count >> shift}{suffix}"
@@ -76,6 +80,9 @@ def format_bytes(count: int) -> str:
 
 
 def gib(count_bytes: int, up: bool = False) -> str:
-    """Format bytes for people: ``7.5 GiB``, without decimals from 100 GiB. Rounds down, or up."""
+    """Format bytes for people: ``7.5 GiB``, without decimals from 100 GiB.
+
+    Rounds down, or up if ``up``.
+    """
     tenths = -(-count_bytes * 10 >> 30) if up else count_bytes * 10 >> 30
     return f"{tenths // 10:,} GiB" if tenths >= 1000 else f"{tenths // 10}.{tenths % 10} GiB"

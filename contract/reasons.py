@@ -1,18 +1,18 @@
 """The closed list of reasons why a pod is unschedulable on a node.
 
-A sentence stays equal while its cause lasts, and has no number, node name or percent sign.
-kube-scheduler counts equal sentences ("3 insufficient GPU memory on any device") and formats them.
-It retries a pod whose message keeps changing a hundred times a second. The debug API reports the
-numbers of the same verdict.
+A sentence does not change while its cause lasts, and has no number, node name or percent sign,
+because kube-scheduler counts equal sentences ("3 insufficient GPU memory on any device") and
+formats them. If the message of a pod keeps changing, kube-scheduler retries the pod a hundred times
+a second. The debug API reports the numbers of the same verdict.
 """
 
 from enum import Enum
 
 
 class Reason(Enum):
-    """One cause: ``code``, the name in lower case, for programs; ``sentence`` for kube-scheduler.
+    """One cause. ``code`` is the name in lower case, for programs; ``sentence`` is for people.
 
-    ``evictable`` is whether evicting pods from the node could make the pod fit.
+    ``evictable``: whether evicting pods from the node could make the pod fit.
     """
 
     # The pod itself: it fits on no node.

@@ -1,4 +1,4 @@
-"""Environment variables that have the prefix of Headroom's settings but are none."""
+"""Detects variables that the kubelet sets for Services and that look like Headroom's settings."""
 
 import re
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ _URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 def service_links(env: Mapping[str, str]) -> set[str]:
-    """Return the names of the variables that the kubelet sets for Services of the namespace.
+    """Return the names of the variables in ``env`` that the kubelet set for Services.
 
-    The Service headroom-debug sets HEADROOM_DEBUG_PORT, which is also the name of a setting. Its
-    value shows which of the two it is.
+    For the Service headroom-debug the kubelet sets HEADROOM_DEBUG_PORT, which is also the name of a
+    setting. A value such as ``tcp://10.0.0.1:80`` shows that it is not the setting.
     """
     services = [match[1] for name in env if (match := _SERVICE.fullmatch(name))]
     return {

@@ -1,8 +1,8 @@
 """Reconciles the certificates of a cluster in one run, which may be repeated.
 
 Secrets are written with compare-and-swap: of two concurrent runs, one starts again and reads what
-the other wrote. Trust is written before certificates: first the CAs, then the webhook
-configurations, then the certificates.
+the other wrote. Trust is written before certificates: first the CAs, then the caBundle of the
+webhook configurations, then the certificates.
 
 A Secret that cert-manager manages is an error and stays unchanged.
 """
@@ -35,7 +35,7 @@ from extender.kube.client import KubeApi
 AUTHORITIES = "headroom-ca"
 #: The Services whose names are in the serving certificate.
 SERVICES = ("headroom-extender", "headroom-debug", "headroom-journal", "headroom-webhook")
-#: Label selector of the webhook configurations that must trust the serving certificate.
+#: Label selector of the webhook configurations that must trust the CA of the serving certificate.
 WEBHOOKS = "app.kubernetes.io/part-of=headroom"
 ATTEMPTS = 5
 
@@ -55,9 +55,9 @@ class _Secret:
 
 
 def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, Wanted]:
-    """Return the serving certificate of the namespace, and kube-scheduler's client certificate.
+    """Return what to create: the serving certificate and kube-scheduler's client certificate.
 
-    ``more_names`` are additional names of the serving certificate.
+    The serving certificate is valid for the Services in ``namespace`` and for ``more_names``.
     """
     names = [
         f"{service}.{namespace}{ending}"
@@ -67,12 +67,17 @@ def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, Wa
     serving = Wanted(
         "serving", "headroom-tls", "headroom", (*SERVICES, *names, *more_names), Usage.SERVER
     )
-    client = Wanted("client", "headroom-scheduler-client", "headroom-scheduler", (), Usage.CLIENT)
-    return serving, client
+    scheduler = Wanted(
+        "client", "headroom-scheduler-client", "headroom-scheduler", (), Usage.CLIENT
+    )
+    return serving, scheduler
 
 
 class Certificates:
-    """Creates and renews certificates; ``report`` is called with a text for each change."""
+    """Creates and renews the certificates in ``all_wanted`` and their CAs.
+
+    ``report`` is called with a text for each change.
+    """
 
     def __init__(
         self,
@@ -122,9 +127,12 @@ class Certificates:
             self._report(f"{purpose} CA: created, because no valid CA existed")
         self._trust_in_webhooks(authorities["serving"].cert)
         for each in self._wanted:
-            self._leaf(each, authorities[each.purpose], leaves[each.secret], now)
+            self._renew_leaf(each, authorities[each.purpose], leaves[each.secret], now)
 
-    def _leaf(self, each: Wanted, authority: Pair, existing: _Secret | None, now: datetime) -> None:
+    def _renew_leaf(
+        self, each: Wanted, authority: Pair, existing: _Secret | None, now: datetime
+    ) -> None:
+        """Write the certificate's Secret if the certificate or its CA has changed."""
         before = existing.data if existing else {}
         found = usable(before.get("tls.crt"), before.get("tls.key"))
         leaf, why = next_leaf(found, authority, each, now, self._terms)
@@ -139,6 +147,8 @@ class Certificates:
             self._report(f"Secret {each.secret}: ca.crt updated")
 
     def _read(self, name: str) -> _Secret | None:
+        """Return the Secret, or None if it does not exist. Raise ``BadSettings`` if cert-manager
+        manages it."""
         try:
             with self._api.asking(f"read Secret {name}") as timeout:
                 read = self._core.read_namespaced_secret(
@@ -160,6 +170,7 @@ class Certificates:
     def _write(
         self, name: str, kind: str, data: Mapping[str, bytes], existing: _Secret | None
     ) -> None:
+        """Create the Secret, or change it on condition that it is still ``existing``."""
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         if existing is None:
             body = client.V1Secret(
@@ -167,16 +178,17 @@ class Certificates:
                 type=kind,
                 data=dict(encoded),
             )
-            with self._swap(f"create Secret {name}") as timeout:
+            with self._writing(f"create Secret {name}") as timeout:
                 self._core.create_namespaced_secret(self._namespace, body, _request_timeout=timeout)
             return
         patch = {"metadata": {"resourceVersion": existing.version}, "data": encoded}
-        with self._swap(f"patch Secret {name}") as timeout:
+        with self._writing(f"patch Secret {name}") as timeout:
             self._core.patch_namespaced_secret(
                 name, self._namespace, patch, _request_timeout=timeout, _content_type=_MERGE_PATCH
             )
 
     def _trust_in_webhooks(self, bundle: bytes) -> None:
+        """Write ``bundle`` as the caBundle of each webhook that has another one."""
         text = base64.b64encode(bundle).decode()
         admission = self._admission
         for kind, list_all, patch in (
@@ -205,13 +217,16 @@ class Certificates:
                 name = metadata.name or ""
                 version = {"resourceVersion": metadata.resource_version}
                 body = {"metadata": version, "webhooks": hooks}
-                with self._swap(f"patch {kind} {name}") as timeout:
+                with self._writing(f"patch {kind} {name}") as timeout:
                     patch(name, body, _request_timeout=timeout, _content_type=_BY_NAME)
                 self._report(f"{kind} {name}: caBundle updated")
 
     @contextmanager
-    def _swap(self, call: str) -> Iterator[tuple[float, float]]:
-        """Make a call that writes. Raises ``StoreConflict`` if the object has changed."""
+    def _writing(self, call: str) -> Iterator[tuple[float, float]]:
+        """Convert the errors of a call that writes, like ``KubeApi.asking``.
+
+        Raises ``StoreConflict`` if the object was changed, created or deleted by another client.
+        """
         try:
             with self._api.asking(call) as timeout:
                 yield timeout
@@ -222,7 +237,8 @@ class Certificates:
 
 
 def _metadata(metadata: client.V1ObjectMeta | None) -> client.V1ObjectMeta:
-    """Check that the object has a resourceVersion: an empty precondition would check nothing."""
+    """Return the metadata. Raise ``Unreadable`` if it has no resourceVersion, because an empty
+    precondition is not checked."""
     if metadata is None or not metadata.resource_version:
         raise Unreadable("the API server returned an object without a resourceVersion")
     return metadata

@@ -74,9 +74,10 @@ def certs(
 
 log = structlog.get_logger()
 
-#: The certificate comes last. A client that reads between the writes of key and certificate finds
-#: that they do not match, and reads again.
+#: Files in the order in which they are copied. A client that reads after the key and before the
+#: certificate finds that they do not match, and reads again.
 FILES = ("ca.crt", "tls.key", "tls.crt")
+#: Seconds between two checks for changed files.
 EVERY_S = 30.0
 
 
@@ -88,8 +89,8 @@ def copy_certs(
     """Copy ca.crt, tls.key and tls.crt, and copy them again whenever they change.
 
     This is for a kube-scheduler that runs as a static pod, which cannot mount a Secret. Each file
-    is replaced atomically and is readable only by its owner. A file stays as it is while the Secret
-    does not have it. The command runs until SIGTERM or SIGINT.
+    is replaced atomically and is readable only by its owner. If the Secret lacks a file, its last
+    copy is kept. The command runs until SIGTERM or SIGINT.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,9 +1,9 @@
 """Creates, inspects and renews keys and X.509 certificates in PEM.
 
-There are two CAs: one signs the certificate of the servers, the other only kube-scheduler's client
-certificate. Certificates are renewed long before they expire. A CA is kept until it expires or its
-Secret is deleted. Replacing it is a task for an administrator, because kube-scheduler reads the CA
-that it trusts only when it starts.
+There are two CAs: one signs only the certificate of the servers, the other only kube-scheduler's
+client certificate. Certificates are renewed long before they expire. A CA is replaced only if it
+has expired, or its Secret is missing or invalid. An administrator must replace it earlier, because
+kube-scheduler reads the CA that it trusts only when it starts.
 
 All keys are P-256, unencrypted in PKCS #8. Times are aware datetimes in UTC.
 """
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-#: A certificate is valid from this long before its creation, because clocks differ.
+#: How long before its creation a certificate becomes valid, because clocks differ.
 BACKDATED = timedelta(minutes=5)
 
 
@@ -50,7 +50,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The fields of a certificate that decide about its renewal."""
+    """The fields of a certificate that determine whether it must be renewed."""
 
     ends_at: datetime
     #: DNS names and IP addresses, as the certificate spells them.
@@ -59,7 +59,7 @@ class Facts:
 
 
 def new_authority(name: str, now: datetime, lifetime: timedelta) -> Pair:
-    """Create a CA that can sign certificates of servers and clients, but of no other CA."""
+    """Create a self-signed CA that can sign certificates of servers and clients, but no CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
     builder = (
@@ -249,7 +249,7 @@ def next_authority(authority: Pair | None, purpose: str, now: datetime, terms: T
 def next_leaf(
     leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
 ) -> tuple[Pair, str]:
-    """Return the certificate to serve, and why it replaces ``leaf``; "" if it is ``leaf``."""
+    """Return the certificate to use, and why it replaces ``leaf``; "" if it is ``leaf``."""
     why = _renewal_reason(leaf, authority, wanted, now, terms)
     if leaf is not None and not why:
         return leaf, ""
@@ -272,6 +272,7 @@ def usable(cert: bytes | None, key: bytes | None) -> Pair | None:
 def _renewal_reason(
     leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
 ) -> str:
+    """Return why ``leaf`` must be replaced; empty if it need not be."""
     if leaf is None:
         return "none existed"
     found = facts(leaf)
@@ -281,7 +282,8 @@ def _renewal_reason(
         return f"it was not valid for {', '.join(missing)}"
     if wanted.usage not in found.usages:
         return f"it was not for a {wanted.usage.value}"
-    due = found.ends_at - terms.leaf_renewed_before <= now
-    if due and found.ends_at < ends_at(authority.cert):
+    is_due = found.ends_at - terms.leaf_renewed_before <= now
+    # A new certificate would not expire later than its CA, so it could not last longer.
+    if is_due and found.ends_at < ends_at(authority.cert):
         return f"it expires at {found.ends_at:%Y-%m-%dT%H:%M:%SZ}"
     return ""

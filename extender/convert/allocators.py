@@ -1,8 +1,9 @@
-"""The keys and values of the allocators that are converted: KAI, HAMi and gpushare.
+"""The keys of KAI, HAMi and gpushare, and how their values are read.
 
-Their units differ, and a manifest does not contain them: ``gpu-memory`` and ``gpumem`` are MiB, and
-``aliyun.com/gpu-mem`` has the unit of the plugin's flag ``--memory-unit``. Values are computed with
-integers and rounded up, so that a pod never gets less memory.
+Manifests contain amounts without units: ``gpu-memory`` and ``gpumem`` are in MiB, and
+``aliyun.com/gpu-mem`` is in the unit of the plugin's flag ``--memory-unit``. Amounts are computed
+with integers and rounded up, so that a pod never gets less memory. The functions that read values
+raise ``BadValue``.
 """
 
 import re
@@ -16,7 +17,7 @@ from contract.quantity import parse_bytes
 
 GPU = "nvidia.com/gpu"
 
-#: Schedulers that exist only for their own kind of sharing.
+#: schedulerName -> its allocator. Pods that are converted do not need these schedulers.
 SCHEDULERS = {"kai-scheduler": "KAI", "hami-scheduler": "HAMi"}
 
 KAI_REQUESTS = (
@@ -33,12 +34,13 @@ GPUSHARE_MEMORY = "aliyun.com/gpu-mem"
 _NO_COMPUTE = (
     "Headroom does not divide compute; annotation headroom.gpu/max-sm keeps a pod off busy devices"
 )
-#: Resource or annotation without an equivalent -> the reason. They are removed.
+#: Resource without an equivalent -> the reason. They are removed.
 LOST_RESOURCES = {
     "nvidia.com/gpucores": _NO_COMPUTE,
     "nvidia.com/priority": "Headroom has no priority between pods on one device",
     "aliyun.com/gpu-core.percentage": _NO_COMPUTE,
 }
+#: Annotation without an equivalent -> the reason. They are removed.
 LOST_ANNOTATIONS = {
     "gpu-fraction-limit": "a pod may not use more memory than it requests",
     "gpu-memory-limit": "a pod may not use more memory than it requests",
@@ -54,17 +56,17 @@ LOST_ANNOTATIONS = {
 #: Labels that are reported but kept, because a selector may depend on them.
 QUEUES = ("kai.scheduler/queue", "runai/queue")
 #: Annotations and labels that another allocator writes when it places a pod. A manifest has them
-#: only as a copy of such a pod. A bound pod with one of them makes its node ineligible.
+#: only if it was copied from a placed pod. A bound pod with one of them makes its node ineligible.
 STAMPS = re.compile(
     r"ALIYUN_COM_GPU_MEM_.*|hami\.io/(vgpu-.*|bind-.*)|runai-gpu-group(/.*)?|run\.ai/.*"
     r"|runai/shared-gpu-configmap|received-resource-type|nvidia\.com/container\..+\.gpus\.devices"
 )
-#: Prefix of a resource -> its allocator, which is not converted.
+#: Prefix of a resource -> the name of its allocator. These allocators are not converted.
 _UNCONVERTED = {"volcano.sh/vgpu-": "Volcano", "tencent.com/vcuda-": "Tencent's GPU manager"}
 
 MIB = 1 << 20
 MAX_DEVICES_ASKED = 1024
-#: More memory than any device has: the value must be in another unit, or have its own unit.
+#: More memory than any device has. Such a value is in another unit, or includes a unit itself.
 TOO_MANY_BYTES = 1 << 40
 #: Bytes of a unit -> its name, and 8 GiB in this unit.
 _UNITS = {1 << 30: ("GiB", 8), MIB: ("MiB", 8192)}
@@ -77,14 +79,15 @@ class BadValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ForeignRequest:
-    """A request for ``amount`` on each of ``devices`` devices."""
+    """A request for ``amount`` on each of ``devices`` devices, made to another allocator."""
 
     amount: Bytes | Share
+    #: Number of devices.
     devices: int = 1
 
 
 def count(value: object) -> int:
-    """Read a number of devices, at least 1."""
+    """Read a number of devices, from 1 to ``MAX_DEVICES_ASKED``."""
     text = str(value).strip()
     if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_DEVICES_ASKED:
         raise BadValue(f"{shortened(text)} is not a number of devices. Example: 1")
@@ -92,7 +95,7 @@ def count(value: object) -> int:
 
 
 def in_units(value: object, unit_bytes: int) -> Bytes | None:
-    """Read a number of units of memory; None for zero, which requests nothing."""
+    """Read an amount in units of ``unit_bytes`` bytes; None for zero, which requests nothing."""
     text = str(value).strip()
     try:
         units = parse_bytes(text)
@@ -109,7 +112,7 @@ def in_units(value: object, unit_bytes: int) -> Bytes | None:
 
 
 def quantity(value: object) -> Bytes | None:
-    """Read a Kubernetes quantity of bytes, such as 4Gi."""
+    """Read a Kubernetes quantity of bytes, such as 4Gi; None for zero."""
     return in_units(value, 1)
 
 
@@ -141,8 +144,8 @@ def _share(value: object, unit_ppm: int, expected: str) -> Share:
 
 def unconverted(key: object) -> str:
     """Return the name of the allocator of a key that is not converted; empty for other keys."""
-    known = _UNCONVERTED.items()
-    return next((name for prefix, name in known if str(key).startswith(prefix)), "")
+    prefixes = _UNCONVERTED.items()
+    return next((name for prefix, name in prefixes if str(key).startswith(prefix)), "")
 
 
 def is_foreign(key: object) -> bool:

@@ -1,7 +1,7 @@
-"""Converts a file of manifests: finds the pod templates in its documents and rewrites the file.
+"""Converts a file of manifests: finds the pod templates in its documents and converts each.
 
-It keeps comments, quotes and the order of keys. A file that uses no other allocator is returned
-byte for byte.
+The result keeps comments, quotes and the order of keys. A file in which nothing is converted is
+returned byte for byte.
 """
 
 import io
@@ -33,24 +33,27 @@ MAX_NESTING = 200
 
 
 class BadManifest(ValueError):
-    """A file that cannot be converted; the message names the place and the fix."""
+    """A file that cannot be converted; the message gives the reason, and if known the line and the
+    fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     #: Bytes of one unit of aliyun.com/gpu-mem: the --memory-unit of gpushare's plugin.
     memory_unit_bytes: int = 1 << 30
-    #: The schedulerName of the converted pods; None: the cluster's default.
+    #: The schedulerName of the converted pods; None: keep it, or remove that of an allocator.
     scheduler_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
+    #: The converted file.
     text: str
     findings: tuple[Finding, ...]
 
     @property
     def understood(self) -> bool:
+        """Return whether no part of the file was left for a person to convert."""
         return all(finding.weight is not Weight.NOT_UNDERSTOOD for finding in self.findings)
 
 
@@ -118,7 +121,7 @@ def _not_understood(document: dict[str, Any], message: str, line: int | None) ->
 
 
 def _nested(text: str) -> int:
-    """Return the maximum nesting of brackets: the parser's time grows with every level."""
+    """Return the maximum nesting of brackets, which multiplies the parser's time."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -127,6 +130,7 @@ def _nested(text: str) -> int:
 
 
 def _yaml(text: str) -> YAML:
+    """Return a parser that writes YAML in the style of the file."""
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 1 << 16
@@ -151,6 +155,7 @@ def _aliased(text: str) -> dict[int, int]:
 
 
 def _templates(obj: Any, where: str, options: Options) -> Iterator[Template | Finding]:
+    """Yield each pod template in the object, or a finding if it has an invalid form."""
     if not isinstance(obj, dict):
         return
     kind = str(obj.get("kind", ""))
@@ -163,14 +168,14 @@ def _templates(obj: Any, where: str, options: Options) -> Iterator[Template | Fi
     pod: Any = obj
     for key in TEMPLATES[kind]:
         pod = pod.get(key) if isinstance(pod, dict) else None
-    if wrong := _misshapen(pod):
+    if wrong := _invalid_part(pod):
         yield Finding(Weight.NOT_UNDERSTOOD, None, where, f"not changed: {wrong}")
         return
     yield Template(pod, where, options.memory_unit_bytes, options.scheduler_name)
 
 
-def _misshapen(pod: Any) -> str:
-    """Return why this is not a pod template; empty if it is one."""
+def _invalid_part(pod: Any) -> str:
+    """Return which part of a pod template is missing or has the wrong type; empty if none."""
     if not isinstance(pod, dict) or not isinstance(pod.get("spec"), dict):
         return "it has no pod template with a spec"
     metadata = pod.get("metadata") or {}
@@ -189,12 +194,12 @@ def _misshapen(pod: Any) -> str:
             if not isinstance(container, dict) or not isinstance(container.get("name"), str):
                 return f"an item of {part} has no name"
             resources = container.get("resources") or {}
-            halves = [resources] + (
+            mappings = [resources] + (
                 [resources.get("limits"), resources.get("requests")]
                 if isinstance(resources, dict)
                 else []
             )
-            if not all(isinstance(half or {}, dict) for half in halves):
+            if not all(isinstance(each or {}, dict) for each in mappings):
                 return f"resources of container {container['name']} are not a mapping"
             if not isinstance(container.get("env") or [], list):
                 return f"env of container {container['name']} is not a list"
@@ -217,7 +222,8 @@ def _keys(node: Any, wanted: Callable[[object], object]) -> Iterator[tuple[str, 
 
 
 def _invalid_key_line(node: Any, line: int = 1) -> int | None:
-    """Return the line of the first mapping with a key that is not a string or number, else None.
+    """Return the line of the first mapping with a key that is not a string or number; None if there
+    is none. ``line`` is the line of the enclosing mapping, for nodes that have none.
 
     A template such as ``{{ .Values }}`` is valid YAML with such a key.
     """

@@ -1,7 +1,7 @@
 """Converts one pod template: replaces requests to KAI, HAMi or gpushare with Headroom's annotation.
 
-A template that uses two of these allocators, or has a value that cannot be read, is not changed: a
-pod that is only partly converted would run with the wrong amount of memory.
+A template that requests memory from two of these allocators, or has a value that cannot be read, is
+not changed, because a partly converted pod would run with the wrong amount of memory.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -37,9 +37,11 @@ Yaml = MutableMapping[str, Any]
 
 
 class Weight(Enum):
+    """The result for the part of the manifest that a finding is about."""
+
     #: Converted, with a slightly different meaning.
     CHANGED = "changed"
-    #: Headroom has no equivalent: it was removed or has no effect.
+    #: Without an equivalent in Headroom: removed, or kept without an effect.
     LOST = "lost"
     #: Not changed; a person must convert it.
     NOT_UNDERSTOOD = "not understood"
@@ -47,6 +49,8 @@ class Weight(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """A message to the user about one part of a manifest."""
+
     weight: Weight
     #: Line in the file, from 1; None if there is no single line.
     line: int | None
@@ -69,7 +73,7 @@ class Template:
     _allocators: set[str] = field(default_factory=set)
 
     def convert(self) -> bool:
-        """Convert the template in place. Return whether anything was changed."""
+        """Convert the template in place, and add findings. Return whether anything was changed."""
         try:
             self._read()
         except BadValue as err:
@@ -77,13 +81,15 @@ class Template:
             return False
         changed = self._remove_keys()
         if self._requests:
-            self._write()
+            self._write_requests()
             changed = True
-        return self._reschedule() or changed
+        return self._set_scheduler() or changed
 
     # Reading; nothing is changed here.
 
     def _read(self) -> None:
+        """Record the requests of all containers. Raise ``BadValue`` if the template cannot be
+        converted."""
         self._read_kai()
         self._read_nv_fractions()
         for container in self._containers():
@@ -117,15 +123,16 @@ class Template:
 
     def _read_nv_fractions(self) -> None:
         annotations = self._annotations()
-        figures: dict[str, dict[str, str]] = {}
+        #: Container name -> "request" or "limit" -> the annotation's key.
+        keys_of: dict[str, dict[str, str]] = {}
         for key in annotations:
             match = NV_FRACTION.fullmatch(str(key))
             if match:
-                figures.setdefault(match[1], {})[match[2].rpartition(".")[2]] = str(key)
+                keys_of.setdefault(match[1], {})[match[2].rpartition(".")[2]] = str(key)
             elif str(key).startswith("nvidia.com/container.") and not STAMPS.fullmatch(str(key)):
                 raise BadValue(f"annotation {key} is not known")
         known = [str(c["name"]) for c in self._containers()]
-        for name, keys in figures.items():
+        for name, keys in keys_of.items():
             if name not in known:
                 raise BadValue(f"{next(iter(keys.values()))} names no container")
             # The limit is the memory that the container can use; the request may be less.
@@ -171,6 +178,7 @@ class Template:
                 )
 
     def _add(self, allocator: str, name: str, request: ForeignRequest) -> None:
+        """Record the request of container ``name``; raise ``BadValue`` if it has another one."""
         if name in self._requests:
             raise BadValue(f"container {name!r:.80} has two requests for memory")
         own = next(c for c in self._containers() if c["name"] == name)
@@ -181,16 +189,18 @@ class Template:
         self._allocators.add(allocator)
         self._requests[name] = request
 
-    def _value(self, among: Yaml, key: str, read: Any) -> Any:
+    def _value(self, mapping: Yaml, key: str, read: Any) -> Any:
+        """Convert the value of ``key`` with ``read``; errors name the key."""
         try:
-            return read(among[key])
+            return read(mapping[key])
         except BadValue as err:
             raise BadValue(f"{key}: {err}") from err
 
     # Writing.
 
     def _remove_keys(self) -> bool:
-        """Remove the keys of other allocators, and report those without an equivalent."""
+        """Remove the keys of other allocators, and report those without an equivalent. Return
+        whether anything was removed."""
         changed = False
         annotations, labels = self._annotations(), self._labels()
         for part, key in [*((annotations, k) for k in annotations), *((labels, k) for k in labels)]:
@@ -222,6 +232,7 @@ class Template:
         return changed
 
     def _remove_resources(self, container: Yaml) -> bool:
+        """Remove the resources of other allocators; return whether there were any."""
         changed = False
         reported: set[str] = set()
         resources = container.get("resources") or {}
@@ -238,7 +249,8 @@ class Template:
                 del resources[part]
         return changed
 
-    def _write(self) -> None:
+    def _write_requests(self) -> None:
+        """Write the number of GPUs of each container, and the pod's annotation ``VRAM``."""
         for container in self._containers():
             request = self._requests.get(str(container["name"]))
             if request is not None:
@@ -270,7 +282,8 @@ class Template:
             )
         _mapping(_mapping(self.pod, "metadata"), "annotations")[VRAM] = text
 
-    def _reschedule(self) -> bool:
+    def _set_scheduler(self) -> bool:
+        """Set or remove ``schedulerName`` of a pod that requests a GPU; return whether it did."""
         spec = self.pod["spec"]
         theirs = SCHEDULERS.get(str(spec.get("schedulerName", "")))
         line = _line(spec, "schedulerName")
@@ -319,6 +332,7 @@ class Template:
         }
 
     def _report(self, weight: Weight, line: int | None, message: str) -> None:
+        """Add a finding; without a line, at the line of the pod's spec."""
         self.findings.append(Finding(weight, line or _line(self.pod, "spec"), self.where, message))
 
 
@@ -327,6 +341,7 @@ def _mib(value: object) -> Bytes | None:
 
 
 def _part(container: Yaml, part: str) -> Yaml:
+    """Return the container's ``limits`` or ``requests``; empty if it has none."""
     return (container.get("resources") or {}).get(part) or {}
 
 

@@ -1,8 +1,8 @@
-"""Errors of calls to the Kubernetes API, and how they are read from its answers.
+"""Errors of calls to the Kubernetes API, and functions that make them from its answers.
 
 ApiError
 ├── ApiStatus    the server answered with an error status
-├── NoAnswer     no answer; the request may have been processed
+├── NoAnswer     not sent, or no answer: the request may have been processed
 └── Unreadable   the answer is not in the expected format
 """
 
@@ -20,8 +20,8 @@ class ApiError(Exception):
 class ApiStatus(ApiError):
     """The server answered with an error.
 
-    ``status`` is the HTTP code, ``message`` the server's message, ``retry_after_s`` the pause that
-    it requested, in seconds.
+    ``status`` is the HTTP code, ``message`` the server's message, ``retry_after_s`` the pause in
+    seconds that the server requested; 0 if it requested none.
     """
 
     def __init__(self, call: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
@@ -53,7 +53,10 @@ _status_decoder = msgspec.json.Decoder(StatusBody)
 def rejection(
     call: str, status: int, body: bytes, phrase: str | None, headers: Mapping[str, str]
 ) -> ApiStatus:
-    """Return the error for an answer without success; ``phrase`` is the HTTP reason phrase."""
+    """Return the error for an answer with an error status.
+
+    The message is the body's, else ``phrase``, the HTTP reason phrase.
+    """
     message = status_message(body) or phrase or ""
     retry_after = headers.get("Retry-After", "")
     retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0

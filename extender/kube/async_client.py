@@ -1,9 +1,9 @@
 """The asynchronous client of the Kubernetes API, for the ledger's calls on the event loop.
 
-It behaves like ``extender.kube.client`` and raises the same errors, but no thread waits for an
-answer. Switching threads for each step of each bind costs almost as much as the step, and the loop
-then waits for the interpreter's lock. Answers that take long to decode, such as lists, do not
-belong on the loop.
+Like ``extender.kube.client``, it sends each request once, and it raises the same errors. But no
+thread waits for an answer: switching threads for each step of each bind would cost almost as much
+as the step, and the loop would wait for the interpreter's lock. Use the blocking client for answers
+that take long to decode, such as lists.
 """
 
 import ssl
@@ -23,11 +23,12 @@ from extender.progress import progressed
 
 #: Errors of a connection that broke, or was silent for too long.
 _BROKEN = (aiohttp.ClientError, OSError)
-#: Concurrent calls; further calls wait.
+#: Maximum number of concurrent calls; further calls wait.
 CONNECTIONS = 32
 #: Seconds after which an unused connection is closed; the API server waits for 90 s.
-_KEPT_S = 60.0
-_MOST_AT_ONCE_BYTES = 1 << 18
+_KEEPALIVE_S = 60.0
+#: A longer body is sent in pieces.
+_MAX_ONE_PIECE_BYTES = 1 << 18
 
 
 class AsyncKubeApi:
@@ -55,7 +56,7 @@ class AsyncKubeApi:
         )
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=CONNECTIONS, keepalive_timeout=_KEPT_S, ssl=_tls(configuration)
+                limit=CONNECTIONS, keepalive_timeout=_KEEPALIVE_S, ssl=_tls(configuration)
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("Accept-Encoding", "Content-Type"),
@@ -81,8 +82,8 @@ class AsyncKubeApi:
         data: bytes | BytesIO | None = body
         if body is not None:
             headers["Content-Type"] = content_type
-            # In pieces, so that other calls do not wait while all of it is encrypted.
-            data = body if len(body) <= _MOST_AT_ONCE_BYTES else BytesIO(body)
+            # In pieces, so that other calls do not wait while the whole body is encrypted.
+            data = body if len(body) <= _MAX_ONE_PIECE_BYTES else BytesIO(body)
         try:
             async with self._session.request(
                 method,
@@ -107,10 +108,11 @@ class AsyncKubeApi:
 
 
 def _routing(configuration: Any) -> dict[str, Any]:
-    """Return the request options for the way to the server: TLS server name and proxy."""
-    way: dict[str, Any] = {}
+    """Return the options of each request that depend on the configuration: TLS server name and
+    proxy. Raise ``BadSettings`` for a proxy that is no HTTP proxy."""
+    options: dict[str, Any] = {}
     if configuration.tls_server_name:
-        way["server_hostname"] = configuration.tls_server_name
+        options["server_hostname"] = configuration.tls_server_name
     proxy = configuration.proxy
     if proxy and not should_bypass_proxies(configuration.host, configuration.no_proxy or ""):
         if urlsplit(proxy).scheme not in ("http", "https"):
@@ -118,8 +120,8 @@ def _routing(configuration: Any) -> dict[str, Any]:
                 f"the kubeconfig's proxy-url is {proxy}, which is no HTTP proxy. Example: "
                 "proxy-url: http://proxy.example.com:3128"
             )
-        way |= {"proxy": proxy, "proxy_headers": configuration.proxy_headers}
-    return way
+        options |= {"proxy": proxy, "proxy_headers": configuration.proxy_headers}
+    return options
 
 
 def _tls(configuration: Any) -> ssl.SSLContext:

@@ -3,7 +3,7 @@
 Small calls use the typed API of the ``kubernetes`` package over ``KubeApi.client``. Lists and
 watches are raw requests and raw bodies, because its models take too much memory and time (ADR 37).
 This layer never sends a request twice: only the caller can decide whether a lost write may be
-repeated (DESIGN section 6). The event loop uses ``extender.kube.async_client``.
+repeated. The event loop uses ``extender.kube.async_client``.
 """
 
 import os
@@ -26,7 +26,8 @@ from kubernetes.client.exceptions import ApiException
 from extender.errors import BadSettings
 from extender.kube.api_errors import ApiStatus, NoAnswer, Unreadable, describe, rejection
 
-#: Errors of a broken connection below urllib3's own (TLS, a socket that this process shut down).
+#: Errors of a broken connection: urllib3's own, and others that it lets through (TLS, a socket that
+#: this process shut down).
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 JSON = "application/json"
 USER_AGENT = "headroom"
@@ -37,7 +38,7 @@ Query = Mapping[str, str]
 T = TypeVar("T")
 
 
-#: Seconds in which a body must arrive, also if no pause exceeds the read timeout.
+#: Maximum seconds to receive a body. The read timeout limits only each pause.
 BODY_S = 60.0
 _BODY_PART_BYTES = 1 << 20
 
@@ -68,10 +69,10 @@ def load_configuration(
     context: str | None = None,
     hint: str = "example: export KUBECONFIG=$HOME/.kube/config",
 ) -> Configuration:
-    """Return the configuration of the pod's service account inside a cluster, else (or if named) of
-    a kubeconfig.
+    """Return the configuration of a kubeconfig, or inside a cluster that of the service account.
 
-    Raise ``BadSettings``, whose message ends with ``hint``, if there is neither.
+    If ``kubeconfig`` or ``context`` is given, the kubeconfig is used inside a cluster too. Raise
+    ``BadSettings`` if there is no configuration; its message ends with ``hint``.
     """
     configuration = Configuration()
     load: Any = kubernetes.config  # only some releases have type hints
@@ -105,8 +106,8 @@ class Stream:
         except _BROKEN as err:
             raise NoAnswer(f"{self._call}: {describe(err)}") from err
         if self._interrupted:
-            # Shutting down a TLS socket removes its cipher first. From then on, until the end is
-            # noticed, the data read is the encrypted stream.
+            # Shutting down a TLS socket removes its cipher first. Data that is read after that is
+            # still encrypted.
             raise NoAnswer(f"{self._call}: interrupted")
         return data
 
@@ -115,7 +116,7 @@ class Stream:
         self._interrupted = True
         try:
             self._response.shutdown()
-        except (*_BROKEN, ValueError):  # it has ended by itself
+        except (*_BROKEN, ValueError):  # the stream has already ended
             return
 
     def close(self) -> None:
@@ -145,15 +146,20 @@ class KubeApi:
         self._pool: urllib3.PoolManager = self.client.rest_client.pool_manager
 
     def close(self) -> None:
-        """Reject further calls, so that a thread with many calls to make ends after the current
-        one. A call in progress may still take until its timeout."""
+        """Make further calls raise ``NoAnswer``, so that a thread with many calls to make ends.
+
+        A call in progress may still take until its timeout.
+        """
         self._is_closed = True
         self._pool.clear()
 
     @contextmanager
     def asking(self, call: str) -> Iterator[tuple[float, float]]:
-        """Convert the errors that a typed API raises within the context to ``ApiError``. The
-        context's value is the ``_request_timeout`` of each call."""
+        """Convert the errors that a typed API raises within the context to ``ApiError``.
+
+        Yield the value to pass as ``_request_timeout`` to each call. ``call`` is the text that
+        names the call in errors.
+        """
         if self._is_closed:
             raise NoAnswer(f"{call}: not sent, because this process is stopping")
         try:
@@ -182,14 +188,17 @@ class KubeApi:
         call = f"{method} {path}"
         timeout_s = self._read_timeout_s
         response = self._send(method, path, query, body, content_type, timeout_s, accept)
-        return self._success(call, response)
+        return self._body_of(call, response)
 
     def stream(self, path: str, *, query: Query, read_timeout_s: float) -> Stream:
-        """Open a watch; ``read_timeout_s`` limits the silence between two pieces of data."""
+        """Open a watch; ``read_timeout_s`` limits the silence between two pieces of data.
+
+        Raise ``ApiStatus``, ``NoAnswer`` or ``Unreadable``.
+        """
         call = f"WATCH {path}"
         response = self._send("GET", path, query, None, "", read_timeout_s)
         if response.status != 200:
-            self._success(call, response)
+            self._body_of(call, response)
             raise Unreadable(f"{call}: answered {response.status}, not with a stream")
         return Stream(call, response)
 
@@ -201,12 +210,13 @@ class KubeApi:
         page_size: int,
         query: Query | None = None,
     ) -> Listing[T]:
-        """Return all objects under ``path`` at one moment, fetched in pages.
+        """Return all objects under ``path`` at one moment, fetched in pages; raise ``ApiError``.
 
         ``take`` converts each object; objects for which it returns None are left out. It is called
-        in the order of the list, on its own thread while the server prepares the next page. At most
-        two pages are in memory. A continue token can expire, because etcd keeps minutes of history.
-        The list then starts again, in one page, so that it completes however long pages take.
+        in the order of the list, on another thread while the server prepares the next page. At most
+        two pages are in memory. A continue token can expire (410), because etcd keeps only minutes
+        of history. Then the list starts again in one page, which cannot expire, and ``take`` is
+        called again for all objects.
         """
         try:
             return self._list(path, take, query, page_size)
@@ -268,7 +278,8 @@ class KubeApi:
         except _BROKEN as err:
             raise NoAnswer(f"{method} {path}: {describe(err)}") from err
 
-    def _success(self, call: str, response: urllib3.BaseHTTPResponse) -> bytes:
+    def _body_of(self, call: str, response: urllib3.BaseHTTPResponse) -> bytes:
+        """Read and return the body of a successful answer; raise ``ApiStatus`` or ``NoAnswer``."""
         until_s = time.monotonic() + BODY_S
         parts: list[bytes] = []
         try:

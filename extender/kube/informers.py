@@ -47,8 +47,8 @@ class KubernetesSources:
     def stop(self, timeout_s: float = 5.0) -> None:
         """Stop all watches and wait for the threads, ``timeout_s`` seconds in all.
 
-        A thread that waits for a list's answer may run longer. What it delivers is ignored, and it
-        does not keep the process alive.
+        A thread that waits for a list's answer may run longer and still deliver the list. It does
+        not keep the process alive.
         """
         for reflector in self._reflectors.values():
             reflector.stop()

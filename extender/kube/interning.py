@@ -18,8 +18,8 @@ from contract.kube import KubeStruct, Node, ObjectMeta, Pod
 
 T = TypeVar("T")
 
-#: Limits of the kept values: their number, and their bytes as JSON. Beyond them all are dropped,
-#: and new ones are kept.
+#: Limits of the values that one ``Interned`` keeps: their number, and their bytes as JSON. At a
+#: limit all kept values are dropped.
 MOST_KEPT = 4096
 MAX_KEPT_BYTES = 1 << 20
 #: Longer values are never shared: values of large Deployments are short.
@@ -35,20 +35,20 @@ class Interned:
         self._kept_bytes = 0
 
     def one(self, value: T) -> T:
-        """Return the first equal value that was passed in."""
+        """Return an equal value that was passed before, if it is kept, else ``value`` itself."""
         if not value:
             return value
-        written = msgspec.json.encode(value)
-        if len(written) > MAX_VALUE_BYTES:
+        encoded = msgspec.json.encode(value)
+        if len(encoded) > MAX_VALUE_BYTES:
             return value
-        kept: T | None = self._kept.get(written)
+        kept: T | None = self._kept.get(encoded)
         if kept is not None:
             return kept
-        if len(self._kept) >= MOST_KEPT or self._kept_bytes + len(written) > MAX_KEPT_BYTES:
+        if len(self._kept) >= MOST_KEPT or self._kept_bytes + len(encoded) > MAX_KEPT_BYTES:
             self._kept.clear()
             self._kept_bytes = 0
-        self._kept[written] = value
-        self._kept_bytes += len(written)
+        self._kept[encoded] = value
+        self._kept_bytes += len(encoded)
         return value
 
 
@@ -60,7 +60,7 @@ class Pods:
         self._affinities = Interned()
 
     def share(self, pod: Pod) -> Pod:
-        """Return the same pod, with shared parts."""
+        """Change the pod in place so that it shares parts with earlier pods, and return it."""
         metadata, spec, status = pod.metadata, pod.spec, pod.status
         _intern(metadata, "uid", "namespace", "name")
         force_setattr(metadata, "labels", self._labels.one(metadata.labels))
@@ -81,18 +81,24 @@ class Nodes:
         self._allocatable = Interned()
 
     def share(self, node: Node) -> Node:
-        """Return an equal node: its label keys and values are interned, its labels are its own."""
+        """Return an equal node with interned label keys and values, and a shared ``allocatable``.
+
+        The mapping of labels is not shared, because each node has different ones.
+        """
         if node.status is not None:
             force_setattr(
                 node.status, "allocatable", self._allocatable.one(node.status.allocatable)
             )
-        labels = _interned(node.metadata.labels)
+        labels = _interned_labels(node.metadata.labels)
         return replace(node, metadata=replace(node.metadata, labels=labels))
 
 
 def share_report(status: GPUNodeStatus) -> None:
-    """Intern the strings of a report, except names of pods: thousands of reports arrive each
-    second, and that would gain little."""
+    """Intern the strings of a report that many objects share, in place.
+
+    Names and uids of pods are left out: thousands of reports arrive each second, and interning them
+    would save little memory.
+    """
     for device in status.devices:
         force_setattr(device, "uuid", intern(device.uuid))
         force_setattr(device, "model", intern(device.model))
@@ -107,16 +113,16 @@ def share_report(status: GPUNodeStatus) -> None:
 
 
 def share_reservations(spec: GPUNodeSpec) -> None:
-    """Intern the strings of all reservations."""
+    """Intern the names, resources, pod uids and device uuids of all reservations, in place."""
     for reservation in spec.reservations.values():
         _intern(reservation, "namespace", "name")
         for charge in reservation.charges:
             _intern(charge, "resource")
-            force_setattr(charge, "candidates", _keyed_alike(charge.candidates))
-    force_setattr(spec, "reservations", _keyed_alike(spec.reservations))
+            force_setattr(charge, "candidates", _with_interned_keys(charge.candidates))
+    force_setattr(spec, "reservations", _with_interned_keys(spec.reservations))
 
 
-def _keyed_alike(of: Mapping[str, T]) -> dict[str, T]:
+def _with_interned_keys(of: Mapping[str, T]) -> dict[str, T]:
     return {intern(key): value for key, value in of.items()}
 
 
@@ -126,17 +132,17 @@ def _intern(of: msgspec.Struct, *fields: str) -> None:
             force_setattr(of, field, intern(text))
 
 
-def _interned(of: Mapping[str, str] | None) -> Mapping[str, str] | None:
+def _interned_labels(of: Mapping[str, str] | None) -> Mapping[str, str] | None:
     return of and {intern(key): intern(text) for key, text in of.items()}
 
 
-class _Halves(KubeStruct, frozen=True):
+class _RawParts(KubeStruct, frozen=True):
     metadata: ObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_halves_decoder = msgspec.json.Decoder(_Halves)
+_parts_decoder = msgspec.json.Decoder(_RawParts)
 _spec_decoder = msgspec.json.Decoder(GPUNodeSpec)
 _status_decoder = msgspec.json.Decoder(GPUNodeStatus | None)
 
@@ -144,8 +150,8 @@ _status_decoder = msgspec.json.Decoder(GPUNodeStatus | None)
 class GPUNodeReader:
     """Decodes GPUNodes; for one thread.
 
-    Most versions bring a new report and the same reservations. Those get the same spec object while
-    it is in use, so that later code can compare identities.
+    Most new versions of a GPUNode have a new report and an unchanged spec. While the spec object of
+    an earlier version is in use, it is returned again, so that later code can compare identities.
     """
 
     def __init__(self) -> None:
@@ -153,17 +159,17 @@ class GPUNodeReader:
         self._specs = WeakValueDictionary[bytes, GPUNodeSpec]()
 
     def read(self, body: bytes | msgspec.Raw) -> GPUNode:
-        """Return the same as ``decode_gpunode``; raise the same errors."""
+        """Return an object equal to that of ``decode_gpunode``; raise the same errors."""
         try:
-            halves = _halves_decoder.decode(body)
-            written = blake2b(halves.spec, digest_size=16).digest()
-            spec = self._specs.get(written)
+            parts = _parts_decoder.decode(body)
+            digest = blake2b(parts.spec, digest_size=16).digest()
+            spec = self._specs.get(digest)
             if spec is None:
-                spec = self._specs[written] = _spec_decoder.decode(halves.spec)
+                spec = self._specs[digest] = _spec_decoder.decode(parts.spec)
                 share_reservations(spec)
-            status = _status_decoder.decode(halves.status)
+            status = _status_decoder.decode(parts.status)
         except (ValueError, RecursionError):
             return decode_gpunode(body)  # raises an error that names the field
         if status is not None:
             share_report(status)
-        return GPUNode(metadata=halves.metadata, spec=spec, status=status)
+        return GPUNode(metadata=parts.metadata, spec=spec, status=status)

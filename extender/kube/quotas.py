@@ -8,7 +8,7 @@ from kubernetes import client
 from extender.kube.client import KubeApi
 from extender.state.pod_requests import ResourceQuota
 
-#: Maximum quotas that are read per namespace.
+#: Maximum number of quotas that are read per namespace.
 MAX_QUOTAS = 100
 
 

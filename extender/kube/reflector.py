@@ -1,11 +1,13 @@
-"""Lists and watches one kind of object, and never gives up.
+"""Lists and watches one kind of object, and retries after every error.
 
 A reflector is one thread with one invariant: the delivered events describe the API server's state
-at ``_version``. There are two kinds of failure. After silence or "later" (429) that version is
-still valid, and the watch resumes from it. Any other failure (above all 410: the history was
-compacted) makes it doubtful. The kind is then listed again; objects missing in ``Relisted`` were
-deleted in between. Either way there is a pause first, which grows with each failure in a row and
-has full jitter.
+at ``_version``. There are two kinds of failure:
+
+* After silence or 429 (too many requests) that version is still valid: the watch resumes from it.
+* After any other failure, such as 410 (the history was compacted), the version may be invalid: the
+  kind is listed again. Objects missing in ``Relisted`` were deleted in between.
+
+Before the next call there is a pause, which grows with each failure in a row and has full jitter.
 
 The server ends each watch after ``watch_s``. Longer silence ends it here, so that a half-open
 connection is detected within ``watch_s + grace_s``.
@@ -50,11 +52,11 @@ DEFAULT_PACE = Pace()
 
 #: Limit of one change. An API server stores objects up to 1.5 MiB, and sends them as JSON.
 MOST_LINE_BYTES = 8 << 20
-#: A watch that ends sooner, without data, is a failure: without a pause it would be opened again
-#: hundreds of times a second.
+#: A watch that ends sooner than this, without data, is a failure. Without a pause, it would be
+#: opened again hundreds of times a second.
 _SHORT_S = 1.0
-#: A watch that lasted this long has worked, also without changes of its kind, so its end is no
-#: further failure in a row. Otherwise quiet kinds would get the longest pauses, and go stale.
+#: A watch that lasted longer than this resets the backoff, even if it delivered no change.
+#: Otherwise kinds that seldom change would get the longest pauses, and become stale.
 _LONG_S = 10.0
 
 
@@ -72,8 +74,10 @@ class Backoff:
         self._failures = 0
 
     def next_s(self, at_least_s: float = 0.0) -> float:
-        """Return the seconds to wait after another failure. ``at_least_s`` is the pause that the
-        server requested, respected up to the cap."""
+        """Return the seconds to wait after another failure.
+
+        ``at_least_s`` is the pause that the server requested. It is added, up to ``cap_s``.
+        """
         bound_s = min(self._cap_s, self._base_s * 2.0 ** min(self._failures, 30))
         self._failures += 1
         return min(at_least_s, self._cap_s) + bound_s * self._random()
@@ -105,7 +109,7 @@ class Reflector:
         self._backoff = Backoff(pace.backoff_base_s, pace.backoff_cap_s, jitter)
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        #: resourceVersion that the delivered events describe; None: list first.
+        #: resourceVersion up to which all events were delivered; None: list before the next watch.
         self._version: str | None = None
         #: The path at which the kind was found.
         self._path = kind.path
@@ -172,7 +176,7 @@ class Reflector:
 
     def _list(self) -> bool:
         """Deliver all objects; return False if the server does not serve the kind."""
-        # Dated before the request: a heartbeat in the list is at least that old.
+        # Taken before the request, so that a slow list does not make heartbeats look fresher.
         at_s = self._clock()
         self._unreadable.clear()
         listing = self._find()
@@ -188,8 +192,8 @@ class Reflector:
         return listing is not None
 
     def _find(self) -> Listing[KubeObject] | None:
-        """Return the list from the first path that is served; None if the kind may be absent and
-        is."""
+        """Return the list from the first path that is served; None if the kind is optional and the
+        server does not serve it."""
         for path in (self._kind.path, *self._kind.other_paths):
             self._path = path
             try:
@@ -237,7 +241,8 @@ class Reflector:
             stream.close()
 
     def _take(self, lines: Iterable[bytes], at_s: float) -> None:
-        """Deliver complete lines of a watch together; raise the error that they contain."""
+        """Deliver the changes in complete lines of a watch with one call; raise the error that a
+        line contains, after the changes before it are delivered."""
         events: list[Event] = []
         failure: ApiError | None = None
         version = self._version
@@ -248,8 +253,8 @@ class Reflector:
                     status = _status_decoder.decode(change.object)
                     failure = ApiStatus(f"WATCH {self._path}", status.code, status.message)
                     break
-                brings = change.type in ("ADDED", "MODIFIED")
-                obj = self._decode(change.object) if brings else None
+                is_seen = change.type in ("ADDED", "MODIFIED")
+                obj = self._decode(change.object) if is_seen else None
                 metadata = obj.metadata if obj is not None else decode_identity(change.object)
             except (ValueError, RecursionError) as err:
                 failure = Unreadable(f"WATCH {self._path}: {err}")
@@ -267,7 +272,7 @@ class Reflector:
             raise failure
 
     def _listed(self, raw: msgspec.Raw) -> KubeObject | None:
-        """Return one object of a list; None also if it is irrelevant."""
+        """Return one object of a list; None if it is unreadable or not ``concerns``."""
         obj = self._decode(raw)
         return obj if obj is not None and self._kind.concerns(obj) else None
 

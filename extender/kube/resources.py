@@ -49,10 +49,10 @@ _SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
 class Kind:
     """How one kind is listed, decoded and turned into events.
 
-    ``seen`` and ``gone`` return the events; ``seen`` also takes the receiver's clock in seconds.
-    ``salvage`` returns the readable part of an object that ``decode`` rejects, or None. Listed
-    objects for which ``concerns`` is false are dropped: of a hundred thousand pods, most need no
-    GPU.
+    ``seen`` and ``gone`` return the events; ``seen`` also takes the time of receipt, in seconds of
+    the monotonic clock. ``salvage`` returns the readable part of an object that ``decode`` rejects,
+    or None. Objects of a list (not of a watch) for which ``concerns`` is false are dropped: of a
+    hundred thousand pods, most need no GPU.
     """
 
     name: str
@@ -71,8 +71,8 @@ class Kind:
     gone: Callable[[ObjectMeta], Event]
     salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
     concerns: Callable[[Any], bool] = lambda obj: True
-    #: Other paths, tried in this order if ``path`` is not served. A kind with such paths may be
-    #: absent.
+    #: Other paths, tried in this order if ``path`` is not served. A kind with other paths is
+    #: optional: the server may serve none of them.
     other_paths: tuple[str, ...] = ()
 
 
@@ -83,7 +83,7 @@ class Health:
     kind: str
     #: Whether its first complete list was delivered.
     synced: bool
-    #: Seconds since the server's last data about it; None before the first.
+    #: Seconds since the server last answered a call or sent data of a watch; None before that.
     contact_age_s: float | None
     #: Watches or lists that failed and were repeated.
     reconnects: int
@@ -94,7 +94,7 @@ class Health:
 
 
 class _Identity(msgspec.Struct, frozen=True, rename="camel"):
-    """The metadata that each object has, so that hardly anything in it can be invalid."""
+    """The few fields that identify an object, for objects that are otherwise unreadable."""
 
     name: str = ""
     namespace: str = ""
@@ -124,8 +124,8 @@ def decode_identity(raw: bytes | msgspec.Raw) -> ObjectMeta:
 def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
     """Return the GPUNode without a report, with its reservations if they are readable.
 
-    An older report must not stay in use. Without reservations the node is not initialised, so it
-    takes no pods.
+    An older report must not stay in use. Without readable reservations the GPUNode appears not
+    initialised, so the node takes no pods.
     """
     try:
         return decode_reservations(raw)
@@ -134,6 +134,7 @@ def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
 
 
 def _reader(kind: type[T], keep: Callable[[T], T]) -> Callable[[msgspec.Raw], T]:
+    """Return a function that decodes an object and reduces it with ``keep``."""
     decode = msgspec.json.Decoder(kind).decode
     return lambda raw: keep(decode(raw))
 
@@ -147,13 +148,13 @@ def watched_kinds(
 ) -> tuple[Kind, ...]:
     """Return the kinds that the extender watches.
 
-    ``lease_namespace`` is the namespace of the agents' Leases. ``concerns`` selects the pods that
-    are delivered from lists.
+    ``lease_namespace`` is the namespace of the agents' Leases. Pods of a list for which
+    ``concerns`` is false are dropped.
     """
     nodes, pods, gpunodes = Nodes(), Pods(), GPUNodeReader()
     read_node = _reader(Node, lambda node: nodes.share(kept_node(node)))
     read_namespace = _reader(Namespace, kept_namespace)
-    keep_pod = _reader(Pod, lambda pod: pods.share(kept_pod(pod)))
+    read_pod = _reader(Pod, lambda pod: pods.share(kept_pod(pod)))
     return (
         Kind(
             "nodes",
@@ -209,7 +210,7 @@ def watched_kinds(
             "pods",
             "/api/v1/pods",
             Pod,
-            lambda raw: sized(keep_pod(raw), len(raw)),
+            lambda raw: sized(read_pod(raw), len(raw)),
             lambda pod, at_s: PodSeen(pod),
             lambda metadata: PodGone(metadata.uid),
             concerns=concerns,

@@ -2,8 +2,8 @@
 
 A reservation is an entry of ``GPUNode.spec.reservations``, written by compare-and-swap on the
 object it was computed from. So any number of replicas may run this protocol against one store, and
-the store decides. The order of the steps makes it safe (DESIGN section 6); a comment at each step
-gives the reason.
+the store decides. The order of the steps makes it safe (docs/design/architecture.md, "Bind"); a
+comment at each step gives the reason.
 """
 
 import math
@@ -28,14 +28,17 @@ UNRESERVED = Placement((), {})
 
 
 class Judge(Protocol):
-    """Fits a pod on one version of a GPUNode, ignoring a reservation that the pod has there."""
+    """Fits a pod on one version of a GPUNode, ignoring a reservation that the pod has there.
+
+    Returns the placement, or the reason why the pod does not fit.
+    """
 
     def __call__(self, pod: Pod, gpunode: GPUNode) -> Placement | Reason: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BindRequest:
-    """A bind call of kube-scheduler, with what this replica has cached for it."""
+    """A bind call of kube-scheduler, with the objects that this replica has cached for it."""
 
     namespace: str
     name: str
@@ -43,7 +46,7 @@ class BindRequest:
     node: str
     #: The pod as the filter call sent it; None if this replica did not serve that call.
     pod: Pod | None
-    #: The GPUNode as the watch delivered it; None if it did not.
+    #: The GPUNode as the watch delivered it; None if the watch has not delivered it.
     gpunode: GPUNode | None
     #: The placement of ``pod`` on ``gpunode``; None if it was not computed yet.
     placement: Placement | None = None
@@ -56,7 +59,7 @@ class BindRequest:
 class Bound:
     """The pod is bound to the requested node, by this call or before it."""
 
-    #: resourceVersion of the pod that the decision was made for; empty if there was none.
+    #: The pod's resourceVersion for which this call decided; empty if it did not decide.
     version: str = field(default="", compare=False)
     #: In mode observe: the reason for which enforce would have declined the bind.
     despite: Reason | None = None
@@ -64,9 +67,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The node has no room (any more); kube-scheduler tries the pod again."""
+    """The pod does not fit on the node (any more); kube-scheduler tries the pod again."""
 
     reason: Reason
+    #: The pod's resourceVersion for which this call decided.
     version: str = field(default="", compare=False)
 
 
@@ -75,6 +79,7 @@ class Failed:
     """The bind failed; ``message`` gives the reason, for the pod's condition."""
 
     message: str
+    #: As in ``Bound``.
     version: str = field(default="", compare=False)
 
 
@@ -83,32 +88,33 @@ Outcome = Bound | Declined | Failed
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """The placement to bind the pod with. If it has charges, the reservation is written."""
+    """The pod can be bound with ``placement``. Any reservation that this requires is written."""
 
     pod: Pod
     placement: Placement
+    #: As in ``Bound``.
     despite: Reason | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Retry:
-    """The step must start again with the store's current objects."""
+    """The attempt must start again with the store's current objects."""
 
     error: StoreError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _PendingBind:
-    """One bind that needs its reservation written."""
+    """One bind that is queued for steps 1 to 3."""
 
     request: BindRequest
-    #: The objects of this attempt; None: read them from the store.
+    #: The pod and the GPUNode to decide on; None: read it from the store.
     pod: Pod | None
     gpunode: GPUNode | None
     done: bool = False
-    #: The next step. An exception is raised to the caller of this bind.
+    #: The result of steps 1 to 3. An exception is raised to the caller of this bind.
     step: Outcome | _Reserved | _Retry | Exception = field(default_factory=_Retry)
-    #: The reservation to write for it.
+    #: The reservation to write for this bind; None if it needs none.
     reservation: Reservation | None = None
 
     def finish(self, step: Outcome | _Reserved | _Retry | Exception) -> None:
@@ -116,8 +122,11 @@ class _PendingBind:
 
 
 class Binder:
-    """Binds pods. ``observes`` returns whether the mode is observe, in which each pod is bound as
-    requested, and charged what it uses even if that overcommits the node."""
+    """Binds pods.
+
+    ``observes`` returns whether the mode is observe (by default it is not). In mode observe, each
+    pod is bound as requested, and charged even if that overcommits the node.
+    """
 
     def __init__(
         self,
@@ -135,7 +144,7 @@ class Binder:
 
     async def bind(self, request: BindRequest) -> Outcome:
         """Reserve, then bind. The call is idempotent: it may be repeated for a pod, also
-        concurrently, with the same result."""
+        concurrently, with the same result. Store errors become ``Failed``."""
         try:
             outcome = await self._bind(request)
         except StoreError as err:
@@ -185,11 +194,12 @@ class Binder:
     async def _reserve(
         self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
     ) -> None:
-        """Run steps 1 to 3 for all of these binds, with one write."""
+        """Run steps 1 to 3 for all of these binds, with one write. If the store rejects it, write
+        each reservation on its own. Complete each bind, also after an error."""
         try:
             await self._reserve_together(node, queue, binds)
         except StoreRejected as err:
-            # A rejected bind must not fail the others: write each on its own.
+            # One rejected reservation must not fail the other binds: write each on its own.
             for pending in binds:
                 if len(binds) > 1:
                     await self._reserve(node, queue, [pending])
@@ -202,12 +212,13 @@ class Binder:
     async def _reserve_together(
         self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
     ) -> None:
-        # An earlier holder of the lock wrote a newer object than the watch has delivered.
-        held = queue.gpunode if queue.used else binds[-1].gpunode
+        # If another request held the lock before, the watch may be behind its write: use the object
+        # that it wrote, or read the store.
+        cached = queue.gpunode if queue.used else binds[-1].gpunode
         if any(pending.gpunode is None for pending in binds):
-            held = None
+            cached = None
         queue.used, queue.gpunode = True, None
-        before = held or await self._store.read_gpunode(node)
+        before = cached or await self._store.read_gpunode(node)
         if before is None:
             for pending in binds:
                 await self._fit_without_gpunode(pending, GPUNode(metadata=ObjectMeta(name=node)))
@@ -215,7 +226,7 @@ class Binder:
         gpunode = before
         for pending in binds:
             try:
-                await self._fit(pending, gpunode, fresh=held is None)
+                await self._fit(pending, gpunode, fresh=cached is None)
             except Exception as err:  # noqa: BLE001 - raised to the caller of this bind only
                 pending.reservation = None
                 pending.finish(err)
@@ -232,14 +243,14 @@ class Binder:
             except (StoreConflict, OutcomeUnknown) as err:
                 error = err
         for pending in binds:
-            # A pod may have been declined because of a reservation that was not written after all.
+            # A pod may have been declined because of another reservation in the failed write.
             if error and (pending.reservation is not None or isinstance(pending.step, Declined)):
                 pending.step = _Retry(error)
             pending.gpunode, pending.done = gpunode, True
 
     async def _fit_without_gpunode(self, pending: _PendingBind, gpunode: GPUNode) -> None:
-        """Pass a pod that requests no GPU: without a GPUNode it can still be bound, because it
-        needs no reservation."""
+        """Let a pod be bound to a node without a GPUNode if it needs no reservation, else decline
+        it. ``gpunode`` is an empty object with the node's name."""
         request = pending.request
         try:
             state = _unbound(
@@ -258,12 +269,15 @@ class Binder:
             pending.finish(Declined(Reason.NO_REPORT, state.metadata.resource_version))
 
     async def _fit(self, pending: _PendingBind, gpunode: GPUNode, fresh: bool) -> None:
-        """Run steps 1 and 2 for one bind. ``fresh``: ``gpunode`` was read from the store, not
-        delivered by a watch, which may be behind."""
+        """Run steps 1 and 2 for one bind.
+
+        ``fresh``: ``gpunode`` was read from the store, so it is not behind. If the pod does not fit
+        on an object that is not fresh, the attempt is repeated on a fresh one.
+        """
         request, pod, pending.reservation = pending.request, pending.pod, None
-        # 1. Get the pod, unbound, at a resourceVersion. If it has a reservation already, read it
-        # after that reservation. Otherwise an older version from a filter call could reserve less
-        # than the attempt that wrote the reservation is about to bind.
+        # 1. Get the pod, unbound, at a resourceVersion. If it has a reservation already, read the
+        # pod after the reservation. Otherwise this attempt could fit an older version of the pod,
+        # and replace the reservation of a concurrent attempt with a smaller one.
         if pod is None or request.uid in gpunode.spec.reservations:
             pod = await self._store.read_pod(request.namespace, request.name)
         state = _unbound(request, pod)
@@ -287,12 +301,15 @@ class Binder:
             if gpunode.spec.initialised:
                 pending.reservation = self._reservations.adopt(state, gpunode)
         elif placement.charges:
-            pending.reservation = _reserve(state, placement)
+            pending.reservation = _reservation(state, placement)
         pending.step = _Reserved(state, placement, despite)
 
     async def _bind_unreserved(self, request: BindRequest, outcome: Declined | Failed) -> Outcome:
-        """Bind a pod without a reservation, in mode observe. No pod waits for the ledger there: an
-        unreserved pod is charged when it is seen on the node."""
+        """Bind a pod without a reservation, because mode observe delays no pod.
+
+        The pod is charged when it is seen on the node. Return ``outcome`` unchanged if
+        kube-scheduler no longer waits for an answer.
+        """
         try:
             state = _unbound(request, await self._store.read_pod(request.namespace, request.name))
             if not isinstance(state, Pod):
@@ -324,14 +341,14 @@ def _with(gpunode: GPUNode, uid: str, reservation: Reservation) -> GPUNode:
     return msgspec.structs.replace(gpunode, spec=spec)
 
 
-def _reserve(pod: Pod, placement: Placement) -> Reservation:
+def _reservation(pod: Pod, placement: Placement) -> Reservation:
     metadata, charges = pod.metadata, list(placement.charges)
     return Reservation(namespace=metadata.namespace, name=metadata.name, charges=charges)
 
 
 def _unbound(request: BindRequest, pod: Pod | None) -> Pod | Bound | Failed:
-    """Return the pod if it can still be bound, else the outcome that its state already
-    determines."""
+    """Return the pod if it can still be bound. Otherwise return ``Bound`` if it is bound to the
+    requested node, or ``Failed`` with the obstacle."""
     subject = f"pod {request.namespace}/{request.name}"
     if pod is None:
         return Failed(f"{subject} does not exist")

@@ -1,4 +1,4 @@
-"""Prepares GPUNodes for pods, and ends those of Nodes that are gone."""
+"""Creates and initialises GPUNodes, and completes the deletion of those whose Nodes are gone."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -37,8 +37,8 @@ async def one_by_one(calls: Iterable[Awaitable[None]]) -> None:
 class ErrorsByNode:
     """Collects store errors that concern one node, so that the other nodes are still processed.
 
-    Each ``with`` block handles one node. ``StoreTimeout`` is not collected: if the store does not
-    answer, the other nodes would only wait as well.
+    Each ``with`` block handles one node. ``StoreTimeout`` is raised at once: a store that does not
+    answer would delay every other node too.
     """
 
     def __init__(self) -> None:
@@ -71,16 +71,17 @@ class Initialiser:
         self._store = reservations.store
         self._new_id = reservations.new_id
         self._together = together
-        #: Uids of GPUNodes to initialise whose older Bindings can no longer succeed.
+        #: Uids of GPUNodes that are not initialised yet, and for which the Bindings in flight were
+        #: made to fail.
         self._cleared: set[str] = set()
 
     async def initialise(self, nodes: Iterable[Node]) -> list[str]:
-        """Make the GPUNodes of these nodes ready to take pods; return the names of the initialised
-        ones.
+        """Create missing GPUNodes and initialise them; return the names of those that this call
+        initialised.
 
-        A node without known devices gets its GPUNode only. It is initialised once its devices are
-        known, because only then can its pods be charged. The call may be repeated. Raise store
-        errors; an error about a single node is raised after all other nodes are done.
+        A GPUNode is initialised when its node's devices are known, because only then can its pods
+        be charged. The call may be repeated. Raise store errors; an error about a single node is
+        raised after all other nodes are done.
         """
         errors, waiting = ErrorsByNode(), list[GPUNode]()
         for node in nodes:
@@ -93,9 +94,10 @@ class Initialiser:
         return made
 
     async def _initialise(self, waiting: Sequence[GPUNode], errors: "ErrorsByNode") -> list[str]:
-        # Bindings in flight have their reservations in a GPUNode that is gone. Make them fail, so
-        # that the list below contains each pod that is bound without a reservation, now or later.
-        # This holds for the lifetime of the GPUNodes, so it is done once for each.
+        # Bindings in flight have their reservations in an earlier GPUNode, which was deleted. If
+        # such a Binding succeeded later, its pod would have no reservation in the new GPUNode. So
+        # make all of them fail before the pods on the nodes are listed. New reservations need an
+        # initialised GPUNode, so this is done once for each GPUNode.
         uids = {gpunode.metadata.uid for gpunode in waiting}
         self._cleared &= uids
         if uids - self._cleared:
@@ -104,7 +106,7 @@ class Initialiser:
         pods_on: dict[str, list[Pod]] = {}
         names = [gpunode.name for gpunode in waiting]
         for name in names if len(names) <= FEW_NODES else (None,):
-            # The list contains at least all pods that are bound to these nodes from now on.
+            # No list misses a pod with a reservation: none is bound before its node is initialised.
             async for pods in part_by_part(await self._store.list_pods(name), AT_ONCE):
                 for pod in pods:
                     if pod.node and not pod.ended:
@@ -117,7 +119,8 @@ class Initialiser:
         return made
 
     async def _touch_unbound(self, gpunode: GPUNode) -> None:
-        """Make all Bindings in flight fail, by changing an annotation of each unbound pod.
+        """Make Bindings in flight fail, by changing an annotation of each unbound pod that requests
+        a GPU.
 
         The API server may reject the change of a pod (422, 403, a failing admission webhook). That
         blocks no node: if a Binding of this pod succeeds later, the pod is adopted like any
@@ -141,10 +144,12 @@ class Initialiser:
             log.warning("pod_not_touched", pod_uid=pod.metadata.uid, message=str(err))
 
     async def _charge_all(self, listed: GPUNode, pods: Iterable[Pod]) -> bool:
-        """Write reservations for all pods on the node; return False if another replica was faster.
+        """Write reservations for all ``pods`` on the node, and set ``initialised``.
 
-        The agent may have written its status since ``listed`` was read. No replica reserves on a
-        GPUNode before it is initialised, so ``pods`` is still complete.
+        Return False if this call did not initialise the GPUNode: it was replaced or another replica
+        was faster, its devices are no longer known, or all attempts lost a race. If the agent has
+        written its status since ``listed`` was read, ``pods`` is still complete, because no replica
+        reserves on a GPUNode before it is initialised.
         """
         gpunode: GPUNode | None = listed
         for _ in range(ATTEMPTS):
@@ -179,8 +184,8 @@ class Initialiser:
             return None  # another client was faster; the next round checks it again
 
     async def remove_finalizer(self, names: Iterable[str]) -> None:
-        """Remove our finalizer from those of these GPUNodes that are being deleted, with their
-        Nodes or by hand.
+        """Remove our finalizer from each named GPUNode that is being deleted (with its Node or by
+        hand).
 
         Their reservations are lost, which is safe: nothing is placed on a node without a GPUNode,
         and its pods are charged before a new GPUNode takes more. Raise store errors; an error about
@@ -199,8 +204,8 @@ class Initialiser:
         """Write the device choice of the Node into its GPUNode, where the agent reads it.
 
         Reservations are unchanged. Filter uses the device choice that the agent reports, and an
-        agent changes it only when no unconfirmed pod depends on it. Return whether it is written;
-        raise store errors.
+        agent changes it only when no unconfirmed pod depends on it. Return whether the GPUNode has
+        this choice now; raise store errors except lost races.
         """
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)

@@ -1,8 +1,8 @@
 """The ledger's store at the API server: compare-and-swap, Bindings, annotations and evictions.
 
 Each write carries the resourceVersion that it was computed from, and is sent once. ``store_error``
-maps a missing answer to ``OutcomeUnknown``, and also any answer that leaves open whether the write
-was done or that may differ later. The caller then reads the object before it tries again.
+maps to ``OutcomeUnknown`` a missing answer, an answer after which the write may have been done, and
+a rejection that may be temporary. The caller then reads the object before it tries again.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ _NO_WEBHOOK = "failed calling webhook"
 #: Fragments of other etcd errors. Whether the write was done is unknown.
 _ETCD_TROUBLE = "etcdserver: ", "rpc error: ", "context deadline exceeded", "context canceled"
 #: 401: the token is being rotated; 408, 425, 429: timeout, too early, too many requests; 410: the
-#: version is gone, and the next attempt uses a later one.
+#: resourceVersion has expired, and the next attempt reads a newer one.
 _MAY_BE_ACCEPTED_LATER = frozenset({401, 408, 410, 425, 429})
 
 T = TypeVar("T")
@@ -236,10 +236,10 @@ class KubernetesEvictor:
 
 
 def spec_patch(before: GPUNodeSpec, after: GPUNodeSpec) -> dict[str, Any]:
-    """Return ``merge_patch`` of the two specs.
+    """Return the same patch as ``merge_patch`` of the two specs, at less cost.
 
-    A node has dozens of reservations. Those that are the same object in both specs are not
-    compared, and unchanged ones do not appear in the patch.
+    A node has dozens of reservations, and most are the same object in both specs. Only the others
+    are converted and compared.
     """
     was, is_now = before.reservations, after.reservations
     changed = [uid for uid in was.keys() | is_now.keys() if was.get(uid) is not is_now.get(uid)]
@@ -306,19 +306,21 @@ def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T
 
 
 def store_error(what: str, err: ApiError) -> StoreError:
-    """Return the store error for a failed call: what its answer, or its absence, means to the
-    protocol."""
+    """Convert the error of an API call to the store error that the bind protocol handles.
+
+    ``what`` is the operation, for the message.
+    """
     kind: type[StoreError] = OutcomeUnknown
     if isinstance(err, NoAnswer):
         kind = StoreTimeout
     elif isinstance(err, ApiStatus):
-        kind = _meaning(err.status, err.message)
+        kind = _store_error_type(err.status, err.message)
     return kind(f"{what}: {err}")
 
 
-def _meaning(status: int, message: str) -> type[StoreError]:
-    # The API server has no status code for errors of etcd. Too large an object and a timeout of
-    # etcd both appear as 500, or for a Binding as 409 with reason Conflict.
+def _store_error_type(status: int, message: str) -> type[StoreError]:
+    # The API server has no status code for errors of etcd. It reports both an object that is too
+    # large and a timeout of etcd as 500, or for a Binding as 409 with reason Conflict.
     if any(text in message for text in (*_TOO_LARGE, _NO_WEBHOOK)):
         return StoreRejected
     if status == 409:

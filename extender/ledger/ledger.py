@@ -1,4 +1,4 @@
-"""The ledger: all writes of reservations, by subject."""
+"""The ledger: the one object through which the extender writes reservations and binds pods."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,7 +15,10 @@ from extender.ledger.store import Store
 
 
 class Ledger:
-    """Writes reservations and binds pods. The classes of its parts describe the parameters."""
+    """Writes reservations and binds pods.
+
+    ``Reservations``, ``Initialiser`` and ``Binder`` describe the parameters.
+    """
 
     def __init__(
         self,
@@ -37,10 +40,10 @@ class Ledger:
         self.binder = Binder(self.reservations, judge, observes, monotonic_s)
 
     async def requeue(self, pod: Pod) -> str | None:
-        """Make kube-scheduler retry the pod, by changing an annotation of it.
+        """Change annotation ``RETRY`` of the pod, so that kube-scheduler retries the pod.
 
-        Return the annotation's value, which may be that of a faster replica; None if the pod is
-        bound or gone. Raise store errors.
+        Return the annotation's new value, which another replica may have written first. Return None
+        if the pod is bound or gone, or if all attempts lost a race. Raise other store errors.
         """
         retry = self._new_id()
         current: Pod | None = pod

@@ -1,7 +1,8 @@
 """A store in memory with the API server's optimistic concurrency, for demos and tests.
 
-All objects share one counter of resourceVersions. A write fails if its precondition is not the
-newest version. Watchers receive changes in the order of the writes. Network faults can be injected.
+All objects share one counter of resourceVersions. A write of the ledger fails if its precondition
+is not the newest version. Watchers receive changes in the order of the writes. Tests can inject
+network faults.
 """
 
 import threading
@@ -20,8 +21,8 @@ from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, PodGone, Pod
 
 T = TypeVar("T")
 
-#: Called with the operation's name before and after it. May sleep, or raise a StoreError ("before":
-#: nothing was done; "after": it was done or rejected, and the answer is lost).
+#: Called with the name of an operation and "before" or "after". May sleep or raise a StoreError.
+#: Raised "before", the operation is not done; raised "after", its result or error is lost.
 Fault = Callable[[str, str], None]
 
 
@@ -87,13 +88,13 @@ class EmbeddedStore:
         fault: Fault = no_fault,
         watch: Callable[[list[Event]], None] | None = None,
     ) -> None:
-        """Apply this process's own writes with ``deliver``, and queue other changes with ``watch``.
+        """``deliver`` applies changes at once. ``watch`` queues reports; default: ``deliver``.
 
-        ``watch`` also repeats each write of a GPUNode, so that a report queued earlier cannot undo
-        the write.
+        ``watch`` also receives each write and deletion of a GPUNode after ``deliver``, so that a
+        report queued earlier cannot undo the change.
         """
         self._watch = watch or deliver
-        self._repeats = watch is not None
+        self._has_watch = watch is not None
         self._deliver = deliver
         self._monotonic_s = monotonic_s
         self._fault = fault
@@ -101,7 +102,7 @@ class EmbeddedStore:
         self._version = 0
         self._gpunodes: dict[str, GPUNode] = {}
         self._pods: dict[tuple[str, str], Pod] = {}
-        #: Pod uid -> the resourceVersions in which its creator has submitted it.
+        #: Pod uid -> the resourceVersions that ``admit`` was called with.
         self._shown: dict[str, set[str]] = {}
 
     # Calls of the ledger.
@@ -131,18 +132,19 @@ class EmbeddedStore:
         return self._do("write_spec", write)
 
     def remove_finalizer(self, gpunode: GPUNode) -> None:
-        def end() -> None:
+        def remove() -> None:
             self._unchanged(gpunode)
             del self._gpunodes[gpunode.name]
             self._changed(GPUNodeGone(gpunode.name))
 
-        self._do("remove_finalizer", end)
+        self._do("remove_finalizer", remove)
 
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         return self._do("read_pod", lambda: self._pods.get((namespace, name)))
 
     def read_heartbeat_version(self, node: str) -> str:
-        return ""  # pods end here before they are deleted: no removal waits for a sample
+        # A deleted pod has ended (``delete_pod``), so no reservation is kept until a later sample.
+        return ""
 
     def list_pods(self, node: str | None = None) -> list[Pod]:
         def pods() -> list[Pod]:
@@ -188,8 +190,9 @@ class EmbeddedStore:
         """Create the pod, or update it while it is not bound; return the pod that is stored.
 
         A pod of the same name with another uid replaces the old pod, as if that had been deleted.
-        The pod keeps the resourceVersion that its creator gave it. A version that was submitted
-        before is ignored, so that it cannot undo a later change of the pod.
+        The pod keeps the resourceVersion that its creator gave it; without one, the store assigns
+        it. A version that was submitted before is ignored, so that it cannot undo a later change of
+        the pod.
         """
 
         def create() -> Pod:
@@ -247,15 +250,16 @@ class EmbeddedStore:
 
         self._do("report", write)
 
-    # Under the lock.
-
     def _do(self, operation: str, action: Callable[[], T]) -> T:
+        """Run ``action`` under the lock, with the fault before and after it."""
         self._fault(operation, "before")
         try:
             with self._lock:
                 return action()
         finally:
             self._fault(operation, "after")
+
+    # The methods below require the lock.
 
     def _held(self, name: str) -> GPUNode:
         if name not in self._gpunodes:
@@ -289,7 +293,7 @@ class EmbeddedStore:
 
     def _changed(self, event: Event) -> None:
         self._deliver([event])
-        if self._repeats:
+        if self._has_watch:
             self._watch([event])
 
     def _written(self, gpunode: GPUNode) -> GPUNodeSeen:

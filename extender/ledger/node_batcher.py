@@ -13,7 +13,7 @@ from contract.gpunode import GPUNode
 
 
 class Request(Protocol):
-    """One request of a node."""
+    """A request for one node."""
 
     #: Set when the request was served, by any holder of the lock.
     done: bool
@@ -31,7 +31,8 @@ class NodeQueue(Generic[R]):
     requests: int = 0
     #: Requests that no holder of the lock has taken yet.
     queued: list[R] = field(default_factory=list)
-    #: Whether the lock was held before, and the GPUNode that the last holder wrote, if known.
+    #: Whether an earlier request held the lock. Then ``gpunode`` is the object that the last holder
+    #: wrote; None if it wrote none, or if the result of its write is unknown.
     used: bool = False
     gpunode: GPUNode | None = None
 

@@ -31,7 +31,7 @@ def has_devices(gpunode: GPUNode) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """Writes, adds, marks and removes reservations. Any caller may use it at any time."""
+    """Writes, adds, marks and removes reservations. Concurrent calls are safe."""
 
     store: Store
     adopt: Adopt
@@ -40,16 +40,20 @@ class Reservations:
     #: Unix seconds.
     wall_s: Callable[[], float]
     new_id: Callable[[], str]
-    #: Whether the devices of the node's pods are known.
+    #: Whether the node's devices are known, so that its pods can be charged.
     known: Callable[[GPUNode], bool] = has_devices
 
     def stamped(self, reservation: Reservation) -> Reservation:
-        """Return the reservation with a new id of its attempt, and the present time."""
+        """Return a copy with a new attempt id, and the current time as ``since``."""
         since = datetime.fromtimestamp(self.wall_s(), UTC).isoformat(timespec="milliseconds")
         return msgspec.structs.replace(reservation, attempt=self.new_id(), since=since)
 
     async def write(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
-        """Replace the spec of ``before`` if it is still the newest version; raise store errors."""
+        """Replace the spec of ``before`` by ``spec``, and set the sum ``reserved`` in it.
+
+        Return the GPUNode that was written. Raise store errors: ``StoreConflict`` if ``before`` is
+        not the newest version.
+        """
         reserved = sum(
             max(charge.candidates.values(), default=0) * charge.count
             for reservation in spec.reservations.values()
@@ -64,13 +68,15 @@ class Reservations:
         """Remove a reservation unless its pod may run on the node. This is the only way to remove
         one.
 
-        A pod that is gone from the store may have run on the node, and its containers may still
-        run. So its reservation stays unless the pod is known to have ended, never ran there, or has
-        ``left`` since it was deleted (``departed_by``). A report that still shows the pod overrides
-        ``left``.
+        * The pod exists: the reservation is removed if the pod has ended, is unbound, or is bound
+          to another node.
+        * The pod is deleted: its containers may still run. The reservation is removed only with
+          ``left``: the caller has proof that they do not run on the node, such as a sample that was
+          taken after the deletion (``departed_by``). A report that shows the pod overrides it.
 
-        Return whether the reservation is gone. Return False also if the store does not answer; then
-        it stays, which is safe.
+        Return True if the GPUNode has no such reservation any more. Return False if it stays, and
+        also after a store error or ``ATTEMPTS`` lost races. Then it may still be there, which is
+        safe.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -99,10 +105,11 @@ class Reservations:
 
     async def charge(self, node: str, unreserved_pod: Pod) -> bool:
         """Write the reservation of a pod that is bound to the node without one, even if that
-        overcommits a device. Any caller may use it at any time.
+        overcommits a device.
 
-        Return whether the reservation is written or not needed. Return False also if the store does
-        not answer.
+        Return True if the reservation is written or not needed: the pod has ended, is elsewhere or
+        requests no GPU, or the node is not initialised, which charges all its pods. Return False if
+        the node's devices are not known, and after a store error or ``ATTEMPTS`` lost races.
         """
         metadata = unreserved_pod.metadata
         for _ in range(ATTEMPTS):
@@ -135,8 +142,11 @@ class Reservations:
         return False
 
     async def mark(self, gpunode: GPUNode, leave: Collection[str]) -> GPUNode:
-        """Mark exactly these pods to leave the node before they start, as far as ``gpunode`` has
-        reservations for them. Return the GPUNode that was written; raise store errors."""
+        """Set the flag ``EVICTED`` on the reservations of the pods in ``leave`` (uids), and clear
+        it on all others.
+
+        Return the GPUNode that was written, or ``gpunode`` if no flag changes. Raise store errors.
+        """
         reservations = {
             uid: _marked(reservation, uid in leave)
             for uid, reservation in gpunode.spec.reservations.items()
@@ -148,11 +158,11 @@ class Reservations:
         )
 
     async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str | None:
-        """Return a version of the agent's Lease that is newer than the removal of the pod.
+        """Return the version of the agent's Lease, read after the pod was found to be deleted.
 
-        If the agent had seen a later Lease version when it took a sample, the pod was already gone.
-        Return an empty string if the agent has no Lease; None if the pod still exists or the store
-        does not answer.
+        A later version of the Lease was written after the deletion. So a sample that the agent took
+        after it had read a later version was taken after the deletion. Return an empty string if
+        the agent has no Lease. Return None if the pod still exists, or after a store error.
         """
         try:
             gone = await self.store.read_pod(reservation.namespace, reservation.name)
@@ -168,8 +178,8 @@ def _shown(gpunode: GPUNode, uid: str) -> bool:
     return gpunode.status is not None and any(use.uid == uid for use in gpunode.status.pods)
 
 
-def _marked(reservation: Reservation, leaves: bool) -> Reservation:
-    if leaves == (EVICTED in reservation.flags):
+def _marked(reservation: Reservation, is_evicted: bool) -> Reservation:
+    if is_evicted == (EVICTED in reservation.flags):
         return reservation
-    flags = [flag for flag in reservation.flags if flag != EVICTED] + [EVICTED] * leaves
+    flags = [flag for flag in reservation.flags if flag != EVICTED] + [EVICTED] * is_evicted
     return msgspec.structs.replace(reservation, flags=flags)

@@ -17,7 +17,7 @@ from contract.kube import Pod
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One POST of a Binding: pod to node, with both preconditions and the annotations."""
+    """A Binding to POST: pod, node, annotations, and the preconditions uid and resourceVersion."""
 
     namespace: str
     name: str
@@ -32,7 +32,7 @@ class Evictor(Protocol):
     """Evicts pods. Both calls raise store errors if the API server rejects the eviction."""
 
     async def may_evict(self, pod: Pod) -> None:
-        """Dry-run the eviction of the pod; nothing is changed."""
+        """Dry-run the eviction of the pod: raise the error that ``evict`` would raise."""
 
     async def evict(self, pod: Pod) -> None:
         """Evict the pod if it is still the version that was read."""
@@ -74,5 +74,8 @@ class Store(Protocol):
         precondition fails."""
 
     async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:
-        """Write ``value`` to the annotation ``key``, with the uid and resourceVersion of ``pod`` as
-        preconditions. The change makes Bindings in flight fail."""
+        """Write ``value`` to the annotation ``key`` and return the changed pod.
+
+        The uid and resourceVersion of ``pod`` are preconditions: raise ``StoreConflict`` if one of
+        them fails. The change makes Bindings in flight fail.
+        """

@@ -1,8 +1,8 @@
-"""Keeps the CA of the cluster's client certificates as the API server publishes it.
+"""Reads the CA of the cluster's client certificates from the API server, and keeps it up to date.
 
 A cluster that accepts client certificates publishes their CA in a ConfigMap for extension servers.
 If the API server does not answer, the last CA stays in use. If the ConfigMap does not exist, has no
-CA or may not be read, the server requests no client certificates; tokens work as before.
+CA or cannot be read, the server requests no client certificates, and accepts tokens only.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ RETRY_S = 5.0
 
 
 class ClientCaUnknown(Exception):
-    """The CA is not published or may not be read; the message is the reason."""
+    """The CA is not published or cannot be read; the message is the reason."""
 
 
 def client_ca(api: KubeApi) -> str:
     """Return the CA certificates in PEM, one or more.
 
-    Blocks. Raises ``ClientCaUnknown``, and ``ApiError`` if the API server does not answer.
+    Blocks. Raises ``ClientCaUnknown``, and ``ApiError`` if the call fails for another reason.
     """
     try:
         core = client.CoreV1Api(api.client)
@@ -67,12 +67,13 @@ def client_ca(api: KubeApi) -> str:
 class ClientCa:
     """Reads the CA periodically and passes it, or None, to ``use_ca``.
 
-    A problem is logged once, when it first occurs."""
+    A problem is logged when its message changes, not each time that it occurs.
+    """
 
     def __init__(self, api: KubeApi, use_ca: Callable[[str | None], None]) -> None:
         self._api = api
         self._use_ca = use_ca
-        self._logged = ""
+        self._logged_problem = ""
         self._ca: str | None = None
         self._retry = asyncio.Event()
 
@@ -80,23 +81,24 @@ class ClientCa:
         loops.start("client-ca", self.once, REFRESH_S, self._retry, RETRY_S)
 
     async def once(self) -> None:
-        trouble = ""
+        """Read the CA once and pass it on. After a problem, request a retry after ``RETRY_S``."""
+        problem = ""
         try:
             self._ca = await asyncio.to_thread(client_ca, self._api)
         except ClientCaUnknown as err:
-            trouble, self._ca = str(err), None
+            problem, self._ca = str(err), None
         except ApiError as err:
-            trouble = str(err)
+            problem = str(err)
         try:
             self._use_ca(self._ca)
         except BadSettings as err:
-            trouble = trouble or str(err)
-        if trouble:
+            problem = problem or str(err)
+        if problem:
             self._retry.set()
-        if trouble and trouble != self._logged and self._ca is None:
-            log.warning("client_ca_unknown", message=trouble, hint="only tokens are accepted")
-        elif trouble and trouble != self._logged:
-            log.warning("client_ca_not_renewed", message=trouble, hint="the last CA stays in use")
-        if self._logged and not trouble:
+        if problem and problem != self._logged_problem and self._ca is None:
+            log.warning("client_ca_unknown", message=problem, hint="only tokens are accepted")
+        elif problem and problem != self._logged_problem:
+            log.warning("client_ca_not_renewed", message=problem, hint="the last CA stays in use")
+        if self._logged_problem and not problem:
             log.info("client_ca_known")
-        self._logged = trouble
+        self._logged_problem = problem

@@ -41,16 +41,18 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The client of a TLS connection; ``asked``: whether the server requested a certificate."""
+    """The client of a TLS connection."""
 
+    #: Whether the server requested a certificate.
     asked: bool
+    #: None if the client sent none.
     certificate: Certificate | None
 
 
 def peer_of(connection: ssl.SSLObject) -> Peer:
     """Return the client of a connection whose handshake is complete."""
     asked = connection.context.verify_mode is not ssl.CERT_NONE
-    # Empty for an unverified certificate; the server never requests one without verifying it.
+    # Empty for an unverified certificate, but the server verifies every certificate it requests.
     parsed: Any = connection.getpeercert()
     whole = connection.getpeercert(binary_form=True)
     if not asked or not parsed or not whole:

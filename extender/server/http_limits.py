@@ -1,11 +1,14 @@
 """Limits on every client of a port, applied before a request is parsed: time, bytes, connections.
 
 uvicorn limits the time between two requests, but neither the time nor the bytes of one request.
-This module adds a time limit for one request and a maximum header length. All connections of a port
-share a maximum number, and a budget for the bodies that they are sending. Above the maximum number,
-the client that has waited longest is disconnected. Above the budget, the client that has sent most
-of an incomplete body is disconnected. So a client that sends a short request at once is always
-served. A peer that never completes the TLS close cannot block shutdown.
+This module limits the time and the header bytes of one request. It also limits, for each port, the
+number of connections and the total bytes of the bodies being received or answered:
+
+* With too many connections, the one that has waited longest is dropped.
+* With too many bytes of bodies, the client with the largest incomplete body is dropped.
+
+So a client that sends a short request at once is always served. A peer that never completes the TLS
+close cannot block shutdown.
 """
 
 import asyncio
@@ -20,25 +23,26 @@ from extender.server.client_certificates import PEER, peer_of
 
 JSON = "application/json"
 
-#: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5.
+#: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5 s. Time
+#: limits are checked once in this interval, so a request can take almost twice as long.
 REQUEST_S = 30.0
 
-#: Seconds without any request: longer than kube-scheduler keeps an idle connection.
+#: Seconds in which a new connection must begin its first request. uvicorn limits later pauses.
 IDLE_S = 120.0
 
 #: Seconds at shutdown for a client to complete the close of its connection.
 CLOSE_S = 0.5
 
-#: Request line, headers and trailers of one request.
+#: Maximum bytes of the request line, headers and trailers of one request.
 MAX_HEADER_BYTES = 64 << 10
 
-#: Connections of one port.
+#: Maximum number of connections of one port.
 MAX_CONNECTIONS = 512
 
-#: Total size of the bodies being received or answered on all connections of one port.
+#: Maximum bytes of the bodies being received or answered on all connections of one port.
 MAX_BODIES_BYTES = 64 << 20
 
-#: A body up to this size is not compared with the budget.
+#: A body of at most this size does not cause a check of ``MAX_BODIES_BYTES``.
 _SHORT_BODY_BYTES = 64 << 10
 
 _REQUEST_TIMEOUT = (
@@ -58,22 +62,26 @@ class _HeadersTooLong(Exception):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection; a timer checks its limits, so that requests do not pay for them."""
+    """One connection. One timer checks its time limits, because a timer for each request would cost
+    more."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         #: When the request being read began; None if no request is being read.
         self._reading_since_s: float | None = None
+        #: When the connection was made; None after its first request has begun.
         self._idle_since_s: float | None = self.loop.time()
-        #: Since when no request is being answered: the client is idle or still sending one.
+        #: Since when the client is idle or sends a request; None while a request is being answered.
         self._waits_since_s: float | None = self._idle_since_s
-        #: Bytes of the current request: of its body, and all others.
+        #: Bytes of the current request: its body, and all other bytes (headers, chunk sizes).
         self.body_bytes = self._other_bytes = 0
-        #: Whether a request is being parsed, and how many began in the last received bytes.
-        self._parses, self._begun = False, 0
+        #: Whether a request is being parsed.
+        self._is_parsing = False
+        #: Number of requests that began in the last received bytes.
+        self._begun_count = 0
         self._timer = self.loop.call_later(REQUEST_S, self._check_time)
         if len(self.connections) > MAX_CONNECTIONS:
-            self._make_room()
+            self._drop_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -85,6 +93,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
 
     def _abort_closed(self) -> None:
+        """Abort the connection if it is closing and all is sent, else try again in ``CLOSE_S``."""
         transport: Any = self.transport
         if transport.is_closing() and not transport.get_write_buffer_size():
             transport.abort()
@@ -94,14 +103,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        parsed, self._begun = self._parses, 0
+        was_parsing, self._begun_count = self._is_parsing, 0
         super().data_received(data)
-        if not self._parses or self.transport.is_closing():
+        if not self._is_parsing or self.transport.is_closing():
             return
-        # If another request ended in these bytes, their share of this one is unknown.
-        if parsed + self._begun == 1:
+        # If another request ended in these bytes, it is unknown how many belong to this request.
+        if was_parsing + self._begun_count == 1:
             self._other_bytes += len(data)
-        # Chunked encoding adds some bytes to each chunk of a body.
+        # Chunked encoding adds some bytes to each chunk of a body, which the limit allows for.
         if self._other_bytes > MAX_HEADER_BYTES + self.body_bytes // 8:
             self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
 
@@ -109,7 +118,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._reading_since_s, self._idle_since_s = self.loop.time(), None
         self._waits_since_s = self._reading_since_s
         self.body_bytes = self._other_bytes = 0
-        self._parses, self._begun = True, self._begun + 1
+        self._is_parsing, self._begun_count = True, self._begun_count + 1
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -123,10 +132,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._other_bytes -= len(body)
         super().on_body(body)
         if self.body_bytes > _SHORT_BODY_BYTES:
-            self._keep_within_budget()
+            self._drop_largest_body()
 
     def on_message_complete(self) -> None:
-        self._reading_since_s, self._parses = None, False
+        self._reading_since_s, self._is_parsing = None, False
         self._waits_since_s = self.loop.time() if self.cycle.response_complete else None
         super().on_message_complete()
 
@@ -136,15 +145,16 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
+        # The parser wraps exceptions of callbacks; the expected one is ``_HeadersTooLong``.
         if isinstance(sys.exception(), HttpParserCallbackError):
             self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
         else:
             super().send_400_response(msg)
 
-    def _make_room(self) -> None:
-        """Drop the connection that has waited longest.
+    def _drop_longest_waiting(self) -> None:
+        """If there are too many connections, drop the one that has waited longest.
 
-        Drops this one if all others are being answered.
+        Drop this connection if all others are being answered.
         """
         others = self._others()
         if len(others) < MAX_CONNECTIONS:
@@ -153,18 +163,20 @@ class LimitedProtocol(HttpToolsProtocol):
         longest = min(waiting, key=lambda each: each._waits_since_s or 0.0, default=self)
         longest._drop()
 
-    def _keep_within_budget(self) -> None:
-        """Drop the client that has sent the largest incomplete body."""
+    def _drop_largest_body(self) -> None:
+        """If all bodies exceed ``MAX_BODIES_BYTES``, drop the client with the largest incomplete
+        body."""
         others = self._others()
         total_bytes = self.body_bytes + sum(each.body_bytes for each in others)
         if total_bytes <= MAX_BODIES_BYTES:
             return
-        sending = [each for each in (self, *others) if each._parses]
+        sending = [each for each in (self, *others) if each._is_parsing]
         if sending:
             max(sending, key=lambda each: each.body_bytes)._drop()
 
     def _drop(self) -> None:
-        """Free the memory of the connection at once: a TLS close would wait for the peer."""
+        """Abort the connection, which frees its memory at once: a TLS close would wait for the
+        peer."""
         transport: Any = self.transport
         transport.abort()
 
@@ -174,6 +186,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return [each for each in limited if each is not self and not each.transport.is_closing()]
 
     def _check_time(self) -> None:
+        """End the connection if a time limit has passed, else check again in ``REQUEST_S``."""
         now_s = self.loop.time()
         if self._reading_since_s is not None and now_s - self._reading_since_s >= REQUEST_S:
             self._end(_REQUEST_TIMEOUT % REQUEST_S)
@@ -183,6 +196,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(REQUEST_S, self._check_time)
 
     def _end(self, answer: bytes) -> None:
+        """Send ``answer``, unless a response is being sent, and close the connection."""
         transport: Any = self.transport
         # A response that has begun cannot be replaced.
         begun = self.cycle and self.cycle.response_started and not self.cycle.response_complete
@@ -207,14 +221,14 @@ class PeerProtocol(LimitedProtocol):
 
 
 class BodyTooLarge(Exception):
-    """The body exceeds the limit. All of it was read, and none of it was kept."""
+    """The body exceeds the limit; it was read to its end and dropped."""
 
 
 async def read_whole(request: Request, max_body_bytes: int) -> bytes:
     """Return the whole body.
 
-    A body that is too large is read to its end without keeping it, because a client that is still
-    writing would not see the response. Raises ``BodyTooLarge``, and ``ClientDisconnect`` of
+    A body above ``max_body_bytes`` is read to its end and dropped, because a client that is still
+    writing would not read the response. Raises ``BodyTooLarge``, and ``ClientDisconnect`` of
     starlette.
     """
     chunks: list[bytes] = []

@@ -15,8 +15,9 @@ from fastapi import FastAPI
 from extender.server.http_limits import LimitedProtocol
 from extender.server.tls import Handshakes, ServerTls
 
-#: Seconds. Longer than kube-scheduler keeps an idle connection (90 s), so that it closes the
-#: connection. If the server did, a call sent meanwhile would fail, and the pod's attempt with it.
+#: Seconds after which the server closes an idle connection. kube-scheduler closes it earlier, after
+#: 90 s. If the server closed it first, a call sent at that moment would fail, and with it the pod's
+#: scheduling attempt.
 KEEP_ALIVE_S = 120
 #: Seconds at shutdown for requests being answered; kube-scheduler waits for 5 s.
 GRACE_S = 10
@@ -24,7 +25,7 @@ GRACE_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port to serve; ``port`` 0 is any free port, ``tls`` None is plain HTTP."""
+    """A port to serve. ``port`` 0 selects a free port; without ``tls`` it serves plain HTTP."""
 
     name: str
     host: str
@@ -41,10 +42,11 @@ async def serve_ports(
     started: Callable[[], None] = lambda: None,
     stopping: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; ``announce`` gets one line of JSON: the address of each port.
+    """Serve until SIGINT or SIGTERM.
 
-    ``started`` is called when all ports listen, ``stopping`` when a signal comes. Raises
-    ``OSError`` if a port is taken.
+    ``announce`` is called with one line of JSON: the address of each port. ``started`` is called
+    when all ports listen, ``stopping`` when a signal arrives. Raises ``OSError`` if a port cannot
+    be used.
     """
     sockets = {each.name: _listen(each.host, each.port) for each in ports}
     servers = {each.name: PortServer(each) for each in ports}
@@ -62,12 +64,12 @@ async def serve_ports(
         asyncio.create_task(server.serve(sockets=[sockets[name]]))
         for name, server in servers.items()
     ]
-    where = {
+    addresses = {
         name: "{}://{}:{}".format(servers[name].scheme, *sock.getsockname()[:2])
         for name, sock in sockets.items()
     }
-    # The sockets are already listening: a client that connects now is answered in a moment.
-    announce(msgspec.json.encode({"event": "serving", **where}).decode())
+    # The sockets are already listening: a client that connects now is answered soon.
+    announce(msgspec.json.encode({"event": "serving", **addresses}).decode())
     await asyncio.gather(*running)
 
 
@@ -109,7 +111,7 @@ class PortServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
-            # Otherwise the loop keeps waiting for a closed socket.
+            # Wait for its end, because the loop would go on waiting on the closed socket.
             await asyncio.wait([self._accepting])
         await super().shutdown(sockets)
 

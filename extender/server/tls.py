@@ -1,17 +1,17 @@
 """TLS of a port: its certificate, the CAs of its clients, and limits on handshakes.
 
-Certificates are renewed in place, hours before the old one expires. Every handshake checks whether
-a file has changed, and reads the files again if so; kube-scheduler makes few handshakes. New
-connections use the new certificate, open ones stay. A renewal that cannot be used (half written, or
-the key of another certificate) is logged once, and the last good certificate stays in use.
+Certificates are renewed by replacing their files. Every handshake checks whether a file has
+changed, and reads the files again if so; kube-scheduler makes few handshakes. New connections use
+the new certificate; open connections stay open. If the new files cannot be used (half written, or
+the key of another certificate), that is logged once, and the last good certificate stays in use.
 
 kube-scheduler's port accepts only clients with a certificate of its own CA. The debug port requests
 a certificate of the cluster's CA, which comes from the API server, but does not require one:
 clients can send a token instead.
 
 uvicorn gets a connection only when its handshake is complete, so it can limit neither the time nor
-the number of handshakes. Until then, a client that sends nothing takes 50 KiB. If too many
-handshakes are open, the oldest is dropped, so a client that answers at once is always served.
+the number of handshakes. An open handshake takes 50 KiB, even if the client sends nothing. If too
+many handshakes are open, the oldest is dropped, so a client that answers at once is always served.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ class TlsFiles:
     cert: Path
     key: Path
     client_ca: Path | None = None
-    #: Prefix of the settings that name the files.
+    #: Prefix of the settings that name the files, for errors.
     setting: str = "tls"
 
 
 class _Connection(ssl.SSLObject):
     """Logs why a handshake failed.
 
-    The event loop drops the TLS alert to the client, so kube-scheduler reports only "EOF".
+    The event loop sends no TLS alert to the client, so kube-scheduler reports only "EOF".
     """
 
     def do_handshake(self) -> None:
@@ -78,10 +78,10 @@ class ServerTls:
         self._files = files
         self._stamps = _stamps(files)
         #: CAs in PEM whose client certificates are accepted but not required.
-        self._known_ca: str | None = None
+        self._optional_ca: str | None = None
         self._newest = _context(files, None)
-        # Each renewal makes a new context, and each handshake is moved to the newest one. Changing
-        # a context in use could leave it without a certificate if the renewal fails half way.
+        # Each renewal makes a new context, and each handshake is moved to the newest one. If a
+        # context in use were changed, a failed renewal could leave it without a certificate.
         self.context = _context(files, None)
         self.context.sni_callback = self._use_newest
         self.context.sslobject_class = _Connection
@@ -89,25 +89,28 @@ class ServerTls:
     def request_client_certificates(self, ca: str | None) -> None:
         """Request client certificates of these CAs (PEM) on new connections; None: request none.
 
-        Call it on the event loop. Raises ``BadSettings`` if ``ca`` holds no certificate, or if the
-        server's own files are half renewed; nothing changes then.
+        Call it on the event loop. Raises ``BadSettings``, and changes nothing, if ``ca`` holds no
+        certificate or the server's own files cannot be used at the moment.
         """
-        if ca == self._known_ca:
+        if ca == self._optional_ca:
             return
         self._newest = _context(self._files, ca)
-        self._known_ca = ca
+        self._optional_ca = ca
         # OpenSSL decides whether to request a certificate before the handshake changes context.
         self.context.verify_mode = self._newest.verify_mode
 
     def _use_newest(
         self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext
     ) -> None:
-        """Moves a handshake to the newest context; called with and without a server name."""
+        """Move a handshake to the newest context, after reading files that have changed.
+
+        OpenSSL calls this for each handshake, also if the client sends no server name.
+        """
         stamps = _stamps(self._files)
         if stamps != self._stamps:
             self._stamps = stamps
             try:
-                self._newest = _context(self._files, self._known_ca)
+                self._newest = _context(self._files, self._optional_ca)
                 log.info("tls_renewed", cert=str(self._files.cert))
             except BadSettings as err:
                 log.warning(
@@ -116,10 +119,10 @@ class ServerTls:
         connection.context = self._newest
 
 
-def _context(files: TlsFiles, known_ca: str | None) -> ssl.SSLContext:
+def _context(files: TlsFiles, optional_ca: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A resumed session would be accepted by an earlier file of client CAs. TLS 1.2 can resume
-    # sessions without tickets, so it is disabled too.
+    # A client could resume a session that an earlier file of client CAs had accepted. So disable
+    # resumption, and TLS 1.2, which can resume sessions without tickets.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
@@ -148,9 +151,9 @@ def _context(files: TlsFiles, known_ca: str | None) -> ssl.SSLContext:
         _check_certificates("tls_client_ca", files.client_ca)
         context.load_verify_locations(files.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
-    if known_ca is not None:
+    if optional_ca is not None:
         try:
-            context.load_verify_locations(cadata=known_ca)
+            context.load_verify_locations(cadata=optional_ca)
         except (ssl.SSLError, ValueError) as err:
             raise BadSettings("the client CA of the cluster is not a certificate in PEM") from err
         context.verify_mode = ssl.CERT_OPTIONAL
@@ -189,7 +192,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class Handshakes:
-    """Accepts TLS connections; ``protocol`` makes the protocol of each."""
+    """Accepts TLS connections; ``protocol`` makes the protocol object of each connection."""
 
     def __init__(self, protocol: Callable[[], asyncio.Protocol], tls: ServerTls) -> None:
         self._protocol = protocol
@@ -219,7 +222,7 @@ class Handshakes:
                 _end(connection)
 
     async def _shake_hands(self, connection: socket.socket) -> None:
-        """Complete one handshake; ``_Connection`` logs the cause of a failure."""
+        """Complete one handshake, or drop the connection; ``_Connection`` logs why."""
         with contextlib.suppress(OSError):  # ssl.SSLError is one
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
@@ -232,6 +235,7 @@ class Handshakes:
 
 
 def _end(connection: socket.socket) -> None:
-    """Make a handshake fail at once: under uvloop a cancelled one waits for its timeout."""
+    """Shut down the socket, so that its handshake fails at once. Under uvloop, a cancelled
+    handshake would wait for its timeout."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
