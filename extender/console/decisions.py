@@ -83,13 +83,14 @@ class Sought:
     #: Whether to list the nodes of the last filter call of each pod; this excludes no decision.
     offered_nodes: bool = False
 
-    def wants(self, record: Record) -> bool:
+    def wants(self, record: Record, at_s: float) -> bool:
+        """``at_s``: Unix time of the newest part of the decision, on any replica."""
         return (
             (self.pod is None or self.pod == (record.namespace, record.name))
             and (self.uid is None or self.uid == record.uid)
             and (self.node is None or self.node == record.node)
-            and (self.since_s is None or record.at_s >= self.since_s)
-            and (self.before is None or (stamp(record.at_s), record.decision_id) < self.before)
+            and (self.since_s is None or at_s >= self.since_s)
+            and (self.before is None or (stamp(at_s), record.decision_id) < self.before)
         )
 
 
@@ -101,8 +102,18 @@ def decisions(
     Also return the extenders whose journal cannot be read now: their decisions may be missing.
     """
     found: list[DecisionView] = []
-    for replica, journal in context.journal.each():
-        wanted = (record for record in journal.records.newest_first() if sought.wants(record))
+    journals = list(context.journal.each())
+
+    def newest_s(decision: str) -> float:
+        parts = [journal.records.of_id(decision) for _, journal in journals]
+        return max(part.at_s for part in parts if part is not None)
+
+    for replica, journal in journals:
+        wanted = (
+            record
+            for record in journal.records.newest_first()
+            if sought.wants(record, newest_s(record.decision_id))
+        )
         found += [
             decision_view(record, replica, sees, _offered_nodes(journal, record, sought))
             for record in islice(wanted, limit)

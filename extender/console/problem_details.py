@@ -37,6 +37,7 @@ _TYPES = {
     403: "forbidden",
     404: "not-found",
     405: "method-not-allowed",
+    411: "length-required",
     413: "too-large",
     422: "bad-parameter",
     500: "internal",

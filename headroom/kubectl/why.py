@@ -104,7 +104,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
             f" = {term['contribution_ratio']:.3f}"
         )
     if live["rank"] is not None:
-        tied = f", tied with {live['tied'] - 1}" if live["tied"] > 1 else ""
+        tied = f", tied with {live['tied']}" if live["tied"] else ""
         lines.append(f"  rank {live['rank']} of {nodes_of(live['fits'])} that fit{tied}")
     if live["winner"] and live["winner"] != live["node"]["node"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")

@@ -57,14 +57,28 @@ def test_an_invalid_time_is_rejected_with_an_example(asked: Asked, since: str) -
     assert (answer.status_code, "Example: since=15m" in answer.text) == (422, True)
 
 
-def test_pages_contain_every_decision(asked: Asked) -> None:
+def pages(asked: Asked, limit: int) -> list[str]:
     seen: list[str] = []
     after: str | None = ""
     while after is not None:
-        body = asked.get(f"/v1/decisions?limit=3&continue={after}").json()
+        body = asked.get(f"/v1/decisions?limit={limit}&continue={after}").json()
         seen += [each["decision_id"] for each in body["decisions"]]
         after = body["continue"]
-    assert seen == ["uid-1.1", "uid-3.1", "uid-2.1", "uid-0.1"]
+    return seen
+
+
+def test_pages_contain_every_decision(asked: Asked) -> None:
+    assert pages(asked, 3) == ["uid-1.1", "uid-3.1", "uid-2.1", "uid-0.1"]
+
+
+def test_a_decision_of_two_extenders_is_on_one_page(asked: Asked) -> None:
+    other = Asked()
+    bound = BindTried(WALL_S + 20, 15_000, "gpu-b", "bound", 0, "")
+    note(other, "uid-0.1", "p", bound, WALL_S + 20, "gpu-b")
+    asked.followed = [followed(other)]
+    assert pages(asked, 2) == ["uid-0.1", "uid-1.1", "uid-3.1", "uid-2.1"]
+    whole = asked.get("/v1/decisions?since=10s").json()["decisions"]
+    assert [each["decision_id"] for each in whole] == []
 
 
 def followed(other: Asked, trouble: str = "") -> Followed:

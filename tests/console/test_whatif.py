@@ -203,6 +203,7 @@ def test_a_body_without_content_length_is_rejected(asked: Asked) -> None:
 
     answer = asyncio.run(asking())
     assert (answer.status_code, "Content-Length" in answer.json()["detail"]) == (411, True)
+    assert answer.json()["type"] == "urn:headroom:problem:length-required"
 
 
 names = st.sampled_from(["a", "b", "nowhere"])

@@ -13,7 +13,7 @@ LIVE: dict[str, Any] = {
     "terms": [],
     "rank": 1,
     "fits": 2,
-    "tied": 1,
+    "tied": 0,
     "winner": "b",
     "wins": True,
     "not_tried": None,
@@ -41,6 +41,8 @@ def test_a_score_shows_the_rank_of_the_node_in_the_last_decision() -> None:
     ]
     assert "prioritize: a of 2 nodes" in lines[at + 2]
     assert lines[-1] == "  b had rank 2, with score 0.500"
+    tied = score({"snapshot_generation": 9, "live": {**LIVE, "tied": 1}, "stored": DECIDED})
+    assert "  rank 1 of 2 nodes that fit, tied with 1" in tied
 
 
 def test_an_explanation_shows_recorded_and_recomputed_results() -> None:
