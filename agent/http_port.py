@@ -176,6 +176,7 @@ class HttpPort:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection, and close it after ``CONNECTION_S`` at the latest."""
         peer = writer.get_extra_info("peername")
         task = asyncio.current_task()
         assert task is not None
@@ -197,6 +198,7 @@ class HttpPort:
     async def _exchange(
         self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Read the request and write the answer. Raises ``TimeoutError`` if it arrives too late."""
         async with asyncio.timeout(REQUEST_S):
             request = await reader.readuntil(_END)
         connection.reading = False

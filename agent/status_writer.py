@@ -96,6 +96,10 @@ class StatusWriter:
         return self._postponed_s(status, at_s - self._written_at_s)
 
     def _deliver(self, status: GPUNodeStatus, sampled_at_s: float, at_s: float) -> None:
+        """Write what is due at ``at_s``. Before a heartbeat, check the status at the API server.
+
+        Raises ``NotDelivered``.
+        """
         beat = self._beat_at_s is None or at_s - self._beat_at_s >= self._heartbeat_s
         if beat and self._written is not None and not self._still_holds(self._written):
             self._written = None

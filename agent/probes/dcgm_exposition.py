@@ -213,6 +213,10 @@ class CrossCheck:
     def _differences(
         self, key: Key, device: DeviceReading, reading: DcgmReading, again: bool
     ) -> list[str]:
+        """Return the differences of one device. ``again``: the reading was compared before.
+
+        A difference of used memory is returned only after ``_IN_A_ROW`` scrapes.
+        """
         memory = device.memory
         series = self._used.get(key)
         if memory is None or not series:

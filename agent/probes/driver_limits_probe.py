@@ -133,6 +133,7 @@ class LimitsProbe:
         return [SourceReading(SOURCE), *found]
 
     def _ask(self, asked: Mapping[str, Sequence[_Container]]) -> Iterator[Reading]:
+        """Make the driver calls for these containers, by device. Runs in the worker's thread."""
         for device, containers in asked.items():
             try:
                 handle = self._gate.ask("nvmlDeviceGetHandleByUUID", device)

@@ -152,6 +152,7 @@ class NodeApi:
         return [*(each for each in found if each is not None), source]
 
     def _labels(self) -> list[Reading]:
+        """Read the Node: set the attributes from its annotations, and return its readings."""
         try:
             node = self._get(f"/api/v1/nodes/{self._node}", _Object)
         except _Failed as err:
@@ -317,6 +318,7 @@ class ChoiceWatch:
         self._end.set()
 
     def _run(self) -> None:
+        """Open the watch again and again until ``stop``; log each new cause of a failure."""
         pause_s, trouble = _PAUSE_S, ""
         while not self._end.is_set():
             try:

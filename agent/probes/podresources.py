@@ -66,6 +66,10 @@ class PodResources:
             self._channel = None
 
     def _call(self, method: str) -> bytes:
+        """Call the service with an empty request; return the encoded answer.
+
+        Raises ``Unanswered``, and closes the connection then.
+        """
         try:
             import grpc
         except ImportError:

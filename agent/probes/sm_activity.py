@@ -125,6 +125,7 @@ class Meter:
     def _gpm(
         self, handle: Any, instances: Mapping[int | None, Collection[str]]
     ) -> list[ActivityReading]:
+        """Return GPM's figures, and free the samples of instances that do not exist any more."""
         for instance in self._pairs.keys() - instances.keys():
             self._free(instance)
         found: list[ActivityReading] = []

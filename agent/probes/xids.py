@@ -100,6 +100,10 @@ class XidWatch:
         self._stop.set()
 
     def _listen(self) -> None:
+        """Register the watched devices and wait for their events, until ``close``.
+
+        If the watched devices change or a call fails, register again with a new event set.
+        """
         while not self._stop.is_set():
             with self._lock:
                 watched = self._wanted

@@ -199,6 +199,7 @@ class PluginProxy:
         return call
 
     async def _allocate(self, request: bytes, context: Any) -> bytes:
+        """Forward Allocate, and record the replicas if the plugin has accepted it."""
         answer = await self._passing("Allocate")(request, context)
         try:
             replicas = allocated(request)
