@@ -2,10 +2,10 @@
 
 One thread samples and publishes. Driver calls run in other threads and have a deadline
 (agent.deadline), so a call that hangs makes its device unhealthy but does not stop heartbeats.
-Only a new process can use a driver that was replaced, because NVML's library is loaded once. So the
-process restarts with execve, and keeps its pid and container. That does not help if the container
-has its own copy of the old library, so that the kubelet has to create a new container. After
-``MOST_TRIES`` restarts in a row the process exits with ``GIVEN_UP_STATUS``.
+If the driver is replaced, the process restarts with execve, because NVML's library is loaded only
+once. Pid and container stay the same. If the container has its own copy of the old library, that
+does not help. So after ``MOST_TRIES`` restarts in a row the process exits with ``GIVEN_UP_STATUS``,
+and the kubelet creates a new container.
 """
 
 import gc
@@ -50,9 +50,11 @@ UNWELL_STATUS = 1
 BAD_SETTINGS_STATUS = 2
 GIVEN_UP_STATUS = 3
 
-#: Variable that passes on the restarts in a row: "<number> <monotonic time of the last>".
+#: Environment variable that passes the count of restarts in a row to the next process:
+#: "<number> <monotonic time of the last restart in seconds>".
 VARIABLE = "HEADROOM_AGENT_RESTARTS"
 MOST_TRIES = 5
+#: Seconds between the first and the second restart; doubled after each further one.
 _FIRST_WAIT_S = 1.0
 
 #: malloc returns freed blocks of at least this size to the system.
@@ -60,12 +62,13 @@ _LARGE_BYTES = 64 << 10
 #: New objects between two garbage collections. With Python's default of 700, collections take a
 #: tenth of a sample on a node with thousands of processes, and samples contain almost no cycles.
 _COLLECTED_AFTER = 20_000
-#: Seconds to wait for unconfirmed pods when the agent ends, so they get the device that the ledger
-#: chose.
+#: Maximum of seconds for which an agent that ends still steers, until no reservation of an
+#: unconfirmed pod depends on its choice.
 LEAVE_WITHIN_S = 6.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent until SIGTERM or SIGINT, or once with --once; return the exit status."""
     keep_small(_LARGE_BYTES, 2 * _LARGE_BYTES)
     gc.set_threshold(_COLLECTED_AFTER)
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
@@ -124,7 +127,7 @@ def _print_json(status: GPUNodeStatus) -> None:
 
 
 class _CannotStart(Exception):
-    pass
+    """The cluster cannot be used. The text has the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class _Cluster:
 
 
 def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) -> _Cluster:
-    """Connect to the API server. Raises ``_CannotStart``."""
+    """Build the components that use the API server. Raises ``_CannotStart``."""
     try:
         from agent.api_server import NoCluster, connect
         from agent.gate_service import GateService
@@ -160,7 +163,8 @@ def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) 
     choices = ChoiceWatch(server, settings.node, requeue.set)
 
     def mode() -> DeviceChoice | None:
-        # The GPUNode is watched, so it is more current. Without one the Node's annotation counts.
+        # The GPUNode is watched, but the Node is read only once a minute. Until the watch has
+        # returned a GPUNode, the Node's annotation counts.
         choice = choices.device_choice
         choice = node_api.device_choice if choice is None else choice
         if choice is None:
@@ -193,6 +197,7 @@ def _cluster(settings: Settings, board: LatestSample, requeue: threading.Event) 
 def _run(
     settings: Settings, sampler: Sampler, stop: threading.Event, requeue: threading.Event
 ) -> int:
+    """Start server and threads, sample until ``stop`` is set, and return the exit status."""
     # A sample may wait for two hanging calls: one about the driver, then one about a device.
     stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
     board = LatestSample(settings.node, time.monotonic, stale_after_s)
@@ -247,7 +252,10 @@ def _loop(
     stop: threading.Event,
     requeue: threading.Event,
 ) -> None:
-    """Take samples until ``stop`` is set. Raises ``GivenUp``."""
+    """Take samples and publish them until ``stop`` is set. Raises ``GivenUp``.
+
+    A sample is due every ``settings.interval_s``, and earlier if ``requeue`` is set.
+    """
     restarts = Restarts(os.environ, time.monotonic)
     due_s = time.monotonic()
     while not stop.is_set():
@@ -256,14 +264,14 @@ def _loop(
         board.set(status, pod_sm(readings))
         if settings.as_json:
             _print_json(status)
-        wanted_s = math.inf
+        needed_in_s = math.inf
         if cluster is not None:
-            wanted_s = cluster.status_writer.deliver(status, began_s)
+            needed_in_s = cluster.status_writer.deliver(status, began_s)
         _restart_if_due(restarts, readings, sampler.devices.hanging)
         del status, readings  # do not keep them in memory while the next sample is taken
         cpu_s = time.process_time() - began_cpu_s
         now_s = time.monotonic()
-        due_s = next_due_s(due_s, now_s, settings.interval_s, wanted_s)
+        due_s = next_due_s(due_s, now_s, settings.interval_s, needed_in_s)
         if requeue.wait(due_s - now_s):
             # Several pods often arrive together, so take one sample for all of them.
             stop.wait(began_s + apart_s(cpu_s, settings.interval_s) - time.monotonic())
@@ -271,9 +279,11 @@ def _loop(
 
 
 def _leave(cluster: _Cluster, sampler: Sampler, board: LatestSample) -> None:
-    """Return the resources to their plugins if no reservation depends on the agent's choice.
+    """End steering: return the resources to their plugins.
 
-    Otherwise the resources have no replicas until the next agent starts, as after a kill.
+    First wait, at most ``LEAVE_WITHIN_S``, until no reservation of an unconfirmed pod depends on
+    the agent's choice. If one still does, the resources have no replicas until the next agent
+    starts, as after a kill.
     """
     allocation = cluster.allocation
     if not allocation.has_resources:
@@ -299,6 +309,8 @@ class GivenUp(Exception):
 
 
 class Restarts:
+    """Counts restarts in a row in the environment, which the restarted process inherits."""
+
     def __init__(
         self, environment: MutableMapping[str, str], monotonic: Callable[[], float]
     ) -> None:
@@ -336,8 +348,8 @@ def _restart_if_due(restarts: Restarts, readings: Iterable[Reading], hanging: bo
     if not driver.why_not:
         restarts.well()
     elif driver.gone and not hanging and restarts.due():
-        # Not while a call hangs: execve waits for the call's thread, perhaps forever, and the agent
-        # could not report that.
+        # Not while a driver call hangs: execve would wait for its thread, perhaps forever, and the
+        # agent could not report that.
         _log.warning("driver_gone", reason=driver.why_not, hint="restarting the process")
         restarts.restart(sys.executable, sys.orig_argv)
 

@@ -14,7 +14,8 @@ import msgspec
 import urllib3
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-#: A watch keeps one connection open; samples, gates and steering share the others.
+#: Connections that are kept open. The watch occupies one; samples, gates and steering share the
+#: others.
 _CONNECTIONS = 8
 _MERGE_PATCH = "application/merge-patch+json"
 #: A GPUNode is smaller than etcd's limit of 1.5 MiB.
@@ -27,11 +28,13 @@ class NoCluster(Exception):
 
 
 class NotReached(Exception):
-    """The API server did not answer."""
+    """The API server did not answer, or a watch of it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
+    """Address, connections and credentials of an API server."""
+
     #: Base URL, such as https://10.96.0.1:443.
     address: str
     pool: urllib3.PoolManager
@@ -53,14 +56,14 @@ def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiSe
     """Return the API server of the pod's cluster. Raises ``OSError`` if the token is missing."""
 
     def authentication() -> dict[str, str]:
-        # The kubelet replaces the file well before the token expires.
+        # Read for every request, because the kubelet replaces the file before the token expires.
         return {"Authorization": f"Bearer {(account / 'token').read_text().strip()}"}
 
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
     pool = urllib3.PoolManager(
         maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account / "ca.crt")
     )
-    authentication()
+    authentication()  # fails now if there is no token
     address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return ApiServer(address, pool, authentication)
 
@@ -115,8 +118,8 @@ def request(
 def watch_lines(server: ApiServer, path: str, quiet_s: float) -> Iterator[bytes]:
     """Yield the lines of a watch as they arrive, until the API server ends it.
 
-    Raises ``NotReached`` if the watch cannot be opened, breaks, or sends nothing for ``quiet_s``
-    seconds.
+    Raises ``NotReached`` if the watch is rejected or breaks, if a line is too long, or if nothing
+    arrives for ``quiet_s`` seconds.
     """
     headers = {"Accept": "application/json"}
     try:
@@ -138,7 +141,10 @@ def watch_lines(server: ApiServer, path: str, quiet_s: float) -> Iterator[bytes]
 
 
 def error_message(body: bytes, limit: int = 600) -> str:
-    """Return the message of a Kubernetes Status object, or else the text, cut to ``limit``."""
+    """Return the message of a Kubernetes Status object, at most ``limit`` characters of it.
+
+    If ``body`` is no such object, its text is returned, cut in the same way.
+    """
     try:
         text = _status.decode(body).message
     except (ValueError, RecursionError):

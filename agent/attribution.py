@@ -6,14 +6,14 @@ A *memory* is that of a device, or of a MIG GPU instance, whose compute instance
 
 Unattributed use is the rest: of processes outside of pods, and memory that no listed process uses.
 The figures are read at slightly different times. If they do not add up, unattributed use is at
-least what the processes outside of pods use. If the processes list more than 64 MiB too much, the
-source is degraded.
+least what the processes outside of pods use. If all processes together list more than the used
+memory plus 64 MiB, the source is degraded.
 
-The kubelet names containers and cgroups number them, so processes cannot be assigned to a named
-container. Each pod's bytes on a memory are in its first row there, in the order of device,
-container and replica. Its other rows there have 0, so the sum over a pod's rows is its use. A pod
-may use a memory of which it holds no replica: it chose its device itself, or the kubelet has
-removed it while its processes still run. Its row has no replica.
+The kubelet identifies a container by its name and a cgroup by a container id, so a process cannot
+be assigned to a named container. Each pod's bytes on a memory are in its first row there, in the
+order of device, container and replica. Its other rows there have 0, so the sum over a pod's rows is
+its use. A pod may use a memory of which it holds no replica: it chose its device itself, or the
+kubelet has removed it while its processes still run. Its row has no replica.
 
 Nothing is attributed, and unattributed use is absent, if processes cannot be read, if the driver
 lists none, or if it does not report the bytes of a pod's process.
@@ -53,6 +53,8 @@ _MPS_COMMAND = "nvidia-cuda-mps"
 
 @dataclass(frozen=True, slots=True)
 class Attributed:
+    """The use of all devices of the node."""
+
     pods: list[PodUse]
     #: Device -> bytes; None if they cannot be computed.
     unattributed: Mapping[str, int | None]
@@ -79,8 +81,8 @@ def attribute(
 ) -> Attributed:
     """Attribute the memory of each device.
 
-    ``used`` are the used bytes that devices report. ``processes`` is None if processes could not be
-    read.
+    ``used`` is device UUID -> used bytes, without devices whose use is unknown. ``processes`` is
+    pid -> reading, and None if processes could not be read.
     """
     mirror_uids = {mirror.hash: mirror.uid for mirror in mirrors}
     held = list(_held(devices, holdings, mirror_uids))
@@ -107,13 +109,14 @@ def attribute(
         if use is None:
             continue
         outside_pods += [
-            UnattributedProcess(uuids[0], process.pid, _named(process), used_bytes)
-            for process, used_bytes in use.outside_pods
+            UnattributedProcess(uuids[0], process.pid, _display_name(process), process_bytes)
+            for process, process_bytes in use.outside_pods
         ]
-        left_bytes, too_much = _left(use, used_bytes)
-        if left_bytes is not None:
-            unattributed |= {**dict.fromkeys(uuids, 0), uuids[0]: left_bytes}
-        if too_much:
+        unattributed_bytes, is_excessive = _unattributed(use, used_bytes)
+        if unattributed_bytes is not None:
+            # Devices that share a memory: the first one has all of it.
+            unattributed |= {**dict.fromkeys(uuids, 0), uuids[0]: unattributed_bytes}
+        if is_excessive:
             complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))
     outside_pods.sort(key=lambda row: -(row.used_bytes or 0))
     pods.sort(key=lambda row: (row.uid, row.namespace, row.name))
@@ -121,7 +124,10 @@ def attribute(
 
 
 def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
-    """Group the devices by the memory that they have or share, in their order; each UUID once."""
+    """Return the devices grouped by memory: MIG devices of one GPU instance are one group.
+
+    Groups and devices keep their order. If several devices have the same UUID, the last one counts.
+    """
     found: dict[tuple[str, int | None], list[_Device]] = {}
     for device in {device.uuid: device for device in devices}.values():
         shared = device.kind == "mig" and device.parent is not None
@@ -151,7 +157,10 @@ def _use(
     known: Collection[str],
     mirror_uids: Mapping[str, str],
 ) -> _Use | None:
-    """Return the use of each pod and of each process outside of pods; None if it is unknown."""
+    """Return the use of one memory by each pod, and by each process outside of pods.
+
+    None if the driver lists no processes, or if the pod of a listed process is unknown.
+    """
     listed = _listed(memory)
     if processes is None or listed is None:
         return None
@@ -161,7 +170,7 @@ def _use(
         if process is None or not process.known:
             return None
         members.append(process)
-    figures = _netted(members, listed, used_bytes)
+    figures = _without_mps_duplicates(members, listed, used_bytes)
     use = _Use()
     owners: dict[tuple[str, ...], str | None] = {}
     for process in members:
@@ -181,9 +190,9 @@ def _use(
 
 
 def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
-    """Return pid -> bytes on a memory, from all its devices; None if none lists processes.
+    """Return pid -> bytes on a memory; None if no device of the memory lists processes.
 
-    Impossible figures are replaced by None.
+    If several devices list a pid, the largest figure counts. Impossible figures become None.
     """
     lists = [device.processes for device in memory if device.processes is not None]
     if not lists:
@@ -199,9 +208,11 @@ def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
 def owner(
     process: ProcessReading, known: Collection[str], mirror_uids: Mapping[str, str]
 ) -> str | None:
-    """Return the uid of a process's pod; None if it has none.
+    """Return the API uid of a process's pod; None if it has none.
 
-    If pods are nested, it is the pod that this node's kubelet has, or else the outermost.
+    If pods are nested, the pod that this node's kubelet has is returned, otherwise the outermost.
+    ``known`` are the uids of the pods that hold replicas. None also for a static pod whose API uid
+    is not known.
     """
     uids = [mirror_uids.get(uid, uid) for uid in process.pods]
     for uid in uids:
@@ -212,16 +223,20 @@ def owner(
     return uids[0]
 
 
-def _named(process: ProcessReading) -> str:
-    if process.pods:  # only static pods have a pod here without an owner
+def _display_name(process: ProcessReading) -> str:
+    """Return the command of a process without an owner."""
+    if process.pods:  # a static pod whose API uid is not known
         return f"{process.command} (static pod)"
     return process.command
 
 
-def _netted(
+def _without_mps_duplicates(
     processes: Sequence[ProcessReading], figures: dict[int, int | None], used_bytes: int | None
 ) -> dict[int, int | None]:
-    """Return the figures without memory that is counted twice, for MPS server and client."""
+    """Return pid -> bytes without memory that is listed for both the MPS server and a client.
+
+    The surplus is subtracted from the server. All figures are None if the clients list no memory.
+    """
     is_server = {p.pid for p in processes if p.command.startswith(_MPS_COMMAND)}
     servers = {pid: b for pid, b in figures.items() if b and pid in is_server}
     clients = [b for pid, b in figures.items() if pid not in servers]
@@ -232,13 +247,13 @@ def _netted(
         return dict.fromkeys(figures)
     if used_bytes is None or None in clients:
         return figures
-    twice_bytes = min(client_bytes, max(0, client_bytes + sum(servers.values()) - used_bytes))
-    netted = dict(figures)
+    surplus_bytes = min(client_bytes, max(0, client_bytes + sum(servers.values()) - used_bytes))
+    corrected = dict(figures)
     for server, figure in servers.items():
-        taken_bytes = min(figure, twice_bytes)
-        netted[server] = figure - taken_bytes
-        twice_bytes -= taken_bytes
-    return netted
+        subtracted_bytes = min(figure, surplus_bytes)
+        corrected[server] = figure - subtracted_bytes
+        surplus_bytes -= subtracted_bytes
+    return corrected
 
 
 def _rows(
@@ -247,14 +262,15 @@ def _rows(
     use: _Use | None,
     names: Mapping[str, tuple[str, str]],
 ) -> Iterable[PodUse]:
-    left: dict[str, int | None] = {} if use is None else dict(use.pods)
+    """Yield the rows of one memory: a row for each replica, then a row for each other pod there."""
+    unreported: dict[str, int | None] = {} if use is None else dict(use.pods)
     reported: set[str] = set()
     for uuid, holding in rows:
         used_bytes: int | None = None
         source = holding.source
         if use is not None and holding.uid:
             # A pod without processes uses 0. Only the pod's first row has its bytes.
-            used_bytes = 0 if holding.uid in reported else left.pop(holding.uid, 0)
+            used_bytes = 0 if holding.uid in reported else unreported.pop(holding.uid, 0)
             reported.add(holding.uid)
             source = f"{source},proc,{first.source}"
         yield PodUse(
@@ -267,7 +283,7 @@ def _rows(
             used_bytes=used_bytes,
             source=source,
         )
-    for uid, used_bytes in left.items():
+    for uid, used_bytes in unreported.items():
         namespace, name = names.get(uid, ("", ""))
         yield PodUse(
             uid=uid,
@@ -279,22 +295,25 @@ def _rows(
         )
 
 
-def _left(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
-    """Return the bytes that no pod uses (None: unknown), and whether processes list too much."""
-    owned = list(use.pods.values())
-    if None in owned:
+def _unattributed(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
+    """Return the unattributed bytes of one memory, and whether its processes list too much.
+
+    ``used_bytes`` is the use that the device reports. The bytes are None if they are unknown.
+    """
+    of_pods = list(use.pods.values())
+    if None in of_pods:
         return None, False
-    owned_bytes = sum(figure for figure in owned if figure is not None)
+    pods_bytes = sum(figure for figure in of_pods if figure is not None)
     outside_pods = [figure for _, figure in use.outside_pods]
-    unattributed_use_bytes = sum(figure for figure in outside_pods if figure is not None)
+    outside_bytes = sum(figure for figure in outside_pods if figure is not None)
     if used_bytes is None:
-        return (None if None in outside_pods else _possible(unattributed_use_bytes)), False
-    too_much = owned_bytes + unattributed_use_bytes > used_bytes + TOLERANCE_BYTES
-    return _possible(max(unattributed_use_bytes, used_bytes - owned_bytes, 0)), too_much
+        return (None if None in outside_pods else _possible(outside_bytes)), False
+    is_excessive = pods_bytes + outside_bytes > used_bytes + TOLERANCE_BYTES
+    return _possible(max(outside_bytes, used_bytes - pods_bytes, 0)), is_excessive
 
 
 def _possible(figure: int) -> int | None:
-    """Return ``figure``; None if no device has that much memory, so the figure is wrong."""
+    """Return ``figure``; None if it is negative or more bytes than any device has."""
     return figure if 0 <= figure <= MAX_DEVICE_BYTES else None
 
 
@@ -342,15 +361,16 @@ def container_limits(
     limits = Counter((reading.uid, reading.device) for reading in readings)
     found: list[ContainerLimit] = []
     for reading in readings:
-        place = (reading.uid, reading.device)
-        named = containers.get(place, set())
+        pod_device = (reading.uid, reading.device)
+        container_names = containers.get(pod_device, set())
+        is_unique = len(container_names) == limits[pod_device] == 1
         namespace, name = names.get(reading.uid, ("", ""))
         found.append(
             ContainerLimit(
                 uid=mirror_uids.get(reading.uid, reading.uid),
                 device=reading.device,
                 container_id=reading.container_id,
-                container=min(named) if len(named) == limits[place] == 1 else "",
+                container=min(container_names) if is_unique else "",
                 namespace=namespace,
                 name=name,
                 used_bytes=reading.used_bytes,

@@ -1,8 +1,9 @@
 """Runs calls that may hang in threads, and waits for them with a deadline.
 
-A driver call that hangs cannot be cancelled, and blocks its thread. So each thing that can hang
-independently has its own thread. A call that misses its deadline is abandoned: its result is
-dropped, and until it returns its thread gets no new call and no second thread is started.
+A driver call that hangs cannot be cancelled, and blocks its thread. So calls that can hang
+independently of each other have a thread each (``Worker``). If a call misses its deadline, the
+caller goes on without the result. Until the call returns, its worker accepts no other call and
+starts no second thread.
 """
 
 import queue
@@ -14,11 +15,11 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: When the process ends, it waits for pending calls this many seconds together, and at least
-#: ``LEAST_S`` for each call.
+#: Maximum of seconds that the process waits after ``hurry``, for all pending calls together. But
+#: each call gets at least ``LEAST_S``.
 ENDING_S = 1.0
 LEAST_S = 0.2
-#: Seconds until a wait notices that the process ends.
+#: Maximum of seconds until a wait notices that ``hurry`` was called.
 _CHECK_S = 0.25
 
 _ends_at_s = float("inf")
@@ -31,7 +32,7 @@ def hurry() -> None:
 
 
 class Hanging(Exception):
-    """The job did not return in time, or the previous one has not returned yet."""
+    """The job has not returned in time, or was not started because the last one still runs."""
 
 
 class Worker(Generic[T]):
@@ -75,9 +76,10 @@ class Worker(Generic[T]):
         return True
 
     def result(self, until_s: float) -> T:
-        """Return the last job's result, or raise its exception.
+        """Wait for the last job; return its result or raise its exception.
 
-        Raises ``Hanging`` if it has not ended at ``until_s`` (monotonic clock).
+        Raises ``Hanging`` if the job has not ended at ``until_s`` (monotonic clock, in seconds), or
+        earlier if the process ends.
         """
         if self._last is None:
             raise Hanging
@@ -90,7 +92,11 @@ class Worker(Generic[T]):
         return self._last.result()
 
     def run(self, work: Callable[[], T], within_s: float) -> T:
-        """Run ``work`` and return its result. Raises ``Hanging``, also if the thread is busy."""
+        """Run ``work`` and return its result.
+
+        Raises ``Hanging`` if it takes longer than ``within_s``, or if it cannot be started because
+        the thread is busy.
+        """
         if not self.give(work):
             raise Hanging
         return self.result(time.monotonic() + within_s)

@@ -2,8 +2,8 @@
 
 It runs as the pod's first init container (docs/device-truth.md). The exit status is 0 only after
 the answer "yes", 2 if its environment is incomplete, and 143 if it was terminated. In all other
-cases it waits and prints the reason: no agent answers, the agent cannot decide yet, or there is no
-room. It does not give up, because the kubelet would restart it with a back-off of minutes.
+cases it waits and prints the reason: no agent answers, the agent cannot decide yet, or memory is
+missing. It does not give up, because the kubelet would restart it with a back-off of minutes.
 
 It imports only the standard library and starts quickly, because every gated pod waits for it.
 """
@@ -28,7 +28,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 3.0
 REPEAT_S = 60.0
 #: Maximum size of an answer; an agent's is smaller.
 _MOST_BYTES = 1 << 16
-_MOST_REASON = 500
+_MOST_REASON_CHARS = 500
 
 USAGE_STATUS = 2
 ENDED_STATUS = 128 + signal.SIGTERM
@@ -46,6 +46,8 @@ class BadEnvironment(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """The pod to ask for, and the address of its node's agent."""
+
     uid: str
     host: str
     port: int
@@ -58,12 +60,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    #: Whether the pod may start.
     yes: bool
     #: One line for the log of the container.
     text: str
 
 
 def read_question(env: Mapping[str, str]) -> Question:
+    """Read the environment of the init container. Raises ``BadEnvironment``."""
     for name in ("POD_UID", "HOST_IP"):
         if not env.get(name):
             raise BadEnvironment(f"{name} is not set; {_EXAMPLE}")
@@ -74,7 +78,7 @@ def read_question(env: Mapping[str, str]) -> Question:
 
 
 def ask(question: Question, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Send one request. Raises nothing: a failure is an answer other than yes."""
+    """Send one request and return the answer. If it fails, the answer is not yes."""
     connection = http.client.HTTPConnection(question.host, question.port, timeout=timeout_s)
     try:
         connection.request("GET", f"/v1/gate?pod_uid={quote(question.uid, safe='')}")
@@ -89,8 +93,8 @@ def ask(question: Question, timeout_s: float = TIMEOUT_S) -> Answer:
 
 
 def _read(status: int, body: bytes, question: Question) -> Answer:
-    """Parse a response. Only status 200 with the answer "yes" is a yes, in case another server
-    listens at the agent's address."""
+    """Parse a response. Only status 200 together with the answer "yes" lets the pod start, because
+    another server may listen at the agent's address."""
     try:
         verdict = json.loads(body)
         answer = verdict.get("answer")
@@ -111,7 +115,7 @@ def _read(status: int, body: bytes, question: Question) -> Answer:
 def _line(reason: object) -> str:
     """Return a reason as one printable line; empty if there is none."""
     text = reason if isinstance(reason, str) else ""
-    return " ".join(text.encode("utf-8", "replace").decode().split())[:_MOST_REASON]
+    return " ".join(text.encode("utf-8", "replace").decode().split())[:_MOST_REASON_CHARS]
 
 
 def wait(
@@ -121,7 +125,10 @@ def wait(
     monotonic: Callable[[], float] = time.monotonic,
     jitter: Callable[[], float] = random.random,
 ) -> None:
-    """Ask until the answer is yes, and print each new answer. ``jitter`` returns 0..1."""
+    """Ask until the answer is yes. ``jitter`` returns 0..1.
+
+    An answer is reported if its text is new, and again every ``REPEAT_S`` seconds.
+    """
     began_s = monotonic()
     wait_s = FIRST_WAIT_S
     printed, printed_at_s = "", 0.0

@@ -43,7 +43,7 @@ from contract.gpunode import (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The amounts excluded from the accounting of each device, as in the extender."""
+    """The bytes of each device that the accounting leaves out, as in the extender."""
 
     #: Memory that the node's annotation keeps free.
     reserve_bytes: int
@@ -56,10 +56,10 @@ LIMITS_UNKNOWN = "the annotations of the node are not known"
 
 
 def limits(reserve_bytes: int | None) -> Limits | None:
-    """Return the limits of this node, for gate and steering.
+    """Return the limits of this node. Gate and steering use the same ones.
 
-    None if the node's annotation is unknown: assuming that it keeps nothing free could give that
-    memory to a pod.
+    ``reserve_bytes`` is the node's annotation. If it is None (unknown), the limits are None too,
+    because with a guess of 0 a pod could get memory that the node keeps free.
     """
     return None if reserve_bytes is None else Limits(reserve_bytes, UNATTRIBUTED_TOLERANCE_BYTES)
 
@@ -72,7 +72,7 @@ class Verdict:
 
 
 def judge(node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits) -> Verdict:
-    """Return whether the pod may start.
+    """Return whether the pod ``uid`` may start: on all of its devices the answer must be yes.
 
     ``node`` must have been read consistently. ``sample`` is the agent's newest and must be fresh.
     """
@@ -91,7 +91,7 @@ def judge(node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits) -> Ver
     if not {uuid for uuid, _ in held} <= {device.uuid for device in sample.devices}:
         return Verdict("not yet", "a device of this pod is not among the node's devices")
     verdicts = [
-        _room(memory, node.spec, sample, uid, limits)
+        _verdict(memory, node.spec, sample, uid, limits)
         for memory in memories(sample.devices)
         if any(device.uuid == uuid for device in memory for uuid, _ in held)
     ]
@@ -99,14 +99,14 @@ def judge(node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits) -> Ver
     return min(verdicts, key=lambda verdict: order.index(verdict.answer))
 
 
-def _room(
+def _verdict(
     memory: Sequence[Device],
     spec: GPUNodeSpec,
     sample: GPUNodeStatus,
     uid: str,
     limits: Limits,
 ) -> Verdict:
-    """Return whether all pods on one memory, and those that may still come, fit."""
+    """Return whether the pods on one memory fit, and the unconfirmed pods that may get it too."""
     first = memory[0]
     if not all(device.healthy for device in memory):
         return Verdict("no", "the device of this pod is unhealthy")
@@ -135,6 +135,7 @@ def _room(
 
 
 def rows_in(memory: Iterable[Device], sample: GPUNodeStatus) -> list[PodUse]:
+    """Return the rows of all pods on one memory."""
     uuids = {device.uuid for device in memory}
     return [row for row in sample.pods if row.device in uuids]
 
@@ -144,43 +145,44 @@ def taken_bytes(
     spec: GPUNodeSpec,
     rows: Sequence[PodUse],
     tolerance_bytes: int,
-    unattributed_use_bytes: int = 0,
+    unreserved_pod_bytes: int = 0,
 ) -> int:
-    """Return the bytes taken from one memory.
+    """Return the bytes of one memory that are committed to pods or used without a pod.
 
     Each pod counts with the larger of reservation and use. A pod without a reservation counts with
-    at least ``unattributed_use_bytes``. Unattributed use above the tolerance is added.
+    its use, and at least with ``unreserved_pod_bytes``. Unattributed use above the tolerance is
+    added.
     """
-    explained_bytes = 0
+    of_pods_bytes = 0
     for key in {reserved_for(row, spec) for row in rows} | certain(spec, memory):
         figures = [row.used_bytes for row in rows if reserved_for(row, spec) == key]
         used_bytes = sum(figure or 0 for figure in figures)
         reservation = spec.reservations.get(key)
         uses = used_bytes > 0 or None in figures
         asked_bytes = (
-            unattributed_use_bytes if reservation is None else asked(reservation, memory, uses)
+            unreserved_pod_bytes if reservation is None else asked(reservation, memory, uses)
         )
-        explained_bytes += max(asked_bytes, used_bytes)
-    return explained_bytes + max(0, _unattributed(memory, rows, explained_bytes) - tolerance_bytes)
+        of_pods_bytes += max(asked_bytes, used_bytes)
+    return of_pods_bytes + max(0, _unattributed(memory, rows, of_pods_bytes) - tolerance_bytes)
 
 
 def _held(status: GPUNodeStatus, uid: str) -> set[tuple[str, str]]:
-    """Return (device, replica) of everything that the pod holds."""
+    """Return (device, replica) of all replicas that the pod holds."""
     return {(row.device, row.replica) for row in status.pods if row.uid == uid and row.replica}
 
 
 def missing(status: GPUNodeStatus, uid: str, charge: Charge) -> int:
     """Return the number of a charge's replicas that the pod does not hold.
 
-    A replica held by two containers counts once. Devices count too, not only the resource, because
-    a changed plugin configuration can rename the resource.
+    A replica held by two containers counts once. Replicas of a candidate device count whatever
+    their resource, because a changed plugin configuration can rename the resource.
     """
-    meant = {
+    counted = {
         device.uuid
         for device in status.devices
         if device.resource == charge.resource or device.uuid in charge.candidates
     }
-    return max(0, charge.count - sum(uuid in meant for uuid, _ in _held(status, uid)))
+    return max(0, charge.count - sum(uuid in counted for uuid, _ in _held(status, uid)))
 
 
 def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:
@@ -195,6 +197,7 @@ def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:
 
 
 def _may_get(status: GPUNodeStatus, uid: str, charge: Charge, memory: Iterable[Device]) -> bool:
+    """Return whether the pod may still get a replica of one of these devices for the charge."""
     if charge.by_environment or not missing(status, uid, charge):
         return False
     return any(
@@ -221,21 +224,22 @@ def reserved_for(row: PodUse, spec: GPUNodeSpec) -> str:
 
 
 def asked(reservation: Reservation, memory: Iterable[Device], uses: bool) -> int:
-    """Return the bytes reserved on a memory: for each charge the maximum over its devices.
+    """Return the bytes that a reservation has on a memory: the sum over its charges.
 
-    A device that is no candidate counts with the maximum of all candidates, as in the extender. A
-    charge by the pod's own variable counts only on its candidates, unless the pod ``uses`` this
-    memory.
+    For each charge the largest figure of the memory's devices counts. A device that is no candidate
+    counts with the maximum of all candidates, as in the extender. If some charges are for the
+    resource or a device of this memory, only these count. A charge by the pod's own variable counts
+    only on its candidates, unless the pod ``uses`` this memory.
     """
     memory = list(memory)
-    there = [
+    possible = [
         charge
         for charge in reservation.charges
         if uses or not charge.by_environment or any(d.uuid in charge.candidates for d in memory)
     ]
-    meant = [
+    matching = [
         charge
-        for charge in there
+        for charge in possible
         if any(d.resource == charge.resource or d.uuid in charge.candidates for d in memory)
     ]
     return sum(
@@ -243,13 +247,16 @@ def asked(reservation: Reservation, memory: Iterable[Device], uses: bool) -> int
             charge.candidates.get(d.uuid, max(charge.candidates.values(), default=0))
             for d in memory
         )
-        for charge in meant or there
+        for charge in matching or possible
     )
 
 
-def _unattributed(memory: Sequence[Device], rows: Sequence[PodUse], explained_bytes: int) -> int:
-    """Return the unattributed bytes; if they are not reported, all use above the reservations."""
+def _unattributed(memory: Sequence[Device], rows: Sequence[PodUse], of_pods_bytes: int) -> int:
+    """Return the unattributed bytes of one memory.
+
+    If they, or the use of a pod, are not reported: the used bytes above ``of_pods_bytes``.
+    """
     figures = [device.unattributed_bytes for device in memory]
     if None in figures or any(row.used_bytes is None for row in rows):
-        return max(0, max(device.used_bytes for device in memory) - explained_bytes)
+        return max(0, max(device.used_bytes for device in memory) - of_pods_bytes)
     return sum(figure for figure in figures if figure is not None)

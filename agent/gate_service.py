@@ -1,8 +1,8 @@
 """Answers gated pods, from the ledger at the API server and the newest sample.
 
-The GPUNode is read at most once a second, no matter how many pods ask. A copy that is one second
-old may lack newer reservations. But those were made with a version of the GPUNode that already
-shows the pod on its devices.
+The GPUNode is read at most once a second, no matter how many pods ask. The copy may lack
+reservations that were made since. They cannot make a "yes" wrong: the copy already shows the pod on
+its devices, and newer reservations are decided with that version or a newer one.
 """
 
 import threading
@@ -17,6 +17,7 @@ from contract.gpunode import GPUNode, GPUNodeStatus
 
 _log = structlog.get_logger()
 
+#: Minimum of seconds between two reads of the GPUNode.
 READ_EVERY_S = 1.0
 
 
@@ -51,7 +52,7 @@ class GateService:
                 self._read_ledger()
                 self._read_at_s = self._monotonic()
             node, why_not = self._read, self._why_not
-        # Taken after the read, so the sample is at least as new as the ledger.
+        # Requested after the read, so it is at least as new as the status in the GPUNode.
         sample, known = self._sample(), limits(self._reserve_bytes())
         if node is None:
             return Verdict("not yet", why_not)

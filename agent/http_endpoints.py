@@ -30,13 +30,16 @@ LOCAL_HOST = "127.0.0.1"
 GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
-#: Seconds for which a rendered exposition is reused.
+#: Seconds for which rendered metrics are reused.
 METRICS_FOR_S = 1.0
 _GATE_THREADS = 4
 
 
 class LatestSample:
-    """The newest sample, written by one thread and read by others."""
+    """The newest sample. One thread writes it, others read it.
+
+    ``stale_after_s`` is the age in seconds at which a sample is stale.
+    """
 
     def __init__(self, node: str, monotonic: Callable[[], float], stale_after_s: float) -> None:
         self.node = node
@@ -67,16 +70,17 @@ class LatestSample:
 
     @property
     def alive(self) -> bool:
-        """Whether samples arrive in time, including the first one. If not, a restart helps.
+        """Whether the newest sample is fresh; before the first one, whether it is not yet overdue.
 
-        A driver call that hangs does not stop samples, and would hang again in a new process.
+        If false, a restart helps. A driver call that hangs does not stop samples, and would hang
+        again in a new process.
         """
         since_s = self._began_s if self._newest is None else self._newest[2]
         return self.monotonic() - since_s <= self._stale_after_s
 
 
 class _Metrics:
-    """Renders the exposition, at most once in ``METRICS_FOR_S`` seconds."""
+    """Renders the metrics, at most once in ``METRICS_FOR_S`` seconds."""
 
     def __init__(self, registry: CollectorRegistry, monotonic: Callable[[], float]) -> None:
         self._registry = registry
@@ -110,8 +114,12 @@ class Server:
         answers: Mapping[tuple[str, str], int] | None = None,
         stuck: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``ask`` decides whether the pod with a uid may start; None if there is no cluster.
-        ``stuck`` returns whether the agent has stopped answering the kubelet's calls."""
+        """Create both sockets; ``start`` begins to serve.
+
+        ``ask`` decides whether the pod with a uid may start; None if there is no cluster. For
+        ``writes`` and ``answers`` see ``AgentCollector``. ``stuck`` returns whether the agent has
+        stopped answering the kubelet's calls.
+        """
         self._board = board
         self._ask = ask
         self._stuck = stuck

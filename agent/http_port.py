@@ -24,13 +24,15 @@ _log = structlog.get_logger()
 MAX_CONNECTIONS = 256
 #: Maximum size of request line and headers. Requests have no body.
 MAX_REQUEST_BYTES = 16 << 10
-#: Seconds within which the request must arrive, and within which the connection must end.
+#: Seconds within which the request must arrive.
 REQUEST_S = 5.0
+#: Seconds after which a connection is closed, whatever its state.
 CONNECTION_S = 30.0
 #: Bytes of an answer that the kernel buffers while the client does not read.
 _SEND_BUFFER_BYTES = 64 << 10
-#: Connections that may wait to be accepted, and the number that the loop accepts at once.
+#: Connections that may wait to be accepted.
 _BACKLOG = 1024
+#: Maximum number of connections that the event loop accepts in one step.
 _ACCEPT_AT_ONCE = 64
 _END = b"\r\n\r\n"
 
@@ -63,14 +65,19 @@ class Route:
 
 @dataclass(eq=False, slots=True)
 class _Connection:
+    #: Address of the client.
     address: str
     task: asyncio.Task[None]
+    #: Whether the request has not arrived completely.
     reading: bool = True
 
 
 class _Threads:
-    """The threads of a route that may block. They are daemons, unlike an executor's, so that a
-    blocked one does not keep the process from ending."""
+    """The threads of a route that may block.
+
+    They are daemons, unlike those of an executor, so a blocked thread does not keep the process
+    from ending.
+    """
 
     def __init__(self, name: str, count: int) -> None:
         self._count = count
@@ -99,7 +106,10 @@ class _Threads:
 
 
 class HttpPort:
-    """Serves ``routes`` (by path) on ``host:port`` (0: any free port). Raises ``OSError``."""
+    """Serves ``routes`` (path -> route) on ``host:port`` (0: any free port).
+
+    The constructor raises ``OSError`` if the port cannot be opened.
+    """
 
     def __init__(self, name: str, host: str, port: int, routes: Mapping[str, Route]) -> None:
         self._socket = socket.create_server((host, port), backlog=_BACKLOG)
@@ -166,6 +176,7 @@ class HttpPort:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection, and close it after ``CONNECTION_S`` at the latest."""
         peer = writer.get_extra_info("peername")
         task = asyncio.current_task()
         assert task is not None
@@ -177,7 +188,7 @@ class HttpPort:
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
             pass  # the client closed the connection, was too slow or sent too much
         except asyncio.CancelledError:
-            pass  # closed in favour of others; before Python 3.12 the loop would log it
+            pass  # cancelled by _add or _serve; before Python 3.12 the loop would log it
         finally:
             # A closed transport has no loop, so aborting it would fail.
             if writer.get_extra_info("socket").fileno() >= 0:
@@ -187,6 +198,7 @@ class HttpPort:
     async def _exchange(
         self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Read the request and write the answer. Raises ``TimeoutError`` if it arrives too late."""
         async with asyncio.timeout(REQUEST_S):
             request = await reader.readuntil(_END)
         connection.reading = False
@@ -202,20 +214,24 @@ class HttpPort:
         await writer.wait_closed()
 
     def _add(self, connection: _Connection) -> None:
+        """Add a connection. If there are too many, close one of the address that has most.
+
+        A connection whose request has not arrived is preferred, otherwise the oldest is closed.
+        """
         self._open[connection.address][connection] = None
         self._count += 1
         if self._count > MAX_CONNECTIONS:
-            most = max(self._open.values(), key=len)
-            given_up = next((each for each in most if each.reading), next(iter(most)))
-            self._remove(given_up)
-            given_up.task.cancel()
+            crowded = max(self._open.values(), key=len)
+            closed = next((each for each in crowded if each.reading), next(iter(crowded)))
+            self._remove(closed)
+            closed.task.cancel()
 
     def _remove(self, connection: _Connection) -> None:
-        mine = self._open.get(connection.address, {})
-        if connection in mine:
-            del mine[connection]
+        of_address = self._open.get(connection.address, {})
+        if connection in of_address:
+            del of_address[connection]
             self._count -= 1
-            if not mine:
+            if not of_address:
                 del self._open[connection.address]
 
 

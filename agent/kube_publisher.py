@@ -14,7 +14,7 @@ from contract.gpunode import GROUP, PLURAL, VERSION, GPUNode, GPUNodeStatus, dec
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import KubeStruct, ObjectMeta
 
-#: Maximum wait that the API server can ask for.
+#: Maximum of seconds in a Retry-After header; a longer wait is cut to this.
 _LONGEST_RETRY_AFTER_S = 300.0
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
@@ -34,7 +34,7 @@ _partial = msgspec.json.Decoder(_Partial)
 
 
 class NotDelivered(Exception):
-    """A write failed; ``retry_after_s`` is the wait that the API server asked for, or 0."""
+    """A request failed. ``retry_after_s`` is the wait that the API server asked for, or 0."""
 
     def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -54,7 +54,10 @@ class Held:
 
 
 class KubernetesPublisher:
-    """Writes the status of the node's GPUNode, and its Lease. Raises only ``NotDelivered``."""
+    """Writes the status of the node's GPUNode and the node's Lease, and reads the GPUNode.
+
+    Every method raises ``NotDelivered`` if its request fails.
+    """
 
     def __init__(
         self,
@@ -73,24 +76,30 @@ class KubernetesPublisher:
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     def report(self, status: GPUNodeStatus) -> Held:
-        """Write ``status``, and return the GPUNode that has it."""
+        """Write ``status``; return uid and version of the GPUNode that has it.
+
+        Raises ``NotThereYet`` if there is no GPUNode.
+        """
         answer = self._send("PATCH", f"{self._gpunode}/status", {"status": status_patch(status)})
         if answer.status == 404:
             raise NotThereYet(f"GPUNode {self._node} is not there yet; an extender creates it")
         return _held(self._accepted(answer, f"status of GPUNode {self._node}"))[0]
 
     def held(self) -> Held:
-        """Return the current GPUNode."""
+        """Return uid and version of the current GPUNode; only its metadata is read."""
         return self._read(_METADATA_ONLY)[0]
 
     def reported(self) -> tuple[Held, str]:
-        """Return the current GPUNode and ``observedAt`` of its status. Reads the whole object."""
+        """Return uid and version of the current GPUNode, and ``observedAt`` of its status.
+
+        Reads the whole object.
+        """
         return self._read("application/json")
 
     def gpunode(self) -> GPUNode | None:
         """Return the GPUNode, read consistently; None if it does not exist.
 
-        Also raises ``BadReport``.
+        Raises ``BadReport`` if it cannot be decoded.
         """
         answer = self._send("GET", self._gpunode, accept="application/json")
         if answer.status == 404:
@@ -105,7 +114,7 @@ class KubernetesPublisher:
         return _held(self._accepted(answer, f"GPUNode {self._node}"))
 
     def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
-        """Renew the Lease, and return its resourceVersion."""
+        """Renew the Lease, or create it if there is none; return its resourceVersion."""
         annotations = {OBSERVED_AT: encode_confirmation(vouch)}
         spec = {
             "holderIdentity": self._node,
@@ -138,6 +147,7 @@ class KubernetesPublisher:
             raise NotDelivered(f"{method} {path}: API server not reached: {err}") from err
 
     def _accepted(self, answer: urllib3.BaseHTTPResponse, what: str) -> bytes:
+        """Return the body of a successful response. ``what`` names the object in the error."""
         if 200 <= answer.status < 300:
             return answer.data
         wait = answer.headers.get("Retry-After", "")
@@ -156,14 +166,18 @@ class KubernetesPublisher:
 def status_patch(status: GPUNodeStatus) -> dict[str, Any]:
     """Return ``status`` as a merge patch that replaces the whole previous status.
 
-    The encoding omits default values, and a merge patch keeps fields that it does not name, so the
-    last pod would never be removed. So the patch names every field; null removes it.
+    A merge patch keeps fields that it does not name, and the encoding omits default values. So an
+    empty list of pods would be omitted and the old pods would stay. Therefore the patch names every
+    field; null removes a field.
     """
     built = msgspec.to_builtins(status)
-    return {key: _named(getattr(status, name), built.get(key)) for name, key in _fields(status)}
+    return {
+        key: _with_defaults(getattr(status, name), built.get(key)) for name, key in _fields(status)
+    }
 
 
-def _named(value: object, built: Any) -> Any:
+def _with_defaults(value: object, built: Any) -> Any:
+    """Return the encoded ``value`` with the fields that the encoding has omitted."""
     if isinstance(value, msgspec.Struct):
         return {key: (built or {}).get(key) for _, key in _fields(value)}
     if isinstance(value, list):
@@ -172,10 +186,12 @@ def _named(value: object, built: Any) -> Any:
 
 
 def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
+    """Return (name in Python, name in JSON) of each field."""
     return [(field.name, field.encode_name) for field in msgspec.structs.fields(value)]
 
 
 def _held(body: bytes) -> tuple[Held, str]:
+    """Decode uid and version of an object, and ``observedAt`` of its status (empty if absent)."""
     try:
         partial = _partial.decode(body)
     except (ValueError, RecursionError) as err:  # msgspec raises UnicodeDecodeError too

@@ -1,8 +1,8 @@
 """The exec probe of the agent's container: exit status 0 if the local port answers 200.
 
 ``python -m agent.liveness_probe [PATH [PORT]]``; PATH is /healthz or /readyz. It runs in the
-container, because every pod could reach a port that the kubelet can reach. It imports little, since
-it runs several times a minute.
+container, because a port that the kubelet can reach could be reached by every pod too. It imports
+little, because it runs several times a minute.
 """
 
 import socket
@@ -15,6 +15,7 @@ _MOST_BYTES = 1 << 12
 
 
 def main(argv: Sequence[str]) -> int:
+    """Request the path, print the body or the error, and return the exit status."""
     path = argv[0] if argv else "/healthz"
     port = int(argv[1]) if len(argv) > 1 else PORT
     try:

@@ -29,7 +29,8 @@ POD_LABELS = ("namespace", "pod", "container", "pod_uid")
 #: "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "... MIG 1c.2g.20gb": the last is one compute slice of two.
 _MIG_NAME = re.compile(r"(?P<model>.*) MIG (?:\d+c\.)?(?P<profile>\d+g\.\d+gb\S*)")
 
-#: (Part of a reason, its code). A reason may have several codes.
+#: (Text in a health reason, its code for the label ``reason``). The first match counts; a reason of
+#: several parts, separated by ";", may have several codes.
 _CODES = (
     ("XID ", "xid"),
     ("GPU is lost", "lost"),
@@ -65,8 +66,9 @@ class Sample:
 class AgentCollector(Collector):
     """Collects the metrics.
 
-    ``shown`` returns None before the first sample. ``writes`` counts (kind, outcome). ``answers``
-    counts (resource, result), and is None if the agent cannot steer.
+    ``shown`` returns the newest sample, None before the first one. ``writes`` is (kind, outcome) ->
+    number of writes to the API server. ``answers`` is (resource, result) -> number of containers
+    for which the kubelet asked for a preferred allocation, None if the agent cannot steer.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class AgentCollector(Collector):
 
 
 def reason_codes(reason: str) -> list[str]:
-    """Return the stable codes of a health reason; "other" if no code matches."""
+    """Return the codes of a health reason: none if it is empty, "other" if no code matches."""
     if not reason:
         return []
     found = [
@@ -123,6 +125,7 @@ def _gauge(name: str, text: str, labels: Sequence[str], series: _Series) -> Metr
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, series: _Series) -> Metric:
+    """Add the series to a metric, except unknown figures."""
     for values, figure in series:
         if figure is not None and figure >= 0:
             family.add_metric(values, figure)
@@ -154,7 +157,7 @@ def _agent(shown: Sample) -> Iterator[Metric]:
     )
 
 
-#: Field of ``Device``, which is also the name of its metric -> description.
+#: Field of ``Device`` -> description of its metric, whose name ends with the field's name.
 _DEVICE_FIGURES = {
     "memory_bytes": "Physical memory, including the driver's reserve",
     "reserved_bytes": "Memory reserved by the driver",
@@ -230,13 +233,16 @@ def _activity(devices: Sequence[Device]) -> list[SmActivity]:
 
 
 def _total(figures: Iterable[int | None]) -> int | None:
+    """Return the sum of the known figures; None if no figure is known."""
     known = [figure for figure in figures if figure is not None]
     return sum(known) if known else None
 
 
 def _replicas(devices: Sequence[Device]) -> Mapping[tuple[str, ...], float]:
-    """Return (resource, sharing, state) -> replicas. Compute instances of one GPU instance are
-    advertised separately, and added up here."""
+    """Return (resource, sharing, state) -> number of replicas of the devices of one memory.
+
+    The plugin advertises compute instances of one GPU instance separately. They are added up here.
+    """
     counts = Counter[tuple[str, ...]]()
     for device in devices:
         if device.resource:  # otherwise its resource is not known
@@ -308,6 +314,7 @@ def _limits(shown: Sample) -> Iterator[Metric]:
 
 
 def _labels(node: str, device: Device) -> tuple[str, ...]:
+    """Return the values of ``DEVICE_LABELS``, which are equal for devices that share a memory."""
     match = _MIG_NAME.fullmatch(device.model) if device.kind == "mig" else None
     instance = "" if device.gpu_instance is None else str(device.gpu_instance)
     uuid = device.parent or device.uuid

@@ -11,11 +11,11 @@ _UNKNOWN = "?"
 
 
 def table(node: str, status: GPUNodeStatus, pod_sm: Mapping[tuple[str, str], float]) -> str:
-    """Return the lines for a terminal. ``pod_sm`` is (pod uid, device) -> share of SM time."""
+    """Return the text for a terminal. ``pod_sm`` is (pod uid, device) -> share of SM time, 0..1."""
     rows: list[Sequence[str]] = [_HEAD]
     for device in status.devices:
         rows.append(_row(device))
-        rows += [("", f"  {text}") for text in _shared(device)]
+        rows += [("", f"  {text}") for text in _details(device)]
         rows += _pods(device, status.pods, pod_sm)
         rows += [_limit(row) for row in status.limits if row.device == device.uuid]
         rows += [
@@ -41,13 +41,14 @@ def well(status: GPUNodeStatus) -> bool:
 
 
 def size(figure: int | None) -> str:
+    """Format bytes as GiB or, below 1 GiB, as MiB; "?" if the figure is unknown."""
     if figure is None or figure < 0:
         return _UNKNOWN
     return f"{figure / (1 << 30):.1f} GiB" if figure >= 1 << 30 else f"{figure / (1 << 20):.0f} MiB"
 
 
 def clean(text: str) -> str:
-    """Replace unprintable characters: a process name could contain terminal commands."""
+    """Replace unprintable characters, because a process name could contain terminal commands."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
@@ -84,14 +85,15 @@ def _row(device: Device) -> Sequence[str]:
     )
 
 
-def _shared(device: Device) -> Iterable[str]:
+def _details(device: Device) -> Iterable[str]:
+    """Yield the lines below a device: its UUID, and its resource if that is known."""
     yield device.uuid
     replicas = device.replicas
     if device.resource:
         how = "not shared" if device.sharing == "none" else device.sharing
         counts = f"{replicas.allocated} of {replicas.total} taken"
-        sick = f", {replicas.unhealthy} unhealthy" if replicas.unhealthy else ""
-        yield f"{device.resource}, {how}: {counts}{sick}"
+        unhealthy = f", {replicas.unhealthy} unhealthy" if replicas.unhealthy else ""
+        yield f"{device.resource}, {how}: {counts}{unhealthy}"
 
 
 def _pods(
@@ -132,6 +134,7 @@ def _percent(ratio: float) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Yield each row as a line, with equally wide columns; a row may end early."""
     # The last column needs no width.
     widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(_HEAD) - 1)]
     for row in rows:

@@ -22,14 +22,18 @@ from contract.gpunode import GPUNodeStatus
 if TYPE_CHECKING:
     from agent.probes.node_probe import NodeApi
 
-#: Minimum of seconds between two samples, however often the checkpoint changes. See ``apart_s``.
+#: Minimum of seconds from the start of a sample to the next one, however often the checkpoint
+#: changes. See ``apart_s``.
 SAMPLES_APART_S = 0.5
 #: Share of one core that samples may take while pods arrive continuously.
 CORE_SHARE = 0.02
 
 
 class Sampler:
-    """Reads every probe, then every follower, which adds to the readings."""
+    """Reads every probe, then every follower, which gets the readings so far and adds its own.
+
+    ``take`` is called by one thread.
+    """
 
     def __init__(self, settings: Settings, devices: DeviceProbe) -> None:
         self.devices = devices
@@ -53,15 +57,16 @@ class Sampler:
             self._agent_version = "unknown"  # run from a checkout
 
     def add_cluster(self, node_api: "NodeApi", allocation: Follower) -> None:
-        """Read the probes that need a cluster too."""
+        """Add the probes that need a cluster; ``allocation`` follows all others."""
         self._node_api = node_api
         self.probes.append(node_api)
         self.followers = [node_api, *self.followers, allocation]
 
     def take(self) -> tuple[GPUNodeStatus, Sequence[Reading]]:
+        """Take one sample; return the status built from it, and its readings."""
         if self._node_api is not None:
             self.devices.maintenance = self._node_api.maintenance
-        # Taken before the sample: a pod that was removed later may still be in it.
+        # The time before the first probe: a pod that ends during the sample may be in the status.
         observed_at = datetime.now(UTC)
         readings = [*self._stated]
         for probe in self.probes:
@@ -89,14 +94,18 @@ def device_probe_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -
 
 
 def apart_s(cpu_s: float, interval_s: float) -> float:
-    """Return the minimum of seconds between two samples, the first of which took ``cpu_s``."""
+    """Return the minimum of seconds from the start of a sample to the next one.
+
+    It limits the CPU time of samples to ``CORE_SHARE`` of a core, but is at most ``interval_s``.
+    ``cpu_s`` is the CPU time that the sample took.
+    """
     return max(SAMPLES_APART_S, min(cpu_s / CORE_SHARE, interval_s))
 
 
-def next_due_s(due_s: float, now_s: float, interval_s: float, wanted_s: float) -> float:
+def next_due_s(due_s: float, now_s: float, interval_s: float, needed_in_s: float) -> float:
     """Return the time of the next sample, on the clock of ``due_s`` and ``now_s``.
 
-    ``wanted_s`` is the number of seconds after which a sample is needed earlier. Missed samples are
-    skipped. An early sample does not delay the following ones.
+    ``due_s`` is the time at which the last sample was due. The next one is due ``interval_s``
+    later, or in ``needed_in_s`` seconds from now, if that is earlier. Missed samples are skipped.
     """
-    return min(max(due_s + interval_s, now_s), now_s + min(interval_s, wanted_s))
+    return min(max(due_s + interval_s, now_s), now_s + min(interval_s, needed_in_s))

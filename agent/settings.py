@@ -28,7 +28,7 @@ class Settings:
     host: str
     port: int
     local_port: int
-    #: Whether a flag sets the sharing. If not, it is detected, and these three have no effect.
+    #: Whether a flag sets the sharing. If not, it is detected, and the next three have no effect.
     sharing_stated: bool
     resource: str
     replicas: int
@@ -69,7 +69,7 @@ class Flag:
 
     @property
     def env(self) -> str:
-        """Name of the environment variable; empty for switches and interactive flags."""
+        """Name of the environment variable; empty if the flag has none."""
         if self.variable or not (self.unit or self.choices) or self.flag in _BY_HAND:
             return self.variable
         return f"{PREFIX}{self.flag.replace('-', '_').upper()}"
@@ -78,7 +78,7 @@ class Flag:
 PREFIX = "HEADROOM_"
 #: Flags without a variable, because they are used interactively.
 _BY_HAND = ("pause",)
-_STATED = "overrides the sharing detected from plugin and kubelet"
+_OVERRIDES = "overrides the sharing detected from plugin and kubelet"
 FLAGS = (
     Flag(
         "node",
@@ -104,9 +104,9 @@ FLAGS = (
     ),
     Flag("listen", "0.0.0.0:9410", "HOST:PORT", "address of metrics and the gate"),
     Flag("local-port", "9411", "port", "port of health and the report, on the loopback", int),
-    Flag("resource", "nvidia.com/gpu", "name", f"resource name of whole GPUs; {_STATED}"),
-    Flag("replicas", "1", "count", f"replicas of each GPU; {_STATED}", int),
-    Flag("sharing", "none", "", f"how GPUs are shared; {_STATED}", choices=get_args(Sharing)),
+    Flag("resource", "nvidia.com/gpu", "name", f"resource name of whole GPUs; {_OVERRIDES}"),
+    Flag("replicas", "1", "count", f"replicas of each GPU; {_OVERRIDES}", int),
+    Flag("sharing", "none", "", f"how GPUs are shared; {_OVERRIDES}", choices=get_args(Sharing)),
     Flag(
         "checkpoint",
         _CHECKPOINT,
@@ -159,7 +159,8 @@ FLAGS = (
     Flag("json", "", "", "print each status as JSON; no cluster, no HTTP server"),
     Flag("no-publish", "", "", "serve metrics only, without a cluster"),
 )
-#: Other variables with our prefix: of the gate client, of people, and of ``agent.__main__``.
+#: Other variables with this prefix: of the gate client, of ``agent.__main__`` (restarts), and of
+#: the command line tool ``headroom``. They may be set in the agent's environment.
 OTHERS = (
     "HEADROOM_AGENT_PORT",
     "HEADROOM_AGENT_RESTARTS",
@@ -177,18 +178,19 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     parser = argparse.ArgumentParser(
         prog="headroom-agent", description="Reports memory and SM activity of this node's GPUs."
     )
-    for knob in FLAGS:
-        help_text = knob.consequence + (f" (${knob.env})" if knob.env else "")
-        if not knob.unit and knob.choices is None:
-            parser.add_argument(f"--{knob.flag}", action="store_true", help=help_text)
+    for flag in FLAGS:
+        help_text = flag.consequence + (f" (${flag.env})" if flag.env else "")
+        if not flag.unit and flag.choices is None:
+            parser.add_argument(f"--{flag.flag}", action="store_true", help=help_text)
             continue
-        stated = knob.flag in ("resource", "replicas", "sharing")
+        # Without a default, to find out below whether any of them is set.
+        sets_sharing = flag.flag in ("resource", "replicas", "sharing")
         parser.add_argument(
-            f"--{knob.flag}",
-            default=env.get(knob.env, None if stated else knob.default),
-            type=knob.kind,
-            choices=knob.choices,
-            metavar=None if knob.choices else knob.unit.split(",")[0].upper(),
+            f"--{flag.flag}",
+            default=env.get(flag.env, None if sets_sharing else flag.default),
+            type=flag.kind,
+            choices=flag.choices,
+            metavar=None if flag.choices else flag.unit.split(",")[0].upper(),
             help=help_text,
         )
     args = parser.parse_args(argv)
@@ -228,8 +230,8 @@ def read_settings(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
 
 
 def _unknown(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield an error for each variable with our prefix that is not a setting."""
-    known = {knob.env for knob in FLAGS} | {*OTHERS} | service_links(env)
+    """Yield an error for each environment variable with ``PREFIX`` that is not a setting."""
+    known = {flag.env for flag in FLAGS} | {*OTHERS} | service_links(env)
     for name in sorted(env):
         if name.startswith(PREFIX) and name not in known:
             close = difflib.get_close_matches(name, sorted(known - {""}), 1)
@@ -238,7 +240,7 @@ def _unknown(env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _errors(args: argparse.Namespace) -> Iterator[str]:
-    """Yield what is invalid, and a valid example."""
+    """Yield an error with a valid example for each invalid argument."""
     port = args.listen.rpartition(":")[2]
     if not args.node and not (args.once or args.json):
         yield "no node name: set NODE_NAME or pass --node. Example: --node gpu-node-1"
@@ -290,6 +292,7 @@ def _errors(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _can_be_scraped(text: str) -> bool:
+    """Return whether ``text`` is an http URL with a host."""
     try:
         url = urllib.parse.urlsplit(text)
         return url.scheme == "http" and bool(url.hostname) and url.port != 0

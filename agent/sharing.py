@@ -1,12 +1,12 @@
 """Decides how each device is shared, from the replicas that the plugin registered. Pure.
 
-The kubelet has the healthy replicas of each resource, and those that containers hold. A replica is
-unhealthy if the plugin advertises its number for other devices but it is not among the healthy
-ones. Some replicas that containers hold may not be advertised any more: the resource was renamed,
-or has fewer replicas now. They do not count as allocated.
+The kubelet reports the healthy replicas of each resource, and the replicas that containers hold.
+Every device of a resource has the same number of replicas. The replicas that a device lacks to that
+number are unhealthy. Containers may hold replicas that are not advertised any more, because the
+resource was renamed or has fewer replicas now. These do not count as allocated.
 
-The sources by priority are the agent's flags, the plugin's configuration, its answers to the
-kubelet, and the node's labels, which describe only one of several GPU models.
+The sources in the order of priority: the agent's flags, the plugin's configuration, the plugin's
+answers to the kubelet, and the node's labels, which describe only one of several GPU models.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,13 +59,14 @@ class SharingReadings:
 
 @dataclass(slots=True)
 class _Counts:
-    """Replicas of one resource."""
+    """The replicas of one resource."""
 
     shared: bool = False
-    #: Replicas of each healthy device; 0 if unknown.
-    each: int = 0
-    #: Device -> replica ids.
+    #: Number of replicas that a device of the resource has, healthy or not; 0 if unknown.
+    per_device: int = 0
+    #: Device -> ids of its healthy replicas.
     healthy: dict[str, set[str]] = field(default_factory=dict)
+    #: Device -> ids of its replicas that containers hold.
     held: dict[str, set[str]] = field(default_factory=dict)
 
 
@@ -74,8 +75,8 @@ def shares(
 ) -> tuple[dict[str, Share], list[Degraded]]:
     """Return device -> how it is shared, and the contradictions between sources.
 
-    ``before`` are the devices as last reported. They are needed for a device whose only replica is
-    unhealthy, because no source lists that replica any more.
+    ``before`` is UUID -> device as last reported. It is needed while no source lists the replicas
+    of a device, because they are unhealthy or the plugin is down.
     """
     counts = _counts(devices, readings)
     found: dict[str, Share] = {}
@@ -101,6 +102,7 @@ def plugin(readings: SharingReadings) -> Plugin:
     used: list[str] = [] if readings.flags is None else [readings.flags.source]
 
     def first(of: Iterable[tuple[str, _T | None]]) -> _T | None:
+        """Return the first value that is known, and record its source."""
         for source, value in of:
             if value is not None:
                 if source not in used:
@@ -137,11 +139,12 @@ def pinning(
 ) -> Pinning:
     """Return whether a pod's own NVIDIA_VISIBLE_DEVICES decides which devices it sees.
 
-    The container toolkit uses CDI annotations first, then volume mounts, then the variable, of
-    which the pod's own value overrides the plugin's. CDI devices that the runtime injects set it to
-    ``void``. So a pod can choose only if the plugin uses the variable alone, and the toolkit
-    honours it. If the plugin also passes device files, the pod sees the plugin's device too.
-    ``strategies`` are the plugin's device list strategies, empty if they are not known.
+    The container toolkit uses CDI annotations first, then volume mounts, then the variable. The
+    pod's value of the variable overrides the plugin's. If the runtime injects CDI devices, the
+    variable is ``void``. So a pod can choose only if the plugin uses nothing but the variable and
+    the toolkit honours the pod's value. If the plugin also passes device files, the pod sees the
+    plugin's device too. ``strategies`` are the plugin's device list strategies, empty if they are
+    not known.
     """
     if not strategies:
         return "unknown"
@@ -155,7 +158,7 @@ def pinning(
 
 
 def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict[str, _Counts]:
-    """Return resource -> its replicas, for all resources with replicas of the node's devices."""
+    """Return resource -> its replicas of the node's devices, for each registered resource."""
     ids = {replica for reading in readings.registered for replica in reading.healthy}
     ids |= {holding.replica for holding in readings.holdings}
     device_of = resolve(ids, devices)
@@ -176,7 +179,8 @@ def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict
         count.shared = any(number is not None for number in numbers)
         most = max((number + 1 for number in numbers if number is not None), default=0)
         stated = [(r.replicas or {}).get(resource, 0) for r in readings.plugins]
-        count.each = min(MAX_REPLICAS, max([most, *stated[:1]])) if count.shared else 1
+        per_device = min(MAX_REPLICAS, max([most, *stated[:1]])) if count.shared else 1
+        count.per_device = per_device
     return counts
 
 
@@ -184,6 +188,7 @@ def _resource(device: DeviceReading, counts: Mapping[str, _Counts], last: Device
     """Return the resource under which the plugin advertises the device; empty if none."""
 
     def weight(resource: str) -> tuple[int, int, bool, str]:
+        """Return its healthy and its held replicas of the device, and whether it was the last."""
         count = counts[resource]
         return (
             len(count.healthy.get(device.uuid, ())),
@@ -203,8 +208,9 @@ def _share(
     readings: SharingReadings,
     last: Device | None,
 ) -> tuple[Share, list[Degraded]]:
+    """Return how a device is shared as ``resource``, and what had to be assumed for that."""
     healthy = count.healthy.get(device.uuid, set())
-    total = count.each
+    total = count.per_device
     if not count.healthy and last is not None and last.resource == resource:
         total = max(total, last.replicas.total)  # the plugin is down: keep the last number
     allocated = len(healthy & count.held.get(device.uuid, set()))
@@ -251,15 +257,15 @@ def _contradictions(
     counts: Mapping[str, _Counts],
     found: Mapping[str, Share],
 ) -> list[Degraded]:
-    """Return the contradictions between sources."""
+    """Return the held replicas that no device or no resource has, and differing labels."""
     complaints: list[Degraded] = []
     plugin_up = any(count.healthy for count in counts.values())
     device_of = resolve({holding.replica for holding in readings.holdings}, devices)
     for holding in readings.holdings:
         source = holding.source.partition(",")[0]
-        ours = holding.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
+        is_gpu = holding.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
         if holding.replica not in device_of:
-            if ours:
+            if is_gpu:
                 why = f"a pod holds {holding.resource} of a device that the driver does not list"
                 complaints.append(Degraded(source, why))
         elif plugin_up and not _advertised(
@@ -267,19 +273,19 @@ def _contradictions(
         ):
             why = f"a pod holds {holding.resource} that the plugin does not advertise any more"
             complaints.append(Degraded(source, why))
-    labelled = {r.source: r.sharing for r in readings.plugins}
-    if len(labelled) == 2 and len(set(labelled.values())) == 2:
+    by_source = {r.source: r.sharing for r in readings.plugins}
+    if len(by_source) == 2 and len(set(by_source.values())) == 2:
         complaints.append(Degraded("labels", "sharing differs from the plugin's configuration"))
     return complaints
 
 
 def _advertised(holding: HoldingReading, share: Share, counts: Mapping[str, _Counts]) -> bool:
-    """Return whether the plugin has such a replica, healthy or not."""
+    """Return whether the plugin advertises the held replica, healthy or not."""
     count = counts.get(holding.resource)
     number = parse(holding.replica).number
     return (
         count is not None
         and holding.resource == share.resource
         and (number is not None) == count.shared
-        and (number or 0) < count.each
+        and (number or 0) < count.per_device
     )

@@ -2,9 +2,9 @@
 
     used = memory - free - reserved         (bytes, at least 0)
 
-If the driver does not report a figure, it is left out and the device is unhealthy, with the reason.
-Figures that contradict each other are reported unchanged, nothing is computed from them, and the
-device is unhealthy too.
+If the driver does not report the memory of a device, its figures are absent and the device is
+unhealthy, with the reason. A missing reserve counts as 0, and the source is degraded. If figures
+contradict each other, they are reported unchanged, no use is computed, and the device is unhealthy.
 """
 
 import math
@@ -74,8 +74,9 @@ def summarise(
     """Build the status of the GPUNode from one sample.
 
     ``observed_at`` (with a time zone) is when the sample began; pods that ended later may still be
-    in it. ``before`` is the previous status. From it come the transition times of unchanged
-    conditions, the start of health issues and smoothed SM activity.
+    in it. ``before`` is the status of the previous sample. It is needed for times that do not
+    change (of conditions and health issues), for smoothed SM activity, and for devices whose
+    replicas no source lists.
     """
     of = _by_kind(readings)
     now = rfc3339(observed_at)
@@ -165,6 +166,7 @@ class _Amounts:
 
 
 def _amounts(memory: Memory | None) -> _Amounts:
+    """Compute used memory from the driver's figures, or find what is wrong with them."""
     if memory is None:
         return _Amounts(fault="no memory figures")
     total_bytes, free_bytes = memory.total_bytes, memory.free_bytes
@@ -242,9 +244,10 @@ def _device(
 def _smoothed(
     activity: ActivityReading | None, last: Device | None, elapsed_s: float
 ) -> SmActivity | None:
-    """Return SM activity with an exponential average of one source's values.
+    """Return SM activity with its exponential average; None if it was not measured.
 
-    A sample's weight falls to 1/e in a minute, independent of the sampling interval.
+    A sample's weight falls to 1/e in ``SMOOTHED_OVER_S`` seconds, whatever the sampling interval.
+    The average starts again when the source changes. ``last`` is the device as last reported.
     """
     if activity is None or activity.sm_ratio is None:
         return None
@@ -258,6 +261,7 @@ def _smoothed(
 
 
 def _elapsed_s(before: GPUNodeStatus, observed_at: datetime) -> float:
+    """Return the seconds since the previous status; 0 if the clock was set back."""
     then = datetime.fromisoformat(before.observed_at)
     return max(0.0, (observed_at - then).total_seconds())
 
@@ -284,7 +288,10 @@ def _summary(devices: list[Device]) -> Summary:
 def _sources(
     driver: DriverReading, readings: list[SourceReading], complaints: list[Degraded]
 ) -> list[Source]:
-    """Return one row for each source, with all messages about it. A complaint degrades it."""
+    """Return one row for each source, with all messages about it.
+
+    A complaint makes an ``ok`` source ``degraded``.
+    """
     rows: dict[str, SourceReading] = {}
     if driver.source:
         state: Literal["ok", "absent"] = "absent" if driver.why_not else "ok"
@@ -311,10 +318,14 @@ def _sources(
 def _conditions(
     driver: DriverReading, sources: list[Source], now: str, before: GPUNodeStatus | None
 ) -> list[Condition]:
+    """Return the conditions DriverReady and Complete.
+
+    ``now`` is the transition time of a condition whose status has changed since ``before``.
+    """
     old = {c.type: c for c in before.conditions} if before is not None else {}
-    # An absent source may not exist on this node, so it is in its row but not in the condition.
-    missing = {f"{row.name}: {row.message}" for row in sources if row.state == "degraded"}
-    lacks = "; ".join(sorted(missing))[:MAX_MESSAGE]
+    # An absent source may not exist on this node, so it does not make the condition False.
+    degraded = {f"{row.name}: {row.message}" for row in sources if row.state == "degraded"}
+    lacks = "; ".join(sorted(degraded))[:MAX_MESSAGE]
     found: list[Condition] = []
     for kind, wrong, good_reason, bad_reason in (
         ("DriverReady", driver.why_not, "Loaded", "NoDriver"),
@@ -338,4 +349,5 @@ def _all(of: _ByKind, kind: type[_R]) -> list[_R]:
 
 
 def _last(of: _ByKind, kind: type[_R]) -> _R | None:
+    """Return the last reading of one type; None if there is none."""
     return next(reversed(of.get(kind, ())), None)

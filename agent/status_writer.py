@@ -4,9 +4,9 @@ There is no queue. Each time the writer compares the last *accepted* status with
 a failed write cannot lose the newest status or send an old one after it.
 
 A heartbeat confirms the written status. It names the last accepted status and the time of the
-newest sample. It is sent only if that sample shows nothing new except SM activity. If status writes
-fail while the Lease can be renewed, the node must become stale, and not look alive with old
-figures.
+newest sample. It is sent only if that sample differs from the status in nothing that must be
+written, except SM activity. So if status writes fail while the Lease can be renewed, the node
+becomes stale and does not seem alive with old figures.
 
 A status is written at most once a second, and for SM activity alone at most once a minute.
 """
@@ -44,7 +44,7 @@ _ABSENT = -1
 
 
 class StatusWriter:
-    """Passes each new status to the publisher when it is due. ``deliver`` never raises."""
+    """Writes the newest status and the heartbeats when they are due, and retries failed writes."""
 
     def __init__(
         self,
@@ -74,10 +74,11 @@ class StatusWriter:
         self.writes = Counter[tuple[str, str]]()
 
     def deliver(self, status: GPUNodeStatus, sampled_at_s: float) -> float:
-        """Write status and heartbeat if due. ``sampled_at_s`` is the monotonic start of the sample.
+        """Write status and heartbeat if they are due. A failed request is logged, not raised.
 
-        Return the seconds until a new sample is needed because a write was postponed or has failed;
-        infinity if none is needed.
+        ``sampled_at_s`` is the start of the sample on the monotonic clock. Return the seconds until
+        a new sample is needed because a write was postponed or has failed; infinity if none is
+        needed before the next interval.
         """
         at_s = self._monotonic()
         if self._failures and at_s < self._not_before_s:
@@ -92,9 +93,13 @@ class StatusWriter:
             _log.warning(event, reason=str(err), failures=self._failures, retry_s=round(wait_s, 1))
             return wait_s
         self._failures = 0
-        return self._held_back_s(status, at_s - self._written_at_s)
+        return self._postponed_s(status, at_s - self._written_at_s)
 
     def _deliver(self, status: GPUNodeStatus, sampled_at_s: float, at_s: float) -> None:
+        """Write what is due at ``at_s``. Before a heartbeat, check the status at the API server.
+
+        Raises ``NotDelivered``.
+        """
         beat = self._beat_at_s is None or at_s - self._beat_at_s >= self._heartbeat_s
         if beat and self._written is not None and not self._still_holds(self._written):
             self._written = None
@@ -103,7 +108,7 @@ class StatusWriter:
             since_s >= FREED_EVERY_S and worth_writing(self._written, status, since_s)
         ):
             self._report(status, at_s)
-        if beat and self._held_back_s(status, 0.0) == math.inf:
+        if beat and self._postponed_s(status, 0.0) == math.inf:
             self._beat(status, sampled_at_s, at_s)
 
     def _still_holds(self, written: GPUNodeStatus) -> bool:
@@ -134,14 +139,15 @@ class StatusWriter:
 
     def _beat(self, status: GPUNodeStatus, sampled_at_s: float, at_s: float) -> None:
         assert self._written is not None
-        vouch = Confirmation(
+        confirmation = Confirmation(
             sampled_at=status.observed_at,
             gpunode=self._held.uid,
             observed_at=self._written.observed_at,
+            # Only a version of the Lease that was received before the sample began.
             after=self._lease if self._lease_at_s <= sampled_at_s else "",
         )
         with self._counted("heartbeat"):
-            self._lease = self._publisher.heartbeat(self._now(), vouch)
+            self._lease = self._publisher.heartbeat(self._now(), confirmation)
         self._lease_at_s = self._monotonic()
         self._beat_at_s = at_s
 
@@ -154,17 +160,22 @@ class StatusWriter:
             raise
         self.writes[what, "accepted"] += 1
 
-    def _held_back_s(self, status: GPUNodeStatus, since_s: float) -> float:
-        """Return the seconds until the changes of the newest status may be written; infinity if
-        there are none. Changes of SM activity alone do not count."""
+    def _postponed_s(self, status: GPUNodeStatus, since_s: float) -> float:
+        """Return the seconds until ``status`` may be written; infinity if it need not be.
+
+        It need not be if only SM activity differs. ``since_s`` are the seconds since the last
+        write.
+        """
         for gap_s in (FREED_EVERY_S, GROWN_EVERY_S):
             if worth_writing(self._written, status, gap_s):
                 return max(0.0, gap_s - since_s)
         return math.inf
 
     def _back_off_s(self) -> float:
-        """Return a delay that doubles up to the maximum. Half of it is random, so that 5,000 agents
-        do not retry together."""
+        """Return the seconds until the next attempt, which double up to ``LONGEST_BACK_OFF_S``.
+
+        Half of the delay is random, so that 5,000 agents do not retry together.
+        """
         longest_s = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0 ** min(self._failures - 1, 10))
         return longest_s * self._chance.uniform(0.5, 1.0)
 
@@ -172,10 +183,10 @@ class StatusWriter:
 def worth_writing(
     before: GPUNodeStatus | None, after: GPUNodeStatus, since_last_write_s: float
 ) -> bool:
-    """Return whether ``after`` differs enough from ``before`` to be written.
+    """Return whether ``after`` differs enough from ``before`` to be written now.
 
-    ``before`` is the last written status (None: none yet), not the last sample. So slow growth adds
-    up, and a failed write stays due.
+    ``before`` is the last written status, not the last sample, so slow growth adds up. None: it is
+    not known what the API server has.
     """
     if before is None or _structure(before) != _structure(after):
         return True
@@ -194,7 +205,10 @@ def worth_writing(
 
 
 def _structure(status: GPUNodeStatus) -> object:
-    """Return the parts whose change is written at once: all but varying figures and times."""
+    """Return the status without measured figures and times. A change of the rest is always written.
+
+    Whether a figure of used memory is known belongs to the rest.
+    """
     devices = [
         msgspec.structs.replace(
             device,
@@ -217,11 +231,15 @@ def _structure(status: GPUNodeStatus) -> object:
 
 
 def _presence(figure: int | None) -> int:
+    """Return a constant that differs between known and unknown figures."""
     return _ABSENT if figure is None or figure < 0 else 0
 
 
 def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
-    """Return (bytes, memory of the device) in an order that depends only on the structure."""
+    """Return (used bytes, bytes of the device's memory) of all devices and pods.
+
+    The order depends only on ``_structure``, so figures of two statuses can be compared.
+    """
     memory = {device.uuid: device.memory_bytes for device in status.devices}
     return [
         *((device.used_bytes, device.memory_bytes) for device in status.devices),
@@ -231,6 +249,7 @@ def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
 
 
 def _sm_moved(old: SmActivity | None, new: SmActivity | None) -> bool:
+    """Return whether SM activity has changed by ``SM_MOVED_RATIO``, or has another source."""
     if old is None or new is None or old.source != new.source:
         return old != new
     # Tenths are not exact in binary: 0.3 - 0.2 is a little less than 0.1.

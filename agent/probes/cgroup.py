@@ -28,8 +28,8 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 def owner(text: str) -> tuple[str, ...]:
     """Return the uids of a process's pods, outermost first; empty if it is outside of all pods.
 
-    ``text`` is the content of its cgroup file, of which the most detailed line counts. Cached,
-    because all processes of a container have the same text.
+    ``text`` is the content of its cgroup file. The line that names most pods counts. Results are
+    cached, because all processes of a container have the same text.
     """
     paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
     found = (tuple(filter(None, map(pod_of, re.split("[/:]", path)))) for path in paths)

@@ -5,8 +5,9 @@ plugin reports a change of its devices. It is the only place with both pod uids 
 Pods that ended stay in it until the next allocation. ``RegisteredDevices`` has only healthy
 replicas. An ordinary init container keeps its entry as long as its pod exists.
 
-The checksum is FNV-1a over what Go's ``spew`` prints of the structures, types included. So it also
-differs if a kubelet's structures differ from ours. Such a file is used, but reported as unverified.
+The checksum is FNV-1a over the text that Go's ``spew`` prints of the structures, with their types.
+So it also differs if a kubelet's structures are not those known here. A file whose checksum differs
+is used, but the source is reported as degraded.
 """
 
 import base64
@@ -55,6 +56,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """The content of the file."""
+
     entries: tuple[Entry, ...]
     #: Resource -> healthy replicas.
     registered: Mapping[str, tuple[str, ...]]
@@ -94,7 +97,10 @@ _decoder = msgspec.json.Decoder(_File)
 
 @contextmanager
 def watched(path: Path, changed: Callable[[], object]) -> Iterator[None]:
-    """Call ``changed`` in another thread after each change of the file, until the context ends."""
+    """Call ``changed`` in another thread when the file has changed, until the context ends.
+
+    The file is checked every ``CHECK_EVERY_S``. Changes between two checks cause one call.
+    """
     end = threading.Event()
 
     def watch(last: tuple[int, int, int] | None) -> None:
@@ -113,7 +119,10 @@ def watched(path: Path, changed: Callable[[], object]) -> Iterator[None]:
 
 
 def signature(path: Path) -> tuple[int, int, int] | None:
-    """Return what differs after a change of the file; None if it cannot be read."""
+    """Return inode, modification time in ns and size of the file, to detect changes.
+
+    None if the file cannot be read.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -122,9 +131,10 @@ def signature(path: Path) -> tuple[int, int, int] | None:
 
 
 def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
-    """Read the file, and check its checksum if ``verify`` is set.
+    """Read the file, and compute its checksum if ``verify`` is set.
 
-    The checksum of 768 pods takes 0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
+    A wrong checksum is no error: the result is not ``verified``. The checksum of 768 pods takes
+    0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
     """
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES)
@@ -132,6 +142,7 @@ def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
 
 
 def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
+    """Parse the content of a checkpoint. Raises ``BadCheckpoint``."""
     try:
         file = _decoder.decode(content)
         verified = file.checksum == _fnv1a(_print(file.data)) if verify else None
@@ -170,14 +181,15 @@ def _answer(encoded: str | None) -> Answer | None:
 
 
 def _pair(value: bytes | int) -> tuple[str, str]:
+    """Decode an entry of a map, or the first two fields of a message with texts."""
     texts = dict(protobuf.fields(protobuf.message(value)))
     return protobuf.text(texts.get(1, b"")), protobuf.text(texts.get(2, b""))
 
 
 def _print(data: _Data) -> Iterator[bytes]:
-    """Yield what spew prints of the device manager's ``checkpointData`` with ``%#v``.
+    """Yield the text that spew prints of the device manager's ``checkpointData`` with ``%#v``.
 
-    It is yielded in parts because the whole may have a megabyte.
+    It is yielded in parts, because the whole text may have a megabyte.
     """
     yield b"(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
     if data.pod_device_entries is None:

@@ -1,9 +1,9 @@
 """The DCGM probe: scrapes the node's dcgm-exporter over HTTP.
 
-An exposition is a copy of DCGM's newest values, without timestamps. DCGM refreshes them every 30 s
-(the exporter's default). So the age of a value is not known, only how long ago anything in the
-exposition changed. Temperatures, clocks and energy counters change with every collection. If
-nothing changes for minutes, DCGM does not collect any more.
+The exporter's answer (the exposition) is a copy of DCGM's newest values, without timestamps. DCGM
+refreshes them every 30 s (the exporter's default). So the age of a value is not known, only how
+long ago anything in the answer changed. Temperatures, clocks and energy counters change with every
+collection. If nothing changes for ``STALE_AFTER_S``, DCGM does not collect any more.
 """
 
 import contextlib
@@ -54,13 +54,17 @@ class Exporter:
         self._worker: Worker[bytes] = Worker("dcgm")
         self._socket: socket.socket | None = None
         self._check = CrossCheck()
+        #: When the last scrape began.
         self._begun_s = -math.inf
+        #: Whether a scrape has begun and its result was not taken yet.
         self._pending = False
         #: Whether the pending scrape was aborted.
         self._late = False
+        #: Hash of the newest complete exposition, and when the scrape began that first had it.
         self._digest = b""
         self._changed_s = 0.0
         self._readings: tuple[DcgmReading, ...] = ()
+        #: When the last successful scrape began.
         self._read_s = -math.inf
         #: Why there is no newer exposition. The text stays the same while the cause lasts.
         self._trouble = "not scraped yet"
@@ -131,7 +135,7 @@ class Exporter:
             self._trouble = self._too_late if late else _why(err)
             return
         self._pending = False
-        if self._late:  # aborted, which looks like the end of a body without a length
+        if self._late:  # aborted: a body without a length may be incomplete
             return
         digest = hashlib.blake2b(body, digest_size=16).digest()
         if digest != self._digest:
@@ -146,6 +150,10 @@ class Exporter:
         return f"no complete answer within {self._timeout_s:g} s"
 
     def _scrape(self) -> bytes:
+        """Return the body of the exporter's answer. Called in the worker's thread.
+
+        Raises ``Unreadable``, ``OSError`` and ``http.client.HTTPException``.
+        """
         connection = http.client.HTTPConnection(
             self._url.hostname or "", self._url.port or 80, timeout=self._timeout_s
         )

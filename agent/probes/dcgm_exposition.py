@@ -1,8 +1,8 @@
 """Reads an exposition of dcgm-exporter, and compares its memory figures with NVML's. Pure.
 
 The exporter may repeat a device's series for each pod that shares it (KUBERNETES_VIRTUAL_GPUS), and
-some copies contain figures of single pods. So series of one device are never added up. The series
-without a pod is the device's. If all have a pod, they are copies, and the largest value counts.
+some of these contain figures of single pods. So series of one device are never added up. A series
+without a pod label is the device's. If all series have one, the largest value counts.
 
 MIG series have the UUID of the whole GPU and the number of the GPU instance. The label Hostname
 (hostname since 4.6.0) is not used, because the UUID identifies the device.
@@ -65,12 +65,14 @@ class DcgmReading:
 
 
 def _bytes(mebibytes: float) -> int | None:
+    """Convert MiB to bytes; None if the figure is invalid."""
     if not math.isfinite(mebibytes) or not 0 <= mebibytes * _MIB <= MAX_DEVICE_BYTES:
         return None
     return round(mebibytes) * _MIB
 
 
 def _xid(number: float) -> int | None:
+    """Return the number of an XID; None if it is invalid."""
     whole = math.isfinite(number) and 0 <= number < _MOST_XID and number == int(number)
     return int(number) if whole else None
 
@@ -94,7 +96,10 @@ _PODS = ("pod", "pod_name", "exported_pod")
 
 
 def parse(text: str) -> tuple[list[DcgmReading], int]:
-    """Return the figures of every device, and the number of lines that could not be used."""
+    """Return the figures of every device, and the number of lines that could not be used.
+
+    Values that DCGM uses for a missing figure are ignored and not counted.
+    """
     lines = [line for line in text.splitlines() if line.partition("{")[0].strip() in _METRICS]
     samples, bad = _samples(lines)
     #: device -> field -> (whether the series has no pod, value) of each series
@@ -124,6 +129,7 @@ def parse(text: str) -> tuple[list[DcgmReading], int]:
 
 
 def _samples(lines: list[str]) -> tuple[list[Sample], int]:
+    """Return the samples of all valid lines, and the number of malformed lines."""
     try:
         return _parsed(lines), 0
     except _NOT_READ:
@@ -145,6 +151,7 @@ def _parsed(lines: Iterable[str]) -> list[Sample]:
 
 
 def _key(labels: Mapping[str, str]) -> Key | None:
+    """Return the device of a series; None if its labels do not identify one."""
     uuid, instance = _label(labels, _UUIDS), _label(labels, _INSTANCES)
     if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
         return None
@@ -159,10 +166,12 @@ def _label(labels: Mapping[str, str], names: Iterable[str]) -> str:
 class CrossCheck:
     """Compares DCGM's memory figures with NVML's."""
 
-    #: (GPU, instance) -> (time last seen, bytes used) of NVML's figures of the last minute.
+    #: (GPU, instance) -> (time last seen, bytes used with the driver's reserve) of NVML's figures
+    #: within ``_WINDOW_S``.
     _used: dict[Key, deque[tuple[float, int]]] = field(default_factory=dict)
     #: (GPU, instance) -> consecutive scrapes that disagreed about used memory.
     _doubts: dict[Key, int] = field(default_factory=dict)
+    #: ``scrapes`` of the last comparison.
     _compared: int = 0
 
     def compare(
@@ -172,15 +181,19 @@ class CrossCheck:
         devices: Iterable[DeviceReading],
         readings: Iterable[DcgmReading],
     ) -> list[str]:
-        """Return the contradictions. ``scrapes`` is the number of expositions read so far."""
+        """Return the contradictions, without repetitions.
+
+        ``scrapes`` is the number of expositions read so far: one that was already compared is not
+        counted again as a disagreement. ``devices`` are NVML's, ``readings`` are DCGM's.
+        """
         known = {_key_of(device): device for device in devices}
         for key, device in known.items():
             if device.memory is not None:
-                spent = device.memory.total_bytes - device.memory.free_bytes
+                used_bytes = device.memory.total_bytes - device.memory.free_bytes
                 series = self._used.setdefault(key, deque())
-                if series and series[-1][1] == spent:
+                if series and series[-1][1] == used_bytes:
                     series.pop()
-                series.append((now_s, spent))
+                series.append((now_s, used_bytes))
         for key in [key for key in self._used if key not in known]:
             del self._used[key]
         for series in self._used.values():
@@ -200,6 +213,10 @@ class CrossCheck:
     def _differences(
         self, key: Key, device: DeviceReading, reading: DcgmReading, again: bool
     ) -> list[str]:
+        """Return the differences of one device. ``again``: the reading was compared before.
+
+        A difference of used memory is returned only after ``_IN_A_ROW`` scrapes.
+        """
         memory = device.memory
         series = self._used.get(key)
         if memory is None or not series:

@@ -42,8 +42,8 @@ HARMLESS = {
     154: "the recovery that the driver asks for has changed, which is read separately",
 }
 
-#: Maximum length of a reason: the API server rejects a report with a longer one.
-_MOST_REASON = 1000
+#: Maximum length of a reason in characters. The API server rejects a report with a longer one.
+_MOST_REASON_CHARS = 1000
 #: Maximum number of XIDs remembered for one device.
 _MOST_XIDS = 16
 
@@ -80,9 +80,9 @@ class Checkup:
 
     @property
     def causes(self) -> list[str]:
-        """The reasons that speak against the GPU.
+        """The reasons why the GPU is unhealthy; none if it is healthy.
 
-        They contain no counts: each new error would otherwise cause a write of the report.
+        They contain no counts, because each new error would then cause a write of the report.
         """
         found = []
         if self.recovery:
@@ -100,18 +100,21 @@ class Checkup:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
+    """An XID event."""
+
     #: UUID of the physical GPU; None if the driver does not report it.
     uuid: str | None
     number: int
+    #: nvml or dcgm.
     source: str
 
 
 class UnhealthyDevice(msgspec.Struct, frozen=True):
-    """The remembered state of an unhealthy device."""
+    """The remembered state of an unhealthy physical GPU."""
 
-    #: Start of the trouble, RFC 3339.
+    #: Since when it has been unhealthy, RFC 3339.
     since: str
-    #: XIDs with their source, such as "79 (nvml)"; empty if all causes can be read.
+    #: XIDs with their source, such as "79 (nvml)"; empty if all causes can be read at every sample.
     xids: list[str] = msgspec.field(default_factory=list)
 
 
@@ -134,7 +137,7 @@ class HealthSample:
     now: str
     #: Identifies driver version and module load; empty if no driver answers.
     driver: str
-    #: Every present device -> the reasons against it; an empty list means healthy.
+    #: Every present device -> the reasons that were read; an empty list if there is none.
     causes: Mapping[str, list[str]]
     checkups: Mapping[str, Checkup] = field(default_factory=dict)
     #: XID events since the last sample.
@@ -148,9 +151,12 @@ class HealthSample:
 def judge(
     before: HealthState, sample: HealthSample
 ) -> tuple[HealthState, dict[str, HealthIssueReading]]:
-    """Return the state to remember, and the unhealthy devices of ``sample``."""
+    """Return the state to remember, and UUID -> health issue of each unhealthy present device.
+
+    ``before`` is the state that the previous call returned.
+    """
     reloaded = before.driver != "" and sample.driver not in {"", before.driver}
-    raised = _raised(before, sample)
+    new_xids = _new_xids(before, sample)
     unhealthy: dict[str, UnhealthyDevice] = {}
     health_issues: dict[str, HealthIssueReading] = {}
     for uuid in {*before.unhealthy, *sample.causes}:
@@ -158,7 +164,7 @@ def judge(
         recovery = sample.checkups[uuid].recovery if uuid in sample.checkups else None
         recovered = reloaded or sample.maintained or recovery == 0
         xids = [] if known is None or recovered else list(known.xids)
-        xids += [text for text in raised.get(uuid, ()) if text not in xids]
+        xids += [text for text in new_xids.get(uuid, ()) if text not in xids]
         xids = xids[:_MOST_XIDS]
         if uuid not in sample.causes:
             if known is not None and xids:  # the device is missing now: keep its XIDs
@@ -168,13 +174,15 @@ def judge(
         if reasons:
             since = sample.now if known is None else known.since
             unhealthy[uuid] = UnhealthyDevice(since, xids)
-            health_issues[uuid] = HealthIssueReading(uuid, "; ".join(reasons)[:_MOST_REASON], since)
+            health_issues[uuid] = HealthIssueReading(
+                uuid, "; ".join(reasons)[:_MOST_REASON_CHARS], since
+            )
     return HealthState(
         sample.driver or before.driver, unhealthy, {**before.gauges, **sample.gauges}
     ), health_issues
 
 
-def _raised(before: HealthState, sample: HealthSample) -> dict[str, list[str]]:
+def _new_xids(before: HealthState, sample: HealthSample) -> dict[str, list[str]]:
     """Return UUID -> its new XIDs that make it unhealthy, with their source."""
     gauged = [
         Xid(uuid, number, "dcgm")
@@ -194,6 +202,7 @@ def _raised(before: HealthState, sample: HealthSample) -> dict[str, list[str]]:
 
 
 def _reason(xids: list[str], recovery: int | None) -> str:
+    """Return the reason of XIDs, with the condition that ends it."""
     until = "the GPU is reset or the driver is loaded again"
     if recovery is not None:
         until = "the driver asks for no recovery"

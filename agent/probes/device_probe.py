@@ -32,19 +32,20 @@ class StateFile:
     """Stores the health state of devices, so it survives restarts of the agent.
 
     The file belongs on the node, under /run: a pod's own directories are deleted with the pod. It
-    may be lost at a reboot. Without a file (``path`` is None) the state is kept in memory.
+    may be lost at a reboot. If ``path`` is None, nothing is stored.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._kept: HealthState | None = None
-        self._not_read = ""
-        self._not_written = ""
+        #: The state that was written last.
+        self._written: HealthState | None = None
+        self._read_error = ""
+        self._write_error = ""
 
     @property
     def trouble(self) -> str:
-        """Why the file cannot be written or read; empty if it can."""
-        return self._not_written or self._not_read
+        """Why the last write failed, or else why the file could not be read; empty if neither."""
+        return self._write_error or self._read_error
 
     def read(self) -> HealthState:
         """Return the stored state; an empty one if there is no file or it cannot be read."""
@@ -55,12 +56,12 @@ class StateFile:
         except FileNotFoundError:
             return HealthState()
         except (OSError, ValueError, RecursionError) as err:  # msgspec raises the last two
-            self._not_read = f"{self._path} cannot be read, earlier XIDs are not known: {err}"
+            self._read_error = f"{self._path} cannot be read, earlier XIDs are not known: {err}"
             return HealthState()
 
     def write(self, memory: HealthState) -> None:
-        """Replace the file atomically, if ``memory`` differs from the file's content."""
-        if self._path is None or memory == self._kept:
+        """Replace the file atomically, if ``memory`` differs from the state written last."""
+        if self._path is None or memory == self._written:
             return
         unfinished = self._path.with_suffix(".unfinished")
         try:
@@ -69,9 +70,9 @@ class StateFile:
             os.replace(unfinished, self._path)
         except OSError as err:
             why = err.strerror or type(err).__name__
-            self._not_written = f"{self._path} cannot be written, XIDs are lost at a restart: {why}"
+            self._write_error = f"{self._path} cannot be written, XIDs are lost at a restart: {why}"
         else:
-            self._kept, self._not_written = memory, ""
+            self._written, self._write_error = memory, ""
 
 
 class DeviceProbe:
@@ -98,7 +99,7 @@ class DeviceProbe:
         self._health: HealthState | None = None
         self._hanging = False
         self._unusable = False
-        #: Whether the driver was released for maintenance at the last sample.
+        #: Whether the driver was released for maintenance and has not answered since.
         self._maintained = False
         #: Why the driver must be released; empty if it need not be. Set before each sample.
         self.maintenance = ""
@@ -147,11 +148,16 @@ class DeviceProbe:
 
     @property
     def _closable(self) -> bool:
+        """Whether neither the XID watch nor the limits probe has a driver call in progress."""
         return self._xids.quiet and not self._limits.hanging
 
     def _health_issues(
         self, found: Found, dcgm: Sequence[DcgmReading]
     ) -> Iterator[HealthIssueReading | SourceReading]:
+        """Decide which devices are unhealthy, store that, and watch the present GPUs for XIDs.
+
+        Yield a reading for each unhealthy device, and one for the source ``xid``.
+        """
         if self._health is None:
             self._health = self._state.read()
         causes: dict[str, list[str]] = {}
@@ -185,6 +191,7 @@ class DeviceProbe:
 
 
 def _physical(device: DeviceReading) -> str:
+    """Return the UUID of the physical GPU."""
     return device.parent or device.uuid
 
 

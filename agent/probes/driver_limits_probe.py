@@ -47,7 +47,11 @@ _Container = tuple[str, str, str]  # uid of the pod, container id, directory
 
 
 class LimitsProbe:
-    """Reads the limits of containers. ``root`` is the host's /sys/fs/cgroup."""
+    """Reads the limits of containers. ``root`` is the host's /sys/fs/cgroup.
+
+    ``deadline_s`` is the timeout of all driver calls of one read, ``ask_every_s`` the minimum of
+    seconds between two reads.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class LimitsProbe:
     ) -> None:
         self._ask_every_s = ask_every_s
         self._monotonic = monotonic
-        #: When the limits were last read, and the result.
+        #: When the limits were last read; -infinity: the next sample reads them again.
         self._asked_s = float("-inf")
         self._last: list[Reading] = []
         self._gate = gate
@@ -69,13 +73,17 @@ class LimitsProbe:
 
     @property
     def hanging(self) -> bool:
+        """Whether a driver call of this probe has not returned."""
         return self._worker.busy
 
     def close(self) -> None:
         self._worker.close()
 
     def follow(self, readings: Sequence[Reading]) -> list[Reading]:
-        """Return a ``LimitReading`` for each container with a limit or memory. Raises nothing."""
+        """Return a ``LimitReading`` for each container with a limit or use, and the source's state.
+
+        The figures may be ``ask_every_s`` old. Raises nothing.
+        """
         pods = _holders(readings)
         if not pods or any(isinstance(r, DriverReading) and r.why_not for r in readings):
             self._asked_s = float("-inf")
@@ -99,7 +107,10 @@ class LimitsProbe:
         ]
 
     def _read(self, pods: Mapping[str, set[str]]) -> list[Reading]:
-        """Read all limits. ``pods`` maps each device to the uids of the pods that hold it."""
+        """Read all limits. ``pods`` is device -> uids of the pods that hold it.
+
+        Raises ``Hanging`` and ``NvmlError``.
+        """
         if not self._gate.has(LIMITS_CALL):
             why = "this driver has no memory limits; r615 and newer have them"
             return [SourceReading(SOURCE, "absent", why)]
@@ -122,6 +133,7 @@ class LimitsProbe:
         return [SourceReading(SOURCE), *found]
 
     def _ask(self, asked: Mapping[str, Sequence[_Container]]) -> Iterator[Reading]:
+        """Make the driver calls for these containers, by device. Runs in the worker's thread."""
         for device, containers in asked.items():
             try:
                 handle = self._gate.ask("nvmlDeviceGetHandleByUUID", device)
@@ -144,7 +156,10 @@ def _degraded(why: str) -> list[Reading]:
 
 
 def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
-    """Return device -> uids of the pods that hold it. MIG devices have no limits."""
+    """Return device -> uids of the pods that hold it, for healthy GPUs without MIG.
+
+    MIG devices have no limits.
+    """
     devices = [r for r in readings if isinstance(r, DeviceReading)]
     sound = {d.uuid for d in devices if d.kind == "gpu" and not d.fault}
     holdings = [r for r in readings if isinstance(r, HoldingReading) and r.uid]
@@ -176,5 +191,5 @@ def _folders(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _limit(figure: int | None) -> int | None:
-    """Return the limit in bytes; None for zero, or for more than any device has."""
+    """Return a limit in bytes; None if it is 0, or more than any device has."""
     return figure if figure and figure <= MAX_DEVICE_BYTES else None

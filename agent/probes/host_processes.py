@@ -18,12 +18,14 @@ from typing import Any
 from agent.probes.readings import SourceReading
 
 _CREDENTIALS = struct.Struct("3i")
-#: Timeout in seconds: a listener with a full queue does not accept at once.
+#: Timeout in seconds of a connection. A listener with a full queue does not accept at once.
 _CONNECT_S = 1.0
-#: Cycles before a socket that no process listens on is tried again.
+#: Calls of ``update`` after which a socket that no process listens on is tried again.
 _RETRY_EVERY = 12
+#: Maximum of bytes read from a file in /proc.
 _MOST_BYTES = 1 << 20
-#: Maximum size of a file: parsing takes some hundred times its size, and 3 s for each MiB.
+#: Maximum size of a configuration file in bytes. Parsing takes some hundred times that memory, and
+#: 3 s for each MiB.
 _MOST_FILE_BYTES = 256 << 10
 _MOST_DEPTH = 64
 #: Maximum length of a YAML value, which can be a number to the base of 60.
@@ -52,7 +54,10 @@ def listener(path: Path) -> int:
 
 
 def identity(socket: Path) -> tuple[int, int] | None:
-    """Return the identity of a socket, which changes when it is created again; None if missing."""
+    """Return inode and time of change (ns) of a socket; None if there is no such file.
+
+    They differ after the socket was created again.
+    """
     try:
         found = socket.stat()
     except OSError:
@@ -74,7 +79,7 @@ class _Listener:
 
 
 class SocketListeners:
-    """The processes behind the sockets of one folder.
+    """Finds the processes that listen on the sockets of one folder.
 
     ``root`` is the host's /proc. ``listening`` returns the pid behind a socket, like ``listener``.
     """
@@ -165,7 +170,10 @@ class ConfigFiles:
 
 
 def inside(process: Path, path: str) -> Path:
-    """Return ``path`` as seen by the process, through its ``root`` or ``cwd`` in /proc."""
+    """Return the path at which this process finds the file that ``process`` calls ``path``.
+
+    It leads through ``root`` or ``cwd`` of the process in /proc.
+    """
     own = Path(path)
     return process / ("root" if own.is_absolute() else "cwd") / path.lstrip("/")
 
@@ -211,7 +219,10 @@ def flags_of(process: Path) -> dict[str, str]:
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """Parse --name=value and --name value; values of a repeated flag are joined with commas."""
+    """Parse flags of the forms --name=value and --name value.
+
+    Values of a repeated flag are joined with commas. A flag without a value has an empty one.
+    """
     found: dict[str, str] = {}
     # The list is empty if the process has ended.
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
@@ -225,6 +236,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def environment_of(process: Path) -> dict[str, str] | None:
+    """Return the environment of a process; None if it cannot be read."""
     text = read_text(process / "environ")
     if text is None:
         return None
@@ -233,6 +245,7 @@ def environment_of(process: Path) -> dict[str, str] | None:
 
 
 def read_text(path: Path) -> str | None:
+    """Return the beginning of a file in /proc, at most 1 MiB; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_MOST_BYTES).decode("utf-8", "replace")

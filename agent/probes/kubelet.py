@@ -4,10 +4,10 @@ The checkpoint has the uids of pods, PodResources has their names. Entries with 
 resource and replicas are of the same pod, because no two running pods hold the same replica. So a
 recreated pod of the same name is distinguished from its predecessor by its uid.
 
-The checkpoint is read first. So an entry that PodResources does not list afterwards has ended, and
-is not just newer; or the kubelet has just started and has not loaded its pods. Until that is
-decided by time, the checkpoint counts. If PodResources lists replicas that the checkpoint does not
-have, the checkpoint is read again.
+The checkpoint is read first, so its entries are older than the list of PodResources. If that list
+lacks an entry, then its pod has ended, or the kubelet has just started and has not loaded its pods.
+After ``SETTLED_AFTER_S`` the pod counts as ended, until then the checkpoint counts. If PodResources
+lists replicas that the checkpoint does not have, the checkpoint is read again.
 """
 
 import math
@@ -44,6 +44,8 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
+    """The result of joining checkpoint and PodResources."""
+
     holdings: list[HoldingReading]
     #: Uids of entries that PodResources does not list.
     unlisted: frozenset[str] = frozenset()
@@ -56,10 +58,10 @@ class Joined:
 
 
 class KubeletProbe:
-    """Reads device assignments.
+    """Reads device assignments from the file ``checkpoint`` and the service at ``socket``.
 
-    ``wall_s`` is compared with the creation time of the kubelet's socket. ``monotonic_s`` measures
-    how long a pod has been unlisted.
+    ``wall_s`` returns the Unix time, which is compared with the time of change of the kubelet's
+    socket. ``monotonic_s`` measures how long a pod has been unlisted.
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class KubeletProbe:
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._settled_after_s = settled_after_s
-        #: Uid -> since when every answer of PodResources has omitted it.
+        #: Uid -> since when every answer of PodResources has omitted it; -infinity: it has ended.
         self._unlisted_since_s: dict[str, float] = {}
         self._names: dict[str, Name] = {}
-        #: Inode and creation time of the socket, which the kubelet creates at every start.
+        #: Inode and time of change (ns) of the socket, which the kubelet creates at every start.
         self._birth: tuple[int, int] | None = None
 
     def read(self) -> Iterable[Reading]:
@@ -128,6 +130,7 @@ class KubeletProbe:
             return listed, None, SourceReading(PODRESOURCES, "degraded", str(err))
 
     def _join(self, entries: Sequence[Entry], listed: Sequence[ListedContainer] | None) -> Joined:
+        """Join both sources, without the entries of pods that count as ended."""
         if listed is None:
             # Without an answer no pod counts as unlisted: start again with the next answer.
             self._unlisted_since_s.clear()
@@ -169,6 +172,7 @@ class _CheckpointFile:
         self._verified_s = float("-inf")
 
     def read(self) -> tuple[Checkpoint | None, SourceReading]:
+        """Return the content (None if it cannot be read), and the state of the source."""
         try:
             found = self._path.stat()
             signature = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -218,6 +222,7 @@ def _registered(
 
 
 def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
+    """Yield how the plugin passed devices to containers, each different way once per resource."""
     found = {
         (entry.resource, _strategies(entry), "CUDA_MPS_PIPE_DIRECTORY" in entry.answer.environment)
         for entry in entries
@@ -228,7 +233,10 @@ def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
 
 
 def _strategies(entry: Entry) -> frozenset[str]:
-    """Return the plugin's strategies, as its answer shows them (see ``Allocate`` in server.go)."""
+    """Return the plugin's device list strategies, as its answer to the kubelet shows them.
+
+    See ``Allocate`` in server.go of NVIDIA's plugin.
+    """
     answer = entry.answer
     if answer is None:
         return frozenset()
@@ -266,6 +274,7 @@ def _judged(
 
 
 def _why(err: OSError, missing: str) -> str:
+    """Return ``missing`` if there is no file, otherwise the system's text of the error."""
     if isinstance(err, FileNotFoundError):
         return missing
     return os.strerror(err.errno or 0)
@@ -279,7 +288,8 @@ def join(
 ) -> Joined:
     """Join checkpoint and PodResources.
 
-    ``known_names`` are uid -> name of earlier joins. Entries of the uids ``ended`` are left out.
+    ``known_names`` are uid -> name of earlier joins. Entries of the uids ``ended`` are left out,
+    unless PodResources lists them. Replicas that only PodResources lists have no uid.
     """
     names, ambiguous = _names(entries, listed)
     all_names = {**known_names, **names}

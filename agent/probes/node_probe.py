@@ -56,7 +56,7 @@ _K3S_ARGUMENTS = "k3s.io/node-args"
 _WATCH_S = 300
 #: Seconds without a line after which a watch counts as broken. Bookmarks come once a minute.
 _QUIET_S = 150.0
-#: Seconds between two watches; doubled after each failure.
+#: Seconds between two watches; doubled after each watch without a line.
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _OPERATOR_LABEL = "nvidia.com/gpu.deploy.device-plugin"
@@ -82,10 +82,16 @@ class _Configz(msgspec.Struct):
 
 
 class _Failed(Exception):
-    """A request failed. The text is the same for the same cause."""
+    """A request failed. The text stays the same while the cause lasts."""
 
 
 class NodeApi:
+    """Reads the Node once a minute, and the mirror pods of static pods when they are needed.
+
+    The attributes without underscore are the newest values of the Node's annotations. They keep
+    their values while the API server is not reached.
+    """
+
     def __init__(
         self,
         server: ApiServer,
@@ -123,7 +129,10 @@ class NodeApi:
         return self._last
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Return the API uids of the static pods that hold devices."""
+        """Return the API uid of each static pod that holds devices, and the source's state.
+
+        Empty if no static pod holds devices.
+        """
         wanted = {
             r.uid: (r.namespace, r.name)
             for r in readings
@@ -143,6 +152,7 @@ class NodeApi:
         return [*(each for each in found if each is not None), source]
 
     def _labels(self) -> list[Reading]:
+        """Read the Node: set the attributes from its annotations, and return its readings."""
         try:
             node = self._get(f"/api/v1/nodes/{self._node}", _Object)
         except _Failed as err:
@@ -173,6 +183,7 @@ class NodeApi:
         return [SourceReading(CONFIGZ), TopologyReading(CONFIGZ, policy)]
 
     def _mirror(self, uid: str, namespace: str, name: str) -> MirrorReading | None:
+        """Read the mirror pod of the static pod with this uid at the kubelet; None if it fails."""
         try:
             pod = self._get(f"/api/v1/namespaces/{namespace}/pods/{name}", _Object)
         except _Failed as err:
@@ -184,6 +195,7 @@ class NodeApi:
         return MirrorReading(MIRRORS, uid, pod.metadata.uid, namespace, name)
 
     def _get(self, path: str, kind: type[_T]) -> _T:
+        """Request and decode one object. Raises ``_Failed``."""
         try:
             answer = request(self._server, "GET", path, self._timeout_s)
         except NotReached as err:
@@ -214,9 +226,10 @@ def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) ->
 
 
 def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
-    """Return the topology policy in the arguments of k3s; None if the node has no such annotation.
+    """Return the topology policy in the arguments of k3s; None if the node is not one of k3s.
 
-    Without the flag it is the kubelet's default, unless its files set another policy.
+    If no argument sets it, the kubelet's default is returned, with a source of lower priority,
+    because files of the kubelet may set another policy.
     """
     try:
         arguments = msgspec.json.decode(annotations.get(_K3S_ARGUMENTS, ""), type=list[str])
@@ -305,6 +318,7 @@ class ChoiceWatch:
         self._end.set()
 
     def _run(self) -> None:
+        """Open the watch again and again until ``stop``; log each new cause of a failure."""
         pause_s, trouble = _PAUSE_S, ""
         while not self._end.is_set():
             try:
@@ -323,6 +337,7 @@ class ChoiceWatch:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _take(self, line: bytes) -> None:
+        """Process one line of the watch. Raises ``NotReached`` if the watch is unusable."""
         if not line:
             return
         try:

@@ -58,7 +58,7 @@ _NOT_AVAILABLE = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The driver's memory limits (r615 and newer) for one cgroup on one device, in bytes."""
+    """The driver's memory limits (r615 and newer) of one cgroup on one device, and its use."""
 
     used_bytes: int
     #: None: no limit.
@@ -78,7 +78,7 @@ class Memory:
 
 
 class Gate:
-    """The only code in the agent that calls NVML.
+    """The only code in the agent that calls NVML. Its methods raise the errors of ``nvml_errors``.
 
     ``library`` is the module ``pynvml`` of nvidia-ml-py, or an object with the same names. Without
     it ``start`` imports pynvml, so the agent can be imported on machines without the package.
@@ -94,11 +94,14 @@ class Gate:
         #: Calls that this driver does not have. Of a call with several versions, the newest that
         #: is not in here is made.
         self._missing: set[str] = set()
-        #: Call -> the longest list that it has returned.
+        #: Call -> number of entries of the longest list that it has returned.
         self._lengths: dict[str, int] = {}
 
     def start(self) -> None:
-        """Load and initialise the driver library, once. Raises ``NoDriver`` and ``DriverGone``."""
+        """Load and initialise the driver library, unless that was done.
+
+        Raises ``NoDriver`` and ``DriverGone``.
+        """
         if self._started:
             return
         if self._library is None:
@@ -136,7 +139,8 @@ class Gate:
     def ask(self, name: str, *args: Any) -> Any:
         """Call pynvml's function ``name`` and return its value.
 
-        None if the driver or the device lacks the call, or the agent lacks the permission.
+        None if the driver or the device lacks the call, or the agent lacks the permission. Raises
+        ``NoDriver``, ``DriverGone``, ``DeviceFault``, ``DeviceLost`` and ``StaleHandle``.
         """
         function = getattr(self._library, name, None)
         return None if function is None else self._made(name, lambda: function(*args))
@@ -160,7 +164,10 @@ class Gate:
         return values, errors
 
     def identify(self, index: int) -> tuple[Any, str]:
-        """Return handle and UUID of the GPU at ``index``. Raises ``DeviceFault`` if it has none."""
+        """Return handle and UUID of the GPU at ``index``.
+
+        Raises ``DeviceFault`` if the driver does not report them, and the errors of ``ask``.
+        """
         handle = self.ask("nvmlDeviceGetHandleByIndex", index)
         uuid = None if handle is None else self.ask("nvmlDeviceGetUUID", handle)
         if uuid is None:
@@ -168,7 +175,10 @@ class Gate:
         return handle, uuid
 
     def does(self, name: str, *args: Any) -> bool:
-        """Call a function that returns nothing, as ``ask`` does; return whether it succeeded."""
+        """Call a function without a return value; return whether it succeeded.
+
+        False in the cases in which ``ask`` returns None. Raises the same errors.
+        """
         function = getattr(self._library, name, None)
         return function is not None and bool(
             self._made(name, lambda: function(*args) is None or True)
@@ -185,7 +195,7 @@ class Gate:
         return getattr(self._library, name)()
 
     def memory(self, handle: Any) -> Memory | None:
-        """Return the memory of one device; None if the driver lacks it (integrated GPUs)."""
+        """Return the memory of one device; None if it is not supported, as for integrated GPUs."""
         library = self._library
         if _MEMORY_V2 not in self._missing:
             v2 = self._made(
@@ -200,7 +210,7 @@ class Gate:
         """Return pid -> bytes on the device, for compute, graphics and MPS processes.
 
         The bytes are None if the driver does not report them. The result is None if the driver
-        does not list processes at all. One pid may be in several lists, each time with its whole
+        does not list compute processes. One pid may be in several lists, each time with its whole
         use, so the largest figure counts, not the sum.
         """
 
@@ -224,12 +234,11 @@ class Gate:
         return found
 
     def process_samples(self, handle: Any, since_us: int) -> list[tuple[int, int, int]] | None:
-        """Return samples of processes since ``since_us`` (wall clock, microseconds).
+        """Return the samples of processes since ``since_us`` (wall clock, microseconds).
 
-        Each is a pid, a time by the driver's clock in microseconds, and SM utilisation in percent.
-
-        Empty if no process was active, for which the driver answers NOT_FOUND. None if the driver
-        does not measure processes.
+        A sample is a pid, a time by the driver's clock in microseconds, and SM utilisation in
+        percent. The result is empty if no process was active (the driver answers NOT_FOUND), and
+        None if the driver does not measure processes.
         """
 
         def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
@@ -242,7 +251,7 @@ class Gate:
             "nvmlDeviceGetProcessUtilization",
             "c_nvmlProcessUtilizationSample_t",
             fill,
-            lambda written, count, room: list(_SAMPLE.iter_unpack(written[: count * 32])),
+            lambda written, count, capacity: list(_SAMPLE.iter_unpack(written[: count * 32])),
         )
 
     def limits(self, handle: Any, cgroup: str) -> Limits | None:
@@ -250,10 +259,10 @@ class Gate:
 
         None if the driver has no such limits: it is older than r615, or the device is MIG.
         """
-        kind = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
-        if kind is None:
+        struct_type = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
+        if struct_type is None:
             return None
-        asked = kind(nameSpace=cgroup.encode())
+        asked = struct_type(nameSpace=cgroup.encode())
         if not self.does(LIMITS_CALL, handle, asked):
             return None
         unlimited = self._library.NVML_DEVICE_MEMORY_LIMIT_MAX
@@ -289,14 +298,18 @@ class Gate:
         fill: Callable[[Any, ctypes.c_uint, Any], int],
         read: Callable[[bytes, int, int], list[T]],
     ) -> list[T] | None:
-        """Return what a call writes into an array; None if the driver lacks the call.
+        """Return the list that a call writes into an array; None if the driver lacks the call.
+
+        ``entry`` names pynvml's struct of an entry. ``fill`` makes the call, given its function, a
+        count and an array, and returns NVML's error code. ``read`` decodes the written bytes, given
+        the number of entries and the length of the array.
 
         pynvml makes two calls: one for the number of entries, one for the entries. Processes can
         start in between, and if the driver answers the first call with SUCCESS, pynvml returns no
-        entries. So this passes an array with the first call.
+        entries. So this passes an array with the first call, and a longer one if it was too short.
         """
-        kind = getattr(self._library, entry, None)
-        if kind is None:
+        entry_type = getattr(self._library, entry, None)
+        if entry_type is None:
             return None
         size = max(_FIRST_PROCESSES, self._lengths.get(name, 0) * 2)
         count = ctypes.c_uint()
@@ -304,7 +317,7 @@ class Gate:
         def list_entries() -> list[T]:
             buffer = (ctypes.c_ubyte * (size * _LONGEST_BYTES))()
             ctypes.memset(buffer, _POISON, len(buffer))
-            array = (kind * size).from_buffer(buffer)
+            array = (entry_type * size).from_buffer(buffer)
             code = fill(self._library._nvmlGetFunctionPointer(name), count, array)
             if code != 0:
                 raise self._library.NVMLError(code)
@@ -321,7 +334,10 @@ class Gate:
         return None
 
     def _made(self, name: str, call: Callable[[], T]) -> T | None:
-        """Make a driver call; None if the call is absent. Translates pynvml's errors into ours."""
+        """Make a driver call; None if the call is absent or not permitted.
+
+        Translates pynvml's errors into those of ``nvml_errors``.
+        """
         thread_id = threading.get_ident()
         self._calls[thread_id] = name
         try:
@@ -344,21 +360,23 @@ class Gate:
         return None
 
 
-def _process_list(written: bytes, count: int, room: int) -> list[tuple[int, int | None]]:
+def _process_list(written: bytes, count: int, capacity: int) -> list[tuple[int, int | None]]:
     """Return process id and bytes (None: unknown to the driver) of the first ``count`` entries.
 
-    ``written`` was filled with ``_POISON`` and has ``_LONGEST_BYTES`` for each of ``room`` entries,
-    the array length passed to the driver. Raises ``UnknownLayout``.
+    ``capacity`` is the length of the array that was passed to the driver. ``written`` is the whole
+    buffer: ``_LONGEST_BYTES`` for each of these entries, filled with ``_POISON`` before the call.
+    Raises ``UnknownLayout`` if the size of an entry cannot be detected.
     """
     for entry_bytes, entry in _PROCESSES.items():
-        end, room_end = count * entry_bytes, room * entry_bytes
+        end, array_end = count * entry_bytes, capacity * entry_bytes
         # Some drivers clear the whole array first.
-        is_cleared = written.count(0, end, room_end) == room_end - end
-        if _is_untouched(written, end) or (is_cleared and _is_untouched(written, room_end)):
+        is_cleared = written.count(0, end, array_end) == array_end - end
+        if _is_untouched(written, end) or (is_cleared and _is_untouched(written, array_end)):
             entries = entry.iter_unpack(written[:end])
             return [(pid, None if used == _NOT_AVAILABLE else used) for pid, used in entries]
     raise UnknownLayout
 
 
 def _is_untouched(written: bytes, start: int) -> bool:
+    """Return whether the buffer from ``start`` on still has only the fill pattern."""
     return written.count(_POISON, start) == len(written) - start

@@ -1,7 +1,7 @@
 """Gives each error code of NVML exactly one meaning. Pure.
 
-NVML has about thirty error codes. A call returns a value, returns ``None`` (the driver, the device
-or our permissions lack it), or raises one of
+NVML has about thirty error codes. A call of ``Gate`` returns a value, or ``None`` if the driver or
+the device lacks the call or the agent lacks the permission, or it raises one of
 
     NvmlError
     ├── NoDriver       no NVIDIA driver here: not a GPU node, or not yet; tried again later

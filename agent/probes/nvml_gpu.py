@@ -62,7 +62,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "excl
 
 @dataclass(slots=True)
 class GpuReadings:
-    """Readings of one physical GPU, or of several."""
+    """The readings of one physical GPU, or those of several together."""
 
     #: The GPU itself, or its MIG devices.
     devices: list[DeviceReading] = field(default_factory=list)
@@ -74,7 +74,7 @@ class GpuReadings:
     degraded: list[Degraded] = field(default_factory=list)
 
     def add(self, other: "GpuReadings") -> None:
-        """Add all readings of another GPU except its devices."""
+        """Add all readings of another GPU but its devices, which the caller may still change."""
         self.facts += other.facts
         self.activity += other.activity
         self.checkups |= other.checkups
@@ -104,9 +104,10 @@ class GpuReader:
     def read(self, is_known: bool) -> GpuReadings:
         """Read the GPU, or its MIG devices if MIG is on.
 
-        Raises ``DeviceFault`` or ``StaleHandle`` if the GPU does not report its UUID, or if it
-        cannot be read whether MIG is on while ``is_known``: then the devices that were last seen at
-        this index are reported as faulty.
+        ``is_known``: whether devices have been seen at this index before. Raises ``DeviceFault`` or
+        ``StaleHandle`` if the GPU does not report its UUID; also if it cannot be read whether MIG
+        is on, and ``is_known``. The caller then reports the devices seen before as faulty. Raises
+        ``DriverGone``.
         """
         handle, uuid = self._gate.identify(self._index)
         device = DeviceReading(SOURCE, uuid=uuid, index=self._index)
@@ -178,6 +179,7 @@ class GpuReader:
             gpu.degraded.append(Degraded(SOURCE, _UNCHECKED_CGROUP))
 
     def _facts(self, uuid: str, pci: Any, architecture: Any, mode: Any) -> FactsReading:
+        """Return the facts of a device, from the values of ``_FACTS_CALLS``."""
         bus_id = "" if pci is None else pci.busId
         bus_id = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
         return FactsReading(
@@ -259,7 +261,10 @@ class GpuReader:
         return f"{_MIG_UNREADABLE}: none exists, or the agent's container cannot see them"
 
     def _measured(self, device: DeviceReading, handle: Any) -> DeviceReading:
-        """Return ``device`` with its figures; a stale handle is resolved again, once."""
+        """Return ``device`` with its figures, or with the fault that prevents them.
+
+        A stale handle is resolved again, once.
+        """
         try:
             try:
                 return self._figures(device, handle)
@@ -279,11 +284,12 @@ class GpuReader:
 
 
 def _mark(gpu: GpuReadings, fault: str) -> None:
-    """Make all devices unhealthy; a fault that they already have stays."""
+    """Give all devices of the GPU this fault, except those that already have another one."""
     gpu.devices = [replace(device, fault=device.fault or fault) for device in gpu.devices]
 
 
 def _checkup(remapped: Any, pages: Any, recovery: Any, uncorrected_errors: Any) -> Checkup:
+    """Return the health of a GPU, from the values of ``_HEALTH_CALLS``."""
     has_recovery = recovery is not None and recovery[0].nvmlReturn == 0
     return Checkup(
         uncorrected_errors=uncorrected_errors,

@@ -1,10 +1,11 @@
 """The NVML probe: reads all devices of the node, each GPU with a deadline.
 
-Between cycles the probe keeps only identities. A lost GPU does not report its UUID, but it still
-has its index. So the device last seen at that index is the lost one.
+Between cycles the probe keeps only the identities of devices. A lost GPU does not report its UUID,
+but it still has its index. So the device last seen at that index is the lost one.
 
-Every physical GPU is read in its own thread. Calls about the driver itself have another thread. A
-call that never returns makes only its own device unhealthy.
+Every physical GPU is read in its own thread, so a call that never returns makes only its own device
+unhealthy. Calls about the driver itself have another thread. If they fail or hang, all devices are
+unhealthy.
 """
 
 import contextlib
@@ -82,7 +83,11 @@ class NvmlProbe:
         self._released_for = ""
 
     def read(self) -> Found:
-        """Read every device of the node. Takes at most two deadlines and raises nothing."""
+        """Read every device of the node. Takes at most two deadlines and raises nothing.
+
+        If the driver cannot be read, or the agent has a bug, the devices seen last are returned
+        with a fault.
+        """
         if self._released_for:
             _log.info("driver_opened_again", reason=f"no longer: {self._released_for}")
             self._released_for = ""
@@ -98,7 +103,7 @@ class NvmlProbe:
         except Hanging as err:
             return self._blind(f"driver does not answer: {err}", hanging=True)
         except Exception as err:  # noqa: BLE001 - a probe never raises
-            # The fault is not of one device: nothing that this driver reports can be trusted.
+            # The fault is not limited to one device, so no device can be trusted.
             return self._blind(f"driver does not answer: {_reason(err)}")
 
     def release(self, *, may_close: bool) -> bool:
@@ -122,7 +127,10 @@ class NvmlProbe:
         return True
 
     def released(self, why: str, *, may_close: bool) -> Found:
-        """Close the driver as soon as possible; return what to report while it is released."""
+        """Close the driver if possible; return the devices seen last with ``why`` as their fault.
+
+        To be called instead of ``read`` for every sample while the driver must be released.
+        """
         closed = self.release(may_close=may_close)
         state = "released" if closed else "being released"
         if closed and why != self._released_for:
@@ -144,9 +152,10 @@ class NvmlProbe:
         driver = DriverReading(SOURCE, system.version, cuda_version=system.cuda_version)
         found = Found(driver=driver)
         seen: dict[int, list[DeviceReading]] = {}
+        #: GPU index -> why it could not be read.
         lost: dict[int, str] = {}
         gone: DriverGone | None = None
-        unusable = 0
+        unusable_count = 0
         for index in [index for index in self._workers if index >= system.count]:
             self._remove(index)
         given = {index: self._begin(index) for index in range(system.count)}
@@ -160,15 +169,15 @@ class NvmlProbe:
                 lost[index], found.hanging = str(err), True
             except Exception as err:  # noqa: BLE001 - a probe never raises
                 lost[index] = _reason(err)
-                unusable += isinstance(err, DeviceLost)
+                unusable_count += isinstance(err, DeviceLost)
             else:
                 assert gpu is not None
-                unusable += any(c.needs_reset for c in gpu.checkups.values())
+                unusable_count += any(c.needs_reset for c in gpu.checkups.values())
                 seen[index] = gpu.devices
                 found.add(gpu)
         if gone is not None:
             raise gone
-        found.unusable = unusable == system.count
+        found.unusable = unusable_count == system.count
         present = {device.uuid for devices in seen.values() for device in devices}
         for index, why in lost.items():
             known = [d for d in self._identities.get(index, []) if d.uuid not in present]
@@ -185,7 +194,7 @@ class NvmlProbe:
         return found
 
     def _lacks(self, system: _System, devices: Iterable[DeviceReading]) -> Iterator[str]:
-        """Yield what the driver does not show to this agent."""
+        """Yield a message for each thing that the driver does not show to this agent."""
         if any(d.processes is None for d in devices if d.memory is not None):  # vGPU guests, WSL
             yield "driver lists no processes: memory in use cannot be attributed to pods"
         yield from (f"no permission for {name}" for name in sorted(self._gate.forbidden))
@@ -215,10 +224,10 @@ class NvmlProbe:
         return self._workers[index].give(partial(self._readers[index].read, is_known))
 
     def _remove(self, index: int) -> None:
-        """Free the driver's samples for the GPU that was at ``index``, then close its thread.
+        """Remove the reader of a GPU that is gone, and at the next call its thread.
 
-        If a call hangs in that thread, the samples are lost. If the GPU comes back, it has to wait
-        for the thread.
+        The reader frees the samples that the driver holds. If a call hangs in the thread, they are
+        not freed, and the thread stays. A GPU that appears at ``index`` later has to wait for it.
         """
         if (reader := self._readers.pop(index, None)) is not None:
             self._workers[index].give(reader.close)
@@ -242,10 +251,14 @@ class NvmlProbe:
         return Found(list(devices), driver=driver, hanging=hanging)
 
     def _in_time(self, worker: Worker[T], work: Callable[[], T]) -> T:
+        """Run ``work`` within the deadline and return its result. Raises ``Hanging``."""
         return self._result(worker, worker.give(work), time.monotonic() + self._deadline_s)
 
     def _result(self, worker: Worker[T], given: bool, until_s: float) -> T:
-        """Return the result of the worker's job. Raises ``Hanging`` with the pending call."""
+        """Return the result of the worker's job. Raises ``Hanging``, which names the pending call.
+
+        ``given``: whether the worker has started the job.
+        """
         try:
             if given:
                 return worker.result(until_s)
@@ -254,6 +267,7 @@ class NvmlProbe:
         raise Hanging(self._gate.why_late(worker.thread_id))
 
     def _ask_system(self) -> _System:
+        """Open the driver if necessary, and return its versions and the number of GPUs."""
         self._gate.start()
         self._gate.forbidden.clear()
         version = self._gate.ask("nvmlSystemGetDriverVersion") or ""

@@ -1,12 +1,12 @@
 """Reads the configuration of device plugin, container toolkit and kubelet from their processes.
 
-Plugin and kubelet are found by their sockets in the kubelet's directory: whichever process listens
-there is the plugin or the kubelet. Process names and install paths differ between distributions.
+Process names and install paths differ between distributions. So plugin and kubelet are found as the
+processes that listen on their sockets in the kubelet's directory.
 
-The plugin uses its flags first, then its environment, then its file. All three can be read through
-/proc by root with CAP_SYS_PTRACE. Files are read again only if they changed: the plugin's
-config-manager replaces the file and signals the plugin, whose process stays. All reads share one
-deadline, because a file, and even a command line, can be on a file system that does not answer.
+The plugin uses its flags first, then its environment, then its file. Root with CAP_SYS_PTRACE can
+read all three through /proc. The plugin's config-manager replaces the file and signals the plugin,
+whose process stays. So a file is read again whenever it has changed. All reads share one deadline,
+because a file, and even a command line, can be on a file system that does not answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +59,7 @@ _BARE_UUID_MODES = {"auto", "legacy", "jit-cdi"}
 class ConfigurationProbe:
     """Reads the configuration of device plugin and kubelet.
 
-    ``root`` is the host's /proc. ``sockets`` is the kubelet's directory of device plugins.
+    ``root`` is the host's /proc. ``sockets`` is the kubelet's device plugin directory.
     ``listening`` returns the pid behind a socket, like ``listener``.
     """
 
@@ -111,6 +111,7 @@ class ConfigurationProbe:
         return [replace(reading, toolkit_obeys_environment=self._toolkit()), source]
 
     def _toolkit(self) -> bool | None:
+        """Return ``obeys_environment`` of the first toolkit file that can be read; None if none."""
         for path in _TOOLKIT:
             try:
                 return obeys_environment(self._files.read(self._root / "1", path))
@@ -133,7 +134,10 @@ class ConfigurationProbe:
         return [TopologyReading(KUBELET, policy), source]
 
     def _topology_policy(self, process: Path) -> str | None:
-        """Return the topology manager policy; None if hidden flags may set it."""
+        """Return the kubelet's topology manager policy; None if flags that k3s hides may set it.
+
+        Raises ``OSError`` and ``ValueError`` if a file cannot be read.
+        """
         flags = flags_of(process)
         hidden = (read_text(process / "comm") or "").strip() in _K3S
         if hidden:
@@ -157,15 +161,16 @@ class ConfigurationProbe:
 
 
 def _configs(folder: Path, process: Path) -> Iterable[str]:
+    """Return the paths of the drop-in files in ``folder``, as the process calls them."""
     root = str(process / "root")
     return (str(each).removeprefix(root) for each in folder.glob("*.conf"))
 
 
 def obeys_environment(toolkit: Mapping[str, Any]) -> bool | None:
-    """Return whether the toolkit honours a pod's own NVIDIA_VISIBLE_DEVICES, by its config.toml.
+    """Return whether the toolkit honours a bare UUID in a pod's own NVIDIA_VISIBLE_DEVICES.
 
-    The administrator can forbid that for unprivileged pods. None if the value would have to be a
-    CDI name. Missing settings have the toolkit's default.
+    ``toolkit`` is its config.toml, in which the administrator can forbid that for unprivileged
+    pods. None if the value may have to be a CDI name. Missing settings have the toolkit's default.
     """
     if toolkit.get("accept-nvidia-visible-devices-envvar-when-unprivileged", True) is not True:
         return False
@@ -182,6 +187,7 @@ def _plugin_reading(
     own = _mapping(_mapping(config.get("flags")).get("plugin"))
 
     def setting(flag: str, variable: str, key: str) -> Any:
+        """Return a setting from the flag, or else the environment, or else the file."""
         return flags.get(flag) or environment.get(variable) or own.get(key)
 
     strategies = setting("device-list-strategy", "DEVICE_LIST_STRATEGY", "deviceListStrategy")

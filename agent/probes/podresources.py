@@ -1,9 +1,9 @@
 """Client of the kubelet's PodResources service (v1): which container holds which replica, and
 which replicas are healthy.
 
-It has namespace and name of pods, but no uid, and it omits ordinary init containers. Right after a
-restart the kubelet has not loaded its pods, and the answer is empty. The kubelet limits the rate
-for all clients together: 100 calls per second, with bursts of ten.
+Its answers have namespace and name of pods, but no uid, and omit ordinary init containers. Right
+after a restart the kubelet has not loaded its pods, and the answer is empty. The kubelet limits the
+rate for all clients together: 100 calls per second, with bursts of ten.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,13 @@ _MOST_BYTES = 16 << 20
 
 
 class Unanswered(Exception):
-    """The service did not answer. The text is the same for the same cause."""
+    """The service did not answer. The text stays the same while the cause lasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedContainer:
+    """A container with the replicas that it holds."""
+
     namespace: str
     pod: str
     container: str
@@ -64,6 +66,10 @@ class PodResources:
             self._channel = None
 
     def _call(self, method: str) -> bytes:
+        """Call the service with an empty request; return the encoded answer.
+
+        Raises ``Unanswered``, and closes the connection then.
+        """
         try:
             import grpc
         except ImportError:

@@ -33,7 +33,8 @@ _NO_HOST_PID = "processes of other containers cannot be seen: the agent needs ho
 class ProcessProbe:
     """Reads the processes that devices list.
 
-    ``root`` is the host's /proc, ``boot_s`` returns the seconds since boot.
+    ``root`` is the host's /proc. ``boot_s`` returns the seconds since boot. Known processes are
+    checked again every ``check_again_s`` seconds.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class ProcessProbe:
         self._signatures: dict[int, int] = {}
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Return a ``ProcessReading`` for each process that a device lists."""
+        """Return a ``ProcessReading`` for each process that a device lists, and the source's state.
+
+        Only the state if the host's processes cannot be seen.
+        """
         # All listed processes have started by now. A pid that started later was reused.
         listed_at_s = self._boot_s()
         pids = {pid for r in readings if isinstance(r, DeviceReading) for pid in r.processes or ()}
@@ -72,10 +76,10 @@ class ProcessProbe:
         return [*found.values(), source]
 
     def _unchanged(self) -> dict[int, ProcessReading]:
-        """Return the known processes of pods whose pids still belong to the same process.
+        """Return the known processes of pods whose pid was not reused; they are not read again.
 
-        A process does not leave its pod. Other processes are read again, because their command can
-        change.
+        A process does not leave its pod. Processes outside of pods are read again, because their
+        command can change.
         """
         return {
             pid: process
@@ -84,6 +88,7 @@ class ProcessProbe:
         }
 
     def _signature(self, pid: int) -> int | None:
+        """Return the signature of a running process; None if there is none with this pid."""
         try:
             return _signature(os.stat(f"{self._root}/{pid}"))
         except OSError:
@@ -109,6 +114,7 @@ class ProcessProbe:
         return ""
 
     def _process(self, pid: int, listed_at_s: float) -> ProcessReading:
+        """Read a process that the driver listed at ``listed_at_s`` (seconds since boot)."""
         if pid == 0:  # a process in a PID namespace that the agent cannot see
             return ProcessReading(SOURCE, pid, known=False)
         # All files read through the open directory are of one process, even if the pid is reused.
@@ -147,7 +153,10 @@ def _signature(folder: os.stat_result) -> int:
 
 
 def _stat(text: str) -> tuple[str, float]:
-    """Return command and start time in seconds since boot. Raises ``ValueError``."""
+    """Parse /proc/PID/stat: return the command, and the start in seconds since boot.
+
+    Raises ``ValueError``.
+    """
     # The command is in parentheses and may contain parentheses.
     head, end, tail = text.rpartition(")")
     values = tail.split()

@@ -40,12 +40,14 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def message(value: bytes | int) -> bytes:
+    """Return the bytes of a field that must not be a number. Raises ``BadMessage``."""
     if isinstance(value, int):
         raise BadMessage("a number where a message should be")
     return value
 
 
 def text(value: bytes | int) -> str:
+    """Return the text of a string field. Raises ``BadMessage``."""
     try:
         return message(value).decode()
     except UnicodeDecodeError as err:
@@ -71,6 +73,7 @@ def _as_varint(value: int) -> bytes:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return the number at a position, and the position after it. Raises ``BadMessage``."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):

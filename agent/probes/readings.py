@@ -13,7 +13,7 @@ from contract.gpunode import Sharing
 
 
 class Reading:
-    """Something that a probe found out in one sample."""
+    """Base class of the facts that a probe reads in one sample."""
 
     __slots__ = ()
 
@@ -26,7 +26,8 @@ class DriverReading(Reading):
     version: str = ""
     why_not: str = ""
     cuda_version: str = ""
-    #: The driver was unloaded or replaced while the agent runs: only a new process can use another.
+    #: Whether the driver was unloaded or replaced while the agent runs. Then only a new process can
+    #: use a driver.
     gone: bool = False
 
 
@@ -172,7 +173,7 @@ class ProcessReading(Reading):
 
 @dataclass(frozen=True, slots=True)
 class LimitReading(Reading):
-    """The driver's limits for one container on one device, and its use; None: no limit."""
+    """The driver's limits of one container on one device (None: no limit), and its use there."""
 
     source: str
     device: str
@@ -186,7 +187,11 @@ class LimitReading(Reading):
 
 @dataclass(frozen=True, slots=True)
 class MirrorReading(Reading):
-    """A static pod: its hash (kubelet, cgroups) and the uid of its mirror pod (API server)."""
+    """The two uids of a static pod.
+
+    ``hash`` is its uid at the kubelet and in cgroups. ``uid`` is that of its mirror pod at the API
+    server.
+    """
 
     source: str
     hash: str
@@ -245,6 +250,8 @@ class Probe(Protocol):
 
 
 class Follower(Protocol):
-    """A probe that adds readings to what other probes found."""
+    """A probe that needs the readings of other probes."""
 
-    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]: ...
+    def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
+        """Return further readings. ``readings`` are all readings of this sample so far."""
+        ...

@@ -31,6 +31,7 @@ class Replica:
 
 @lru_cache(maxsize=1024)
 def parse(replica: str) -> Replica:
+    """Split a replica id into device and number."""
     if match := _SHARE.fullmatch(replica):
         return Replica(match["device"], int(match["number"]))
     return Replica(replica, None)
@@ -55,6 +56,7 @@ def resolve(replicas: Iterable[str], devices: Sequence[DeviceReading]) -> dict[s
 
 
 def _by_position(name: str, devices: Sequence[DeviceReading]) -> str | None:
+    """Return the UUID of a device that is not named by UUID; None if it is none or ambiguous."""
     if match := _LEGACY_MIG.fullmatch(name):
         # The driver's list does not distinguish compute instances of one GPU instance.
         there = [
@@ -75,5 +77,8 @@ def _by_position(name: str, devices: Sequence[DeviceReading]) -> str | None:
 
 
 def _minor(device: DeviceReading) -> int:
-    """Return the minor number; by default the index, which usually has the same order."""
+    """Return the minor number, or the index if the driver does not report it.
+
+    Both usually have the same order.
+    """
     return device.index if device.minor is None else device.minor

@@ -7,8 +7,8 @@
 Device utilisation is not SM activity. It is the share of time in which any kernel ran, so one small
 kernel on one SM makes it 100 %. It is reported as a separate figure.
 
-GPM compares two samples. The driver allocates them, the meter keeps them from one cycle to the
-next, and frees them when the device or instance disappears. So the first cycle has no figure.
+GPM compares two samples, so the first cycle has no figure. The driver allocates the samples. The
+meter keeps them from one cycle to the next, and frees them when the device or instance disappears.
 """
 
 import math
@@ -26,7 +26,7 @@ from contract.gpunode import SM_SOURCES
 GPM_APART_S = 0.1
 _SM_UTIL, _SM_OCCUPANCY = 2, 3
 _METRICS_VERSION = 1
-#: Period covered by the first query for process samples.
+#: Period in microseconds that the first query for process samples covers.
 _FIRST_WINDOW_US = 1_000_000
 #: Counters may add up to slightly more than 1; a higher value is invalid.
 _MOST_RATIO = 1.01
@@ -60,10 +60,13 @@ def _first(known: float | None, other: float | None) -> float | None:
 
 @dataclass(slots=True)
 class _Pair:
+    """The two newest GPM samples of a device, which the driver holds."""
+
     older: Any
     newer: Any
+    #: When the newer one was taken; -infinity before the first sample.
     taken_s: float
-    #: Result of the last two samples that were at least ``GPM_APART_S`` apart.
+    #: Ratios for the time between these two samples; None if unknown, as before the second one.
     sm_ratio: float | None = None
     occupancy_ratio: float | None = None
 
@@ -114,7 +117,7 @@ class Meter:
         return found
 
     def free(self) -> None:
-        """Free all samples that the driver holds."""
+        """Free all GPM samples of this meter in the driver, and forget the last process sample."""
         for instance in [*self._pairs]:
             self._free(instance)
         self._seen_us = None
@@ -122,6 +125,7 @@ class Meter:
     def _gpm(
         self, handle: Any, instances: Mapping[int | None, Collection[str]]
     ) -> list[ActivityReading]:
+        """Return GPM's figures, and free the samples of instances that do not exist any more."""
         for instance in self._pairs.keys() - instances.keys():
             self._free(instance)
         found: list[ActivityReading] = []
@@ -132,7 +136,10 @@ class Meter:
         return found
 
     def _pair(self, instance: int | None, handle: Any) -> _Pair | None:
-        """Take a sample and return the pair of samples; None if the instance has no GPM."""
+        """Take a sample unless the last one is too new, and return the pair of samples.
+
+        ``instance`` is None for the whole GPU. Return None if it has no GPM.
+        """
         if instance not in self._pairs:
             support = self._gate.ask("nvmlGpmQueryDeviceSupport", handle)
             pair = None
@@ -165,6 +172,7 @@ class Meter:
         return pair
 
     def _compare(self, pair: _Pair) -> tuple[float | None, float | None]:
+        """Return the ratios of SM activity and occupancy between the two samples."""
         asked = self._gate.struct("c_nvmlGpmMetricsGet_t")
         asked.version, asked.numMetrics = _METRICS_VERSION, 2
         asked.sample1, asked.sample2 = pair.older, pair.newer
@@ -187,6 +195,7 @@ class Meter:
                 return  # the driver is gone, and the sample's memory with it
 
     def _processes(self, handle: Any) -> list[ActivityReading]:
+        """Return the SM time of the processes since the last query; empty if it is not measured."""
         now_us = self._wall_us()
         since_us = now_us if self._seen_us is None else self._seen_us
         if since_us >= now_us:  # the first query, or the wall clock was set back

@@ -17,8 +17,9 @@ from agent.probes.nvml_errors import DriverGone, NvmlError
 SOURCE = "nvml"
 _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError
 
-#: Duration of one wait; new devices are registered after it.
+#: Timeout of one wait in milliseconds. Newly watched devices are registered after it.
 WAIT_MS = 2000
+#: Pause after an error, and in place of a wait while no device could be registered.
 _PAUSE_S = 1.0
 #: Pause between two checks while no device is watched.
 _IDLE_S = 0.25
@@ -49,13 +50,18 @@ class XidWatch:
         self._received: list[Xid] = []
         #: UUID -> why its XIDs are not received.
         self._failed: dict[str, str] = {}
+        #: When the thread last returned from a wait or a pause (``monotonic``).
         self._returned_s = 0.0
+        #: Whether the thread may have a driver call in progress.
         self._listening = False
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
     def watch(self, uuids: Collection[str]) -> None:
-        """Watch exactly these physical GPUs from now on. If none, ``quiet`` soon becomes true."""
+        """Watch exactly these physical GPUs from now on.
+
+        If there are none, ``quiet`` becomes true after the wait in progress.
+        """
         with self._lock:
             self._wanted = frozenset(uuids)
         if self._thread is None and uuids:
@@ -81,7 +87,7 @@ class XidWatch:
 
     @property
     def lacks(self) -> list[str]:
-        """The devices whose XIDs are not received, and why. Texts last as long as their cause."""
+        """Messages about XIDs that are not received, which stay the same while the cause lasts."""
         if self._thread is None:
             return ["no thread could be started, XIDs are not received"] if self._wanted else []
         if self._monotonic() - self._returned_s > self._wait_ms / 1000 + self._deadline_s:
@@ -94,6 +100,10 @@ class XidWatch:
         self._stop.set()
 
     def _listen(self) -> None:
+        """Register the watched devices and wait for their events, until ``close``.
+
+        If the watched devices change or a call fails, register again with a new event set.
+        """
         while not self._stop.is_set():
             with self._lock:
                 watched = self._wanted
@@ -146,6 +156,7 @@ class XidWatch:
         return events, handles
 
     def _wait(self, events: Any, handles: dict[str, Any]) -> None:
+        """Wait for one event and store it. Returns after ``wait_ms`` at the latest."""
         if not handles:
             self._stop.wait(_PAUSE_S)
             self._returned_s = self._monotonic()

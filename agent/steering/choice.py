@@ -1,13 +1,13 @@
 """Decides which resources are steered, and which replicas a container gets. Pure.
 
-The kubelet asks for some of the available replicas and does not name the pod. The ledger has the
-pods with a reservation on this node, and the checkpoint the pods that have devices. So the request
-is of an unconfirmed pod (with a reservation, without its devices) or of a pod without a
-reservation. The extender reserves the same device for all unconfirmed pods of a resource at a
-time, so usually there is nothing to guess.
+The kubelet asks for some of the available replicas and does not name the pod. The ledger lists the
+pods with a reservation on this node, the checkpoint lists the pods that have devices. So the
+request is for an unconfirmed pod (with a reservation, without its devices) or for a pod without a
+reservation. At any time all unconfirmed pods of a resource are reserved on the same device, so
+usually there is nothing to guess.
 
-1. If that device has enough free memory for the largest unconfirmed pod, it is chosen. It may lack
-   memory because of overuse or of a pod without a reservation. It may also lack free replicas.
+1. If the reserved device has free replicas, and enough free memory for the largest unconfirmed pod,
+   it is chosen. It may lack memory because of overuse or of a pod without a reservation.
 2. Otherwise the fullest device with enough memory for the largest unconfirmed pod is chosen. Until
    the unconfirmed pods arrive, the extender reserves nothing on other devices of the node. So
    memory that is free on another device stays free.
@@ -16,8 +16,9 @@ time, so usually there is nothing to guess.
 Reservations made while the resource was not steered name no device. The extender assumed the
 plugin's order for them, so of the devices with enough memory the plugin's next choice is chosen.
 
-If no pod that Headroom scheduled is unconfirmed, the request is of another pod. It gets the device
-with the most free memory, and is never rejected.
+If no pod is unconfirmed whose device Headroom reserved, the request is never rejected. It gets the
+device with the most free memory, unless adopted pods, or pods that choose their device themselves,
+are unconfirmed and fit on a device: then it gets the fullest of these devices.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -47,12 +48,15 @@ NOT_PERMITTED = (
 NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"
 SHARING_UNKNOWN = "how the device plugin shares the GPUs cannot be read"
 
-#: Allocation policy -> factor of the allocated replicas: the plugin takes the lowest product.
+#: Allocation policy -> factor for a device's replicas that are not free. The plugin chooses the
+#: device with the lowest product: the fewest such replicas if distributed, the most if packed.
 _ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """The replicas that one container should get."""
+
     #: Empty: the plugin chooses.
     replicas: tuple[str, ...]
     device: str = ""
@@ -88,60 +92,67 @@ def choose(
     ``spec`` (a consistent read) and ``entries`` (of the checkpoint) must have been read after the
     kubelet's request. ``sample`` is the agent's newest sample and must be fresh.
     """
-    seen = _holders(sample, spec)
+    held_before = _holders(sample, spec)
     sample = arrived(sample, entries, request)
     # A pod that held devices and holds none any more has ended. It is not unconfirmed, although its
     # reservation may still exist.
-    ended = (seen | arrived_before) - _holders(sample, spec)
-    waiting = [
+    ended = (held_before | arrived_before) - _holders(sample, spec)
+    unconfirmed = [
         (uid, reservation, charge)
         for uid, reservation in spec.reservations.items()
         for charge in reservation.charges
         if charge.resource == resource and uid not in ended and missing(sample, uid, charge)
     ]
-    if not steered and not any(charge.choice for _, _, charge in waiting):
+    if not steered and not any(charge.choice for _, _, charge in unconfirmed):
         return Choice(())
-    ours = [each for each in waiting if ADOPTED not in each[1].flags and not each[2].by_environment]
-    reserved = {charge.choice for _, _, charge in ours}
-    wanted = next(iter(reserved)) if len(reserved) == 1 else ""
-    rooms = list(_rooms(request, resource, spec, sample, limits))
+    scheduled = [
+        each for each in unconfirmed if ADOPTED not in each[1].flags and not each[2].by_environment
+    ]
+    reserved = {charge.choice for _, _, charge in scheduled}
+    reserved_device = next(iter(reserved)) if len(reserved) == 1 else ""
+    candidates = list(_candidates(request, resource, spec, sample, limits))
     order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
 
-    def best_for(these: Sequence[_Waiting]) -> _Room | None:
-        """Return the best device that has room for each of these pods; None if there is none.
+    def best_for(pods: Sequence[_Unconfirmed]) -> _Candidate | None:
+        """Return the best device that has enough memory for any one of ``pods``; None if none has.
 
-        The reserved device is first, then the plugin's order if no device is reserved, then the
+        The reserved device is preferred, then the plugin's order if no device is reserved, then the
         fullest device.
         """
-        good = [room for room in rooms if room.takes(these)]
         return min(
-            good,
-            key=lambda room: (
-                room.device != wanted,
-                order * room.taken,
-                room.left_bytes,
-                room.device,
+            (each for each in candidates if each.fits_any_of(pods)),
+            key=lambda each: (
+                each.device != reserved_device,
+                order * each.occupied,
+                each.free_bytes,
+                each.device,
             ),
             default=None,
         )
 
-    best = (best_for(waiting) if waiting else None) or (best_for(ours) if ours else None)
-    if best is None and ours:
-        if not rooms and any(not charge.choice for _, _, charge in ours):
-            return Choice(())  # one container wants several replicas, reserved without steering
-        return NoRoom(max(max(c.candidates.values(), default=0) for _, _, c in ours))
-    if best is None and rooms:
-        best = max(rooms, key=lambda room: (room.healthy, room.left_bytes, room.device))
+    best = best_for(unconfirmed) if unconfirmed else None
+    if best is None and scheduled:
+        best = best_for(scheduled)
+    if best is None and scheduled:
+        if not candidates and any(not charge.choice for _, _, charge in scheduled):
+            # A container requests more replicas than a device has, reserved without steering.
+            return Choice(())
+        return NoRoom(max(max(c.candidates.values(), default=0) for _, _, c in scheduled))
+    if best is None and candidates:
+        best = max(candidates, key=lambda each: (each.healthy, each.free_bytes, each.device))
     if best is None:
         return Choice(())
-    return Choice(best.replicas, best.device, wanted, len(ours))
+    return Choice(best.replicas, best.device, reserved_device, len(scheduled))
 
 
 def arrived(
     sample: GPUNodeStatus, entries: Sequence[Entry], request: ContainerRequest
 ) -> GPUNodeStatus:
-    """Return the sample with the assignments of the checkpoint: without rows of replicas that are
-    free again, and with rows of containers admitted since."""
+    """Return the sample, updated with the assignments of the checkpoint.
+
+    Rows of replicas that are free again are removed. Rows of containers that the kubelet has
+    admitted since the sample are added, with a use of 0.
+    """
     offered = set(request.available) - set(request.must_include)
     holders = {
         replica: entry for entry in entries for replica in entry.replicas if replica not in offered
@@ -173,6 +184,7 @@ def arrived(
 
 
 def _holders(sample: GPUNodeStatus, spec: GPUNodeSpec) -> set[str]:
+    """Return the uids of the pods that hold a replica, as ``reserved_for`` returns them."""
     return {reserved_for(row, spec) for row in sample.pods if row.replica}
 
 
@@ -181,72 +193,83 @@ def device_of(replica: str) -> str:
     return replica.partition("::")[0]
 
 
-_Waiting = tuple[str, Reservation, Charge]
+#: Uid, reservation and charge of an unconfirmed pod.
+_Unconfirmed = tuple[str, Reservation, Charge]
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _Candidate:
+    """A device with enough free replicas for the request."""
+
+    #: The replicas that the container would get, with those of ``must_include``.
     replicas: tuple[str, ...]
     device: str
+    #: All devices that share the memory of this one.
     memory: Sequence[Device]
-    present_uids: Set[str]
+    #: Uids of the pods whose reservations are already counted on this memory.
+    counted_uids: Set[str]
     healthy: bool
-    left_bytes: int
+    free_bytes: int
     #: Number of replicas that are allocated or unhealthy.
-    taken: int
+    occupied: int
 
-    def takes(self, these: Sequence[_Waiting]) -> bool:
-        """Return whether the device has enough free memory for any one of these pods.
+    def fits_any_of(self, pods: Sequence[_Unconfirmed]) -> bool:
+        """Return whether the request fits whichever of ``pods`` it is for.
 
-        A pod that already holds a replica here needs no more: all of its reservation is counted.
+        So the device must be healthy, with enough free memory for the largest of them. A pod whose
+        reservation is already counted here needs no more.
         """
-        needed = (
+        needed_bytes = (
             asked(reservation, self.memory, uses=False)
-            for uid, reservation, _ in these
-            if uid not in self.present_uids
+            for uid, reservation, _ in pods
+            if uid not in self.counted_uids
         )
-        return self.healthy and self.left_bytes >= max(needed, default=0)
+        return self.healthy and self.free_bytes >= max(needed_bytes, default=0)
 
 
-def _rooms(
+def _candidates(
     request: ContainerRequest,
     resource: str,
     spec: GPUNodeSpec,
     sample: GPUNodeStatus,
     limits: Limits,
-) -> Iterator[_Room]:
-    """Yield the devices that can provide all replicas of the request but ``must_include``."""
+) -> Iterator[_Candidate]:
+    """Yield each device that has all replicas that the request needs beyond ``must_include``."""
     free: dict[str, list[str]] = {}
     for replica in sorted(request.available):
         free.setdefault(device_of(replica), []).append(replica)
     needed = request.size - len(request.must_include)
     for memory in memories(sample.devices):
         for device in memory:
-            there = free.get(device.uuid, [])
-            rest = [replica for replica in there if replica not in request.must_include]
+            available = free.get(device.uuid, [])
+            rest = [replica for replica in available if replica not in request.must_include]
             if device.resource != resource or not 0 < needed <= len(rest):
                 continue
             rows = rows_in(memory, sample)
             allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
             # A pod without a reservation counts with the memory of one replica.
             per_replica_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
-            taken = taken_bytes(memory, spec, rows, limits.tolerance_bytes, per_replica_bytes)
-            yield _Room(
+            committed_bytes = taken_bytes(
+                memory, spec, rows, limits.tolerance_bytes, per_replica_bytes
+            )
+            yield _Candidate(
                 replicas=(*request.must_include, *rest[:needed]),
                 device=device.uuid,
                 memory=memory,
-                present_uids={reserved_for(row, spec) for row in rows} | certain(spec, memory),
+                counted_uids={reserved_for(row, spec) for row in rows} | certain(spec, memory),
                 healthy=all(mate.healthy for mate in memory),
-                left_bytes=allocatable_bytes - taken,
-                taken=device.replicas.total - len(there),
+                free_bytes=allocatable_bytes - committed_bytes,
+                occupied=device.replicas.total - len(available),
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Eligibility:
+    """Which resources of the node can be steered."""
+
     resources: frozenset[str] = frozenset()
-    #: Resources that must not be steered. While data is missing, a resource is in neither set and
-    #: its steering stays as it is.
+    #: Resources that must not be steered. A resource in neither set stays as it is, because data is
+    #: missing.
     excluded: frozenset[str] = frozenset()
     #: One sentence for each reason why a resource is not steered.
     obstacles: tuple[str, ...] = ()

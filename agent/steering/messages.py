@@ -10,7 +10,10 @@ _VERSION = "v1beta1"
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """One container's request: ``size`` replicas of ``available``, including ``must_include``."""
+    """One container's request: ``size`` of the replicas in ``available``.
+
+    Those in ``must_include`` are part of both.
+    """
 
     available: tuple[str, ...]
     must_include: tuple[str, ...]

@@ -40,13 +40,15 @@ _SERVICE = "v1beta1.DevicePlugin"
 _REGISTER = "/v1beta1.Registration/Register"
 #: Reconnects soon after the plugin has restarted.
 _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
-_PATIENCE_S = 10.0
-#: Time limits in seconds of ``choose`` and of a call to the plugin.
+#: Timeout in seconds of calls that no pod waits for: registration and options.
+_REGISTER_S = 10.0
+#: Time limit in seconds of ``choose``.
 ANSWER_S = 1.0
+#: Time limit in seconds of a kubelet's call that is forwarded to the plugin.
 PLUGIN_S = 5.0
 #: Threads for ``choose``: one for the call in progress, the others for calls that run late.
 _CHOOSING = 4
-#: Seconds within which an allocation must appear in a sample of the checkpoint.
+#: Seconds for which an allocation through the proxy is remembered. By then a sample shows it.
 _REMEMBERED_S = 120.0
 #: Seconds without activity after which the event loop counts as stuck.
 _STUCK_AFTER_S = 10.0
@@ -64,7 +66,11 @@ Choose = Callable[[ContainerRequest], Sequence[str] | None]
 
 
 class PluginProxy:
-    """Listens in ``folder``, on a socket named like that of ``plugin`` with prefix ``PREFIX``."""
+    """The proxy of one plugin.
+
+    It listens in ``folder``, on a socket with the name of the plugin's socket (``plugin``) after
+    ``PREFIX``. The constructor starts a thread with an event loop; ``stop`` ends it.
+    """
 
     def __init__(
         self,
@@ -78,7 +84,7 @@ class PluginProxy:
         self._choose = choose
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        #: The stream to the kubelet that started last, which is of the latest registration.
+        #: The newest open ListAndWatch stream, which belongs to the latest registration.
         self._newest: object | None = None
         #: Replica -> times of its allocations through the proxy that no sample has shown yet. An
         #: init container and the container after it get the same replica.
@@ -112,7 +118,10 @@ class PluginProxy:
         return self._monotonic() - self._beat_s > _STUCK_AFTER_S
 
     def take_passed(self, replicas: Sequence[str]) -> bool:
-        """Return whether these were allocated through the proxy; each allocation counts once."""
+        """Return whether all of these were allocated through the proxy.
+
+        Removes one recorded allocation of each, so that each allocation counts once.
+        """
         since_s = self._monotonic() - _REMEMBERED_S
         known = True
         with self._lock:
@@ -125,7 +134,7 @@ class PluginProxy:
 
     def options(self) -> bytes:
         """Return the plugin's ``DevicePluginOptions``. Raises ``grpc.RpcError``."""
-        return self._await(self._call("GetDevicePluginOptions", b"", _PATIENCE_S))
+        return self._await(self._call("GetDevicePluginOptions", b"", _REGISTER_S))
 
     def stop(self) -> None:
         """End the server. The kubelet then counts all devices of the resource as gone."""
@@ -156,18 +165,20 @@ class PluginProxy:
         await self._channel.close()
 
     def _end_thread(self) -> None:
+        """End the event loop and its thread. A ``choose`` that runs late is not waited for."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _beat(self) -> None:
+        """Record every second that the event loop runs."""
         self._beat_s = self._monotonic()
         self._loop.call_later(_BEAT_EVERY_S, self._beat)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the event loop, from another thread, and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * _PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * _REGISTER_S)
 
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         answer: bytes = await self._channel.unary_unary(f"/{_SERVICE}/{method}")(
@@ -176,6 +187,8 @@ class PluginProxy:
         return answer
 
     def _passing(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        """Return a handler that forwards a call to the plugin, with its answer or its error."""
+
         async def call(request: bytes, context: Any) -> bytes:
             try:
                 return await self._call(method, request, PLUGIN_S)
@@ -186,6 +199,7 @@ class PluginProxy:
         return call
 
     async def _allocate(self, request: bytes, context: Any) -> bytes:
+        """Forward Allocate, and record the replicas if the plugin has accepted it."""
         answer = await self._passing("Allocate")(request, context)
         try:
             replicas = allocated(request)
@@ -198,6 +212,7 @@ class PluginProxy:
         return answer
 
     async def _prefer(self, request: bytes, context: Any) -> bytes:
+        """Answer GetPreferredAllocation; the plugin answers if it should choose for a container."""
         try:
             asked = container_requests(request)
             chosen = await asyncio.wait_for(
@@ -221,6 +236,7 @@ class PluginProxy:
         return [self._choose(request) for request in asked]
 
     async def _watch(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        """Forward ListAndWatch: every list of devices that the plugin sends."""
         stream = self._channel.unary_stream(f"/{_SERVICE}/ListAndWatch")(request)
         self._newest = stream
         try:
@@ -241,7 +257,7 @@ def register(folder: Path, endpoint: str, resource: str, options: bytes) -> None
     """
     with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}") as channel:
         channel.unary_unary(_REGISTER)(
-            registration(endpoint, resource, options), timeout=_PATIENCE_S
+            registration(endpoint, resource, options), timeout=_REGISTER_S
         )
 
 
@@ -249,7 +265,7 @@ def options_of(folder: Path, plugin: str) -> bytes:
     """Return a plugin's encoded ``DevicePluginOptions``. Raises ``grpc.RpcError``."""
     with grpc.insecure_channel(f"unix:{folder / plugin}") as channel:
         answer: bytes = channel.unary_unary(f"/{_SERVICE}/GetDevicePluginOptions")(
-            b"", timeout=_PATIENCE_S
+            b"", timeout=_REGISTER_S
         )
         return answer
 

@@ -58,17 +58,17 @@ Healthy = Callable[[str], bool | None]
 
 
 def plugin_socket(resource: str) -> str:
-    """Return the name of the socket that NVIDIA's plugin creates for a resource."""
+    """Return the file name of the socket that NVIDIA's plugin creates for a resource."""
     return f"nvidia-{resource.removeprefix('nvidia.com/')}.sock"
 
 
 def resource_of(socket: str) -> str:
-    """Return the resource of a plugin's socket."""
+    """Return the resource that NVIDIA's plugin serves on a socket, given the socket's file name."""
     return f"nvidia.com/{socket.removeprefix('nvidia-').removesuffix('.sock')}"
 
 
 class NodeLock:
-    """A lock that only one of several agents on a node can hold; the others wait.
+    """A lock that only one of several agents on a node can hold. ``acquire`` does not wait.
 
     It locks the kubelet's directory itself, because a kubelet that starts removes all files in it.
     """
@@ -99,9 +99,10 @@ class NodeLock:
 
 
 class PluginRegistration:
-    """Keeps the proxy of one resource registered.
+    """Keeps the proxy of one resource registered, in its own thread.
 
-    ``folder`` is the kubelet's device plugin directory.
+    ``folder`` is the kubelet's device plugin directory. ``changed`` is called whenever ``steers``
+    has changed.
     """
 
     def __init__(
@@ -123,11 +124,13 @@ class PluginRegistration:
         self._changed = changed
         self._monotonic = monotonic
         self._proxy: PluginProxy | None = None
-        #: Identities of the plugin's and the kubelet's socket, since when they have been these, and
-        #: the number of registrations since then.
+        #: Identities of the plugin's and the kubelet's socket at the last check; None: register
+        #: again.
         self._seen: tuple[object, object] | None = None
+        #: When these sockets were first seen, and the number of ``REGISTER_AT_S`` done since.
         self._since_s = 0.0
         self._registered = 0
+        #: Earliest time of the next registration.
         self._retry_at_s = 0.0
         #: Why the kubelet does not call the proxy; empty if it does or soon will.
         self.trouble = ""
@@ -151,11 +154,11 @@ class PluginRegistration:
         return self._proxy is not None and self._proxy.is_stuck
 
     def take_passed(self, replicas: tuple[str, ...]) -> bool:
-        """Return whether these were allocated through the proxy; each allocation counts once."""
+        """As ``PluginProxy.take_passed``; false while there is no proxy."""
         return self._proxy is not None and self._proxy.take_passed(replicas)
 
     def bypassed(self) -> None:
-        """Register again, because a container got a device without the proxy."""
+        """Request new registrations, because a container got a device without the proxy."""
         _log.warning("steering_bypassed", resource=self.resource)
         self._seen = None
 
@@ -178,16 +181,18 @@ class PluginRegistration:
             _leave_socket(self._folder / (PREFIX + self._plugin))
 
     def update(self) -> None:
-        """Register the proxy if a registration is due."""
+        """Create the proxy if it does not listen, and register it if a registration is due."""
         plugin = identity(self._folder / self._plugin)
         kubelet = identity(self._folder / "kubelet.sock")
         now_s = self._monotonic()
         if plugin is None or kubelet is None or not self._lock_on_node.acquire():
             self._seen, self._registered = None, 0
             missing = self._plugin if plugin is None else "kubelet.sock"
-            away = plugin is None or kubelet is None
+            is_missing = plugin is None or kubelet is None
             self.trouble = (
-                f"there is no socket {missing}" if away else "another agent on the node steers it"
+                f"there is no socket {missing}"
+                if is_missing
+                else "another agent on the node steers it"
             )
             return
         if self._proxy is None or not self._proxy.listening:
@@ -198,13 +203,14 @@ class PluginRegistration:
         if (plugin, kubelet) != self._seen:
             self._seen, self._since_s, self._registered = (plugin, kubelet), now_s, 0
         due = sum(now_s - self._since_s >= age_s for age_s in REGISTER_AT_S)
-        lost = not self._proxy.watched
-        if (due > self._registered or lost) and now_s >= self._retry_at_s:
-            self._retry_at_s = now_s + (RETRY_S if lost else 0.0)
+        is_unwatched = not self._proxy.watched
+        if (due > self._registered or is_unwatched) and now_s >= self._retry_at_s:
+            self._retry_at_s = now_s + (RETRY_S if is_unwatched else 0.0)
             if self._register(self._proxy):
                 self._registered = due
 
     def _register(self, proxy: PluginProxy) -> bool:
+        """Register the proxy; return whether it succeeded. If not, ``trouble`` has the reason."""
         try:
             options = proxy.options()
             if asks_for_preference(options):
@@ -235,10 +241,10 @@ class PluginRegistration:
 
 
 def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
-    """Register the plugin itself, once the kubelet has noticed that the proxy is gone.
+    """Register the plugin itself, and return whether the kubelet uses it again.
 
-    Waits at most ``NOTICE_S`` for that. A plugin that does not answer needs no help: it registers
-    when it starts. Return whether the plugin is back.
+    First wait, at most ``NOTICE_S``, until the kubelet has noticed that the proxy is gone. If the
+    plugin does not answer ``_BACK_TRIES`` times, it needs no help: it registers when it starts.
     """
     resource = resource_of(plugin)
     _until(lambda: healthy(resource) is False)
@@ -258,12 +264,15 @@ def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Return the plugins that a killed agent has left unregistered."""
+    """Return the file names of the sockets of plugins that a killed agent has left unregistered."""
     return sorted(each.name.removeprefix(PREFIX) for each in folder.glob(f"{PREFIX}*.sock"))
 
 
 def restore(folder: Path, plugin: str, healthy: Healthy) -> None:
-    """Register a plugin that a killed agent left unregistered, and remove that agent's socket."""
+    """Register a plugin that a killed agent left unregistered, and remove the agent's socket.
+
+    The socket is removed even if the plugin does not answer.
+    """
     bring_back(folder, plugin, healthy)
     try:
         (folder / (PREFIX + plugin)).unlink(missing_ok=True)
@@ -280,6 +289,7 @@ def _leave_socket(path: Path) -> None:
 
 
 def _until(done: Callable[[], bool]) -> None:
+    """Wait until ``done`` returns true, at most ``NOTICE_S`` seconds."""
     deadline_s = time.monotonic() + NOTICE_S
     while not done() and time.monotonic() < deadline_s:
         time.sleep(0.05)

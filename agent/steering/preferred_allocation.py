@@ -41,7 +41,8 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 
-#: Seconds to wait for the ledger or a first sample, within the time limit of the plugin proxy.
+#: Maximum of seconds to wait for each input that cannot be read: sample, ledger, checkpoint and
+#: limits. The plugin proxy ends the whole call after ``ANSWER_S``.
 PATIENCE_S = 0.8 * ANSWER_S
 _RETRY_S = 0.2
 #: Maximum number of remembered pods: the maximum of reservations of a GPUNode.
@@ -77,10 +78,10 @@ class Arrivals:
 class PreferredAllocation:
     """Steers the shared resources of the node while its device choice is ``steered``.
 
-    ``sample`` returns the newest sample, None if it is stale. ``reserve_bytes`` returns the memory
-    that the node's annotation keeps free on every device, None if unknown. ``mode`` returns the
-    node's device choice, None if unknown. ``changed`` requests a sample, because the set of steered
-    resources has changed.
+    ``ledger`` reads the GPUNode. ``sample`` returns the newest sample, None if it is stale.
+    ``reserve_bytes`` returns the memory that the node's annotation keeps free on every device, None
+    if unknown. ``mode`` returns the node's device choice, None if unknown. ``changed`` requests a
+    sample, because the set of steered resources has changed.
     """
 
     def __init__(
@@ -118,8 +119,12 @@ class PreferredAllocation:
         self.answers = Counter[tuple[str, str]]()
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Report which resources are steered, and why others are not; detect allocations that
-        bypassed the agent."""
+        """Start or end steering as the device choice requires; report what is steered.
+
+        Return a reading for each steered resource, and one for each reason why a resource is not
+        steered. If a container got a replica without the agent, its resource is not steered until
+        the proxy has registered again.
+        """
         obstacles = [] if self._leaving else self._adjust()
         if (sample := self._sample()) is not None:
             self._arrivals.see(row.uid for row in sample.pods if row.replica)
@@ -156,16 +161,16 @@ class PreferredAllocation:
         return bool(self._registrations)
 
     def leave(self) -> None:
-        """Report from now on that nothing is steered, but keep answering the kubelet."""
+        """Report from now on that no resource is steered, but keep answering the kubelet."""
         self._leaving = True
 
     @property
     def may_leave(self) -> bool:
-        """Whether the plugin may choose again."""
+        """Whether the plugins may choose again, for all resources; see ``may_choose_again``."""
         return may_choose_again(self._ledger)
 
     def stop(self, bring_back: bool = True) -> None:
-        """Return every resource to its plugin, or leave it without replicas."""
+        """End steering: return every resource to its plugin, or leave it without replicas."""
         for resource, registration in self._registrations.items():
             if (thread := self._returning.get(resource)) is not None:
                 thread.join(RETURN_WITHIN_S)
@@ -283,6 +288,10 @@ class PreferredAllocation:
         return found.replicas or None
 
     def _soon(self, read: Callable[[], T | None], why_not: str) -> T:
+        """Call ``read`` until its result is not None, and return that.
+
+        Raises ``Rejected`` with ``why_not`` after ``patience_s``.
+        """
         deadline_s = time.monotonic() + self._patience_s
         while (found := read()) is None:
             if time.monotonic() >= deadline_s:
@@ -314,11 +323,11 @@ class PreferredAllocation:
 
 
 def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool:
-    """Return whether the plugin may choose devices of the resource (if empty: of all resources).
+    """Return whether the plugin may choose the devices of ``resource`` (if empty: of all).
 
-    It may if the GPUNode reports that the resource is not steered, and no reservation of an
-    unconfirmed pod is for one device because an agent would choose it. Before that, the plugin
-    could choose a device on which nothing is reserved for the pod.
+    Two conditions: the GPUNode reports that the resource is not steered, and no unconfirmed pod has
+    a reservation on the single device that an agent would choose. Otherwise the plugin could choose
+    a device on which nothing is reserved for the pod. False also if the GPUNode cannot be read.
     """
     try:
         node = ledger.gpunode()
@@ -326,12 +335,12 @@ def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool:
         return False
     if node is None or node.status is None:
         return True
-    seen = {row.uid for row in node.status.pods}
+    confirmed = {row.uid for row in node.status.pods}
     steered = set(node.status.plugin.steered)
     chosen = {
         charge.resource
         for uid, reservation in node.spec.reservations.items()
-        if uid not in seen
+        if uid not in confirmed
         for charge in reservation.charges
         if charge.choice
     }
