@@ -82,8 +82,10 @@ class Exporter:
         first = self._begun_s == -math.inf
         now_s = self._monotonic()
         if not self._pending and now_s - self._begun_s >= self._every_s:
-            self._begun_s, self._pending, self._late = now_s, True, False
-            self._worker.give(self._scrape)
+            self._begun_s, self._late = now_s, False
+            self._pending = self._worker.give(self._scrape)
+            if not self._pending:
+                self._trouble = "the agent cannot start a thread for it"
         if self._pending:
             self._collect(time.monotonic() + (self._timeout_s if first else 0.0))
         now_s = self._monotonic()
@@ -129,8 +131,10 @@ class Exporter:
                 self._cut()
                 self._trouble = self._too_late
             return
-        except (Unreadable, OSError, http.client.HTTPException, ValueError) as err:
+        except Exception as err:
             self._pending = False
+            if not isinstance(err, (Unreadable, OSError, http.client.HTTPException, ValueError)):
+                raise
             late = self._late or isinstance(err, TimeoutError)
             self._trouble = self._too_late if late else _why(err)
             return

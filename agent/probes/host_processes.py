@@ -27,6 +27,8 @@ _MOST_BYTES = 1 << 20
 #: Maximum size of a configuration file in bytes. Parsing takes some hundred times that memory, and
 #: 3 s for each MiB.
 _MOST_FILE_BYTES = 256 << 10
+#: Maximum number of decoded files that are kept.
+_MOST_DECODED = 32
 _MOST_DEPTH = 64
 #: Maximum length of a YAML value, which can be a number to the base of 60.
 _MOST_VALUE_CHARS = 4096
@@ -165,6 +167,8 @@ class ConfigFiles:
                 if len(text) > _MOST_FILE_BYTES:
                     raise ValueError(f"{path} is longer than {_MOST_FILE_BYTES} bytes")
                 read = _decoded(text, toml=path.endswith(".toml"))
+                if len(self._decoded) >= _MOST_DECODED:
+                    self._decoded.clear()  # the paths name processes, most of which have ended
                 last = self._decoded[there] = (signature, read)
         return last[1]
 

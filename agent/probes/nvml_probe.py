@@ -85,26 +85,31 @@ class NvmlProbe:
     def read(self) -> Found:
         """Read every device of the node. Takes at most two deadlines and raises nothing.
 
-        If the driver cannot be read, or the agent has a bug, the devices seen last are returned
-        with a fault.
+        If the driver cannot be read, the devices seen last are returned with a fault.
         """
         if self._released_for:
             _log.info("driver_opened_again", reason=f"no longer: {self._released_for}")
             self._released_for = ""
         try:
             system = self._in_time(self._system, self._ask_system)
-            assert system is not None
-            return self._read_gpus(system)
         except NoDriver as err:
             return self._blind(str(err))
         except DriverGone as err:
-            why_not = f"driver was unloaded or replaced: {err}; the agent restarts itself"
-            return self._blind(why_not, gone=True, hanging=self._busy)
+            return self._gone(err)
         except Hanging as err:
             return self._blind(f"driver does not answer: {err}", hanging=True)
         except Exception as err:  # noqa: BLE001 - a probe never raises
             # The fault is not limited to one device, so no device can be trusted.
             return self._blind(f"driver does not answer: {_reason(err)}")
+        assert system is not None
+        try:
+            return self._read_gpus(system)
+        except DriverGone as err:
+            return self._gone(err)
+
+    def _gone(self, err: DriverGone) -> Found:
+        why_not = f"driver was unloaded or replaced: {err}; the agent restarts itself"
+        return self._blind(why_not, gone=True, hanging=self._busy)
 
     def release(self, *, may_close: bool) -> bool:
         """Close the driver until the next ``read``; return whether it was closed.

@@ -11,6 +11,7 @@ GPM compares two samples, so the first cycle has no figure. The driver allocates
 meter keeps them from one cycle to the next, and frees them when the device or instance disappears.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -144,9 +145,7 @@ class Meter:
             support = self._gate.ask("nvmlGpmQueryDeviceSupport", handle)
             pair = None
             if support is not None and support.isSupportedDevice:
-                older = self._gate.ask("nvmlGpmSampleAlloc")
-                newer = self._gate.ask("nvmlGpmSampleAlloc")
-                pair = None if older is None or newer is None else _Pair(older, newer, -math.inf)
+                pair = self._allocated()
             self._pairs[instance] = pair
         pair = self._pairs[instance]
         if pair is None or self._monotonic() - pair.taken_s < GPM_APART_S:
@@ -186,13 +185,28 @@ class Meter:
         )
         return sm, occupancy
 
+    def _allocated(self) -> _Pair | None:
+        """Allocate two samples. Return None, without an allocated one, if NVML allocates none."""
+        older = self._gate.ask("nvmlGpmSampleAlloc")
+        try:
+            newer = older and self._gate.ask("nvmlGpmSampleAlloc")
+        except NvmlError:
+            self._free_sample(older)
+            raise
+        if newer is None:
+            if older is not None:
+                self._free_sample(older)
+            return None
+        return _Pair(older, newer, -math.inf)
+
+    def _free_sample(self, sample: Any) -> None:
+        with contextlib.suppress(NvmlError):  # the driver is gone, and the sample's memory with it
+            self._gate.ask("nvmlGpmSampleFree", sample)
+
     def _free(self, instance: int | None) -> None:
         pair = self._pairs.pop(instance)
         for sample in () if pair is None else (pair.older, pair.newer):
-            try:
-                self._gate.ask("nvmlGpmSampleFree", sample)
-            except NvmlError:
-                return  # the driver is gone, and the sample's memory with it
+            self._free_sample(sample)
 
     def _processes(self, handle: Any) -> list[ActivityReading]:
         """Return the SM time of the processes since the last query; empty if it is not measured."""

@@ -10,9 +10,13 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+import structlog
+
 from agent.probes.device_health import Xid
 from agent.probes.nvml import Gate
 from agent.probes.nvml_errors import DriverGone, NvmlError
+
+_log = structlog.get_logger()
 
 SOURCE = "nvml"
 _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError
@@ -123,7 +127,9 @@ class XidWatch:
                         break
                     self._wait(events, handles)
                     waits += 1
-            except NvmlError as err:
+            except Exception as err:  # noqa: BLE001 - the thread must go on
+                if not isinstance(err, NvmlError):
+                    _log.error("xid_listener_failed", exc_info=err)
                 # A lost device ends the wait for all; the others are watched after the pause.
                 self._set_failed(dict.fromkeys(watched, str(err)))
                 self._stop.wait(_PAUSE_S)
