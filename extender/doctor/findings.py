@@ -22,7 +22,8 @@ class Weight(Enum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     weight: Weight
-    #: Sorted names of the nodes, or the part of a configuration that the finding is about.
+    #: Subject of the finding: sorted names of nodes or pods, or a part of a configuration; empty
+    #: if it is about the whole cluster or configuration.
     nodes: tuple[str, ...]
     found: str
     do: str
