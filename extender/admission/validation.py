@@ -166,17 +166,17 @@ def _why_no_gate(context: AdmissionContext) -> str:
 
 
 def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
-    ours = [
+    user_keys = [
         key
         for key in sorted(_headroom_annotations(pod.metadata))
         if not is_extender_annotation(key)
     ]
     # An answer takes no more warnings, and the search for similar names is slow.
-    for key in islice((key for key in ours if key not in USER_ANNOTATIONS), MAX_WARNINGS):
+    for key in islice((key for key in user_keys if key not in USER_ANNOTATIONS), MAX_WARNINGS):
         near = get_close_matches(key[:MAX_NAME_CHARS], USER_ANNOTATIONS, 1, 0.8)
         suggestion = f"; did you mean {near[0]}?" if near else ""
         yield f"annotation {shortened(key)} has no effect: Headroom does not read it{suggestion}"
-    if VRAM in ours and not asks_for_gpu(pod, context.rules):
+    if VRAM in user_keys and not asks_for_gpu(pod, context.rules):
         named = ", ".join(context.rules.resources)
         yield (
             f"annotation {VRAM} has no effect: no container requests a GPU. Example: "

@@ -246,7 +246,7 @@ class Settings(BaseModel):
     overuse_after_s: float = Field(
         Rules().overuse_after_s,
         ge=0,
-        description="A pod that uses more memory than it requested is reported after this time.",
+        description="A pod that uses more memory than it requested for this time is reported.",
     )
     waiting_events_per_s: int = Field(
         10,

@@ -1,6 +1,6 @@
 """Findings of the doctor: what is wrong with some nodes or a configuration, and what to do.
 
-Each rule looks at one node. Nodes with the same finding are listed together, so the texts contain
+Most rules examine one node. Nodes with the same finding are listed together, so the texts contain
 only what all these nodes have in common.
 """
 

@@ -34,7 +34,8 @@ MOST_FOLLOWERS = 32
 CHECK_EVERY_S = 0.5
 #: Nodes or decisions that are checked before the event loop serves other tasks.
 AT_ONCE = 50
-#: Extenders whose journal position is remembered: more than are followed at once.
+#: Extenders whose journal position is remembered. New extenders have new names, so the number can
+#: be higher than that of extenders followed at once.
 MAX_EXTENDERS = 32
 
 
@@ -58,7 +59,7 @@ class FeedEvent:
     name: str = ""
     uid: str = ""
     decision_id: str = ""
-    #: The cause: one of a few words per kind.
+    #: The cause: one of a fixed set of words for each kind.
     cause: str = ""
     #: The cause as a sentence, with numbers.
     message: str = ""

@@ -31,7 +31,7 @@ from extender.state.decision_records import (
 )
 from extender.state.journal import MAX_NODE_SETS, Decision, Journal, NodeSet, OfferedNodes
 
-#: Decisions for which a cursor remembers that their pods were sent.
+#: Decisions for which a cursor remembers that it sent their filter calls.
 MAX_SHOWN = 1_000
 #: Limit of assumed binds in one line, and of nominations; further ones are left out.
 MAX_ASSUMED = 500
@@ -75,7 +75,10 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """The last filter call about a pod: the pod as kube-scheduler sent it, and the result."""
+    """The last filter call about a pod: the pod as kube-scheduler sent it, and the result.
+
+    ``extender.state.journal.Decision`` describes the fields.
+    """
 
     pod: Pod
     at_s: float
@@ -113,7 +116,7 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
     candidates: Candidates | None = None
     preempted: Preempted | None = None
     bind: BindTried | None = None
-    #: None if the pod of this decision was sent before, or is no longer kept.
+    #: None if this filter call was sent before, or is no longer kept.
     shown: Shown | None = None
 
 

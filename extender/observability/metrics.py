@@ -241,7 +241,7 @@ class Telemetry(ViewTelemetry):
         )
         self.preemptions = counter(
             "headroom_preemptions_total",
-            "Preemptions by who chose the victims: proposed (by kube-scheduler, unchanged), "
+            "Preemptions by how the victims were chosen: proposed (by kube-scheduler, unchanged), "
             "corrected, added (a node that it did not propose), controller (without a call of "
             "kube-scheduler), or none (no eviction helps, or enough memory is freed soon anyway).",
             choice=("proposed", "corrected", "added", "controller", "none"),
