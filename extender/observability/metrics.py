@@ -223,8 +223,8 @@ class Telemetry(ViewTelemetry):
         self.misses = counter(
             "headroom_prediction_misses_total",
             "Missed predictions, by the cause between binding and admission (released, health, "
-            "bypass, configuration, several, unknown), and whether a device of the pod was "
-            "overcommitted when the pod was first reported there.",
+            "bypass, configuration, disobeyed, several, unknown), and whether a device of the pod "
+            "was overcommitted when the pod was first reported there.",
             surprise=[surprise.value for surprise in Surprise],
             overcommitted=("yes", "no"),
         )
