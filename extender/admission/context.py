@@ -45,7 +45,8 @@ _RULES = Rules()
 STOCK_SCHEDULER = "default-scheduler"
 #: Annotation that a kubelet sets on the mirror pod of a static pod.
 STATIC = "kubernetes.io/config.mirror"
-_OF_KUBERNETES = "node.kubernetes.io/"
+#: Prefix of the taints that Kubernetes sets itself, for conditions of a node and for cordons.
+_KUBERNETES_TAINTS = "node.kubernetes.io/"
 #: Device choices of a node that require changes of its pods.
 _CHANGES_PODS = (DeviceChoice.GATED, DeviceChoice.PINNED)
 
@@ -60,8 +61,8 @@ class WebhookSettings:
     gate_image: str = ""
     #: Whether pods request the extended resource of the in-tree mirror.
     mirror: bool = False
-    #: Whether Headroom only observes: it rejects nothing, and no pod may depend on annotations that
-    #: Headroom writes when it places a pod, because pods that do not fit run without them.
+    #: Whether the mode is observe: Headroom rejects nothing. Pods must not depend on annotations
+    #: that it writes when it places a pod, because a pod that does not fit runs without them.
     observes: bool = False
 
 
@@ -134,7 +135,7 @@ class AdmissionContext:
         return None if name in (NO_SCHEDULER, STOCK_SCHEDULER) else name
 
     def asks_headroom(self, scheduler: str | None) -> bool:
-        """Return whether Headroom places the pods of this scheduler."""
+        """Return whether this scheduler calls Headroom; None is the default scheduler."""
         name = scheduler or STOCK_SCHEDULER
         return name == self.settings.scheduler or name == self.scheduler
 
@@ -161,7 +162,7 @@ class AdmissionContext:
         return self._option(pod, GATED, parse_gated)
 
     def share_mode(self, pod: Pod) -> ShareMode:
-        """Return how the pod's share of a device is exposed and limited; by default it is not."""
+        """Return whether the pod's share of a device is exposed or limited; by default neither."""
         return self._option(pod, SHARE, parse_share) or ShareMode.NONE
 
     def _option(self, pod: Pod, key: str, parse: Callable[[str], T]) -> T | None:
@@ -179,6 +180,7 @@ class AdmissionContext:
 
 
 def _could_run(pod: Pod, resources: Sequence[str], on: GpuNode) -> bool:
+    """Return whether the node offers all resources and the pod is eligible, now or later."""
     return all(map(on.offers, resources)) and eligible(pod, _without_conditions(on.node))
 
 
@@ -186,13 +188,16 @@ def _without_conditions(node: Node) -> Node:
     """Return the node without its cordon and without the taints that Kubernetes sets itself."""
     if node.spec is None:
         return node
-    taints = [t for t in node.spec.taints or () if not t.key.startswith(_OF_KUBERNETES)]
+    taints = [t for t in node.spec.taints or () if not t.key.startswith(_KUBERNETES_TAINTS)]
     return msgspec.structs.replace(node, spec=NodeSpec(taints=taints))
 
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Builds the nodes only when they are iterated: most decisions depend on no node."""
+    """Nodes with their reports, built only when they are iterated.
+
+    Most decisions depend on no node.
+    """
 
     held: Mapping[str, Node]
     status: Callable[[str], GPUNodeStatus | None]

@@ -34,9 +34,9 @@ Decide = Callable[[Asked, ContextOf], bytes]
 class Webhook:
     """The parts that the server needs.
 
-    ``unready`` returns why reviews cannot be answered yet: until nodes and namespaces are listed,
-    they must not count as absent. ``stuck`` maps each loop that has stopped to the seconds since
-    its last progress.
+    ``unready`` returns why reviews cannot be answered; empty if they can. Until nodes and
+    namespaces are listed, they cannot, because objects that are not listed yet would count as
+    absent. ``stuck`` maps each loop that has stopped to the seconds since its last progress.
     """
 
     context_of: ContextOf

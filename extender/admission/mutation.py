@@ -79,7 +79,7 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     if exceeded(pod):  # validation rejects it with the reason
         return Mutated()
     draft = Draft(pod)
-    warnings = [*_remove_reserved(draft)]
+    warnings = [*_remove_extender_annotations(draft)]
     _default(draft, context)
     warnings += _scheduler(draft, context)
     request = understand(draft.pod, context.namespace.default_vram, context.rules)
@@ -92,20 +92,24 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     return Mutated(tuple(draft.operations), tuple(warnings))
 
 
-def _remove_reserved(draft: Draft) -> Iterator[str]:
-    """Remove the annotations that Headroom wrote on another pod, which this one is a copy of."""
-    reserved = {
-        key: None
-        for key in sorted(draft.pod.metadata.annotations or ())
-        if is_extender_annotation(key)
-    }
-    draft.unannotate(reserved.keys())
-    for key in reserved:
+def _remove_extender_annotations(draft: Draft) -> Iterator[str]:
+    """Remove annotations that only extenders may write; yield a warning for each.
+
+    A pod has them if its manifest was copied from a pod that Headroom placed.
+    """
+    keys = [
+        key for key in sorted(draft.pod.metadata.annotations or ()) if is_extender_annotation(key)
+    ]
+    draft.unannotate(keys)
+    for key in keys:
         yield f"annotation {key} was removed: Headroom writes it when it places the pod"
 
 
 def _default(draft: Draft, context: AdmissionContext) -> None:
-    """Write the namespace's default; a default by container only for the pod's containers."""
+    """Write the namespace's default amount on a pod without an amount.
+
+    From a default by container, only the entries of the pod's GPU containers are written.
+    """
     text, pod = context.namespace.default_vram, draft.pod
     if text is None or pod.annotation(VRAM) is not None:
         return
@@ -124,6 +128,7 @@ def _default(draft: Draft, context: AdmissionContext) -> None:
 
 
 def _scheduler(draft: Draft, context: AdmissionContext) -> Iterator[str]:
+    """Set the scheduler of a pod that names none; warn if the named one does not call Headroom."""
     named = draft.pod.spec.scheduler_name or STOCK_SCHEDULER
     if named == STOCK_SCHEDULER and context.scheduler is not None and not draft.pod.node:
         draft.schedule(context.scheduler)
@@ -155,7 +160,7 @@ def _prepare_for_nodes(
 
 
 def _pin(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode], rules: Rules) -> None:
-    """Set the variable from the placement of a pod whose eligible nodes are all pinned.
+    """Set NVIDIA_VISIBLE_DEVICES to the pod's placement, if all its eligible nodes are pinned.
 
     Any other node would reject the pod, and a scheduler that does not call Headroom would start it
     with an empty value, which hides every GPU.
@@ -170,7 +175,7 @@ def _pin(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode], rule
     if any(_chooses(draft.container(where), rules) for where in containers):
         return
     for where in containers:
-        if not _names(draft, where, VISIBLE_DEVICES):
+        if not _has_variable(draft, where, VISIBLE_DEVICES):
             # An init container has no placement of its own: it uses that of the other containers.
             index = first.index if where.init else where.index
             draft.variable(where, following(VISIBLE_DEVICES, f"{DEVICES}{index}"))
@@ -204,26 +209,26 @@ def _expose_share(draft: Draft, request: VramRequest) -> None:
         if where.init:
             continue
         for name, annotation in ((BYTES_VARIABLE, BYTES), (FRACTION_VARIABLE, FRACTION)):
-            if not _names(draft, where, name):
+            if not _has_variable(draft, where, name):
                 draft.variable(where, following(name, f"{annotation}{where.index}"))
 
 
 def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) -> Iterator[str]:
-    held = False
+    is_limited = False
     for where, requests in _gpu_containers(draft, request).items():
         if where.init:
             continue
         if (mib := cap_mib(requests, candidates)) is not None:
-            held = True
+            is_limited = True
             # If the user set one of them, the other could contradict it.
-            if not any(_names(draft, where, name) for name in CAP_VARIABLES):
+            if not any(_has_variable(draft, where, name) for name in CAP_VARIABLES):
                 for name in CAP_VARIABLES:
                     draft.variable(where, EnvVar(name=name, value=str(mib)))
         if (mib := mps_mib(requests, candidates, request.processes)) is not None:
-            held = True
-            if not _names(draft, where, MPS_VARIABLE):
+            is_limited = True
+            if not _has_variable(draft, where, MPS_VARIABLE):
                 draft.variable(where, EnvVar(name=MPS_VARIABLE, value=f"0={mib}M"))
-    if not held:
+    if not is_limited:
         yield UNLIMITED
 
 
@@ -289,7 +294,7 @@ def _gate(
 def _gpu_containers(draft: Draft, request: VramRequest) -> dict[Where, list[ContainerAsk]]:
     """Return the containers that request GPUs, with their requests.
 
-    Placements are recorded only for containers that are not init containers.
+    Requests of init containers have no index, because their placements are not recorded.
     """
     requests_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
     for ask in request.containers:
@@ -302,7 +307,7 @@ def _gpu_containers(draft: Draft, request: VramRequest) -> dict[Where, list[Cont
     return {where: requests_of[name] for where, name in named.items() if name in requests_of}
 
 
-def _names(draft: Draft, where: Where, variable: str) -> bool:
+def _has_variable(draft: Draft, where: Where, variable: str) -> bool:
     return any(each.name == variable for each in draft.container(where).env or ())
 
 
@@ -312,7 +317,7 @@ def _names(draft: Draft, where: Where, variable: str) -> bool:
 
 
 def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
-    """Return the memory of all devices of one container; None if an amount is not known yet."""
+    """Return the MiB of all devices of one container; None if an amount is not known yet."""
     total = 0
     for ask in requests:
         if not isinstance(ask.amount, Bytes):
@@ -322,30 +327,30 @@ def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
 
 
 def cap_mib(requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
-    """Return the driver's memory limit for each device of a container.
+    """Return the driver's memory limit in MiB for each device of a container.
 
-    None unless every candidate node can enforce the limit.
+    None unless the container has one request in bytes and every candidate node can enforce it.
     """
-    amount = _single(requests)
-    if amount is None or not candidates:
+    amount_bytes = _single_amount_bytes(requests)
+    if amount_bytes is None or not candidates:
         return None
     if not all(_enforces(candidate, requests[0].resource) for candidate in candidates):
         return None
-    return amount // MIB or None
+    return amount_bytes // MIB or None
 
 
 def mps_mib(
     requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode], processes: int
 ) -> int | None:
-    """Return MPS's memory limit for each process of a container with one device.
+    """Return MPS's memory limit in MiB for each process of a container with one device.
 
     None unless the limit is below MPS's own limit on every device that the container could get: MPS
     ignores a larger limit.
     """
-    amount = _single(requests)
-    if amount is None or requests[0].count != 1 or not candidates:
+    amount_bytes = _single_amount_bytes(requests)
+    if amount_bytes is None or requests[0].count != 1 or not candidates:
         return None
-    each_mib = amount // processes // MIB
+    each_mib = amount_bytes // processes // MIB
     for candidate in candidates:
         devices = candidate.devices(requests[0].resource)
         if not devices or any(device.sharing != "mps" for device in devices):
@@ -355,7 +360,7 @@ def mps_mib(
     return each_mib or None
 
 
-def _single(requests: Sequence[ContainerAsk]) -> int | None:
+def _single_amount_bytes(requests: Sequence[ContainerAsk]) -> int | None:
     """Return the bytes per device of a container with one request in bytes, else None."""
     if len(requests) != 1 or not isinstance(requests[0].amount, Bytes):
         return None

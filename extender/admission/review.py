@@ -26,10 +26,11 @@ from extender.admission.validation import (
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 _NODE_USER = "system:node:"
-#: Maximum length of a warning: an API server truncates longer warnings, and drops warnings after
-#: a total of about 4 KiB.
-_MAX_WARNING = 256
-_MAX_REJECTION = 1024
+#: Maximum characters of a warning: an API server truncates longer warnings, and drops warnings
+#: after a total of about 4 KiB.
+_MAX_WARNING_CHARS = 256
+#: Maximum characters of the reason for a rejection.
+_MAX_REJECTION_CHARS = 1024
 #: Returns the inputs of a decision about a pod of the given namespace.
 ContextOf = Callable[[str], AdmissionContext]
 
@@ -159,7 +160,7 @@ def answer_validated(request: Request, validated: Validated) -> bytes:
     if validated.rejection:
         # The API server's own status for invalid fields.
         response["status"] = {
-            "message": f"Headroom: {validated.rejection[:_MAX_REJECTION]}",
+            "message": f"Headroom: {validated.rejection[:_MAX_REJECTION_CHARS]}",
             "reason": "Invalid",
             "code": 422,
         }
@@ -175,7 +176,7 @@ def _answer(request: Request, response: dict[str, Any], warnings: Iterable[str])
 
 
 def _truncated(text: str) -> str:
-    return text if len(text) <= _MAX_WARNING else text[: _MAX_WARNING - 3] + "..."
+    return text if len(text) <= _MAX_WARNING_CHARS else text[: _MAX_WARNING_CHARS - 3] + "..."
 
 
 def _in_namespace(pod: Pod, request: Request) -> Pod:

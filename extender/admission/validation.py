@@ -36,12 +36,12 @@ from extender.admission.context import AdmissionContext
 from extender.admission.mutation import NO_IMAGE
 from extender.placement.request import Unreadable, asks_for_gpu, understand
 
-_PARSED: Mapping[str, Callable[[str], object]] = {GATED: parse_gated, SHARE: parse_share}
-_OF_NAMESPACES: Mapping[str, Callable[[str], object]] = {
+_POD_PARSERS: Mapping[str, Callable[[str], object]] = {GATED: parse_gated, SHARE: parse_share}
+_NAMESPACE_PARSERS: Mapping[str, Callable[[str], object]] = {
     DEFAULT_VRAM: lambda text: parse_vram(text, DEFAULT_VRAM),
-    **_PARSED,
+    **_POD_PARSERS,
 }
-_OF_NODES: Mapping[str, Callable[[str], object]] = {
+_NODE_PARSERS: Mapping[str, Callable[[str], object]] = {
     DEVICE_CHOICE: parse_device_choice,
     MAINTENANCE: parse_maintenance,
     RESERVE: parse_reserve,
@@ -68,12 +68,15 @@ class Validated:
 def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Validated:
     """Validate a pod that is created, or changed before it is bound; ``before`` is its old version.
 
-    A change of other fields than Headroom's annotations is always admitted, so that a pod that was
-    admitted earlier can still be deleted. Static pods are admitted: the kubelet runs them anyway.
+    A change that leaves Headroom's annotations as they are is always admitted: otherwise an invalid
+    pod that was admitted earlier could not be deleted. Static pods are admitted, because the
+    kubelet runs them anyway.
     """
     if context.is_static(pod) or pod.metadata.deletion_timestamp:
         return Validated()
-    if before is not None and (before.node or _ours(before.metadata) == _ours(pod.metadata)):
+    if before is not None and (
+        before.node or _headroom_annotations(before.metadata) == _headroom_annotations(pod.metadata)
+    ):
         return Validated()
     rejection = _rejection(pod, context)
     if context.settings.observes:
@@ -103,7 +106,7 @@ def validate_template(
         )
     warnings.extend(
         f"annotation {key} is removed from its pods: only Headroom writes it"
-        for key in sorted(_ours(pod.metadata))
+        for key in sorted(_headroom_annotations(pod.metadata))
         if is_extender_annotation(key)
     )
     return Validated(warnings=(*warnings, *_warnings(pod, context)))
@@ -114,9 +117,9 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
 
     They are never rejected: namespaces and nodes matter to more than GPUs.
     """
-    parsers = _OF_NAMESPACES if kind == "Namespace" else _OF_NODES
+    parsers = _NAMESPACE_PARSERS if kind == "Namespace" else _NODE_PARSERS
     warnings: list[str] = []
-    for key, text in sorted(_ours(metadata).items()):
+    for key, text in sorted(_headroom_annotations(metadata).items()):
         if key in parsers:
             try:
                 parsers[key](text)
@@ -126,6 +129,7 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
 
 
 def _rejection(pod: Pod, context: AdmissionContext) -> str:
+    """Return why a GPU pod is invalid; empty if it is valid or requests no GPU."""
     if not asks_for_gpu(pod, context.rules):
         return ""
     request = understand(pod, context.namespace.default_vram, context.rules)
@@ -136,7 +140,7 @@ def _rejection(pod: Pod, context: AdmissionContext) -> str:
         elif (origin := pod.annotation(VRAM_FROM)) is not None and VRAM in request.message:
             source = f"{origin:.80}: "
         return source + request.message
-    for key, parse in _PARSED.items():
+    for key, parse in _POD_PARSERS.items():
         text = pod.annotation(key)
         try:
             if text is not None:
@@ -147,6 +151,7 @@ def _rejection(pod: Pod, context: AdmissionContext) -> str:
 
 
 def _requests_gate(pod: Pod) -> bool:
+    """Return whether the pod's own annotation requests a gate."""
     try:
         return parse_gated(pod.annotation(GATED) or "false")
     except BadAnnotation:
@@ -161,13 +166,17 @@ def _why_no_gate(context: AdmissionContext) -> str:
 
 
 def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
-    ours = [key for key in sorted(_ours(pod.metadata)) if not is_extender_annotation(key)]
-    # An answer has no room for more warnings, and searching for similar names is slow.
-    for key in islice((key for key in ours if key not in USER_ANNOTATIONS), MAX_WARNINGS):
+    user_keys = [
+        key
+        for key in sorted(_headroom_annotations(pod.metadata))
+        if not is_extender_annotation(key)
+    ]
+    # An answer takes no more warnings, and the search for similar names is slow.
+    for key in islice((key for key in user_keys if key not in USER_ANNOTATIONS), MAX_WARNINGS):
         near = get_close_matches(key[:MAX_NAME_CHARS], USER_ANNOTATIONS, 1, 0.8)
         suggestion = f"; did you mean {near[0]}?" if near else ""
         yield f"annotation {shortened(key)} has no effect: Headroom does not read it{suggestion}"
-    if VRAM in ours and not asks_for_gpu(pod, context.rules):
+    if VRAM in user_keys and not asks_for_gpu(pod, context.rules):
         named = ", ".join(context.rules.resources)
         yield (
             f"annotation {VRAM} has no effect: no container requests a GPU. Example: "
@@ -177,7 +186,7 @@ def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
         yield f"label {VRAM} has no effect; set an annotation of that name"
 
 
-def _ours(metadata: ObjectMeta) -> dict[str, str]:
+def _headroom_annotations(metadata: ObjectMeta) -> dict[str, str]:
     return {
         key: text for key, text in (metadata.annotations or {}).items() if key.startswith(PREFIX)
     }

@@ -116,7 +116,10 @@ def load_settings(
 def check_settings(
     path: Path | None, env: Mapping[str, str], overrides: Mapping[str, Any]
 ) -> tuple[Settings | None, list[Problem]]:
-    """Read settings without raising: return them, or None and all problems."""
+    """Read and validate settings without raising.
+
+    Returns the settings and no problems, or None and all problems.
+    """
     where = path or "settings"
     try:
         parsed = _parse(path) if path else ParsedFile({}, {})

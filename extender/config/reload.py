@@ -32,11 +32,12 @@ class Origin:
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: No file, no variables and no flags, so the settings never change.
 ANYWHERE = Origin()
 
 
 class SettingsReloader:
-    """Watches the settings file; ``take`` is called with changed settings, on the event loop."""
+    """Watches the settings file, and calls ``take`` with changed settings, on the event loop."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class SettingsReloader:
         self._take = take
         self._telemetry = telemetry
         self._seen = self._stamp()
-        #: The settings as loaded at the start. The process may have been started with settings that
-        #: override them.
+        #: Settings of the sources at the start; ``after_restart`` lists differences from them. The
+        #: process may run with other settings, because commands override some.
         self._initial = check_settings(origin.path, origin.env, origin.flags)[0] or settings
         #: The errors in the file, each with its line; empty if there are none.
         self.rejected: tuple[str, ...] = ()
@@ -70,7 +71,7 @@ class SettingsReloader:
             loops.start("settings", check, EVERY_S)
 
     def once(self) -> None:
-        """Check whether the file has changed, and apply it."""
+        """Apply the file if it has changed since the last call and is valid."""
         if self._origin.path is None or (stamp := self._stamp()) == self._seen:
             return
         written, problems = check_settings(self._origin.path, self._origin.env, self._origin.flags)
@@ -100,8 +101,10 @@ class SettingsReloader:
         self._seen = stamp  # a failure before this line is retried
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """Return what identifies the file's content; None while the file is missing, which a
-        mounted ConfigMap is at most for a moment."""
+        """Return the file's modification time, size and inode; None if there is no file.
+
+        The file of a mounted ConfigMap can be missing for a moment while it is updated.
+        """
         if self._origin.path is None:
             return None
         try:

@@ -75,7 +75,8 @@ class Settings(BaseModel):
     )
     host: str = Field(
         "127.0.0.1",
-        description="Listen address of both ports, unless verbs_host or debug_host is set.",
+        description="Listen address of kube-scheduler's port and of the debug API's port, unless "
+        "verbs_host or debug_host is set.",
     )
     verbs_host: str | None = Field(
         None,
@@ -152,7 +153,7 @@ class Settings(BaseModel):
         max_length=1000,
         description="Image of the gate that the webhook adds to pods for gated nodes: the agent's "
         "image, with its tag or digest. Empty: pods get no gate, and gated nodes take no pods. "
-        "Existing pods keep a gate with another tag or digest.",
+        "If the tag or digest changes, existing pods keep their gate.",
     )
     mirror_vram: bool = Field(
         False,
@@ -213,7 +214,8 @@ class Settings(BaseModel):
         90.0,
         gt=70,
         description="If the API server sends nothing about one kind of object for this time, the "
-        "extender makes no decisions. It sends something every 60 s even if nothing changes.",
+        "extender makes no decisions. The API server sends something every 60 s even if nothing "
+        "changes.",
     )
     nomination_hold_s: float = Field(
         60.0,
@@ -229,20 +231,22 @@ class Settings(BaseModel):
         "PodDisruptionBudget. False: only kube-scheduler preempts.",
     )
     orphan_after_s: float = Field(
-        60.0, gt=0, description="Age at which a reservation without a bound pod is checked."
+        60.0,
+        gt=0,
+        description="Age at which a reservation without a bound pod is checked for removal.",
     )
     bind_deadline_s: float = Field(
         4.0,
         gt=0,
         le=60,
         description="Maximum time in which a bind is retried with newer data. Set it below "
-        "httpTimeout of kube-scheduler's extender entry, because kube-scheduler cancels the bind "
-        "then.",
+        "httpTimeout of kube-scheduler's extender entry, after which kube-scheduler cancels the "
+        "bind.",
     )
     overuse_after_s: float = Field(
         Rules().overuse_after_s,
         ge=0,
-        description="A pod that uses more memory than it requested is reported after this time.",
+        description="A pod that uses more memory than it requested for this time is reported.",
     )
     waiting_events_per_s: int = Field(
         10,
@@ -282,8 +286,8 @@ class Settings(BaseModel):
     prometheus_url: Url | None = Field(
         None,
         repr=False,
-        description="Prometheus with dcgm-exporter's DCGM_FI_PROF_SM_ACTIVE, for the usual SM "
-        "activity of devices. Without it, the agents' samples are used.",
+        description="URL of the Prometheus that has dcgm-exporter's DCGM_FI_PROF_SM_ACTIVE, from "
+        "which the usual SM activity of devices is read. Without it, the agents' samples are used.",
     )
     prometheus_window_s: float = Field(
         900.0, ge=60, le=86_400, description="Length of the SM activity history that is used."
@@ -292,7 +296,7 @@ class Settings(BaseModel):
         0.95, ge=0, le=1, description="Quantile of SM activity over the window; 1: the maximum."
     )
     prometheus_refresh_s: float = Field(
-        60.0, ge=1, description="Time between two queries, each for the whole fleet."
+        60.0, ge=1, description="Time between two refreshes; each queries the whole fleet."
     )
     prometheus_timeout_s: float = Field(
         15.0, gt=0, description="Maximum time for all queries of one refresh."

@@ -63,10 +63,10 @@ def list_environment(
     kubeconfig: str | None = None,
     context: str | None = None,
 ) -> Environment:
-    """List other components in a cluster with ``nodes``, and configurations of kube-scheduler.
+    """List the pods of other components, and the ConfigMaps with kube-scheduler configurations.
 
-    Objects that cannot be listed are named in the result. Raises ``BadSettings`` if no cluster is
-    configured.
+    ``nodes`` are the nodes of the cluster, which the result includes. The result names objects that
+    cannot be listed. Raises ``BadSettings`` if no cluster is configured.
     """
     pods: dict[str, ComponentPod] = {}
     schedulers: dict[str, object] = {}
@@ -146,7 +146,7 @@ def _list_kind(api: KubeApi, kind: Kind) -> Relisted:
 
 
 def _read(kind: Kind, raw: msgspec.Raw) -> KubeObject | None:
-    """Decode an object; if it is invalid, keep what the extender would keep of it."""
+    """Decode an object. From an invalid one, return what the extender would keep, or None."""
     try:
         return kind.decode(raw)
     except (ValueError, RecursionError):

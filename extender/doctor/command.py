@@ -92,7 +92,8 @@ def _nodes(
 ) -> "Sequence[Node]":
     """Return the nodes with which a kube-scheduler configuration is compared.
 
-    Without a cluster, the result is empty, and a note on stderr gives the reason.
+    If they cannot be listed, the result is empty, and a note on stderr gives the reason. With
+    ``kubeconfig`` or ``context``, the error is raised instead.
     """
     from extender.config.fleet_file import load_fleet
     from extender.errors import BadSettings, NotSynced

@@ -189,6 +189,7 @@ def _operator(environment: Environment) -> Iterator[tuple[str, PartialFinding]]:
 
 
 def _plugins(environment: Environment) -> Iterator[tuple[str, PartialFinding]]:
+    """Yield a finding for each node with a device plugin, if the plugins' versions differ."""
     plugins = [
         pod
         for pod in environment.pods

@@ -1,6 +1,6 @@
 """Findings of the doctor: what is wrong with some nodes or a configuration, and what to do.
 
-Each rule looks at one node. Nodes with the same finding are listed together, so the texts contain
+Most rules examine one node. Nodes with the same finding are listed together, so the texts contain
 only what all these nodes have in common.
 """
 
@@ -22,7 +22,8 @@ class Weight(Enum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     weight: Weight
-    #: Sorted names of the nodes, or the part of a configuration that the finding is about.
+    #: Subject of the finding: sorted names of nodes or pods, or a part of a configuration; empty
+    #: if it is about the whole cluster or configuration.
     nodes: tuple[str, ...]
     found: str
     do: str

@@ -87,7 +87,8 @@ def _age_s(state: ClusterState, name: str, now_s: float) -> float | None:
     return min((age_s for age_s in ages_s if age_s is not None), default=None)
 
 
-def _closed(facts: NodeFacts) -> Iterator[PartialFinding]:
+def _takes_no_pods(facts: NodeFacts) -> Iterator[PartialFinding]:
+    """Report why the node takes no pods, or none that share a GPU."""
     reason = facts.node.reason
     if reason is None and facts.stale and not _from_the_future(facts):
         reason = Reason.STALE_REPORT
@@ -137,8 +138,8 @@ _FIXES = {
 def _from_the_future(facts: NodeFacts) -> bool:
     """Return whether the newest report is dated in the future.
 
-    The doctor reads the cluster once, so it cannot see the report change. It counts such a report
-    as stale for that reason alone, and the clock is the actual problem.
+    Such a report always counts as stale here: the doctor reads the cluster only once, so it cannot
+    see that the report changes. The actual problem is the node's clock.
     """
     return facts.age_s is not None and facts.age_s < -CLOCKS_AGREE_S
 
@@ -244,17 +245,17 @@ _FIXES_BY_MESSAGE = {
         "kubectl annotate node NAME headroom.gpu/maintenance-"
     ),
     "nvidia.com/gpu.deploy": "wait for the GPU Operator; see its driver and MIG managers' pods",
-    "agent's own cgroup": "take the GPU memory limit off the agent's pod",
-    "not what NVML reports": "see whether dcgm-exporter's pod there is stuck, and restart it",
+    "agent's own cgroup": "remove the GPU memory limit from the agent's pod",
+    "not what NVML reports": "check whether the node's dcgm-exporter pod is stuck, and restart it",
 }
 
 
 def source_findings(status: GPUNodeStatus) -> Iterator[PartialFinding]:
     """Yield a finding for each failed source whose facts no other source reports."""
     failed = [source for source in status.sources if source.state != "ok"]
-    counted = any(device.replicas.total for device in status.devices)
-    no_holders = {source.name for source in failed} >= HOLDINGS_SOURCES and not counted
-    if no_holders:
+    replicas_known = any(device.replicas.total for device in status.devices)
+    holders_unknown = {source.name for source in failed} >= HOLDINGS_SOURCES and not replicas_known
+    if holders_unknown:
         yield (
             Weight.WARNING,
             "neither the kubelet's checkpoint nor its PodResources can be read: which pod holds "
@@ -262,7 +263,7 @@ def source_findings(status: GPUNodeStatus) -> Iterator[PartialFinding]:
             f"{_CHECKPOINT_MOUNT}; do the same for /var/lib/kubelet/pod-resources",
         )
     for source in failed:
-        if source.name not in _FAILURES or (no_holders and source.name in HOLDINGS_SOURCES):
+        if source.name not in _FAILURES or (holders_unknown and source.name in HOLDINGS_SOURCES):
             continue
         if _is_covered(source, status):
             continue
@@ -309,7 +310,7 @@ def _version(facts: NodeFacts) -> Iterator[PartialFinding]:
 
 
 def _clock(facts: NodeFacts) -> Iterator[PartialFinding]:
-    """Report a clock that is ahead. A report from the past may just be old."""
+    """Report a clock that is ahead. A clock that is behind looks the same as an old report."""
     if facts.age_s is not None and _from_the_future(facts):
         yield (
             Weight.ADVICE,
@@ -321,7 +322,7 @@ def _clock(facts: NodeFacts) -> Iterator[PartialFinding]:
 
 
 def _coarse(seconds: float) -> str:
-    """Return a duration as text, rounded so that nodes with similar offsets share one finding."""
+    """Return a duration as text, rounded: nodes with similar clock offsets share one finding."""
     for unit_s, name in ((3600, "h"), (60, "min")):
         if seconds >= 2 * unit_s:
             return f"about {seconds / unit_s:.0f} {name}"
@@ -329,7 +330,7 @@ def _coarse(seconds: float) -> str:
 
 
 _RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
-    _closed,
+    _takes_no_pods,
     _not_steered,
     _unmeasured,
     _failed_sources,

@@ -16,14 +16,18 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
 
-#: Minimum number of pods of a resource whose requests are representative.
+#: Minimum number of GPU containers of a resource that makes their requests representative.
 ENOUGH_PODS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Bytes that the pods of one resource request on each device, for pods that set an amount."""
+    """The GPU containers of one resource that request a number of bytes.
 
+    ``median`` and ``largest`` are the bytes that one of them requests on each device.
+    """
+
+    #: Number of these containers.
     pods: int
     median: int
     largest: int
@@ -38,8 +42,8 @@ class NodeFacts:
     #: None if nothing is known about its devices.
     status: GPUNodeStatus | None
     stale: bool
-    #: Age of its newest report or heartbeat by wall clock, negative if it is from the future. None
-    #: if there is neither.
+    #: Age of its newest report or heartbeat by wall clock; negative if it is dated in the future,
+    #: None if there is neither.
     age_s: float | None
     #: Version of the doctor; empty if unknown.
     version: str
@@ -96,9 +100,11 @@ def typical_requests(requests: Iterable[ContainerRequest]) -> dict[str, Typical]
     }
 
 
-#: A device has enough replicas if they are at least this share of the typical pods that fit.
+#: A device has too few replicas if their number is below this share of the number of median pods
+#: that fit on it.
 TOO_FEW_RATIO = 0.75
-#: Requests are similar if typical pods use this share of a device divided by the largest request.
+#: Requests are similar if median pods, as many as largest pods would fit on a device, use at least
+#: this share of it.
 ALIKE_RATIO = 0.8
 #: The device plugin does not accept fewer replicas for a shared device.
 FEWEST_REPLICAS = 2
@@ -159,7 +165,10 @@ def _any_device(facts: NodeFacts) -> Iterator[PartialFinding]:
 
 
 def _several_replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
-    """Time-slicing admits containers with several replicas by default, and MPS rejects them."""
+    """Advise against containers with several replicas.
+
+    Time-slicing admits them by default; MPS rejects them.
+    """
     if facts.status is None or not facts.sliced:
         return
     if facts.status.plugin.fail_requests_greater_than_one is not True:
@@ -270,7 +279,7 @@ SHARING_RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
 
 
 def rounded(count_bytes: int) -> str:
-    """Return bytes as a quantity for people, with one decimal unless a short exact one exists."""
+    """Return bytes as a quantity: exact if that is short, else rounded down to one decimal."""
     if len(exact := format_bytes(count_bytes)) <= 5:
         return exact
     for unit, shift in (("Gi", 30), ("Mi", 20)):

@@ -34,7 +34,8 @@ MOST_FOLLOWERS = 32
 CHECK_EVERY_S = 0.5
 #: Nodes or decisions that are checked before the event loop serves other tasks.
 AT_ONCE = 50
-#: Extenders whose journal position is remembered: more than are followed at once.
+#: Extenders whose journal position is remembered. New extenders have new names, so the number can
+#: be higher than that of extenders followed at once.
 MAX_EXTENDERS = 32
 
 
@@ -58,7 +59,7 @@ class FeedEvent:
     name: str = ""
     uid: str = ""
     decision_id: str = ""
-    #: The cause: one of a few words per kind.
+    #: The cause: one of a fixed set of words for each kind.
     cause: str = ""
     #: The cause as a sentence, with numbers.
     message: str = ""
@@ -66,7 +67,10 @@ class FeedEvent:
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """A queue of events; None marks its end."""
+    """A queue of events; None marks the end of the feed.
+
+    ``dropped`` is set if an event did not fit in the queue.
+    """
 
     queue: asyncio.Queue[FeedEvent | None] = field(
         default_factory=lambda: asyncio.Queue(MOST_WAITING)
@@ -75,7 +79,10 @@ class Follower:
 
 
 class Feed:
-    """Keeps and distributes events; ``generation`` returns that of the newest snapshot."""
+    """Keeps the latest events and passes each to all followers.
+
+    ``wall_s`` returns the Unix time. ``generation`` returns the generation of the newest snapshot.
+    """
 
     def __init__(self, wall_s: Callable[[], float], generation: Callable[[], int]) -> None:
         self._wall_s = wall_s
@@ -93,7 +100,7 @@ class Feed:
         return feed
 
     def publish(self, kind: str, **fields: str) -> None:
-        """Publish an event to all followers."""
+        """Keep an event, and put it in the queue of each follower."""
         feed_event = FeedEvent(
             next(self._numbers), self._wall_s(), self._generation(), kind, **fields
         )
@@ -138,13 +145,15 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     """The state of a node at the last check."""
 
     terms: NodeTerms
-    #: The last snapshot in which the node's figures changed.
+    #: Generation of the last snapshot in which the node's figures changed.
     changed_in: int
     fresh: bool
     reservations: Mapping[str, Reservation]
 
-    def is_of(self, terms: NodeTerms, fresh: bool, reservations: Mapping[str, Reservation]) -> bool:
-        """Return whether nothing has changed."""
+    def is_same(
+        self, terms: NodeTerms, fresh: bool, reservations: Mapping[str, Reservation]
+    ) -> bool:
+        """Return whether nothing has changed since. Objects are compared by identity."""
         return self.terms is terms and self.fresh == fresh and self.reservations is reservations
 
     def health_issues(self) -> dict[str, str]:
@@ -166,10 +175,10 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChangeFeed:
-    """Compares the cluster's state with the last check.
+    """Publishes how the cluster's state and the journals differ from the last check.
 
-    ``name`` is the prefix of the ids of this process's reservations; "" matches those of any
-    process.
+    ``name`` is the prefix of the ids of this process's bind attempts. With "", every reservation
+    counts as one of this process.
     """
 
     def __init__(self, cluster: ClusterState, journals: Journals, feed: Feed, name: str) -> None:
@@ -177,7 +186,7 @@ class ChangeFeed:
         self._journals = journals
         self._feed = feed
         self._name = name
-        #: None before the first check, which publishes nothing.
+        #: None before the first check, which publishes decisions only.
         self._seen: dict[str, _Seen] | None = None
         #: Extender -> the version of its records at the last check.
         self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)
@@ -185,7 +194,7 @@ class ChangeFeed:
         self._published: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:
-        """Start the loop that publishes changes, once ``begun`` is set: all lists were weighed."""
+        """Start the loop. It publishes nothing before ``begun`` is set."""
 
         async def check() -> None:
             if begun.is_set():
@@ -195,19 +204,19 @@ class ChangeFeed:
         loops.start("feed", check, CHECK_EVERY_S)
 
     def check(self, now_s: float) -> Iterator[None]:
-        """Publish changes; other tasks may run between two steps."""
+        """Publish the changes since the last check; other tasks may run between two steps."""
         snap = self._cluster.snapshot()
         is_first = self._seen is None
         # Updated in place, so that old terms are freed node by node: freeing those of many changed
         # nodes at once takes milliseconds.
         seen: dict[str, _Seen] = {} if self._seen is None else self._seen
-        of_all = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
-        for number, (terms, changed_in) in enumerate(of_all, 1):
+        all_nodes = zip(snap.nodes, snap.changed_in.tolist(), strict=True)
+        for number, (terms, changed_in) in enumerate(all_nodes, 1):
             gpunode = self._cluster.gpunode(terms.name)
             reservations = gpunode.spec.reservations if gpunode else NOTHING
             fresh = terms.fresh_until_s >= now_s
             known = seen.get(terms.name)
-            if known is None or not known.is_of(terms, fresh, reservations):
+            if known is None or not known.is_same(terms, fresh, reservations):
                 now = _Seen(terms, changed_in, fresh, reservations)
                 if known is not None:
                     self._compare(known, now)
@@ -256,16 +265,18 @@ class ChangeFeed:
             of_pod = _pod(reservation)
             self._feed.publish(kind, node=node, uid=uid, cause=cause, message=message, **of_pod)
         for uid in was.keys() - now.keys():
-            cause = self._why_gone(uid, node)
+            cause = self._removal_cause(uid, node)
             of_pod = _pod(was[uid])
             self._feed.publish("reservation_removed", node=node, uid=uid, cause=cause, **of_pod)
 
     def _maker(self, reservation: Reservation) -> str:
+        """Return who made the reservation: a cause of ``reservation_made``."""
         if ADOPTED in reservation.flags:
             return "bound_without_us"
         return "bind" if reservation.attempt.startswith(self._name) else "bind_on_another_replica"
 
-    def _why_gone(self, uid: str, node: str) -> str:
+    def _removal_cause(self, uid: str, node: str) -> str:
+        """Return why the pod no longer has a reservation on the node."""
         pod = self._cluster.pod(uid)
         if pod is None:
             return "pod_gone"
@@ -274,12 +285,12 @@ class ChangeFeed:
         return "bound_elsewhere" if pod.node and pod.node != node else "taken_back"
 
     def _decisions(self) -> Iterator[None]:
-        news: list[Record] = []
+        changed: list[Record] = []
         for replica, journal in self._journals.each():
-            news += journal.records.newer_than(self._versions.get(replica, 0))
+            changed += journal.records.newer_than(self._versions.get(replica, 0))
             self._versions[replica] = journal.records.version
-        news.sort(key=lambda record: record.at_s)
-        for number, record in enumerate(news, 1):
+        changed.sort(key=lambda record: record.at_s)
+        for number, record in enumerate(changed, 1):
             cause, message = _decided(record)
             if cause and self._published.get(record.decision_id) != cause:
                 self._published[record.decision_id] = cause
@@ -302,7 +313,7 @@ def _pod(reservation: Reservation | None) -> dict[str, str]:
 
 
 def _amount(reservation: Reservation) -> str:
-    """Return the largest charge on one device, and on which devices it may be."""
+    """Return as text the largest charge on one device, and the device or number of candidates."""
     devices = sorted({uuid for charge in reservation.charges for uuid in charge.candidates})
     most = max((max(c.candidates.values(), default=0) for c in reservation.charges), default=0)
     if len(devices) == 1:
@@ -311,6 +322,7 @@ def _amount(reservation: Reservation) -> str:
 
 
 def _change(before: Reservation, after: Reservation) -> str:
+    """Return how a reservation changed: a cause of ``reservation_changed``."""
     if (EVICTED in after.flags) != (EVICTED in before.flags):
         return "is_to_leave" if EVICTED in after.flags else "may_stay"
     return "bound_again" if before.attempt != after.attempt else "corrected"
@@ -323,8 +335,8 @@ def _decided(record: Record) -> tuple[str, str]:
         reason = REASONS[bound.reason]
         return bound.outcome, bound.message or (reason.sentence if reason else "")
     if filtered is not None and not filtered.fits:
-        change = [f"{n} {reason.sentence}" for code, n in filtered.rejected.items()
+        counts = [f"{n} {reason.sentence}" for code, n in filtered.rejected.items()
                 if (reason := REASONS[code])]  # fmt: skip
-        return "rejected", f"none of {filtered.offered} nodes: {', '.join(change)}"
+        return "rejected", f"none of {filtered.offered} nodes: {', '.join(counts)}"
     ranked = record.part(Ranked)
     return ("chosen", "") if ranked is not None and ranked.winner else ("", "")

@@ -1,7 +1,9 @@
-"""Metrics of the fleet, read from one snapshot when Prometheus scrapes, and of its pending pods.
+"""Metrics of the fleet and of pending pods.
 
-The number of series is bounded: single devices are reported up to a maximum, whole nodes first, and
-pods and nodes only if something is wrong with them.
+Each scrape computes the fleet's metrics from one snapshot; a loop counts the pending pods.
+
+The number of series is bounded. Devices have series of their own up to a maximum, in the order of
+node names. Pods and nodes have them only if something is wrong with them.
 """
 
 import asyncio
@@ -52,6 +54,7 @@ _FLEET = {
 }
 #: Attribute of ``Totals`` -> label.
 _DRIFT = {"overuse": "beyond_request", "underuse": "unused", "unreserved": "unreserved"}
+#: Part of the metric's name, its help text, and the value in bytes.
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
     ("capacity", "Physical memory, driver reserve included.", lambda d: d.device.memory_bytes),
     (
@@ -69,8 +72,11 @@ _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
 
 
 class FleetCollector(Collector):
-    """Collects from the newest snapshot, which ``snapshot`` returns on any thread. ``pending``
-    returns the pending pods."""
+    """Collects the metrics of the fleet and of pending pods.
+
+    ``snapshot`` returns the newest snapshot, and may be called on any thread. ``pending`` returns
+    the latest counts of pending pods.
+    """
 
     def __init__(
         self,
@@ -93,7 +99,7 @@ class FleetCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._overcommitted()
         yield from self._overusing()
-        yield from self._waiting()
+        yield from self._pending_pods()
         snap = self._snapshot()
         if snap is None:
             return
@@ -127,7 +133,7 @@ class FleetCollector(Collector):
             family.add_metric(labels, each.beyond_bytes)
         yield family
 
-    def _waiting(self) -> Iterator[Metric]:
+    def _pending_pods(self) -> Iterator[Metric]:
         pending, now_s = self._pending(), time.time()
         pods = GaugeMetricFamily(
             "headroom_pending_pods",
@@ -219,14 +225,14 @@ def _fleet(fleet: Totals) -> Iterator[Metric]:
 
 
 class PendingPods:
-    """Counts pending pods; ``decision`` returns the last filter call about the pod of a uid."""
+    """Counts pending pods; ``decision`` returns the last filter call about the pod with a uid."""
 
     def __init__(
         self, cluster: ClusterState, decision: Callable[[str], Decision | None] = lambda uid: None
     ) -> None:
         self._cluster = cluster
         self.decision = decision
-        #: Uid -> a pod, and the reasons in its condition.
+        #: Uid -> the pod, and the reasons parsed from its condition: a cache for unchanged pods.
         self._conditions: dict[str, tuple[Pod, dict[Reason, int]]] = {}
         #: The result of the last round; replaced, never changed in place.
         self.pending = Pending()
@@ -243,7 +249,7 @@ class PendingPods:
         rejected: list[tuple[Pod, Decision]] = []
         for number, pod in enumerate(unbound):
             if number % PODS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # lets kube-scheduler's calls in
+                await asyncio.sleep(0)  # kube-scheduler's calls are served meanwhile
             decision = self.decision(pod.metadata.uid)
             if decision is None:
                 rejecting: Mapping[Reason, int] = self._condition_of(pod)

@@ -38,16 +38,19 @@ log = structlog.get_logger()
 #: Followed extenders, including stopped ones whose journal is still shown.
 MAX_FOLLOWED = 4
 PATH = "/v1/journal"
-#: Seconds between two name resolutions, and before a broken stream is opened again.
+#: Seconds between two name resolutions.
 RESOLVE_S = 5.0
+#: Seconds before a broken stream is opened again.
 RECONNECT_S = 1.0
-#: An extender sends a line at least every ``journal.STATE_S`` seconds.
+#: Seconds without a line after which a stream counts as broken. An extender sends a line at least
+#: every ``extender.console.journal.STATE_S`` seconds.
 SILENT_S = 15.0
 #: Limit of one line: a decision contains a pod, of which an API server accepts up to 1.5 MiB.
 MAX_LINE_BYTES = 8 << 20
-#: Seconds between two checks for new assumed binds; and until a line about them expires if its
-#: extender sends nothing. The binds have ended then, and the API server shows their reservations.
+#: Seconds between two checks for new assumed binds.
 ASSUMED_EVERY_S = 0.25
+#: Seconds after which assumed binds no longer count if their extender sends nothing. By then they
+#: have ended, and the API server shows their reservations.
 EXPIRES_S = SILENT_S
 
 Address = tuple[str, int]
@@ -57,7 +60,7 @@ Address = tuple[str, int]
 class Followed:
     """Another extender, as far as its journal was read."""
 
-    #: Its address.
+    #: host:port; only the host if its name does not resolve.
     address: str
     journal: Journal
     #: The last state that it sent; None before the first.
@@ -66,15 +69,15 @@ class Followed:
     line_age_s: float | None
     #: Why it sends nothing at present, as a sentence; "" if it does.
     problem: str
-    #: It has stopped, and no line is missing: its name no longer resolves to this address, or
-    #: another extender has the address.
+    #: Whether it has stopped, so its silence is no problem: its name no longer resolves to this
+    #: address, or another extender has the address.
     is_gone: bool = False
     #: The last line about assumed binds and nominations; None before the first.
     assumed: AssumedLine | None = None
 
 
 class Journals:
-    """The journal of this process (``replica``), and those that it follows."""
+    """The journal of this process, named ``replica``, and the journals that it follows."""
 
     def __init__(
         self, replica: str, own: Journal, followed: Callable[[], Sequence[Followed]] = tuple
@@ -89,6 +92,7 @@ class Journals:
         return [(self.replica, self.own), *named]
 
     def of_id(self, decision_id: str) -> Iterator[tuple[str, Record]]:
+        """Yield (name of the extender, its record) for each journal that has the decision."""
         for replica, journal in self.each():
             record = journal.records.of_id(decision_id)
             if record is not None:
@@ -99,6 +103,7 @@ class Journals:
         return _newest(journal.of_uid(uid) for _, journal in self.each())
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:
+        """Return the last filter call about the pod, as ``of_uid`` does."""
         return _newest(journal.of_pod(namespace, name) for _, journal in self.each())
 
     def latest(self, most: int) -> list[Decision]:
@@ -178,6 +183,7 @@ class JournalFollower:
         return [*found, *self._ended, *unresolved]
 
     def _resolve(self) -> None:
+        """Resolve the names and follow their addresses, again every ``RESOLVE_S`` until stopped."""
         while not self._stop.is_set():
             unresolved: dict[str, str] = {}
             for place in self._places:
@@ -192,6 +198,7 @@ class JournalFollower:
             self._stop.wait(RESOLVE_S)
 
     def _follow(self, resolved: set[Address]) -> None:
+        """Start streams to new addresses, and stop the streams to addresses that are gone."""
         streams = dict(self._streams)
         for gone in streams.keys() - resolved:
             streams[gone].stop()
@@ -204,7 +211,7 @@ class JournalFollower:
         ended = sorted(
             streams.keys() - resolved, key=lambda address: streams[address].last_line_at_s
         )
-        with self._ended_lock:  # at most MAX_FOLLOWED journals, the oldest stopped ones go first
+        with self._ended_lock:  # if there are too many journals, drop those that ended first
             while len(streams) + len(self._ended) > MAX_FOLLOWED and (self._ended or ended):
                 if self._ended:
                     self._ended = self._ended[1:]
@@ -213,12 +220,12 @@ class JournalFollower:
         self._streams = streams
 
     def keep(self, followed: Followed) -> None:
-        """Keep the journal of an extender that stopped and whose address another one has now."""
+        """Keep the journal of a stopped extender whose address another extender has now."""
         with self._ended_lock:
             self._ended = [*self._ended, followed][-MAX_FOLLOWED:]
 
     def is_own(self, address: Address) -> None:
-        """Note that the address is this process's own."""
+        """Record that the address belongs to this process, which does not follow itself."""
         self._own.add(address)
 
 
@@ -228,16 +235,16 @@ class _Stream:
     def __init__(
         self,
         address: Address,
-        name: str,
+        own_name: str,
         bounds: Bounds,
         cert: Path | None,
-        following: JournalFollower,
+        follower: JournalFollower,
     ) -> None:
         self._address = address
-        self._name = name
+        self._own_name = own_name
         self._bounds = bounds
         self._cert = cert
-        self._following = following
+        self._follower = follower
         self._copy = Copy(Journal(bounds, bounds.size_bytes // 2))
         self._problem = "it was not reached yet"
         self.last_line_at_s = float("-inf")
@@ -261,7 +268,7 @@ class _Stream:
         return self._stop.is_set()
 
     def followed(self) -> Followed:
-        problem, copy, address = self._problem, self._copy, _name(self._address)
+        problem, copy, address = self._problem, self._copy, _host_port(self._address)
         age_s = time.monotonic() - self.last_line_at_s if copy.state else None
         return Followed(address, copy.journal, copy.state, age_s, problem, self.ended, copy.assumed)
 
@@ -277,7 +284,7 @@ class _Stream:
                 if not self._stop.is_set():
                     self._problem = str(err) or type(err).__name__
             except Exception:  # a thread that ended would go unnoticed
-                log.exception("journal_not_followed", extender=_name(self._address))
+                log.exception("journal_not_followed", extender=_host_port(self._address))
                 self._problem = "its journal could not be read: see the log"
             self._stop.wait(RECONNECT_S)
 
@@ -286,7 +293,7 @@ class _Stream:
         self._connection = connection = self._connect()
         with contextlib.closing(connection):
             headers = {"Accept": "application/x-ndjson"}
-            if shown := self._following.authorization():
+            if shown := self._follower.authorization():
                 headers["Authorization"] = shown
             state = self._copy.state
             after = f"?replica={state.replica}&after={self._copy.version}" if state else ""
@@ -299,8 +306,8 @@ class _Stream:
                         return
 
     def _take(self, line: bytes) -> bool:
-        """Apply one line; return False if there is nothing to follow because the process is this
-        one."""
+        """Apply one line. Return False if the stream ends here: it was stopped, or it is the stream
+        of this process itself. Raise ``BadLine``."""
         if not line.endswith(b"\n"):
             raise BadLine("a line of the journal is too long, or was cut off")
         before = self.followed()
@@ -308,11 +315,11 @@ class _Stream:
         state = self._copy.state
         assert state is not None, "the first line is the state"
         if before.state is not None and before.state.replica != state.replica:
-            self._following.keep(replace(before, is_gone=True))
+            self._follower.keep(replace(before, is_gone=True))
             self._copy = Copy(Journal(self._bounds, self._bounds.size_bytes // 2))
             self._copy.take(line)
-        if state.replica == self._name:
-            self._following.is_own(self._address)
+        if state.replica == self._own_name:
+            self._follower.is_own(self._address)
             self._stop.set()
             return False
         self.last_line_at_s = time.monotonic()
@@ -333,20 +340,26 @@ class _Stream:
 
 
 def _addresses(place: Address) -> list[Address]:
-    """Return all addresses that the name resolves to."""
+    """Return all addresses that a host resolves to. Its own port, if it has one, has precedence.
+
+    Raises ``OSError`` or ``ValueError``.
+    """
     parts = urlsplit(f"//{place[0]}")
     port = parts.port or place[1]
     found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     return [(str(each[4][0]), port) for each in found]
 
 
-def _name(address: Address) -> str:
+def _host_port(address: Address) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def assumed_by(followed: Iterable[Followed]) -> AssumedSeen:
-    """Return what these extenders assume together, as far as their lines have not expired."""
+    """Return the assumed binds and nominations of these extenders whose lines have not expired.
+
+    The nominations are None if there is no such line.
+    """
     lines = [
         each.assumed
         for each in followed

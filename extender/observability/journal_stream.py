@@ -31,7 +31,7 @@ from extender.state.decision_records import (
 )
 from extender.state.journal import MAX_NODE_SETS, Decision, Journal, NodeSet, OfferedNodes
 
-#: Decisions for which a cursor remembers that their pods were sent.
+#: Decisions for which a cursor remembers that it sent their filter calls.
 MAX_SHOWN = 1_000
 #: Limit of assumed binds in one line, and of nominations; further ones are left out.
 MAX_ASSUMED = 500
@@ -75,7 +75,10 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """The last filter call about a pod: the pod as kube-scheduler sent it, and the result."""
+    """The last filter call about a pod: the pod as kube-scheduler sent it, and the result.
+
+    ``extender.state.journal.Decision`` describes the fields.
+    """
 
     pod: Pod
     at_s: float
@@ -113,12 +116,12 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
     candidates: Candidates | None = None
     preempted: Preempted | None = None
     bind: BindTried | None = None
-    #: None if the pod of this decision was sent before, or is no longer kept.
+    #: None if this filter call was sent before, or is no longer kept.
     shown: Shown | None = None
 
 
 class AssumedBind(msgspec.Struct, frozen=True):
-    """A bind that is under way or comes next, and the reservation that it will write."""
+    """A bind that is under way or expected next, and the reservation that it writes."""
 
     uid: str
     node: str
@@ -126,7 +129,10 @@ class AssumedBind(msgspec.Struct, frozen=True):
 
 
 class Nomination(msgspec.Struct, frozen=True):
-    """A pod for which others leave or left the node; ``held``: its memory is held now."""
+    """A pod for which other pods are leaving the node, or have left it.
+
+    ``held``: memory on the node is held for the pod now.
+    """
 
     uid: str
     node: str
@@ -143,8 +149,10 @@ class AssumedLine(msgspec.Struct, frozen=True, tag_field="type", tag="assumed"):
 def assumed_line(
     cluster: ClusterState, expected: Iterable[tuple[str, str, Reservation]], now_s: float
 ) -> AssumedLine:
-    """Return what the extender assumes now. ``expected`` are the uid, node and reservation of pods
-    whose bind it expects next."""
+    """Return the extender's assumed binds and nominations, each up to ``MAX_ASSUMED``.
+
+    ``expected`` are the uid, node and reservation of pods whose bind the extender expects next.
+    """
     binds = {
         (uid, node): reservation
         for node, under_way in cluster.binds_under_way().items()
@@ -169,10 +177,10 @@ def encode(line: Line) -> bytes:
 
 
 class Cursor:
-    """The position of one reader.
+    """The position of one reader in the journal.
 
-    ``after`` is the last version of the records that it has read. ``assumed`` returns what the
-    extender assumes now.
+    ``after`` is the last version of the records that the reader has. ``assumed`` returns the
+    current line about assumed binds and nominations.
     """
 
     def __init__(
@@ -246,8 +254,11 @@ def _shown(decision: Decision, offered: Offered | None) -> Shown:
 
 
 class Copy:
-    """A journal rebuilt from the lines of one extender. For one thread; other threads may read
-    ``journal``, ``state`` and ``assumed`` at any time."""
+    """A journal rebuilt from the lines of one extender.
+
+    Only one thread may call ``take``. Other threads may read ``journal``, ``state`` and ``assumed``
+    at any time.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal

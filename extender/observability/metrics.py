@@ -20,19 +20,19 @@ from extender.placement.prediction_outcome import Result, Surprise
 from extender.placement.snapshot import Snapshot
 from extender.version import own_version
 
-#: From 0.1 ms, a repeated rejection, to 1 s, where schedulers time out.
+#: From 0.1 ms, which a repeated rejection takes, to 1 s, the order of schedulers' timeouts.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
-#: The first is not noticeable; no call should wait longer than the third.
+#: From 1 ms, which delays no call noticeably, to 1 s.
 _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 
-#: From an idle kubelet to one that waits for its disk.
+#: From 0.1 s, with an idle kubelet, to 300 s, with a kubelet that waits for its disk.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 #: Seconds between two measurements of the event loop.
 LAG_EVERY_S = 0.05
 
-#: Writes that are rejected if another client wrote first.
+#: Kinds of writes that the API server rejects if another client wrote the object first.
 CONFLICTING = ("spec", "pod", "binding", "finalizer", "create")
 
 
@@ -208,23 +208,23 @@ class Telemetry(ViewTelemetry):
         )
         self.binds = counter(
             "headroom_binds_total",
-            "Bind calls by outcome: bound, declined (no room any more) or failed.",
+            "Bind calls by outcome: bound, declined (the pod no longer fits) or failed.",
             outcome=("bound", "declined", "failed"),
         )
         self.predictions = counter(
             "headroom_predictions_total",
             "Pods by how their device compares with the candidates at binding: hit; shifted (to a "
-            "device with room, because of pods that Headroom bound later); miss; unseen (no report "
-            "showed the pod before it was gone). Only the replica that bound the pod counts it, so "
-            "replicas can be summed. Pods that were unconfirmed when that replica stopped are not "
-            "counted.",
+            "device with enough free memory, because of pods that Headroom bound later); miss; "
+            "unseen (no report showed the pod before it was gone). Only the replica "
+            "that bound the pod counts it, so replicas can be summed. Pods that were unconfirmed "
+            "when that replica stopped are not counted.",
             result=[result.value for result in Result],
         )
         self.misses = counter(
             "headroom_prediction_misses_total",
             "Missed predictions, by the cause between binding and admission (released, health, "
-            "bypass, configuration, several, unknown), and whether a device of the pod was "
-            "overcommitted when the pod was first reported there.",
+            "bypass, configuration, disobeyed, several, unknown), and whether a device of the pod "
+            "was overcommitted when the pod was first reported there.",
             surprise=[surprise.value for surprise in Surprise],
             overcommitted=("yes", "no"),
         )
@@ -241,9 +241,9 @@ class Telemetry(ViewTelemetry):
         )
         self.preemptions = counter(
             "headroom_preemptions_total",
-            "Preemptions by who chose the victims: proposed (by kube-scheduler, unchanged), "
+            "Preemptions by how the victims were chosen: proposed (by kube-scheduler, unchanged), "
             "corrected, added (a node that it did not propose), controller (without a call of "
-            "kube-scheduler), or none (no eviction helps, or there is room soon anyway).",
+            "kube-scheduler), or none (no eviction helps, or enough memory is freed soon anyway).",
             choice=("proposed", "corrected", "added", "controller", "none"),
         )
         self.ledger_conflicts = counter(
@@ -255,9 +255,8 @@ class Telemetry(ViewTelemetry):
         )
         self.requeues = counter(
             "headroom_requeues_total",
-            "Rejected pods that were requeued in kube-scheduler because there is room for them "
-            "now, by outcome: requeued, overtaken (by another replica, or because the pod "
-            "changed), failed.",
+            "Rejected pods that were requeued in kube-scheduler because they fit now, by outcome: "
+            "requeued, overtaken (by another replica, or because the pod changed), failed.",
             outcome=("requeued", "overtaken", "failed"),
         )
         self.events = counter(

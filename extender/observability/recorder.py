@@ -1,6 +1,7 @@
-"""Records what the extender does: binds, predictions and conflicts of writes.
+"""Records binds, prediction outcomes and write conflicts.
 
-They go to the journal, the metrics, the log and the feed.
+Binds go to the journal, the metrics and the log; prediction outcomes to the metrics; misses also to
+the log and the feed; write conflicts to the metrics.
 """
 
 from collections.abc import Iterator
@@ -38,9 +39,10 @@ def record_bind(
     at_s: float,
     took_s: float,
 ) -> None:
-    """Record the outcome of a bind, under the version of the pod that was decided about.
+    """Record the outcome of a bind in the journal, the metrics and the log.
 
-    ``at_s``: Unix time of the outcome.
+    ``at_s`` is the Unix time of the outcome, ``took_s`` the duration of the bind. If the pod's
+    version is not known, the journal gets no record: the version is part of the decision id.
     """
     outcome_name = type(outcome).__name__.lower()
     reason = outcome.reason if isinstance(outcome, Declined) else None
@@ -49,17 +51,17 @@ def record_bind(
         telemetry.would_reject.labels("bind", reason.code).inc()
     message = outcome.message if isinstance(outcome, Failed) else ""
     version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
-    which = decision_id(ask.uid, version) if version else ""
-    if which:
+    bind_decision_id = decision_id(ask.uid, version) if version else ""
+    if bind_decision_id:
         node = ask.node if isinstance(outcome, Bound) else ""
         part = BindTried(
             at_s, micros(took_s), ask.node, outcome_name, CODE_OF[reason], message[:MAX_MESSAGE]
         )
-        journal.records.note(which, ask.namespace, ask.name, part, at_s, node)
+        journal.records.note(bind_decision_id, ask.namespace, ask.name, part, at_s, node)
     telemetry.binds.labels(outcome_name).inc()
     log.info(
         "bind",
-        decision_id=which,
+        decision_id=bind_decision_id,
         pod=f"{ask.namespace}/{ask.name}",
         pod_uid=ask.uid,
         node=ask.node,
@@ -70,7 +72,7 @@ def record_bind(
 
 
 def publish_miss(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
-    """Publish a prediction that missed, whichever extender made it."""
+    """Publish a missed prediction of any extender; do nothing for other outcomes."""
     if outcome.surprise is None:
         return
     feed.publish(
@@ -87,7 +89,7 @@ def publish_miss(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
 
 
 def record_prediction(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -> None:
-    """Record how this process's prediction for a pod turned out, and why it missed."""
+    """Record the outcome of a prediction of this process: in the metrics, and misses in the log."""
     telemetry.predictions.labels(outcome.result.value).inc()
     if outcome.result is Result.UNSEEN:
         return
@@ -111,7 +113,7 @@ def record_prediction(telemetry: Telemetry, outcome: Outcome, pod: Pod | None) -
 
 
 class ConflictCountingStore(Store):
-    """A store that counts the conflicts of another one."""
+    """Passes all calls to another store, and counts its write conflicts by kind."""
 
     def __init__(self, store: Store, telemetry: Telemetry) -> None:
         self._store = store
@@ -151,6 +153,7 @@ class ConflictCountingStore(Store):
 
     @contextmanager
     def _counted(self, write: str) -> Iterator[None]:
+        """Count a ``StoreConflict`` and raise it again."""
         try:
             yield
         except StoreConflict:
