@@ -188,16 +188,15 @@ class Meter:
     def _allocated(self) -> _Pair | None:
         """Allocate two samples. Return None, without an allocated one, if NVML allocates none."""
         older = self._gate.ask("nvmlGpmSampleAlloc")
-        try:
-            newer = older and self._gate.ask("nvmlGpmSampleAlloc")
-        except NvmlError:
-            self._free_sample(older)
-            raise
-        if newer is None:
-            if older is not None:
-                self._free_sample(older)
+        if older is None:
             return None
-        return _Pair(older, newer, -math.inf)
+        newer = None
+        try:
+            newer = self._gate.ask("nvmlGpmSampleAlloc")
+        finally:
+            if newer is None:
+                self._free_sample(older)
+        return None if newer is None else _Pair(older, newer, -math.inf)
 
     def _free_sample(self, sample: Any) -> None:
         with contextlib.suppress(NvmlError):  # the driver is gone, and the sample's memory with it

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Iterator
 
@@ -189,6 +190,21 @@ def test_exposition_that_stands_still_is_not_believed(
     clock.now_s += STALE_AFTER_S
     with pytest.raises(Unreadable, match="nothing in its exposition has changed"):
         scraped(exporter, stand_in, clock)
+
+
+def test_a_scrape_whose_thread_cannot_start_is_tried_again(
+    exporter: Exporter, stand_in: StandIn, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.text = recorded("3.3.5-3.4.0")
+    monkeypatch.setattr(threading.Thread, "start", _no_thread)
+    with pytest.raises(Unreadable, match="cannot start a thread"):
+        exporter.newest()
+    monkeypatch.undo()
+    assert scraped(exporter, stand_in, clock)
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_scrape_that_is_missed_is_forgiven_and_three_are_not(

@@ -477,10 +477,9 @@ def gpm(free: Callable[[Any], None], **functions: Any) -> Gate:
         c_nvmlGpmMetricsGet_t=lambda: SimpleNamespace(metrics=metrics),
         nvmlGpmMetricsGet=lambda asked: asked,
         nvmlGpmQueryDeviceSupport=lambda handle: SimpleNamespace(isSupportedDevice=1),
-        nvmlGpmSampleAlloc=lambda: next(samples),
         nvmlGpmSampleGet=lambda handle, sample: sample,
         nvmlGpmSampleFree=free,
-        **functions,
+        **{"nvmlGpmSampleAlloc": lambda: next(samples), **functions},
     )
 
 
@@ -504,6 +503,24 @@ def test_what_is_kept_for_a_gpu_that_goes_is_given_back_with_its_thread() -> Non
         assert time.monotonic() < end_s
     count = 2
     assert [d.fault for d in devices(probe)] == ["", ""]
+
+
+@pytest.mark.usefixtures("gpm_at_once")
+def test_a_sample_without_its_pair_is_freed() -> None:
+    freed: list[int] = []
+    allocated = itertools.count()
+
+    def allocate() -> int:
+        sample = next(allocated)
+        if sample % 2:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return sample
+
+    probe = probing(gpm(freed.append, nvmlGpmSampleAlloc=allocate))
+    for _ in range(3):
+        probe.read()
+    assert freed == [sample for sample in range(next(allocated)) if sample % 2 == 0]
+    assert freed
 
 
 @pytest.mark.usefixtures("gpm_at_once")
