@@ -17,7 +17,7 @@ class Prioritize:
         """Return the score of the best of the nodes that passed filter.
 
         For a pod without GPUs, these are the nodes without GPUs, else the node with the least spare
-        GPU memory. In mode observe, and for unknown nodes or unreadable pods, no node is preferred.
+        GPU memory. No node is preferred in mode observe, for node templates or for unreadable pods.
         Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
