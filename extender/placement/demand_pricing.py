@@ -95,7 +95,8 @@ class DemandMix:
     """Demand in weighted bytes, for each set of classes that can serve it."""
 
     demand: dict[Classes, float] = field(default_factory=dict)
-    #: Multiplier of a new pod's demand. It grows, so that older demand counts less in comparison.
+    #: Factor by which a new pod's demand is multiplied. It grows with each pod, so older demand
+    #: counts less in comparison.
     _gain: float = 1.0
 
     def add(self, classes: Classes, demand_bytes: float) -> None:
@@ -115,36 +116,38 @@ def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows)
     The classes in ``demand`` are sizes in bytes, as in ``sizes_bytes``. ``left_bytes`` is the free
     memory of each class.
     """
-    whole, asked = float(left_bytes.sum()), sum(demand.values())
-    if not asked or not whole:
+    total_left_bytes, total_demand = float(left_bytes.sum()), sum(demand.values())
+    if not total_demand or not total_left_bytes:
         return np.ones(len(sizes_bytes))
     found = np.zeros(len(sizes_bytes))
     for classes, weight in sorted(demand.items()):
-        can = np.isin(sizes_bytes, classes)
-        supply = float(left_bytes[can].sum())
-        if supply:
-            found[can] += weight / asked * whole / supply
+        usable = np.isin(sizes_bytes, classes)
+        supply_bytes = float(left_bytes[usable].sum())
+        if supply_bytes:
+            found[usable] += weight / total_demand * total_left_bytes / supply_bytes
     return found
 
 
 def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
     """Return the classes and prices of the snapshot's nodes; None without allocatable memory."""
-    unit = CLASS_BYTES
-    sizes = _sizes(snap, unit)
+    unit_bytes = CLASS_BYTES
+    sizes = _sizes(snap, unit_bytes)
     while len(np.unique(sizes)) > MOST_CLASSES:
-        unit *= 2
-        sizes = _sizes(snap, unit)
-    allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
+        unit_bytes *= 2
+        sizes = _sizes(snap, unit_bytes)
+    allocatable_bytes = np.maximum(snap.columns.allocatable_bytes, 0)
     devices = int((snap.columns.memory_bytes > 0).sum())
-    if not devices or not allocatable.any():
+    if not devices or not allocatable_bytes.any():
         return None
     classes, indices = np.unique(sizes, return_inverse=True)
     # Floats, because sums of absurd reports would overflow int64, and only ratios matter.
-    capacity = np.bincount(indices, allocatable.sum(axis=1, dtype=np.float64), len(classes))
-    free = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
-    mean = max(1.0, float(capacity.sum()) / devices)
-    left = free + LEFT_AT_LEAST * capacity
-    return Market(unit, classes, prices(demand, classes * unit, left), mean)
+    capacity_bytes = np.bincount(
+        indices, allocatable_bytes.sum(axis=1, dtype=np.float64), len(classes)
+    )
+    free_bytes = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
+    mean_bytes = max(1.0, float(capacity_bytes.sum()) / devices)
+    left_bytes = free_bytes + LEFT_AT_LEAST * capacity_bytes
+    return Market(unit_bytes, classes, prices(demand, classes * unit_bytes, left_bytes), mean_bytes)
 
 
 def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:

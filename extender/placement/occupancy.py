@@ -54,8 +54,8 @@ class Occupant(msgspec.Struct, frozen=True, gc=False):
 class Tenancy(msgspec.Struct, frozen=True, gc=False):
     """The pods in one memory, and the unconfirmed pods that can get there.
 
-    Item n of each of the last three fields is valid if terminating pods have released n replicas, 0
-    to ``leaving``.
+    The last three fields depend on how many replicas terminating pods have released: item n is for
+    n replicas, from 0 to ``leaving``.
     """
 
     occupants: tuple[Occupant, ...]

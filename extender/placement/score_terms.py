@@ -59,11 +59,11 @@ def terms(verdicts: Verdicts) -> Terms:
     spreads = verdicts.request.policy is ScoringPolicy.SPREAD
     priced = verdicts.request.by_prices
     # With few nodes the number of numpy calls dominates the cost.
-    device_left, taken = _left(asks[0]), _taken(asks[0])
+    device_left, taken = _device_left_bytes(asks[0]), _taken_bytes(asks[0])
     worst, prediction = _worst(asks[0], snap), _prediction(asks[0], snap, spreads)
     for verdict in asks[1:]:
-        device_left = np.minimum(device_left, _left(verdict))
-        taken = taken + _taken(verdict)
+        device_left = np.minimum(device_left, _device_left_bytes(verdict))
+        taken = taken + _taken_bytes(verdict)
         worst = np.maximum(worst, _worst(verdict, snap))
         prediction = np.minimum(prediction, _prediction(verdict, snap, spreads))
     node_left = np.maximum(snap.node_headroom_bytes - taken, 0)
@@ -119,16 +119,16 @@ def _within_0_and_1(values: Scores) -> Scores:
     return np.minimum(np.maximum(values, 0.0), 1.0)
 
 
-def _left(verdict: AskVerdict) -> Rows:
+def _device_left_bytes(verdict: AskVerdict) -> Rows:
     """Return the free bytes on the fullest candidate after placement, (nodes,)."""
-    after = np.where(
+    left_bytes = np.where(
         verdict.all_candidates, verdict.all_free_bytes - verdict.all_need_bytes, MAX_DEVICE_BYTES
     )
-    left: Rows = after.min(axis=1, initial=MAX_DEVICE_BYTES)
-    return left
+    least_bytes: Rows = left_bytes.min(axis=1, initial=MAX_DEVICE_BYTES)
+    return least_bytes
 
 
-def _taken(verdict: AskVerdict) -> Rows:
+def _taken_bytes(verdict: AskVerdict) -> Rows:
     """Return the most bytes that the ask takes on the node, (nodes,)."""
     # A larger need fits on no device, so its score does not matter.
     need = np.minimum(verdict.all_need_bytes, MAX_DEVICE_BYTES)
@@ -153,8 +153,8 @@ def _prediction(verdict: AskVerdict, snap: Snapshot, spreads: bool) -> Scores:
 
     80 % of the value is how few bytes the pod strands (``newly_stranded``), 10 % is how few
     candidates there are, and 10 % is whether every shared device has enough free memory, so that
-    even a miss would do no harm. With the policy spread, the first two are constant. If
-    Headroom chooses the device, the last two are full.
+    even a miss would do no harm. With the policy spread, the first two are constant. If Headroom
+    chooses the device, the last two are full.
     """
     even: Scores | float = 0.5
     certain: Scores | float = 1.0
@@ -198,14 +198,20 @@ def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     level_before = level[device_at]
     alike = columns.resource == columns.resource[device_at][:, None]
     alike[device_at] = False
-    # Other devices at the level of the chosen device before and after placement.
+    # (2, nodes, slots): other devices at the level of that device before and after placement.
     others = alike & (level == np.array([level_before, level_before + 1])[:, :, None])
-    before = headroom_bytes[device_at]
-    own = np.array([before, before - verdict.all_need_bytes[device_at]])
-    least = np.where(others, headroom_bytes, MOST_BYTES).min(axis=2)
+    before_bytes = headroom_bytes[device_at]
+    own_bytes = np.array([before_bytes, before_bytes - verdict.all_need_bytes[device_at]])
+    least_bytes = np.where(others, headroom_bytes, MOST_BYTES).min(axis=2)
     # Clamped, because products of absurd values would overflow.
-    apart = np.maximum(np.minimum(own - least, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES)
-    left, joined = np.where(apart >= 0, apart, -apart * others.sum(axis=2))
-    known = candidates[device_at] & (columns.replicas[device_at] > 1) & ~verdict.all_ours
-    change: Rows = (joined - left) * known
-    return change
+    difference_bytes = np.maximum(
+        np.minimum(own_bytes - least_bytes, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES
+    )
+    # If the device is not the fullest at the level, it strands its difference to the fullest one.
+    # If it is the fullest, each of the others strands its difference to the device.
+    stranded_before, stranded_after = np.where(
+        difference_bytes >= 0, difference_bytes, -difference_bytes * others.sum(axis=2)
+    )
+    applies = candidates[device_at] & (columns.replicas[device_at] > 1) & ~verdict.all_ours
+    change_bytes: Rows = (stranded_after - stranded_before) * applies
+    return change_bytes

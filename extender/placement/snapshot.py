@@ -130,7 +130,7 @@ class Snapshot:
     names: tuple[str, ...]
     #: Hash of the set of all names.
     names_hash: int
-    #: (rows,)
+    #: (rows,) the values from which the columns were filled.
     nodes: tuple[NodeTerms, ...]
     #: Resource name -> value of column ``resource``.
     resources: Mapping[str, int]

@@ -75,14 +75,14 @@ def importance(pod: Evictable) -> tuple[int, int, str]:
 
 def violators(pods: Iterable[Evictable], budgets: Sequence[Budget]) -> list[str]:
     """Return the uids of pods whose eviction violates a budget, most important pods first."""
-    left = [budget.allowed for budget in budgets]
+    still_allowed = [budget.allowed for budget in budgets]
     found: list[str] = []
     for pod in sorted(pods, key=importance):
         violates = False
         for i, budget in enumerate(budgets):
             if pod.uid in budget.uids:
-                left[i] -= 1
-                violates = violates or left[i] < 0
+                still_allowed[i] -= 1
+                violates = violates or still_allowed[i] < 0
         if violates:
             found.append(pod.uid)
     return found

@@ -13,8 +13,8 @@ from extender.state.victim_search import Offer, preemption
 
 log = structlog.get_logger()
 
-#: Maximum seconds between the filter and preempt calls for a pod; between them kube-scheduler looks
-#: for victims itself.
+#: Maximum seconds between the filter and preempt calls for a pod; between them kube-scheduler
+#: searches for victims itself.
 PREEMPT_FOLLOWS_WITHIN_S = 5.0
 
 

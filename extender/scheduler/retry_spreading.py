@@ -25,7 +25,7 @@ TOGETHER_S = 0.6
 #: average per second.
 FEW, SLACK = 5, 1.1
 #: Number of rejections before a pod can get its first Error. An Error hides the reason from the
-#: pod's owner, and kube-scheduler looks for victims only after a rejection.
+#: pod's owner, and kube-scheduler searches for victims only after a rejection.
 REJECTED_OFTEN = 3
 #: Maximum number of Errors in a row for one pod, which delay it by 31 s in total. Each pod gets a
 #: limit from 1 to this number by a hash. With equal limits, pods delayed together would be retried
