@@ -43,8 +43,8 @@ class Table:
         self._columns = _absent(0, 0)
         self._per_node = _absent_nodes(0)
         #: Read-only copies from the last snapshot, of columns that have not changed since.
-        self._frozen_columns: dict[str, NDArray[Any]] = {}
-        self._frozen_per_node: dict[str, NDArray[Any]] = {}
+        self._columns_shown: dict[str, NDArray[Any]] = {}
+        self._per_node_shown: dict[str, NDArray[Any]] = {}
         self._names: tuple[str, ...] = ()
         self._names_hash = hash(frozenset[str]())
         self._name_rank = np.empty(0, np.int32)
@@ -103,7 +103,7 @@ class Table:
         column, sm_ppm = self._columns["sm_ppm"], [_sm_ppm(terms) for terms in node.devices]
         if column[row, : len(sm_ppm)].tolist() != sm_ppm:
             column[row, : len(sm_ppm)] = sm_ppm
-            self._frozen_columns.pop("sm_ppm", None)
+            self._columns_shown.pop("sm_ppm", None)
             self._write_value(row, "changed_in", self.next_generation)
 
     def get(self, name: str) -> NodeTerms | None:
@@ -135,7 +135,7 @@ class Table:
                 self._name_rank = _ranks(self._names)
                 self._members_changed = False
             self._generation += 1
-            of_node = self._frozen(self._per_node, self._frozen_per_node)
+            of_node = self._frozen(self._per_node, self._per_node_shown)
             self._latest = Snapshot(
                 generation=self._generation,
                 row_of=self._row_of,
@@ -143,7 +143,7 @@ class Table:
                 names_hash=self._names_hash,
                 nodes=tuple(self._nodes),
                 resources=dict(self._resources),
-                columns=Columns(**self._frozen(self._columns, self._frozen_columns)),
+                columns=Columns(**self._frozen(self._columns, self._columns_shown)),
                 name_rank=self._name_rank,
                 largest_device_bytes=max(1, int(of_node["largest_device_bytes"].max(initial=0))),
                 largest_node_bytes=max(1, int(of_node["memory_bytes"].max(initial=0))),
@@ -187,7 +187,7 @@ class Table:
             padded = [*column_values, *[-1] * absent]
             if column[row].tolist() != padded:
                 column[row] = padded
-                self._frozen_columns.pop(name, None)
+                self._columns_shown.pop(name, None)
         headroom_bytes = [clamped(terms.headroom_bytes) for terms in node.devices]
         believed_bytes = [terms.device.memory_bytes for terms in node.devices if terms.believed]
         per_node = {
@@ -209,7 +209,7 @@ class Table:
         array = self._per_node[name]
         if array[row] != value:
             array[row] = value
-            self._frozen_per_node.pop(name, None)
+            self._per_node_shown.pop(name, None)
 
     def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
         """Return the values of one device in the order of ``Columns``."""
