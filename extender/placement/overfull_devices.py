@@ -61,7 +61,7 @@ def misplaced(
     """Return the pods to evict from the node, including pods already marked for eviction.
 
     ``idle`` maps uids to the pods that have not started; no other pod is evicted. ``leaving`` are
-    the uids of pods that are terminating or have ended. ``may_mark`` permits to mark one more pod.
+    the uids of pods that are terminating or have ended. ``may_mark`` allows one more mark.
     """
     leave: set[str] = set()
     stuck: set[str] = set()

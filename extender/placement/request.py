@@ -94,7 +94,8 @@ class VramRequest:
     max_sm_ppm: int | None
     #: Processes per container, for MPS.
     processes: int
-    #: The authority over the pod's visible devices, on nodes that obey NVIDIA_VISIBLE_DEVICES.
+    #: The source that decides which devices the pod sees, on nodes that obey the variable
+    #: NVIDIA_VISIBLE_DEVICES.
     visible: Visible = Visible.BY_PLUGIN
     #: Uuid of the device to which the pod may be pinned; empty: any.
     pinned_to: str = ""

@@ -37,7 +37,7 @@ _PLACEMENT_FIELD = re.compile(rf"metadata\.annotations\['{re.escape(DEVICES)}(\d
 
 
 class Visible(Enum):
-    """The authority over a pod's visible devices, on nodes that obey NVIDIA_VISIBLE_DEVICES."""
+    """The source that decides which devices a pod sees, on nodes that obey the variable."""
 
     #: The device plugin, as usual.
     BY_PLUGIN = "by-plugin"
