@@ -30,24 +30,24 @@ MIB_BITS = 20
 class DeviceArrays:
     """The properties of devices that determine how much a pod can take; arrays of equal shape.
 
-    Absent slots have values below zero and yield arbitrary results; mask them.
+    Absent slots have negative values. Results for them are arbitrary, and callers must mask them.
     """
 
     allocatable_bytes: BytesArray
     replicas: BytesArray
-    #: Whether several containers can use its memory at once.
+    #: Whether several containers can use the device's memory at once.
     common: NDArray[np.bool_]
-    #: Devices that share its memory, itself included.
+    #: Number of devices that share the device's memory, itself included.
     sharers: BytesArray
     #: Whether MPS limits each process, not each container.
     mps: NDArray[np.bool_]
 
 
 def device_arrays(devices: Sequence[Device], reserve_bytes: int) -> DeviceArrays:
-    """Return one-dimensional arrays of a node's reported devices.
+    """Return one-dimensional arrays for the reported devices of a node, in their order.
 
-    ``reserve_bytes`` stay free on each device. If the report of a device contradicts itself, its
-    memory is unknown. Then ``MAX_DEVICE_BYTES`` is the safe assumption for shares of it.
+    ``reserve_bytes`` is the node's reserve on each device. If the values of a device are not
+    believed, its memory is assumed to be ``MAX_DEVICE_BYTES``, so that shares are not too small.
     """
     memories = memories_of(devices)
     issues = health_issues(devices, memories, duplicate_uuids(devices))
@@ -68,7 +68,10 @@ def device_arrays(devices: Sequence[Device], reserve_bytes: int) -> DeviceArrays
 
 
 def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
-    """Return the bytes of one container on each device, if it gets up to ``count`` replicas."""
+    """Return the bytes of one container on each device, if all ``count`` replicas are there.
+
+    An amount in bytes or a share of a device is per device, and does not depend on ``count``.
+    """
     allocatable = arrays.allocatable_bytes
     match amount:
         case Bytes(count_bytes):
@@ -80,8 +83,8 @@ def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
         case ReplicaShare(processes):
             replicas = np.maximum(arrays.replicas, 1)
             taken = count if processes == 1 else count * np.where(arrays.mps, processes, 1)
-            worth: BytesArray = allocatable // replicas * np.minimum(taken, replicas)
-            return np.maximum(worth, 1)
+            share_of_replicas: BytesArray = allocatable // replicas * np.minimum(taken, replicas)
+            return np.maximum(share_of_replicas, 1)
         case _:
             assert_never(amount)
 
@@ -89,13 +92,14 @@ def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
 def needed(ask: Ask, asks: Sequence[Ask], arrays: DeviceArrays) -> BytesArray:
     """Return the most bytes that a pod with these ``asks`` can take of each device's memory.
 
-    Each device is assumed to be allocated for ``ask``.
+    ``ask`` is one of ``asks``, for the resource of the device; on other devices the result is
+    meaningless.
     """
     joint = arrays.sharers > 1
     any_joint = bool(joint.any())
     need = _largest(ask, arrays, any_joint)
     if len(asks) > 1 and any_joint:
-        # Devices of another resource can share the memory. The worst case is that they do.
+        # Devices of the other resources may share the memory. Assume the worst case: they do.
         for other in asks:
             if other is not ask:
                 more = np.where(joint, _largest(other, arrays, any_joint), 0)
@@ -104,10 +108,10 @@ def needed(ask: Ask, asks: Sequence[Ask], arrays: DeviceArrays) -> BytesArray:
 
 
 def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool) -> BytesArray:
-    """Return the most bytes of any phase.
+    """Return the bytes of the largest phase of an ask on each device.
 
     All containers of a phase can use a shared memory at once, each with all devices that share it.
-    Any other memory serves one container. Sums are capped, so that huge requests cannot overflow.
+    Any other memory serves one container. ``any_joint``: some devices share their memory.
     """
     # Phase by phase: one array for all phases and devices would take gigabytes.
     largest = _of_phase(ask.phases[0], arrays, any_joint)
@@ -117,6 +121,7 @@ def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool) -> BytesArray:
 
 
 def _of_phase(phase: Sequence[Portion], arrays: DeviceArrays, any_joint: bool) -> BytesArray:
+    """Return the most bytes of one phase on each device; sums are capped against overflow."""
     sizes = [bytes_of(portion.amount, portion.count, arrays) for portion in phase]
     if len(sizes) == 1 and not any_joint:
         return sizes[0]
@@ -133,13 +138,13 @@ def above_cap(
 ) -> NDArray[np.bool_]:
     """Return the mask (n, slots) of devices where a container requests more than MPS allows.
 
-    The plugin limits each MPS process to total memory / replicas, in whole MiB. A larger request
-    can never fit. A container that requests a replica's share accepts the limit, and has that much
-    reserved for each of its processes.
+    The plugin limits each MPS process to total memory / replicas, in whole MiB. A container can use
+    that much in each of its ``processes``, so a larger request can never fit. A container that
+    requests a replica's share accepts the limit. Meaningful only for devices shared by MPS.
     """
-    cap = (memory_bytes // np.maximum(arrays.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
-    above = np.zeros(cap.shape, bool)
+    cap_bytes = (memory_bytes // np.maximum(arrays.replicas, 1) >> MIB_BITS << MIB_BITS) * processes
+    above = np.zeros(cap_bytes.shape, bool)
     for portion in {portion for phase in ask.phases for portion in phase}:
         if not isinstance(portion.amount, ReplicaShare):
-            above |= bytes_of(portion.amount, portion.count, arrays) > cap
+            above |= bytes_of(portion.amount, portion.count, arrays) > cap_bytes
     return above

@@ -1,7 +1,7 @@
 """Reports whether the cluster is full or fragmented for pods of one size.
 
-It computes how much free memory such a pod can use, and how much no pod can use. All values come
-from one verdict: the arrays that filter decides by. ``state.node_whatif`` counts the pods that
+It computes how much free memory such a pod can use, and how much no such pod can use. All values
+come from the ``Verdicts`` of one request, as in filter. ``state.node_whatif`` counts how many pods
 fit, because that requires placing them.
 """
 
@@ -17,12 +17,15 @@ from extender.placement.fit import Verdicts
 from extender.placement.snapshot import CODE_OF, Mask, Rows
 
 INT64_MAX = int(np.iinfo(np.int64).max)
-#: Verdicts that memory alone decided.
+#: Codes of nodes where only memory decides: the pod fits, or lacks memory.
 MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
-#: "closed": no node with a device of the resource accepts pods.
+#: "room": one more pod fits. "fragmented": the total headroom suffices for one more pod, but the
+#: pod fits on no node. "full": the total headroom does not suffice. "closed": no node that has a
+#: healthy device of the resource accepts pods.
 Fullness = Literal["room", "fragmented", "full", "closed"]
 _ORDER = list(Reason)
-#: Codes of reasons that concern the pod or the whole node, regardless of free memory and replicas.
+#: Codes of reasons that concern the pod or the whole node, not single devices: by the order of
+#: ``Reason``, all up to NO_SUCH_RESOURCE.
 _CLOSED_CODES = [CODE_OF[r] for r in _ORDER[: _ORDER.index(Reason.NO_SUCH_RESOURCE) + 1]]
 
 
@@ -44,22 +47,24 @@ class DeviceClass:
 class Space:
     """The free capacity of nodes for pods of one size."""
 
-    #: Nodes with a device of the resource that accept pods, and nodes with one that do not.
+    #: Numbers of nodes with a device of the resource: those that accept pods, and all others.
     open_nodes: int
     closed_nodes: int
     #: Nodes on which one more pod fits.
     fitting_nodes: int
-    #: The least that one pod takes of any open node; None without devices.
+    #: The least bytes that one pod takes on any open node; None without healthy devices there.
     need_bytes: int | None
-    #: Headroom of the healthy devices of the resource, on open nodes and on closed nodes.
+    #: Total headroom of the healthy devices of the resource, on open nodes and on closed nodes.
     headroom_bytes: int
     closed_bytes: int
-    #: Part of the headroom on devices without a free replica: no pod can use it.
+    #: Part of ``headroom_bytes`` that no such pod can use: the device has no free replica, or its
+    #: node has fewer free replicas than the pod requests.
     stranded_bytes: int
-    #: Free replicas on open nodes, and those on devices without enough memory for such a pod.
+    #: Free replicas on open nodes, and the part of them on devices with too little free memory.
     replicas_free: int
     replicas_stranded: int
-    #: The largest request per device that fits; None if other reasons than memory reject the pod.
+    #: The largest request per device that fits on some node; None if every node rejects the pod for
+    #: reasons other than memory.
     largest_fitting_bytes: int | None
 
     @property
@@ -76,29 +81,29 @@ def space(verdicts: Verdicts) -> Space:
     snap, rows, columns = verdicts.snap, verdicts.rows, verdicts.snap.columns
     verdict = verdicts.asks[0]
     slots = snap.slots_of(verdict.ask.resource)
-    sound: Mask = slots & (columns.health_issue == 0)
-    opens: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
+    healthy: Mask = slots & (columns.health_issue == 0)
+    is_open: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
     has_any = np.asarray(slots.any(axis=1))[rows]
-    # Each of the devices that share a memory shows the headroom of all of it.
-    left = np.maximum(columns.headroom_bytes, 0) // np.maximum(columns.sharers, 1)
-    left = np.where(sound, left, 0)[rows]
-    free = np.where(sound, columns.replicas_free, 0)[rows].astype(np.int64)
+    # Each of the devices that share a memory shows the headroom of all of it, so divide it.
+    headroom_bytes = np.maximum(columns.headroom_bytes, 0) // np.maximum(columns.sharers, 1)
+    headroom_bytes = np.where(healthy, headroom_bytes, 0)[rows]
+    free_replicas = np.where(healthy, columns.replicas_free, 0)[rows].astype(np.int64)
     unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)[rows]
-    # Unconfirmed pods take free replicas that the report does not show as taken yet.
-    too_few: Nodes = free.sum(axis=1) - unconfirmed < verdict.ask.count
-    no_replica: Mask = (free == 0) | too_few[:, None]
+    # Unconfirmed pods will take replicas that the report still shows as free.
+    too_few: Nodes = free_replicas.sum(axis=1) - unconfirmed < verdict.ask.count
+    no_replica: Mask = (free_replicas == 0) | too_few[:, None]
     small = verdict.free_bytes < verdict.need_bytes
-    needs = verdict.need_bytes[opens][sound[rows][opens]]
+    needs = verdict.need_bytes[is_open][healthy[rows][is_open]]
     return Space(
-        open_nodes=int((opens & has_any).sum()),
-        closed_nodes=int((~opens & has_any).sum()),
+        open_nodes=int((is_open & has_any).sum()),
+        closed_nodes=int((~is_open & has_any).sum()),
         fitting_nodes=int(verdicts.fits.sum()),
         need_bytes=int(needs.min()) * verdict.ask.count if len(needs) else None,
-        headroom_bytes=int(left[opens].sum()),
-        closed_bytes=int(left[~opens].sum()),
-        stranded_bytes=int(np.where(no_replica, left, 0)[opens].sum()),
-        replicas_free=int(free[opens].sum()),
-        replicas_stranded=int(np.where(small, free, 0)[opens].sum()),
+        headroom_bytes=int(headroom_bytes[is_open].sum()),
+        closed_bytes=int(headroom_bytes[~is_open].sum()),
+        stranded_bytes=int(np.where(no_replica, headroom_bytes, 0)[is_open].sum()),
+        replicas_free=int(free_replicas[is_open].sum()),
+        replicas_stranded=int(np.where(small, free_replicas, 0)[is_open].sum()),
         largest_fitting_bytes=largest_fitting(verdicts),
     )
 
@@ -118,8 +123,9 @@ def device_classes(verdicts: Verdicts) -> list[DeviceClass]:
 def _class(
     verdicts: Verdicts, memory_bytes: int, model: str, at: list[tuple[int, int]]
 ) -> DeviceClass:
-    could = verdicts.asks[0].candidates
-    nodes = sorted({i for i, slot in at if could[i, slot]})
+    """Return the device class. ``at``: (index of the node in ``verdicts``, slot) of each device."""
+    candidates = verdicts.asks[0].candidates
+    nodes = sorted({i for i, slot in at if candidates[i, slot]})
     return DeviceClass(
         resource=verdicts.asks[0].ask.resource,
         model=model,
@@ -161,9 +167,10 @@ def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
 
 
 def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
-    """Return the pod's least need and the largest device's bytes if no device can ever hold it.
+    """Return the pod's least need and the largest allocatable memory if no device is large enough.
 
-    Both concern one resource. None if some device of each resource is large enough.
+    Both are bytes, for the first resource without a device that could ever hold the pod. None if
+    each requested resource has a device that is large enough.
     """
     for verdict in verdicts.asks:
         slots = verdicts.snap.slots_of(verdict.ask.resource)[verdicts.rows]
@@ -175,18 +182,18 @@ def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
 
 
 def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
-    """Return the most bytes per device that would fit on some node.
+    """Return the largest request, in bytes per device, that would fit on some node.
 
-    Only nodes without other reasons than memory count; None if there are none. ``among`` limits the
-    search to these indices of the verdicts.
+    Nodes with reasons other than memory do not count. None if no node counts or the pod requests no
+    GPU. ``among`` restricts the nodes to these indices of the verdicts.
     """
     by_memory = np.isin(verdicts.codes, MEMORY_CODES)
     if among is not None:
         by_memory &= np.isin(np.arange(len(verdicts.rows)), among)
     if not verdicts.asks or not by_memory.any():
         return None
-    least = np.full(len(verdicts.rows), INT64_MAX)
+    least_bytes = np.full(len(verdicts.rows), INT64_MAX)
     for verdict in verdicts.asks:
-        room = np.where(verdict.candidates, verdict.free_bytes, INT64_MAX)
-        least = np.minimum(least, room.min(axis=1, initial=INT64_MAX))
-    return max(0, int(least[by_memory].max()))
+        free_bytes = np.where(verdict.candidates, verdict.free_bytes, INT64_MAX)
+        least_bytes = np.minimum(least_bytes, free_bytes.min(axis=1, initial=INT64_MAX))
+    return max(0, int(least_bytes[by_memory].max()))

@@ -1,10 +1,10 @@
 """Prices device classes by the demand of recent pods, for the scoring policy fragmentation.
 
-Devices of one memory size are a *class*: drivers report a different size for almost every model.
-Each pod that kube-scheduler asks about adds its memory to the demand for the set of classes that
-it can use. It can use the classes that are large enough and that kube-scheduler has offered for
-pods with equal selectors. So Headroom need not evaluate the selectors, and classes that are full
-now still count. Older pods count less.
+Devices of one memory size are a *class*: almost every GPU model has its own size. Each pod in a
+filter call adds its memory to the demand for the set of classes that it can use. It can use the
+classes that are large enough and that kube-scheduler has offered for pods with equal selectors. So
+Headroom need not evaluate the selectors, and classes that are full now still count. Older pods
+count less.
 
 A class has a *price*. The demand of each set is divided by the free memory of all its classes; the
 price of a class is the sum over the sets that include it. All prices are 1 if every pod can use
@@ -29,25 +29,26 @@ Prices = NDArray[np.float64]
 Classes = tuple[int, ...]
 MILLION = 1_000_000
 
-#: Width of a class: sizes are rounded down to it. It doubles until there are at most MOST_CLASSES.
+#: Memory sizes are rounded down to a multiple of this. It is doubled until there are at most
+#: MOST_CLASSES classes.
 CLASS_BYTES = 64 << 20
 MOST_CLASSES = 64
 #: After this many further pods, the demand of a pod counts half.
 HALF_LIFE_PODS = 2000
-#: Limit of sets of classes; the set with the least demand is dropped.
+#: Maximum number of sets of classes with demand; the set with the least demand is dropped.
 MOST_SETS = 32
-#: At most this many pods between two updates of the prices; the first updates come sooner.
+#: Maximum number of pods between two updates of the prices; the first updates follow sooner.
 EVERY_PODS = 64
-#: Fraction of a class's memory that counts as free even if all of it is reserved: some pods end.
+#: Part of a class's memory, 0..1, that is added to its free memory, because some pods end soon.
 LEFT_AT_LEAST = 0.05
 #: Prices are replaced if any of them has changed by more than this fraction.
 MATERIAL = 0.1
-#: Limits of remembered pods, which must count only once, and of remembered node selectors.
+#: Maximum numbers of recorded pods, which must count only once, and of recorded selectors.
 REMEMBERED, MOST_SELECTORS = 4096, 256
-#: Costs are rounded down to steps. This many steps cost a mean device at price 1. Within one step
-#: the best fit decides: finer steps would rank nodes by noise.
+#: Costs are rounded down to steps. A mean device at price 1 costs this many steps. Between nodes at
+#: an equal step the best fit decides: finer steps would rank nodes by noise.
 STEPS = 2.5
-#: Cost, in steps, at which the term is one half.
+#: Cost, in steps, at which the price term is one half.
 HALF_AT_STEPS = 8
 
 
@@ -55,23 +56,30 @@ HALF_AT_STEPS = 8
 class Market:
     """The device classes of a cluster and their prices. Immutable."""
 
-    #: Width of a class.
+    #: Memory sizes are rounded down to a multiple of this.
     unit_bytes: int
-    #: Sizes of the classes in units, ascending, and their prices.
+    #: (classes,) sizes of the classes in units of ``unit_bytes``, ascending.
     sizes: Rows
+    #: (classes,) 1 if each pod can use every device.
     prices: Prices
-    #: Mean allocatable memory of all devices.
+    #: Mean allocatable memory of a device.
     mean_bytes: float
 
     def classes(self, snap: Snapshot) -> Rows:
-        """Return the class of each row's largest device: an index into ``sizes``, or its length."""
+        """Return for each row the index in ``sizes`` of its largest device's class.
+
+        The length of ``sizes`` stands for other classes.
+        """
         sizes = _sizes(snap, self.unit_bytes)
         indices = np.searchsorted(self.sizes, sizes)
         found = self.sizes.take(indices, mode="clip") == sizes if len(self.sizes) else False
         return np.where(found, indices, len(self.sizes))
 
     def cheap(self, snap: Snapshot, rows: Rows, taken_bytes: Rows) -> Prices:
-        """Return 0..1 for each row: 1 if taking ``taken_bytes`` there costs other pods nothing."""
+        """Return the price term of each row, 0..1, from the bytes that the pod takes there.
+
+        The term is 1 if these bytes cost less than one step.
+        """
         # Only the requested rows: a cluster has many more.
         largest = snap.columns.memory_bytes[rows].max(axis=1, initial=0) // self.unit_bytes
         indices = np.searchsorted(self.sizes, largest)
@@ -84,13 +92,15 @@ class Market:
 
 @dataclass(slots=True)
 class DemandMix:
-    """Demand in bytes, by the set of classes that can serve it."""
+    """Demand in weighted bytes, for each set of classes that can serve it."""
 
     demand: dict[Classes, float] = field(default_factory=dict)
-    #: Multiplier of a new pod's demand. It grows, so that older demand counts less in comparison.
+    #: Factor by which a new pod's demand is multiplied. It grows with each pod, so older demand
+    #: counts less in comparison.
     _gain: float = 1.0
 
     def add(self, classes: Classes, demand_bytes: float) -> None:
+        """Add the demand of one pod. All earlier demand loses weight (``HALF_LIFE_PODS``)."""
         self._gain *= 2 ** (1 / HALF_LIFE_PODS)
         if self._gain > 1e100:
             self.demand = {each: weight / self._gain for each, weight in self.demand.items()}
@@ -101,63 +111,73 @@ class DemandMix:
 
 
 def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows) -> Prices:
-    """Return the price of each class; ``left_bytes`` is the free memory of each class."""
-    whole, asked = float(left_bytes.sum()), sum(demand.values())
-    if not asked or not whole:
+    """Return the price of each class; all are 1 without demand or free memory.
+
+    The classes in ``demand`` are sizes in bytes, as in ``sizes_bytes``. ``left_bytes`` is the free
+    memory of each class.
+    """
+    total_left_bytes, total_demand = float(left_bytes.sum()), sum(demand.values())
+    if not total_demand or not total_left_bytes:
         return np.ones(len(sizes_bytes))
     found = np.zeros(len(sizes_bytes))
     for classes, weight in sorted(demand.items()):
-        can = np.isin(sizes_bytes, classes)
-        supply = float(left_bytes[can].sum())
-        if supply:
-            found[can] += weight / asked * whole / supply
+        usable = np.isin(sizes_bytes, classes)
+        supply_bytes = float(left_bytes[usable].sum())
+        if supply_bytes:
+            found[usable] += weight / total_demand * total_left_bytes / supply_bytes
     return found
 
 
 def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
-    """Return the classes and prices of the snapshot's nodes; None if they have no device."""
-    unit = CLASS_BYTES
-    sizes = _sizes(snap, unit)
+    """Return the classes and prices of the snapshot's nodes; None without allocatable memory."""
+    unit_bytes = CLASS_BYTES
+    sizes = _sizes(snap, unit_bytes)
     while len(np.unique(sizes)) > MOST_CLASSES:
-        unit *= 2
-        sizes = _sizes(snap, unit)
-    allocatable = np.maximum(snap.columns.allocatable_bytes, 0)
+        unit_bytes *= 2
+        sizes = _sizes(snap, unit_bytes)
+    allocatable_bytes = np.maximum(snap.columns.allocatable_bytes, 0)
     devices = int((snap.columns.memory_bytes > 0).sum())
-    if not devices or not allocatable.any():
+    if not devices or not allocatable_bytes.any():
         return None
     classes, indices = np.unique(sizes, return_inverse=True)
     # Floats, because sums of absurd reports would overflow int64, and only ratios matter.
-    capacity = np.bincount(indices, allocatable.sum(axis=1, dtype=np.float64), len(classes))
-    free = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
-    mean = max(1.0, float(capacity.sum()) / devices)
-    left = free + LEFT_AT_LEAST * capacity
-    return Market(unit, classes, prices(demand, classes * unit, left), mean)
+    capacity_bytes = np.bincount(
+        indices, allocatable_bytes.sum(axis=1, dtype=np.float64), len(classes)
+    )
+    free_bytes = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
+    mean_bytes = max(1.0, float(capacity_bytes.sum()) / devices)
+    left_bytes = free_bytes + LEFT_AT_LEAST * capacity_bytes
+    return Market(unit_bytes, classes, prices(demand, classes * unit_bytes, left_bytes), mean_bytes)
 
 
 def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
+    """Return the memory of each node's largest device in units of ``unit_bytes``, (rows,)."""
     found: Rows = snap.columns.memory_bytes.max(axis=1, initial=0) // unit_bytes
     return found
 
 
 class DemandTracker:
-    """Tracks the demand of the pods that kube-scheduler asks about, and the resulting prices."""
+    """Tracks the demand of the pods in filter calls, and the resulting prices.
+
+    ``wanted``: track from the start. Else tracking starts with the first pod that has the policy
+    fragmentation.
+    """
 
     def __init__(self, wanted: bool) -> None:
-        #: None before the first pod.
+        #: None before the first tracked pod, and without allocatable memory.
         self.market: Market | None = None
-        #: Whether to track demand: from the start, or from the first pod with policy fragmentation.
         self._wanted = wanted
         self._mix = DemandMix()
         self._seen: Bounded[str, None] = Bounded(REMEMBERED)
         self._pods = 0
         self._update_at = 1
-        #: Digest of a pod's node constraints -> sizes of classes offered for such pods.
+        #: Digest of node constraints -> bytes of the classes that were offered for such pods.
         self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
         #: Class of each row at the last update.
         self._class_of: Rows = np.empty(0, np.int64)
 
     def see(self, request: VramRequest, pod: Pod, snap: Snapshot, offered: Rows) -> None:
-        """Add the demand of a pod that requests GPUs.
+        """Add the demand of a pod that requests GPUs, once for each pod; update prices if due.
 
         ``offered`` are the rows that kube-scheduler offers, -1 for nodes outside the snapshot.
         """
@@ -183,7 +203,7 @@ class DemandTracker:
             fixed = max(
                 (each.count_bytes for each in amounts if isinstance(each, Bytes)), default=0
             )
-            # Sizes are rounded down to the unit.
+            # Sizes are rounded down to the unit, so a class can be larger than its size.
             classes = tuple(sorted(size for size in sizes if size + market.unit_bytes > fixed))
             if classes:
                 worth = max((_worth(each, market) for each in amounts), default=0.0)
@@ -202,6 +222,7 @@ class DemandTracker:
 
 
 def _differs(one: Market, other: Market) -> bool:
+    """Return whether the classes differ, or a price or the mean memory by more than MATERIAL."""
     if one.unit_bytes != other.unit_bytes or not np.array_equal(one.sizes, other.sizes):
         return True
     moved = np.abs(one.prices - other.prices) > MATERIAL * other.prices
@@ -209,7 +230,7 @@ def _differs(one: Market, other: Market) -> bool:
 
 
 def _worth(amount: Amount, market: Market) -> float:
-    """Return the bytes of the amount on one device; shares are relative to the mean device."""
+    """Return the bytes of the amount on a mean device; a replica's share counts as all of it."""
     match amount:
         case Bytes(count_bytes):
             return float(count_bytes)

@@ -8,22 +8,23 @@
 *reserved*: for each pod on d, the larger of its request and its measured use.
 
 *unconfirmed*: the most that unconfirmed pods can add. ``placement.device_plugin_model`` computes
-how many of them can get d; the largest ones are assumed to. Terminating pods count as present or as
-gone, whichever is worse. When such a pod has released its replica, its memory is free too, because
-the kubelet reclaims a replica after the containers have ended.
+how many of them can get d; the largest ones are assumed to get it. Terminating pods count as
+present or as gone, whichever is worse. If such a pod has released its replica, its memory is free
+too, because the kubelet reclaims a replica after the containers have ended.
 
 *unreserved pods*: measured use of pods without a reservation.
 
 *unattributed*: use by no known pod, above the tolerance.
 
 If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, its memory is reserved on exactly those
-devices. The replica that the plugin gives it counts only for the plugin's next choice. If the pod
+devices. The replica that the plugin allocates counts only for the plugin's next choice. If the pod
 also uses another device, its memory counts there too.
 
 One more pod changes which devices the others can get: the next pod can get only one of two equal
-devices, but the next two pods can get both. So *free* is computed with one more pick. If the new
-pod gets d, all but one of the pods that can get d are assumed to be there. If instead the new pod
-displaces the largest remaining pod to d, and that pod does not fit, no pod fits.
+devices, but the next two pods can get both. So *free* is computed with one more pick. One of the
+picks that can reach d is the new pod, and the largest unconfirmed pods are the others. If instead
+the new pod displaces the next largest pod to d, and that pod does not fit, the new pod must not be
+bound.
 
 All terms concern a *memory*, not a device. MIG compute instances of one GPU instance share their
 memory, and each of them shows all that is committed of it.
@@ -53,15 +54,17 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     reserve_bytes: int
     #: Zero if the reported values are implausible or the reserves take all memory.
     allocatable_bytes: int
+    #: The term *reserved*.
     reservation_bytes: int
     unconfirmed_bytes: int
+    #: The term *unreserved pods*: measured use of pods without a reservation.
     unobserved_pods_bytes: int
     unattributed_bytes: int
-    #: Whether the agent attributes the use to processes. If not, unattributed is the use above the
-    #: requests of the observed pods, and idle pods can hide unattributed use.
+    #: Whether the agent attributes the use to processes. If not, ``unattributed_bytes`` is the use
+    #: above what is charged for the pods in the report, and idle pods can hide unattributed use.
     attributed: bool
-    #: Free for a pod that requests one replica of this device's resource, and for one that
-    #: requests more, if it gets this device. Negative if no pod may use it.
+    #: Free for a new pod if it gets this device: for a pod that requests one replica of its
+    #: resource, and for a pod that requests several. Can be negative.
     free_bytes: int
     several_free_bytes: int
     #: Sum of the requests of all unconfirmed pods, as if each of them could get this device.
@@ -70,22 +73,22 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     unconfirmed_replicas: int
     #: The policy by which the plugin is assumed to choose.
     policy: Policy
-    #: How many replicas of its resource the plugin allocates before one of this device; None if it
-    #: can never allocate one.
+    #: The fewest replicas of its resource that the plugin allocates before one of this device; None
+    #: if it never allocates one.
     first: int | None
-    #: Replicas of it that terminating pods hold.
+    #: Replicas of this device that terminating pods hold.
     leaving: int
-    #: Whether the plugin rejects a container that requests more than one replica of it.
+    #: Whether the plugin rejects a container that requests more than one replica of this device.
     single: bool
-    #: Whether no pod in its memory, and no unconfirmed pod that can get it, requests more than an
-    #: equal part per replica of the memory free of unattributed use and unreserved pods. Then any
-    #: of them can take any replica.
+    #: Whether no pod here, and no unconfirmed pod that can get here, is charged more than one
+    #: replica's equal part of the memory, less unattributed use and unreserved pods. Then the
+    #: memory suffices whichever replicas these pods get.
     slot_safe: bool
     #: Pods in the whole memory, if several devices share it.
     holders: tuple[Holder, ...]
-    #: How many devices share its memory, itself included.
+    #: Number of devices that share its memory, itself included.
     sharers: int
-    #: Why no pod may be placed here, and the details.
+    #: Why no pod may be placed on the device, and the details; None and "" if it is healthy.
     health_issue: Reason | None
     health_detail: str
     #: SM activity; None if no source reports it.
@@ -116,7 +119,10 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def certain_free_bytes(self) -> int:
-        """Free for a pod that uses this device whatever the plugin gives to it and to others."""
+        """Free for a pod that uses this device whichever devices the plugin allocates.
+
+        All unconfirmed pods that could get the device are assumed to be on it.
+        """
         taken_bytes = self.reservation_bytes + self.unobserved_pods_bytes + self.unattributed_bytes
         return self.allocatable_bytes - taken_bytes - self.crowd_bytes
 
@@ -135,53 +141,56 @@ def weigh(
     """Compute the terms of every reported device, in the order of the report.
 
     ``occupancy`` belongs to this report, or to an earlier report with an equal occupancy.
+    ``reserve_bytes`` is the node's reserve on each device. Unattributed use up to
+    ``unattributed_tolerance_bytes`` does not count.
     """
     devices, plugin = status.devices, status.plugin
-    unhealthy = health_issues(devices, occupancy.memories, occupancy.doubled)
+    issues = health_issues(devices, occupancy.memories, occupancy.doubled)
     used_bytes = [known(row.used_bytes) for row in status.pods]
     weighed: dict[tuple[int, ...], _Commitments] = {}
     terms: list[DeviceTerms] = []
-    for device, slot, memory, of, (health_issue, health_detail) in zip(
-        devices, occupancy.slots, occupancy.memories, occupancy.tenancies, unhealthy, strict=True
+    for device, slot, memory, tenancy, (health_issue, health_detail) in zip(
+        devices, occupancy.slots, occupancy.memories, occupancy.tenancies, issues, strict=True
     ):
-        held = weighed.get(memory)
-        if held is None:
-            held = weighed[memory] = _Commitments(of, used_bytes)
+        commitments = weighed.get(memory)
+        if commitments is None:
+            commitments = weighed[memory] = _Commitments(tenancy, used_bytes)
         believed = health_issue not in UNBELIEVED
         mates = [devices[mate] for mate in memory]
-        reported_bytes = _attributed(mates) if held.all_measured else None
+        reported_bytes = _attributed(mates) if commitments.all_measured else None
         unattributed_bytes = 0
         if believed:
-            explained_bytes = held.reservation_bytes + held.unobserved_pods_bytes
+            explained_bytes = commitments.reservation_bytes + commitments.unobserved_pods_bytes
             if reported_bytes is not None:
                 unattributed_bytes = reported_bytes
             else:
-                # All use above what is committed for the observed pods.
+                # All use above what is charged for the pods in the report.
                 unattributed_bytes = max([mate.used_bytes for mate in mates]) - explained_bytes
             unattributed_bytes = max(0, unattributed_bytes - unattributed_tolerance_bytes)
         allocatable_bytes = allocatable(device, reserve_bytes) if believed else 0
-        left_bytes = allocatable_bytes - held.unobserved_pods_bytes - unattributed_bytes
+        available_bytes = allocatable_bytes - commitments.unobserved_pods_bytes - unattributed_bytes
         terms.append(
             DeviceTerms(
                 device=device,
                 reserve_bytes=reserve_bytes,
                 allocatable_bytes=allocatable_bytes,
-                reservation_bytes=held.reservation_bytes,
-                unconfirmed_bytes=held.unconfirmed_bytes,
-                unobserved_pods_bytes=held.unobserved_pods_bytes,
+                reservation_bytes=commitments.reservation_bytes,
+                unconfirmed_bytes=commitments.unconfirmed_bytes,
+                unobserved_pods_bytes=commitments.unobserved_pods_bytes,
                 unattributed_bytes=unattributed_bytes,
                 attributed=reported_bytes is not None,
-                free_bytes=held.free_bytes(left_bytes, of.with_newcomer),
-                several_free_bytes=held.free_bytes(left_bytes, of.with_several),
-                crowd_bytes=of.crowd_bytes,
+                free_bytes=commitments.free_bytes(available_bytes, tenancy.with_newcomer),
+                several_free_bytes=commitments.free_bytes(available_bytes, tenancy.with_several),
+                crowd_bytes=tenancy.crowd_bytes,
                 unconfirmed_replicas=slot.unconfirmed_replicas,
                 policy=slot.policy,
                 first=slot.first,
                 leaving=slot.leaving,
                 single=_rejects_several(device, plugin),
                 slot_safe=believed
-                and held.largest_bytes * sum([mate.replicas.total for mate in mates]) <= left_bytes,
-                holders=held.holders,
+                and commitments.largest_bytes * sum([mate.replicas.total for mate in mates])
+                <= available_bytes,
+                holders=commitments.holders,
                 sharers=len(memory),
                 health_issue=health_issue,
                 health_detail=health_detail,
@@ -205,12 +214,12 @@ def _rejects_several(device: Device, plugin: Plugin) -> bool:
 
 
 def known(used_bytes: int | None) -> int | None:
-    """Return the value, or None if it is absent or negative."""
+    """Return the measured bytes, or None if they are absent or negative."""
     return used_bytes if used_bytes is not None and used_bytes >= 0 else None
 
 
 def _attributed(mates: Sequence[Device]) -> int | None:
-    """Return the unattributed bytes of one memory; None if the agent cannot attribute processes."""
+    """Return the unattributed bytes of the devices of one memory; None if one is not reported."""
     found = 0
     for device in mates:
         unattributed_bytes = known(device.unattributed_bytes)
@@ -221,53 +230,67 @@ def _attributed(mates: Sequence[Device]) -> int | None:
 
 
 class _Commitments:
-    """The committed bytes of one memory, now and in the worst case."""
+    """The committed bytes of one memory: of the pods there, and of unconfirmed pods at worst."""
 
     def __init__(self, tenancy: Tenancy, used_bytes: Sequence[int | None]) -> None:
         """``used_bytes`` has one value for each row of the report's pods; None if unknown."""
         self.tenancy = tenancy
         occupants: list[Holder] = []
-        charged: list[int] = []
+        charged_bytes: list[int] = []
         for occupant in tenancy.occupants:
-            measured = sum_known(occupant.rows, used_bytes)
-            observed = bool(measured) if occupant.by_environment else True
-            asked = occupant.requested_bytes
+            measured_bytes = sum_known(occupant.rows, used_bytes)
+            observed = bool(measured_bytes) if occupant.by_environment else True
+            requested_bytes = occupant.requested_bytes
             occupants.append(
-                Holder(occupant.uid, occupant.namespace, occupant.name, asked, measured, observed)
+                Holder(
+                    occupant.uid,
+                    occupant.namespace,
+                    occupant.name,
+                    requested_bytes,
+                    measured_bytes,
+                    observed,
+                )
             )
-            charged.append(asked if measured is None or measured < asked else measured)
+            charged_bytes.append(
+                requested_bytes
+                if measured_bytes is None or measured_bytes < requested_bytes
+                else measured_bytes
+            )
         unconfirmed = tenancy.unconfirmed
-        self.reservation_bytes = sum(charged)
-        self.largest_bytes = max([*charged, *tenancy.most_bytes[:2]])
+        self.reservation_bytes = sum(charged_bytes)
+        self.largest_bytes = max([*charged_bytes, *tenancy.most_bytes[:2]])
         self.holders = (*occupants, *unconfirmed) if any(tenancy.arrivals) else tuple(occupants)
         self.unobserved_pods_bytes = sum(
             [sum_known(rows, used_bytes) or 0 for rows in tenancy.unobserved_pods]
         )
-        #: Whether the driver reports the use of each pod.
+        #: Whether the report has the use of each pod.
         self.all_measured = None not in [used_bytes[row] for row in tenancy.rows]
-        #: Bytes of each terminating pod, the smallest first.
-        self._ending_bytes = sorted([charged[index] for index in tenancy.ending])
-        #: The most that unconfirmed pods can add, less the memory that terminating pods free then.
+        #: Charged bytes of each terminating pod, the smallest first.
+        self._ending_bytes = sorted([charged_bytes[index] for index in tenancy.ending])
+        #: The most that unconfirmed pods can add, less the memory that terminating pods have freed
+        #: in this worst case.
         self.unconfirmed_bytes = max(
             [
-                self._top(count) - self._freed_bytes(gone)
+                self._most_bytes(count) - self._freed_bytes(gone)
                 for gone, count in enumerate(tenancy.arrivals)
             ]
         )
 
-    def free_bytes(self, left_bytes: int, others_with: Sequence[int | None]) -> int:
-        """Return the bytes of ``left_bytes`` that are free for a new pod.
+    def free_bytes(self, available_bytes: int, others_with: Sequence[int | None]) -> int:
+        """Return how many of ``available_bytes`` are free for a new pod.
 
-        ``others_with[n]`` is how many unconfirmed pods can come with it after n replicas were
-        released; None if the new pod cannot get the device then.
+        ``others_with[n]`` is how many unconfirmed pods can get here beside the new pod if
+        terminating pods have released n replicas; None if the new pod cannot get here then.
         """
         most_bytes = self.tenancy.most_bytes
         least: int | None = None
         for gone, others in enumerate(others_with):
             if others is None:
                 continue
-            taken_bytes = self.reservation_bytes - self._freed_bytes(gone) + self._top(others)
-            free_bytes = left_bytes - taken_bytes
+            taken_bytes = (
+                self.reservation_bytes - self._freed_bytes(gone) + self._most_bytes(others)
+            )
+            free_bytes = available_bytes - taken_bytes
             if others + 1 < len(most_bytes):
                 next_bytes = most_bytes[others + 1] - most_bytes[others]
                 if next_bytes > free_bytes:
@@ -275,23 +298,24 @@ class _Commitments:
                     free_bytes -= next_bytes
             least = free_bytes if least is None else min(least, free_bytes)
         if least is None:
-            return left_bytes - self.reservation_bytes - self.unconfirmed_bytes
+            return available_bytes - self.reservation_bytes - self.unconfirmed_bytes
         return least
 
     def _freed_bytes(self, gone: int) -> int:
-        """Return the least bytes that are free after ``gone`` replicas were released."""
+        """Return the least bytes that terminating pods free if they release ``gone`` replicas."""
         if not gone:
             return 0
         staying = self.tenancy.leaving - gone
         return sum(self._ending_bytes[: max(0, len(self._ending_bytes) - staying)])
 
-    def _top(self, count: int) -> int:
+    def _most_bytes(self, count: int) -> int:
+        """Return the most bytes that ``count`` unconfirmed pods request together."""
         most_bytes = self.tenancy.most_bytes
         return most_bytes[count] if count < len(most_bytes) else most_bytes[-1]
 
 
 def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | None:
-    """Return the sum of the rows' bytes; None if there is no row or a value is unknown."""
+    """Return the sum of the rows' measured bytes; None without rows or with an unknown value."""
     total: int | None = None
     for row in rows:
         used = used_bytes[row]
@@ -302,7 +326,7 @@ def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | No
 
 
 def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
-    """Return the report as if these pods were gone and their measured use were free."""
+    """Return the report as if these pods were gone, with their replicas and measured use free."""
     freed_bytes: Counter[str] = Counter()
     freed_replicas: Counter[str] = Counter()
     removed = [use for use in status.pods if use.uid in uids]
@@ -313,9 +337,9 @@ def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
     devices: list[Device] = []
     for device in status.devices:
         replicas = device.replicas
-        back = min(freed_replicas[device.uuid], max(0, replicas.allocated))
+        freed = min(freed_replicas[device.uuid], max(0, replicas.allocated))
         replicas = msgspec.structs.replace(
-            replicas, free=replicas.free + back, allocated=replicas.allocated - back
+            replicas, free=replicas.free + freed, allocated=replicas.allocated - freed
         )
         used_bytes = max(min(device.used_bytes, 0), device.used_bytes - freed_bytes[device.uuid])
         devices.append(msgspec.structs.replace(device, replicas=replicas, used_bytes=used_bytes))

@@ -1,6 +1,6 @@
-"""Reads the reported values of devices: whether a pod may be placed there, and the SM activity.
+"""Checks the reported values of devices, and returns their health issues and SM activity.
 
-Implausible values, unknown memory and bad health are reasons to place no pod on a device.
+Headroom places no pod on a device with implausible values, unknown memory or bad health.
 
 There are two sources of SM activity. DCGM's history gives a high quantile over a window, which
 shows the usual load. The node's agent gives its last sample. Device utilisation is not SM activity:
@@ -16,22 +16,22 @@ import msgspec
 from contract.gpunode import MAX_DEVICE_BYTES, MAX_REPLICAS, SM_SOURCES, Device
 from contract.reasons import Reason
 
-#: With one of these issues, no value that the device reports is used.
+#: Issues with which the reported values of a device are not used.
 UNBELIEVED = frozenset({Reason.CONTRADICTORY_REPORT, Reason.MEMORY_UNKNOWN})
 #: Limit of clients of an MPS server; the plugin's control daemon sets no memory limits above it.
 MAX_MPS_REPLICAS = 48
-#: The limit below compute capability 7.5, as the daemon applies it.
+#: The limit below compute capability 7.5, which the plugin's control daemon applies.
 MAX_OLD_MPS_REPLICAS = 16
 _OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
-#: The reason, and the details.
+#: Why no pod may be placed on a device, and the details; ``(None, "")`` without an issue.
 HealthIssue = tuple[Reason | None, str]
-_OPEN: HealthIssue = (None, "")
+_NO_ISSUE: HealthIssue = (None, "")
 #: Source: DCGM's SM_ACTIVE from Prometheus.
 HISTORY = "dcgm-history"
 
 
 def duplicate_uuids(devices: Sequence[Device]) -> dict[str, int]:
-    """Return the UUIDs that several devices report -> how many devices do."""
+    """Return uuid -> number of devices, for each uuid that several reported devices have."""
     times = Counter([device.uuid for device in devices])
     return {uuid: count for uuid, count in times.items() if count > 1}
 
@@ -43,8 +43,8 @@ def health_issues(
 ) -> list[HealthIssue]:
     """Return the health issue of each device, in the order of ``devices``.
 
-    ``memories`` has the slots that share each device's memory. ``doubled`` is the result of
-    ``duplicate_uuids``.
+    ``memories`` has for each device the slots that share its memory: a contradiction or an unknown
+    memory concerns all of them. ``doubled`` is the result of ``duplicate_uuids``.
     """
     contradictory: dict[int, str] = {}
     without_memory: dict[int, str] = {}
@@ -60,7 +60,7 @@ def health_issues(
         if not device.healthy:
             unhealthy[device.uuid] = device.health_reason or "unhealthy"
     if not (contradictory or without_memory or unhealthy):
-        return [_OPEN] * len(devices)
+        return [_NO_ISSUE] * len(devices)
     issues: list[HealthIssue] = []
     for slot, device in enumerate(devices):
         mates = (slot, *memories[slot])
@@ -74,11 +74,12 @@ def health_issues(
             # If a physical GPU is broken, all its MIG devices are.
             issues.append((Reason.UNHEALTHY_DEVICE, f"its GPU: {unhealthy[device.parent]}"))
         else:
-            issues.append(_OPEN)
+            issues.append(_NO_ISSUE)
     return issues
 
 
 def _first(details: Mapping[int, str], slots: Iterable[int]) -> str:
+    """Return the details of the first slot that has any; empty if none has."""
     return next((details[slot] for slot in slots if slot in details), "")
 
 
@@ -130,8 +131,8 @@ class Activity(msgspec.Struct, frozen=True, gc=False):
     #: The quantile and its window in seconds; None for a single sample.
     quantile: float | None = None
     window_s: float | None = None
-    #: Time of the newest sample: seconds of the extender's monotonic clock, or RFC 3339 from the
-    #: agent.
+    #: Time of the newest sample. From ``HISTORY``: seconds of the extender's monotonic clock. From
+    #: the agent: ``sampled_at``, in RFC 3339.
     sampled_at_s: float = -inf
     sampled_at: str = ""
 

@@ -1,4 +1,4 @@
-"""Explains verdicts, as data and as text, from the arrays that made the decision."""
+"""Explains verdicts as data and as text, from the arrays by which filter decided."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +24,12 @@ from extender.placement.score import Ranking, rank
 from extender.placement.snapshot import REASONS, NodeTerms
 from extender.placement.visible_devices import Visible
 
-_BY_ITSELF = {
+#: ``NodeExplanation.chosen_by``, except "plugin" -> why the pod could get a candidate device.
+_BECAUSE_CHOSEN_BY = {
     "placement": "Headroom chooses: NVIDIA_VISIBLE_DEVICES of the pod follows its placement",
     "pod": "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this device",
 }
+#: Detail for a pod that follows its placement on a pinned node without shared devices.
 _NONE_SHARED = (
     "its {resource} devices are not shared: the plugin gives each to one pod, so a pod must not use"
     " another device than its own"
@@ -41,12 +43,12 @@ _NO_GATE = (
 )
 #: Code -> text of a verdict in the digest.
 _WORDS = [reason.code if reason else "fits" for reason in REASONS]
-#: Reason -> less specific reasons that always hold with it.
+#: Reason -> less specific reasons that always hold together with it, and are left out.
 _IMPLIED = {
     Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
     Reason.MEMORY_ON_ANY: {Reason.MEMORY_ON_SOME},
 }
-#: Reasons that concern the whole node or pod: its devices were not compared.
+#: Reasons that concern all devices of the node: single devices need no explanation.
 _DEVICES_DO_NOT_MATTER = frozenset({Reason.NO_SUCH_RESOURCE, Reason.NOT_PINNED})
 
 
@@ -56,9 +58,9 @@ class DeviceExplanation:
 
     terms: DeviceTerms
     need_bytes: int
-    #: Free for this pod, if it gets the device.
+    #: Free for this pod, if the pod gets the device.
     free_bytes: int
-    #: Why the pod could get this device.
+    #: Why the pod could get this device, as a phrase.
     because: str
 
     @property
@@ -71,14 +73,14 @@ class NodeExplanation:
     node: str
     #: None if the pod fits.
     reason: Reason | None
-    #: The most bytes that any candidate lacks; None if memory does not decide.
+    #: The most bytes that any candidate lacks; None if the reason is not memory.
     short_bytes: int | None
     candidates: tuple[DeviceExplanation, ...]
-    #: The source of the capacity if no agent measured it; else empty.
+    #: The source of the capacity, such as labels, if no agent measured it; else empty.
     unmeasured: str = ""
     #: Details of a reason that concerns the whole node; mostly empty.
     detail: str = ""
-    #: Whether the node accepts no pod, whatever its devices are.
+    #: Whether the node rejects this pod or every pod before any device is examined.
     closed: bool = False
     #: Which component chooses the device: the plugin, Headroom, or the pod by its own variable.
     chosen_by: Literal["plugin", "placement", "pod"] = "plugin"
@@ -94,22 +96,22 @@ class NodeExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    #: Nodes on which the pod fits.
+    #: Number of nodes on which the pod fits.
     fits: int
     #: Reason -> number of nodes, most frequent first.
     reasons: tuple[tuple[Reason, int], ...]
     #: First the winning node, then other nodes that fit, then those that lack the least memory.
     nearest: tuple[NodeExplanation, ...]
-    #: The largest request per device that would fit on some node now, all else equal; None if all
-    #: nodes have reasons other than memory.
+    #: The largest request per device that would fit on some node now, all else equal. None if all
+    #: nodes have reasons other than memory, or the pod requests no GPU.
     largest_fitting_bytes: int | None
-    #: The least bytes that the pod needs on a device, and the bytes of the largest device, if no
-    #: device could ever hold the pod; else None.
+    #: If no device could ever hold the pod: the least bytes that it needs on a device, and the
+    #: allocatable bytes of the largest device. Else None.
     too_large: tuple[int, int] | None = None
 
 
 def because(terms: DeviceTerms) -> str:
-    """Return why the plugin could give the device to the next pod, or why it cannot."""
+    """Return a phrase: why the plugin could give the device to the next pod, or why it cannot."""
     first, unconfirmed = terms.first, terms.unconfirmed_replicas
     if terms.policy == "steered" and terms.device.replicas.free > 0:
         if first is None:
@@ -138,11 +140,12 @@ def _replicas(count: int) -> str:
 
 
 def certainty(node: NodeTerms) -> str:
-    """Return how certain the device of the next pod for one replica is.
+    """Return how certain it is which device the next pod that requests one replica gets.
 
     * ``exact``: every resource has at most one candidate device.
-    * ``slot-safe``: no pod requests more than one replica's share, so no choice overcommits.
-    * ``predicted``: each of several candidates must have enough free memory.
+    * ``slot-safe``: several candidates, but no pod needs more than one replica's share, so no
+      choice of the plugin overcommits a device.
+    * ``predicted``: several candidates, each of which must have enough free memory.
     * ``any``: the node's annotation makes every device a candidate.
     * ``pinned``: Headroom chooses, for pods whose NVIDIA_VISIBLE_DEVICES follows their placement.
     * ``steered``: Headroom chooses, for all pods.
@@ -153,12 +156,12 @@ def certainty(node: NodeTerms) -> str:
         return "pinned"
     if any(terms.policy == "steered" for terms in node.devices):
         return "steered"
-    next_ones = Counter(
+    candidates_of = Counter(
         terms.device.resource
         for terms in node.devices
         if terms.first is not None and terms.first <= terms.unconfirmed_replicas
     )
-    if max(next_ones.values(), default=0) <= 1:
+    if max(candidates_of.values(), default=0) <= 1:
         return "exact"
     return "slot-safe" if all(terms.slot_safe for terms in node.devices) else "predicted"
 
@@ -166,14 +169,14 @@ def certainty(node: NodeTerms) -> str:
 def explain(
     verdicts: Verdicts, weights: Weights, nearest: int = 5, market: Market | None = None
 ) -> Explanation:
-    """Explain the verdicts of one request, and at most ``nearest`` nodes in detail."""
+    """Explain the verdicts of one request in total, and at most ``nearest`` nodes in detail."""
     request, snap = verdicts.request, verdicts.snap
     ranking = rank(verdicts, weights, market)
     won = np.arange(len(verdicts.rows)) == ranking.winner
     counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
-    lacking = _lacking(verdicts)
+    missing_bytes = _missing_bytes(verdicts)
     order = np.lexsort(
-        (snap.name_rank[verdicts.rows], lacking, -ranking.scores, ~won, ~verdicts.fits)
+        (snap.name_rank[verdicts.rows], missing_bytes, -ranking.scores, ~won, ~verdicts.fits)
     )
     largest = largest_fitting(verdicts)
     return Explanation(
@@ -194,18 +197,18 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
             node.devices[slot],
             int(verdict.need_bytes[i, slot]),
             int(verdict.free_bytes[i, slot]),
-            _BY_ITSELF.get(chosen_by) or because(node.devices[slot]),
+            _BECAUSE_CHOSEN_BY.get(chosen_by) or because(node.devices[slot]),
         )
         for verdict in verdicts.asks
         for slot in np.flatnonzero(verdict.candidates[i]).tolist()
     )
     reason = verdicts.reason(i)
     by_memory = verdicts.codes[i] in MEMORY_CODES
-    short = max((device.short_bytes for device in devices), default=0)
+    short_bytes = max((device.short_bytes for device in devices), default=0)
     return NodeExplanation(
         node.name,
         reason,
-        short if by_memory else None,
+        short_bytes if by_memory else None,
         devices,
         node.unmeasured,
         _detail(verdicts.request, node, reason),
@@ -219,6 +222,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
 
 
 def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str:
+    """Return the details of a reason that concerns the whole node; mostly empty."""
     if reason is Reason.NO_GATE:
         return _NO_GATE
     if reason is Reason.NOT_PINNED and node.pins:
@@ -232,17 +236,17 @@ def _chooser(request: VramRequest, node: NodeTerms) -> Literal["plugin", "placem
     return "placement" if request.visible is Visible.BY_PLACEMENT else "pod"
 
 
-def _lacking(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the bytes that the worst candidate of each node lacks, (n,).
+def _missing_bytes(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the bytes that the worst candidate of each node lacks, (n,); 0 if the pod fits.
 
-    The largest int64 if memory does not decide.
+    ``INT64_MAX`` for nodes that reject the pod for reasons other than memory.
     """
-    lacking = np.zeros(len(verdicts.rows), np.int64)
+    missing_bytes = np.zeros(len(verdicts.rows), np.int64)
     for verdict in verdicts.asks:
-        short = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
-        lacking = np.maximum(lacking, short.max(axis=1, initial=0))
+        short_bytes = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
+        missing_bytes = np.maximum(missing_bytes, short_bytes.max(axis=1, initial=0))
     by_memory = np.isin(verdicts.codes, MEMORY_CODES)
-    return np.where(by_memory, lacking, INT64_MAX)
+    return np.where(by_memory, missing_bytes, INT64_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +256,16 @@ class Term:
     name: str
     #: 0..1
     value: float
-    #: The weight in the settings, and its part of the sum of all weights, 0..1.
+    #: The weight in the settings.
     weight: float
+    #: The weight divided by the sum of all weights, 0..1.
     part: float
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
+    """One node compared with all other nodes of the verdicts."""
+
     node: NodeExplanation
     #: All reasons against the node, filter's reason first; empty if the pod fits.
     failing: tuple[Reason, ...]
@@ -268,9 +275,9 @@ class Comparison:
     fits: int
     #: 1 plus the number of fitting nodes with a higher score; None if the pod does not fit.
     rank: int | None
-    #: Other nodes with an equal score. The least free memory, then a hash, breaks ties.
+    #: Number of other fitting nodes with an equal score; ``score`` describes how ties are broken.
     tied: int
-    #: The node that wins; empty if the pod fits on no node.
+    #: Name of the node that wins; empty if the pod fits on no node.
     winner: str
     winner_score: float | None
 
@@ -299,9 +306,9 @@ def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None)
 
 
 def verdict_digest(verdicts: Verdicts) -> str:
-    """Return a digest of all nodes' verdicts in the order of their names, without the names.
+    """Return a digest of the verdicts of all nodes: 16 hexadecimal digits.
 
-    Processes with equal state return equal digests.
+    Processes with equal state return equal digests. Names only determine the order of the nodes.
     """
     order = np.argsort(verdicts.snap.name_rank[verdicts.rows], kind="stable")
     words = (_WORDS[code] for code in verdicts.codes[order].tolist())
@@ -309,36 +316,39 @@ def verdict_digest(verdicts: Verdicts) -> str:
 
 
 def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
-    """Yield all reasons against the i-th node, filter's reason first.
+    """Yield all reasons why the pod does not fit on the i-th node, first the one filter returned.
 
-    For a node without devices these are the reasons that concern the whole node.
+    For a node without devices, only reasons that concern the whole node.
     """
     row = int(verdicts.rows[i])
     node = verdicts.snap.nodes[row]
     found: dict[Reason | None, None] = {verdicts.reason(i): None, node.reason: None}
-    for reason, where in verdicts.closed.items():
+    for reason, holds in verdicts.closed.items():
         # A node that has never reported has no stale report.
-        if where[i] and (node.devices or reason is not Reason.STALE_REPORT):
+        if holds[i] and (node.devices or reason is not Reason.STALE_REPORT):
             found[reason] = None
     for verdict in verdicts.asks if node.devices else ():
-        of_ask = [reason for reason, where in verdict.all_rejected.items() if where[row]]
+        of_ask = [reason for reason, holds in verdict.all_rejected.items() if holds[row]]
         implied = {each for reason in of_ask for each in _IMPLIED.get(reason, ())}
         found |= dict.fromkeys(reason for reason in of_ask if reason not in implied)
     yield from (reason for reason in found if reason is not None)
 
 
 def explanation_lines(node: NodeExplanation) -> list[str]:
-    """Return a headline, details, and a line for each candidate device if devices decide."""
+    """Return the explanation as lines: a headline, details, candidate devices, score and gate.
+
+    Candidates with equal text share their lines. Without devices if they do not matter.
+    """
     lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
     lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]
     if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
-        alike: dict[tuple[str, ...], list[str]] = {}
+        uuids_of: dict[tuple[str, ...], list[str]] = {}
         for device in node.candidates:
             text = _device_lines(device, measured=not node.unmeasured)
             if node.reason is None or node.max_sm_ppm is not None:  # SM activity matters
                 text += _sm_activity(device.terms.activity, node.max_sm_ppm)
-            alike.setdefault(tuple(text), []).append(device.terms.device.uuid)
-        for (first, *others), uuids in alike.items():
+            uuids_of.setdefault(tuple(text), []).append(device.terms.device.uuid)
+        for (first, *others), uuids in uuids_of.items():
             lines += [f"  {_named(uuids)}: {first}", *others]
     if node.score is not None:
         terms = ", ".join(f"{name} {value:.2f}" for name, value in node.terms.items())
@@ -349,11 +359,12 @@ def explanation_lines(node: NodeExplanation) -> list[str]:
 
 
 def _named(uuids: Sequence[str]) -> str:
-    """Name a single device, and count equal ones."""
+    """Return the uuid of a single device, or the number of devices and one uuid."""
     return uuids[0] if len(uuids) == 1 else f"each of {len(uuids)} GPUs, such as {uuids[0]}"
 
 
 def _fits(node: NodeExplanation) -> str:
+    """Return the headline for a node on which the pod fits."""
     if node.chosen_by == "placement":
         return "fits, on the device that Headroom chooses"
     if node.chosen_by == "pod":
@@ -386,6 +397,7 @@ def _device_lines(device: DeviceExplanation, measured: bool) -> list[str]:
 
 
 def _sm_activity(activity: Activity | None, max_sm_ppm: int | None) -> list[str]:
+    """Return a line with the SM activity and its limit; no line if both are absent."""
     limit = "" if max_sm_ppm is None else f"; the pod requires less than {max_sm_ppm / 10_000:g} %"
     if activity is None:
         return [f"    SM activity is unknown{limit}"] if limit else []

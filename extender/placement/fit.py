@@ -28,21 +28,23 @@ from extender.placement.visible_devices import Visible
 
 Codes = NDArray[np.int8]
 
-#: Why a node that obeys NVIDIA_VISIBLE_DEVICES rejects a pod, unless its bytes are reserved by it.
+#: Why a node that obeys NVIDIA_VISIBLE_DEVICES rejects a pod that sets it. If Headroom can reserve
+#: memory on the devices that the variable names there, the node does not reject the pod.
 _OBSTACLES = {
     Visible.REJECTED: Reason.CHOOSES_DEVICES,
     Visible.BY_PLACEMENT: Reason.NOT_PINNED,
 }
-#: Codes that a lack of replicas replaces on a steered node without a usable device.
-_NOT_STEERED = (0, CODE_OF[Reason.MEMORY_ON_SOME])
+#: Codes that NO_REPLICA replaces on a steered node if the devices with enough memory have too few
+#: free replicas.
+_REPLACED_IF_STEERED = (0, CODE_OF[Reason.MEMORY_ON_SOME])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskVerdict:
-    """One ask compared with every node.
+    """The comparison of one ask with every node.
 
-    ``all_*`` arrays cover all nodes of the snapshot, because selecting the requested rows of every
-    column first costs more. The properties select the requested rows of the results.
+    ``all_*`` arrays cover all nodes of the snapshot: to select the requested rows of every column
+    before computing would cost more. The properties cover the n requested rows only.
     """
 
     ask: Ask
@@ -55,8 +57,8 @@ class AskVerdict:
     all_free_bytes: Bytes2D
     #: (nodes,) whether Headroom chooses the device, not the plugin.
     all_ours: Nodes
-    #: Reason -> (nodes,) whether it holds, by precedence: the reasons of this ask. Only
-    #: explanations read it.
+    #: Each reason that an ask can have, in the order of precedence -> (nodes,) whether it holds.
+    #: Only explanations need it.
     all_rejected: Mapping[Reason, Nodes]
 
     @property
@@ -77,16 +79,17 @@ class AskVerdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdicts:
-    """The verdict for each requested row, in the order of the request."""
+    """The verdict for each of the n requested rows, in the order of ``rows``."""
 
     request: VramRequest
     snap: Snapshot
     rows: Rows
+    #: (n,) code of the first reason; 0 if the pod fits.
     codes: Codes
     asks: tuple[AskVerdict, ...]
     #: Time of the extender's monotonic clock.
     now_s: float
-    #: Reason -> (n,) whether it holds for this pod and the whole node.
+    #: Each reason that concerns the pod and the whole node -> (n,) whether it holds.
     closed: Mapping[Reason, Nodes] = field(default_factory=dict)
 
     @property
@@ -110,16 +113,17 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     codes = snap.node_reason[rows].astype(np.int8)
     closed: dict[Reason, Nodes] = {Reason.STALE_REPORT: snap.fresh_until_s[rows] < now_s}
     if obstacle := _OBSTACLES.get(request.visible):
-        # The pod can use any device, whatever the plugin chooses. Rare, so it has no column.
+        # The pod could use any device, whatever the plugin chooses. Such pods are rare, so the
+        # snapshot has no column for this.
         nodes = [snap.nodes[row] for row in rows.tolist()]
-        where = [n.obeys_environment and not by_environment(request, n) for n in nodes]
-        closed[obstacle] = np.array(where, bool)
+        rejects = [n.obeys_environment and not by_environment(request, n) for n in nodes]
+        closed[obstacle] = np.array(rejects, bool)
     if not request.gated:
-        # Only gates enforce the reservations of a gated node: a pod without a gate could start on a
-        # device without enough memory, or take memory reserved for a running pod.
+        # On a gated node only gates enforce the reservations. A pod without a gate could start on a
+        # device without enough memory, or take memory reserved for another pod.
         closed[Reason.NO_GATE] = snap.gated[rows]
-    for reason, at in closed.items():
-        codes[(codes == 0) & at] = CODE_OF[reason]
+    for reason, holds in closed.items():
+        codes[(codes == 0) & holds] = CODE_OF[reason]
     asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
         codes = np.where(codes == 0, verdict.all_codes[rows], codes)
@@ -127,10 +131,11 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
 
 
 def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskVerdict:
+    """Compare one ask with every node of the snapshot; ``rows`` are the requested ones."""
     columns = snap.columns
     slots = snap.slots_of(ask.resource)
-    # The plugin allocates by replicas only, regardless of memory and of the health seen here.
-    could: Mask = slots & (columns.reach <= ask.count)
+    # The plugin allocates by replicas only, regardless of memory and of the health in the report.
+    candidates: Mask = slots & (columns.reach <= ask.count)
     sharing = columns.sharing
     sharers = columns.sharers.astype(np.int64)
     arrays = DeviceArrays(
@@ -140,22 +145,26 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         sharers=sharers,
         mps=sharing == SHARING.index("mps"),
     )
-    need = needed(ask, request.asks, arrays)
-    room = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
-    by_itself = None
-    # MEMORY_ON_ANY must be true for all devices, not only for the candidates.
+    need_bytes = needed(ask, request.asks, arrays)
+    free_bytes = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
+    by_variable = None
+    # MEMORY_ON_ANY holds only if no device of the resource has enough memory, candidate or not.
     relevant = slots
     if request.visible is not Visible.BY_PLUGIN:
-        by_itself = candidates_by_environment(
-            ask, request, snap, slots, arrays, (could, need, room)
+        by_variable = candidates_by_environment(
+            ask, request, snap, slots, arrays, (candidates, need_bytes, free_bytes)
         )
-        could, need, room = by_itself.could, by_itself.need_bytes, by_itself.free_bytes
-        relevant = np.where(by_itself.pinned[:, None], could, could | slots)
-    enough = room >= need
-    free = (columns.replicas_free * slots).sum(axis=1)
+        candidates, need_bytes, free_bytes = (
+            by_variable.could,
+            by_variable.need_bytes,
+            by_variable.free_bytes,
+        )
+        relevant = np.where(by_variable.pinned[:, None], candidates, candidates | slots)
+    enough_memory = free_bytes >= need_bytes
+    free_replicas = (columns.replicas_free * slots).sum(axis=1)
     unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
 
-    # Each of these rejects a node if it holds for a single candidate device.
+    # Each of these rejects a node if it holds for at least one candidate device.
     faults = {
         reason: columns.health_issue == CODE_OF[reason]
         for reason in (
@@ -166,9 +175,9 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     }
     if ask.widest > 1:
         faults[Reason.TOO_MANY_SHARED] = columns.single == 1
-        if by_itself is not None:
-            faults[Reason.TOO_MANY_SHARED] |= by_itself.pinned[:, None]
-    mps = could & (sharing == SHARING.index("mps"))
+        if by_variable is not None:
+            faults[Reason.TOO_MANY_SHARED] |= by_variable.pinned[:, None]
+    mps = candidates & (sharing == SHARING.index("mps"))
     if mps.any():
         above = above_cap(ask, request.processes, columns.memory_bytes, arrays)
         faults[Reason.ABOVE_MPS_LIMIT] = mps & above
@@ -176,30 +185,33 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         activity = columns.sm_ppm
         faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
     steered = (slots & (columns.steered == 1)).any(axis=1)
+    #: (nodes,) steered nodes without a device that has enough memory and free replicas.
     stuck = None
-    if by_itself is None and steered.any():
-        usable = could & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
+    if by_variable is None and steered.any():
+        usable = candidates & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
         usable &= ~np.array([*faults.values()]).any(axis=0)
-        chosen = steered_candidates(request, snap, could, usable, room - need)
-        could = np.where(steered[:, None], chosen, could)
-        relevant = np.where(steered[:, None], could, relevant)
-        stuck = steered & ~(usable & enough).any(axis=1)
+        chosen = steered_candidates(request, snap, candidates, usable, free_bytes - need_bytes)
+        candidates = np.where(steered[:, None], chosen, candidates)
+        relevant = np.where(steered[:, None], candidates, relevant)
+        stuck = steered & ~(usable & enough_memory).any(axis=1)
     # One array for all faults: with few nodes the number of numpy calls dominates the cost.
-    faulty = (could & np.array([*faults.values(), ~enough])).any(axis=2)
+    faulty = (candidates & np.array([*faults.values(), ~enough_memory])).any(axis=2)
     rejected = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
-        **({} if by_itself is None else {Reason.NOT_PINNED: by_itself.unshared}),
-        Reason.NO_REPLICA: free - unconfirmed < ask.count,
+        **({} if by_variable is None else {Reason.NOT_PINNED: by_variable.unshared}),
+        Reason.NO_REPLICA: free_replicas - unconfirmed < ask.count,
         **dict(zip(faults, faulty, strict=False)),
         **({} if stuck is None else {Reason.OTHERS_ARRIVING: stuck & (unconfirmed > 0)}),
-        Reason.MEMORY_ON_ANY: ~(relevant & enough).any(axis=1),
+        Reason.MEMORY_ON_ANY: ~(relevant & enough_memory).any(axis=1),
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
     codes = np.zeros(len(snap.nodes), np.int8)
-    for reason, where in reversed(rejected.items()):  # the first reason wins
-        codes[where] = CODE_OF[reason]
+    for reason, holds in reversed(rejected.items()):  # the first reason wins
+        codes[holds] = CODE_OF[reason]
     if stuck is not None:
-        # The devices with enough memory have too few free replicas.
-        codes[stuck & np.isin(codes, _NOT_STEERED)] = CODE_OF[Reason.NO_REPLICA]
-    ours = steered if by_itself is None else by_itself.pinned
-    return AskVerdict(ask, rows, codes, could, need, room, ours, rejected)
+        # Memory is not the reason: the devices with enough memory have too few free replicas.
+        codes[stuck & np.isin(codes, _REPLACED_IF_STEERED)] = CODE_OF[Reason.NO_REPLICA]
+    chosen_by_headroom = steered if by_variable is None else by_variable.pinned
+    return AskVerdict(
+        ask, rows, codes, candidates, need_bytes, free_bytes, chosen_by_headroom, rejected
+    )

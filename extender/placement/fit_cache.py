@@ -1,7 +1,7 @@
-"""Caches the verdicts of each kind of request for every node, until the node changes.
+"""Caches fit and score of each kind of request for every node, until the node changes.
 
-There are few kinds of pods, and few nodes change between two calls, so only those are computed
-again. The cached values equal those of ``fit`` on the whole snapshot.
+There are few kinds of requests. Few nodes change between two calls, and only changed nodes are
+computed again. The cached values equal those of ``fit`` and ``standing`` on the whole snapshot.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ NEVER_STALE_S = float("-inf")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedFit:
-    """One kind of request on one snapshot; arrays are over the rows of the snapshot.
+    """The fit and score of one kind of request on every row of one snapshot.
 
-    It does not keep the snapshot itself in memory, so the snapshot is an argument.
+    Methods take the snapshot as an argument, because storing it here would keep it in memory.
     """
 
     weights: Weights
     generation: int
-    #: Scores are relative to it: (bytes of the largest device, of the largest node).
+    #: Bytes of the largest device and of the largest node; scores are relative to them.
     scale: tuple[int, int]
-    #: Code of the first reason, as if all reports were fresh.
+    #: (rows,) code of the first reason, as if no report were stale.
     fresh_codes: Codes
     standing: Standing
 
@@ -80,19 +80,22 @@ class CachedFit:
 
 
 class FitCache:
-    """Caches the most recent kinds of requests for the successive snapshots of one table."""
+    """Holds a cached fit for each of the most recent ``capacity`` kinds of requests.
+
+    All snapshots must be from one table.
+    """
 
     def __init__(self, weights: Weights, capacity: int = 64) -> None:
         none = np.empty(0, np.int64)
         standing = Standing(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
         #: A cached fit without nodes.
-        self._nothing = CachedFit(weights, -1, (0, 0), np.empty(0, np.int8), standing)
+        self._empty = CachedFit(weights, -1, (0, 0), np.empty(0, np.int8), standing)
         self._held: Bounded[Kind, CachedFit] = Bounded(capacity)
 
     def weigh(self, request: VramRequest, snap: Snapshot) -> CachedFit:
         """Return the fit of a request for GPUs on every node of the snapshot."""
         kind = request.kind
-        cached = self._held.get(kind, self._nothing)
+        cached = self._held.get(kind, self._empty)
         if cached.generation != snap.generation:
             cached = cached.after(request, snap)
         self._held[kind] = cached

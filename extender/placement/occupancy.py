@@ -1,7 +1,8 @@
 """Computes which pods are in each memory of a node, and which unconfirmed pods can get there.
 
-That is the part of ``device_accounting`` that does not depend on measured bytes. Most reports only
-change measured bytes. So the occupancy is kept until something else changes.
+The result is the *occupancy* of the node. It does not depend on the measured bytes, except on
+whether a pod uses any memory. Most reports change measured bytes only, so ``report_delta`` reuses
+the occupancy until something else changes.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from extender.placement.report_index import Memory, ReportIndex, Rows, memories_
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """A pod on a device, or an unconfirmed pod that can get it."""
+    """A pod on a device, or an unconfirmed pod that could get the device."""
 
     uid: str
     namespace: str
@@ -28,7 +29,7 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     requested_bytes: int
     #: None without a measurement.
     measured_bytes: int | None
-    #: Whether the node's report shows the pod there; else the device is one of its candidates.
+    #: Whether the node's report shows the pod on the device; else the pod may get or use it.
     observed: bool
 
     @property
@@ -43,34 +44,37 @@ class Occupant(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     name: str
     requested_bytes: int
-    #: Its rows of the report in this memory; empty if the report does not show it there.
+    #: Rows of the report with the pod in this memory; empty if the report does not show it there.
     rows: Rows
-    #: Whether its own variable decides its devices: then only its use shows where it is.
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. Then only its use shows
+    #: which devices it is on, and its replicas do not.
     by_environment: bool
 
 
 class Tenancy(msgspec.Struct, frozen=True, gc=False):
     """The pods in one memory, and the unconfirmed pods that can get there.
 
-    The last three fields have one item for each number of replicas, from 0 to ``leaving``, that
-    terminating pods may have released.
+    The last three fields depend on how many replicas terminating pods have released: item n is for
+    n replicas, from 0 to ``leaving``.
     """
 
     occupants: tuple[Occupant, ...]
     #: Indices of the terminating pods in ``occupants``.
     ending: tuple[int, ...]
-    #: Rows of all measured pods, and rows of each pod without a reservation.
+    #: Rows of all pods in the report.
     rows: Rows
+    #: Rows of each pod without a reservation.
     unobserved_pods: tuple[Rows, ...]
     #: Unconfirmed pods that the plugin could send there, the largest first.
     unconfirmed: tuple[Holder, ...]
-    #: Number of unconfirmed pods -> the most bytes that they can request.
+    #: Item n is the most bytes that n of the unconfirmed pods request together.
     most_bytes: tuple[int, ...]
     #: Replicas that terminating pods hold.
     leaving: int
-    #: The most unconfirmed pods that can get there; then the most that can get there together with
-    #: a new pod, for one replica and for several. None if the new pod cannot get there.
+    #: The most unconfirmed pods that can get there, without a new pod.
     arrivals: tuple[int, ...]
+    #: The most that can get there beside a new pod that requests one replica, and beside a new pod
+    #: that requests several. None if the new pod cannot get there.
     with_newcomer: tuple[int | None, ...]
     with_several: tuple[int | None, ...]
 
@@ -81,7 +85,7 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
-    """The plugin's view of one device; see ``DeviceTerms``."""
+    """The plugin's choice of one device; ``DeviceTerms`` describes the fields."""
 
     policy: Policy
     first: int | None
@@ -97,8 +101,8 @@ class Occupancy(msgspec.Struct, frozen=True, gc=False):
     tenancies: tuple[Tenancy, ...]
     #: UUIDs that several devices report -> how many devices do.
     doubled: Mapping[str, int]
-    #: For each row of the report's pods, the request of its pod, up to which measured bytes do not
-    #: matter. None if several rows count together.
+    #: For each row of the report, the bytes that its pod requests; measured bytes up to this value
+    #: do not matter. None if the pod has no reservation, or if several rows count together.
     asked_bytes: tuple[int | None, ...]
 
 
@@ -108,10 +112,10 @@ def occupy(
     leaving: Set[str] = frozenset(),
     device_choice: DeviceChoice = DeviceChoice.PREDICTED,
 ) -> Occupancy:
-    """Compute the occupancy of a node.
+    """Compute the occupancy of a node from its report and its reservations.
 
     ``reservations`` maps pod uids to reservations, including those of adopted pods. ``leaving`` are
-    the uids of pods that are terminating or have ended.
+    the uids of pods that are terminating or have ended. ``device_choice`` is the node's annotation.
     """
     devices = status.devices
     memories = memories_of(devices)
@@ -125,7 +129,8 @@ def occupy(
             occupants = _occupants(memory, devices, reservations, report, by_environment)
             tenancies[memory] = _tenancy(
                 occupants,
-                # Pods by environment release a replica that may belong to another device.
+                # A pod by environment may hold a replica of another device than it uses, so the
+                # release of its replica frees nothing here.
                 tuple(
                     index
                     for index, occupant in enumerate(occupants)
@@ -138,7 +143,7 @@ def occupy(
                 unconfirmed_pods.renamed(memory),
             )
     return Occupancy(
-        slots=once(tuple([once(Slot(w.policy, w.first, w.leaving, w.picks)) for w in choices])),
+        slots=once(tuple([once(Slot(c.policy, c.first, c.leaving, c.picks)) for c in choices])),
         memories=once(tuple(memories)),
         tenancies=tuple([tenancies[memory] for memory in memories]),
         doubled=duplicate_uuids(devices) or _NONE_DOUBLED,
@@ -147,6 +152,7 @@ def occupy(
 
 
 def _asked_bytes(rows: int, tenancies: Iterable[Tenancy]) -> tuple[int | None, ...]:
+    """Return ``Occupancy.asked_bytes`` for a report with this number of rows."""
     asked_bytes: list[int | None] = [None] * rows
     for tenancy in tenancies:
         for occupant in tenancy.occupants:
@@ -164,7 +170,10 @@ def possibilities(
     leaving: Set[str],
     device_choice: DeviceChoice,
 ) -> list[PluginChoice]:
-    """Return the plugin's possible choices of each device, in the order of the report."""
+    """Return how the plugin can choose each device, in the order of the report.
+
+    The arguments are those of ``occupy``.
+    """
     report = ReportIndex(status, _ByEnvironment(reservations).uids)
     unconfirmed_pods = _UnconfirmedPods(status.devices, reservations, report)
     return _choices(status, report, unconfirmed_pods, leaving, device_choice)
@@ -198,18 +207,22 @@ def _tenancy(
     choices: list[PluginChoice],
     renamed: int,
 ) -> Tenancy:
-    #: Pods that may be there regardless of the plugin's choice.
+    # Pods that may be there whatever the plugin chooses next.
     unpredicted = renamed + sum(choice.unexplained for choice in choices)
-    # If devices share the memory, it is not tracked which device a terminating pod releases.
+    # If several devices share the memory, released replicas are not tracked for each device.
     leaving = choices[0].leaving if len(choices) == 1 else 0
 
     def most(newcomers: int, gone: int) -> int:
-        """Return the most unconfirmed pods that can get there: the sum over several devices."""
+        """Return the most pods that can get there if ``gone`` replicas were released.
+
+        Of several devices, the sum, as if all replicas of terminating pods were released.
+        """
         if len(choices) == 1:
             return choices[0].most(newcomers, gone)
         return sum(choice.most(newcomers, choice.leaving) for choice in choices)
 
     def others(newcomers: int) -> tuple[int | None, ...]:
+        """Return the most unconfirmed pods beside a new pod with ``newcomers`` replicas."""
         found = [most(newcomers, gone) for gone in range(leaving + 1)]
         return tuple([count + unpredicted - 1 if count else None for count in found])
 
@@ -229,7 +242,7 @@ def _tenancy(
 
 
 class _ByEnvironment:
-    """Pods whose own NVIDIA_VISIBLE_DEVICES decides their devices, wherever their replicas are."""
+    """Pods whose own NVIDIA_VISIBLE_DEVICES decides their devices, whichever replicas they hold."""
 
     def __init__(self, reservations: Mapping[str, Reservation]) -> None:
         #: uid -> device -> bytes.
@@ -251,14 +264,14 @@ class _ByEnvironment:
         reservations: Mapping[str, Reservation],
         report: ReportIndex,
     ) -> list[Occupant]:
-        """Return the pods with a reservation in a memory, or that use it."""
+        """Return the pods that use this memory, may use it, or have a reservation there."""
         if not self.uids:
             return []
         uuids = [devices[slot].uuid for slot in memory]
-        seen = [uid for slot in memory for uid in report.uids(slot) if uid in self.uids]
+        shown = [uid for slot in memory for uid in report.uids(slot) if uid in self.uids]
         reserved = [uid for uuid in uuids for uid in self._on.get(uuid, ())]
         found: list[Occupant] = []
-        for uid in dict.fromkeys([*seen, *reserved]):
+        for uid in dict.fromkeys([*shown, *reserved]):
             rows = report.of(uid, memory)
             sizes = [self.uids[uid][uuid] for uuid in uuids if uuid in self.uids[uid]]
             if not sizes:
@@ -284,18 +297,20 @@ def _occupants(
         reservation = reservations.get(uid)
         if reservation is None or uid in by_environment.uids:
             continue
-        asked = 0
+        asked_bytes = 0
         for slot in memory:
             device = devices[slot]
             if uid in report.uids(slot):
-                due = _due(reservation, device)
-            else:  # the pod may still get further replicas on this device of the memory
-                meant = [charge for charge in reservation.charges if _means(charge, device)]
-                due = [charge for charge in meant if report.missing(uid, charge)]
-            for charge in due:
-                asked = max(asked, _bytes_on(charge, device))
+                matching = _charges_for(reservation, device)
+            else:  # the pod may still get more replicas on this device of the memory
+                charges = [charge for charge in reservation.charges if _may_be_on(charge, device)]
+                matching = [charge for charge in charges if report.missing(uid, charge)]
+            for charge in matching:
+                asked_bytes = max(asked_bytes, _bytes_on(charge, device))
         names = reservation.namespace, reservation.name
-        occupants.append(Occupant(uid, *names, asked, report.of(uid, memory), by_environment=False))
+        occupants.append(
+            Occupant(uid, *names, asked_bytes, report.of(uid, memory), by_environment=False)
+        )
     return occupants
 
 
@@ -311,13 +326,13 @@ class _UnconfirmedPods:
         self._devices = devices
         self._reservations = reservations
         self._holders: dict[str, Holder] = {}
-        #: Resource -> replicas that unconfirmed pods wait for.
+        #: Resource -> number of replicas that unconfirmed pods requested and do not hold yet.
         self.picks = Counter[str]()
-        #: Resource -> the devices that Headroom chose for them; "" if the plugin chooses.
+        #: Resource -> uuids of the devices that Headroom chose for them; "" if the plugin chooses.
         self.reserved: dict[str, set[str]] = {}
-        #: Resource -> (pod, its charge, the most bytes that it needs on any device).
+        #: Resource -> (uid, charge, the most bytes that the charge reserves on any device).
         self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
-        #: Uuid -> waiting pods with a reservation on the device under an earlier resource name.
+        #: Device -> unconfirmed pods with a reservation on it under an earlier resource name.
         self._renamed: dict[str, list[tuple[str, Charge, int]]] = {}
         resource_of = {device.uuid: device.resource for device in devices}
         for uid, reservation in reservations.items():
@@ -337,9 +352,10 @@ class _UnconfirmedPods:
                         self._renamed.setdefault(uuid, []).append(waiter)
 
     def for_memory(self, memory: Memory, present: Set[str]) -> list[Holder]:
-        """Return the unconfirmed pods that the plugin could send there, the largest first.
+        """Return the unconfirmed pods that could get there, the largest first.
 
-        Only the resource name matters here. Pods in ``present`` are already there.
+        A pod can get any device of the resource that it requested, and a device of its candidates
+        that had this resource earlier. Pods in ``present`` are already there, and are left out.
         """
         asked: dict[str, int] = {}
         for slot in memory:
@@ -355,7 +371,7 @@ class _UnconfirmedPods:
         return unconfirmed
 
     def _holder(self, uid: str, size: int) -> Holder:
-        """Return the holder for a pod; devices share one object if the bytes are equal."""
+        """Return the holder for an unconfirmed pod: one shared object if ``size`` is equal."""
         holder = self._holders.get(uid)
         if holder is None or holder.requested_bytes != size:
             reservation = self._reservations[uid]
@@ -375,21 +391,21 @@ class _UnconfirmedPods:
 _requested_bytes = attrgetter("requested_bytes")
 
 
-def _due(reservation: Reservation, device: Device) -> list[Charge]:
-    """Return the charges for which the pod can be on a device where the report shows it.
+def _charges_for(reservation: Reservation, device: Device) -> list[Charge]:
+    """Return the charges that may explain why the report shows the pod on the device.
 
-    A plugin that restarts with another configuration can rename the resource of a running pod. Then
-    any charge may be the one.
+    A plugin that restarts with another configuration can rename the resource of a running pod. If
+    no charge matches, each of them may be the explanation.
     """
     charges = reservation.charges
-    return [charge for charge in charges if _means(charge, device)] or charges
+    return [charge for charge in charges if _may_be_on(charge, device)] or charges
 
 
-def _means(charge: Charge, device: Device) -> bool:
+def _may_be_on(charge: Charge, device: Device) -> bool:
     return charge.resource == device.resource or device.uuid in charge.candidates
 
 
 def _bytes_on(charge: Charge, device: Device) -> int:
-    """Return the bytes that the charge reserves on the device; the most of any if it lists none."""
+    """Return the bytes reserved on the device; the largest value if the device is not listed."""
     size = charge.candidates.get(device.uuid)
     return max(charge.candidates.values(), default=0) if size is None else size

@@ -1,7 +1,7 @@
 """Selects the pods to evict from a device that lacks memory for all of its pods.
 
-No pod has to leave while all predictions hold. But the plugin may have chosen a device that was not
-predicted, or unattributed use may have appeared. Then the memory of a device is *overfull*:
+If all predictions are correct, no eviction is necessary. But the plugin may have chosen a device
+that was not predicted, or unattributed use may have appeared. Then a device can be *overfull*:
 
     sum over pods on the device: max(requested, measured)
     + unreserved pods + unattributed > allocatable
@@ -26,7 +26,7 @@ from extender.placement.occupancy import Holder
 class Idle:
     """A pod that has not started: it waits at its gate, or uses no memory yet."""
 
-    #: When its reservation was made (RFC 3339): the newest pod leaves first.
+    #: When its reservation was made (RFC 3339): the newest pod is evicted first.
     since: str
     gated: bool
     #: Whether a controller creates a replacement after its eviction.
@@ -44,7 +44,7 @@ class Misplaced:
 
 
 def overfull(devices: Iterable[DeviceTerms]) -> bool:
-    """Return whether some device with pods is overfull or unhealthy."""
+    """Return whether some device that has pods with reservations is overfull or unhealthy."""
     return any(
         terms.reservation_bytes
         and (
@@ -58,10 +58,10 @@ def overfull(devices: Iterable[DeviceTerms]) -> bool:
 def misplaced(
     devices: Sequence[DeviceTerms], idle: Mapping[str, Idle], leaving: Set[str], may_mark: bool
 ) -> Misplaced:
-    """Return the pods to evict from the node.
+    """Return the pods to evict from the node, including pods already marked for eviction.
 
-    ``leaving`` are the uids of pods that are terminating or have ended. ``may_mark`` permits one
-    more pod to be marked for eviction.
+    ``idle`` maps uids to the pods that have not started; no other pod is evicted. ``leaving`` are
+    the uids of pods that are terminating or have ended. ``may_mark`` allows one more mark.
     """
     leave: set[str] = set()
     stuck: set[str] = set()
@@ -88,6 +88,7 @@ def misplaced(
 
 
 def _eviction_order(holder: Holder, idle: Mapping[str, Idle]) -> tuple[bool, str, str]:
+    """Return a sort key; the largest is evicted first: marked pods, then the newest pod."""
     pod = idle.get(holder.uid)
     return (pod.marked, pod.since, holder.uid) if pod else (False, "", "")
 
@@ -97,6 +98,7 @@ def _observed_holders(terms: DeviceTerms) -> list[Holder]:
 
 
 def _excess_bytes(terms: DeviceTerms, observed: Iterable[Holder]) -> int:
+    """Return the bytes by which the observed pods exceed the memory; negative if some is free."""
     charged_bytes = sum(holder.charged_bytes for holder in observed)
     return (
         charged_bytes

@@ -16,8 +16,8 @@ from extender.placement.request import ContainerAsk, VramRequest
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.visible_devices import Visible
 
-#: Characters up to which the placement quotes the pod's VRAM annotation. The API server limits the
-#: size of annotations.
+#: Maximum length of the pod's VRAM annotation that the placement repeats. The API server limits the
+#: total size of annotations.
 _LONGEST_QUOTED = 1024
 
 
@@ -34,7 +34,7 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
     node = snap.nodes[int(verdicts.rows[i])]
     devices = {
         resource: [node.devices[slot] for slot in slots]
-        for resource, slots in _possible(verdicts, i).items()
+        for resource, slots in _candidates(verdicts, i).items()
     }
     pinned = by_environment(request, node) and request.visible is Visible.BY_PLACEMENT
     annotations = _annotations(request, node.name, devices, pinned)
@@ -43,15 +43,16 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
 
 def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> tuple[Charge, ...]:
     """Return the charges on the i-th node of ``verdicts``, on which the request fits."""
-    node, possible = snap.nodes[int(verdicts.rows[i])], _possible(verdicts, i)
-    by_itself = by_environment(request, node)
+    node, candidates = snap.nodes[int(verdicts.rows[i])], _candidates(verdicts, i)
+    by_variable = by_environment(request, node)
     return tuple(
-        _charge(verdict, node, i, possible[verdict.ask.resource], by_itself)
+        _charge(verdict, node, i, candidates[verdict.ask.resource], by_variable)
         for verdict in verdicts.asks
     )
 
 
-def _possible(verdicts: Verdicts, i: int) -> dict[str, list[int]]:
+def _candidates(verdicts: Verdicts, i: int) -> dict[str, list[int]]:
+    """Return resource -> slots of the candidate devices on the i-th node."""
     return {
         verdict.ask.resource: np.flatnonzero(verdict.candidates[i]).tolist()
         for verdict in verdicts.asks
@@ -59,31 +60,32 @@ def _possible(verdicts: Verdicts, i: int) -> dict[str, list[int]]:
 
 
 def _charge(
-    verdict: AskVerdict, node: NodeTerms, i: int, possible: Sequence[int], by_itself: bool
+    verdict: AskVerdict, node: NodeTerms, i: int, candidates: Sequence[int], by_variable: bool
 ) -> Charge:
     """Return the charge for one ask.
 
-    ``by_itself``: the pod's own variable decides its devices, so other pods cannot displace it.
+    ``by_variable``: the pod's own NVIDIA_VISIBLE_DEVICES decides its devices, so other pods cannot
+    displace it.
     """
-    named = possible if by_itself else _worth_naming(verdict, node, i)
-    steered = len(possible) == 1 and node.devices[possible[0]].policy == "steered"
+    listed = candidates if by_variable else _listed_slots(verdict, node, i)
+    steered = len(candidates) == 1 and node.devices[candidates[0]].policy == "steered"
     return Charge(
         resource=verdict.ask.resource,
         count=verdict.ask.count,
         candidates={
-            node.devices[slot].device.uuid: int(verdict.need_bytes[i, slot]) for slot in named
+            node.devices[slot].device.uuid: int(verdict.need_bytes[i, slot]) for slot in listed
         },
-        beyond=[node.devices[slot].device.uuid for slot in named if slot not in possible],
-        by_environment=by_itself,
-        choice=node.devices[possible[0]].device.uuid if steered and not by_itself else "",
+        beyond=[node.devices[slot].device.uuid for slot in listed if slot not in candidates],
+        by_environment=by_variable,
+        choice=node.devices[candidates[0]].device.uuid if steered and not by_variable else "",
     )
 
 
-def _worth_naming(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
+def _listed_slots(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
     """Return the slots whose bytes the charge must list.
 
-    These are the candidates. If the pod needs different amounts on different devices, they are all
-    devices of the resource, because later pods can displace it to one that is no candidate yet.
+    These are the candidates. If the pod needs different amounts on different devices, these are all
+    devices of the resource: later pods can displace the pod to a device that is no candidate yet.
     """
     slots = [
         slot
@@ -98,21 +100,25 @@ def _worth_naming(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
 def _annotations(
     request: VramRequest,
     node: str,
-    possible: Mapping[str, Sequence[DeviceTerms]],
+    candidates: Mapping[str, Sequence[DeviceTerms]],
     pinned: bool,
 ) -> dict[str, str]:
-    """Return the placement as JSON, and values per container for the downward API."""
+    """Return the placement as JSON, and values per container for the downward API.
+
+    A value is written only if it is certain or equal on all candidates. ``pinned``: the variable of
+    the pod follows its placement.
+    """
     if not request.asks:
         return {}
     containers: dict[str, object] = {}
     written: dict[str, str] = {}
     for ask in request.containers:
-        devices = possible[ask.resource]
+        devices = candidates[ask.resource]
         sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
-        # Two replicas of shared devices can be on one device, however many devices there are.
-        unspread = ask.count == 1 or not any(term.shared for term in devices)
-        alone = len(request.containers) == 1 and unspread
-        certain = pinned or (len(devices) == ask.count and alone)
+        # Several replicas of shared devices can be on one device.
+        each_on_own_device = ask.count == 1 or not any(term.shared for term in devices)
+        gets_all = len(devices) == ask.count and each_on_own_device
+        certain = pinned or (gets_all and len(request.containers) == 1)
         containers[ask.name] = {
             "resource": ask.resource,
             "count": ask.count,
@@ -143,5 +149,8 @@ def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
 
 
 def _fraction(part_bytes: int, whole_bytes: int) -> str:
-    """Return the fraction, rounded down to four decimals, so that a program never takes more."""
+    """Return the part as a decimal fraction, rounded down to four decimals.
+
+    So a program that allocates this fraction never exceeds its reservation.
+    """
     return f"0.{part_bytes * 10_000 // whole_bytes:04d}" if part_bytes < whole_bytes else "1.0000"

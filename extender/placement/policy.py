@@ -13,6 +13,7 @@ MIB = 1 << 20
 class VisibleDevices(Enum):
     """How to treat pods that set NVIDIA_VISIBLE_DEVICES, on nodes that may obey the variable."""
 
+    #: Such nodes reject the pod.
     REJECT = "reject"
     #: The pod must fit on every device of the node, and gets a reservation on every device.
     CHARGE = "charge"
@@ -46,15 +47,15 @@ def _parts(weights: Weights) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    #: Extended resources that are GPUs. A name that ends in ``*`` is a prefix.
+    #: Names of extended resources that Headroom manages. A name that ends in ``*`` is a prefix.
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
     #: Whether to reject pods without a VRAM annotation in namespaces without a default.
     reject_unannotated: bool = False
     #: Whether shared GPUs are available only if an agent reports them.
     require_report: bool = True
-    #: Image of the gate that gated nodes require; empty: they accept no gate.
+    #: Image of the gate that pods on gated nodes must have; empty: no gate is accepted there.
     gate_image: str = ""
-    #: Whether to evict pods without a gate, too, from a device without enough memory.
+    #: Whether to evict pods from a device without enough memory even if they have no gate.
     evict_misses: bool = False
     #: Scoring policy of pods without a policy annotation.
     policy: ScoringPolicy = ScoringPolicy.PACK
@@ -62,9 +63,9 @@ class Rules:
     visible_devices: VisibleDevices = VisibleDevices.REJECT
     #: Whether an ``envFrom`` that could set NVIDIA_VISIBLE_DEVICES is assumed to do so.
     suspect_env_from: bool = False
-    #: How long a pod may use more than it requested before Headroom reports it.
+    #: Seconds for which a pod may use more than it requested before Headroom reports it.
     overuse_after_s: float = 60.0
-    #: How long the memory stays held for a preemptor after its victims are gone.
+    #: Seconds for which memory stays held for a preemptor after its victims are gone.
     nomination_hold_s: float = 60.0
     #: Whether to evict pods for a pod that only lacks memory.
     evict_for_memory: bool = False

@@ -1,24 +1,26 @@
 """Compares the observed devices of a pod with the prediction, and finds the cause of a miss.
 
-When a pod is bound, its candidates are all devices that the plugin could give it, whatever happens
-to the other unconfirmed pods. Pods bound later can displace it to another device. They fit only if
-that device has enough memory. Once a report shows the pod, there are three results:
+When a pod is bound, its candidates are all devices that the plugin could allocate to it, whatever
+happens to the other unconfirmed pods. Pods bound later can displace it to another device, but they
+fit only if that device has enough memory. Once a report shows the pod, there are three results:
 
-*hit*      it is on candidates, with no more unconfirmed pods than could get them;
-*shifted*  it is not on candidates, but on devices to which later pods can displace it;
-*miss*     neither: an unpredictable change happened between binding and admission.
+*hit*      all its devices are candidates;
+*shifted*  not all are candidates, but later pods can displace it to these devices;
+*miss*     its devices were not possible: an unpredictable change happened before admission.
 
-Comparing devices alone is not enough. Of two pods with the candidates A and B perhaps only one can
-get A. If both are on A, one of them is a miss.
+For a hit, comparing devices alone is not enough. Of two pods with the candidates A and B perhaps
+only one can get A. If both are on A, one of them is a miss.
 
 The possible devices are computed again from the state at the binding (*basis*) with the pods bound
 since then. They are also computed from the state at each of those later bindings, which relied on
-newer reports. If a pod's own NVIDIA_VISIBLE_DEVICES decides, the prediction concerns the devices
-that it uses. A report confirms it once it shows the pod's processes, and they are a miss on any
-other device.
+newer reports.
+
+If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, the prediction concerns the devices that
+it uses. The report that shows the pod's memory use confirms the prediction. Use of any other device
+is a miss.
 
 An unpredictable change is a difference between the basis and the report that shows the pod. The
-surprise is the change that is necessary to explain the pod's devices.
+surprise is the change that explains why the pod is on its devices.
 """
 
 from collections import Counter
@@ -42,7 +44,7 @@ class Result(Enum):
 
 
 class Surprise(Enum):
-    """An unpredictable change between binding and admission."""
+    """An unpredictable change between binding and admission; ``sentence`` describes each."""
 
     RELEASED = "released"
     HEALTH = "health"
@@ -87,10 +89,10 @@ class Since:
     status: GPUNodeStatus
     #: Reservations made after the pod's.
     reservations: Mapping[str, Reservation]
-    #: Pods that another scheduler bound to the node after the basis.
+    #: Unreserved pods that another scheduler bound to the node after the basis.
     unreserved_pods: Mapping[str, Reservation]
-    #: Unconfirmed pods that were not compared yet. If one report shows too many pods on a device,
-    #: the one bound last is the miss.
+    #: Unconfirmed pods that are compared after this pod. If one report shows too many pods on a
+    #: device, the pod bound last is the miss.
     later: Set[str]
     #: Differences from one report to the next (``changes``).
     changes: Set[Surprise]
@@ -117,7 +119,7 @@ def predicted(reservation: Reservation) -> tuple[str, ...]:
 
 
 def chosen(reservation: Reservation) -> tuple[str, ...]:
-    """Return the devices that Headroom chose for the pod, which the agent steers it to."""
+    """Return the devices that Headroom chose for the pod, and to which the agent steers it."""
     return tuple(dict.fromkeys(charge.choice for charge in reservation.charges if charge.choice))
 
 
@@ -140,7 +142,7 @@ def is_by_environment(reservation: Reservation) -> bool:
 def is_shown(status: GPUNodeStatus, uid: str, reservation: Reservation) -> bool:
     """Return whether the report shows the pod with all replicas that it requested.
 
-    If its own variable decides its devices: whether the report shows which ones it uses.
+    If the pod's own variable decides its devices, return whether the report shows any memory use.
     """
     if is_by_environment(reservation):
         return bool(used(status, uid))
@@ -148,7 +150,7 @@ def is_shown(status: GPUNodeStatus, uid: str, reservation: Reservation) -> bool:
 
 
 def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
-    """Return the differences between two reports that affect the plugin's choice."""
+    """Return CONFIGURATION, HEALTH, both or none: differences that affect the plugin's choice."""
     found: set[Surprise] = set()
     if _configuration(before) != _configuration(after):
         found.add(Surprise.CONFIGURATION)
@@ -163,9 +165,9 @@ def compare(
 ) -> Comparison:
     """Compare the predicted devices of a pod with its observed devices.
 
-    ``grounds`` starts with the pod's own basis and the changes since. Further items belong to the
-    reports on which other pods were bound while this pod was unconfirmed. Those bindings relied on
-    newer reports, so the observed devices must be possible on every ground.
+    ``grounds`` starts with the pod's own basis and the changes since. Further items belong to pods
+    that were bound while this pod was unconfirmed. These later bindings relied on newer reports, so
+    the observed devices must be possible on every ground.
     """
     status = grounds[0][1].status
     candidates = predicted(reservation)
@@ -179,7 +181,7 @@ def compare(
 
 
 def compare_used(uid: str, reservation: Reservation, status: GPUNodeStatus) -> Comparison:
-    """Compare the devices that a pod's own variable names with the devices that it uses."""
+    """Compare the devices of a pod whose own variable decides them with the devices it uses."""
     candidates, devices = predicted(reservation), used(status, uid)
     if set(devices) <= set(candidates):
         return Comparison(Result.HIT, candidates, devices)
@@ -187,6 +189,7 @@ def compare_used(uid: str, reservation: Reservation, status: GPUNodeStatus) -> C
 
 
 def _surprise(replay: "_Replay") -> Surprise:
+    """Return the cause of a miss."""
     changed = replay.changed()
     if Surprise.RELEASED in changed and replay.explained(released=True):
         return Surprise.RELEASED
@@ -210,18 +213,23 @@ class _Replay:
         own = {**since.reservations, **basis.reservations}
         held_before = _held(basis.status, own.keys())
         arrived = _held(since.status, own.keys() - since.later) - held_before
-        # Devices that a pod uses by its own variable are no replicas.
+        # For a pod whose own variable decides, a row without a replica is no replica.
         by_variable = {uid for uid, each in own.items() if is_by_environment(each)}
         arrived = {held for held in arrived if held[1] or held[2] not in by_variable}
-        #: Device of the pod -> its replicas that pods unconfirmed at the basis have now.
+        #: Device of the pod -> number of its replicas that were allocated to pods since the basis.
         self._arrived = {uuid: sum(device == uuid for device, *_ in arrived) for uuid in devices}
         before, now = ({use.uid for use in s.pods} for s in (basis.status, since.status))
         self._gone = before - now
         expected = own.keys() | before
-        bound = {o: p for o, p in since.unreserved_pods.items() if o not in basis.reservations}
-        self._unreserved_pods = {**_unobserved_pods(since.status, expected), **bound}
+        bound = {
+            uid: reservation
+            for uid, reservation in since.unreserved_pods.items()
+            if uid not in basis.reservations
+        }
+        self._unreserved_pods = {**_unknown_pods(since.status, expected), **bound}
 
     def changed(self) -> set[Surprise]:
+        """Return all unpredictable changes since the basis."""
         surprises = set(self._since.changes)
         if self._gone - self._basis.leaving:
             surprises.add(Surprise.RELEASED)
@@ -230,7 +238,7 @@ class _Replay:
         return surprises
 
     def explained(self, released: bool = False, health: bool = False, bypass: bool = False) -> bool:
-        """Return whether the basis, with the given changes, makes the observed devices possible."""
+        """Return whether the observed devices are possible from the basis with these changes."""
         basis, since = self._basis, self._since
         status = _with_health(basis.status, since.status) if health else basis.status
         reservations = {**since.reservations, **basis.reservations}
@@ -259,8 +267,8 @@ def _held(status: GPUNodeStatus, uids: Set[str]) -> set[tuple[str, str, str]]:
     return {(use.device, use.replica, use.uid) for use in status.pods if use.uid in uids}
 
 
-def _unobserved_pods(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservation]:
-    """Return reservations for pods that only the report shows, as if they had reserved replicas."""
+def _unknown_pods(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservation]:
+    """Return reservations, as if they had been made, for pods that are in the report only."""
     resource_of = {device.uuid: device.resource for device in status.devices}
     held = _held(status, {use.uid for use in status.pods} - known)
     counts = Counter((uid, resource_of.get(device, "")) for device, _, uid in held)
@@ -271,6 +279,7 @@ def _unobserved_pods(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reserv
 
 
 def _configuration(status: GPUNodeStatus) -> tuple[object, ...]:
+    """Return the values of the report that change only if the node is configured differently."""
     plugin = status.plugin
     devices = {
         (device.uuid, device.resource, device.sharing, device.numa_node, device.replicas.total)
@@ -281,7 +290,7 @@ def _configuration(status: GPUNodeStatus) -> tuple[object, ...]:
 
 
 def _with_health(status: GPUNodeStatus, later: GPUNodeStatus) -> GPUNodeStatus:
-    """Return the report with the replicas' health of a later report."""
+    """Return the report with the numbers of unhealthy replicas of a later report."""
     unhealthy = {device.uuid: device.replicas.unhealthy for device in later.devices}
     devices = [_with_unhealthy(d, unhealthy.get(d.uuid, 0)) for d in status.devices]
     return msgspec.structs.replace(status, devices=devices)

@@ -1,8 +1,8 @@
 """Decides what must be computed again for a new report of a node.
 
-Most reports change memory use only, and pods use less than they requested, so the memory free for
-others does not change. Then the occupancy of the node is still valid, and the device terms only
-need the newly measured values.
+Most reports change measured use only, and most pods use less than they requested, so the memory
+that is free for others does not change. Then the occupancy of the node is still valid, and only the
+measured values of the device terms are replaced.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -17,7 +17,7 @@ from extender.placement.device_accounting import DeviceTerms, known, sum_known
 from extender.placement.device_reading import reported
 from extender.placement.occupancy import Holder, Occupancy, Tenancy, occupy
 
-#: Fields of a device that may differ; the first two only within limits.
+#: Fields of a device that may change without ``weigh``; the first two only within limits.
 _MEASURED = (
     "used_bytes",
     "unattributed_bytes",
@@ -25,11 +25,13 @@ _MEASURED = (
     "sm_occupancy_ratio",
     "utilization_ratio",
 )
-_settled = attrgetter(*(each for each in Device.__struct_fields__ if each not in _MEASURED))
+_unmeasured_fields = attrgetter(
+    *(each for each in Device.__struct_fields__ if each not in _MEASURED)
+)
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
-    """An occupancy, and the latest inputs for which it is valid."""
+    """An occupancy, and the latest inputs of ``occupy`` for which it is valid."""
 
     status: GPUNodeStatus
     reservations: Mapping[str, Reservation]
@@ -45,12 +47,15 @@ def find(
     device_choice: DeviceChoice,
     before: Found | None,
 ) -> Found:
-    """Return the result of ``occupy``; the object in ``before`` if it is still valid."""
+    """Return the occupancy for these inputs of ``occupy``.
+
+    Reuse the occupancy in ``before`` if the inputs do not change it.
+    """
     if before is not None and (
         before.device_choice is device_choice
         and before.leaving == leaving
         and _equal_charges(before.reservations, reservations)
-        and _shows_the_same(before.status, status)
+        and _equal_occupancy(before.status, status)
     ):
         occupancy = before.occupancy
     else:
@@ -62,37 +67,38 @@ _NO_PODS: Set[str] = frozenset()
 
 
 def _equal_charges(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
-    """Return whether the reservations are equal and in equal order."""
+    """Return whether the charges and names of the reservations are equal, in equal order."""
     if was is now:
         return True
     return list(was) == list(now) and all(
         held is reservation
-        or (held.charges == reservation.charges and _named(held) == _named(reservation))
+        or (held.charges == reservation.charges and _pod_name(held) == _pod_name(reservation))
         for held, reservation in zip(was.values(), now.values(), strict=True)
     )
 
 
-def _shows_the_same(was: GPUNodeStatus, now: GPUNodeStatus) -> bool:
+def _equal_occupancy(was: GPUNodeStatus, now: GPUNodeStatus) -> bool:
+    """Return whether ``occupy`` returns equal results for two reports, all else equal."""
     return (
         was.plugin == now.plugin
         and len(was.devices) == len(now.devices)
         and len(was.pods) == len(now.pods)
-        and all(map(eq, map(_occupied, was.devices), map(_occupied, now.devices)))
-        and all(map(eq, map(_row, was.pods), map(_row, now.pods)))
+        and all(map(eq, map(_occupancy_fields, was.devices), map(_occupancy_fields, now.devices)))
+        and all(map(eq, map(_occupancy_row, was.pods), map(_occupancy_row, now.pods)))
     )
 
 
-_named = attrgetter("namespace", "name")
-_occupied = attrgetter(
+_pod_name = attrgetter("namespace", "name")
+_occupancy_fields = attrgetter(
     "uuid", "resource", "sharing", "replicas", "kind", "parent", "gpu_instance", "numa_node"
 )
 
 
-def _row(use: PodUse) -> tuple[object, ...]:
-    # Only the sign of the use matters: whether a pod uses the device, does not, or it is unknown.
+def _occupancy_row(use: PodUse) -> tuple[object, ...]:
+    # Of the use only the sign matters: whether the pod uses the device, or None if unknown.
     used = use.used_bytes
-    uses = None if used is None else (used > 0) - (used < 0)
-    return use.uid, use.device, use.replica, uses
+    sign = None if used is None else (used > 0) - (used < 0)
+    return use.uid, use.device, use.replica, sign
 
 
 def with_new_measurements(
@@ -102,10 +108,11 @@ def with_new_measurements(
     now: GPUNodeStatus,
     unattributed_tolerance_bytes: int,
 ) -> tuple[DeviceTerms, ...] | None:
-    """Return what ``weigh`` returns for the report ``now``; None if that requires ``weigh``.
+    """Return ``terms`` with the measured values of the report ``now``, as ``weigh`` would.
 
-    ``terms`` belong to the report ``was``. Both reports have this occupancy, and an equal reserve
-    and tolerance. The SM activity of ``terms`` may be from another source.
+    None if other values change too; then call ``weigh``. ``terms`` belong to the report ``was``.
+    The occupancy, the node's reserve and the tolerance must be equal for both reports. The SM
+    activity of ``terms`` may be from another source.
     """
     if (
         was.plugin != now.plugin
@@ -121,7 +128,7 @@ def with_new_measurements(
     ):
         if (
             each.health_issue is not None
-            or _settled(before) != _settled(device)
+            or _unmeasured_fields(before) != _unmeasured_fields(device)
             or not _unattributed_alike(each, before, device, unattributed_tolerance_bytes)
         ):
             return None
@@ -133,9 +140,9 @@ def with_new_measurements(
 
 
 def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occupancy) -> bool:
-    """Return whether pods hold the replicas that they held, and commit as many bytes as before.
+    """Return whether pods hold the same replicas as before and commit the same bytes.
 
-    A pod's measured use may change below its request.
+    Measured use may change as long as it does not exceed the pod's request.
     """
     if len(was) != len(now):
         return False
@@ -145,7 +152,7 @@ def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occu
         had, has = before.used_bytes, row.used_bytes
         if had == has:
             continue
-        # Whether a pod uses memory at all can decide which device it counts on.
+        # Whether a pod uses any memory can decide on which device the pod counts.
         if had is None or has is None or asked_bytes is None or had <= 0 or has <= 0:
             return False
         if max(had, has) > asked_bytes:
@@ -156,7 +163,7 @@ def _charged_alike(was: Sequence[PodUse], now: Sequence[PodUse], occupancy: Occu
 def _unattributed_alike(
     terms: DeviceTerms, was: Device, now: Device, unattributed_tolerance_bytes: int
 ) -> bool:
-    """Return whether the device's values are plausible and its unattributed use is unchanged."""
+    """Return whether the device's values are plausible and its unattributed term is unchanged."""
     if not 0 <= now.used_bytes <= now.memory_bytes:
         return False
     if was.unattributed_bytes is None or now.unattributed_bytes is None:
@@ -167,21 +174,22 @@ def _unattributed_alike(
     if terms.attributed:
         if was.unattributed_bytes == now.unattributed_bytes:
             return True
-        beyond_bytes = now.unattributed_bytes if terms.sharers == 1 else None
+        unexplained_bytes = now.unattributed_bytes if terms.sharers == 1 else None
     else:
         if was.used_bytes == now.used_bytes:
             return True
-        beyond_bytes = now.used_bytes - terms.reservation_bytes - terms.unobserved_pods_bytes
+        unexplained_bytes = now.used_bytes - terms.reservation_bytes - terms.unobserved_pods_bytes
     return (
         terms.unattributed_bytes == 0
-        and beyond_bytes is not None
-        and beyond_bytes <= unattributed_tolerance_bytes
+        and unexplained_bytes is not None
+        and unexplained_bytes <= unattributed_tolerance_bytes
     )
 
 
 def _holders(
     before: tuple[Holder, ...], tenancy: Tenancy, used_bytes: Sequence[int | None]
 ) -> tuple[Holder, ...]:
+    """Return the holders with new measured bytes; unconfirmed pods, which come last, have none."""
     holders: list[Holder] = []
     for holder, occupant in zip(before, tenancy.occupants, strict=False):
         measured_bytes = sum_known(occupant.rows, used_bytes)

@@ -1,4 +1,4 @@
-"""Indexes a node's report: which devices share a memory, and which pods hold replicas of which."""
+"""Indexes a node's report: which devices share a memory, and which pods hold their replicas."""
 
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from functools import lru_cache
@@ -7,30 +7,30 @@ from typing import Any, TypeVar
 from contract.gpunode import Charge, Device, GPUNodeStatus, Reservation
 
 T = TypeVar("T")
-#: Indices of rows of the report's pods.
+#: Indices into ``GPUNodeStatus.pods``. Each of its items is called a row of the report.
 Rows = tuple[int, ...]
-#: Slots whose devices share one memory, in order; most memories have one slot.
+#: Ascending indices (*slots*) of the reported devices that share one memory; mostly a single one.
 Memory = tuple[int, ...]
 
 
 @lru_cache(maxsize=4096)
-def _first(of: Any) -> Any:
-    return of
+def _first(value: Any) -> Any:
+    return value
 
 
-#: Returns the first of all equal objects, so that nodes share equal values in memory.
+#: Returns one shared object for equal values, which saves memory.
 once: Callable[[T], T] = _first
 
 
 def memories_of(devices: Sequence[Device]) -> list[Memory]:
     """Return the memory of each slot: compute instances of one GPU instance share their memory."""
-    of: dict[tuple[str, int] | int, list[int]] = {}
+    slots_of: dict[tuple[str, int] | int, list[int]] = {}
     keys: list[tuple[str, int] | int] = []
     for slot, device in enumerate(devices):
-        joint = device.kind == "mig" and device.parent and device.gpu_instance is not None
-        keys.append((device.parent or "", device.gpu_instance or 0) if joint else slot)
-        of.setdefault(keys[-1], []).append(slot)
-    return [tuple(of[key]) for key in keys]
+        shares = device.kind == "mig" and device.parent and device.gpu_instance is not None
+        keys.append((device.parent or "", device.gpu_instance or 0) if shares else slot)
+        slots_of.setdefault(keys[-1], []).append(slot)
+    return [tuple(slots_of[key]) for key in keys]
 
 
 class ReportIndex:
@@ -38,7 +38,7 @@ class ReportIndex:
 
     Several rows of one replica count once: an app container reuses the replica of an earlier init
     container, and the kubelet lists both. Pods in ``by_environment`` may use a device without
-    holding a replica of it.
+    holding a replica of it, so their rows without a replica count as none.
     """
 
     def __init__(self, status: GPUNodeStatus, by_environment: Container[str]) -> None:
@@ -59,16 +59,16 @@ class ReportIndex:
             self._rows[slot].setdefault(row.uid, []).append(index)
 
     def uids(self, slot: int) -> Set[str]:
-        """Return the pods that the report shows there."""
+        """Return the uids of the pods that the report shows on the device."""
         return self._rows[slot].keys()
 
     def replicas_of(self, slot: int, uids: Set[str] | None = None) -> int:
-        """Return how many replicas these pods hold there, according to the report; None: all."""
-        held = self._rows[slot]
-        return sum([len(self._replicas[uid][slot]) for uid in held if uids is None or uid in uids])
+        """Return how many replicas of the device these pods hold, or all pods without ``uids``."""
+        shown = self._rows[slot]
+        return sum([len(self._replicas[uid][slot]) for uid in shown if uids is None or uid in uids])
 
     def missing(self, uid: str, charge: Charge) -> int:
-        """Return how many replicas of a charge the pod does not hold yet."""
+        """Return how many replicas of the charge the pod does not hold yet."""
         held = 0
         for slot, replicas in self._replicas.get(uid, {}).items():
             if self._resources[slot] == charge.resource:
@@ -84,11 +84,13 @@ class ReportIndex:
         return all(self._pods[row].used_bytes == 0 for row in rows)
 
     def rows(self, memory: Memory) -> Rows:
-        rows = [row for slot in memory for of in self._rows[slot].values() for row in of]
+        """Return the rows of all pods in a memory."""
+        rows = [row for slot in memory for of_pod in self._rows[slot].values() for row in of_pod]
         return once(tuple(rows))
 
     def unobserved_pods(
         self, memory: Memory, reservations: Mapping[str, Reservation]
     ) -> tuple[Rows, ...]:
+        """Return the rows of each pod in a memory that has no reservation."""
         uids = dict.fromkeys(uid for slot in memory for uid in self._rows[slot])
         return tuple([self.of(uid, memory) for uid in uids if uid not in reservations])

@@ -2,8 +2,8 @@
 
 A pod's containers do not all run at once. Native sidecars run beside the app containers. An
 ordinary init container runs beside the sidecars started before it, and later containers reuse its
-devices. So a request is a list of *phases*. A phase is a set of containers that hold GPUs at once.
-The most that a pod can take of one device is its largest phase.
+devices. So a request for one resource has *phases*: each is a set of containers that hold GPUs at
+the same time. The most that a pod can take of one device is its largest phase.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from contract.reasons import Reason
 from extender.placement.policy import Rules
 from extender.placement.visible_devices import Visible, visible
 
-#: More replicas than any node could have; above it a count is a mistake.
+#: Maximum number of replicas that a container may request; more than any node could have.
 MAX_COUNT = 1 << 16
 
 
@@ -60,7 +60,7 @@ class ContainerAsk:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """The part of one container: ``amount`` on the device of each of its ``count`` replicas."""
+    """One container of a phase: ``amount`` on each device of its ``count`` replicas."""
 
     amount: Amount
     count: int
@@ -71,17 +71,17 @@ class Ask:
     """A pod's request for one resource."""
 
     resource: str
-    #: The most replicas that it holds at once.
+    #: The most replicas that the pod holds at once.
     count: int
-    #: The most replicas that one of its containers holds.
+    #: The most replicas that one container of the pod holds.
     widest: int
-    #: Portions that one shared device may have to hold at once, one tuple for each phase.
+    #: One tuple for each phase: portions that may all be on one shared device at the same time.
     phases: tuple[tuple[Portion, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VramRequest:
-    """The parsed request of a pod; ``asks`` is empty without a GPU that Headroom manages."""
+    """The parsed request of a pod; without ``asks``, it requests no GPU that Headroom manages."""
 
     uid: str
     resource_version: str
@@ -94,7 +94,8 @@ class VramRequest:
     max_sm_ppm: int | None
     #: Processes per container, for MPS.
     processes: int
-    #: How the devices that the pod sees are decided, if the node leaves that to the pod.
+    #: The source that decides which devices the pod sees, on nodes that obey the variable
+    #: NVIDIA_VISIBLE_DEVICES.
     visible: Visible = Visible.BY_PLUGIN
     #: Uuid of the device to which the pod may be pinned; empty: any.
     pinned_to: str = ""
@@ -105,16 +106,20 @@ class VramRequest:
 
     @property
     def kind(self) -> "Kind":
-        """All values that fit and score depend on; requests of equal kind have equal verdicts."""
+        """All values of the request on which fit and score depend.
+
+        Requests of equal kind have equal verdicts and scores. Only the choice between nodes with
+        equal scores can differ.
+        """
         pinning = self.visible, self.pinned_to, self.gated
         return self.asks, self.policy, self.max_sm_ppm, self.processes, pinning
 
     @property
     def by_prices(self) -> bool:
-        """Whether the prices of device classes decide the score.
+        """Whether the score depends on the prices of device classes.
 
-        Pods that request several devices are packed instead: they take whole nodes from later pods
-        of their kind, which prices of memory do not reflect.
+        Pods that request several devices are packed instead: they compete with later pods like them
+        for whole nodes, which prices of memory do not reflect.
         """
         several = sum(ask.count for ask in self.asks) > 1
         return self.policy is ScoringPolicy.FRAGMENTATION and not several
@@ -130,7 +135,10 @@ Kind = tuple[tuple[Ask, ...], ScoringPolicy, int | None, int, tuple[Visible, str
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A pod that fits on no node until it is changed: a reason, and a sentence for its author."""
+    """Why the request of a pod cannot be parsed or is not accepted, so that it fits on no node.
+
+    ``message`` is a sentence for the author of the pod.
+    """
 
     reason: Reason
     message: str
@@ -148,7 +156,7 @@ _REASON_OF_KEY = {
 def understand(
     pod: Pod, default_vram: str | None, rules: Rules, *, enforce_limits: bool = True
 ) -> VramRequest | Unreadable:
-    """Parse the request of ``pod``.
+    """Parse the GPU request of ``pod``; return ``Unreadable`` if it is not valid. Raises nothing.
 
     ``default_vram`` is the namespace's ``headroom.gpu/default-vram``, None if it has none. Pods
     that exceed ``contract.pod_limits`` are unreadable, unless ``enforce_limits`` is False. A pod
@@ -162,10 +170,11 @@ def understand(
         return Unreadable(Reason.POD_TOO_LARGE, too_much)
     try:
         annotations = pod.metadata.annotations or {}
-        read = annotations if found else {}
-        policy, max_sm, written = read.get(POLICY), read.get(MAX_SM), read.get(PROCESSES)
-        processes = 1 if written is None else parse_processes(written)
-        containers = _container_asks(read, found, default_vram, processes)
+        relevant = annotations if found else {}
+        policy, max_sm = relevant.get(POLICY), relevant.get(MAX_SM)
+        annotated_processes = relevant.get(PROCESSES)
+        processes = 1 if annotated_processes is None else parse_processes(annotated_processes)
+        containers = _container_asks(relevant, found, default_vram, processes)
         if rules.reject_unannotated and any(ask.source == "replica" for ask in containers):
             return Unreadable(
                 Reason.UNANNOTATED,
@@ -190,21 +199,22 @@ def understand(
 
 
 def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
+    """Return what decides which devices the pod sees; pods with several resources are rejected."""
     found = visible(
         [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())],
         {ask.name for ask in asks},
         {ask.index for ask in asks if ask.index is not None},
         rules,
     )
-    # With several resources it is unknown which resource a device in the variable belongs to.
+    # With several resources, the resource of a device that the variable names is unknown.
     several = len({ask.resource for ask in asks}) > 1
     return Visible.REJECTED if several and found is not Visible.BY_PLUGIN else found
 
 
 def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
-    """Return resource -> replicas of all containers, in time linear in the pod's size.
+    """Return resource -> sum of the replicas that all containers request, at most ``MAX_COUNT``.
 
-    Counts that cannot be parsed are 1.
+    A count that cannot be parsed is taken as 1. The time is linear in the pod's size.
     """
     total: dict[str, int] = {}
     for _, container in _containers(pod):
@@ -219,7 +229,10 @@ def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
 
 
 def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
-    """Return whether Headroom places the pod. That includes unreadable counts, to reject them."""
+    """Return whether the pod requests a GPU that Headroom manages.
+
+    True if a count cannot be parsed, because Headroom must reject such a pod.
+    """
     try:
         return bool(_gpu_containers(pod, rules))
     except BadQuantity:
@@ -237,7 +250,10 @@ class _GpuContainer:
 
 
 def _gpu_containers(pod: Pod, rules: Rules) -> list[_GpuContainer]:
-    """Return the containers with managed resources, init containers first."""
+    """Return the containers that request managed resources, init containers first.
+
+    Raises ``BadQuantity``.
+    """
     return [
         _GpuContainer(index, container.name, resource, count)
         for index, container in _containers(pod)
@@ -257,11 +273,12 @@ def _containers(pod: Pod) -> list[tuple[int | None, Container]]:
 def _requested(container: Container) -> Mapping[str, str | int]:
     if container.resources is None:
         return {}
-    # For extended resources the request equals the limit, and may be omitted.
+    # For extended resources the request equals the limit, and users often omit it.
     return {**(container.resources.limits or {}), **(container.resources.requests or {})}
 
 
 def _count(resource: str, quantity: str | int) -> int:
+    """Return the number of replicas; raises ``BadQuantity`` if it is not a valid count."""
     try:
         count = parse_bytes(str(quantity))
     except BadQuantity as err:
@@ -277,11 +294,13 @@ def _container_asks(
     default_vram: str | None,
     processes: int,
 ) -> tuple[ContainerAsk, ...]:
-    """Add the amount of each container: of the annotation, else of the namespace's default, else
-    the share of a replica. An invalid default does not affect pods with their own annotation.
+    """Return the containers with their amounts.
 
-    Raise ``BadAnnotation`` if the annotation names a container without a GPU: that is a typo, and
-    the container that was meant would have no amount.
+    The amount is from the pod's annotation, else from the namespace's default, else the share of a
+    replica. An invalid default does not affect pods with their own annotation.
+
+    Raises ``BadAnnotation``, also if the annotation names a container without a GPU. That is
+    probably a typo, and the intended container would have no amount.
     """
     if not found:
         return ()
@@ -312,6 +331,7 @@ def _container_asks(
 
 
 def _asks(pod: Pod, containers: Sequence[ContainerAsk]) -> tuple[Ask, ...]:
+    """Return one ask for each resource, with its phases."""
     sidecars = {
         container.name
         for container in pod.spec.init_containers or ()
@@ -321,13 +341,13 @@ def _asks(pod: Pod, containers: Sequence[ContainerAsk]) -> tuple[Ask, ...]:
     for resource in dict.fromkeys(ask.resource for ask in containers):
         own = [ask for ask in containers if ask.resource == resource]
         phases: list[list[ContainerAsk]] = []
-        lasting: list[ContainerAsk] = []
+        running_sidecars: list[ContainerAsk] = []
         for ask in own:  # init containers come first, in their order
             if ask.index is None and ask.name in sidecars:
-                lasting.append(ask)
+                running_sidecars.append(ask)
             elif ask.index is None:
-                phases.append([*lasting, ask])
-        phases.append([*lasting, *(ask for ask in own if ask.index is not None)])
+                phases.append([*running_sidecars, ask])
+        phases.append([*running_sidecars, *(ask for ask in own if ask.index is not None)])
         portions = (tuple(Portion(ask.amount, ask.count) for ask in phase) for phase in phases)
         asks.append(
             Ask(

@@ -1,9 +1,10 @@
 """Ranks the nodes that fit by a weighted score of named terms, and chooses a single winner.
 
 Scores are floats in 0..1. A node's score does not depend on which other nodes are offered. Bytes
-are only compared as integers. The best fit breaks ties: the least memory left on the node, then on
-the device (with ``spread``, the most). A hash of the pod breaks remaining ties, so that a burst of
-pods does not compete for one of many equal nodes. All replicas choose the same winner.
+are only compared as integers. The best fit breaks ties: the least free memory on the node after
+placement, then on the device (with ``spread``, the most). A hash of the pod breaks remaining ties,
+so that a burst of pods does not compete for one of many equal nodes. All replicas of the extender
+choose the same winner.
 
 A pod without a GPU takes CPU and host memory, which GPU pods on the node also need. It is best
 placed on a node without GPUs, else on the node with the least *spare* GPU memory. Filling nodes one
@@ -26,20 +27,20 @@ from extender.placement.request import VramRequest
 from extender.placement.score_terms import CHEAP, KEPT, Scores, report, terms
 from extender.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
 
-#: Knuth's multiplicative hash constant: it spreads neighbouring numbers.
+#: Knuth's multiplicative hash constant, which spreads neighbouring numbers over the range.
 _SCATTER = 2_654_435_761
 _HASHES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Scores of the requested rows, in their order."""
+    """Scores of the n requested rows, in their order."""
 
     #: (n,) 0..1; 0 if the pod does not fit.
     scores: Scores
     #: Index of the best node; None if the pod fits on no node or requests no GPU.
     winner: int | None
-    #: Named terms, each (n,) 0..1, whose weighted mean is the score; only if requested.
+    #: Named terms, each (n,) 0..1, whose weighted mean is the score. Only ``rank`` fills them.
     terms: Mapping[str, Scores] = field(default_factory=dict)
 
 
@@ -50,9 +51,10 @@ class Standing:
     #: Weighted sum of all terms but ``report``, with weights relative to the total weight, and
     #: without prices.
     score: Scores
+    #: Free after placement, on the node and on its fullest candidate device.
     node_left_bytes: Rows
     device_left_bytes: Rows
-    #: In the order of ``KEPT``; empty if only the order of the rows matters.
+    #: In the order of ``KEPT``; empty in the results of ``take``.
     terms: tuple[Scores, ...] = ()
 
     @property
@@ -71,7 +73,10 @@ class Standing:
 
 
 def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> Ranking:
-    """Rank the nodes that fit, with the terms of their scores; other nodes score 0."""
+    """Rank the nodes that fit, with the terms of their scores.
+
+    The score and all terms of other nodes are 0. If the request has no GPU, there is no winner.
+    """
     request, snap, rows = verdicts.request, verdicts.snap, verdicts.rows
     fits, now_s = verdicts.fits, verdicts.now_s
     if not request.asks:
@@ -92,24 +97,27 @@ def rank_rows(
     weights: Weights,
     market: Market | None = None,
 ) -> Ranking:
-    """Rank the rows that fit from their ``standing``, without the terms of their scores."""
+    """Rank the rows that fit by the cached part of their scores, without returning the terms.
+
+    ``fits`` and ``standing`` belong to ``rows``. Other rows score 0.
+    """
     if not fits.any():
         return Ranking(np.zeros(len(rows)), None)
     score = standing.score + report(snap, rows, now_s) * weights.parts["report"]
     if request.by_prices:
         part = CHEAP * weights.parts["packing"]
-        score = score + part * _cheap(snap, rows, standing, market)
+        score = score + part * _price_term(snap, rows, standing, market)
     scores = score * fits
     sign = -1 if request.policy is ScoringPolicy.SPREAD else 1
-    left = np.flatnonzero(fits)
+    tied = np.flatnonzero(fits)
     for key in (-scores, sign * standing.node_left_bytes, sign * standing.device_left_bytes):
-        values = key[left]
-        left = left[values == values.min()]
-    if len(left) > 1:
+        values = key[tied]
+        tied = tied[values == values.min()]
+    if len(tied) > 1:
         offset = crc32(request.uid.encode())
-        hashes = (snap.name_rank.take(rows[left]).astype(np.int64) * _SCATTER + offset) % _HASHES
-        left = left[hashes.argmin() :]
-    return Ranking(scores, int(left[0]))
+        hashes = (snap.name_rank.take(rows[tied]).astype(np.int64) * _SCATTER + offset) % _HASHES
+        tied = tied[hashes.argmin() :]
+    return Ranking(scores, int(tied[0]))
 
 
 def named_terms(
@@ -127,15 +135,18 @@ def named_terms(
     named = dict(zip(KEPT, standing.terms, strict=True))
     named["report"] = np.broadcast_to(report(snap, rows, now_s), rows.shape)
     if request.by_prices:
-        named["packing"] = named["packing"] + CHEAP * _cheap(snap, rows, standing, market)
+        named["packing"] = named["packing"] + CHEAP * _price_term(snap, rows, standing, market)
     return named
 
 
-def _cheap(snap: Snapshot, rows: Rows, standing: Standing, market: Market | None) -> Scores | float:
+def _price_term(
+    snap: Snapshot, rows: Rows, standing: Standing, market: Market | None
+) -> Scores | float:
+    """Return 0..1 for each row: the cheaper the taken memory, the higher; 1 without prices."""
     if market is None:
         return 1.0
-    taken = snap.node_headroom_bytes.take(rows) - standing.node_left_bytes
-    return market.cheap(snap, rows, taken)
+    taken_bytes = snap.node_headroom_bytes.take(rows) - standing.node_left_bytes
+    return market.cheap(snap, rows, taken_bytes)
 
 
 def standing(verdicts: Verdicts, weights: Weights) -> Standing:
@@ -166,10 +177,10 @@ def best(
     market: Market | None,
     most: int,
 ) -> tuple[Contender, ...]:
-    """Return at most ``most`` nodes on which the pod fits, ranked by score and name.
+    """Return the winner, and then the other nodes with the highest scores, at most ``most`` nodes.
 
-    The winner comes first. ``ranking`` belongs to ``rows``; ``standing`` has all nodes of the
-    snapshot.
+    Names break ties. Empty if the pod fits on no node. ``ranking`` belongs to ``rows``;
+    ``standing`` has all nodes of the snapshot.
     """
     if ranking.winner is None:
         return ()
@@ -197,10 +208,11 @@ def best(
 
 
 def best_for_non_gpu_pod(snap: Snapshot, rows: Rows) -> Mask:
-    """Return the mask of the best rows, (n,); -1 is an unknown node, which is never best.
+    """Return the mask (n,) of the best rows for a pod without a GPU.
 
-    All nodes without devices are equally good. If there are none, exactly one node is best. Its
-    name breaks ties, so that pods fill one node before they use the next.
+    If there are nodes without devices, all of them are best. Else the best is the one node with the
+    least spare GPU memory. Its name breaks ties, so that pods fill one node before they use the
+    next. A row of -1, an unknown node, is never best.
     """
     best = np.zeros(len(rows), bool)
     known = np.flatnonzero(rows >= 0)

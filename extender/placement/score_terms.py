@@ -14,11 +14,11 @@ report             how complete and how recent the report of the node is
 =================  =============================================================================
 
 *Stranded* is free memory that the plugin's choice makes unusable. The policy ``distributed`` fills
-devices level by level. It chooses any of the devices with equally few replicas taken, so a pod must
-fit on the fullest of them. The additional free memory of the others is stranded. A node whose
-devices are equally full at every level strands nothing. One large pod among small ones makes its
-node unusable for all large pods. So a pod is best placed where its device becomes similar to those
-with as many pods.
+devices level by level; the level of a device is its number of replicas taken. The plugin may choose
+any device at the lowest level, so a pod must fit on the fullest of them. The additional free memory
+of the others is stranded. If all devices at each level are equally full, no memory is stranded. One
+large pod among small ones makes its node unusable for all large pods. So a pod is best placed where
+its device becomes about as full as the others at its new level.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ from extender.placement.snapshot import MOST_BYTES, Mask, Rows, Snapshot
 
 Scores = NDArray[np.float64]
 MILLION = 1_000_000
-#: The cached terms: all but ``report``, which ages while nothing changes.
+#: The cached terms: all but ``report``, which decreases with the age of the report.
 KEPT = ("packing", "prediction", "sm_activity", "slack", "smallest_device")
 #: Part of ``packing`` that prices determine for requests with the policy fragmentation
 #: (``placement.demand_pricing``). It is added during ranking, so a new price invalidates no cache.
@@ -44,7 +44,7 @@ CHEAP = 0.9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """Terms and tie-breakers of the requested rows, (n,) each."""
+    """Terms and tie-breakers of the n requested rows, (n,) each."""
 
     #: Each of ``KEPT`` -> 0..1, without prices.
     values: Mapping[str, Scores]
@@ -59,11 +59,11 @@ def terms(verdicts: Verdicts) -> Terms:
     spreads = verdicts.request.policy is ScoringPolicy.SPREAD
     priced = verdicts.request.by_prices
     # With few nodes the number of numpy calls dominates the cost.
-    device_left, taken = _left(asks[0]), _taken(asks[0])
+    device_left, taken = _device_left_bytes(asks[0]), _taken_bytes(asks[0])
     worst, prediction = _worst(asks[0], snap), _prediction(asks[0], snap, spreads)
     for verdict in asks[1:]:
-        device_left = np.minimum(device_left, _left(verdict))
-        taken = taken + _taken(verdict)
+        device_left = np.minimum(device_left, _device_left_bytes(verdict))
+        taken = taken + _taken_bytes(verdict)
         worst = np.maximum(worst, _worst(verdict, snap))
         prediction = np.minimum(prediction, _prediction(verdict, snap, spreads))
     node_left = np.maximum(snap.node_headroom_bytes - taken, 0)
@@ -94,20 +94,23 @@ def terms(verdicts: Verdicts) -> Terms:
 
 
 def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
-    """Return how complete and recent each row's report is; one number if all are equal."""
-    whole: Scores | float = 1.0
+    """Return how complete and recent each row's report is, 0..1.
+
+    A single number stands for all rows if all reports are complete and recent.
+    """
+    complete: Scores | float = 1.0
     if snap.degraded.any():
-        whole = np.where(snap.degraded, 0.5, 1.0).take(rows)
+        complete = np.where(snap.degraded, 0.5, 1.0).take(rows)
     if snap.ageing_from_s.min(initial=np.inf) >= now_s:
-        return whole
+        return complete
     until_s, from_s = snap.fresh_until_s.take(rows), snap.ageing_from_s.take(rows)
     ageing = from_s < now_s
-    young = np.ones(len(rows))
+    recent = np.ones(len(rows))
     # Nodes known from labels only never become stale, and nodes without a report have no age.
-    late = np.flatnonzero(ageing & np.isfinite(until_s))
-    lasts_s = np.maximum(until_s[late] - from_s[late], 1e-9)
-    young[late] = _within_0_and_1((until_s[late] - now_s) / lasts_s)
-    aged: Scores = whole * young
+    old = np.flatnonzero(ageing & np.isfinite(until_s))
+    lasts_s = np.maximum(until_s[old] - from_s[old], 1e-9)
+    recent[old] = _within_0_and_1((until_s[old] - now_s) / lasts_s)
+    aged: Scores = complete * recent
     return aged
 
 
@@ -116,15 +119,17 @@ def _within_0_and_1(values: Scores) -> Scores:
     return np.minimum(np.maximum(values, 0.0), 1.0)
 
 
-def _left(verdict: AskVerdict) -> Rows:
-    after = np.where(
+def _device_left_bytes(verdict: AskVerdict) -> Rows:
+    """Return the free bytes on the fullest candidate after placement, (nodes,)."""
+    left_bytes = np.where(
         verdict.all_candidates, verdict.all_free_bytes - verdict.all_need_bytes, MAX_DEVICE_BYTES
     )
-    left: Rows = after.min(axis=1, initial=MAX_DEVICE_BYTES)
-    return left
+    least_bytes: Rows = left_bytes.min(axis=1, initial=MAX_DEVICE_BYTES)
+    return least_bytes
 
 
-def _taken(verdict: AskVerdict) -> Rows:
+def _taken_bytes(verdict: AskVerdict) -> Rows:
+    """Return the most bytes that the ask takes on the node, (nodes,)."""
     # A larger need fits on no device, so its score does not matter.
     need = np.minimum(verdict.all_need_bytes, MAX_DEVICE_BYTES)
     taken: Rows = np.where(verdict.all_candidates, need, 0).max(axis=1, initial=0)
@@ -132,9 +137,10 @@ def _taken(verdict: AskVerdict) -> Rows:
 
 
 def _worst(verdict: AskVerdict, snap: Snapshot) -> NDArray[np.int64]:
-    """Return the maxima over each node's candidates, (3, nodes); -1 if there is no candidate.
+    """Return three maxima over each node's candidates, (3, nodes); -1 if there is no candidate.
 
-    SM activity and use above requests in parts per million, and memory in bytes.
+    They are the SM activity and the use above requests, in parts per million, and the memory in
+    bytes.
     """
     columns = snap.columns
     values = np.array([columns.sm_ppm, columns.exceeded_ppm, columns.memory_bytes])
@@ -145,23 +151,27 @@ def _worst(verdict: AskVerdict, snap: Snapshot) -> NDArray[np.int64]:
 def _prediction(verdict: AskVerdict, snap: Snapshot, spreads: bool) -> Scores:
     """Return how certain the prediction is for each node.
 
-    Most of the weight is on how similar the pod makes its device to others with as many pods. Less
-    is on how few candidates there are. The policy spread ignores both. The rest is on whether every
-    device of the resource has enough free memory, so that even a miss would do no harm.
+    80 % of the value is how few bytes the pod strands (``newly_stranded``), 10 % is how few
+    candidates there are, and 10 % is whether every shared device has enough free memory, so that
+    even a miss would do no harm. With the policy spread, the first two are constant. If Headroom
+    chooses the device, the last two are full.
     """
     even: Scores | float = 0.5
     certain: Scores | float = 1.0
     if not spreads:
         uneven = newly_stranded(verdict, snap) / (2 * snap.largest_device_bytes)
         even = _within_0_and_1(0.5 - uneven)
-        could = np.maximum(verdict.all_candidates.sum(axis=1), 1)
-        certain = np.minimum(verdict.ask.count / could, 1)
-    ours: Nodes = verdict.all_ours
-    value: Scores = 8 * even + np.where(ours, 2, certain + _roomy(verdict, snap))
+        candidates = np.maximum(verdict.all_candidates.sum(axis=1), 1)
+        certain = np.minimum(verdict.ask.count / candidates, 1)
+    chosen_by_headroom: Nodes = verdict.all_ours
+    value: Scores = 8 * even + np.where(
+        chosen_by_headroom, 2, certain + _fits_on_every_device(verdict, snap)
+    )
     return value / 10
 
 
-def _roomy(verdict: AskVerdict, snap: Snapshot) -> Nodes:
+def _fits_on_every_device(verdict: AskVerdict, snap: Snapshot) -> Nodes:
+    """Return whether each shared device of the resource has enough free memory, (nodes,)."""
     short: Mask = verdict.all_free_bytes < verdict.all_need_bytes
     # The plugin gives an allocated unshared device to no other pod. Avoiding nodes with such
     # devices would leave no empty node for pods that request all devices of a node.
@@ -176,23 +186,32 @@ def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     estimate is 0 if the plugin does not choose by levels, because Headroom chooses or because the
     pod requests several replicas. It is only a preference: errors cost density, never safety.
     """
-    could, columns = verdict.all_candidates, snap.columns
-    if verdict.ask.count > 1 or not could.size:
-        return np.zeros(len(could), np.int64)
+    candidates, columns = verdict.all_candidates, snap.columns
+    if verdict.ask.count > 1 or not candidates.size:
+        return np.zeros(len(candidates), np.int64)
     # With few nodes the number of numpy calls dominates the cost.
-    room, level = columns.headroom_bytes, columns.replicas - columns.replicas_free
-    given = np.arange(len(could)), np.where(could, room, MOST_BYTES).argmin(axis=1)
-    here = level[given]
-    alike = columns.resource == columns.resource[given][:, None]
-    alike[given] = False
-    #: Other devices at the level that the device leaves, and at the level that it reaches.
-    others = alike & (level == np.array([here, here + 1])[:, :, None])
-    before = room[given]
-    own = np.array([before, before - verdict.all_need_bytes[given]])
-    least = np.where(others, room, MOST_BYTES).min(axis=2)
-    # Limited, because products of absurd values would overflow.
-    apart = np.maximum(np.minimum(own - least, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES)
-    left, joined = np.where(apart >= 0, apart, -apart * others.sum(axis=2))
-    known = could[given] & (columns.replicas[given] > 1) & ~verdict.all_ours
-    change: Rows = (joined - left) * known
-    return change
+    headroom_bytes, level = columns.headroom_bytes, columns.replicas - columns.replicas_free
+    device_at = (
+        np.arange(len(candidates)),
+        np.where(candidates, headroom_bytes, MOST_BYTES).argmin(axis=1),
+    )
+    level_before = level[device_at]
+    alike = columns.resource == columns.resource[device_at][:, None]
+    alike[device_at] = False
+    # (2, nodes, slots): other devices at the level of that device before and after placement.
+    others = alike & (level == np.array([level_before, level_before + 1])[:, :, None])
+    before_bytes = headroom_bytes[device_at]
+    own_bytes = np.array([before_bytes, before_bytes - verdict.all_need_bytes[device_at]])
+    least_bytes = np.where(others, headroom_bytes, MOST_BYTES).min(axis=2)
+    # Clamped, because products of absurd values would overflow.
+    difference_bytes = np.maximum(
+        np.minimum(own_bytes - least_bytes, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES
+    )
+    # If the device is not the fullest at the level, it strands its difference to the fullest one.
+    # If it is the fullest, each of the others strands its difference to the device.
+    stranded_before, stranded_after = np.where(
+        difference_bytes >= 0, difference_bytes, -difference_bytes * others.sum(axis=2)
+    )
+    applies = candidates[device_at] & (columns.replicas[device_at] > 1) & ~verdict.all_ours
+    change_bytes: Rows = (stranded_after - stranded_before) * applies
+    return change_bytes

@@ -1,8 +1,8 @@
 """An immutable snapshot of the cluster, in dense arrays.
 
-Rows are nodes, columns are slots: slot j of node i is the j-th device that the node reports. All
-arrays are read-only. A slot that a node does not have holds -1. Only ``placement.snapshot_builder``
-builds snapshots.
+A row is a node, and a *slot* is a device: slot j of row i is the j-th device that node i reports.
+All arrays are read-only. In a slot that a node does not have, all values are -1. Only
+``placement.snapshot_builder`` builds snapshots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,17 @@ from extender.placement.device_accounting import DeviceTerms
 
 Bytes2D = NDArray[np.int64]
 Int2D = NDArray[np.int32]
+#: One-dimensional: indices of rows, or a value for each row.
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 #: Code 0 is "fits"; every other code is an index into this tuple.
 REASONS: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
-#: Limit of all columns and of all needs compared with them: differences of two values fit int64.
+#: Limit of the absolute values of all columns in bytes, and of all needs compared with them:
+#: differences of two values fit int64.
 MOST_BYTES = 1 << 61
+#: Column ``sharing`` holds indices into this tuple.
 SHARING = ("none", "time-slicing", "mps")
 #: ``Snapshot.spare_bytes`` of a node without devices; less than any node with a device has.
 NO_DEVICE = -1
@@ -37,7 +40,7 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     """The values of one node, from which the columns are filled and explanations are made."""
 
     name: str
-    #: Why the node accepts no pod; None if its devices decide.
+    #: Why the node accepts no pod; None if that depends on its devices.
     reason: Reason | None
     #: When its report becomes stale, in seconds of the extender's monotonic clock.
     fresh_until_s: float
@@ -46,22 +49,22 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     ageing_from_s: float = inf
     #: Whether the report lacks the data of some probe.
     degraded: bool = False
-    #: The source of its capacity if no agent measured it; else empty.
+    #: The source of the node's capacity, such as labels, if no agent measured it; else empty.
     unmeasured: str = ""
     #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
     obeys_environment: bool = True
     #: Whether Headroom chooses the device of pods whose variable follows their placement.
     pins: bool = False
-    #: Whether it is for gated pods only.
+    #: Whether the node is for gated pods only.
     gated: bool = False
     #: Details of ``reason``, if its sentence is not enough.
     detail: str = ""
-    #: Whether it has GPUs, even without a report.
+    #: Whether the node has GPUs, even if no agent reports them.
     equipped: bool = True
 
 
 def clamped(count_bytes: int) -> int:
-    """Limit the value to ``MOST_BYTES``, so that absurd amounts cannot overflow."""
+    """Return the value, limited to ±``MOST_BYTES``, so that absurd amounts cannot overflow."""
     return max(-MOST_BYTES, min(count_bytes, MOST_BYTES))
 
 
@@ -71,27 +74,27 @@ class Columns:
 
     memory_bytes: Bytes2D
     allocatable_bytes: Bytes2D
-    #: Free for a pod that requests one replica, and for one that requests more, if it gets the
-    #: device.
+    #: Free for a new pod if it gets the device: for a pod that requests one replica of the
+    #: resource, and for a pod that requests several.
     free_bytes: Bytes2D
     several_free_bytes: Bytes2D
     #: Allocatable less committed memory, with the worst case of unconfirmed pods.
     headroom_bytes: Bytes2D
     replicas: Int2D
-    #: Replicas that no observed pod holds.
+    #: Replicas that are neither allocated nor unhealthy, according to the report.
     replicas_free: Int2D
     #: Replicas of the slot's resource reserved for unconfirmed pods, on the whole node.
     replicas_unconfirmed: Int2D
-    #: The fewest replicas that a pod must request to possibly get one of this device; larger than
-    #: any request if it cannot.
+    #: The fewest replicas with which the next pod could get one of this device; larger than any
+    #: request if no pod could.
     reach: Int2D
     #: 1 if the agent makes the kubelet allocate the device that the ledger chooses.
     steered: Int2D
-    #: 1 if the plugin rejects a bound pod with a container that requests several replicas.
+    #: 1 if the plugin rejects, after the binding, a container that requests several replicas.
     single: Int2D
-    #: Index into ``Snapshot.resources``.
+    #: Number of the resource in ``Snapshot.resources``.
     resource: Int2D
-    #: Devices that share the slot's memory, itself included.
+    #: Number of devices that share the slot's memory, itself included.
     sharers: Int2D
     #: Index into ``SHARING``.
     sharing: Int2D
@@ -127,14 +130,17 @@ class Snapshot:
     names: tuple[str, ...]
     #: Hash of the set of all names.
     names_hash: int
+    #: (rows,) the values from which the columns were filled.
     nodes: tuple[NodeTerms, ...]
+    #: Resource name -> value of column ``resource``.
     resources: Mapping[str, int]
     columns: Columns
     #: (rows,) code of the reason why the node accepts no pod; 0 for none.
     node_reason: Int2D
     #: (rows,) whether the node is for gated pods only.
     gated: NDArray[np.bool_]
-    #: (rows,) seconds of the extender's monotonic clock.
+    #: (rows,) when the report becomes stale and when it begins to age, in seconds of the extender's
+    #: monotonic clock.
     fresh_until_s: NDArray[np.float64]
     ageing_from_s: NDArray[np.float64]
     #: (rows,) whether part of the report is missing, or labels replace it.
@@ -152,10 +158,10 @@ class Snapshot:
     largest_node_bytes: int
 
     def part(self, rows: Rows) -> "Snapshot":
-        """Return a snapshot of these rows; the largest device and node remain those of all."""
+        """Return a snapshot of these rows only, with the largest device and node of all rows."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
         names = tuple(node.name for node in nodes)
-        # take() would first copy the whole of an array in Fortran order.
+        # Not take(): it first copies a whole array that is in Fortran order.
         columns = [column[rows] for column in _columns(self.columns)]
         return replace(
             self,
@@ -175,11 +181,12 @@ class Snapshot:
         return np.zeros(advertised.shape, bool) if index is None else advertised == index
 
     def sorted_by_row(self, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
-        """Return the same names, in any order, and the row of each; -1 for unknown names.
+        """Return the names in any order, and the row of each; -1 for unknown names.
 
-        kube-scheduler often offers all nodes. Python hashes strings with a random key of 64 bits,
-        so another set of as many names practically never has the same hash. To compare the hashes
-        takes a third of the time of looking up 5,000 names.
+        kube-scheduler often offers all nodes. Then the names are returned in the order of the rows.
+        Only hashes are compared, which takes a third of the time of looking up 5,000 names. Python
+        hashes strings with a random key of 64 bits, so another set of as many names practically
+        never has the same hash.
         """
         if len(names) == len(self.names) and hash(frozenset(names)) == self.names_hash:
             return self.names, np.arange(len(names))

@@ -21,7 +21,7 @@ from extender.placement.snapshot import (
     clamped,
 )
 
-#: Limit of replica counts; no plugin advertises as many.
+#: Limit of replica counts in columns; above the number that any plugin advertises.
 MANY = 1 << 20
 _SHARING = {sharing: index for index, sharing in enumerate(SHARING)}
 _COLUMNS = tuple(
@@ -30,10 +30,10 @@ _COLUMNS = tuple(
 
 
 class Table:
-    """Nodes by name, each with its row of columns.
+    """A mutable table of nodes: each has a row in every column.
 
     A snapshot copies the columns that changed since the previous snapshot, and shares the others
-    with it.
+    with the previous snapshot.
     """
 
     def __init__(self) -> None:
@@ -91,17 +91,20 @@ class Table:
         self._latest = None
 
     def put_measured(self, node: NodeTerms) -> None:
-        """Replace a node whose columns change only in report times and SM activity."""
+        """Replace a node of which only report times and SM activity can change in the columns.
+
+        Other columns are not updated.
+        """
         row = self._row_of[node.name]
         self._nodes[row] = node
         self._latest = None
-        self._write_of_node(row, "fresh_until_s", node.fresh_until_s)
-        self._write_of_node(row, "ageing_from_s", node.ageing_from_s)
+        self._write_value(row, "fresh_until_s", node.fresh_until_s)
+        self._write_value(row, "ageing_from_s", node.ageing_from_s)
         column, sm_ppm = self._columns["sm_ppm"], [_sm_ppm(terms) for terms in node.devices]
         if column[row, : len(sm_ppm)].tolist() != sm_ppm:
             column[row, : len(sm_ppm)] = sm_ppm
             self._columns_shown.pop("sm_ppm", None)
-            self._write_of_node(row, "changed_in", self.next_generation)
+            self._write_value(row, "changed_in", self.next_generation)
 
     def get(self, name: str) -> NodeTerms | None:
         """Return the node of this name; None if there is none."""
@@ -109,7 +112,7 @@ class Table:
         return None if row is None else self._nodes[row]
 
     def drop(self, name: str) -> None:
-        """Remove a node; the last node moves to its row."""
+        """Remove a node, if it exists. The last node moves to its row."""
         if name not in self._row_of:
             return
         last = self._nodes[-1]
@@ -124,7 +127,7 @@ class Table:
             self.put(last)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the table: one object until the table changes."""
+        """Return a snapshot of the table; the same object until the table changes."""
         if self._latest is None:
             if self._members_changed:
                 self._names = tuple(node.name for node in self._nodes)
@@ -149,17 +152,18 @@ class Table:
         return self._latest
 
     def _frozen(
-        self, arrays: Mapping[str, NDArray[Any]], shown: dict[str, NDArray[Any]]
+        self, arrays: Mapping[str, NDArray[Any]], frozen: dict[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Update ``shown`` with read-only copies of changed arrays, and return a copy of it."""
+        """Add read-only copies of the arrays that ``frozen`` lacks; return a copy of ``frozen``."""
         for name, array in arrays.items():
             now = array[: len(self._nodes)]
-            if name not in shown or shown[name].shape != now.shape:
-                shown[name] = now.copy(order="K")
-                shown[name].flags.writeable = False
-        return dict(shown)
+            if name not in frozen or frozen[name].shape != now.shape:
+                frozen[name] = now.copy(order="K")
+                frozen[name].flags.writeable = False
+        return dict(frozen)
 
     def _grow(self, rows: int, slots: int) -> None:
+        """Enlarge the arrays to at least this many rows and slots; new elements are absent."""
         old_rows, old_slots = self._columns["resource"].shape
         if rows <= old_rows and slots <= old_slots:
             return
@@ -174,6 +178,7 @@ class Table:
         self._per_node = nodes
 
     def _write_row(self, row: int, node: NodeTerms) -> None:
+        """Write the values of a node; only columns in which a value changes are copied again."""
         values = [self._values(terms) for terms in node.devices]
         by_column = zip(*values, strict=True) if values else [()] * len(_COLUMNS)
         for (name, _), column_values in zip(_COLUMNS, by_column, strict=True):
@@ -198,9 +203,9 @@ class Table:
             "largest_device_bytes": max(believed_bytes, default=0),
         }
         for name, value in per_node.items():
-            self._write_of_node(row, name, value)
+            self._write_value(row, name, value)
 
-    def _write_of_node(self, row: int, name: str, value: float) -> None:
+    def _write_value(self, row: int, name: str, value: float) -> None:
         array = self._per_node[name]
         if array[row] != value:
             array[row] = value
@@ -209,11 +214,12 @@ class Table:
     def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
         """Return the values of one device in the order of ``Columns``."""
         device = terms.device
-        # Implausible values could overflow a column. The health issue rejects pods instead.
+        # Implausible values could overflow a column, so they are replaced. The health issue rejects
+        # all pods anyway.
         believed = terms.believed
         replicas = device.replicas
-        # The plugin counts free replicas by itself, even if the rest of the report is implausible.
-        free = max(replicas.free, int(may_have_free_replica(device)))
+        # Even if the reported numbers are implausible, the plugin may have a free replica.
+        free_replicas = max(replicas.free, int(may_have_free_replica(device)))
         return (
             device.memory_bytes if believed else 0,
             terms.allocatable_bytes,
@@ -221,7 +227,7 @@ class Table:
             clamped(terms.several_free_bytes),
             clamped(terms.headroom_bytes),
             replicas.total if believed else 1,
-            min(free, MANY),
+            min(free_replicas, MANY),
             min(terms.unconfirmed_replicas, MANY),
             reach(terms),
             terms.policy == "steered",
@@ -240,13 +246,17 @@ def _sm_ppm(terms: DeviceTerms) -> int:
 
 
 def reach(terms: DeviceTerms) -> int:
-    """Return the fewest replicas that the next pod must request to possibly get this device."""
+    """Return the fewest replicas with which the next pod could get one of this device.
+
+    ``MANY`` if no pod can.
+    """
     if terms.first is None:
         return MANY
     return min(max(1, terms.first - terms.unconfirmed_replicas + 1), MANY)
 
 
 def _exceeded_ppm(terms: DeviceTerms) -> int:
+    """Return the use above requests in parts per million of the allocatable memory, at most 1e6."""
     exceeded_bytes = 0
     for holder in terms.holders:
         measured_bytes = holder.measured_bytes
@@ -258,8 +268,8 @@ def _exceeded_ppm(terms: DeviceTerms) -> int:
 def _spare_bytes(node: NodeTerms, headroom_bytes: Sequence[int]) -> int:
     """Return the bytes free for reservation on the node; ``NO_DEVICE`` if it has no devices.
 
-    Devices that no pod can get do not count. A node with GPUs but without a report counts as the
-    largest.
+    Unhealthy devices and devices without a free replica do not count. For a node with GPUs but
+    without a report, return ``MOST_BYTES``.
     """
     if not node.devices:
         return MOST_BYTES if node.equipped else NO_DEVICE
@@ -271,7 +281,7 @@ def _spare_bytes(node: NodeTerms, headroom_bytes: Sequence[int]) -> int:
 
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:
-    """Build a snapshot of these nodes."""
+    """Return a snapshot of these nodes, with one row each in the given order."""
     table = Table()
     for node in nodes:
         table.put(node)
@@ -279,7 +289,7 @@ def build(nodes: Iterable[NodeTerms]) -> Snapshot:
 
 
 def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
-    # Fortran order: operations over the slots of a node then run over all nodes at once.
+    # In Fortran order, numpy reduces over the slots of all nodes at once, which is faster.
     return {name: np.full((rows, slots), -1, dtype, order="F") for name, dtype in _COLUMNS}
 
 

@@ -1,39 +1,41 @@
 """Selects victims on a node so that a preemptor fits: the smallest set in kube-scheduler's order.
 
     rank(set) = (violations of disruption budgets, highest priority, sum of priorities, number,
-                 latest start of those with the highest priority)
+                 earliest start of the pods with the highest priority: later is better)
 
 This is how ``pickOneNodeForPreemption`` compares nodes (pkg/scheduler/framework/preemption). The
-set with the lowest rank is the smallest. Adding a pod never lowers the rank. So the search tries
+set with the lowest rank is the *smallest*. Adding a pod never lowers the rank. So the search tries
 sets in the order of their rank. The first set that makes the preemptor fit is the best, and it has
 no superfluous victim.
 
 More victims are not always better. The plugin chooses the device with the fewest replicas taken, so
-a victim draws the preemptor to its device, with or without enough memory. Only computing the node
-without the victims shows whether the preemptor fits (``helps``). That takes a fraction of a
+an eviction makes the plugin choose that device, with or without enough memory. Only computing the
+node without the victims shows whether the preemptor fits (``helps``). That takes a fraction of a
 millisecond, and a node with 50 pods has 2^50 sets. So a cheap check (``may_help``) excludes most
 sets first.
 
-On a node with many pods the search tries the sets on each single device, which usually suffice. If
-not, it does what kube-scheduler does: it removes all pods and reprieves one after the other, the
-most important first. The result is exact for up to ``FEW`` pods. For more pods it is exact among
-the sets on one device with up to ``FEW`` pods. Otherwise it is a set without superfluous victims.
+On a node with more than ``FEW`` pods the search tries the sets of pods on each single device, one
+of which usually suffices. If not, it proceeds as kube-scheduler does: it removes all pods and
+reprieves one after the other, the most important first. If ``Tries`` suffice, the result is the
+smallest set on a node with up to ``FEW`` pods, and the smallest of those on a device with up to
+``FEW`` pods. Otherwise it is a set without superfluous victims.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-#: Pods of which every set is tried: 1,024 of them.
+#: Maximum number of pods of which every set is tried: 1,024 sets.
 FEW = 10
-#: kube-scheduler adds it to each priority, so that each further victim raises the sum.
+#: kube-scheduler adds this to each priority, so that each further victim increases the sum.
 OFFSET = 1 << 31
 #: Start time of pods that have not started: later than any other.
 NOT_STARTED_S = 1 << 62
 
 Rank = tuple[int, int, int, int, int]
-#: Rank of the empty set.
+#: Rank of the empty set; lower than any other.
 NOBODY: Rank = (0, -OFFSET - 1, 0, 0, -NOT_STARTED_S)
+#: Returns whether the preemptor fits, or may fit, without the pods of this set of uids.
 Helps = Callable[[frozenset[str]], bool]
 
 
@@ -49,7 +51,7 @@ class Evictable:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A disruption budget: how many of its pods may still be disrupted."""
+    """A disruption budget: at most ``allowed`` more of its pods may be disrupted."""
 
     allowed: int
     uids: frozenset[str]
@@ -57,29 +59,30 @@ class Budget:
 
 @dataclass(slots=True)
 class Tries:
-    """The remaining budget of computations for one preemptor, on all nodes together."""
+    """The number of calls of ``helps`` that remain for one preemptor, on all nodes together."""
 
     left: int
 
 
 def importance(pod: Evictable) -> tuple[int, int, str]:
-    """Return a sort key: the most important pod first, as kube-scheduler lists victims.
+    """Return a sort key that puts the most important pod first.
 
-    kube-scheduler takes the first victim's priority as the highest.
+    Victims must be listed in this order: kube-scheduler takes the priority of the first one as the
+    highest.
     """
     return -pod.priority, pod.started_s, pod.uid
 
 
 def violators(pods: Iterable[Evictable], budgets: Sequence[Budget]) -> list[str]:
     """Return the uids of pods whose eviction violates a budget, most important pods first."""
-    left = [budget.allowed for budget in budgets]
+    still_allowed = [budget.allowed for budget in budgets]
     found: list[str] = []
     for pod in sorted(pods, key=importance):
         violates = False
         for i, budget in enumerate(budgets):
             if pod.uid in budget.uids:
-                left[i] -= 1
-                violates = violates or left[i] < 0
+                still_allowed[i] -= 1
+                violates = violates or still_allowed[i] < 0
         if violates:
             found.append(pod.uid)
     return found
@@ -109,15 +112,16 @@ def smallest(
     below: Rank | None = None,
     whole: bool = True,
 ) -> frozenset[str] | None:
-    """Return the set of the lowest rank that makes the preemptor fit.
+    """Return the set of uids with the lowest rank that makes the preemptor fit.
 
-    Empty if it fits without victims. None if no set helps, or none with a rank below ``below``.
+    The module's docstring describes how exact that is. Empty if the preemptor fits without victims.
+    None if no set helps, or if none that helps has a rank below ``below``.
 
-    ``devices`` has, for each device, the least rank of a set that can help there, and the uids of
-    its pods, in the order of the ranks. ``whole``: with many pods, also try sets on several devices
-    if no set on one device helps, which takes one try for each pod. ``may_help`` is a cheap check:
-    if it is false for a set, no subset of it helps. ``helps`` is called at most once for each set,
-    and at most as often as ``tries`` allows.
+    ``devices`` has for each device the lowest rank of a set that can help there, and the uids of
+    its pods, sorted by rank. ``whole``: if there are more than ``FEW`` pods and no set on a single
+    device helps, also try sets on several devices, which takes at least one try for each pod.
+    ``may_help`` is a cheap check: if it is false for a set, no subset of the set helps. ``helps``
+    is called at most once for each set, and at most as often as ``tries`` allows.
     """
     search = _Search(budgets, may_help, helps, tries)
     if len(pods) <= FEW:
@@ -148,7 +152,10 @@ class _Search:
         return rank([pod for pod in pods if pod.uid in uids], self._budgets)
 
     def exact(self, pods: Sequence[Evictable], below: Rank | None) -> frozenset[str] | None:
-        """Try every set in the order of its rank, except those that cannot help."""
+        """Return the first set that helps, in the order of rank, without sets that cannot help.
+
+        None if there is none below ``below``, or no tries remain.
+        """
         ordered = sorted(pods, key=lambda pod: (rank([pod], self._budgets), pod.uid))
         rest = [frozenset(pod.uid for pod in ordered[i:]) for i in range(len(ordered) + 1)]
         heap: list[tuple[Rank, tuple[int, ...]]] = [(NOBODY, ())]
@@ -169,23 +176,28 @@ class _Search:
         return None
 
     def spared(self, pods: Sequence[Evictable], below: Rank | None) -> frozenset[str] | None:
-        """Remove all pods, then reprieve: first pods with violated budgets, then by importance."""
+        """Return a set without superfluous victims: remove all pods, then reprieve one by one.
+
+        Pods whose eviction violates a budget are reprieved first, then the most important. None if
+        the removal of all pods does not help, or the rank of the set is not below ``below``.
+        """
         victims = frozenset(pod.uid for pod in pods)
         if not self._does_help(victims):
             return None
         violating = set(violators(pods, self._budgets))
-        turns = sorted(pods, key=lambda pod: (pod.uid not in violating, importance(pod)))
-        spared = True
-        while spared:  # a reprieve can make it possible to reprieve an earlier pod
-            spared = False
-            for pod in turns:
+        ordered = sorted(pods, key=lambda pod: (pod.uid not in violating, importance(pod)))
+        any_reprieved = True
+        while any_reprieved:  # one reprieve can make the reprieve of an earlier pod possible
+            any_reprieved = False
+            for pod in ordered:
                 if pod.uid in victims and self._does_help(victims - {pod.uid}):
-                    victims, spared = victims - {pod.uid}, True
+                    victims, any_reprieved = victims - {pod.uid}, True
         if below is not None and self.rank_of(victims, pods) >= below:
             return None
         return victims
 
     def _does_help(self, uids: frozenset[str]) -> bool:
+        """Return whether the set helps; False also if no tries remain and it was not tried."""
         result = self._results.get(uids)
         if result is None:
             if self._tries.left <= 0 or not self._may_help(uids):

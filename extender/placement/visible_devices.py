@@ -1,8 +1,8 @@
-"""Finds out from a pod's manifest what decides which devices its containers see.
+"""Determines from a pod's manifest what decides which devices its containers see.
 
 The container toolkit reads ``NVIDIA_VISIBLE_DEVICES``. The plugin sets it. If the pod sets it too,
-the pod's value wins, on nodes that use the variable at all (``Plugin.pinning``). A pod can make it
-follow the placement by the downward API::
+the pod's value wins, on nodes that use the variable at all (``Plugin.pinning``). With the downward
+API, the variable can follow the placement::
 
     env:
     - name: NVIDIA_VISIBLE_DEVICES
@@ -11,14 +11,15 @@ follow the placement by the downward API::
           fieldPath: metadata.annotations['headroom.gpu/devices.0']
 
 Headroom writes the annotation with the Binding, before the kubelet sees the pod. With any other
-value the pod chooses its devices: the content of a ConfigMap is unknown, and a uuid belongs to a
-node that is not chosen yet. Only ``none``, ``void`` and the empty value show no device.
+value the pod itself chooses its devices, and Headroom cannot predict them: the content of a
+ConfigMap is unknown, and a uuid belongs to one node. Only with ``none``, ``void`` and the empty
+value the pod sees no device.
 
 ``envFrom`` adds all keys of a ConfigMap or Secret, and the manifest does not name them. Headroom
-does not read Secrets. To suspect every ``envFrom`` would reject all pods with settings in one. So
-Headroom suspects it only if its settings request that, and never if a prefix or the pod's own
-``env``, which wins, excludes it. The agent finds what remains: if a process uses a device that its
-pod does not hold, its memory counts there.
+does not read Secrets. If Headroom assumed that each ``envFrom`` sets the variable, it would reject
+many ordinary pods. So it does that only with ``Rules.suspect_env_from``, and not if a prefix or the
+pod's own ``env``, which wins, excludes it. The agent detects the remaining cases: if a process uses
+a device that its pod does not hold, its memory counts there.
 """
 
 import re
@@ -30,13 +31,13 @@ from contract.kube import Container, EnvVar
 from extender.placement.policy import Rules, VisibleDevices
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-#: Values of the variable that show no device.
+#: Values of the variable with which a container sees no device.
 NO_DEVICES = ("", "none", "void")
-_FOLLOWS = re.compile(rf"metadata\.annotations\['{re.escape(DEVICES)}(\d+)'\]")
+_PLACEMENT_FIELD = re.compile(rf"metadata\.annotations\['{re.escape(DEVICES)}(\d+)'\]")
 
 
 class Visible(Enum):
-    """The source of a pod's visible devices, on nodes that obey NVIDIA_VISIBLE_DEVICES."""
+    """The source that decides which devices a pod sees, on nodes that obey the variable."""
 
     #: The device plugin, as usual.
     BY_PLUGIN = "by-plugin"
@@ -51,16 +52,19 @@ class Visible(Enum):
 def visible(
     containers: Sequence[Container], asking: Collection[str], placed: Collection[int], rules: Rules
 ) -> Visible:
-    """Return what decides for a pod with these containers, including init containers.
+    """Return what decides which devices a pod with these containers sees.
 
-    ``asking`` are the names of GPU containers. ``placed`` are the indices of those whose devices an
-    annotation records. Either all GPU containers follow the placement or none: another one would
-    get a device without a reservation.
+    ``containers`` include init containers. ``asking`` are the names of the GPU containers.
+    ``placed`` are the indices of the GPU containers for which Headroom writes an annotation. If
+    only some GPU containers follow the placement, the others could get a device without a
+    reservation. Then the pod counts as choosing its devices itself.
     """
-    if not any(_set(each) or (rules.suspect_env_from and each.env_from) for each in containers):
+    if not any(
+        _variable(each) or (rules.suspect_env_from and each.env_from) for each in containers
+    ):
         return Visible.BY_PLUGIN  # nearly all pods
-    chooses = any(_chooses(container, rules) for container in containers)
-    follows = {container.name for container in containers if _followed(container) is not None}
+    chooses = any(_chooses_itself(container, rules) for container in containers)
+    follows = {container.name for container in containers if _followed_index(container) is not None}
     partly = not follows.issuperset(asking) or not followed(containers) <= set(placed)
     if chooses or (follows and partly):
         reject = rules.visible_devices is VisibleDevices.REJECT
@@ -69,31 +73,33 @@ def visible(
 
 
 def followed(containers: Sequence[Container]) -> set[int]:
-    """Return the indices of the containers whose placement any of these containers follows."""
-    found = (_followed(container) for container in containers)
+    """Return the indices of the containers whose placement these containers follow."""
+    found = (_followed_index(container) for container in containers)
     return {index for index in found if index is not None}
 
 
-def _set(container: Container) -> EnvVar | None:
-    """Return the variable as the container sets it; the last one wins."""
+def _variable(container: Container) -> EnvVar | None:
+    """Return the variable from the container's ``env``; the last entry wins."""
     named = [each for each in container.env or () if each.name == VISIBLE_DEVICES]
     return named[-1] if named else None
 
 
-def _followed(container: Container) -> int | None:
-    variable = _set(container)
+def _followed_index(container: Container) -> int | None:
+    """Return the index of the container whose placement this one follows; None if it does not."""
+    variable = _variable(container)
     source = variable and variable.value_from
     field = source.field_ref if source else None
-    match = _FOLLOWS.fullmatch(field.field_path) if field else None
+    match = _PLACEMENT_FIELD.fullmatch(field.field_path) if field else None
     return int(match[1]) if match else None
 
 
-def _chooses(container: Container, rules: Rules) -> bool:
-    variable = _set(container)
+def _chooses_itself(container: Container, rules: Rules) -> bool:
+    """Return whether the container's value of the variable may name devices of its own choice."""
+    variable = _variable(container)
     if variable is None:
         return rules.suspect_env_from and any(
             VISIBLE_DEVICES.startswith(source.prefix) for source in container.env_from or ()
         )
     if variable.value_from is not None:
-        return _followed(container) is None
+        return _followed_index(container) is None
     return (variable.value or "") not in NO_DEVICES

@@ -21,9 +21,9 @@ from extender.state.node_whatif import rejection_beside
 
 #: Seconds after which a bind is no longer expected.
 BIND_FOLLOWS_WITHIN_S = 0.25
-#: Maximum number of assumed binds, the latest ones: each can cost filter a millisecond.
+#: Maximum number of assumed binds; the oldest is dropped. Each can cost filter a millisecond.
 BINDS_EXPECTED = 2
-#: Cached answers of ``_rejection``.
+#: Maximum number of cached results of ``_rejection``.
 MOST_ANSWERS = 16
 
 
@@ -36,30 +36,31 @@ class _Expected:
 
 
 class AssumedBinds:
-    """The latest pods for which kube-scheduler has a node, until their bind comes."""
+    """The latest pods for which kube-scheduler has chosen a node but not called bind yet."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         #: By uid, the latest last.
         self._expected: Bounded[str, _Expected] = Bounded(BINDS_EXPECTED)
-        #: (kind of request, node, snapshot of its last change, kinds of assumed binds) -> reason.
+        #: (kind of request, node, generation of the snapshot in which the node last changed, kinds
+        #: of the requests of assumed binds) -> reason.
         self._answers: Bounded[tuple[object, ...], Reason | None] = Bounded(MOST_ANSWERS)
 
     def expect(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
-        """Expect the bind of the pod to the node.
+        """Expect a bind call for the pod and the node within ``BIND_FOLLOWS_WITHIN_S``.
 
-        It does not come if kube-scheduler fails, or if a user's preference for another node
-        outweighs the extender's score.
+        kube-scheduler does not make the call if it fails, or if a user's preference for another
+        node outweighs the extender's score.
         """
         uid = pod.metadata.uid
         self._expected[uid] = _Expected(pod, request, node, now_s + BIND_FOLLOWS_WITHIN_S)
 
     def bind_received(self, uid: str) -> None:
-        """Forget the pod: its bind has come."""
+        """Drop the assumed bind of the pod, because kube-scheduler has called bind."""
         self._expected.pop(uid, None)
 
     def reservations(self, now_s: float) -> Iterator[tuple[str, str, Reservation]]:
-        """Yield uid, node, and the reservation that filter keeps free there for the pod."""
+        """Yield the uid, the node and the future reservation of each assumed bind."""
         for uid, each in list(self._expected.items()):
             gpunode = self._cluster.gpunode(each.node) if each.until_s >= now_s else None
             if gpunode is not None and (found := self._cluster.adopt(each.pod, gpunode)):
@@ -78,9 +79,9 @@ class AssumedBinds:
         snap: Snapshot,
         now_s: float,
     ) -> bool:
-        """Reject in ``codes`` the nodes that assumed binds would fill.
+        """Reject the nodes on which the pod does not fit beside assumed binds.
 
-        Return whether any node was rejected.
+        Write the reasons into ``codes``. Return whether any node was rejected.
         """
         by_node: dict[str, list[_Expected]] = {}
         for uid, other in list(self._expected.items()):
@@ -108,29 +109,31 @@ class AssumedBinds:
         others: Sequence[_Expected],
         now_s: float,
     ) -> Reason | None:
-        """Return why the pod does not fit beside the others, None if it fits.
+        """Return why the pod does not fit on the node beside ``others``; None if it fits.
 
-        Similar pods come one after the other, so the answer is cached until the node changes.
+        Consecutive pods are often of one kind, so the reason is cached until the node changes.
+        ``version`` is the generation of the snapshot in which the node last changed.
         """
         kinds = [other.request.kind for other in others]
-        question = (request.kind, node, version, *kinds)
+        key = (request.kind, node, version, *kinds)
         cacheable = self._is_new_to(pod.metadata.uid, node) and all(
-            # Otherwise the pod selects its device itself, and its kind does not include which.
+            # If the pod's own variable decides its device, its kind does not determine the device.
             other.request.visible is Visible.BY_PLUGIN
             for other in others
         )
-        if cacheable and question in self._answers:
-            return self._answers[question]
-        beside = [other.pod for other in others]
-        reason = rejection_beside(self._cluster, pod, node, beside, now_s)
+        if cacheable and key in self._answers:
+            return self._answers[key]
+        other_pods = [other.pod for other in others]
+        reason = rejection_beside(self._cluster, pod, node, other_pods, now_s)
         if cacheable:
-            self._answers[question] = reason
+            self._answers[key] = reason
         return reason
 
     def _is_new_to(self, uid: str, node: str) -> bool:
         """Return whether the pod has no reservation on the node yet.
 
-        Its own reservation would not count against it.
+        A pod's own reservation does not count against it. So its result is not valid for other
+        pods, and must not be cached.
         """
         gpunode = self._cluster.gpunode(node)
         reserved = gpunode.spec.reservations if gpunode else {}

@@ -30,7 +30,11 @@ class Bind:
         self._deadline_s = deadline_s
 
     async def __call__(self, body: bytes) -> bytes:
-        """Reserve and bind; after an Error kube-scheduler retries the pod, with back-off."""
+        """Reserve the pod's memory and bind the pod to the node.
+
+        Return an Error if the body is malformed, the extender is not ready, or the ledger declines
+        or fails. After an Error kube-scheduler retries the pod with back-off.
+        """
         state = self._state
         if (unready := state.replica.unready()) and not state.replica.observes:
             return self.error(unready)
@@ -48,7 +52,7 @@ class Bind:
             args.node,
             pod,
             gpunode,
-            self._foreseen(pod, gpunode, began_s),
+            self._cached_placement(pod, gpunode, began_s),
             until_s=began_s + self._deadline_s,
         )
         if pod is not None:
@@ -66,27 +70,33 @@ class Bind:
         )
 
     def error(self, message: str) -> bytes:
-        """Return an Error: kube-scheduler shows it on the pod and backs off."""
+        """Count, log and return an Error; kube-scheduler shows it on the pod and backs off."""
         self._state.telemetry.verb_errors.labels("bind").inc()
         log.warning("bind_error", message=message)
         return extender_v1.encode_bind(message)
 
     def _known(self, uid: str) -> Pod | None:
-        """Return the pod of the last filter call, or the watched pod if it has the same version.
+        """Return the version of the pod that the last filter call decided about.
 
-        If clients other than kube-scheduler can reach the port, a filter call is not trustworthy:
-        it could show the right version with a smaller request.
+        Without a recorded filter call, return the watched pod. Of two copies of one version, return
+        the watched one: if clients other than kube-scheduler can reach the port, a filter call
+        could contain the right version with a smaller request.
         """
-        seen, decision = self._state.cluster.pod(uid), self._state.journal.of_uid(uid)
+        watched, decision = self._state.cluster.pod(uid), self._state.journal.of_uid(uid)
         if decision is None:
-            return seen
-        shown = decision.pod
-        same = seen and seen.metadata.resource_version == shown.metadata.resource_version
-        return seen if same else shown
+            return watched
+        filtered = decision.pod
+        same = watched and watched.metadata.resource_version == filtered.metadata.resource_version
+        return watched if same else filtered
 
-    def _foreseen(self, pod: Pod | None, gpunode: GPUNode | None, now_s: float) -> Placement | None:
-        """Return the placement that the ledger would compute, if it can be derived from cached
-        results."""
+    def _cached_placement(
+        self, pod: Pod | None, gpunode: GPUNode | None, now_s: float
+    ) -> Placement | None:
+        """Return the placement that the ledger would compute, from cached results.
+
+        None if the cached results are not sufficient, for example if nominated pods hold memory on
+        the node.
+        """
         cluster = self._state.cluster
         if pod is None or gpunode is None or gpunode.name in cluster.held_for(pod, now_s):
             return None

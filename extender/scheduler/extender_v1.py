@@ -40,7 +40,7 @@ class FilterArgs(msgspec.Struct, rename="pascal"):
 
 
 class RawPod(msgspec.Struct, rename="pascal"):
-    """The same body, with the pod left undecoded."""
+    """The pod in the body of a filter or prioritize call, not decoded."""
 
     pod: msgspec.Raw = NULL
 
@@ -72,7 +72,7 @@ class PreemptArgs(msgspec.Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims] | None = None
 
     def offers(self) -> dict[str, Offer]:
-        """Return node -> victims, from either of the two forms."""
+        """Return node -> victims, sent either as whole pods or as uids."""
         if self.node_name_to_meta_victims is not None:
             return {
                 node: Offer(
@@ -144,10 +144,10 @@ class Offered(msgspec.Struct):
 
 
 def decode_offer(body: bytes) -> Offered:
-    """Read the body of filter or prioritize; raises ``MalformedBody``."""
+    """Decode the body of filter or prioritize; raises ``MalformedBody``."""
     args = _decoded(_filter_args, body)
-    pod = kept_pod(_whole(args.pod))
-    if len(body) > MAX_POD_BYTES:  # most of it may be nodes
+    pod = kept_pod(_complete(args.pod))
+    if len(body) > MAX_POD_BYTES:  # the pod may be too large, or there are many nodes
         pod = sized(pod, len(_decoded(_raw_pod, body).pod))
     if args.node_names is not None:
         return Offered(pod, args.node_names, None)
@@ -158,7 +158,7 @@ def decode_offer(body: bytes) -> Offered:
 
 
 def decode_bind(body: bytes) -> BindArgs:
-    """Read the body of bind; raises ``MalformedBody``."""
+    """Decode the body of bind; raises ``MalformedBody``, also if a field is missing or empty."""
     args = _decoded(_bind_args, body)
     for name, value in (
         ("PodName", args.pod_name),
@@ -172,12 +172,13 @@ def decode_bind(body: bytes) -> BindArgs:
 
 
 def decode_preempt(body: bytes) -> tuple[Pod, dict[str, Offer]]:
-    """Read the body of preempt, in either form; raises ``MalformedBody``."""
+    """Decode the body of preempt: the pod, and node -> victims. Raises ``MalformedBody``."""
     args = _decoded(_preempt_args, body)
-    return _whole(args.pod), args.offers()
+    return _complete(args.pod), args.offers()
 
 
-def _whole(pod: Pod | None) -> Pod:
+def _complete(pod: Pod | None) -> Pod:
+    """Return the pod; raises ``MalformedBody`` if the pod, its name or its uid is missing."""
     if pod is None:
         raise MalformedBody("Pod is missing")
     for name, value in (("name", pod.metadata.name), ("uid", pod.metadata.uid)):
@@ -203,10 +204,10 @@ def encode_filter(
     codes: NDArray[np.int8],
     sentences: Sequence[str],
 ) -> bytes:
-    """Return the answer to filter, in the form in which the nodes were offered.
+    """Return the answer to filter: names or whole nodes, as in the call.
 
-    ``passed``: indices of the nodes that pass. ``codes``: (n,) for each other node the index into
-    ``sentences`` of the reason for its rejection; 0 leaves the node out without a reason.
+    ``passed``: indices of the nodes that pass. ``codes``: (n,) for each rejected node the index of
+    its reason in ``sentences``. A node with code 0 that does not pass is left out without a reason.
 
     Rejected nodes are reported as unresolvable. They passed kube-scheduler's own filters, so its
     preemption would find that no victim is needed, and newer schedulers would then retry forever.
@@ -253,7 +254,7 @@ def encode_bind(message: str) -> bytes:
 
 
 def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
-    """Return the victims by uid, whichever form was sent: kube-scheduler reads only that form."""
+    """Return node -> victims as uids: kube-scheduler reads no other form of the answer."""
     return _encoder.encode(
         PreemptResult(
             {
@@ -265,5 +266,5 @@ def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
 
 
 def printable(message: str) -> str:
-    """Return the message without percent signs, which Go would format, and of limited length."""
+    """Return at most 1,000 characters, with percent signs replaced, which Go would format."""
     return message.replace("%", " percent")[:1000]

@@ -1,7 +1,7 @@
 """Answers filter: which of the offered nodes can take the pod, decided on one snapshot.
 
-Filter does not block and reserves nothing. It keeps the pods of assumed binds and of nominations in
-mind, records the decision, and expects the bind if only one node is left.
+Filter does not block and reserves nothing. It counts pods of assumed binds and nominated pods as if
+they were bound. It records the decision, and assumes the bind if exactly one node passes.
 """
 
 from typing import Protocol
@@ -39,9 +39,9 @@ class PodStore(Protocol):
 class Filter:
     """Answers filter.
 
-    With ``best_only``, only the best node passes, unless a user's preference could favor another
-    node; kube-scheduler then scores no nodes. ``pods`` gets the pod of each call before the
-    decision.
+    With ``best_only``, only the best node passes, so kube-scheduler need not score nodes. If a
+    user's preference could favor another node, all nodes that fit pass. ``pods`` receives the pod
+    of each call before the decision.
     """
 
     def __init__(
@@ -54,7 +54,11 @@ class Filter:
         self._retries = RetrySpreader()
 
     def __call__(self, body: bytes) -> bytes:
-        """Return which of the offered nodes can take the pod, and why the others cannot."""
+        """Return which of the offered nodes can take the pod, and why the others cannot.
+
+        Return an Error if the body is malformed, if the extender is not ready, or to delay the
+        retry of one of many rejected pods. In mode observe, every node passes.
+        """
         state, began_s = self._state, self._state.clock.monotonic()
         unready, observes = state.replica.unready(), state.replica.observes
         if unready and not observes:
@@ -81,24 +85,24 @@ class Filter:
             codes = _codes_without_gpu(request, len(rows))
         else:
             codes = state.codes(managed, rows, snap, began_s)
-            sure = not self._leave_room(pod, managed, rows, codes, snap, began_s)
+            sure = not self._reject_held_nodes(pod, managed, rows, codes, snap, began_s)
             state.cluster.usual.see(managed, pod, snap, rows)
             if offered.objects and (rows < 0).any():
-                new = np.flatnonzero(rows < 0)
-                templates = [offered.objects[i] for i in new.tolist()]
-                codes[new] = codes_of_new(templates, managed, state.cluster.rules)
-        against = np.zeros_like(codes) if observes else codes
-        passed = np.flatnonzero(against == 0)
+                unknown = np.flatnonzero(rows < 0)
+                templates = [offered.objects[i] for i in unknown.tolist()]
+                codes[unknown] = codes_of_new(templates, managed, state.cluster.rules)
+        answered_codes = np.zeros_like(codes) if observes else codes
+        passed = np.flatnonzero(answered_codes == 0)
         only, best, candidates = "", None, len(passed)
         if managed is not None and not observes and (rows[passed] >= 0).all():
             if self._best_only:
                 best = self._undisputed(pod, managed, rows[passed], snap, began_s)
             if best is not None:  # the other nodes are left out, not rejected
-                passed, against = passed[[best.place]], np.zeros_like(codes)
+                passed, answered_codes = passed[[best.place]], np.zeros_like(codes)
             if len(passed) == 1:  # then prioritize is not called
                 only = offered.names[passed[0]]
                 state.assumed.expect(pod, managed, only, state.clock.monotonic())
-        answer = extender_v1.encode_filter(offered, passed, against, SENTENCES)
+        answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
         if managed is not None and not len(passed) and self._is_crowded(pod, began_s):
             answer = extender_v1.encode_filter_error(TRY_AGAIN)
         self._record(pod, request, rows, codes, snap, sure, only, began_s)
@@ -109,7 +113,7 @@ class Filter:
         return answer
 
     def error(self, message: str) -> bytes:
-        """Return an Error: kube-scheduler shows it on the pod and backs off."""
+        """Count, log and return an Error; kube-scheduler shows it on the pod and backs off."""
         self._state.telemetry.verb_errors.labels("filter").inc()
         log.warning("filter_error", message=message)
         return extender_v1.encode_filter_error(message)
@@ -117,7 +121,7 @@ class Filter:
     def _filter_templates(self, offered: extender_v1.Offered, began_s: float) -> bytes:
         """Answer filter for node templates of an autoscaler.
 
-        The call is not recorded: no bind follows it, and the pod may be a template too.
+        The decision is not recorded: no bind follows, and the pod may be a template too.
         """
         state, pod, objects = self._state, offered.pod, offered.objects or ()
         request = state.cluster.understand(pod)
@@ -135,7 +139,7 @@ class Filter:
         )
         return _answer(offered, np.zeros_like(codes) if state.replica.observes else codes)
 
-    def _leave_room(
+    def _reject_held_nodes(
         self,
         pod: Pod,
         request: VramRequest,
@@ -144,27 +148,28 @@ class Filter:
         snap: Snapshot,
         now_s: float,
     ) -> bool:
-        """Reject in ``codes`` the nodes that assumed binds and nominated pods would fill.
+        """Reject the nodes on which the pod does not fit beside assumed binds and nominated pods.
 
-        Only nominated pods of equal or higher rank count; victims leave or have left for them.
-        Return whether any node was rejected.
+        Nominated pods that go after this pod do not count. Write the reasons into ``codes``. Return
+        whether any node was rejected.
         """
         cluster = self._state.cluster
-        found = self._state.assumed.leave_room(pod, request, rows, codes, snap, now_s)
+        any_rejected = self._state.assumed.leave_room(pod, request, rows, codes, snap, now_s)
         for node, others in cluster.held_for(pod, now_s).items():
             passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
             if passed.any():
                 reason = rejection_beside(cluster, pod, node, others, now_s)
                 codes[passed] = CODE_OF[reason]
-                found = found or reason is not None
-        return found
+                any_rejected = any_rejected or reason is not None
+        return any_rejected
 
     def _undisputed(
         self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float
     ) -> Best | None:
         """Return the best of several rows.
 
-        None if users' preferences could make kube-scheduler choose another node.
+        None if there are fewer than two, or if users' preferences could make kube-scheduler choose
+        another node.
         """
         cluster = self._state.cluster
         if len(rows) < 2 or prefers(pod) or cluster.neighbours.match(pod):
@@ -176,9 +181,12 @@ class Filter:
         return None if node is None or prefers_no_schedule(node, pod) else best
 
     def _is_crowded(self, pod: Pod, now_s: float) -> bool:
-        """Return whether to delay the retry of the rejected pod, because many are retried now."""
+        """Return whether to delay the retry of the rejected pod, because many are retried now.
+
+        Counts the rejection or the delay.
+        """
         if pod.status and pod.status.nominated_node_name:
-            return False  # victims leave for it
+            return False  # its victims are terminating
         if self._retries.reject(pod.metadata.uid, now_s):
             return False
         self._state.telemetry.spread_retries.inc()
@@ -195,6 +203,11 @@ class Filter:
         only: str,
         began_s: float,
     ) -> None:
+        """Record the decision in the journal, the metrics and the log.
+
+        ``sure``: no node was rejected because of assumed binds or nominated pods. ``only``: the
+        node that passed alone, else empty.
+        """
         state, metadata, observed = self._state, pod.metadata, self._state.replica.observes
         took_s = state.clock.monotonic() - began_s
         nodes_by_code = np.bincount(codes, minlength=len(REASONS)).tolist()
@@ -241,7 +254,7 @@ def _answer(offered: extender_v1.Offered, codes: Codes) -> bytes:
 
 
 def _codes_without_gpu(request: VramRequest | Unreadable, nodes: int) -> Codes:
-    """Return the codes of a pod that no node decides about: unreadable, or without a GPU."""
+    """Return equal codes for all nodes: 0 for a pod without GPUs, else why it is unreadable."""
     reason = request.reason if isinstance(request, Unreadable) else None
     return np.full(nodes, CODE_OF[reason], np.int8)
 

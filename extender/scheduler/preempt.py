@@ -1,4 +1,4 @@
-"""Answers preempt: the nodes on which evictions make room for the pod, with the victims."""
+"""Answers preempt: the nodes on which the pod fits after evictions, with their victims."""
 
 import structlog
 
@@ -13,7 +13,8 @@ from extender.state.victim_search import Offer, preemption
 
 log = structlog.get_logger()
 
-#: Seconds between filter and preempt of a pod: kube-scheduler first looks for victims itself.
+#: Maximum seconds between the filter and preempt calls for a pod; between them kube-scheduler
+#: searches for victims itself.
 PREEMPT_FOLLOWS_WITHIN_S = 5.0
 
 
@@ -22,10 +23,11 @@ class Preempt:
         self._state = state
 
     def __call__(self, body: bytes) -> bytes:
-        """Return the nodes on which evictions make room for the pod, with the necessary victims.
+        """Return the nodes on which the pod fits after evictions, with the necessary victims.
 
-        kube-scheduler proposes nodes and victims. A node on which no eviction helps is dropped, so
-        that no pod is evicted in vain. Raises ``extender_v1.MalformedBody``.
+        kube-scheduler proposes nodes and victims. Nodes on which no eviction helps are left out.
+        For a pod without GPUs, and in mode observe, the answer is the proposal. While the extender
+        is not ready, the answer is empty. Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         pod, offered = extender_v1.decode_preempt(body)
@@ -64,8 +66,8 @@ class Preempt:
     def _rejected_for_memory(self, pod: Pod, now_s: float) -> list[str]:
         """Return the nodes that filter rejected for reasons that evictions could resolve.
 
-        They passed kube-scheduler's own filters. Empty if the last filter call was for another
-        version of the pod, or too long ago.
+        These nodes passed kube-scheduler's own filters. The list is empty if the last filter call
+        was for another version of the pod, or more than ``PREEMPT_FOLLOWS_WITHIN_S`` ago.
         """
         last = self._state.last_rejection(pod.metadata.uid)
         if last is None or last.version != pod.metadata.resource_version:

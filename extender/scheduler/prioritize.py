@@ -14,10 +14,11 @@ class Prioritize:
         self._state = state
 
     def __call__(self, body: bytes) -> bytes:
-        """Return the best of the nodes that passed filter.
+        """Return the score of the best of the nodes that passed filter.
 
-        For a pod without GPUs, return the nodes where it blocks no GPU pod. Raises
-        ``extender_v1.MalformedBody``.
+        For a pod without GPUs, these are the nodes without GPUs, else the node with the least spare
+        GPU memory. No node is preferred in mode observe, for node templates or for unreadable pods.
+        Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         observes = state.replica.observes

@@ -2,8 +2,9 @@
 
 kube-scheduler retries an unschedulable pod after seconds, as long as anything in the cluster
 changes. Pods rejected together are retried together, and any new pod waits for all of them. If
-filter returns an Error instead of a rejection, kube-scheduler retries the pod after 1, 2 or 4
-seconds. So pods of a crowd get Errors until every second has its share of retries.
+filter returns an Error instead of a rejection, kube-scheduler backs off: 1 second after the first
+Error in a row, then 2, 4 and so on. So if filter rejects more pods at once than on average per
+second, it returns Errors for further ones.
 """
 
 from collections import deque
@@ -12,27 +13,30 @@ from zlib import crc32
 
 from extender.bounded import Bounded
 
-#: Seconds over which rejections are averaged to get the share of one second. Longer than the
-#: longest back-off of kube-scheduler (podMaxBackoffSeconds).
+#: Window over which the average number of rejections per second is computed. Longer than the
+#: longest back-off in the shipped kube-scheduler configuration (podMaxBackoffSeconds).
 REMEMBERED_S = 40.0
-#: Maximum number of pods and of attempts on record.
+#: Maximum number of recorded pods, and of recorded rejections.
 MAX_REMEMBERED = 65_536
-#: Seconds within which attempts count as one crowd. kube-scheduler requeues pods once a second and
-#: then tries them one after the other.
+#: Rejections within this many seconds count as simultaneous. kube-scheduler requeues pods once a
+#: second and then tries them one after the other.
 TOGETHER_S = 0.6
-#: Fewer pods than FEW at once are no crowd; one second may have SLACK times its share.
+#: Rejections are a crowd if at least FEW are simultaneous, and at least SLACK times as many as the
+#: average per second.
 FEW, SLACK = 5, 1.1
-#: Rejections that every pod gets with their reason before it can be spread. Its owner has not seen
-#: the reason yet, and kube-scheduler looks for victims only after a rejection.
+#: Number of rejections before a pod can get its first Error. An Error hides the reason from the
+#: pod's owner, and kube-scheduler searches for victims only after a rejection.
 REJECTED_OFTEN = 3
-#: Maximum number of Errors in a row for one pod; 31 s have passed by then. The number is drawn for
-#: each pod, because pods delayed together would otherwise meet again.
+#: Maximum number of Errors in a row for one pod, which delay it by 31 s in total. Each pod gets a
+#: limit from 1 to this number by a hash. With equal limits, pods delayed together would be retried
+#: together again.
 MOST_IN_A_ROW = 5
 
 
 class _Tried(NamedTuple):
-    #: Number of rejections, and of Errors since the last one.
+    #: Number of rejections.
     rejected: int
+    #: Number of Errors since the last rejection.
     spread_retries: int
     last_s: float
 
@@ -41,32 +45,32 @@ class RetrySpreader:
     """Decides which rejections to replace with an Error. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        #: By uid; the pod tried last comes last.
+        #: Uid -> attempts of the pod, in the order of the last attempts.
         self._tried: Bounded[str, _Tried] = Bounded(MAX_REMEMBERED)
-        #: Times of rejections in the last REMEMBERED_S, and in the last TOGETHER_S seconds.
+        #: Times of the rejections in the last REMEMBERED_S and in the last TOGETHER_S seconds.
         self._lately: deque[float] = deque(maxlen=MAX_REMEMBERED)
         self._together: deque[float] = deque(maxlen=MAX_REMEMBERED)
 
     def reject(self, uid: str, now_s: float) -> bool:
-        """Return whether to reject the pod now; False: answer with an Error, to retry it later.
+        """Return True to reject the pod, False to answer with an Error that delays its retry.
 
-        A rejection is counted.
+        Counts the rejection or the Error.
         """
         while self._tried and next(iter(self._tried.values())).last_s < now_s - REMEMBERED_S:
             self._tried.popitem(last=False)
-        for at, kept_s in ((self._lately, REMEMBERED_S), (self._together, TOGETHER_S)):
-            while at and at[0] < now_s - kept_s:
-                at.popleft()
+        for times, window_s in ((self._lately, REMEMBERED_S), (self._together, TOGETHER_S)):
+            while times and times[0] < now_s - window_s:
+                times.popleft()
         tried = self._tried.pop(uid, _Tried(0, 0, now_s))
-        since_s = now_s - self._lately[0] if self._lately else 0.0
-        share = SLACK * len(self._lately) / max(1.0, since_s)
-        crowded = len(self._together) >= max(FEW, share)
-        # A pod that is retried within a moment does not back off (SchedulerPopFromBackoffQ). An
-        # Error would not delay it, only hide from autoscalers that it is unschedulable.
+        recorded_s = now_s - self._lately[0] if self._lately else 0.0
+        limit_per_s = SLACK * len(self._lately) / max(1.0, recorded_s)
+        crowded = len(self._together) >= max(FEW, limit_per_s)
+        # A pod retried within TOGETHER_S was not delayed by back-off (SchedulerPopFromBackoffQ). An
+        # Error would not delay it either, only hide from autoscalers that it is unschedulable.
         backs_off = now_s > tried.last_s + TOGETHER_S
-        drawn = 1 + crc32(f"{uid} {tried.rejected}".encode()) % MOST_IN_A_ROW
-        known = tried.rejected >= REJECTED_OFTEN and tried.spread_retries < drawn
-        if crowded and backs_off and known:
+        errors_limit = 1 + crc32(f"{uid} {tried.rejected}".encode()) % MOST_IN_A_ROW
+        may_get_error = tried.rejected >= REJECTED_OFTEN and tried.spread_retries < errors_limit
+        if crowded and backs_off and may_get_error:
             self._tried[uid] = _Tried(tried.rejected, tried.spread_retries + 1, now_s)
             return False
         self._tried[uid] = _Tried(tried.rejected + 1, 0, now_s)

@@ -26,7 +26,7 @@ from extender.state.journal import Journal, micros
 CONTENDERS = 5
 #: Rejected pods whose nodes are kept; each takes 50 kB at 5,000 nodes.
 MAX_REJECTED_PODS = 64
-#: Whether evicting pods could resolve the reason, by its code.
+#: Code of a reason -> whether evicting pods could resolve it.
 CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
 
 
@@ -56,14 +56,16 @@ class Clock(Protocol):
 class RejectedPod:
     """The nodes that one filter call rejected; their names are collected only when needed."""
 
+    #: Resource version of the pod.
     version: str
+    #: Time of the filter call on the monotonic clock.
     at_s: float
     rows: Rows
     codes: Codes
     names_of_all: tuple[str, ...]
 
     def names(self) -> list[str]:
-        """Return the nodes that evicting pods could free for this pod."""
+        """Return the known nodes on which the pod could fit after evictions."""
         rows = self.rows[CURABLE[self.codes] & (self.rows >= 0)]
         return [self.names_of_all[row] for row in rows.tolist()]
 
@@ -72,7 +74,7 @@ class RejectedPod:
 class Best:
     """The best of some rows of a snapshot."""
 
-    #: Index into the rows.
+    #: Index of the best node in the rows.
     place: int
     #: The best nodes with the terms of their scores, the winner first.
     contenders: tuple[Contender, ...]
@@ -102,7 +104,7 @@ class SchedulingState:
         self._rejected_pods: Bounded[str, RejectedPod] = Bounded(MAX_REJECTED_PODS)
 
     def fit_cache(self) -> FitCache:
-        """Return the cached fits of the present rules; results of other rules are dropped."""
+        """Return the cache of fits; it is emptied when the placement rules change."""
         if self._rules is not self.cluster.rules:
             self._rules = self.cluster.rules
             self._fit_cache = FitCache(self._rules.weights)
@@ -110,7 +112,10 @@ class SchedulingState:
         return self._fit_cache
 
     def codes(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Codes:
-        """Return the code of each node's reason, (n,); 0 if the pod fits."""
+        """Return the code of each node's reason, (n,); 0 if the pod fits.
+
+        A row of -1 is an unknown node.
+        """
         cached = self.fit_cache().weigh(request, snap)
         if rows.min(initial=0) >= 0:
             return cached.codes(snap, rows, now_s)
@@ -119,14 +124,14 @@ class SchedulingState:
         return codes
 
     def best(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Best | None:
-        """Return the best of these known rows; None if the pod fits on none."""
+        """Return the best of these rows, all of known nodes; None if the pod fits on none."""
         market = self.cluster.usual.market
         cached = self.fit_cache().weigh(request, snap)
         ranking = cached.rank(request, snap, rows, now_s, market)
         if ranking.winner is None:
             return None
-        ranked = request, snap, rows, ranking, cached.standing
-        return Best(ranking.winner, best(*ranked, now_s, market, CONTENDERS))
+        contenders = best(request, snap, rows, ranking, cached.standing, now_s, market, CONTENDERS)
+        return Best(ranking.winner, contenders)
 
     def record_ranked(
         self,
@@ -136,7 +141,10 @@ class SchedulingState:
         offered: int,
         contenders: Sequence[Contender],
     ) -> None:
-        """Record which of ``offered`` nodes is the best; no contender: none was preferred."""
+        """Record that the first of ``contenders`` is the best of ``offered`` nodes.
+
+        Without contenders, record that no node was preferred.
+        """
         took_us = micros(self.clock.monotonic() - began_s)
         winner = contenders[0].node if contenders else ""
         ranked = Ranked(self.clock.time(), took_us, snap.generation, offered, winner)
@@ -148,7 +156,10 @@ class SchedulingState:
     def keep_rejected(
         self, pod: Pod, rows: Rows, codes: Codes, snap: Snapshot, at_s: float
     ) -> None:
-        """Keep which nodes filter rejected, for a preempt call; latest pods only."""
+        """Keep the nodes that filter rejected, for a later preempt call.
+
+        If Headroom does not evict pods for memory, only the latest pod is kept.
+        """
         version = pod.metadata.resource_version
         rejected = RejectedPod(version, at_s, rows, codes, snap.names)
         self._rejected_pods[pod.metadata.uid] = rejected
@@ -156,20 +167,23 @@ class SchedulingState:
             self._rejected_pods.trim(1)
 
     def last_rejection(self, uid: str) -> RejectedPod | None:
-        """Return the pod's last filter call; None if it is no longer kept."""
+        """Return the nodes that the pod's last filter call rejected; None if no longer kept."""
         return self._rejected_pods.get(uid)
 
     def rejected_for_memory(self, uid: str) -> list[str]:
-        """Return the nodes that passed kube-scheduler's own filters in the pod's last filter call,
-        and that Headroom rejected for reasons that evictions could resolve."""
+        """Return the nodes that the pod's last filter call rejected and evictions could free.
+
+        These nodes passed kube-scheduler's own filters. Empty if the call is no longer kept.
+        """
         last = self._rejected_pods.get(uid)
         return last.names() if last else []
 
 
 def rows_of(offered: Offered, snap: Snapshot) -> Rows:
-    """Return the row of each offered node, and change the order of the names if that is faster.
+    """Return the row of each offered node; -1 for unknown nodes.
 
-    kube-scheduler reads the answer by name.
+    If only names were offered, this can change the order of ``offered.names``, which makes it
+    faster. kube-scheduler reads the answer by name, so the order does not matter.
     """
     if offered.objects is not None:
         return snap.rows(offered.names)
@@ -178,7 +192,7 @@ def rows_of(offered: Offered, snap: Snapshot) -> Rows:
 
 
 def are_templates(offered: Offered, rows: Rows) -> bool:
-    """Return whether the nodes are unknown whole objects: node templates of an autoscaler."""
+    """Return whether the nodes are an autoscaler's templates: whole objects, none of them known."""
     return bool(offered.objects) and bool((rows < 0).all())
 
 

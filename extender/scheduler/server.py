@@ -44,7 +44,7 @@ class Verbs:
 
 
 def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> FastAPI:
-    """Return the ASGI application of the scheduler's port."""
+    """Return the ASGI application that serves the verbs with POST, under each of ``PREFIXES``."""
     app = FastAPI(title="Headroom scheduler extender", openapi_url=None)
     # Answers of filter and bind have an Error field. kube-scheduler shows it on the pod, and reads
     # it only from a response with status 200. The other two verbs have no such field;
@@ -70,7 +70,7 @@ def _endpoint(
     max_body_bytes: int,
 ) -> Callable[[Request], Awaitable[Response]]:
     seconds = telemetry.verb_seconds.labels(verb)
-    # While bind waits, the thread works on other calls.
+    # CPU time of bind is not measured: while bind waits, the thread works on other calls.
     cpu_seconds = None if verb == "bind" else telemetry.verb_cpu_seconds.labels(verb)
 
     def rejected(message: str, status: int = 400) -> Response:
