@@ -16,10 +16,10 @@ from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.journal_follower import JournalFollower
 from extender.observability.journal_merge import Journals
 from extender.observability.recorder import publish_miss
+from extender.state.changes import Effects
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
 from extender.state.pending_pods import Pending
-from extender.state.prediction_tracker import Outcome
 from extender.state.quotas import ResourceQuota
 
 #: Bounds of each followed journal in a process that also runs an extender.
@@ -47,7 +47,7 @@ class Console:
         self._has_extender = own is not None
         ours = view.name if own is not None else ""
         self.watching = ChangeFeed(view.cluster, self.journals, self.feed, ours)
-        view.outcome_seen.append(self._tell)
+        view.intake.reactions.append(self._publish_misses)
         view.telemetry.registry.register(
             FleetCollector(
                 view.cluster,
@@ -72,5 +72,6 @@ class Console:
         context = self._view.context(self.journals, self.feed, guard, quotas)
         return console_app(context, with_journal=self._has_extender)
 
-    def _tell(self, outcome: Outcome) -> None:
-        publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))
+    def _publish_misses(self, effects: Effects) -> None:
+        for outcome in effects.outcomes:
+            publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))

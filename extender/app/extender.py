@@ -3,15 +3,15 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from contract.gpunode import GPUNode, Reservation
+from contract.gpunode import GPUNode
 from contract.kube import Pod
-from contract.reasons import Reason
+from extender.app.binder import Binder, LedgerCache
 from extender.app.cluster_view import ClusterView
 from extender.app.reload import ANYWHERE, Origin
 from extender.config.settings import Settings
@@ -25,7 +25,7 @@ from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.ledger.eviction import Evictions, Evictor
 from extender.ledger.preemption_writer import PreemptionWriter
-from extender.ledger.protocol import BindAsk, Bound, Declined, Ledger
+from extender.ledger.protocol import Ledger
 from extender.ledger.store import Store
 from extender.observability.assumed_binds_stream import assumed_line
 from extender.observability.conflict_counter import ConflictCountingStore
@@ -33,17 +33,12 @@ from extender.observability.feed import Feed
 from extender.observability.journal_merge import Journals
 from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import Telemetry
-from extender.observability.recorder import record_bind, record_prediction
+from extender.observability.recorder import record_prediction
 from extender.placement.overfull_devices import Misplaced
-from extender.placement.placement_record import Placement
-from extender.scheduler.extender_v1 import BindArgs
 from extender.scheduler.server import verbs_app
 from extender.scheduler.verbs import Verbs
-from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen
+from extender.state.changes import Effects
 from extender.state.journal import Journal
-from extender.state.node_whatif import rejection_beside
-from extender.state.prediction_tracker import Outcome
-from extender.state.reconcile_queue import knows_devices
 
 EVENT_THREADS = 2
 
@@ -62,12 +57,12 @@ class Extender(ClusterView):
         settings: Settings,
         unready: Callable[[], str],
         post: Post | None = None,
-        awaited: Iterable[type] = (),
+        unlisted: Iterable[type] = (),
         origin: Origin = ANYWHERE,
     ) -> None:
         """Prepare the extender. ``post`` writes Events; None if there is no API server. The other
         parameters are those of ``ClusterView``."""
-        super().__init__(settings, unready, Telemetry(CollectorRegistry()), awaited, origin)
+        super().__init__(settings, unready, Telemetry(CollectorRegistry()), unlisted, origin)
         self.journal = Journal(settings.journal)
         self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
         self.requeue_controller = RequeueController(
@@ -75,12 +70,12 @@ class Extender(ClusterView):
             self.journal,
             self.telemetry,
             self.unready,
-            lambda: self.observes,
+            self.observes,
             self.name,
         )
-        self._rules_changed: Callable[[], None] = lambda: None
-        #: Returns the pods whose bind is expected next; see ``Verbs.coming``.
-        self._coming: Callable[[float], Iterable[tuple[str, str, Reservation]]] = lambda now_s: ()
+        self._ledger_cache = LedgerCache(self.cluster, self.deliver)
+        #: None before ``verbs`` was called.
+        self._verbs: Verbs | None = None
         #: None if this process must not preempt pods, and before ``verbs`` was called.
         self._maker: PreemptionWriter | None = None
         self.preemption_controller: PreemptionController | None = None
@@ -92,9 +87,9 @@ class Extender(ClusterView):
             EventRecorder(self.post, self._events_pool),
             self.deliver,
             self.unready,
-            lambda: self.observes,
+            self.observes,
             lambda: self.settings.orphan_after_s,
-            lambda loop: self.telemetry.loop_failures.labels(loop).inc(),
+            self.count_failure,
         )
         self.pending_events_controller = PendingEventsController(
             self.cluster,
@@ -103,7 +98,11 @@ class Extender(ClusterView):
             settings.waiting_events_per_s,
             self._events_pool,
         )
-        self.outcome_seen.append(self._note)
+        self.intake.reactions += [
+            self.reconciler.react,
+            self.requeue_controller.react,
+            self._count_predictions,
+        ]
         self._follow_mode()
 
     def start_controllers(self, ledger: Ledger) -> None:
@@ -114,65 +113,44 @@ class Extender(ClusterView):
 
     def idle(self) -> str:
         """Return why no pod may be preempted at present, as a sentence; "" if pods may be."""
-        return self.unready() or ("Headroom is in mode observe" if self.observes else "")
+        return self.unready() or ("Headroom is in mode observe" if self.observes() else "")
 
     def take(self, settings: Settings) -> None:
         super().take(settings)
-        self._rules_changed()
+        if self._verbs is not None:
+            self._verbs.rules_changed()
         self._follow_mode()
 
     def _follow_mode(self) -> None:
-        self.telemetry.observes.set(self.observes)
+        self.telemetry.observes.set(self.observes())
         self.pending_events_controller.at_most(
-            0 if self.observes else self.settings.waiting_events_per_s
+            0 if self.observes() else self.settings.waiting_events_per_s
         )
         # Rejected pods wait for a reason that no longer applies.
-        self.requeue_controller.look_soon()
+        self.requeue_controller.check_soon()
 
-    def _took(self, events: Sequence[Event]) -> None:
-        self.requeue_controller.took(events)
-        self.reconciler.took(events)
-
-    def _turned(self) -> None:
-        super()._turned()
-        if self.cluster.has_unsettled:
-            self.reconciler.look_soon()
-        self.requeue_controller.weighed()
-
-    def _note(self, outcome: Outcome) -> None:
-        if outcome.reservation.attempt.startswith(self.name):
-            record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
+    def _count_predictions(self, effects: Effects) -> None:
+        for outcome in effects.outcomes:
+            if outcome.reservation.attempt.startswith(self.name):
+                record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
 
     def assumed(self) -> AssumedLine:
         now_s = time.monotonic()
-        return assumed_line(self.cluster, self._coming(now_s), now_s)
+        expected = self._verbs.coming(now_s) if self._verbs is not None else ()
+        return assumed_line(self.cluster, expected, now_s)
 
     def open_ledger(self, store: Store) -> Ledger:
-        def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
-            now_s, node = time.monotonic(), gpunode.name
-            # Filter may have passed the pod before this node's memory was held for another pod.
-            held_for = self.cluster.held_for(pod, now_s).get(node, ())
-            taken = rejection_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
-            return taken or self.cluster.judge(pod, gpunode, now_s)
-
         return Ledger(
             ConflictCountingStore(store, self.telemetry),
-            judge,
+            self._ledger_cache.judge,
             self.cluster.adopt,
-            written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
-            wall_s=time.time,
-            new_id=self.new_id,
-            known=lambda gpunode: knows_devices(self.cluster, gpunode),
-            observes=lambda: self.observes,
+            self._ledger_cache.written,
+            time.time,
+            self.new_id,
+            self._ledger_cache.knows_devices,
+            self.observes,
             together=gathered,
         )
-
-    def _foreseen(self, pod: Pod | None, gpunode: GPUNode | None, now_s: float) -> Placement | None:
-        """Return the placement that the ledger would compute, if it can be derived from cached
-        results."""
-        if pod is None or gpunode is None or gpunode.name in self.cluster.held_for(pod, now_s):
-            return None
-        return self.cluster.judge_as_weighed(pod, gpunode, now_s)
 
     def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
         """Also evict pods that have no room on their GPU, from now on."""
@@ -192,53 +170,34 @@ class Extender(ClusterView):
         if self.settings.evict_for_memory:
             self._maker = maker
 
-    @property
-    def new_id(self) -> Callable[[], str]:
-        """Return a generator of ids that begin with this process's name."""
-        return lambda: f"{self.name}-{uuid.uuid4().hex}"
+    def new_id(self) -> str:
+        """Return a new id that begins with this process's name."""
+        return f"{self.name}-{uuid.uuid4().hex}"
 
     def verbs_app(self, ledger: Ledger, shown: Callable[[Pod], None]) -> FastAPI:
         return verbs_app(self.verbs(ledger, shown), self.telemetry, self.settings.max_body)
 
     def verbs(self, ledger: Ledger, shown: Callable[[Pod], None]) -> Verbs:
-        async def bind(args: BindArgs, pod: Pod | None, gpunode: GPUNode | None) -> str:
-            began_s = time.monotonic()
-            placement = self._foreseen(pod, gpunode, began_s)
-            ask = BindAsk(
-                args.pod_namespace,
-                args.pod_name,
-                args.pod_uid,
-                args.node,
-                pod,
-                gpunode,
-                placement,
-                until_s=began_s + self.settings.bind_deadline_s,
-            )
-            if pod is not None:
-                self.deliver([BindBegun(pod, ask.node, placement)])
-            try:
-                outcome = await ledger.bind(ask)
-            finally:
-                self.deliver([BindEnded(ask.uid, ask.node)])
-            record_bind(self.journal, self.telemetry, ask, outcome, time.monotonic() - began_s)
-            if isinstance(outcome, Bound):
-                return ""
-            return outcome.reason.sentence if isinstance(outcome, Declined) else outcome.message
-
+        binder = Binder(
+            self._ledger_cache,
+            ledger,
+            self.journal,
+            self.telemetry,
+            self.settings.bind_deadline_s,
+        )
         verbs = Verbs(
             self.cluster,
             self.journal,
             self.telemetry,
-            bind,
+            binder.bind,
             self.unready,
             shown,
             time.monotonic,
             time.time,
-            lambda: self.observes,
+            self.observes,
             self.settings.filter_best_only,
         )
-        self._rules_changed = verbs.rules_changed
-        self._coming = verbs.coming
+        self._verbs = verbs
         self.preemption_controller = PreemptionController(
             self.cluster,
             self.journal,

@@ -20,6 +20,7 @@ from extender.ledger.protocol import Ledger
 from extender.periodic import Loops
 from extender.state.changes import (
     DepartureMarked,
+    Effects,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
@@ -84,20 +85,22 @@ class ReconcileController:
         #: Set if a GPUNode may have to be initialised, or its finalizer removed.
         self.nodes_wanted = asyncio.Event()
         self._round_at_s = 0.0
+        #: Nodes that may have an orphaned or missing reservation.
+        self._unsettled: dict[str, None] = {}
         #: Node -> the task that checks its reservations.
         self._looking: dict[str, asyncio.Task[None]] = {}
         #: None if this process evicts no pods.
         self.eviction_controller: EvictionController | None = None
 
-    def look_soon(self) -> None:
-        """Check the changed nodes soon: reservations may be left over or missing there."""
-        self.wanted.set()
-
-    def took(self, events: Sequence[Event]) -> None:
-        """Note events that may concern a node to initialise, or a changed device choice."""
-        seen = [event.node.metadata.name for event in events if isinstance(event, NodeSeen)]
+    def react(self, effects: Effects) -> None:
+        """Check soon the nodes whose reservations may be orphaned or missing, and those to
+        initialise or with a changed device choice."""
+        if effects.unsettled:
+            self._unsettled |= effects.unsettled
+            self.wanted.set()
+        seen = [event.node.metadata.name for event in effects.events if isinstance(event, NodeSeen)]
         held = filter(None, map(self._cluster.gpunode, seen))
-        if any(map(_changes_readiness, events)) or unnoted_choices(self._cluster, held):
+        if any(map(_changes_readiness, effects.events)) or unnoted_choices(self._cluster, held):
             self.nodes_wanted.set()
 
     def start(self, loops: Loops, ledger: Ledger) -> None:
@@ -141,7 +144,7 @@ class ReconcileController:
         """Write Events for users."""
         if self._unready():
             return
-        self._cluster.overuses.look(time.monotonic())
+        self._cluster.overuses.update(time.monotonic())
         if not self._observes():
             await self._event_recorder.record(notices(self._cluster))
 
@@ -155,7 +158,7 @@ class ReconcileController:
         everywhere = time.monotonic() >= self._round_at_s
         if everywhere:
             self._round_at_s = time.monotonic() + EVERY_S
-        on = self._cluster.take_unsettled()
+        on, self._unsettled = list(self._unsettled), {}
         if self._unready():
             return  # pods that are not listed yet are not missing
         after_s = self._orphan_after_s()

@@ -6,7 +6,7 @@ check.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
@@ -15,7 +15,7 @@ from extender.errors import StoreError
 from extender.ledger.protocol import Ledger
 from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
-from extender.state.changes import Event, PodSeen, Relisted
+from extender.state.changes import Effects, Event, PodSeen, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
 from extender.state.requeue_hints import RequeueHints, rejected_by_us
@@ -62,18 +62,14 @@ class RequeueController:
         self._released: set[str] = set()
         self._turns = asyncio.Semaphore(REQUEUED_AT_ONCE)
 
-    def took(self, events: Sequence[Event]) -> None:
-        """Note events that may concern a rejected pod."""
-        if any(map(_was_rejected, events)):
-            self.look_soon()
+    def react(self, effects: Effects) -> None:
+        """Check soon if an event may concern a rejected pod, or if a node has gained room."""
+        has_gained = self._cluster.latest_room != self._latest_room
+        self._latest_room = self._cluster.latest_room
+        if has_gained or any(map(_was_rejected, effects.events)):
+            self.check_soon()
 
-    def weighed(self) -> None:
-        """Check soon if a node has gained room."""
-        if self._cluster.latest_room != self._latest_room:
-            self._latest_room = self._cluster.latest_room
-            self.look_soon()
-
-    def look_soon(self) -> None:
+    def check_soon(self) -> None:
         self._wanted.set()
 
     def start(self, loops: Loops, ledger: Ledger) -> None:

@@ -16,7 +16,7 @@ from extender.doctor.rules import examine
 from extender.doctor.scheduler_config import examine_scheduler, offered_resources
 from extender.errors import BadSettings
 from extender.state.changes import Event, GPUNodeSeen, Relisted
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.version import own_version
 
 
@@ -32,7 +32,7 @@ def fleet_events(fleet: Fleet) -> list[Event]:
 
 def diagnose(settings: Settings, events: Sequence[Event]) -> list[Finding]:
     """Examine the cluster that ``events`` describe."""
-    state = ClusterState(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
+    state = ClusterWriter(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
     state.apply(events)
     return examine(state, time.monotonic(), own_version())
 

@@ -17,8 +17,9 @@ from extender.observability.feed import Feed
 from extender.observability.journal_merge import Journals
 from extender.periodic import Loops
 from extender.placement.snapshot import REASONS, NodeTerms
-from extender.state.cluster_state import NOTHING, ClusterState
+from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import BindTried, Filtered, Ranked, Record
+from extender.state.object_cache import NOTHING
 
 log = structlog.get_logger()
 

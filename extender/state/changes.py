@@ -1,17 +1,18 @@
-"""The changes that ``ClusterState`` takes, as values.
+"""The changes that ``ClusterWriter`` applies, and their effects, as values.
 
 ``at_s`` is in seconds of the receiver's monotonic clock. No other clock decides whether a report is
 stale.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from extender.placement.placement_record import Placement
 from extender.placement.sm_reading import Activity
 from extender.state.nominations import Place
+from extender.state.prediction_tracker import Outcome
 from extender.state.sm_activity import Key
 
 
@@ -26,6 +27,8 @@ class PodGone:
     #: Whether the sender has proof that all containers ended. If false, the pod's last version
     #: decides.
     ended: bool = False
+    #: Whether the version held was the last one. If not, an unbound pod may have been bound later.
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,9 @@ class AssumedSeen:
     nominations: Mapping[str, Place] | None
 
 
+Listed = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
+
+
 @dataclass(frozen=True, slots=True)
 class Relisted:
     """A complete list of one kind. Objects that are not in it have been deleted."""
@@ -164,9 +170,7 @@ class Relisted:
         | type[ResourceSlice]
         | type[PodDisruptionBudget]
     )
-    objects: tuple[
-        Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget, ...
-    ]
+    objects: tuple[Listed, ...]
     at_s: float
 
 
@@ -193,3 +197,15 @@ Event = (
     | AssumedSeen
     | Relisted
 )
+
+
+@dataclass(slots=True)
+class Effects:
+    """Work for the rest of the process that follows from applied changes and weighed nodes."""
+
+    #: The events that were applied. They become visible once the changed nodes are weighed.
+    events: list[Event] = field(default_factory=list)
+    #: The predictions that were compared with a report.
+    outcomes: list[Outcome] = field(default_factory=list)
+    #: Nodes that may have got an orphaned or missing reservation.
+    unsettled: dict[str, None] = field(default_factory=dict)

@@ -5,9 +5,10 @@ be evicted too. Every replica follows the eviction marks in the ledger, whicheve
 A replica that was restarted starts again with the shortest back-off.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from contract.gpunode import EVICTED, GPUNode
+from extender.state.tracker import Tracker
 
 #: Back-off after the first eviction from a node, in seconds, doubled with each further one; and
 #: its maximum.
@@ -16,7 +17,7 @@ FIRST_S, LONGEST_S = 10.0, 320.0
 FORGOTTEN_S = 900.0
 
 
-class BackOffs:
+class BackOffs(Tracker):
     """The nodes that back off, and the pods marked for eviction."""
 
     def __init__(self) -> None:
@@ -26,6 +27,16 @@ class BackOffs:
         self._last: dict[str, tuple[float, float]] = {}
         #: Node -> when it takes pods again, on the receiver's monotonic clock.
         self._until_s: dict[str, float] = {}
+
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str]:
+        self.note(gpunode.name, marked(gpunode), at_s)
+        return ()
+
+    def gpunode_gone(self, name: str) -> Iterable[str]:
+        self._marked.pop(name, None)
+        self._last.pop(name, None)
+        self._until_s.pop(name, None)
+        return ()
 
     def note(self, node: str, marked: Set[str], at_s: float) -> None:
         """Record the pods marked for eviction in the node's ledger. A new one starts a back-off."""
@@ -61,12 +72,6 @@ class BackOffs:
         return [node for node, until_s in self._until_s.items() if until_s <= now_s]
 
     def end(self, node: str) -> None:
-        self._until_s.pop(node, None)
-
-    def forget(self, node: str) -> None:
-        """Drop a deleted node."""
-        self._marked.pop(node, None)
-        self._last.pop(node, None)
         self._until_s.pop(node, None)
 
 

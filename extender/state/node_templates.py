@@ -20,7 +20,7 @@ from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import CODE_OF
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import believed
 
 #: Maximum number of nodes that one call examines; the others count as unknown.
@@ -47,7 +47,7 @@ def codes_of_new(items: Sequence[msgspec.Raw], request: VramRequest, rules: Rule
             decoded[i] = _decode(item)
         except (ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
             continue
-    state = ClusterState(replace(rules, require_report=False), 0.0, 0.0)
+    state = ClusterWriter(replace(rules, require_report=False), 0.0, 0.0)
     state.apply(e for node in decoded.values() for e in _as_ready(node, state.rules))
     snap = state.snapshot()
     rows = snap.rows([node.metadata.name for node in decoded.values()])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.occupancy import Holder
+from extender.state.tracker import Tracker, WeighedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,17 @@ class Overcommit:
     unattributed_bytes: int = 0
 
 
-class Overcommits:
+class Overcommits(Tracker):
     """Written by the thread that owns the cluster state; may be read by any thread."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, tuple[Overcommit, ...]] = {}
 
-    def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
-        """Record the node's devices as they are now, without reservations that are only assumed."""
-        if found := tuple(_overcommitted(node, terms)):
-            self._of_node[node] = found
+    def node_weighed(self, node: WeighedNode) -> None:
+        if found := tuple(_overcommitted(node.name, node.written_devices)):
+            self._of_node[node.name] = found
         else:
-            self._of_node.pop(node, None)
+            self._of_node.pop(node.name, None)
 
     def __contains__(self, node: str) -> bool:
         return node in self._of_node

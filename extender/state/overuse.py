@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from extender.placement.device_accounting import DeviceTerms
+from extender.state.tracker import Tracker, WeighedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +32,25 @@ class Overuse:
         return self.uid, self.device
 
 
-class Overuses:
+class Overuses(Tracker):
     """Written by the thread that owns the cluster state; ``lasting`` may be read by any thread."""
 
     def __init__(self, lasting_s: float) -> None:
         #: Shorter overuse is not reported.
         self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
-        #: (pod, device) -> when ``look`` first found it, on the monotonic clock.
+        #: (pod, device) -> when ``update`` first found it, on the monotonic clock.
         self._since_s: dict[tuple[str, str], float] = {}
         #: Overuse of at least ``lasting_s``; replaced, never changed in place.
         self.lasting: tuple[Overuse, ...] = ()
 
-    def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
-        """Record the node's devices as they are now."""
-        if found := tuple(_overuses(node, terms)):
-            self._of_node[node] = found
+    def node_weighed(self, node: WeighedNode) -> None:
+        if found := tuple(_overuses(node.name, node.written_devices)):
+            self._of_node[node.name] = found
         else:
-            self._of_node.pop(node, None)
+            self._of_node.pop(node.name, None)
 
-    def look(self, now_s: float) -> None:
+    def update(self, now_s: float) -> None:
         """Update since when each overuse lasts, and ``lasting``."""
         found = [each for of_node in self._of_node.values() for each in of_node]
         self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in found}

@@ -7,13 +7,14 @@ counts as a preference.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from contract.kube import LabelSelector, Node, Pod, PodAffinityTerm
 from extender.state.disruption_budgets import selects
 from extender.state.selectors import tolerated
+from extender.state.tracker import LastSeen, Tracker
 
 #: All namespaces, for a term that selects its namespaces by label.
 _ANY = ""
@@ -45,7 +46,7 @@ def prefers_no_schedule(node: Node, pod: Pod) -> bool:
     )
 
 
-class Neighbours:
+class Neighbours(Tracker):
     """The scored pod affinity terms of the pods in the cluster; most pods have none."""
 
     def __init__(self) -> None:
@@ -56,10 +57,10 @@ class Neighbours:
         #: Namespace -> selectors for the pods in it.
         self._selectors: dict[str, dict[bytes, LabelSelector]] = {}
 
-    def see(self, pod: Pod) -> None:
-        self.lose(pod.metadata.uid)
+    def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str]:
+        self.pod_gone(pod.metadata.uid, None)
         if pod.ended or not has_affinity_terms(pod):
-            return
+            return ()
         terms = set[_Key]()
         for term in _terms(pod):
             selector = term.label_selector
@@ -71,8 +72,9 @@ class Neighbours:
                 self._selectors.setdefault(namespace, {})[text] = selector
         self._terms_of[pod.metadata.uid] = frozenset(terms)
         self._counts.update(terms)
+        return ()
 
-    def lose(self, uid: str) -> None:
+    def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str]:
         for key in self._terms_of.pop(uid, ()):
             self._counts[key] -= 1
             if self._counts[key]:
@@ -82,6 +84,7 @@ class Neighbours:
             del self._selectors[namespace][text]
             if not self._selectors[namespace]:
                 del self._selectors[namespace]
+        return ()
 
     def known(self) -> set[str]:
         """Return the uids of pods with terms."""

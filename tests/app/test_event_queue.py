@@ -14,7 +14,7 @@ from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.observability.loop_lag import sample_lag
 from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.waiting import until_then
@@ -34,9 +34,9 @@ def reports(version: int = 1, names: list[str] = NAMES) -> list[Event]:
     ]
 
 
-def play(script: Callable[[Extender], Awaitable[None]], awaited: tuple[type, ...] = ()) -> None:
+def play(script: Callable[[Extender], Awaitable[None]], unlisted: tuple[type, ...] = ()) -> None:
     async def played() -> None:
-        await asyncio.wait_for(script(Extender(Settings(), lambda: "", awaited=awaited)), 60)
+        await asyncio.wait_for(script(Extender(Settings(), lambda: "", unlisted=unlisted)), 60)
 
     asyncio.run(played())
 
@@ -125,10 +125,10 @@ def test_a_node_that_was_told_of_several_times_is_weighed_once() -> None:
     async def script(extender: Extender) -> None:
         weighed: list[str] = []
 
-        def weigh(state: ClusterState, name: str) -> None:
+        def weigh(state: ClusterWriter, name: str) -> None:
             weighed.append(name)
 
-        with patch.object(ClusterState, "_weigh_again", weigh):
+        with patch.object(ClusterWriter, "_weigh_again", weigh):
             for version in range(1, 6):
                 extender.enqueue(reports(version, NAMES[:4]))
             await extender.intake.idle()

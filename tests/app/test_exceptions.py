@@ -18,7 +18,11 @@ from extender.periodic import STUCK_AFTER_S, Loops
 from extender.progress import progressed
 from extender.state import event_queue
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
+from extender.state.deleted_pods import DeletedPods
+from extender.state.eviction_backoff import BackOffs
+from extender.state.node_weigher import NodeWeigher
+from extender.state.sm_activity import Activities
 from tests.builders import kube_node
 from tests.waiting import PATIENCE_S, until_then
 
@@ -57,15 +61,17 @@ def failures(extender: Extender, loop: str) -> float:
 @pytest.mark.parametrize(
     ("where", "method"),
     [
-        (ClusterState, "_apply"),
-        (ClusterState, "_weigh_again"),
-        (ClusterState, "snapshot"),
-        (ClusterState, "terms_of"),
-        (Extender, "_turned"),
-        (Extender, "_took"),
-        (RequeueController, "took"),
-        (RequeueController, "weighed"),
-        (ReconcileController, "took"),
+        (ClusterWriter, "_apply"),
+        (ClusterWriter, "_weigh_again"),
+        (ClusterWriter, "snapshot"),
+        (NodeWeigher, "terms_of"),
+        (DeletedPods, "node_seen"),
+        (BackOffs, "gpunode_seen"),
+        (Activities, "node_weighed"),
+        (Extender, "_note_begun"),
+        (Extender, "_count_predictions"),
+        (RequeueController, "react"),
+        (ReconcileController, "react"),
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )

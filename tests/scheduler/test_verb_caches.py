@@ -13,7 +13,7 @@ from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.scheduler.verbs import Verbs
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared
 from tests.serving import pod
@@ -24,7 +24,7 @@ NAMES = ["a", "b", "c", "d", "gpu-a100-0001"]
 names = st.sampled_from(NAMES)
 
 
-def verbs_on(state: ClusterState, journal: Journal | None = None) -> Verbs:
+def verbs_on(state: ClusterWriter, journal: Journal | None = None) -> Verbs:
     async def bind(*_: object) -> str:
         return ""
 
@@ -45,7 +45,7 @@ class Calls(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = ClusterState(Rules(), 1e9, EPOCH_S)
+        self.state = ClusterWriter(Rules(), 1e9, EPOCH_S)
         self.verbs = verbs_on(self.state)
         self.version = 0
         self.last = list(NAMES)

@@ -7,7 +7,7 @@ from contract.gpunode import Device
 from contract.kube import Node, NodeStatus
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.extended_resource import Shown, to_show
 from tests.builders import GIB, MIB, NOW_S, device, gpunode, kube_node, mig, shared
 
@@ -18,7 +18,7 @@ def showing(amount: str | None) -> Node:
 
 
 def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[Shown]:
-    state = ClusterState(Rules(), 90.0, 0.0)
+    state = ClusterWriter(Rules(), 90.0, 0.0)
     state.apply([NodeSeen(showing(shows)), GPUNodeSeen(gpunode(*devices), NOW_S)])
     return list(to_show(state, wanted))
 

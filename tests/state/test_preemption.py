@@ -18,7 +18,7 @@ from contract.kube import (
     Present,
 )
 from extender.state.changes import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.preemption import MIRRORED, Offer, Preemption, answered, preemption
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.state.evictions import On, full_node, newcomer
@@ -36,7 +36,7 @@ def found(
     of: Pod,
     offered: Mapping[str, Sequence[str]] | None = None,
     rejected: Sequence[str] = (),
-    state: ClusterState | None = None,
+    state: ClusterWriter | None = None,
     careful: bool = False,
 ) -> Preemption:
     state = state or state_of(*(event for events in clusters for event in events))
