@@ -90,7 +90,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ForeignAllocators._managers": Per("node", 300),
         "ForeignAllocators._traces": Per("pod, node or slice", 800),
     },
-    "extender/state/eviction_backoff.py": {
+    "extender/state/eviction_candidates.py": {
         "BackOffs._last": Per("node", 300),
         "BackOffs._marked": Per("reservation", 300),
         "BackOffs._until_s": Per("node", 200),
@@ -124,8 +124,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Baseline.changes": Fixed(0),
         "_Baseline.reservations": Fixed(0),
     },
-    "extender/state/overcommitted_devices.py": {"Overcommits._of_node": Per("device", 1_000)},
     "extender/state/overuse.py": {
+        "Overcommits._of_node": Per("device", 1_000),
         "Overuses._of_node": Per("pod on a device", 800),
         "Overuses._since_s": Per("pod on a device", 300),
     },
@@ -141,7 +141,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Namespaces._held": Per("namespace", 4_000),
         # In a console those of ``JournalFollower._streams``.
         "ObjectCache._assumed": Per("bind under way", 2_000),
-        "ObjectCache._running": Per("pod", 200),
+        "ObjectCache._pods_on": Per("pod", 200),
         "ObjectCache._uid_of": Per("pod", 500),
         "ObjectCache.gpunodes": Per("reservation or device", 8_000),
         "ObjectCache.nodes": Per("node", 64 << 10),
@@ -246,7 +246,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "EventQueue.reactions": Fixed(1_000),
     },
     "extender/periodic.py": {
-        "Loops._moved_s": Fixed(64 * 200),
+        "Loops._progress_at_s": Fixed(64 * 200),
         "Loops._tasks": Fixed(64 * 2_000),
     },
     "extender/console/process_status.py": {"Observed._lags": Fixed(6_000 * 100)},

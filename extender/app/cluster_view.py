@@ -25,7 +25,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from extender.state.quotas import ResourceQuota
 
-NOT_TAKEN_IN = "Headroom has not yet processed the listed objects"
+NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
 
 class ClusterView:
@@ -56,12 +56,12 @@ class ClusterView:
         self.cluster: ClusterState = self._writer
         self.loops = Loops(self.count_failure)
         self._sources_unready = unready
-        self.intake = EventQueue(self._writer, self.loops)
-        self.deliver, self.enqueue = self.intake.deliver, self.intake.enqueue
-        self.observed = Observed(lambda: self.intake.is_behind)
+        self.event_queue = EventQueue(self._writer, self.loops)
+        self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue
+        self.observed = Observed(lambda: self.event_queue.is_behind)
         #: Set when all listed objects were weighed.
         self.begun = asyncio.Event()
-        self.intake.reactions.append(self._note_begun)
+        self.event_queue.reactions.append(self._note_begun)
         telemetry.registry.register(CertificateCollector(settings.shown))
         self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
 
@@ -85,14 +85,14 @@ class ClusterView:
     def unready(self) -> str:
         """Return why nothing can be decided yet, as a sentence; "" if it can. After all kinds are
         listed, processing them takes a moment."""
-        return self._sources_unready() or ("" if self.cluster.begun else NOT_TAKEN_IN)
+        return self._sources_unready() or ("" if self.cluster.begun else NOT_PROCESSED)
 
     def count_failure(self, loop: str) -> None:
         self.telemetry.loop_failures.labels(loop).inc()
 
     def stuck(self) -> str:
         """Return the loops without progress for long, as a sentence; "" if there are none."""
-        stuck = self.loops.stuck() | self.intake.stuck()
+        stuck = self.loops.stuck() | self.event_queue.stuck()
         return ", ".join(f"{name} has made no progress for {s:.0f} s" for name, s in stuck.items())
 
     def note_lag(self, late_s: float) -> None:

@@ -47,7 +47,7 @@ class Console:
         self._has_extender = own is not None
         ours = view.name if own is not None else ""
         self.watching = ChangeFeed(view.cluster, self.journals, self.feed, ours)
-        view.intake.reactions.append(self._publish_misses)
+        view.event_queue.reactions.append(self._publish_misses)
         view.telemetry.registry.register(
             FleetCollector(
                 view.cluster,

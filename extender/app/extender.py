@@ -98,7 +98,7 @@ class Extender(ClusterView):
             settings.waiting_events_per_s,
             self._events_pool,
         )
-        self.intake.reactions += [
+        self.event_queue.reactions += [
             self.reconciler.react,
             self.requeue_controller.react,
             self._count_predictions,

@@ -14,9 +14,9 @@ from extender.console.decisions import unread_extenders
 from extender.console.process_bodies import LagView, SettingsView, SourceView, enforcing
 from extender.console.responses import encoded
 from extender.placement.snapshot import Snapshot
-from extender.state.disagreements import Mismatch, mismatches, unreported
 from extender.state.heartbeats import age
 from extender.state.journal import MAX_SHOWN_BYTES
+from extender.state.reconcile_queue import Mismatch, mismatches, unreported
 
 
 class ReportsView(BaseModel):

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 import structlog
 
 from contract.kube import Node
-from extender.batches import part_by_part
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.eviction import EvictionController
 from extender.errors import StoreError
 from extender.ledger.protocol import Ledger
-from extender.periodic import Loops
+from extender.periodic import Loops, part_by_part
 from extender.state.changes import (
     DepartureMarked,
     Effects,

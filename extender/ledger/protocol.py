@@ -22,7 +22,6 @@ from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod
 from contract.quantity import format_bytes
 from contract.reasons import Reason
-from extender.batches import part_by_part
 from extender.errors import (
     OutcomeUnknown,
     StoreConflict,
@@ -33,6 +32,7 @@ from extender.errors import (
 )
 from extender.ledger.node_batcher import NodeBatcher, Turn
 from extender.ledger.store import Binding, Store
+from extender.periodic import part_by_part
 from extender.placement.placement_record import Placement
 
 log = structlog.get_logger()

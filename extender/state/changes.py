@@ -4,13 +4,14 @@
 stale.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from extender.placement.placement_record import Placement
 from extender.placement.sm_reading import Activity
+from extender.state.disruption_budgets import key
 from extender.state.nominations import Place
 from extender.state.prediction_tracker import Outcome
 from extender.state.sm_activity import Key
@@ -209,3 +210,61 @@ class Effects:
     outcomes: list[Outcome] = field(default_factory=list)
     #: Nodes that may have got an orphaned or missing reservation.
     unsettled: dict[str, None] = field(default_factory=dict)
+
+
+#: The uid of a pod, namespace and name of a PodDisruptionBudget, else the name.
+ObjectKey = str | tuple[str, str]
+
+_GONE: Mapping[type, Callable[[str], Event]] = {
+    Node: NodeGone,
+    Namespace: NamespaceGone,
+    GPUNode: GPUNodeGone,
+    Lease: HeartbeatGone,
+    ResourceSlice: SliceGone,
+}
+
+
+def changes_of(event: Relisted, known: Iterable[ObjectKey]) -> Iterator[Event | None]:
+    """Yield the deletions of ``known`` objects that are not in the list, then the listed objects.
+    Yield None after each step without a change, so that the caller can interrupt long lists."""
+    listed: set[ObjectKey] = set()
+    for o in event.objects:
+        listed.add(_key(o))
+        yield None
+    for each in known:
+        yield _gone(event.kind, each) if each not in listed else None
+    for o in event.objects:
+        yield _seen(o, event.at_s)
+
+
+def _key(o: Listed) -> ObjectKey:
+    if isinstance(o, PodDisruptionBudget):
+        return key(o)
+    return o.metadata.uid if isinstance(o, Pod) else o.metadata.name
+
+
+def _gone(kind: type, each: ObjectKey) -> Event:
+    if isinstance(each, tuple):
+        return BudgetGone(*each)
+    if kind is Pod:
+        # The last version held may not be the last one that existed, as the watch was down.
+        return PodGone(each, is_last=False)
+    return _GONE[kind](each)
+
+
+def _seen(o: Listed, at_s: float) -> Event:
+    match o:
+        case Pod():
+            return PodSeen(o)
+        case Node():
+            return NodeSeen(o)
+        case Namespace():
+            return NamespaceSeen(o)
+        case GPUNode():
+            return GPUNodeSeen(o, at_s)
+        case Lease():
+            return HeartbeatSeen(o, at_s)
+        case ResourceSlice():
+            return SliceSeen(o)
+        case PodDisruptionBudget():
+            return BudgetSeen(o)

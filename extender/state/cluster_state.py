@@ -28,24 +28,22 @@ from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest, asks_for_gpu, understand
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build
+from extender.state.changes import ObjectKey
 from extender.state.deleted_pods import DeletedPods
 from extender.state.device_pinning import pinned_to
 from extender.state.disruption_budgets import Budgets
-from extender.state.eviction_backoff import BackOffs
+from extender.state.eviction_candidates import BackOffs, idle_on
 from extender.state.foreign_allocators import ForeignAllocators, of_pod
 from extender.state.headroom_gains import HeadroomGains
 from extender.state.heartbeats import NEVER_S, Heartbeats
 from extender.state.node_weigher import NodeWeigher
 from extender.state.nominations import Nominations, Place
 from extender.state.object_cache import NOTHING, Namespaces, ObjectCache
-from extender.state.overcommitted_devices import Overcommits
-from extender.state.overuse import Overuses
+from extender.state.overuse import Overcommits, Overuses
 from extender.state.prediction_tracker import Circumstances, PredictionTracker
-from extender.state.relisting import Key
 from extender.state.request_drift import RequestDrift
 from extender.state.scheduling_preferences import Neighbours, has_affinity_terms
 from extender.state.sm_activity import Activities
-from extender.state.unstarted_pods import idle_on
 from extender.state.weighing_queue import WeighingQueue
 
 
@@ -188,9 +186,9 @@ class ClusterState:
         """Return the pods that are not bound and have not ended."""
         return list(self._objects.unbound.values())
 
-    def sitting_on(self, name: str) -> tuple[Pod, ...]:
+    def pods_on(self, name: str) -> tuple[Pod, ...]:
         """Return the pods bound to the node that have not ended."""
-        return self._objects.running_on(name)
+        return self._objects.pods_on(name)
 
     def unreserved_pods(self, name: str) -> list[Pod]:
         """Return the pods on the node without a reservation.
@@ -201,7 +199,7 @@ class ClusterState:
         if gpunode is None or not gpunode.spec.initialised:
             return []
         reservations = gpunode.spec.reservations
-        return [pod for pod in self.sitting_on(name) if pod.metadata.uid not in reservations]
+        return [pod for pod in self.pods_on(name) if pod.metadata.uid not in reservations]
 
     def binding_to(self, name: str) -> dict[str, Reservation]:
         """Return the reservations that this replica is about to write for the node, by pod uid."""
@@ -211,7 +209,7 @@ class ClusterState:
         """Return ``binding_to`` of all nodes, by node name."""
         return self._objects.all_assumed()
 
-    def _known(self, kind: type) -> Iterable[Key]:
+    def _known(self, kind: type) -> Iterable[ObjectKey]:
         """Return the keys of the objects of this kind that are held."""
         objects, allocators = self._objects, self._allocators
         if kind is Pod:
@@ -385,7 +383,7 @@ class ClusterState:
         name = gpunode.name
         if gpunode.status is None or self._weigher.fresh_until_s(name) < now_s:
             return Misplaced()
-        idle = idle_on(gpunode, self.sitting_on(name), self.epoch_s + now_s, self.rules)
+        idle = idle_on(gpunode, self.pods_on(name), self.epoch_s + now_s, self.rules)
         if not idle:
             return Misplaced()
         devices = self.terms_of(name, gpunode).devices

@@ -42,14 +42,14 @@ from extender.state.changes import (
     Relisted,
     SliceGone,
     SliceSeen,
+    changes_of,
 )
 from extender.state.cluster_state import ClusterState
-from extender.state.event_filter import as_assumed, matters, older
 from extender.state.headroom_gains import grew
-from extender.state.overcommitted_devices import any_overcommitted
-from extender.state.relisting import changes_of
+from extender.state.overuse import any_overcommitted
 from extender.state.sm_activity import grew_idler
 from extender.state.tracker import LastSeen, Tracker, WeighedNode
+from extender.state.weighing_queue import as_assumed, matters, older
 
 
 class ClusterWriter(ClusterState):
@@ -236,7 +236,7 @@ class ClusterWriter(ClusterState):
         if managed:
             objects.put_pod(pod)
         if in_place:
-            objects.add_running(pod)
+            objects.add_pod(pod)
         else:
             nodes = before.node if before else "", pod.node if managed else ""
             self._queue.add(*filter(None, nodes))
@@ -256,7 +256,7 @@ class ClusterWriter(ClusterState):
 
     def _mark_namespace_dirty(self, namespace: str) -> None:
         # The charges of its unreserved pods depend on the default.
-        self._queue.add(*self._objects.nodes_running_in(namespace))
+        self._queue.add(*self._objects.nodes_with_pods_in(namespace))
 
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
         name, held = gpunode.name, self._objects.gpunodes.get(gpunode.name)
@@ -366,18 +366,18 @@ class ClusterWriter(ClusterState):
         self.calms.lose(name)
         self._table.drop(name)
         self._weigher.forget(name)
-        self._objects.drop_running(name)
+        self._objects.drop_pods_of(name)
         self._track(lambda tracker: tracker.node_weighed(WeighedNode(name)))
 
     def _weigh_again(self, name: str) -> None:
-        self._objects.update_running(name)
+        self._objects.update_pods(name)
         gpunode, before = self._objects.gpunodes.get(name), self._table.get(name)
         assumed, is_revived = self._objects.assumed(name), name in self._heartbeats.revived
         terms = self._weigher.terms_of(name, gpunode, assumed=assumed, keep=True)
         written = terms.devices
         if assumed and any_overcommitted(written):  # assumed binds are no overcommitment yet
             written = self._weigher.terms_of(name, gpunode).devices
-        pods = self._objects.running_on(name)
+        pods = self._objects.pods_on(name)
         weighed = WeighedNode(name, gpunode, pods, terms.devices, written)
         self._track(lambda tracker: tracker.node_weighed(weighed))
         if is_revived or grew(before, terms):

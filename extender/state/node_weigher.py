@@ -20,7 +20,7 @@ from extender.placement.policy import Rules
 from extender.placement.request import asks_for_gpu
 from extender.placement.snapshot import NodeTerms
 from extender.state.adoption import adopt
-from extender.state.eviction_backoff import BackOffs
+from extender.state.eviction_candidates import BackOffs
 from extender.state.foreign_allocators import ForeignAllocators
 from extender.state.heartbeats import NEVER_S, Heartbeats
 from extender.state.label_inventory import believed
@@ -90,7 +90,7 @@ class NodeWeigher:
         GPUNode. An earlier version may have had reservations that were removed since."""
         return {
             pod.metadata.uid: reservation
-            for pod in self._objects.running_on(gpunode.name)
+            for pod in self._objects.pods_on(gpunode.name)
             if pod.metadata.uid not in gpunode.spec.reservations
             and (reservation := self.adopt(pod, gpunode)) is not None
         }
@@ -100,7 +100,7 @@ class NodeWeigher:
         deleted. The kubelet may or may not free their replicas before it admits the next pod."""
         staying = {
             pod.metadata.uid
-            for pod in self._objects.running_on(name)
+            for pod in self._objects.pods_on(name)
             if not pod.metadata.deletion_timestamp
         }
         return {use.uid for use in status.pods} - staying

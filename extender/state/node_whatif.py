@@ -29,7 +29,7 @@ def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> se
     reservations = gpunode.spec.reservations if gpunode else {}
     status = gpunode.status if gpunode else None
     uids = {*reservations, *(use.uid for use in (status.pods if status else ()))}
-    uids |= {pod.metadata.uid for pod in state.sitting_on(name)}
+    uids |= {pod.metadata.uid for pod in state.pods_on(name)}
     return {uid for uid in uids if _goes_soon(state, uid, name, now_s, within_s)}
 
 

@@ -35,7 +35,7 @@ class ObjectCache:
         self.uids_on: dict[str, tuple[str, ...]] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
         #: Node -> pods bound to it that had not ended when it was weighed last.
-        self._running: dict[str, tuple[Pod, ...]] = {}
+        self._pods_on: dict[str, tuple[Pod, ...]] = {}
         #: Node -> pod uid -> reservation of an assumed bind. kube-scheduler filters the next pod
         #: before the reservation of the last one is written.
         self._assumed: dict[str, dict[str, Reservation]] = {}
@@ -89,35 +89,35 @@ class ObjectCache:
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         return self.pods.get(self._uid_of.get((namespace, name), ""))
 
-    def running_on(self, name: str) -> tuple[Pod, ...]:
+    def pods_on(self, name: str) -> tuple[Pod, ...]:
         """Return the pods bound to the node that have not ended."""
-        return self._running.get(name, ())
+        return self._pods_on.get(name, ())
 
-    def update_running(self, name: str) -> None:
+    def update_pods(self, name: str) -> None:
         """Find the pods of a node again."""
         pods = (self.pods[uid] for uid in self.uids_on.get(name, ()))
-        self._running[name] = tuple(pod for pod in pods if not pod.ended)
+        self._pods_on[name] = tuple(pod for pod in pods if not pod.ended)
 
-    def add_running(self, pod: Pod) -> None:
+    def add_pod(self, pod: Pod) -> None:
         """Replace or add one pod of its node."""
         uid = pod.metadata.uid
-        others = (other for other in self.running_on(pod.node) if other.metadata.uid != uid)
-        self._running[pod.node] = (*others, pod)
+        others = (other for other in self.pods_on(pod.node) if other.metadata.uid != uid)
+        self._pods_on[pod.node] = (*others, pod)
 
-    def drop_running(self, name: str) -> None:
-        self._running.pop(name, None)
+    def drop_pods_of(self, name: str) -> None:
+        self._pods_on.pop(name, None)
 
-    def nodes_running_in(self, namespace: str) -> list[str]:
+    def nodes_with_pods_in(self, namespace: str) -> list[str]:
         """Return the nodes with a pod of this namespace."""
         return [
             name
-            for name, pods in self._running.items()
+            for name, pods in self._pods_on.items()
             if any(pod.metadata.namespace == namespace for pod in pods)
         ]
 
     def has_leaving_pod(self, name: str) -> bool:
         """Whether a pod of the node is being deleted."""
-        return any(pod.metadata.deletion_timestamp for pod in self.running_on(name))
+        return any(pod.metadata.deletion_timestamp for pod in self.pods_on(name))
 
     def has_unsettled(self, name: str) -> bool:
         """Whether the node may have an orphaned or a missing reservation.
@@ -129,10 +129,10 @@ class ObjectCache:
         if gpunode is None:
             return False
         reserved = gpunode.spec.reservations.keys()
-        running = {pod.metadata.uid for pod in self.running_on(name)}
-        if gpunode.spec.initialised and not running <= reserved:
+        bound = {pod.metadata.uid for pod in self.pods_on(name)}
+        if gpunode.spec.initialised and not bound <= reserved:
             return True
-        pods = (self.pods.get(uid) for uid in reserved - running)
+        pods = (self.pods.get(uid) for uid in reserved - bound)
         return any(pod is None or pod.ended or pod.node not in ("", name) for pod in pods)
 
     def assumed(self, name: str) -> Mapping[str, Reservation]:

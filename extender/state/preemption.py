@@ -248,7 +248,7 @@ class _Search:
     def sort_key(self, name: str) -> tuple[int, str]:
         """Return a key that puts first the nodes that a pod is leaving already, then those with the
         least important pods."""
-        pods = self.state.sitting_on(name)
+        pods = self.state.pods_on(name)
         if any(pod.metadata.deletion_timestamp for pod in pods):
             return NOBODY[1], name
         return min(map(priority, pods), default=CRITICAL), name
@@ -267,7 +267,7 @@ class _Search:
         going = leaving(self.state, name, self.now_s, inf if own else SOON_S)
         pods = {
             pod.metadata.uid: pod
-            for pod in self.state.sitting_on(name)
+            for pod in self.state.pods_on(name)
             if pod.metadata.uid not in going
             and may_leave(pod, self.pod)
             and not self._is_stuck(pod)
@@ -300,7 +300,7 @@ class _Candidate:
         self._pods, self._leaving = pods, leaving
         self._needed_bytes = search.needed_bytes[name]
         self._evictable = {uid: _evictable(pod) for uid, pod in pods.items()}
-        sitting = {pod.metadata.uid: pod for pod in search.state.sitting_on(name)}
+        sitting = {pod.metadata.uid: pod for pod in search.state.pods_on(name)}
         #: Pods that are leaving anyway and that kube-scheduler may evict.
         self._named = [
             pod

@@ -28,7 +28,7 @@ class Needs:
         ``asked``: the preemptor's requests. ``proposed``: kube-scheduler's victims on the node with
         managed GPUs. ``held_for``: pods for which the node is held.
         """
-        sitting = {pod.metadata.uid: demands(pod) for pod in state.sitting_on(name)}
+        sitting = {pod.metadata.uid: demands(pod) for pod in state.pods_on(name)}
         freed = total(sitting[pod.metadata.uid] for pod in proposed)
         node = state.node(name)
         offers = (node.status.allocatable if node and node.status else None) or {}

@@ -28,7 +28,6 @@ MODULES = (
     "extender.ledger.preemption_writer",
     "extender.ledger.protocol",
     "extender.ledger.node_batcher",
-    "extender.batches",
     "extender.controllers.event_recorder",
     "extender.app.binder",
     "extender.app.cluster_view",

@@ -436,7 +436,7 @@ async def steps(world: World) -> None:
     world.create("last", 20)
     await world.schedule("last")
     await until_then(lambda: world.mirrored == {*NODES}, "both nodes show their memory")
-    await until_then(lambda: not extender.intake.is_behind, "all that was told is applied")
+    await until_then(lambda: not extender.event_queue.is_behind, "all that was told is applied")
     assert extender.stuck() == "", extender.stuck()
     ended = [task.get_name() for task in extender.loops._tasks if task.done()]
     assert not ended, f"these loops have ended: {ended}"

@@ -14,13 +14,12 @@ from extender.config.settings import Settings
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.ledger.protocol import Ledger
-from extender.periodic import STUCK_AFTER_S, Loops
-from extender.progress import progressed
+from extender.periodic import STUCK_AFTER_S, Loops, progressed
 from extender.state import event_queue
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.deleted_pods import DeletedPods
-from extender.state.eviction_backoff import BackOffs
+from extender.state.eviction_candidates import BackOffs
 from extender.state.node_weigher import NodeWeigher
 from extender.state.sm_activity import Activities
 from tests.builders import kube_node
@@ -94,7 +93,7 @@ def test_what_the_cluster_tells_is_known_in_the_end(
             lambda: {n.name for n in extender.cluster.settled().nodes} == everywhere,
             "all nodes are known",
         )
-        await asyncio.wait_for(extender.intake.idle(), PATIENCE_S)
+        await asyncio.wait_for(extender.event_queue.idle(), PATIENCE_S)
         assert failures(extender, "intake") == 1
         assert extender.stuck() == ""
 

@@ -11,7 +11,7 @@ from extender.placement.fit import fit
 from extender.placement.policy import Weights
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.mig_layout import PRODUCT, STATE, mig_obstacle
+from extender.state.label_inventory import PRODUCT, STATE, mig_obstacle
 from tests.builders import GPU, NOW_S, gpunode, mig, pod
 from tests.state.test_cluster_state import state_of
 

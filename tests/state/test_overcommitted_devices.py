@@ -10,7 +10,7 @@ from extender.placement.policy import Rules
 from extender.state.changes import BindBegun, GPUNodeGone, NodeGone, PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import Notice, notices
-from extender.state.overcommitted_devices import Overcommit
+from extender.state.overuse import Overcommit
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.state.test_cluster_state import seen, state_of
 

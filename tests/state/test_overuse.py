@@ -21,8 +21,7 @@ from contract.reasons import Reason
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, Event, GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.eviction_backoff import FIRST_S
-from extender.state.unstarted_pods import NEW_FOR_S
+from extender.state.eviction_candidates import FIRST_S, NEW_FOR_S
 from tests.builders import GIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
 from tests.recording import RecordingState
