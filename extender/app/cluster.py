@@ -102,7 +102,6 @@ class Cluster:
         """Deliver the watches' changes to the view while the context lasts. ``for_people``: readers
         may also authenticate with a client certificate."""
         settings = self._settings
-        view.cluster.budgets.awaited = True
         self._sources = sources = KubernetesSources(
             self.api,
             view.enqueue,

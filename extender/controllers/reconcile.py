@@ -24,6 +24,7 @@ from extender.state.changes import (
     GPUNodeGone,
     GPUNodeSeen,
     NodeSeen,
+    TimePassed,
 )
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import notices
@@ -143,7 +144,7 @@ class ReconcileController:
         """Write Events for users."""
         if self._unready():
             return
-        self._cluster.overuses.update(time.monotonic())
+        self._deliver([TimePassed(time.monotonic())])
         if not self._observes():
             await self._event_recorder.record(notices(self._cluster))
 

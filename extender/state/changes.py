@@ -117,6 +117,13 @@ class BackOffEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing else changed until ``at_s``: pods that overuse memory have done so for longer."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ActivitySeen:
     """All SM activity from the metrics history that is not stale.
 
@@ -192,6 +199,7 @@ Event = (
     | BudgetGone
     | DepartureMarked
     | BackOffEnded
+    | TimePassed
     | ActivitySeen
     | BindBegun
     | BindEnded

@@ -71,6 +71,7 @@ class ClusterState:
         self.usual = DemandTracker(rules.policy is ScoringPolicy.FRAGMENTATION)
         self.namespaces = Namespaces()
         self.budgets = Budgets()
+        self.budgets.awaited = bool(self._queue.unlisted)
         self._heartbeats = Heartbeats(stale_after_s, epoch_s)
         self._allocators = ForeignAllocators()
         #: Deleted pods: their last state, and the proof that their containers have ended.

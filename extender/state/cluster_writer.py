@@ -42,6 +42,7 @@ from extender.state.changes import (
     Relisted,
     SliceGone,
     SliceSeen,
+    TimePassed,
     changes_of,
 )
 from extender.state.cluster_state import ClusterState
@@ -190,6 +191,8 @@ class ClusterWriter(ClusterState):
             case BackOffEnded(name):
                 self.back_offs.end(name)
                 self._queue.add(name)
+            case TimePassed(at_s):
+                self.overuses.update(at_s)
             case ActivitySeen(history, names):
                 self.activities.replace(history)
                 for name in names:

@@ -31,7 +31,7 @@ from extender.ledger.preemption_writer import PreemptionWriter
 from extender.observability import change_feed
 from extender.observability.change_feed import start_watching
 from extender.observability.loop_lag import sample_lag
-from extender.state import event_queue, eviction_backoff, nominations
+from extender.state import event_queue, eviction_candidates, nominations
 from extender.state.changes import HeartbeatSeen, NodeSeen, PodGone
 from extender.state.notices import Notice
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, kube_node, pod, shared, use
@@ -48,7 +48,7 @@ def quicken() -> None:
     event_queue.RETRY_S = periodic.AGAIN_AFTER_S = 0.01
     event_queue.TOGETHER_S = 0.002
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
-    eviction_backoff.FIRST_S = 0.1
+    eviction_candidates.FIRST_S = 0.1
     reconcile.AT_ONCE = change_feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
