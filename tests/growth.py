@@ -149,7 +149,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ObjectCache.pods": Per("pod", 15 * MIB),
         "ObjectCache.uids_on": Per("reservation", 200),
         "ObjectCache.unbound": Per("pod", 200),
-        "ObjectCache.with_choice": Per("node", 200),
         "ObjectCache.with_max_sm": Per("pod", 200),
     },
     "extender/state/node_weigher.py": {"NodeWeigher._found": Per("replica of a device", 1_500)},

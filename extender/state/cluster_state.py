@@ -161,10 +161,6 @@ class ClusterState:
     def nodes(self) -> list[Node]:
         return list(self._objects.nodes.values())
 
-    def nodes_with_choice(self) -> list[Node]:
-        """Return the nodes with the annotation ``headroom.gpu/device-choice``."""
-        return [self._objects.nodes[name] for name in self._objects.with_choice]
-
     def gpunode(self, name: str) -> GPUNode | None:
         return self._objects.gpunodes.get(name)
 
@@ -241,6 +237,7 @@ class ClusterState:
         return self._weigher.fresh_until_s(name) - self.stale_after_s
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
+        """Return the devices of the node: those of its agent's last report, or of its labels."""
         return self._weigher.report(name, gpunode)
 
     def manager(self, name: str) -> Reason | None:
@@ -303,6 +300,7 @@ class ClusterState:
         return self.terms_of(gpunode.name, gpunode, excluded, self.binding_to(gpunode.name))
 
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
+        """Return the reservation to write for an unreserved pod on the node."""
         return self._weigher.adopt(pod, gpunode)
 
     def judge(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | Reason:

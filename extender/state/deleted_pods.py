@@ -17,7 +17,7 @@ A node without an agent has no samples. If the cluster can reach its kubelet, th
 deleted pod count as ended after ``KUBELET_ENDS_S`` (ADR 30).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from contract.gpunode import GPUNode
 from contract.kube import Node
@@ -47,26 +47,22 @@ class DeletedPods(Tracker):
         #: (node without an agent, pod uid) -> when the pod was found deleted.
         self._gone_since_s: dict[tuple[str, str], float] = {}
 
-    def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str]:
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
         if last is not None:
             self._seen[uid] = last
-        return ()
 
-    def node_seen(self, node: Node, before: Node | None) -> Iterable[str]:
+    def node_seen(self, node: Node, before: Node | None) -> None:
         """Discard the times of a node whose kubelet was unreachable: the wait starts again."""
         if is_unreachable(node) or is_unreachable(before):
             name = node.metadata.name
             for key in [key for key in self._gone_since_s if key[0] == name]:
                 del self._gone_since_s[key]
-        return ()
 
-    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str]:
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
         self._keep(gpunode.name, gpunode.spec.reservations)
-        return ()
 
-    def gpunode_gone(self, name: str) -> Iterable[str]:
+    def gpunode_gone(self, name: str) -> None:
         self._keep(name, ())
-        return ()
 
     def seen(self, uid: str) -> LastSeen | None:
         return self._seen.get(uid)

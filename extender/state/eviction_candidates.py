@@ -36,15 +36,13 @@ class BackOffs(Tracker):
         #: Node -> when it takes pods again, on the receiver's monotonic clock.
         self._until_s: dict[str, float] = {}
 
-    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str]:
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
         self.note(gpunode.name, marked(gpunode), at_s)
-        return ()
 
-    def gpunode_gone(self, name: str) -> Iterable[str]:
+    def gpunode_gone(self, name: str) -> None:
         self._marked.pop(name, None)
         self._last.pop(name, None)
         self._until_s.pop(name, None)
-        return ()
 
     def note(self, node: str, marked: Set[str], at_s: float) -> None:
         """Record the pods marked for eviction in the node's ledger. A new one starts a back-off."""

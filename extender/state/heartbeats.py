@@ -6,7 +6,6 @@ so that a report that was old when this process started is not fresh. After that
 jumping clock on the node has no effect.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -63,14 +62,12 @@ class Heartbeats(Tracker):
         """Return the nodes whose agent has a Lease that confirms a report."""
         return set(self._leases)
 
-    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str]:
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
         stamp = gpunode.status.observed_at if gpunode.status else ""
         self._beat(self._reports, gpunode.name, gpunode, stamp, at_s)
-        return ()
 
-    def gpunode_gone(self, name: str) -> Iterable[str]:
+    def gpunode_gone(self, name: str) -> None:
         self._reports.pop(name, None)
-        return ()
 
     def node_weighed(self, node: WeighedNode) -> None:
         self.revived.discard(node.name)

@@ -80,16 +80,14 @@ class Nominations(Tracker):
         """Replace all holds with these, by uid; None: use the nominations of the pods seen here."""
         self._followed = places
 
-    def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str]:
+    def pod_seen(self, pod: Pod, managed: bool) -> None:
         if pod.node or pod.ended:
             self._holds.pop(pod.metadata.uid, None)
         elif managed:
             self._update(pod)
-        return ()
 
-    def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str]:
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
         self._holds.pop(uid, None)
-        return ()
 
     def _update(self, pod: Pod) -> None:
         """Update the hold of an unbound pod."""

@@ -7,7 +7,7 @@ place.
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from contract.annotations import DEFAULT_VRAM, DEVICE_CHOICE, MAX_SM
+from contract.annotations import DEFAULT_VRAM, MAX_SM
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Namespace, Node, Pod
 
@@ -23,8 +23,6 @@ class ObjectCache:
         self.nodes: dict[str, Node] = {}
         #: Grows with every change of a node's taints or cordon, which are in no snapshot.
         self.node_specs = 0
-        #: Nodes with the annotation ``headroom.gpu/device-choice``.
-        self.with_choice: dict[str, None] = {}
         self.gpunodes: dict[str, GPUNode] = {}
         #: By uid.
         self.pods: dict[str, Pod] = {}
@@ -47,15 +45,7 @@ class ObjectCache:
         if before is None or before.spec != node.spec:
             self.node_specs += 1
         self.nodes[name] = node
-        if DEVICE_CHOICE in (node.metadata.annotations or {}):
-            self.with_choice[name] = None
-        else:
-            self.with_choice.pop(name, None)
         return before
-
-    def drop_node(self, name: str) -> None:
-        self.nodes.pop(name, None)
-        self.with_choice.pop(name, None)
 
     def put_pod(self, pod: Pod) -> None:
         """Store a pod whose last version was dropped."""

@@ -8,7 +8,7 @@ later or older reports contain.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -149,10 +149,9 @@ class PredictionTracker(Tracker):
         tracked = self._nodes.get(node)
         return tracked is not None and uid in tracked.pending
 
-    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str]:
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
         if gpunode.status is not None:
             self._process(gpunode, gpunode.status, at_s)
-        return ()
 
     def _process(self, gpunode: GPUNode, status: GPUNodeStatus, at_s: float) -> None:
         name = gpunode.name
@@ -207,13 +206,12 @@ class PredictionTracker(Tracker):
                 self.misses.append(done)
             self._done.append(done)
 
-    def gpunode_gone(self, name: str) -> Iterable[str]:
+    def gpunode_gone(self, name: str) -> None:
         """Forget a GPUNode and its reservations."""
         tracked = self._nodes.pop(name, None)
         if tracked is not None:
             self._forget(name, tracked, {}, tracked.at_s)
             self._entries -= tracked.entries
-        return ()
 
     def _compare(
         self, name: str, tracked: _TrackedNode, status: GPUNodeStatus, at_s: float

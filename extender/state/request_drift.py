@@ -69,13 +69,11 @@ class RequestDrift(Tracker):
     def __init__(self) -> None:
         self._changed: dict[str, tuple[Pod, str]] = {}
 
-    def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str]:
+    def pod_seen(self, pod: Pod, managed: bool) -> None:
         self._note(pod, edit(pod) if managed else "")
-        return ()
 
-    def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str]:
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
         self._changed.pop(uid, None)
-        return ()
 
     def node_weighed(self, node: WeighedNode) -> None:
         if node.gpunode is not None:

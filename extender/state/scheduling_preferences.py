@@ -7,7 +7,7 @@ counts as a preference.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -57,10 +57,10 @@ class Neighbours(Tracker):
         #: Namespace -> selectors for the pods in it.
         self._selectors: dict[str, dict[bytes, LabelSelector]] = {}
 
-    def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str]:
+    def pod_seen(self, pod: Pod, managed: bool) -> None:
         self.pod_gone(pod.metadata.uid, None)
         if pod.ended or not has_affinity_terms(pod):
-            return ()
+            return
         terms = set[_Key]()
         for term in _terms(pod):
             selector = term.label_selector
@@ -72,9 +72,8 @@ class Neighbours(Tracker):
                 self._selectors.setdefault(namespace, {})[text] = selector
         self._terms_of[pod.metadata.uid] = frozenset(terms)
         self._counts.update(terms)
-        return ()
 
-    def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str]:
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
         for key in self._terms_of.pop(uid, ()):
             self._counts[key] -= 1
             if self._counts[key]:
@@ -84,7 +83,6 @@ class Neighbours(Tracker):
             del self._selectors[namespace][text]
             if not self._selectors[namespace]:
                 del self._selectors[namespace]
-        return ()
 
     def known(self) -> set[str]:
         """Return the uids of pods with terms."""

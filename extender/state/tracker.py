@@ -38,30 +38,30 @@ class WeighedNode:
 
 
 class Tracker:
-    """Follows the cluster. Each ``..._seen`` and ``..._gone`` method returns the nodes whose terms
-    changed with it, apart from the node that the change is about."""
+    """Follows the cluster. The ``..._seen`` and ``..._gone`` methods may return nodes whose terms
+    have changed, apart from the node that the change is about."""
 
-    def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str]:
+    def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str] | None:
         """``managed``: the pod requests GPU resources that Headroom manages."""
-        return ()
+        return None
 
-    def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str]:
+    def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str] | None:
         """``last`` is None if the last state of the pod is not known."""
-        return ()
+        return None
 
-    def node_seen(self, node: Node, before: Node | None) -> Iterable[str]:
-        return ()
+    def node_seen(self, node: Node, before: Node | None) -> Iterable[str] | None:
+        return None
 
-    def node_gone(self, name: str) -> Iterable[str]:
-        return ()
+    def node_gone(self, name: str) -> Iterable[str] | None:
+        return None
 
-    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str]:
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str] | None:
         """``at_s``: when it was received, on the monotonic clock. The same version may come twice,
         if another tracker raised an exception."""
-        return ()
+        return None
 
-    def gpunode_gone(self, name: str) -> Iterable[str]:
-        return ()
+    def gpunode_gone(self, name: str) -> Iterable[str] | None:
+        return None
 
     def node_weighed(self, node: WeighedNode) -> None:
         pass
