@@ -51,7 +51,7 @@ class ClusterView:
         )
         #: The same state, for readers.
         self.cluster: ClusterState = self._writer
-        self.loops = Loops(self.count_failure)
+        self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)
         self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue
@@ -84,9 +84,6 @@ class ClusterView:
         """Return why nothing can be decided yet, as a sentence; "" if it can. After all kinds are
         listed, processing them takes a moment."""
         return self._sources_unready() or ("" if self.cluster.begun else NOT_PROCESSED)
-
-    def count_failure(self, loop: str) -> None:
-        self.telemetry.loop_failures.labels(loop).inc()
 
     def stuck(self) -> str:
         """Return the loops without progress for long, as a sentence; "" if there are none."""

@@ -3,7 +3,6 @@
 They go to the journal, the metrics, the log and the feed.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,9 +31,15 @@ MAX_MESSAGE = 200
 
 
 def record_bind(
-    journal: Journal, telemetry: Telemetry, ask: BindRequest, outcome: BindOutcome, took_s: float
+    journal: Journal,
+    telemetry: Telemetry,
+    ask: BindRequest,
+    outcome: BindOutcome,
+    took_s: float,
+    at_s: float,
 ) -> None:
-    """Record the outcome of a bind, under the version of the pod that was decided about."""
+    """Record the outcome of a bind at Unix time ``at_s``, under the version of the pod that was
+    decided about."""
     outcome_name = type(outcome).__name__.lower()
     reason = outcome.reason if isinstance(outcome, Declined) else None
     if isinstance(outcome, Bound) and outcome.despite is not None:
@@ -44,7 +49,7 @@ def record_bind(
     version = outcome.version or (ask.pod.metadata.resource_version if ask.pod else "")
     which = decision_id(ask.uid, version) if version else ""
     if which:
-        at_s, node = time.time(), ask.node if isinstance(outcome, Bound) else ""
+        node = ask.node if isinstance(outcome, Bound) else ""
         part = BindTried(
             at_s, micros(took_s), ask.node, outcome_name, CODE_OF[reason], message[:MAX_MESSAGE]
         )

@@ -58,7 +58,7 @@ class Bind:
         finally:
             state.replica.deliver([BindEnded(ask.uid, ask.node)])
         took_s = state.clock.monotonic() - began_s
-        record_bind(state.journal, state.telemetry, ask, outcome, took_s)
+        record_bind(state.journal, state.telemetry, ask, outcome, took_s, state.clock.time())
         if isinstance(outcome, Bound):
             return extender_v1.encode_bind("")
         return self.error(

@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+import pytest
 
 from contract.gpunode import (
     Charge,
@@ -68,6 +69,7 @@ def report(server: Server, plugin: Plugin = DISTRIBUTED, **gpu_of: int) -> None:
     assert server.debug_post("/embedded/v1/reports", body).status == 204
 
 
+@pytest.mark.slow
 def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
     with serving(FLEET) as server:
         place(server, "a", "8Gi")
@@ -109,6 +111,7 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
         assert logged["devices"] == ["GPU-shared-0"]
 
 
+@pytest.mark.slow
 def test_drift_lists_the_chosen_and_the_actual_device() -> None:
     """Where the agent has the device taken that the ledger chose; of another node nothing is."""
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])

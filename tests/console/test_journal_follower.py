@@ -181,6 +181,7 @@ def test_an_extender_finds_itself_among_the_others_and_does_not_follow_itself() 
         assert len(handler.seen) == 1
 
 
+@pytest.mark.slow
 def test_decisions_of_an_extender_that_ended_are_kept() -> None:
     with contextlib.ExitStack() as running, contextlib.ExitStack() as first:
         one = first.enter_context(serving(FLEET))
@@ -217,6 +218,7 @@ def beside(other: Server, *more: str) -> Iterator[Server]:
             yield server
 
 
+@pytest.mark.slow
 def test_each_replica_answers_for_both() -> None:
     """Filter and prioritize came to one, bind to the other; both keep fleets of their own."""
     shown, gone = pod("p", "12Gi"), nobody_there()

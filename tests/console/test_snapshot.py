@@ -197,6 +197,7 @@ def dumped(fleet: Asked, folder: Path, query: str = "") -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
     fleet: Asked, tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
     assert len(reasons) >= 14, reasons
 
 
+@pytest.mark.slow
 def test_a_redacted_snapshot_gives_the_same_verdicts_and_has_no_names(
     fleet: Asked, tmp_path: Path
 ) -> None:

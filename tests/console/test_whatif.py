@@ -245,6 +245,7 @@ nodes:
 """
 
 
+@pytest.mark.slow
 def test_kube_schedulers_calls_place_pods_as_predicted() -> None:
     with serving(FLEET) as server:
         burst = [{"vram": vram, "count": 3} for vram in ("6Gi", "20Gi", "13Gi")]

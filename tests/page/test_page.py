@@ -223,6 +223,7 @@ def test_a_telephone_shows_it_without_scrolling_sideways(looked: Looked) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.slow
 def test_a_gone_extender_is_shown_and_earlier_data_stays(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -813,7 +813,7 @@ def test_an_absurd_report_harms_nobody_but_its_device() -> None:
     assert datetime.fromtimestamp(EPOCH_S + NOW_S, UTC).isoformat() == STAMP
 
 
-def test_nodes_are_weighed_when_every_awaited_kind_was_listed() -> None:
+def test_nodes_are_weighed_when_every_required_kind_was_listed() -> None:
     """Not after each list: of a node whose pods are not known nothing can be said."""
     state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, GPUNode, Pod))
     state.apply([Relisted(Node, (kube_node(),), NOW_S)])

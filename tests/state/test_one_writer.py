@@ -29,7 +29,10 @@ READS = {
 #: These build a state of their own, or are the writer.
 WRITERS = {"extender/state/cluster_writer.py", "extender/state/dump.py"}
 #: What kube-scheduler's calls add: demand, and the nomination that it is about to write.
-BY_CALLS = {"extender/scheduler/verbs.py": {"usual.see", "nominations.expect"}}
+BY_CALLS = {
+    "extender/scheduler/filter.py": {"usual.see"},
+    "extender/scheduler/preempt.py": {"nominations.expect"},
+}
 
 
 def test_every_part_of_the_state_is_listed() -> None:

@@ -169,7 +169,7 @@ class Real:
             new_id=lambda: f"id-{next(ids)}",
         )
 
-        self._verbs = verbs_on(self.state, lambda: NOW_S, ledger.awaited, epoch_s=EPOCH_S)
+        self._verbs = verbs_on(self.state, lambda: NOW_S, ledger.awaited.binder, epoch_s=EPOCH_S)
         self._store = store
         self.state.apply(NodeSeen(node) for node in like.nodes())
         for each in like.gpunodes():
