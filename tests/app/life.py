@@ -149,7 +149,7 @@ class World:
         if operation in self.contested:
             self.contested.remove(operation)
             raise StoreConflict("another replica was faster")
-        observes = self.extender.observes()
+        observes = self.extender.observes
         now = {"bind": True, "write_spec": observes and self.binds, "touch_pod": observes}
         if operation in self.rejected and now[operation]:
             self.rejected.remove(operation)
@@ -416,10 +416,10 @@ async def steps(world: World) -> None:
     observed = asyncio.create_task(world.schedule("waits"))
     await until_then(lambda: rejected(world.pod("waits")), "the last pod is refused")
     world.set_mode("observe")
-    await until_then(extender.observes, "the file of settings is read")
+    await until_then(lambda: extender.observes, "the file of settings is read")
     await observed
     world.set_mode("enforce")
-    await until_then(lambda: not extender.observes(), "the file of settings is read again")
+    await until_then(lambda: not extender.observes, "the file of settings is read again")
 
     for name in ("vip", "stays", "taker", "waits"):
         world.delete(name)
