@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.gate import gate_container, is_gated
+from contract.gpunode import Replicas
 from contract.kube import NodeSpec, Taint
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest, understand
@@ -23,7 +24,6 @@ from tests.admission.reviews import (
     node,
     pod,
 )
-from tests.app.test_attempts import Replicas
 from tests.builders import GIB, device, mig, shared
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"

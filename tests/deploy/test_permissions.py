@@ -60,8 +60,8 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.controllers.event_recorder:KubeEvents._write": rights(
         "", "events", "create", "patch"
     ),
-    "extender.console.reviews:KubeReviews.who": TOKEN_REVIEWS,
-    "extender.console.reviews:KubeReviews.may": ACCESS_REVIEWS,
+    "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.ledger.kube_store:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kube_store:": set(),
     "extender.ledger.kube_store:_pod_path": set(),
