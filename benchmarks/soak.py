@@ -27,7 +27,7 @@ from extender.scheduler.server import Verbs
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
-from tests.builders import GIB, gpunode, kube_node, reservation, use
+from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
 
 NOTE_BYTES = 250_000
 MAX_GROWTH = 1.1
@@ -61,8 +61,8 @@ def soak(pods: int, nodes: int) -> tuple[float, float]:
     state, names = ClusterWriter(Rules(), 1e9, time.time()), [f"n{n}" for n in range(nodes)]
     replica: Any = SimpleNamespace(observes=False, unready=lambda: "", deliver=state.apply)
     no_binds: Any = None
-    shared = SchedulingState(state, Journal(), Telemetry(CollectorRegistry()), replica, time)
-    verbs = Verbs(shared, no_binds)
+    scheduling = SchedulingState(state, Journal(), Telemetry(CollectorRegistry()), replica, time)
+    verbs = Verbs(scheduling, no_binds)
     for name in names:
         report = gpunode(shared(name, free=10), name=name, uid=f"g-{name}")
         state.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, time.monotonic())])
