@@ -25,9 +25,9 @@ from extender.placement.policy import Rules
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodGone, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
-from tests.builders import GIB, gpunode, kube_node, reservation, use
+from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
 
 NOTE_BYTES = 250_000
 MAX_GROWTH = 1.1
@@ -58,11 +58,11 @@ def manifest(number: int, node: str = "") -> dict[str, Any]:
 def soak(pods: int, nodes: int) -> tuple[float, float]:
     """Returns the resident memory in MiB after the first fifth and at the end."""
     decode = next(kind for kind in watched_kinds("x") if kind.name == "pods").decode
-    state, names = ClusterState(Rules(), 1e9, time.time()), [f"n{n}" for n in range(nodes)]
+    state, names = ClusterWriter(Rules(), 1e9, time.time()), [f"n{n}" for n in range(nodes)]
     replica: Any = SimpleNamespace(observes=False, unready=lambda: "", deliver=state.apply)
     no_binds: Any = None
-    shared = SchedulingState(state, Journal(), Telemetry(CollectorRegistry()), replica, time)
-    verbs = Verbs(shared, no_binds)
+    scheduling = SchedulingState(state, Journal(), Telemetry(CollectorRegistry()), replica, time)
+    verbs = Verbs(scheduling, no_binds)
     for name in names:
         report = gpunode(shared(name, free=10), name=name, uid=f"g-{name}")
         state.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, time.monotonic())])
@@ -89,7 +89,6 @@ def soak(pods: int, nodes: int) -> tuple[float, float]:
             )  # fmt: skip
             state.apply([GPUNodeSeen(given, time.monotonic())])
         state.apply([PodGone(uid, ended=True)])
-        state.observations.take()
         if number + 1 == pods // 5:
             early = rss_mib()
         if (number + 1) % max(1, pods // 10) == 0:

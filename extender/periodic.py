@@ -9,13 +9,18 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import TypeVar
 
 import structlog
 
-from extender.progress import marked_by
-
 log = structlog.get_logger()
+
+T = TypeVar("T")
+#: Marks progress of the current loop. A round may make many calls, each with its own timeout; each
+#: client calls ``progressed`` after a call.
+_mark: ContextVar[Callable[[], None]] = ContextVar("mark", default=lambda: None)
 
 #: Longer than any single call to the API server.
 STUCK_AFTER_S = 30.0
@@ -36,7 +41,7 @@ class Loops:
         self._monotonic_s = monotonic_s
         self._tasks: set[asyncio.Task[None]] = set()
         #: Name of a loop -> time of its last progress; None while it waits for its next round.
-        self._moved_s: dict[str, float | None] = {}
+        self._progress_at_s: dict[str, float | None] = {}
 
     def start(
         self,
@@ -89,9 +94,9 @@ class Loops:
         progress. May be called from any thread."""
         now_s = self._monotonic_s()
         return {
-            name: now_s - moved_s
-            for name, moved_s in list(self._moved_s.items())
-            if moved_s is not None and now_s - moved_s > STUCK_AFTER_S
+            name: now_s - at_s
+            for name, at_s in list(self._progress_at_s.items())
+            if at_s is not None and now_s - at_s > STUCK_AFTER_S
         }
 
     def stop(self) -> None:
@@ -107,17 +112,17 @@ class Loops:
         least_s: float,
     ) -> None:
         def moved() -> None:
-            if self._moved_s.get(name) is not None:
-                self._moved_s[name] = self._monotonic_s()
+            if self._progress_at_s.get(name) is not None:
+                self._progress_at_s[name] = self._monotonic_s()
 
         marked_by(moved)
         while True:
             if wanted is not None:
                 wanted.clear()
             with self._survived(name):
-                self._moved_s[name] = self._monotonic_s()
+                self._progress_at_s[name] = self._monotonic_s()
                 await once()
-            self._moved_s[name] = None
+            self._progress_at_s[name] = None
             with self._survived(name):
                 await asyncio.sleep(min(least_s, every_s))
                 if wanted is None:
@@ -125,3 +130,22 @@ class Loops:
                 else:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(wanted.wait(), every_s - least_s)
+
+
+async def part_by_part(items: Sequence[T], at_once: int) -> AsyncIterator[Sequence[T]]:
+    """Yield ``items`` in parts of ``at_once``; run other tasks, such as calls of kube-scheduler,
+    before each part and after the last."""
+    for start in range(0, len(items), at_once):
+        await asyncio.sleep(0)
+        yield items[start : start + at_once]
+    await asyncio.sleep(0)
+
+
+def progressed() -> None:
+    """Record progress of the current loop, if any."""
+    _mark.get()()
+
+
+def marked_by(mark: Callable[[], None]) -> None:
+    """Call ``mark`` for each progress of this task, and of the tasks that it creates."""
+    _mark.set(mark)

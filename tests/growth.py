@@ -30,6 +30,7 @@ class Fixed:
 #: about (``extender.console.problem_details``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
     "extender/admission/json_patch.py": ["Draft.operations"],
+    "extender/state/changes.py": ["Effects.events", "Effects.outcomes", "Effects.unsettled"],
     "extender/state/evictable_pods.py": ["Needs._terms"],
     "extender/state/victim_search.py": [
         *("Offer.pods", "_Search.needed_bytes", "_Candidate._evictable", "_Candidate._kept"),
@@ -92,7 +93,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ForeignAllocators._managers": Per("node", 300),
         "ForeignAllocators._traces": Per("pod, node or slice", 800),
     },
-    "extender/state/eviction_backoff.py": {
+    "extender/state/eviction_candidates.py": {
         "BackOffs._last": Per("node", 300),
         "BackOffs._marked": Per("reservation", 300),
         "BackOffs._until_s": Per("node", 200),
@@ -108,10 +109,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Heartbeats._reports": Per("node", 300),
         "Heartbeats._vouches": Per("node", 800),
         "Heartbeats.revived": Per("node", 200),
-    },
-    "extender/state/namespaces.py": {
-        "Namespaces._default_vram": Per("namespace", 500),
-        "Namespaces._held": Per("namespace", 4_000),
     },
     "extender/state/nominations.py": {"Nominations._holds": Per("pod", 500)},
     # All of one node together have MAX_NODE_ENTRIES entries, and all of them MAX_ENTRIES.
@@ -129,8 +126,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Baseline.changes": Fixed(0),
         "_Baseline.reservations": Fixed(0),
     },
-    "extender/state/overcommitted_devices.py": {"Overcommits._of_node": Per("device", 1_000)},
     "extender/state/overuse.py": {
+        "Overcommits._of_node": Per("device", 1_000),
         "Overuses._of_node": Per("pod on a device", 800),
         "Overuses._since_s": Per("pod on a device", 300),
     },
@@ -142,26 +139,29 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Neighbours._selectors": Per("pod", 64 << 10),
     },
     "extender/state/headroom_gains.py": {"HeadroomGains._in": Per("node", 200)},
-    "extender/state/cluster_state.py": {
+    "extender/state/object_cache.py": {
+        "Namespaces._default_vram": Per("namespace", 500),
+        "Namespaces._held": Per("namespace", 4_000),
         # In a console those of ``JournalFollower._streams``.
-        "ClusterState._assumed": Per("bind under way", 2_000),
-        "ClusterState._awaited": Fixed(1_000),
-        "ClusterState._crowded": Per("node", 200),
-        "ClusterState._dirty": Per("node", 200),
-        "ClusterState._found": Per("replica of a device", 1_500),
-        "ClusterState._gpunodes": Per("reservation or device", 8_000),
-        "ClusterState._nodes": Per("node", 64 << 10),
-        "ClusterState._not_weighed": Per("node", 200),
+        "ObjectCache._assumed": Per("bind under way", 2_000),
+        "ObjectCache._pods_on": Per("pod", 200),
+        "ObjectCache._uid_of": Per("pod", 500),
+        "ObjectCache.gpunodes": Per("reservation or device", 8_000),
+        "ObjectCache.nodes": Per("node", 64 << 10),
         # etcd takes 1.5 MiB of JSON, of which small objects take ten times as much in memory.
-        "ClusterState._pods": Per("pod", 15 * MIB),
-        "ClusterState._sitting_on": Per("pod", 200),
-        "ClusterState._uid_of": Per("pod", 500),
-        "ClusterState._uids_on": Per("reservation", 200),
-        "ClusterState._unbound": Per("pod", 200),
-        "ClusterState._unsettled": Per("node", 200),
-        "ClusterState._want_calm": Per("pod", 200),
-        "ClusterState._with_choice": Per("node", 200),
+        "ObjectCache.pods": Per("pod", 15 * MIB),
+        "ObjectCache.uids_on": Per("reservation", 200),
+        "ObjectCache.unbound": Per("pod", 200),
+        "ObjectCache.with_max_sm": Per("pod", 200),
     },
+    "extender/state/node_weigher.py": {"NodeWeigher._found": Per("replica of a device", 1_500)},
+    "extender/state/weighing_queue.py": {
+        "WeighingQueue._dirty": Per("node", 200),
+        "WeighingQueue._failed": Per("node", 200),
+        "WeighingQueue.unlisted": Fixed(1_000),
+    },
+    "extender/state/cluster_state.py": {"ClusterState._crowded": Per("node", 200)},
+    "extender/state/cluster_writer.py": {"ClusterWriter._incomplete": Per("node", 200)},
     "extender/state/requeue_hints.py": {
         "RequeueHints._claim_checks": Fixed(256 * 4_000),
         "RequeueHints._waits": Per("pod", 4_000),
@@ -248,14 +248,14 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "EventQueue._again": Per("object", 200),
         "EventQueue._own": Per("bind under way", 2_000),
         "EventQueue._watched": Per("object", 200),
+        "EventQueue.reactions": Fixed(1_000),
     },
     "extender/periodic.py": {
-        "Loops._moved_s": Fixed(64 * 200),
+        "Loops._progress_at_s": Fixed(64 * 200),
         "Loops._tasks": Fixed(64 * 2_000),
     },
     "extender/console/process.py": {"ProcessMonitor._lags": Fixed(6_000 * 100)},
-    "extender/app/cluster.py": {"Cluster.awaited": Fixed(1_000)},
-    "extender/app/cluster_view.py": {"ClusterView.outcome_seen": Fixed(1_000)},
+    "extender/app/cluster.py": {"Cluster.unlisted": Fixed(1_000)},
     "extender/observability/journal_follower.py": {
         "JournalFollower._addresses": Fixed(16 * 10_000),
         # Together with those of ``_streams``.
@@ -275,5 +275,8 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/controllers/pending_events.py": {
         "PendingEventsController._explained": Per("pod", 500)
     },
-    "extender/controllers/reconcile.py": {"ReconcileController._checks": Per("node", 4_000)},
+    "extender/controllers/reconcile.py": {
+        "ReconcileController._checks": Per("node", 4_000),
+        "ReconcileController._unsettled": Per("node", 200),
+    },
 }

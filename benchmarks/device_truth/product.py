@@ -45,7 +45,7 @@ from extender.placement.request import VramRequest
 from extender.placement.score import best_for_non_gpu_pod
 from extender.placement.visible_devices import VISIBLE_DEVICES
 from extender.state.changes import BackOffEnded, Event, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Leftover, leftovers
 from tests.blocking import Ledger, now
 from tests.standin.devices import Lots
@@ -66,7 +66,7 @@ class Product(Scheduler):
     def __init__(self, world: World, rules: Rules = RULES) -> None:
         self._world = world
         self._now_s = 0.0
-        self._cluster = ClusterState(rules, NEVER_S, EPOCH_S)
+        self._cluster = ClusterWriter(rules, NEVER_S, EPOCH_S)
         self._weighings = FitCache(self._cluster.rules.weights)
         #: What the store told since the last decision: taken in one go, which decides the same.
         self._inbox: list[Event] = []

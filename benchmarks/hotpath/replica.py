@@ -74,13 +74,13 @@ async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
     extender.enqueue([Relisted(Node, tuple(map(fleet.kube_node, fleet.names)), now_s)])
     pods = [pod for name in fleet.names for pod in fleet.kube_pods(name)]
     extender.enqueue([Relisted(Pod, tuple(pods), now_s)])
-    await extender.intake.idle()
+    await extender.event_queue.idle()
     for name in fleet.names:
         gpunode = fleet.gpunode(name)
         assert gpunode.status is not None
         store.create_gpunode(gpunode)
         store.report([(name, gpunode.status)])
-    await extender.intake.idle()
+    await extender.event_queue.idle()
     await answer(extender, store, fleet, pipe)
 
 
@@ -102,7 +102,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         status = fleet.status(name, 64 * MIB * (reports % 8))
         began = time.perf_counter_ns()
         store.report([(name, status)])
-        await extender.intake.idle()
+        await extender.event_queue.idle()
         return Response(str(time.perf_counter_ns() - began))
 
     async def admit(request: Request) -> Response:

@@ -11,7 +11,7 @@ from benchmarks.hotpath.fleet import GIB, MIB, Fleet
 from contract.kube import Node, ObjectMeta, Pod
 from extender.placement.policy import Rules
 from extender.state.changes import Event, GPUNodeSeen, Relisted
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 
 _REPORTS = 300
 
@@ -31,7 +31,7 @@ class Report(msgspec.Struct):
 
 def cost_of_reports(nodes: int, pods_per_device: int = 2) -> Report:
     fleet = Fleet(nodes, pods_per_device)
-    state = ClusterState(Rules(), 1e9, time.time() - time.monotonic())
+    state = ClusterWriter(Rules(), 1e9, time.time() - time.monotonic())
     pods = tuple(pod for name in fleet.names for pod in fleet.kube_pods(name))
     state.apply([Relisted(Node, tuple(map(fleet.kube_node, fleet.names)), 0.0)])
     state.apply([Relisted(Pod, pods, 0.0)])

@@ -56,7 +56,7 @@ from extender.scheduler.prioritize import Prioritize
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs, verbs_app
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 
 GIB = 1 << 30
@@ -75,7 +75,7 @@ class Fleet:
         self._serial = 0
         self._reservations: dict[str, dict[str, Reservation]] = {name: {} for name in self.names}
         self._devices = {name: self._report(name) for name in self.names}
-        self.state = ClusterState(Rules(), 1e9, time.time() - time.monotonic())
+        self.state = ClusterWriter(Rules(), 1e9, time.time() - time.monotonic())
         self.state.apply(NodeSeen(Node(metadata=ObjectMeta(name=name))) for name in self.names)
         for name in self.names:
             for _ in range(self._random.randrange(4)):
@@ -140,7 +140,7 @@ class Stopwatch:
 
     PARTS = (
         ("decode", extender_v1, "decode_offer"),
-        ("understand the pod", ClusterState, "understand"),
+        ("understand the pod", ClusterWriter, "understand"),
         ("look up names", Snapshot, "rows"),
         ("weigh what changed", FitCache, "weigh"),
         ("pick the verdicts", CachedFit, "codes"),

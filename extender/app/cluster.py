@@ -62,7 +62,7 @@ class Cluster:
             None if settings.debug_open else Guard(KubeReviews(self.reviews), time.monotonic)
         )
         self.debug_tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
-        self.awaited = [
+        self.unlisted = [
             kind.type
             for kind in watched_kinds(settings.agent_namespace)
             if kind.name not in DISPENSABLE
@@ -95,7 +95,6 @@ class Cluster:
         """Deliver the watches' changes to the view while the context lasts. ``for_people``: readers
         may also authenticate with a client certificate."""
         settings = self._settings
-        view.cluster.budgets.unlisted = True
         self._sources = sources = KubernetesSources(
             self.api,
             view.enqueue,
@@ -143,7 +142,7 @@ async def _serve_extender(
 ) -> None:
     loop_api = AsyncKubeApi(cluster.configuration)
     post = KubeEvents(cluster.api, time.time).post
-    extender = Extender(settings, cluster.unready, post, cluster.awaited, origin)
+    extender = Extender(settings, cluster.unready, post, cluster.unlisted, origin)
     store = KubernetesStore(loop_api, cluster.api, lease_namespace=settings.agent_namespace)
     ledger = extender.open_ledger(store)
     evictor = KubernetesEvictor(loop_api)
@@ -173,7 +172,7 @@ async def _serve_console(
     cluster: Cluster, settings: Settings, announce: Callable[[str], None], origin: Origin
 ) -> None:
     telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
-    view = ClusterView(settings, cluster.unready, telemetry, cluster.awaited, origin)
+    view = ClusterView(settings, cluster.unready, telemetry, cluster.unlisted, origin)
     pods = PendingPods(view.cluster)
     console = Console(view, lambda: pods.pending)
     pods.decision = console.journals.of_uid

@@ -16,13 +16,13 @@ from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import CertificateCollector, ViewTelemetry, sample_lag
 from extender.periodic import Loops
-from extender.state.changes import Event
+from extender.state.changes import Effects
 from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from extender.state.pod_requests import ResourceQuota
-from extender.state.prediction_tracker import Outcome
 
-NOT_TAKEN_IN = "Headroom has not yet processed the listed objects"
+NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
 
 class ClusterView:
@@ -33,28 +33,32 @@ class ClusterView:
         settings: Settings,
         unready: Callable[[], str],
         telemetry: ViewTelemetry,
-        awaited: Iterable[type] = (),
+        unlisted: Iterable[type] = (),
         origin: Origin = ANYWHERE,
     ) -> None:
         """Prepare the state; no loop runs before ``start``.
 
-        ``unready`` returns why the watches have not listed everything; ``awaited`` are the kinds
-        that will be listed; ``origin`` is where the settings are read again.
+        ``unready`` returns why the watches have not listed everything; ``unlisted`` are the
+        kinds that will be listed; ``origin`` is where the settings are read again.
         """
         self.settings = settings
         self.telemetry = telemetry
         self.loop = asyncio.get_running_loop()
         #: Prefix of the ids that this process writes, so that it recognises its own reservations.
         self.name = uuid.uuid4().hex[:12]
-        self.cluster = ClusterState(settings.rules, settings.stale_after_s, _epoch_s(), awaited)
+        self._writer = ClusterWriter(
+            settings.rules, settings.stale_after_s, time.time() - time.monotonic(), unlisted
+        )
+        #: The same state, for readers.
+        self.cluster: ClusterState = self._writer
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
         self._sources_unready = unready
-        self.intake = EventQueue(self.cluster, self._took, self._turned, self.loops)
-        self.observed = ProcessMonitor(lambda: self.intake.is_behind)
+        self.event_queue = EventQueue(self._writer, self.loops)
+        self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue
+        self.observed = ProcessMonitor(lambda: self.event_queue.is_behind)
         #: Set when all listed objects were weighed.
         self.begun = asyncio.Event()
-        #: Called with each prediction that was compared with a report.
-        self.outcome_seen: list[Callable[[Outcome], None]] = []
+        self.event_queue.reactions.append(self._note_begun)
         telemetry.registry.register(CertificateCollector(settings.served_certificates))
         self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
 
@@ -74,26 +78,16 @@ class ClusterView:
         """Use these settings from now on; only those of ``RELOADED`` may differ. Call it on the
         loop."""
         self.settings = settings
-        self.cluster.follow(settings.rules)
+        self._writer.follow(settings.rules)
 
     def unready(self) -> str:
         """Return why nothing can be decided yet, as a sentence; "" if it can. After all kinds are
         listed, processing them takes a moment."""
-        return self._sources_unready() or ("" if self.cluster.begun else NOT_TAKEN_IN)
-
-    def deliver(self, events: Sequence[Event]) -> None:
-        """Apply this process's own changes, from any thread; see ``EventQueue.deliver``."""
-        self.cluster.epoch_s = _epoch_s()
-        self.intake.deliver(events)
-
-    def enqueue(self, events: Sequence[Event]) -> None:
-        """Queue changes of the cluster, from any thread; see ``EventQueue``."""
-        self.cluster.epoch_s = _epoch_s()
-        self.intake.tell(events)
+        return self._sources_unready() or ("" if self.cluster.begun else NOT_PROCESSED)
 
     def stuck(self) -> str:
         """Return the loops without progress for long, as a sentence; "" if there are none."""
-        stuck = self.loops.stuck() | self.intake.stuck()
+        stuck = self.loops.stuck() | self.event_queue.stuck()
         return ", ".join(f"{name} has made no progress for {s:.0f} s" for name, s in stuck.items())
 
     def note_lag(self, late_s: float) -> None:
@@ -131,17 +125,9 @@ class ClusterView:
         pods."""
         return AssumedLine()
 
-    def _took(self, events: Sequence[Event]) -> None:
-        """React to events that were applied, or will be once the nodes that they changed are
-        weighed."""
-
-    def _turned(self) -> None:
-        """React to nodes that were weighed."""
+    def _note_begun(self, effects: Effects) -> None:
         if self.cluster.begun:
             self.begun.set()
-        for outcome in self.cluster.observations.take():
-            for seen in self.outcome_seen:
-                seen(outcome)
 
     def _settings_now(self) -> SettingsView:
         reloading = self.reloading
@@ -155,7 +141,3 @@ class ClusterView:
     async def _collect(self) -> None:
         await self.begun.wait()
         await collect_garbage()
-
-
-def _epoch_s() -> float:
-    return time.time() - time.monotonic()

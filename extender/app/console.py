@@ -13,11 +13,11 @@ from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.fleet_metrics import FleetCollector
 from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower, Journals
 from extender.observability.recorder import publish_miss
+from extender.state.changes import Effects
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
 from extender.state.pending_pods import Pending
 from extender.state.pod_requests import ResourceQuota
-from extender.state.prediction_tracker import Outcome
 
 #: Bounds of each followed journal in a process that also runs an extender.
 BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
@@ -44,7 +44,7 @@ class Console:
         self._has_extender = own is not None
         ours = view.name if own is not None else ""
         self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
-        view.outcome_seen.append(self._publish_miss)
+        view.event_queue.reactions.append(self._publish_misses)
         view.telemetry.registry.register(
             FleetCollector(
                 view.cluster,
@@ -69,5 +69,6 @@ class Console:
         context = self._view.context(self.journals, self.feed, guard, quotas)
         return console_app(context, with_journal=self._has_extender)
 
-    def _publish_miss(self, outcome: Outcome) -> None:
-        publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))
+    def _publish_misses(self, effects: Effects) -> None:
+        for outcome in effects.outcomes:
+            publish_miss(self.feed, outcome, self._view.cluster.pod(outcome.uid))

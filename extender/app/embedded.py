@@ -47,12 +47,12 @@ async def serve_embedded(
     store = EmbeddedStore(extender.deliver, time.monotonic, watch=extender.enqueue)
     for event in _fleet_events(fleet, store):
         extender.deliver([event])
-    await extender.intake.idle()
+    await extender.event_queue.idle()
     ledger = extender.open_ledger(AsyncStore(store))
 
     async def report(reports: Sequence[tuple[str, GPUNodeStatus]]) -> str:
         missing = _missing(lambda: store.report(reports))
-        await extender.intake.idle()
+        await extender.event_queue.idle()
         return missing
 
     def delete_pod(namespace: str, name: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -34,10 +34,9 @@ from extender.placement.placement_record import Placement
 from extender.scheduler.filter import PodStore
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs, verbs_app
-from extender.state.changes import Event, GPUNodeSeen
+from extender.state.changes import Effects, GPUNodeSeen
 from extender.state.journal import Journal
 from extender.state.node_whatif import rejection_beside
-from extender.state.prediction_tracker import Outcome
 from extender.state.reconcile_queue import knows_devices
 
 #: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
@@ -55,12 +54,12 @@ class Extender(ClusterView):
         settings: Settings,
         unready: Callable[[], str],
         post: Post | None = None,
-        awaited: Iterable[type] = (),
+        unlisted: Iterable[type] = (),
         origin: Origin = ANYWHERE,
     ) -> None:
         """Prepare the extender. ``post`` writes Events; None if there is no API server. The other
         parameters are those of ``ClusterView``."""
-        super().__init__(settings, unready, Telemetry(CollectorRegistry()), awaited, origin)
+        super().__init__(settings, unready, Telemetry(CollectorRegistry()), unlisted, origin)
         self.journal = Journal(settings.journal)
         self.feed = Feed(time.time, lambda: self.cluster.snapshot().generation)
         self.requeue_controller = RequeueController(
@@ -90,7 +89,11 @@ class Extender(ClusterView):
             self.event_recorder,
             settings.waiting_events_per_s,
         )
-        self.outcome_seen.append(self._note)
+        self.event_queue.reactions += [
+            self.reconciler.react,
+            self.requeue_controller.react,
+            self._count_predictions,
+        ]
         self._follow_mode()
 
     def start_controllers(self, ledger: Ledger) -> None:
@@ -115,19 +118,10 @@ class Extender(ClusterView):
         self.reconciler.follow(self.settings)
         self.requeue_controller.follow(self.settings)
 
-    def _took(self, events: Sequence[Event]) -> None:
-        self.requeue_controller.applied(events)
-        self.reconciler.applied(events)
-
-    def _turned(self) -> None:
-        super()._turned()
-        if self.cluster.has_unsettled:
-            self.reconciler.check_soon()
-        self.requeue_controller.nodes_weighed()
-
-    def _note(self, outcome: Outcome) -> None:
-        if outcome.reservation.attempt.startswith(self.name):
-            record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
+    def _count_predictions(self, effects: Effects) -> None:
+        for outcome in effects.outcomes:
+            if outcome.reservation.attempt.startswith(self.name):
+                record_prediction(self.telemetry, outcome, self.cluster.pod(outcome.uid))
 
     def assumed(self) -> AssumedLine:
         now_s = time.monotonic()
@@ -171,10 +165,9 @@ class Extender(ClusterView):
         if self.settings.evict_for_memory:
             self._preemption_writer = writer
 
-    @property
-    def new_id(self) -> Callable[[], str]:
-        """Return a generator of ids that begin with this process's name."""
-        return lambda: f"{self.name}-{uuid.uuid4().hex}"
+    def new_id(self) -> str:
+        """Return a new id that begins with this process's name."""
+        return f"{self.name}-{uuid.uuid4().hex}"
 
     def verbs_app(self, ledger: Ledger, pods: PodStore | None = None) -> FastAPI:
         return verbs_app(self.verbs(ledger, pods), self.telemetry, self.settings.max_body)

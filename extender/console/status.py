@@ -15,9 +15,9 @@ from extender.console.responses import Body, counted, encoded, rounded_s, stamp
 from extender.console.view_context import Context, InContext, Newest
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
-from extender.state.disagreements import Mismatch, mismatches, unreported
 from extender.state.heartbeats import age
 from extender.state.journal import MAX_SHOWN_BYTES
+from extender.state.reconcile_queue import Mismatch, mismatches, unreported
 
 #: Maximum number of nodes named in a message.
 MOST_NAMED = 3

@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 import structlog
 
 from contract.kube import Node
-from extender.batches import part_by_part
 from extender.config.settings import Mode, Settings
 from extender.controllers.event_recorder import EventRecorder
 from extender.controllers.eviction import EvictionController
 from extender.errors import StoreError
 from extender.ledger.ledger import Ledger
-from extender.periodic import Loops
+from extender.periodic import Loops, part_by_part
 from extender.state.changes import (
     DepartureMarked,
+    Effects,
     Event,
     GPUNodeGone,
     GPUNodeSeen,
     NodeSeen,
+    TimePassed,
 )
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import notices
@@ -81,6 +82,8 @@ class ReconcileController:
         #: Set if a GPUNode may have to be initialised, or its finalizer removed.
         self._nodes_changed = asyncio.Event()
         self._round_at_s = 0.0
+        #: Nodes that may have an orphaned or missing reservation.
+        self._unsettled: dict[str, None] = {}
         #: Node -> the task that checks its reservations.
         self._checks: dict[str, asyncio.Task[None]] = {}
         #: None if this process evicts no pods.
@@ -90,15 +93,15 @@ class ReconcileController:
         """Use these settings from now on."""
         self._settings = settings
 
-    def check_soon(self) -> None:
-        """Check the changed nodes soon: reservations may be left over or missing there."""
-        self._reservations_changed.set()
-
-    def applied(self, events: Sequence[Event]) -> None:
-        """Check the nodes soon if one may have to be initialised, or has another device choice."""
-        seen = [event.node.metadata.name for event in events if isinstance(event, NodeSeen)]
+    def react(self, effects: Effects) -> None:
+        """Check soon the nodes whose reservations may be orphaned or missing, and those to
+        initialise or with a changed device choice."""
+        if effects.unsettled:
+            self._unsettled |= effects.unsettled
+            self._reservations_changed.set()
+        seen = [event.node.metadata.name for event in effects.events if isinstance(event, NodeSeen)]
         held = filter(None, map(self._cluster.gpunode, seen))
-        if any(map(_changes_readiness, events)) or unnoted_choices(self._cluster, held):
+        if any(map(_changes_readiness, effects.events)) or unnoted_choices(self._cluster, held):
             self._nodes_changed.set()
 
     def start(self, ledger: Ledger) -> None:
@@ -144,7 +147,7 @@ class ReconcileController:
         """Write Events for users."""
         if self._unready():
             return
-        self._cluster.overuses.look(time.monotonic())
+        self._deliver([TimePassed(time.monotonic())])
         if self._settings.mode is not Mode.OBSERVE:
             await self._event_recorder.record(notices(self._cluster))
 
@@ -158,7 +161,7 @@ class ReconcileController:
         everywhere = time.monotonic() >= self._round_at_s
         if everywhere:
             self._round_at_s = time.monotonic() + EVERY_S
-        on = self._cluster.take_unsettled()
+        on, self._unsettled = list(self._unsettled), {}
         if self._unready():
             return  # pods that are not listed yet are not missing
         after_s = self._settings.orphan_after_s

@@ -6,7 +6,7 @@ check.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
@@ -16,7 +16,7 @@ from extender.errors import StoreError
 from extender.ledger.ledger import Ledger
 from extender.observability.metrics import Telemetry
 from extender.periodic import Loops
-from extender.state.changes import Event, PodSeen, Relisted
+from extender.state.changes import Effects, Event, PodSeen, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.journal import Journal
 from extender.state.requeue_hints import RequeueHints, rejected_by_us
@@ -68,15 +68,11 @@ class RequeueController:
         self._settings = settings
         self._due.set()
 
-    def applied(self, events: Sequence[Event]) -> None:
-        """Check soon if an event may concern a rejected pod."""
-        if any(map(_was_rejected, events)):
-            self._due.set()
-
-    def nodes_weighed(self) -> None:
-        """Check soon if a node has gained room."""
-        if self._cluster.latest_room != self._latest_room:
-            self._latest_room = self._cluster.latest_room
+    def react(self, effects: Effects) -> None:
+        """Check soon if an event may concern a rejected pod, or if a node has gained room."""
+        has_gained = self._cluster.latest_room != self._latest_room
+        self._latest_room = self._cluster.latest_room
+        if has_gained or any(map(_was_rejected, effects.events)):
             self._due.set()
 
     def start(self, loops: Loops, ledger: Ledger) -> None:

@@ -22,6 +22,7 @@ from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_f
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
 from extender.state.changes import Event, GPUNodeSeen, Relisted
 from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.heartbeats import age
 from extender.version import own_version
 
@@ -38,7 +39,7 @@ def fleet_events(fleet: Fleet) -> list[Event]:
 
 def examine_nodes(settings: Settings, events: Sequence[Event]) -> list[Finding]:
     """Examine the nodes of the cluster that ``events`` describe."""
-    state = ClusterState(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
+    state = ClusterWriter(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
     state.apply(events)
     return examine(state, time.monotonic(), own_version())
 

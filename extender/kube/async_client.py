@@ -19,7 +19,7 @@ from yarl import URL
 from extender.errors import BadSettings
 from extender.kube.api_errors import NoAnswer, describe, rejection
 from extender.kube.client import JSON, request_headers
-from extender.progress import progressed
+from extender.periodic import progressed
 
 #: Errors of a connection that broke, or was silent for too long.
 _BROKEN = (aiohttp.ClientError, OSError)

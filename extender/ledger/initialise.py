@@ -9,7 +9,6 @@ import structlog
 from contract.annotations import FINALIZER
 from contract.gpunode import GPUNode
 from contract.kube import Node, ObjectMeta, OwnerReference, Pod
-from extender.batches import part_by_part
 from extender.errors import (
     StoreConflict,
     StoreError,
@@ -18,6 +17,7 @@ from extender.errors import (
     StoreTimeout,
 )
 from extender.ledger.reservations import ATTEMPTS, Reservations
+from extender.periodic import part_by_part
 
 log = structlog.get_logger()
 

@@ -22,8 +22,9 @@ from extender.bounded import Bounded
 from extender.observability.journal_follower import Journals
 from extender.periodic import Loops
 from extender.placement.snapshot import REASONS, NodeTerms
-from extender.state.cluster_state import NOTHING, ClusterState
+from extender.state.cluster_state import ClusterState
 from extender.state.decision_records import BindTried, Filtered, Ranked, Record
+from extender.state.object_cache import NOTHING
 
 #: Events that are kept, a quarter of a KiB each.
 KEPT = 4096

@@ -1,17 +1,19 @@
-"""The changes that ``ClusterState`` takes, as values.
+"""The changes that ``ClusterWriter`` applies, and their effects, as values.
 
 ``at_s`` is in seconds of the receiver's monotonic clock. No other clock decides whether a report is
 stale.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
 from extender.placement.device_reading import Activity
 from extender.placement.placement_record import Placement
 from extender.state.nominations import Place
+from extender.state.pod_selectors import key
+from extender.state.prediction_tracker import Outcome
 from extender.state.sm_activity import Key
 
 
@@ -26,6 +28,8 @@ class PodGone:
     #: Whether the sender has proof that all containers ended. If false, the pod's last version
     #: decides.
     ended: bool = False
+    #: Whether the version held was the last one. If not, an unbound pod may have been bound later.
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,13 @@ class BackOffEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing else changed until ``at_s``: pods that overuse memory have done so for longer."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ActivitySeen:
     """All SM activity from the metrics history that is not stale.
 
@@ -151,6 +162,9 @@ class AssumedSeen:
     nominations: Mapping[str, Place] | None
 
 
+Listed = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
+
+
 @dataclass(frozen=True, slots=True)
 class Relisted:
     """A complete list of one kind. Objects that are not in it have been deleted."""
@@ -164,9 +178,7 @@ class Relisted:
         | type[ResourceSlice]
         | type[PodDisruptionBudget]
     )
-    objects: tuple[
-        Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget, ...
-    ]
+    objects: tuple[Listed, ...]
     at_s: float
 
 
@@ -187,9 +199,80 @@ Event = (
     | BudgetGone
     | DepartureMarked
     | BackOffEnded
+    | TimePassed
     | ActivitySeen
     | BindBegun
     | BindEnded
     | AssumedSeen
     | Relisted
 )
+
+
+@dataclass(slots=True)
+class Effects:
+    """Work for the rest of the process that follows from applied changes and weighed nodes."""
+
+    #: The events that were applied. They become visible once the changed nodes are weighed.
+    events: list[Event] = field(default_factory=list)
+    #: The predictions that were compared with a report.
+    outcomes: list[Outcome] = field(default_factory=list)
+    #: Nodes that may have got an orphaned or missing reservation.
+    unsettled: dict[str, None] = field(default_factory=dict)
+
+
+#: The uid of a pod, namespace and name of a PodDisruptionBudget, else the name.
+ObjectKey = str | tuple[str, str]
+
+_GONE: Mapping[type, Callable[[str], Event]] = {
+    Node: NodeGone,
+    Namespace: NamespaceGone,
+    GPUNode: GPUNodeGone,
+    Lease: HeartbeatGone,
+    ResourceSlice: SliceGone,
+}
+
+
+def changes_of(event: Relisted, known: Iterable[ObjectKey]) -> Iterator[Event | None]:
+    """Yield the deletions of ``known`` objects that are not in the list, then the listed objects.
+    Yield None after each step without a change, so that the caller can interrupt long lists."""
+    listed: set[ObjectKey] = set()
+    for o in event.objects:
+        listed.add(_key(o))
+        yield None
+    for each in known:
+        yield _gone(event.kind, each) if each not in listed else None
+    for o in event.objects:
+        yield _seen(o, event.at_s)
+
+
+def _key(o: Listed) -> ObjectKey:
+    if isinstance(o, PodDisruptionBudget):
+        return key(o)
+    return o.metadata.uid if isinstance(o, Pod) else o.metadata.name
+
+
+def _gone(kind: type, each: ObjectKey) -> Event:
+    if isinstance(each, tuple):
+        return BudgetGone(*each)
+    if kind is Pod:
+        # The last version held may not be the last one that existed, as the watch was down.
+        return PodGone(each, is_last=False)
+    return _GONE[kind](each)
+
+
+def _seen(o: Listed, at_s: float) -> Event:
+    match o:
+        case Pod():
+            return PodSeen(o)
+        case Node():
+            return NodeSeen(o)
+        case Namespace():
+            return NamespaceSeen(o)
+        case GPUNode():
+            return GPUNodeSeen(o, at_s)
+        case Lease():
+            return HeartbeatSeen(o, at_s)
+        case ResourceSlice():
+            return SliceSeen(o)
+        case PodDisruptionBudget():
+            return BudgetSeen(o)

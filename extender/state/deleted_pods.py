@@ -18,10 +18,11 @@ deleted pod count as ended after ``KUBELET_ENDS_S`` (ADR 30).
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from contract.kube import Node, Pod
+from contract.gpunode import GPUNode
+from contract.kube import Node
 from extender.bounded import Bounded
+from extender.state.tracker import LastSeen, Tracker
 
 #: Number of deleted pods whose last state is kept. If a pod is dropped from here, its reservation
 #: only waits for a sample.
@@ -36,36 +37,34 @@ UNREACHABLE = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/n
 _LONGEST_VERSION = 20
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedPod:
-    """The last state of a pod: its node ("" if it was not bound), and whether it had ended."""
+class DeletedPods(Tracker):
+    """The last states of deleted pods, and the marks."""
 
-    node: str
-    ended: bool
-
-    def settles(self, node: str) -> bool:
-        """Whether none of its containers can run on this node."""
-        return self.ended or self.node != node
-
-
-class DeletedPods:
     def __init__(self) -> None:
-        self._seen: Bounded[str, DeletedPod] = Bounded(REMEMBERED)
+        self._seen: Bounded[str, LastSeen] = Bounded(REMEMBERED)
         #: (node, pod uid) -> version of the agent's Lease.
         self._marks: dict[tuple[str, str], int] = {}
         #: (node without an agent, pod uid) -> when the pod was found deleted.
         self._gone_since_s: dict[tuple[str, str], float] = {}
 
-    def note(self, pod: Pod, ended: bool = False, last: bool = True) -> None:
-        """Record a deleted pod. ``last``: this is its last version.
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
+        if last is not None:
+            self._seen[uid] = last
 
-        An earlier version in which the pod is not bound is ignored: it may have been bound later.
-        """
-        if not last and not pod.node:
-            return
-        self._seen[pod.metadata.uid] = DeletedPod(pod.node, ended or pod.ended)
+    def node_seen(self, node: Node, before: Node | None) -> None:
+        """Discard the times of a node whose kubelet was unreachable: the wait starts again."""
+        if is_unreachable(node) or is_unreachable(before):
+            name = node.metadata.name
+            for key in [key for key in self._gone_since_s if key[0] == name]:
+                del self._gone_since_s[key]
 
-    def seen(self, uid: str) -> DeletedPod | None:
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
+        self._keep(gpunode.name, gpunode.spec.reservations)
+
+    def gpunode_gone(self, name: str) -> None:
+        self._keep(name, ())
+
+    def seen(self, uid: str) -> LastSeen | None:
         return self._seen.get(uid)
 
     def mark(self, node: str, uid: str, lease_version: str, at_s: float = 0.0) -> None:
@@ -79,11 +78,6 @@ class DeletedPods:
             self._marks.setdefault((node, uid), number)
         elif not lease_version:
             self._gone_since_s.setdefault((node, uid), at_s)
-
-    def restart(self, node: str) -> None:
-        """Discard the times of a node whose kubelet was unreachable: the wait starts again."""
-        for key in [key for key in self._gone_since_s if key[0] == node]:
-            del self._gone_since_s[key]
 
     def ended_by_kubelet(self, node: str, uid: str, now_s: float) -> bool:
         """Whether the kubelet of a node without an agent has had enough time to end the pod."""
@@ -101,7 +95,7 @@ class DeletedPods:
         mark, number = self._marks.get((node, uid)), _number(after)
         return mark is not None and number is not None and number > mark
 
-    def keep(self, node: str, uids: Collection[str]) -> None:
+    def _keep(self, node: str, uids: Collection[str]) -> None:
         """Drop the marks of this node, except for these pods."""
         marks: dict[tuple[str, str], int] | dict[tuple[str, str], float]
         for marks in (self._marks, self._gone_since_s):

@@ -45,6 +45,7 @@ from extender.state.changes import (
     SliceSeen,
 )
 from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.foreign_allocators import DRA_DRIVER
 from extender.state.journal import Decision
 from extender.state.kept_fields import kept_node, kept_pod
@@ -159,7 +160,7 @@ def facts(cluster: ClusterState, nodes: Iterable[NodeTerms]) -> Iterator[NodeFac
     """Yield the facts of each node, in the order of names."""
     for terms in sorted(nodes, key=lambda terms: terms.name):
         name = terms.name
-        manager, reported_at_s = cluster.manager(name), cluster.heard_at_s(name)
+        manager, reported_at_s = cluster.manager(name), cluster.last_heartbeat_s(name)
         node = cluster.node(name)
         yield NodeFacts(
             name=name,
@@ -232,10 +233,10 @@ def _without_value(variable: EnvVar) -> EnvVar:
 # Rebuilding a state.
 
 
-def state_of(inputs: Inputs) -> ClusterState:
+def state_of(inputs: Inputs) -> ClusterWriter:
     """Return a state that decides for each pod and node as the dumped one did at ``now_s``."""
     head, rest = inputs.head, inputs.settled
-    state = ClusterState(rest.rules, rest.stale_after_s, head.epoch_s)
+    state = ClusterWriter(rest.rules, rest.stale_after_s, head.epoch_s)
     state.apply(_events(inputs))
     for each in inputs.nodes:
         if each.backs_off:

@@ -1,4 +1,4 @@
-"""Applies changes to the state: our own at once, watch events in short turns of the event loop.
+"""Applies changes to the state: own ones at once, watch events in short turns of the event loop.
 
 Turns keep latency low: a list of thousands of objects delays a call of kube-scheduler by at most
 one turn. Watch events that arrive within ``TOGETHER_S`` share one snapshot, because a snapshot
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from extender.periodic import STUCK_AFTER_S, Loops
-from extender.state.changes import Event
-from extender.state.cluster_state import ClusterState
+from extender.state.changes import Effects, Event
+from extender.state.cluster_writer import ClusterWriter
 
 #: Maximum length of a turn, in seconds. A call waits for at most one turn.
 TURN_S = 0.001
@@ -31,23 +31,16 @@ MAX_QUEUED = 1_000
 class EventQueue:
     """Serialises all changes of ``cluster`` on the event loop of the thread that created it.
 
-    ``took`` is called with events after they were applied; they become visible once the changed
-    nodes are weighed. ``turned`` is called after each turn.
+    After own changes and after each turn, the effects are passed to all ``reactions``.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterState,
-        took: Callable[[Sequence[Event]], None],
-        turned: Callable[[], None],
-        loops: Loops,
-    ) -> None:
+    def __init__(self, cluster: ClusterWriter, loops: Loops) -> None:
         self._loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
         self._cluster = cluster
-        self._took, self._turned = took, turned
         self._loops = loops
-        self._moved_s = time.monotonic()
+        self.reactions: list[Callable[[Effects], None]] = []
+        self._progress_at_s = time.monotonic()
         self._own: deque[Sequence[Event]] = deque()
         self._watched: deque[Sequence[Event]] = deque()
         #: The batch being applied, and its remaining steps.
@@ -58,33 +51,35 @@ class EventQueue:
         #: Set while no turn is scheduled.
         self._idle = asyncio.Event()
         self._idle.set()
-        self._requeued = False
+        self._is_scheduled = False
         #: The next turn, if it is delayed to collect more events.
         self._later: asyncio.TimerHandle | None = None
         self._snapshot_at_s = -TOGETHER_S
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Apply our own changes at once, in the order of calls. May be called from any thread."""
+        """Apply own changes at once, in the order of calls. May be called from any thread."""
+        self._cluster.set_epoch(_epoch_s())
         self._own.append(events)
         if threading.get_ident() == self._owner:
             self._apply_own()
         else:
             self._loop.call_soon_threadsafe(self._apply_own)
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def enqueue(self, events: Sequence[Event]) -> None:
         """Queue watch events, to be applied in turns, in the order of calls.
 
         May be called from any thread. Another thread than the owner waits while the queue is full.
         """
+        self._cluster.set_epoch(_epoch_s())
         if threading.get_ident() != self._owner:
-            self._wait_for_room()
+            self._wait_while_full()
         self._watched.append(events)
-        if not self._requeued:
-            self._requeued = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self._loop.call_soon_threadsafe(self._begin)
 
-    def _wait_for_room(self) -> None:
-        """Wait until the queue has room. Meanwhile further events wait at the API server.
+    def _wait_while_full(self) -> None:
+        """Wait while the queue is full. Meanwhile further events wait at the API server.
 
         The wait has a limit, because an event loop that has ended applies nothing. ``/healthz``
         reports a queue that is stuck.
@@ -112,7 +107,7 @@ class EventQueue:
     def stuck(self) -> dict[str, float]:
         """Return the seconds without progress if the queue is stuck, in the form of
         ``Loops.stuck``. May be called from any thread."""
-        since_s = time.monotonic() - self._moved_s
+        since_s = time.monotonic() - self._progress_at_s
         return {"intake": since_s} if self.is_behind and since_s > STUCK_AFTER_S else {}
 
     def _apply_own(self) -> None:
@@ -120,12 +115,12 @@ class EventQueue:
         while self._own:
             events = self._own.popleft()
             try:
-                self._cluster.apply(events)
+                effects = self._cluster.apply(events)
             except Exception:  # noqa: BLE001 - later events must be applied all the same
                 self._failing()
                 self._again.extend(events)
-            self._guarded(partial(self._took, events))
-        self._guarded(self._turned)
+                effects = self._cluster.take_effects()
+            self._react(effects)
         self._snapshot_due = True
         self._begin()
 
@@ -144,7 +139,7 @@ class EventQueue:
 
     def _turn(self) -> None:
         self._later = None
-        self._moved_s = time.monotonic()
+        self._progress_at_s = time.monotonic()
         try:
             self._take_turn()
         except Exception:  # noqa: BLE001 - as above
@@ -156,7 +151,7 @@ class EventQueue:
             self._loop.call_soon(self._turn)
         else:
             self._idle.set()
-            self._requeued = False
+            self._is_scheduled = False
             if self._watched:  # queued by another thread after `_work` returned
                 self._begin()
 
@@ -170,7 +165,7 @@ class EventQueue:
             until_s = time.monotonic() + TURN_S
             while self._step() and time.monotonic() < until_s:
                 pass
-            self._guarded(self._turned)
+            self._react(self._cluster.take_effects())
             late = time.monotonic() - self._snapshot_at_s >= TOGETHER_S
             self._snapshot_due = late or not self.is_behind
         return self._snapshot_due or self.is_behind
@@ -182,11 +177,11 @@ class EventQueue:
         """
         if self._again:
             event = self._again.popleft()
-            self._guarded(lambda: self._cluster.apply([event]))
+            self._guarded(lambda: self._react(self._cluster.apply([event])))
             return True
         if self._applying is None and self._watched:
             events = self._watched.popleft()
-            self._applying = events, self._cluster.taking(events)
+            self._applying = events, self._cluster.steps(events)
         if self._applying is None:
             try:
                 return self._cluster.weigh_next()
@@ -201,12 +196,15 @@ class EventQueue:
             self._failing()
             self._again.extend(events)
         self._applying = None
-        self._guarded(lambda: self._took(events))
         return True
 
     def _weigh_failed_again(self) -> None:
         self._cluster.weigh_failed_again()
         self._begin()
+
+    def _react(self, effects: Effects) -> None:
+        for reaction in self.reactions:
+            self._guarded(partial(reaction, effects))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -218,3 +216,8 @@ class EventQueue:
         """Count and log the current exception. Schedule failed nodes to be weighed again."""
         self._loops.failing("intake")
         self._loop.call_later(RETRY_S, self._weigh_failed_again)
+
+
+def _epoch_s() -> float:
+    """Return the Unix time at which the monotonic clock was 0. The wall clock may have been set."""
+    return time.time() - time.monotonic()

@@ -35,7 +35,7 @@ def leaving(state: ClusterState, name: str, now_s: float, within_s: float) -> se
     reservations = gpunode.spec.reservations if gpunode else {}
     status = gpunode.status if gpunode else None
     uids = {*reservations, *(use.uid for use in (status.pods if status else ()))}
-    uids |= {pod.metadata.uid for pod in state.sitting_on(name)}
+    uids |= {pod.metadata.uid for pod in state.pods_on(name)}
     return {uid for uid in uids if _goes_soon(state, uid, name, now_s, within_s)}
 
 
@@ -110,7 +110,7 @@ class Needs:
         ``asked``: the preemptor's requests. ``proposed``: kube-scheduler's victims on the node with
         managed GPUs. ``held_for``: pods for which the node is held.
         """
-        sitting = {pod.metadata.uid: demands(pod) for pod in state.sitting_on(name)}
+        sitting = {pod.metadata.uid: demands(pod) for pod in state.pods_on(name)}
         freed = total(sitting[pod.metadata.uid] for pod in proposed)
         node = state.node(name)
         offers = (node.status.allocatable if node and node.status else None) or {}

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 
 from contract.kube import Node, Pod, ResourceSlice
 from contract.reasons import Reason
+from extender.state.tracker import LastSeen, Tracker
 
 #: The object with the trace: "node", "pod" or "slice", and its name or uid.
 _Key = tuple[str, str]
@@ -128,7 +129,7 @@ def _quantities(pod: Pod) -> Iterator[tuple[str, str | int]]:
             yield from (container.resources.requests or {}).items()
 
 
-class ForeignAllocators:
+class ForeignAllocators(Tracker):
     """The traces of foreign allocators, and the manager of each node derived from them.
 
     One thread writes. Any thread may call ``manager``.
@@ -145,25 +146,25 @@ class ForeignAllocators:
         """Return the reason that names the foreign allocator of the node; None if there is none."""
         return self._managers.get(node)
 
-    def see_node(self, node: Node) -> set[str]:
+    def node_seen(self, node: Node, before: Node | None) -> set[str]:
         name = node.metadata.name
         return self._note(("node", name), name, of_node(node))
 
-    def see_pod(self, pod: Pod) -> set[str]:
+    def pod_seen(self, pod: Pod, managed: bool) -> set[str]:
         return self._note(("pod", pod.metadata.uid), pod.node, of_pod(pod))
 
-    def see_slice(self, piece: ResourceSlice) -> set[str]:
+    def slice_seen(self, piece: ResourceSlice) -> set[str]:
         node = node_of(piece)
         found = {Reason.DRA_MANAGES} if node else set()
         return self._note(("slice", piece.metadata.name), node, found)
 
-    def lose_node(self, name: str) -> set[str]:
+    def node_gone(self, name: str) -> set[str]:
         return self._note(("node", name), "", ())
 
-    def lose_pod(self, uid: str) -> set[str]:
+    def pod_gone(self, uid: str, last: LastSeen | None) -> set[str]:
         return self._note(("pod", uid), "", ())
 
-    def lose_slice(self, name: str) -> set[str]:
+    def slice_gone(self, name: str) -> set[str]:
         return self._note(("slice", name), "", ())
 
     def known(self, what: str) -> set[str]:

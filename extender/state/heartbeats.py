@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from contract.gpunode import GPUNode
 from contract.heartbeat import Confirmation
+from extender.state.tracker import Tracker, WeighedNode
 
 NEVER_S = float("-inf")
 
@@ -43,11 +44,13 @@ class Heartbeat:
 _NONE = Heartbeat()
 
 
-class Heartbeats:
+class Heartbeats(Tracker):
     """The heartbeats of each node's agent: from its report, and from a Lease that confirms it."""
 
-    def __init__(self, stale_after_s: float) -> None:
-        self._stale_after_s = stale_after_s
+    def __init__(self, stale_after_s: float, epoch_s: float) -> None:
+        self.stale_after_s = stale_after_s
+        #: The Unix time, in seconds, at which the monotonic clock was 0.
+        self.epoch_s = epoch_s
         self._reports: dict[str, Heartbeat] = {}
         self._leases: dict[str, Heartbeat] = {}
         #: Node -> the confirmation in the Lease of its agent.
@@ -59,21 +62,23 @@ class Heartbeats:
         """Return the nodes whose agent has a Lease that confirms a report."""
         return set(self._leases)
 
-    def see_report(self, gpunode: GPUNode, at_s: float, epoch_s: float) -> None:
-        """Take the current version of a node's GPUNode."""
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
         stamp = gpunode.status.observed_at if gpunode.status else ""
-        self._beat(self._reports, gpunode.name, gpunode, stamp, at_s, epoch_s)
+        self._beat(self._reports, gpunode.name, gpunode, stamp, at_s)
 
-    def see_lease(
-        self, name: str, vouch: Confirmation, gpunode: GPUNode | None, at_s: float, epoch_s: float
-    ) -> None:
-        self._vouches[name] = vouch
-        self._beat(self._leases, name, gpunode, vouch.sampled_at, at_s, epoch_s)
-
-    def lose_report(self, name: str) -> None:
+    def gpunode_gone(self, name: str) -> None:
         self._reports.pop(name, None)
 
-    def lose_lease(self, name: str) -> None:
+    def node_weighed(self, node: WeighedNode) -> None:
+        self.revived.discard(node.name)
+
+    def lease_seen(
+        self, name: str, confirmation: Confirmation, gpunode: GPUNode | None, at_s: float
+    ) -> None:
+        self._vouches[name] = confirmation
+        self._beat(self._leases, name, gpunode, confirmation.sampled_at, at_s)
+
+    def lease_gone(self, name: str) -> None:
         self._leases.pop(name, None)
         self._vouches.pop(name, None)
 
@@ -90,7 +95,7 @@ class Heartbeats:
         report, lease = self._reports.get(name, _NONE), self._leases.get(name, _NONE)
         if self.confirmation(name, gpunode) is None:
             lease = _NONE
-        return max(report.moved_at_s, lease.moved_at_s) + self._stale_after_s
+        return max(report.moved_at_s, lease.moved_at_s) + self.stale_after_s
 
     def _beat(
         self,
@@ -99,12 +104,11 @@ class Heartbeats:
         gpunode: GPUNode | None,
         stamp: str,
         at_s: float,
-        epoch_s: float,
     ) -> None:
         heartbeat = heartbeats.setdefault(name, Heartbeat())
         if self.fresh_until_s(name, gpunode) < at_s:
             self.revived.add(name)
-        heartbeat.beat(stamp, at_s, epoch_s, self._stale_after_s)
+        heartbeat.beat(stamp, at_s, self.epoch_s, self.stale_after_s)
 
 
 def age(stamp: str, wall_s: float) -> float | None:

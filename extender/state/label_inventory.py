@@ -41,9 +41,9 @@ from contract.gpunode import (
 )
 from contract.kube import Node
 from contract.quantity import gib, parse_bytes
+from contract.reasons import Reason
 from extender.placement.policy import MIB, Rules
 from extender.state.instance_types import TYPE, gpus_of
-from extender.state.mig_layout import mig_obstacle
 
 GIB = 1 << 30
 GB = 10**9
@@ -266,3 +266,23 @@ def _number(text: str | None) -> int | None:
     if text is None or not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII):
         return None
     return int(text) or None
+
+
+STATE = "nvidia.com/mig.config.state"
+PRODUCT = "nvidia.com/gpu.product"
+_DONE = "success"
+_FAILED = "failed"
+_INVALID = "-MIG-INVALID"
+
+
+def mig_obstacle(node: Node) -> tuple[Reason, str] | None:
+    """Return why MIG makes the node unusable, and the label that shows it; None if it does not."""
+    labels = node.metadata.labels or {}
+    state = labels.get(STATE, _DONE)
+    if state != _DONE:
+        reason = Reason.MIG_FAILED if state == _FAILED else Reason.MIG_CHANGING
+        return reason, f"label {STATE} is {state!r}"
+    product = labels.get(PRODUCT, "")
+    if product.endswith(_INVALID):
+        return Reason.MIG_INVALID, f"label {PRODUCT} is {product!r}"
+    return None

@@ -15,8 +15,7 @@ from contract.kube import Node
 from contract.reasons import Reason
 from extender.placement.policy import Rules
 from extender.state.device_pinning import why_not_pinned
-from extender.state.label_inventory import why_not_believed
-from extender.state.mig_layout import mig_obstacle
+from extender.state.label_inventory import mig_obstacle, why_not_believed
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from extender.placement.snapshot import CODE_OF, NodeTerms
 from extender.placement.snapshot_builder import build
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen
 from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import believed
 
 #: Maximum number of templates that one call examines; the others count as unknown.
@@ -176,7 +177,7 @@ def codes_of_new(items: Sequence[msgspec.Raw], request: VramRequest, rules: Rule
             decoded[i] = _decode(item)
         except (ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
             continue
-    state = ClusterState(replace(rules, require_report=False), 0.0, 0.0)
+    state = ClusterWriter(replace(rules, require_report=False), 0.0, 0.0)
     state.apply(e for node in decoded.values() for e in _as_ready(node, state.rules))
     snap = state.snapshot()
     rows = snap.rows([node.metadata.name for node in decoded.values()])

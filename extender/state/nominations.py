@@ -17,9 +17,11 @@ follows.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from contract.kube import Pod
 from contract.preemption import attempt_of
+from extender.state.tracker import LastSeen, Tracker
 
 #: A hold lasts this long after kube-scheduler cleared the nomination.
 CLEARED_S = 15.0
@@ -54,20 +56,17 @@ class Place:
     held: bool
 
 
-def no_pod(uid: str) -> Pod | None:
-    return None
-
-
-class Nominations:
+class Nominations(Tracker):
     """Tracks which node is held for which pod.
 
     ``hold_s``: seconds for which a node is held after the last pod has left it. ``ours``: whether
     annotations with Headroom's nominations count; if Headroom does not preempt, only users write
-    them. ``unbound`` returns the unbound pod of a uid. ``held_for`` may be called from any thread.
+    them. ``unbound``: the unbound pods by uid, kept up to date. ``held_for`` may be called from any
+    thread.
     """
 
     def __init__(
-        self, hold_s: float, ours: bool, unbound: Callable[[str], Pod | None] = no_pod
+        self, hold_s: float, ours: bool, unbound: Mapping[str, Pod] = MappingProxyType({})
     ) -> None:
         self._hold_s = hold_s
         self._ours = ours
@@ -81,8 +80,17 @@ class Nominations:
         """Replace all holds with these, by uid; None: use the nominations of the pods seen here."""
         self._followed = places
 
-    def see(self, pod: Pod) -> None:
-        """Record the current version of an unbound pod."""
+    def pod_seen(self, pod: Pod, managed: bool) -> None:
+        if pod.node or pod.ended:
+            self._holds.pop(pod.metadata.uid, None)
+        elif managed:
+            self._update(pod)
+
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
+        self._holds.pop(uid, None)
+
+    def _update(self, pod: Pod) -> None:
+        """Update the hold of an unbound pod."""
         uid, (node, by) = pod.metadata.uid, self._nomination(pod)
         hold = self._holds.get(uid)
         if node and (hold is None or hold.node != node or (by and hold.by != by)):
@@ -104,9 +112,6 @@ class Nominations:
         hold = self._holds.get(pod.metadata.uid)
         if hold is None or hold.node != node:
             self._holds[pod.metadata.uid] = _Hold(pod, node, EXPECTED_S, now_s, expected=True)
-
-    def lose(self, uid: str) -> None:
-        self._holds.pop(uid, None)
 
     def _nomination(self, pod: Pod) -> tuple[str, str]:
         """Return the node nominated for an unbound pod, and the id of Headroom's attempt; empty
@@ -130,7 +135,7 @@ class Nominations:
     ) -> Mapping[str, tuple[Pod, ...]]:
         """Return node -> its nominees. ``is_left`` returns whether a pod is leaving the node."""
         if self._followed is not None:
-            places = ((self._unbound(uid), place) for uid, place in self._followed.items())
+            places = ((self._unbound.get(uid), place) for uid, place in self._followed.items())
             return _by_node((pod, at.node) for pod, at in places if pod is not None and at.held)
         found: list[tuple[Pod, str]] = []
         for uid, hold in list(self._holds.items()):

@@ -16,7 +16,7 @@ from contract.gpunode import UnattributedProcess
 from contract.kube import Node, Pod
 from contract.quantity import gib
 from extender.state.cluster_state import ClusterState
-from extender.state.overcommitted_devices import Overcommit
+from extender.state.overuse import Overcommit
 
 #: Maximum number of names in one message; of the others it contains only the count.
 _MAX_NAMES = 3

@@ -1,4 +1,8 @@
-"""Tracks pods that keep using more memory of a device than they requested.
+"""Tracks overcommitted devices, and pods that use more memory than they requested.
+
+Headroom's own reservations never overcommit a device. An unreserved pod can, as can an unattributed
+process that grows, or a device that turns out to be smaller. The actual use is charged, and the
+device is reported here until it is no longer overcommitted.
 
 Measured use is charged at once. Overuse is reported only after it has lasted for a while, because
 many pods use more during their start than later.
@@ -8,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from extender.placement.device_accounting import DeviceTerms
+from extender.placement.occupancy import Holder
+from extender.state.tracker import Tracker, WeighedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +37,25 @@ class Overuse:
         return self.uid, self.device
 
 
-class Overuses:
+class Overuses(Tracker):
     """Written by the thread that owns the cluster state; ``lasting`` may be read by any thread."""
 
     def __init__(self, lasting_s: float) -> None:
         #: Shorter overuse is not reported.
         self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
-        #: (pod, device) -> when ``look`` first found it, on the monotonic clock.
+        #: (pod, device) -> when ``update`` first found it, on the monotonic clock.
         self._since_s: dict[tuple[str, str], float] = {}
         #: Overuse of at least ``lasting_s``; replaced, never changed in place.
         self.lasting: tuple[Overuse, ...] = ()
 
-    def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
-        """Record the node's devices as they are now."""
-        if found := tuple(_overuses(node, terms)):
-            self._of_node[node] = found
+    def node_weighed(self, node: WeighedNode) -> None:
+        if found := tuple(_overuses(node.name, node.written_devices)):
+            self._of_node[node.name] = found
         else:
-            self._of_node.pop(node, None)
+            self._of_node.pop(node.name, None)
 
-    def look(self, now_s: float) -> None:
+    def update(self, now_s: float) -> None:
         """Update since when each overuse lasts, and ``lasting``."""
         found = [each for of_node in self._of_node.values() for each in of_node]
         self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in found}
@@ -85,3 +90,56 @@ def _overuses(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overuse]:
                     holder.requested_bytes,
                     measured_bytes,
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class Overcommit:
+    """One device of one node."""
+
+    node: str
+    device: str
+    #: How far the worst-case use exceeds the device's allocatable memory.
+    beyond_bytes: int
+    allocatable_bytes: int
+    holders: tuple[Holder, ...]
+    #: Memory used by pods without a reservation there, and by processes of no known pod.
+    unobserved_pods_bytes: int = 0
+    unattributed_bytes: int = 0
+
+
+class Overcommits(Tracker):
+    """Written by the thread that owns the cluster state; may be read by any thread."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[str, tuple[Overcommit, ...]] = {}
+
+    def node_weighed(self, node: WeighedNode) -> None:
+        if found := tuple(_overcommitted(node.name, node.written_devices)):
+            self._of_node[node.name] = found
+        else:
+            self._of_node.pop(node.name, None)
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._of_node
+
+    def now(self) -> list[Overcommit]:
+        return [each for of_node in list(self._of_node.values()) for each in of_node]
+
+
+def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
+    return any(True for _ in _overcommitted("", terms))
+
+
+def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcommit]:
+    for term in terms:
+        # Contradictory or missing figures prove nothing and must not raise an alarm.
+        if term.headroom_bytes < 0 and term.believed:
+            yield Overcommit(
+                node,
+                term.device.uuid,
+                -term.headroom_bytes,
+                term.allocatable_bytes,
+                term.holders,
+                term.unobserved_pods_bytes,
+                term.unattributed_bytes,
+            )

@@ -15,6 +15,7 @@ import msgspec
 from contract.kube import LabelSelector, Node, Pod, PodAffinityTerm, PodDisruptionBudget
 from extender.placement.victims import Budget
 from extender.state.eligible_nodes import holds, tolerated
+from extender.state.tracker import LastSeen, Tracker
 
 
 class Budgets:
@@ -106,7 +107,7 @@ def prefers_no_schedule(node: Node, pod: Pod) -> bool:
     )
 
 
-class Neighbours:
+class Neighbours(Tracker):
     """The scored pod affinity terms of the pods in the cluster; most pods have none."""
 
     def __init__(self) -> None:
@@ -117,8 +118,8 @@ class Neighbours:
         #: Namespace -> selectors for the pods in it.
         self._selectors: dict[str, dict[bytes, LabelSelector]] = {}
 
-    def see(self, pod: Pod) -> None:
-        self.lose(pod.metadata.uid)
+    def pod_seen(self, pod: Pod, managed: bool) -> None:
+        self.pod_gone(pod.metadata.uid, None)
         if pod.ended or not has_affinity_terms(pod):
             return
         terms = set[_Key]()
@@ -133,7 +134,7 @@ class Neighbours:
         self._terms_of[pod.metadata.uid] = frozenset(terms)
         self._counts.update(terms)
 
-    def lose(self, uid: str) -> None:
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
         for namespace, text in self._terms_of.pop(uid, ()):
             self._counts[namespace, text] -= 1
             if not self._counts[namespace, text]:

@@ -8,12 +8,12 @@ later or older reports contain.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from contract.annotations import DeviceChoice
 from contract.gpunode import ADOPTED, GPUNode, GPUNodeStatus, Reservation
-from extender.placement.device_accounting import DeviceTerms
 from extender.placement.prediction_outcome import (
     Basis,
     Result,
@@ -26,6 +26,7 @@ from extender.placement.prediction_outcome import (
     is_shown,
     predicted,
 )
+from extender.state.tracker import Tracker, WeighedNode
 
 #: Maximum number of misses kept for display.
 REMEMBERED = 200
@@ -42,6 +43,15 @@ class Circumstances:
     unreserved_pods: Mapping[str, Reservation]
     leaving: Set[str]
     device_choice: DeviceChoice
+
+
+class Facts(Protocol):
+    """Looks up facts about nodes and pods."""
+
+    def circumstances(self, gpunode: GPUNode) -> Circumstances: ...
+
+    def was_bound(self, uid: str, node: str) -> bool:
+        """Whether a pod, existing or deleted, is or was bound to the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +123,9 @@ class _TrackedNode:
     entries: int = 0
 
 
-class PredictionTracker:
-    """``was_bound(uid, node)``: whether a pod, existing or deleted, was bound to the node."""
-
-    def __init__(self, was_bound: Callable[[str, str], bool]) -> None:
-        self._was_bound = was_bound
+class PredictionTracker(Tracker):
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
         self._nodes: dict[str, _TrackedNode] = {}
         #: Compared, but the node's devices are not computed with the pod yet.
         self._fresh: dict[str, list[Outcome]] = {}
@@ -141,21 +149,15 @@ class PredictionTracker:
         tracked = self._nodes.get(node)
         return tracked is not None and uid in tracked.pending
 
-    def waits_on(self, node: str) -> bool:
-        """Return whether any pod of the node is unconfirmed."""
-        tracked = self._nodes.get(node)
-        return tracked is not None and bool(tracked.pending)
+    def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
+        if gpunode.status is not None:
+            self._process(gpunode, gpunode.status, at_s)
 
-    def see(
-        self, gpunode: GPUNode, circumstances: Callable[[], Circumstances], at_s: float
-    ) -> None:
-        """Process the next version of a GPUNode."""
-        name, status = gpunode.name, gpunode.status
-        if status is None:
-            return
+    def _process(self, gpunode: GPUNode, status: GPUNodeStatus, at_s: float) -> None:
+        name = gpunode.name
         tracked = self._nodes.get(name)
         if tracked is not None and tracked.uid != gpunode.metadata.uid:
-            self.lose(name)
+            self.gpunode_gone(name)
             tracked = None
         if tracked is None:
             tracked = self._nodes[name] = _TrackedNode(gpunode.metadata.uid, status, at_s)
@@ -166,8 +168,8 @@ class PredictionTracker:
         self._forget(name, tracked, reservations, at_s)
         fresh = [uid for uid in reservations if _is_new(tracked, uid, reservations[uid])]
         if fresh or tracked.pending:
-            known = circumstances()
-            self.bypassed(name, known.unreserved_pods)
+            known = self._facts.circumstances(gpunode)
+            self._note_unreserved(name, known.unreserved_pods)
             new = {uid: p for uid, p in reservations.items() if uid not in tracked.reservations}
             differs = changes(tracked.status, status) if tracked.baselines else set[Surprise]()
             for baseline in tracked.baselines:
@@ -179,7 +181,7 @@ class PredictionTracker:
             self._prune(name, tracked, at_s)
         tracked.status, tracked.reservations, tracked.at_s = status, reservations, at_s
 
-    def bypassed(self, node: str, unreserved_pods: Mapping[str, Reservation]) -> None:
+    def _note_unreserved(self, node: str, unreserved_pods: Mapping[str, Reservation]) -> None:
         """Record unreserved pods on the node: they may be gone before the next report."""
         tracked = self._nodes.get(node)
         if tracked is None or not unreserved_pods:
@@ -188,12 +190,15 @@ class PredictionTracker:
             baseline.unreserved_pods |= unreserved_pods
         self._prune(node, tracked, tracked.at_s)
 
-    def weighed(self, node: str, terms: Sequence[DeviceTerms]) -> None:
+    def node_weighed(self, node: WeighedNode) -> None:
         """Finish outcomes of the node: its devices were computed from the version seen last."""
-        for outcome in self._fresh.pop(node, ()):
-            over = [-t.headroom_bytes for t in terms if t.device.uuid in outcome.observed]
+        tracked = self._nodes.get(node.name)
+        if tracked is not None and tracked.pending and node.gpunode is not None:
+            unreserved_pods = self._facts.circumstances(node.gpunode).unreserved_pods
+            self._note_unreserved(node.name, unreserved_pods)
+        for outcome in self._fresh.pop(node.name, ()):
+            over = [-t.headroom_bytes for t in node.devices if t.device.uuid in outcome.observed]
             done = replace(outcome, overcommitted_bytes=max(0, *over, 0))
-            tracked = self._nodes.get(node)
             if tracked is not None and tracked.settled.get(done.uid) is outcome:
                 tracked.settled[done.uid] = done
             self.totals[done.result] += 1
@@ -201,11 +206,11 @@ class PredictionTracker:
                 self.misses.append(done)
             self._done.append(done)
 
-    def lose(self, node: str) -> None:
-        """Process the deletion of a GPUNode, and of its reservations."""
-        tracked = self._nodes.pop(node, None)
+    def gpunode_gone(self, name: str) -> None:
+        """Forget a GPUNode and its reservations."""
+        tracked = self._nodes.pop(name, None)
         if tracked is not None:
-            self._forget(node, tracked, {}, tracked.at_s)
+            self._forget(name, tracked, {}, tracked.at_s)
             self._entries -= tracked.entries
 
     def _compare(
@@ -248,7 +253,7 @@ class PredictionTracker:
         for uid, pending in list(tracked.pending.items()):
             if uid in reservations:
                 continue
-            if self._was_bound(uid, name):
+            if self._facts.was_bound(uid, name):
                 self._settle(_unseen(name, uid, pending, at_s), tracked)
             else:
                 del tracked.pending[uid]  # the pod was never bound there

@@ -11,6 +11,7 @@ import msgspec
 from contract.annotations import PLACEMENT, VRAM
 from contract.gpunode import Reservation
 from contract.kube import Pod
+from extender.state.tracker import LastSeen, Tracker, WeighedNode
 
 #: Maximum number of characters of an adopted pod's annotation that its reservation keeps.
 MAX_ASKED = 64
@@ -62,14 +63,21 @@ def as_bound(pod: Pod) -> Pod:
     return msgspec.structs.replace(pod, metadata=metadata)
 
 
-class RequestDrift:
+class RequestDrift(Tracker):
     """The bound pods with a changed request. Written by the thread that owns the cluster state."""
 
     def __init__(self) -> None:
         self._changed: dict[str, tuple[Pod, str]] = {}
 
-    def see(self, pod: Pod) -> None:
-        self._note(pod, edit(pod))
+    def pod_seen(self, pod: Pod, managed: bool) -> None:
+        self._note(pod, edit(pod) if managed else "")
+
+    def pod_gone(self, uid: str, last: LastSeen | None) -> None:
+        self._changed.pop(uid, None)
+
+    def node_weighed(self, node: WeighedNode) -> None:
+        if node.gpunode is not None:
+            self.adopted(node.pods, node.gpunode.spec.reservations)
 
     def adopted(self, pods: Iterable[Pod], reservations: Mapping[str, Reservation]) -> None:
         """Compare adopted pods of a node with the annotations kept in their reservations."""
@@ -84,9 +92,6 @@ class RequestDrift:
             self._changed[pod.metadata.uid] = (pod, sentence)
         else:
             self._changed.pop(pod.metadata.uid, None)
-
-    def lose(self, uid: str) -> None:
-        self._changed.pop(uid, None)
 
     def of(self, uid: str) -> str:
         """Return the message about the pod; empty for none."""

@@ -1,11 +1,11 @@
 """Chooses the SM activity of each device: its history while that is fresh, else the agent's sample.
 
-The caller of ``see`` decides what is fresh and always passes the whole history: a missing entry has
-become stale. The key is the GPU, or the GPU and the GPU instance for a MIG device, as in DCGM. New
-history only updates the devices whose activity changed, and needs no new memory accounting.
+The caller of ``replace`` decides what is fresh and always passes the whole history: a missing entry
+has become stale. The key is the GPU, or the GPU and the GPU instance for a MIG device, as in DCGM.
+New history only updates the devices whose activity changed, and needs no new memory accounting.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -14,6 +14,7 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.device_reading import HISTORY, Activity, reported
 from extender.placement.snapshot import NodeTerms
 from extender.state.heartbeats import age
+from extender.state.tracker import Tracker, WeighedNode
 
 #: UUID of the GPU, and the GPU instance or None for the whole GPU.
 Key = tuple[str, int | None]
@@ -25,7 +26,7 @@ def key_of(device: Device) -> Key:
     return device.uuid, None
 
 
-class Activities:
+class Activities(Tracker):
     """``node_of`` and ``age_s`` may be called from any thread."""
 
     def __init__(self) -> None:
@@ -34,16 +35,15 @@ class Activities:
         self._node_of: dict[str, str] = {}
         self._gpus_of: dict[str, tuple[str, ...]] = {}
 
-    def see(self, history: Mapping[Key, Activity]) -> None:
+    def replace(self, history: Mapping[Key, Activity]) -> None:
         """Replace the history; the caller must not change the mapping afterwards."""
         self._history = history
 
     def node_of(self, key: Key) -> str | None:
         return self._node_of.get(key[0])
 
-    def weighed(self, name: str, devices: Iterable[DeviceTerms]) -> None:
-        """Record the current devices of the node."""
-        gpus = tuple([key_of(terms.device)[0] for terms in devices])
+    def node_weighed(self, node: WeighedNode) -> None:
+        name, gpus = node.name, tuple([key_of(terms.device)[0] for terms in node.devices])
         had = self._gpus_of.get(name, ())
         if gpus == had:
             return

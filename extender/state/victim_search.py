@@ -200,7 +200,7 @@ class _Search:
     def sort_key(self, name: str) -> tuple[int, str]:
         """Return a key that puts first the nodes that a pod is leaving already, then those with the
         least important pods."""
-        pods = self.state.sitting_on(name)
+        pods = self.state.pods_on(name)
         if any(pod.metadata.deletion_timestamp for pod in pods):
             return NOBODY[1], name
         return min(map(priority, pods), default=CRITICAL), name
@@ -216,7 +216,7 @@ class _Search:
         going = leaving(self.state, name, self.now_s, inf if own else SOON_S)
         pods = {
             pod.metadata.uid: pod
-            for pod in self.state.sitting_on(name)
+            for pod in self.state.pods_on(name)
             if pod.metadata.uid not in going
             and is_evictable(pod, self.pod)
             and not is_stuck(self.state, pod, self.now_s)
@@ -246,7 +246,7 @@ class _Candidate:
         self._needed_bytes = search.needed_bytes[name]
         self._nominees = search.held_for.get(name, ())
         self._evictable = {uid: as_evictable(pod) for uid, pod in pods.items()}
-        sitting = {pod.metadata.uid: pod for pod in search.state.sitting_on(name)}
+        sitting = {pod.metadata.uid: pod for pod in search.state.pods_on(name)}
         #: Pods that are leaving anyway and that kube-scheduler may evict.
         self._named = [
             pod

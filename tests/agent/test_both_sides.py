@@ -17,7 +17,7 @@ from contract.gpunode import Device, GPUNode, Plugin, Source
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.builders import (
     GIB,
     GPU,
@@ -62,7 +62,7 @@ def of_node(unattributed_bytes: int, arrived: bool) -> GPUNode:
 
 
 def extender_promises(unattributed_bytes: int, reserve_bytes: int, folder: Path) -> bool:
-    state = ClusterState(Rules(), 90.0, datetime.fromisoformat(STAMP).timestamp() - NOW_S)
+    state = ClusterWriter(Rules(), 90.0, datetime.fromisoformat(STAMP).timestamp() - NOW_S)
     node = gpunode(device(unattributed_bytes))
     asked = kube_node(annotations={RESERVE: str(reserve_bytes)})
     state.apply([NodeSeen(asked), GPUNodeSeen(node, NOW_S)])

@@ -23,13 +23,12 @@ from typing import Any, TypeVar
 
 #: The state, the controllers, and the ledger that they write to.
 MODULES = (
-    "extender.state.cluster_state",
+    "extender.state.cluster_writer",
     "extender.ledger.bind",
     "extender.ledger.initialise",
     "extender.ledger.ledger",
     "extender.ledger.reservations",
     "extender.ledger.node_batcher",
-    "extender.batches",
     "extender.controllers.event_recorder",
     "extender.app.cluster_view",
     "extender.observability.recorder",
@@ -92,8 +91,8 @@ class Points:
         return value
 
     def called(self, point: int, function: Callable[..., T] | None) -> Callable[..., T] | None:
-        if function is None:
-            return None
+        if not callable(function):  # None, or a list of callbacks
+            return function
 
         def call(*args: Any, **named: Any) -> T:
             self.reach(point)

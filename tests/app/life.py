@@ -32,7 +32,7 @@ from extender.kube.client import KubeApi
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.observability import feed
 from extender.observability.metrics import sample_lag
-from extender.state import event_queue, eviction_backoff, nominations
+from extender.state import event_queue, eviction_candidates, nominations
 from extender.state.changes import HeartbeatSeen, NodeSeen, PodGone
 from extender.state.notices import Notice
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, kube_node, pod, shared, use
@@ -49,7 +49,7 @@ def quicken() -> None:
     event_queue.RETRY_S = periodic.AGAIN_AFTER_S = 0.01
     event_queue.TOGETHER_S = 0.002
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
-    eviction_backoff.FIRST_S = 0.1
+    eviction_candidates.FIRST_S = 0.1
     reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
@@ -439,7 +439,7 @@ async def steps(world: World) -> None:
     world.create("last", 20)
     await world.schedule("last")
     await until_then(lambda: world.mirrored == {*NODES}, "both nodes show their memory")
-    await until_then(lambda: not extender.intake.is_behind, "all that was told is applied")
+    await until_then(lambda: not extender.event_queue.is_behind, "all that was told is applied")
     assert extender.stuck() == "", extender.stuck()
     ended = [task.get_name() for task in extender.loops._tasks if task.done()]
     assert not ended, f"these loops have ended: {ended}"

@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
-from extender.app.cluster_view import NOT_TAKEN_IN
+from extender.app.cluster_view import NOT_PROCESSED
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.observability.metrics import sample_lag
 from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen, NodeSeen, Relisted
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.waiting import until_then
@@ -34,9 +34,9 @@ def reports(version: int = 1, names: list[str] = NAMES) -> list[Event]:
     ]
 
 
-def play(script: Callable[[Extender], Awaitable[None]], awaited: tuple[type, ...] = ()) -> None:
+def play(script: Callable[[Extender], Awaitable[None]], unlisted: tuple[type, ...] = ()) -> None:
     async def played() -> None:
-        await asyncio.wait_for(script(Extender(Settings(), lambda: "", awaited=awaited)), 60)
+        await asyncio.wait_for(script(Extender(Settings(), lambda: "", unlisted=unlisted)), 60)
 
     asyncio.run(played())
 
@@ -49,7 +49,7 @@ def test_a_burst_is_applied_between_the_turns_of_others() -> None:
     async def script(extender: Extender) -> None:
         extender.enqueue(reports())
         seen: list[int] = []
-        idle = asyncio.create_task(extender.intake.idle())
+        idle = asyncio.create_task(extender.event_queue.idle())
         await asyncio.sleep(0)
         while not idle.done():
             seen.append(known(extender))
@@ -71,7 +71,7 @@ def test_the_loop_is_woken_once_for_all_that_is_told_before_it_is_done() -> None
                 for name in NAMES[first : first + 50]:
                     extender.enqueue(reports(names=[name]))
                 assert requeues.call_count == 1
-            await extender.intake.idle()
+            await extender.event_queue.idle()
             assert known(extender) == first + 50
 
     play(script)
@@ -83,7 +83,7 @@ def test_what_threads_tell_at_any_moment_is_taken() -> None:
     async def script(extender: Extender) -> None:
         for name in NAMES[:100]:
             await asyncio.to_thread(extender.enqueue, reports(names=[name]))
-            await until_then(lambda: not extender.intake.is_behind, "all is taken in")
+            await until_then(lambda: not extender.event_queue.is_behind, "all is taken in")
         work = EventQueue._work
 
         def told_at_last(intake: EventQueue) -> bool:
@@ -115,7 +115,7 @@ def test_what_we_did_ourselves_waits_for_nothing_that_was_told() -> None:
         extender.deliver([BindEnded(reserved.metadata.uid, "n000")])
         (first, *_) = extender.cluster.snapshot().nodes
         assert first.devices[0].headroom_bytes == free
-        await extender.intake.idle()
+        await extender.event_queue.idle()
         assert known(extender) == len(NAMES)
 
     play(script)
@@ -125,13 +125,13 @@ def test_a_node_that_was_told_of_several_times_is_weighed_once() -> None:
     async def script(extender: Extender) -> None:
         weighed: list[str] = []
 
-        def weigh(state: ClusterState, name: str) -> None:
+        def weigh(state: ClusterWriter, name: str) -> None:
             weighed.append(name)
 
-        with patch.object(ClusterState, "_weigh_again", weigh):
+        with patch.object(ClusterWriter, "_weigh_again", weigh):
             for version in range(1, 6):
                 extender.enqueue(reports(version, NAMES[:4]))
-            await extender.intake.idle()
+            await extender.event_queue.idle()
         assert sorted(weighed) == NAMES[:4]
 
     play(script)
@@ -142,11 +142,11 @@ def test_a_replica_is_not_ready_before_it_has_taken_in_what_was_listed() -> None
         lists = {Node: tuple(map(kube_node, NAMES)), GPUNode: ()}
         for kind in KINDS:
             extender.enqueue([Relisted(kind, lists.get(kind, ()), 0.0)])
-        assert extender.unready() == NOT_TAKEN_IN
+        assert extender.unready() == NOT_PROCESSED
         while known(extender) < len(NAMES):
-            assert extender.unready() == NOT_TAKEN_IN
+            assert extender.unready() == NOT_PROCESSED
             await asyncio.sleep(0)
-        await extender.intake.idle()
+        await extender.event_queue.idle()
         assert extender.unready() == ""
 
     play(script, KINDS)
@@ -181,9 +181,9 @@ def test_a_watch_that_outruns_the_loop_waits() -> None:
         teller = threading.Thread(target=lambda: [extender.enqueue(each) for each in many])
         teller.start()
         teller.join(0.2)  # the loop takes nothing meanwhile
-        assert (teller.is_alive(), len(extender.intake._watched)) == (True, 3)
+        assert (teller.is_alive(), len(extender.event_queue._watched)) == (True, 3)
         await until_then(lambda: not teller.is_alive(), "the thread ends")
-        await extender.intake.idle()
+        await extender.event_queue.idle()
         assert known(extender) == len(NAMES)
 
     with patch("extender.state.event_queue.MAX_QUEUED", 3):

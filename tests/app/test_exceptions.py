@@ -14,11 +14,14 @@ from extender.config.settings import Settings
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.ledger.ledger import Ledger
-from extender.periodic import STUCK_AFTER_S, Loops
-from extender.progress import progressed
+from extender.periodic import STUCK_AFTER_S, Loops, progressed
 from extender.state import event_queue
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
+from extender.state.deleted_pods import DeletedPods
+from extender.state.eviction_candidates import BackOffs
+from extender.state.node_weigher import NodeWeigher
+from extender.state.sm_activity import Activities
 from tests.builders import kube_node
 from tests.waiting import PATIENCE_S, until_then
 
@@ -57,15 +60,17 @@ def failures(extender: Extender, loop: str) -> float:
 @pytest.mark.parametrize(
     ("where", "method"),
     [
-        (ClusterState, "_apply"),
-        (ClusterState, "_weigh_again"),
-        (ClusterState, "snapshot"),
-        (ClusterState, "terms_of"),
-        (Extender, "_turned"),
-        (Extender, "_took"),
-        (RequeueController, "applied"),
-        (RequeueController, "nodes_weighed"),
-        (ReconcileController, "applied"),
+        (ClusterWriter, "_apply"),
+        (ClusterWriter, "_weigh_again"),
+        (ClusterWriter, "snapshot"),
+        (NodeWeigher, "terms_of"),
+        (DeletedPods, "node_seen"),
+        (BackOffs, "gpunode_seen"),
+        (Activities, "node_weighed"),
+        (Extender, "_note_begun"),
+        (Extender, "_count_predictions"),
+        (RequeueController, "react"),
+        (ReconcileController, "react"),
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
@@ -88,7 +93,7 @@ def test_what_the_cluster_tells_is_known_in_the_end(
             lambda: {n.name for n in extender.cluster.settled().nodes} == everywhere,
             "all nodes are known",
         )
-        await asyncio.wait_for(extender.intake.idle(), PATIENCE_S)
+        await asyncio.wait_for(extender.event_queue.idle(), PATIENCE_S)
         assert failures(extender, "intake") == 1
         assert extender.stuck() == ""
 

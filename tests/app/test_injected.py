@@ -18,7 +18,7 @@ CALLS = os.environ.get("TEST_INJECTED_CALLS", "1").split(",")
 #: Points that the life of ``tests.app.life`` may not come to, with the reason.
 NOT_REACHED = {
     "is compared or iterated, not called": {
-        "extender.app.cluster_view:ClusterView._turned: called self.outcome_seen",
+        "extender.state.event_queue:EventQueue._react: called self.reactions",
         "extender.controllers.event_recorder:EventRecorder.writes: called self._post",
     },
     "goes on after another exception only": {

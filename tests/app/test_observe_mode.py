@@ -56,7 +56,7 @@ def test_nobody_is_sent_away_or_told_while_it_observes(
         extender.deliver(
             [NodeSeen(kube_node("n")), GPUNodeSeen(overcommitted(), 0.0), *map(PodSeen, sitting)]
         )
-        await extender.intake.idle()
+        await extender.event_queue.idle()
         await extender.reconciler.once(cast(Ledger, None))
         return looks.times, len(notices) > 0
 
@@ -78,7 +78,7 @@ def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None
                 return "retry"
 
         extender.deliver([PodSeen(rejected("waits")), PodSeen(pod(uid="uid-new", name="new"))])
-        await extender.intake.idle()
+        await extender.event_queue.idle()
         said: list[list[str]] = []
         for settings in (ENFORCE, OBSERVE, OBSERVE, ENFORCE, OBSERVE):
             extender.take(settings)

@@ -17,7 +17,7 @@ from extender.observability.journal_follower import Followed, Journals
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from extender.state.pod_requests import ResourceQuota
 from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
@@ -34,8 +34,8 @@ class Asked:
     """``now_s`` is the time on every clock, since the reports were made."""
 
     now_s: float = 0.0
-    cluster: ClusterState = field(
-        default_factory=lambda: ClusterState(RULES, STALE_AFTER_S, epoch_s=WALL_S)
+    cluster: ClusterWriter = field(
+        default_factory=lambda: ClusterWriter(RULES, STALE_AFTER_S, epoch_s=WALL_S)
     )
     journal: Journal = field(default_factory=Journal)
     #: The other extenders, as far as their journals were read.

@@ -55,7 +55,7 @@ from extender.state.changes import (
     PodGone,
     PodSeen,
 )
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from extender.state.nominations import Place
 from extender.state.pending_pods import Pending
@@ -72,8 +72,8 @@ PODS = tuple(f"p{number}" for number in range(4))
 T = TypeVar("T", GPUNode, Pod)
 
 
-def state() -> ClusterState:
-    return ClusterState(Rules(nomination_hold_s=20.0), 90.0, EPOCH_S)
+def state() -> ClusterWriter:
+    return ClusterWriter(Rules(nomination_hold_s=20.0), 90.0, EPOCH_S)
 
 
 class Pair:
@@ -227,7 +227,7 @@ STEPS = st.one_of(
 )
 
 
-def counted(state: ClusterState) -> dict[str, object]:
+def counted(state: ClusterWriter) -> dict[str, object]:
     """All that decides about room; who is charged first on a device does not."""
     return {
         terms.name: replace(
@@ -241,7 +241,7 @@ def counted(state: ClusterState) -> dict[str, object]:
     }
 
 
-def left_to(state: ClusterState, of: Pod, now_s: float) -> dict[str, list[str]]:
+def left_to(state: ClusterWriter, of: Pod, now_s: float) -> dict[str, list[str]]:
     held = state.held_for(of, now_s)
     return {node: sorted(each.metadata.uid for each in pods) for node, pods in held.items()}
 
@@ -315,9 +315,9 @@ def test_an_extender_sends_no_more_than_the_most_and_places_that_are_held_first(
     extender = state()
     for number in range(MAX_ASSUMED + 10):
         name = f"p{number}"
-        extender.nominations.see(newcomer(8, name=name, nominated="n0"))
+        extender.nominations.pod_seen(newcomer(8, name=name, nominated="n0"), True)
     extender.nominees(NOW_S)
-    extender.nominations.see(newcomer(8, name="late", nominated="n1"))
+    extender.nominations.pod_seen(newcomer(8, name="late", nominated="n1"), True)
     sent_binds = (
         (f"c{number}", "n0", reservation({"GPU-0": 1})) for number in range(MAX_ASSUMED + 10)
     )

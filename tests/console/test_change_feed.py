@@ -11,7 +11,7 @@ from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.journal_follower import Journals
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodGone, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import BindTried, Bounds, Filtered, Ranked
 from extender.state.journal import Journal
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
@@ -21,7 +21,7 @@ EPOCH_S = 1_795_219_200.0
 
 class Looking:
     def __init__(self) -> None:
-        self.state = ClusterState(Rules(), 90.0, EPOCH_S)
+        self.state = ClusterWriter(Rules(), 90.0, EPOCH_S)
         journal = Journal(Bounds())
         self.records = journal.records
         self.feed = Feed(lambda: EPOCH_S, lambda: 1)

@@ -19,7 +19,7 @@ from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.placement.snapshot import Snapshot
 from extender.state.changes import NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from tests.builders import kube_node
 from tests.processes import starts_processes
@@ -127,12 +127,12 @@ def test_embedded_routes_reject_invalid_requests_and_change_nothing(server: Serv
     assert [node["devices"] for node in after] == [node["devices"] for node in before]
 
 
-def context(cluster: ClusterState) -> Context:
+def context(cluster: ClusterWriter) -> Context:
     telemetry, clocks = Telemetry(CollectorRegistry()), (lambda: 0.0, lambda: 0.0)
     return Context(cluster, Journals("one", Journal()), telemetry, lambda: "", *clocks)
 
 
-class Owned(ClusterState):
+class Owned(ClusterWriter):
     """Knows on which thread it was asked for a snapshot, which is made where there is none yet."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from contract.kube import ObjectMeta
 from extender.console.drift import drift_views
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.builders import DISTRIBUTED, gpunode, reservation, shared, use
 from tests.serving import Server, binding, offer, pod, serving
 
@@ -138,19 +138,19 @@ def test_drift_sums_the_reservations_of_a_pods_containers_on_a_device() -> None:
     charges = [Charge(gpu, 1, {"A": 8 * GI, "B": 8 * GI}), Charge(gpu, 1, {"A": 2 * GI})]
     spec = GPUNodeSpec(True, {"u": Reservation("default", "p", charges)})
     status = GPUNodeStatus(pods=[PodUse("u", "A", "A::0"), PodUse("u", "B", "B::0")])
-    cluster = ClusterState(Rules(), 90.0, 0.0)
+    cluster = ClusterWriter(Rules(), 90.0, 0.0)
     cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
     (told,) = drift_views(cluster)
     assert {on.uuid: on.reservation_bytes for on in told.observed} == {"A": 10 * GI, "B": 8 * GI}
 
 
 def test_drift_shows_overuse_that_has_lasted_for_a_minute() -> None:
-    cluster = ClusterState(Rules(), 90.0, 0.0)
+    cluster = ClusterWriter(Rules(), 90.0, 0.0)
     reservations = {"u": reservation({"a": 8 * GI}), "v": reservation({"a": 8 * GI})}
     uses = [use("u", "a", 10 * GI, replica="a::0"), use("v", "a", GI, replica="a::1")]
     device = shared("a", free=2, allocated=2, used_bytes=11 * GI)
     cluster.apply([GPUNodeSeen(gpunode(device, pods=uses, reservations=reservations), 0.0)])
     for now_s, overuse in ((0.0, 0), (LASTING_S, 2 * GI)):
-        cluster.overuses.look(now_s)
+        cluster.overuses.update(now_s)
         told = {each.uid: each.overuse_bytes for each in drift_views(cluster)}
         assert told == {"u": overuse, "v": 0}

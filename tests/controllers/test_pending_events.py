@@ -13,7 +13,7 @@ from extender.controllers.pending_events import AGAIN_AFTER_S, SPENT_S, PendingE
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from extender.state.notices import Notice
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
@@ -25,7 +25,7 @@ class World:
     """A node that is nearly full, and pods that were refused there; Events go into a list."""
 
     def __init__(self, per_round: int = 2, answers: bool = True) -> None:
-        self.state = ClusterState(Rules(), 1e6, EPOCH_S)
+        self.state = ClusterWriter(Rules(), 1e6, EPOCH_S)
         self.state.apply(seen(kube_node()))
         self.journal = Journal()
         self.posted: list[Notice] = []

@@ -25,7 +25,7 @@ from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import BudgetSeen, GPUNodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from extender.state.notices import Notice
 from extender.state.preemption_report import recorded
@@ -49,7 +49,7 @@ class World:
 
     def __init__(self, newcomer_: Pod, evicts: bool = True) -> None:
         now_s = time.monotonic()
-        self.state = ClusterState(Rules(evict_for_memory=evicts), 1e9, time.time() - now_s)
+        self.state = ClusterWriter(Rules(evict_for_memory=evicts), 1e9, time.time() - now_s)
         victim = On("a", 20, labels={"app": "web"})
         self.state.apply([*full_node("n", [victim]), PodSeen(newcomer_)])
         self.store = EmbeddedStore(lambda events: None, time.monotonic)

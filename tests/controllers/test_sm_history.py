@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from extender.app.extender import Extender
 from extender.config.settings import Settings
@@ -20,13 +21,17 @@ NODES = 100
 
 
 class Watched(Extender):
-    """Remembers what it is handed."""
+    """Keeps what is queued."""
 
     parts: list[ActivitySeen]
 
-    def enqueue(self, events: Sequence[Event]) -> None:
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.enqueue = self._keep
+
+    def _keep(self, events: Sequence[Event]) -> None:
         self.parts += [event for event in events if isinstance(event, ActivitySeen)]
-        super().enqueue(events)
+        self.event_queue.enqueue(events)
 
 
 def history_of(

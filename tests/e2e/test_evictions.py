@@ -16,7 +16,7 @@ import pytest
 import urllib3
 
 from contract.reasons import Reason
-from extender.state.eviction_backoff import FIRST_S
+from extender.state.eviction_candidates import FIRST_S
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.e2e.cluster import (
     NAMESPACE,

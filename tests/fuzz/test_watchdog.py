@@ -116,7 +116,7 @@ def test_a_pod_that_fits_where_there_is_no_room_is_told() -> None:
     for device in tree["status"]["devices"]:
         device["memory"] = 1 << 30
     # Planted: what is judged is another object than the one that decided.
-    world.cluster._gpunodes[BAD] = decode_gpunode(encode(tree))
+    world.cluster._objects.gpunodes[BAD] = decode_gpunode(encode(tree))
     with pytest.raises(Exception, match="2Gi are said to fit"):
         target._offer_beside(world)
 

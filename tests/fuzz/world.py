@@ -24,7 +24,7 @@ from extender.ledger.memory_store import EmbeddedStore
 from extender.observability.metrics import Telemetry
 from extender.scheduler.server import verbs_app
 from extender.state.changes import Event, GPUNodeSeen, NamespaceSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.decision_records import Bounds
 from extender.state.journal import Journal
 from tests.blocking import Ledger
@@ -95,7 +95,7 @@ class World:
         self.now_s = 1000.0
         settings = Settings()
         # Nobody here is silent for too long.
-        self.cluster = ClusterState(settings.rules, 1e9, WALL_S - self.now_s)
+        self.cluster = ClusterWriter(settings.rules, 1e9, WALL_S - self.now_s)
         self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
         self.telemetry = Telemetry(CollectorRegistry())
         self.journal = Journal(Bounds(decisions=64))

@@ -30,7 +30,7 @@ from extender.state.changes import (
     NodeSeen,
     PodGone,
 )
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import (
     Leftover,
     Unmarked,
@@ -81,7 +81,7 @@ class Server(EmbeddedStore):
 
 class Replica:
     def __init__(self, name: str) -> None:
-        self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=WALL_S)
+        self.state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=WALL_S)
         self.name = name
         self.ledger: Ledger
         #: While it is paused nothing is told to it.

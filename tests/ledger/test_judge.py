@@ -8,15 +8,15 @@ from contract.reasons import Reason
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.model.cluster import gpunode, pod
 from tests.model.world import changed
 
 
 @pytest.fixture
-def state() -> ClusterState:
+def state() -> ClusterWriter:
     """Node n1 holds a promise to q; then q is bound to it by another scheduler."""
-    state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
+    state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
     q = pod("q", 6)
     reservation = state.adopt(q, gpunode("n1"))
     assert reservation is not None
@@ -30,12 +30,12 @@ def state() -> ClusterState:
     return state
 
 
-def test_a_bystander_is_charged_once_its_promise_was_taken_back(state: ClusterState) -> None:
+def test_a_bystander_is_charged_once_its_promise_was_taken_back(state: ClusterWriter) -> None:
     """The object read from the store is ahead of the one that the watch has shown."""
     assert state.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
 
 
-def test_a_bystander_with_a_promise_is_charged_once(state: ClusterState) -> None:
+def test_a_bystander_with_a_promise_is_charged_once(state: ClusterWriter) -> None:
     held = state.gpunode("n1")
     assert held is not None
     assert isinstance(state.judge(pod("p", 4), held, 0.0), Placement)

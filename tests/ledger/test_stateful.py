@@ -31,7 +31,7 @@ from extender.ledger.bind import BindRequest, Bound
 from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.policy import Rules
 from extender.state.changes import Event, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Leftover, leftovers, uninitialised
 from tests.blocking import Ledger
 from tests.examples import examples
@@ -72,7 +72,7 @@ class Cluster(RuleBasedStateMachine):
         #: The pod that is being bound, and to which node.
         self.being_bound = ("p1", "n1")
         self.store = EmbeddedStore(self.untold.extend, lambda: 0.0, self.on_the_way)
-        self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
+        self.state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
         self.ledger, self.rival = self.new_ledger(), self.new_ledger()
 
     def new_ledger(self) -> Ledger:

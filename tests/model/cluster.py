@@ -1,7 +1,7 @@
 """The cluster that the model explores, and the judge that knows nothing of how promises are made.
 
 Nodes have one shared device of 10 bytes, pods ask for so many bytes in their annotation. What fits
-is decided by the extender's own ``ClusterState``; ``wrong_with`` only reads what the server holds.
+is decided by the extender's own ``ClusterWriter``; ``wrong_with`` only reads what the server holds.
 """
 
 import itertools
@@ -33,7 +33,7 @@ from extender.ledger.memory_store import SyncStore
 from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.blocking import Ledger
 from tests.judge import excess
 from tests.model.explorer import Deed, Program
@@ -81,8 +81,8 @@ def world(*pods: Pod) -> World:
     return made
 
 
-def _cluster_state() -> ClusterState:
-    state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
+def _cluster_state() -> ClusterWriter:
+    state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
     for name in NODES:
         state.apply([NodeSeen(Node(metadata=ObjectMeta(name=name)))])
         state.apply([GPUNodeSeen(gpunode(name), 0.0)])
@@ -94,7 +94,7 @@ _fitted: dict[bytes, Placement | Reason] = {}
 
 
 def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
-    """``ClusterState.judge``, remembered: it is a function of its arguments."""
+    """``ClusterWriter.judge``, remembered: it is a function of its arguments."""
     key = msgspec.json.encode((pod, node))
     if key not in _fitted:
         _fitted[key] = _STATE.judge(pod, node, 0.0)

@@ -11,8 +11,7 @@ from contract.gpunode import Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
 from extender.placement.policy import Rules
-from extender.state.label_inventory import believed
-from extender.state.mig_layout import mig_obstacle
+from extender.state.label_inventory import believed, mig_obstacle
 from tests.builders import mig, reservation, terms, use
 from tests.driver import GIB, Gpu, Instance
 from tests.nvidia.conftest import Kubelet, sharing

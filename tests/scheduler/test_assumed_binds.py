@@ -19,7 +19,7 @@ from extender.scheduler import assumed_binds
 from extender.scheduler.assumed_binds import BIND_FOLLOWS_WITHIN_S, BINDS_EXPECTED, AssumedBinds
 from extender.state import node_whatif
 from extender.state.changes import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.builders import (
     GIB,
     NOW_S,
@@ -38,20 +38,20 @@ EPOCH_S = 1_795_219_200.0 - NOW_S
 SIZES = st.sampled_from(["4Gi", "8Gi", "12Gi", "50%", "a=8Gi"])
 
 
-def cluster(node: GPUNode | None = None) -> ClusterState:
-    state = ClusterState(Rules(), 90.0, EPOCH_S)
+def cluster(node: GPUNode | None = None) -> ClusterWriter:
+    state = ClusterWriter(Rules(), 90.0, EPOCH_S)
     node = node or gpunode(shared("A"), shared("B", memory_bytes=16 * GIB))
     state.apply([NodeSeen(kube_node()), GPUNodeSeen(node, NOW_S)])
     return state
 
 
-def wanted(state: ClusterState, of: Pod) -> VramRequest:
+def wanted(state: ClusterWriter, of: Pod) -> VramRequest:
     request = state.understand(of)
     assert isinstance(request, VramRequest)
     return request
 
 
-def asked(state: ClusterState, of: AssumedBinds, who: Pod, now_s: float = NOW_S) -> Reason | None:
+def asked(state: ClusterWriter, of: AssumedBinds, who: Pod, now_s: float = NOW_S) -> Reason | None:
     """Why the pod is kept from the one node, which it would fit on by itself."""
     codes, snap = np.zeros(1, np.int8), state.snapshot()
     left = of.leave_room(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)

@@ -17,7 +17,7 @@ from contract.annotations import MIRROR
 from contract.gpunode import Plugin
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.scheduler.verbs_on import verbs_on
@@ -46,7 +46,7 @@ class World:
     def __init__(self, layout: Layout, plugin: Plugin) -> None:
         self.now_s = NOW_S
         self.journal = Journal()
-        self.state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S)
+        self.state = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S)
         for name, devices in layout.items():
             self.state.apply(full_node(name, *devices, plugin=plugin, replicas=REPLICAS))
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import pod
@@ -26,7 +26,7 @@ class Calls(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = ClusterState(Rules(), 1e9, EPOCH_S)
+        self.state = ClusterWriter(Rules(), 1e9, EPOCH_S)
         self.verbs = verbs_on(self.state, lambda: NOW_S)
         self.version = 0
         self.last = list(NAMES)

@@ -11,7 +11,7 @@ from extender.scheduler.bind import Binder
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs
 from extender.state.changes import Event
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 
 
@@ -29,7 +29,7 @@ class Clocks:
 
 @dataclass
 class Replica:
-    cluster: ClusterState
+    cluster: ClusterWriter
     observes: bool = False
 
     def unready(self) -> str:
@@ -45,7 +45,7 @@ class BindsNothing:
 
 
 def verbs_on(
-    cluster: ClusterState,
+    cluster: ClusterWriter,
     now_s: Callable[[], float],
     ledger: Binder | None = None,
     journal: Journal | None = None,

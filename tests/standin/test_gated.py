@@ -48,7 +48,7 @@ from extender.ledger.bind import BindRequest
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import unreserved_pods
 from tests.blocking import Ledger, now
 from tests.builders import GATE_IMAGE, GPU, gate, pod
@@ -97,7 +97,7 @@ class Gated(RuleBasedStateMachine):
         super().__init__()
         self.numbers = itertools.count(1)
         self.ids = itertools.count(1)
-        self.state = ClusterState(Rules(gate_image=GATE_IMAGE), 90.0, WALL_S - NOW_S)
+        self.state = ClusterWriter(Rules(gate_image=GATE_IMAGE), 90.0, WALL_S - NOW_S)
         self.store = Store(self.state.apply, lambda: NOW_S)
         self.ledger = Ledger(
             self.store,

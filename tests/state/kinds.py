@@ -17,7 +17,7 @@ from extender.placement.explain import explain, explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.builders import (
     GATE_IMAGE,
     GIB,
@@ -81,7 +81,7 @@ class Kind:
     def told(self) -> list[str]:
         metadata = ObjectMeta(name="n", uid="n", labels=self.labels, annotations=self.annotations)
         node = Node(metadata=metadata, status=NodeStatus(allocatable=dict(self.allocatable)))
-        state = ClusterState(self.rules, stale_after_s=90.0, epoch_s=0.0)
+        state = ClusterWriter(self.rules, stale_after_s=90.0, epoch_s=0.0)
         running = (PodSeen(pod(uid=uid, node="n")) for uid in self.gpunode.spec.reservations)
         state.apply([NodeSeen(node), *running, GPUNodeSeen(self.gpunode, NOW_S)])
         request: Any = state.understand(self.pod)

@@ -13,7 +13,7 @@ from contract.reasons import Reason
 from extender.placement.fit import fit
 from extender.placement.policy import Rules
 from extender.state.changes import NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.builders import kube_node, request, shared
 from tests.state.played import Api
 
@@ -33,7 +33,7 @@ class Play:
         self.skew = skew
         self.at_s = 0.0
         self.api = Api()
-        self.state = ClusterState(Rules(), STALE_AFTER_S, WALL_S)
+        self.state = ClusterWriter(Rules(), STALE_AFTER_S, WALL_S)
         self.state.apply([NodeSeen(kube_node())])
         self.courier = StatusWriter(
             self.api, 30.0, lambda: self.at_s + 777.0, self.node_clock, random.Random(1)
@@ -92,7 +92,7 @@ def test_an_extender_that_starts_sees_a_steady_node_fresh_by_its_heartbeat() -> 
     play = Play(lambda at_s: 0.0)
     while play.at_s < 3600.0:
         play.cycle()
-    fresh = ClusterState(Rules(), STALE_AFTER_S, WALL_S)
+    fresh = ClusterWriter(Rules(), STALE_AFTER_S, WALL_S)
     fresh.apply([NodeSeen(kube_node())])
     play.state, play.api.at_s = fresh, play.at_s
     assert play.api.gpunode.status is not None

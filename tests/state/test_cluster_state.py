@@ -33,7 +33,6 @@ from extender.state.changes import (
     PodSeen,
     Relisted,
 )
-from extender.state.cluster_state import ClusterState
 from extender.state.node_whatif import rejection_beside
 from tests.builders import (
     DISTRIBUTED,
@@ -53,13 +52,14 @@ from tests.builders import (
     shared,
     use,
 )
+from tests.recording import RecordingState
 
 STALE_AFTER_S = 90.0
 EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
 
 
-def state_of(*events: Event, rules: Rules | None = None) -> ClusterState:
-    state = ClusterState(rules or Rules(gate_image=GATE_IMAGE), STALE_AFTER_S, EPOCH_S)
+def state_of(*events: Event, rules: Rules | None = None) -> RecordingState:
+    state = RecordingState(rules or Rules(gate_image=GATE_IMAGE), STALE_AFTER_S, EPOCH_S)
     state.apply(events)
     return state
 
@@ -85,7 +85,7 @@ def lease(sampled_at: str, gpunode: str = "gn", observed_at: str = STAMP) -> Lea
     )
 
 
-def reason(state: ClusterState, of: str = "8Gi", at_s: float = NOW_S) -> Reason | None:
+def reason(state: RecordingState, of: str = "8Gi", at_s: float = NOW_S) -> Reason | None:
     snap = state.snapshot()
     asked = state.understand(pod(of))
     assert isinstance(asked, VramRequest)
@@ -94,7 +94,7 @@ def reason(state: ClusterState, of: str = "8Gi", at_s: float = NOW_S) -> Reason 
     return fit(asked, snap, rows, at_s).reason(0)
 
 
-def headroom(state: ClusterState) -> list[int]:
+def headroom(state: RecordingState) -> list[int]:
     (node,) = state.snapshot().nodes
     return [terms.headroom_bytes // GIB for terms in node.devices]
 
@@ -238,7 +238,7 @@ class TestBindsOnTheirWay:
     def test_what_waits_to_be_weighed_is_not_judged_by_how_it_was(self) -> None:
         held = gpunode(shared("A"))
         state = state_of(*seen(kube_node(), held))
-        for _ in state.taking([GPUNodeSeen(reserving(held, other=20), NOW_S)]):
+        for _ in state.steps([GPUNodeSeen(reserving(held, other=20), NOW_S)]):
             pass
         newer = state.gpunode("n")
         assert newer is not None
@@ -587,7 +587,7 @@ class TestWhatCallsDecideOn:
         shown = state.snapshot()
         unattributed_use_bytes = 8 * GIB if counts else 0
         grown = shared("A", used_bytes=8 * GIB, unattributed_bytes=unattributed_use_bytes)
-        for _ in state.taking([GPUNodeSeen(gpunode(grown, version="2"), NOW_S)]):
+        for _ in state.steps([GPUNodeSeen(gpunode(grown, version="2"), NOW_S)]):
             pass
         assert state.weigh_next() is counts
         assert state.settled() is shown
@@ -639,7 +639,7 @@ class TestBystanders:
         what.append(namespace(annotations={DEFAULT_VRAM: "10Gi"}))
         for turn in range(4):
             assert headroom(state_of(*seen(*what[turn:], *what[:turn]))) == [14]
-            state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S)
+            state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S)
             for event in seen(*what[turn:], *what[:turn]):
                 state.apply([event])
             assert headroom(state) == [14]
@@ -732,7 +732,7 @@ class TestRelist:
         assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
 
 
-def headroom_of(state: ClusterState, name: str) -> list[int]:
+def headroom_of(state: RecordingState, name: str) -> list[int]:
     snap = state.snapshot()
     return [t.headroom_bytes // GIB for t in snap.nodes[snap.row_of[name]].devices]
 
@@ -767,7 +767,7 @@ class TestJudge:
 
 
 class TestEviction:
-    def world(self) -> ClusterState:
+    def world(self) -> RecordingState:
         held = {"v": reservation({"a": 10 * GIB}), "w": reservation({"a": 10 * GIB})}
         device_ = shared("a", free=0, allocated=2, used_bytes=10 * GIB)
         rows = [use("v", "a", 5 * GIB, replica="0"), use("w", "a", 5 * GIB, replica="1")]
@@ -813,9 +813,9 @@ def test_an_absurd_report_harms_nobody_but_its_device() -> None:
     assert datetime.fromtimestamp(EPOCH_S + NOW_S, UTC).isoformat() == STAMP
 
 
-def test_nodes_are_weighed_when_every_awaited_kind_was_listed() -> None:
+def test_nodes_are_weighed_when_every_required_kind_was_listed() -> None:
     """Not after each list: of a node whose pods are not known nothing can be said."""
-    state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S, awaited=(Node, GPUNode, Pod))
+    state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, GPUNode, Pod))
     state.apply([Relisted(Node, (kube_node(),), NOW_S)])
     state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S)])
     assert state.snapshot().nodes == ()
@@ -828,13 +828,13 @@ def test_nodes_are_weighed_when_every_awaited_kind_was_listed() -> None:
 
 
 def test_a_cluster_without_nodes_is_taken_in_when_that_was_heard() -> None:
-    state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S, awaited=(Node, Pod))
+    state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, Pod))
     for kind, begun in ((Node, False), (Pod, True)):
-        for _ in state.taking([Relisted(kind, (), NOW_S)]):
+        for _ in state.steps([Relisted(kind, (), NOW_S)]):
             pass
         assert state.begun is begun
-    other = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S, awaited=(Node,))
-    for _ in other.taking([Relisted(Node, (kube_node(),), NOW_S)]):
+    other = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node,))
+    for _ in other.steps([Relisted(Node, (kube_node(),), NOW_S)]):
         assert not other.begun
     assert not other.begun  # it is to be weighed first
     assert other.weigh_next()

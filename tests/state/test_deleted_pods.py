@@ -27,7 +27,7 @@ from extender.state.changes import (
     PodSeen,
     Relisted,
 )
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Leftover, leftovers
 from tests.blocking import Ledger
 from tests.builders import pod, shared, use
@@ -41,7 +41,7 @@ class Departing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.api = Api()
-        self.state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
+        self.state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
         self.ledger = Ledger(
             cast(SyncStore, self.api),
             judge=lambda pod, gpunode: None,  # type: ignore[arg-type,return-value]

@@ -16,7 +16,6 @@ from extender.placement.placement_record import Placement
 from extender.placement.policy import Weights
 from extender.placement.prediction_outcome import Result, Surprise
 from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
 from tests.builders import (
     GIB,
     GPU,
@@ -32,6 +31,7 @@ from tests.builders import (
     terms,
     use,
 )
+from tests.recording import RecordingState
 from tests.state.test_cluster_state import state_of
 
 OBEYS = Plugin(pinning="honoured", device_list_strategy="envvar", topology_manager_policy="none")
@@ -41,7 +41,7 @@ def reported(plugin: Plugin = OBEYS, **reservations: Reservation) -> GPUNode:
     return gpunode(shared("a"), shared("b"), plugin=plugin, reservations=reservations)
 
 
-def pinned(plugin: Plugin = OBEYS, **reservations: Reservation) -> ClusterState:
+def pinned(plugin: Plugin = OBEYS, **reservations: Reservation) -> RecordingState:
     node = NodeSeen(kube_node(annotations={DEVICE_CHOICE: "pinned"}))
     return state_of(node, GPUNodeSeen(reported(plugin, **reservations), NOW_S))
 
@@ -50,14 +50,14 @@ def follower(vram: str = "8Gi", uid: str = "uid-p", **other: Any) -> Pod:
     return pod(vram, following(container()), uid=uid, name=uid, **other)
 
 
-def filtered(state: ClusterState, asked: Pod) -> tuple[Reason | None, str]:
+def filtered(state: RecordingState, asked: Pod) -> tuple[Reason | None, str]:
     request: Any = state.understand(asked)
     snap = state.snapshot()
     (nearest,) = explain(fit(request, snap, snap.rows(["n"]), NOW_S), Weights()).nearest
     return nearest.reason, nearest.detail
 
 
-def judged(state: ClusterState, asked: Pod, held: GPUNode | None = None) -> Placement | Reason:
+def judged(state: RecordingState, asked: Pod, held: GPUNode | None = None) -> Placement | Reason:
     on = held or state.gpunode("n")
     assert on is not None
     return state.judge(asked, on, NOW_S)
@@ -269,7 +269,7 @@ class TestObservation:
         assert held.status is not None
         status = msgspec.structs.replace(held.status, pods=list(rows), observed_at="later")
         state.apply([GPUNodeSeen(msgspec.structs.replace(held, status=status), NOW_S + 1)])
-        return [(each.result, each.surprise, each.observed) for each in state.observations.take()]
+        return [(each.result, each.surprise, each.observed) for each in state.take_outcomes()]
 
     def test_a_replica_says_nothing(self) -> None:
         assert self.outcomes(use("u", "b", 0, replica="b::0")) == []

@@ -32,7 +32,7 @@ from extender.state.changes import (
     SliceGone,
     SliceSeen,
 )
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.foreign_allocators import MANAGERS, node_of, of_node, of_pod
 from tests.builders import GPU, NOW_S, device, gpunode, kube_node, pod
 from tests.state.test_cluster_state import state_of
@@ -151,7 +151,7 @@ def test_nodes(given: Node, managers: set[Reason]) -> None:
         pytest.param(marked(labels={"runai-gpu-group": "g"}, phase="Succeeded"), set(), id="ended"),
     ],
 )
-def test_pods(given: Pod, managers: set[Reason], state: ClusterState) -> None:
+def test_pods(given: Pod, managers: set[Reason], state: ClusterWriter) -> None:
     assert of_pod(given) == managers
     before = reason(state)
     state.apply([PodSeen(given)])
@@ -172,7 +172,7 @@ def test_slices(given: ResourceSlice, name: str) -> None:
     assert node_of(given) == name
 
 
-def reason(state: ClusterState) -> Reason | None:
+def reason(state: ClusterWriter) -> Reason | None:
     request = state.understand(pod("8Gi"))
     snap = state.snapshot()
     judged = state.judge(
@@ -185,11 +185,11 @@ def reason(state: ClusterState) -> Reason | None:
 
 
 @pytest.fixture
-def state() -> ClusterState:
+def state() -> ClusterWriter:
     return state_of(NodeSeen(kube_node("n")), GPUNodeSeen(gpunode(device()), NOW_S))
 
 
-def test_a_node_is_refused_while_somebody_else_shows_on_it(state: ClusterState) -> None:
+def test_a_node_is_refused_while_somebody_else_shows_on_it(state: ClusterWriter) -> None:
     assert reason(state) is None
     state.apply([NodeSeen(node({HANDSHAKE: "Reported 2026"}))])
     assert reason(state) is Reason.HAMI_MANAGES
@@ -207,7 +207,7 @@ def test_a_node_is_refused_while_somebody_else_shows_on_it(state: ClusterState) 
     assert reason(state) is None
 
 
-def test_what_a_new_list_leaves_out_shows_no_more(state: ClusterState) -> None:
+def test_what_a_new_list_leaves_out_shows_no_more(state: ClusterWriter) -> None:
     state.apply([PodSeen(marked(labels={"runai-gpu-group": "g"})), SliceSeen(published())])
     state.apply([Relisted(ResourceSlice, (), NOW_S)])
     assert reason(state) is Reason.KAI_MANAGES
@@ -215,7 +215,7 @@ def test_what_a_new_list_leaves_out_shows_no_more(state: ClusterState) -> None:
     assert reason(state) is None
 
 
-def test_the_last_pod_of_another_opens_the_node_again(state: ClusterState) -> None:
+def test_the_last_pod_of_another_opens_the_node_again(state: ClusterWriter) -> None:
     state.apply([PodSeen(marked({"ALIYUN_COM_GPU_MEM_IDX": "0"}))])
     assert reason(state) is Reason.GPUSHARE_MANAGES
     state.apply([PodGone("x")])
@@ -237,7 +237,7 @@ def test_a_slice_may_come_before_its_node_and_a_node_may_go() -> None:
     assert reason(state) is None
 
 
-def test_a_node_that_is_another_ones_has_gpus(state: ClusterState) -> None:
+def test_a_node_that_is_another_ones_has_gpus(state: ClusterWriter) -> None:
     """Pods without a GPU are sent to nodes without GPUs first: none of those that are silent."""
     bare = msgspec.structs.replace(kube_node("n"), status=None)
     state.apply([NodeSeen(bare), GPUNodeGone("n")])
@@ -262,6 +262,6 @@ def test_every_manager_has_its_place_in_the_order() -> None:
     assert {r for r in Reason if r.code.endswith("_manages")} == set(MANAGERS)
 
 
-def test_a_pod_of_another_that_moves_to_no_node_of_ours_harms_nobody(state: ClusterState) -> None:
+def test_a_pod_of_another_that_moves_to_no_node_of_ours_harms_nobody(state: ClusterWriter) -> None:
     state.apply([PodSeen(marked({"ALIYUN_COM_GPU_MEM_IDX": "0"}, on="elsewhere"))])
     assert reason(state) is None

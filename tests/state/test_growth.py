@@ -21,15 +21,15 @@ from extender.state.changes import (
     SliceGone,
     SliceSeen,
 )
-from extender.state.cluster_state import ClusterState
 from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
+from tests.recording import RecordingState
 from tests.state.test_cluster_state import lease, seen, state_of
 
 #: What lies behind these is not the state's.
 _SHARED = (type, FunctionType, ModuleType)
 
 
-def names_in(state: ClusterState) -> set[str]:
+def names_in(state: RecordingState) -> set[str]:
     """Every text that can be reached from it, but for the bounded memory of pods that went."""
     found: set[str] = set()
     known = {id(state.departures), id(type(state))}
@@ -71,7 +71,7 @@ def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
     )
     state.apply([PodGone("former-sits"), HeartbeatGone(node), GPUNodeGone(node), NodeGone(node)])
     state.take_unsettled()
-    state.observations.take()
+    state.take_outcomes()
     state.snapshot()
     assert {name for name in names_in(state) if name.startswith("former-")} == set()
 
@@ -98,7 +98,7 @@ def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
             )
             state.apply([GPUNodeSeen(known, NOW_S)])
         state.apply([PodGone(uid, ended=True)])
-        state.observations.take()
+        state.take_outcomes()
     state.take_unsettled()
     state.snapshot()
     return sum(name.startswith("former-") for name in names_in(state))

@@ -13,7 +13,7 @@ from extender.placement.fit import Verdicts, fit
 from extender.placement.placement_record import Placement
 from extender.placement.policy import MIB, Rules, Weights
 from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import ASSUMED_RESERVED_BYTES, GB, believed, why_not_believed
 from extender.state.reconcile_queue import knows_devices, uninitialised
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod
@@ -273,13 +273,15 @@ def test_labels_that_are_not_say_what_is_missing(given: Node, why: str) -> None:
 SILENT = GPUNode(metadata=ObjectMeta(name="n", uid="gn", resource_version="1"))
 
 
-def state(labels: dict[str, str], gpu: str, rules: Rules, silent: GPUNode = SILENT) -> ClusterState:
+def state(
+    labels: dict[str, str], gpu: str, rules: Rules, silent: GPUNode = SILENT
+) -> ClusterWriter:
     spec = msgspec.structs.replace(silent.spec, initialised=True)
     ready = msgspec.structs.replace(silent, spec=spec)
     return state_of(NodeSeen(node(labels, gpu=gpu)), GPUNodeSeen(ready, NOW_S), rules=rules)
 
 
-def verdict(given: ClusterState, vram: str | None) -> Verdicts:
+def verdict(given: ClusterWriter, vram: str | None) -> Verdicts:
     request: Any = given.understand(pod(vram))
     snap = given.snapshot()
     return fit(request, snap, snap.rows(["n"]), NOW_S)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from contract.gpunode import Device, PodUse, Replicas
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
 from extender.state.node_whatif import rejection_beside
 from extender.state.reconcile_queue import leftovers, unreserved_pods
 from tests.builders import (
@@ -23,6 +22,7 @@ from tests.builders import (
     shared,
     use,
 )
+from tests.recording import RecordingState
 
 #: Pods of the honest node, bound to it with a promise, without one, and one that waits.
 BOUND, STRAY, WAITING = "uid-bound", "uid-stray", "uid-waiting"
@@ -30,9 +30,9 @@ UIDS = st.sampled_from([BOUND, STRAY, WAITING, "uid-of-the-liar", "uid-of-nobody
 GPUS = st.sampled_from(["GPU-a", "GPU-b"])
 
 
-def honest() -> ClusterState:
+def honest() -> RecordingState:
     """Node a with two pods, one promise; node b with a pod of its own."""
-    state = ClusterState(Rules(), 90.0, 0.0)
+    state = RecordingState(Rules(), 90.0, 0.0)
     state.apply(
         [
             NodeSeen(kube_node("a")),
@@ -56,12 +56,12 @@ def honest() -> ClusterState:
     return state
 
 
-def seen_of_a(state: ClusterState) -> Any:
+def seen_of_a(state: RecordingState) -> Any:
     """All that is decided from of the honest node."""
     snap = state.snapshot()
     return (
         snap.nodes[snap.row_of["a"]],
-        state.observations.take(),
+        state.take_outcomes(),
         [each.pod.metadata.uid for each in unreserved_pods(state, ["a"])],
         list(leftovers(state, 1e9, 60.0, ["a"])),
         rejection_beside(state, pod(uid=WAITING, name="waiting"), "a", (), NOW_S),

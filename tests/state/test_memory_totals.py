@@ -13,7 +13,7 @@ from extender.placement.policy import Rules
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.memory_totals import (
     CapacityChange,
     Totals,
@@ -144,7 +144,7 @@ def showing(amount: str | None) -> Node:
 
 
 def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[CapacityChange]:
-    state = ClusterState(Rules(), 90.0, 0.0)
+    state = ClusterWriter(Rules(), 90.0, 0.0)
     state.apply([NodeSeen(showing(shows)), GPUNodeSeen(gpunode(*devices), NOW_S)])
     return list(capacity_changes(state, wanted))
 

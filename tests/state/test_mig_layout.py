@@ -10,8 +10,8 @@ from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
-from extender.state.mig_layout import PRODUCT, STATE, mig_obstacle
+from extender.state.cluster_writer import ClusterWriter
+from extender.state.label_inventory import PRODUCT, STATE, mig_obstacle
 from tests.builders import GPU, NOW_S, gpunode, mig, pod
 from tests.state.test_cluster_state import state_of
 
@@ -44,7 +44,7 @@ def test_what_labels_say_of_the_layout(labels: dict[str, str], reason: Reason | 
     assert (found and found[0]) is reason
 
 
-def verdict(state: ClusterState) -> tuple[Reason | None, str]:
+def verdict(state: ClusterWriter) -> tuple[Reason | None, str]:
     """The reason and its particulars, which bind agrees with."""
     request: Any = state.understand(pod("4Gi"))
     snap = state.snapshot()

@@ -8,7 +8,7 @@ from contract.kube import Pod
 from contract.preemption import Attempt, encode_attempt
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.nominations import CLEARED_S, EXPECTED_S, LONGEST_S, Nominations, yields
 from tests.builders import NOW_S, pod
 from tests.state.evictions import On, full_node, newcomer
@@ -32,23 +32,23 @@ def held(nominations: Nominations, now_s: float, left: bool = False) -> list[str
 
 def test_a_place_is_held_while_somebody_leaves_and_a_while_longer() -> None:
     nominations = Nominations(HOLD_S, ours=False)
-    nominations.see(nominee())
+    nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0, left=True) == ["n"]
     assert held(nominations, 1000.0, left=True) == ["n"]
     assert held(nominations, 1000.0 + HOLD_S) == ["n"]
     assert held(nominations, 1000.1 + HOLD_S) == []
     # Seen again it is not held again.
-    nominations.see(nominee())
+    nominations.pod_seen(nominee(), True)
     assert held(nominations, 1001.0 + HOLD_S) == []
-    nominations.see(nominee("m"))
+    nominations.pod_seen(nominee("m"), True)
     assert held(nominations, 1001.0 + HOLD_S) == ["m"]
 
 
 def test_a_nomination_that_was_taken_back_counts_a_while_longer() -> None:
     nominations = Nominations(HOLD_S, ours=False)
-    nominations.see(nominee())
+    nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0) == ["n"]
-    nominations.see(nominee(None))
+    nominations.pod_seen(nominee(None), True)
     assert held(nominations, 1.0) == ["n"]
     assert held(nominations, 1.0 + CLEARED_S) == ["n"]
     assert held(nominations, 1.1 + CLEARED_S) == []
@@ -59,7 +59,7 @@ def test_what_kube_scheduler_was_told_counts_until_it_says_so() -> None:
     nominations.expect(nominee(None), "n", 0.0)
     assert held(nominations, EXPECTED_S) == ["n"]
     assert held(nominations, EXPECTED_S + 0.1) == []
-    nominations.see(nominee())
+    nominations.pod_seen(nominee(), True)
     assert held(nominations, EXPECTED_S + HOLD_S) == ["n"]
 
 
@@ -76,35 +76,35 @@ def test_what_was_expected_and_never_seen_ends_whoever_leaves_later() -> None:
 def test_an_expected_nomination_that_is_seen_is_held_as_any_other() -> None:
     nominations = Nominations(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
-    nominations.see(nominee("n"))
+    nominations.pod_seen(nominee("n"), True)
     assert held(nominations, 100.0, left=True) == ["n"]
 
 
 def test_a_hold_ends_though_pods_leave_the_node_all_the_time() -> None:
     nominations = Nominations(HOLD_S, ours=False)
-    nominations.see(nominee())
+    nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0, left=True) == ["n"]
     assert held(nominations, LONGEST_S, left=True) == ["n"]
     assert held(nominations, LONGEST_S + 0.1, left=True) == []
-    nominations.see(nominee())
+    nominations.pod_seen(nominee(), True)
     assert held(nominations, LONGEST_S + 1.0, left=True) == []
 
 
 def test_our_own_nomination_counts_only_where_we_make_them() -> None:
     for allowed in (False, True):
         nominations = Nominations(HOLD_S, ours=allowed)
-        nominations.see(ours())
+        nominations.pod_seen(ours(), True)
         assert held(nominations, 0.0) == (["n"] if allowed else [])
     # A second attempt for the same node is a place of its own.
     assert held(nominations, HOLD_S + 1.0) == []
-    nominations.see(ours(attempt="2"))
+    nominations.pod_seen(ours(attempt="2"), True)
     assert held(nominations, HOLD_S + 1.0) == ["n"]
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"node": 5}', "{}", "[" * 5000])
 def test_what_users_write_there_breaks_nothing(text: str) -> None:
     nominations = Nominations(HOLD_S, ours=True)
-    nominations.see(newcomer(12, annotations={PREEMPTING: text}))
+    nominations.pod_seen(newcomer(12, annotations={PREEMPTING: text}), True)
     assert held(nominations, 0.0) == []
 
 
@@ -126,7 +126,7 @@ def test_who_leaves_a_place_to_whom(of: Pod, both: bool, expected: bool) -> None
 
 def test_the_hold_ends_when_the_nominee_is_bound_or_gone() -> None:
     for last in (PodGone("nominee"), PodSeen(bound(nominee(), "elsewhere"))):
-        state = ClusterState(Rules(), STALE_AFTER_S, EPOCH_S)
+        state = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S)
         state.apply([*full_node("n", [On("a", 20, 1)]), PodSeen(nominee())])
         assert [*state.held_for(newcomer(3, 10, "other"), NOW_S)] == ["n"]
         state.apply([last])

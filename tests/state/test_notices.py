@@ -1,6 +1,7 @@
 """What Events on nodes and on greedy pods say, and that each occurrence has one name everywhere."""
 
 import itertools
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from contract.annotations import PLACEMENT
 from contract.gpunode import GPUNode, UnattributedProcess
 from extender.controllers.event_recorder import event_name
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import Notice, notices
 from extender.state.overuse import Overuses
+from extender.state.tracker import WeighedNode
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -33,7 +36,7 @@ LASTING_S = Rules().overuse_after_s
 OURS = {PLACEMENT: '{"node":"n"}'}
 
 
-def said(state: ClusterState, reason: str) -> list[Notice]:
+def said(state: ClusterWriter, reason: str) -> list[Notice]:
     return [notice for notice in notices(state) if notice.reason == reason]
 
 
@@ -124,10 +127,10 @@ def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
     placed = OURS | {"headroom.gpu/placement": '{"decision": "uid-q.7"}'}
     ours = pod(uid="uid-q", name="q", node="n", annotations=placed)
     state = state_of(*seen(kube_node(), using(10), ours))
-    state.overuses.look(NOW_S)
-    state.overuses.look(NOW_S + LASTING_S - 0.5)
+    state.overuses.update(NOW_S)
+    state.overuses.update(NOW_S + LASTING_S - 0.5)
     assert said(state, "GPUMemoryOveruse") == []
-    state.overuses.look(NOW_S + LASTING_S)
+    state.overuses.update(NOW_S + LASTING_S)
     (notice,) = said(state, "GPUMemoryOveruse")
     how_much = (
         "uses 10.0 GiB of device a of node n, 2.0 GiB more than the 8.0 GiB that it requested"
@@ -135,34 +138,40 @@ def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
     assert how_much in notice.message
     assert notice.decision_id == "uid-q.7"
     state.apply(seen(using(11)))
-    state.overuses.look(NOW_S + LASTING_S + 5)
+    state.overuses.update(NOW_S + LASTING_S + 5)
     (more,) = said(state, "GPUMemoryOveruse")
     assert event_name(more) == event_name(notice)  # not yet twice as much
     state.apply(seen(using(12)))
-    state.overuses.look(NOW_S + LASTING_S + 10)
+    state.overuses.update(NOW_S + LASTING_S + 10)
     (doubled,) = said(state, "GPUMemoryOveruse")
     assert event_name(doubled) != event_name(notice)
 
 
 def test_who_stops_and_begins_again_has_another_minute() -> None:
     state = state_of(*seen(kube_node(), using(10)))
-    state.overuses.look(NOW_S)
+    state.overuses.update(NOW_S)
     state.apply(seen(using(8)))
-    state.overuses.look(NOW_S + 40)
+    state.overuses.update(NOW_S + 40)
     state.apply(seen(using(12)))
-    state.overuses.look(NOW_S + LASTING_S)
+    state.overuses.update(NOW_S + LASTING_S)
     assert state.overuses.lasting == ()
-    state.overuses.look(NOW_S + 2 * LASTING_S)
+    state.overuses.update(NOW_S + 2 * LASTING_S)
     assert [each.beyond_bytes for each in state.overuses.lasting] == [4 * GIB]
+
+
+def weighed(devices: Sequence[DeviceTerms]) -> WeighedNode:
+    return WeighedNode("n", devices=devices, written_devices=devices)
 
 
 def test_a_memory_that_devices_share_is_told_of_once() -> None:
     overuses = Overuses(LASTING_S)
     devices = [mig("m1", 1, used_bytes=2 * GIB), mig("m2", 1, used_bytes=2 * GIB)]
     row = use("u", "m1", 2 * GIB, replica="m1")
-    overuses.weighed("n", terms(*devices, pods=[row], reservations={"u": reservation({"m1": GIB})}))
-    overuses.look(0.0)
-    overuses.look(LASTING_S)
+    overuses.node_weighed(
+        weighed(terms(*devices, pods=[row], reservations={"u": reservation({"m1": GIB})}))
+    )
+    overuses.update(0.0)
+    overuses.update(LASTING_S)
     assert [(each.device, each.beyond_bytes) for each in overuses.lasting] == [("m1", GIB)]
 
 
@@ -174,9 +183,9 @@ def test_what_was_asked_for_is_no_overuse(used_mib: int) -> None:
     overuses = Overuses(LASTING_S)
     row = use("u", "a", used_mib * MIB, replica="a::0")
     device = shared("a", used_bytes=used_mib * MIB)
-    overuses.weighed(
-        "n", terms(device, pods=[row], reservations={"u": reservation({"a": 8 * GIB})})
+    overuses.node_weighed(
+        weighed(terms(device, pods=[row], reservations={"u": reservation({"a": 8 * GIB})}))
     )
-    overuses.look(0.0)
-    overuses.look(LASTING_S)
+    overuses.update(0.0)
+    overuses.update(LASTING_S)
     assert overuses.lasting == ()

@@ -14,8 +14,8 @@ from contract.kube import ObjectMeta
 from extender.placement.snapshot import Columns
 from extender.placement.snapshot_builder import build
 from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
-from extender.state.cluster_state import ClusterState
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, reservation, shared, use
+from tests.recording import RecordingState
 from tests.state.test_cluster_state import lease, seen, state_of
 
 UIDS = ["a", "b", "stray"]
@@ -106,13 +106,13 @@ def test_what_is_kept_of_a_node_is_how_it_is(data: st.DataObject) -> None:
             _is_as_it_is(state, held)
 
 
-def take(state: ClusterState, *events: Event) -> None:
+def take(state: RecordingState, *events: Event) -> None:
     """As what the cluster tells is taken: weighed later."""
-    for _ in state.taking(events):
+    for _ in state.steps(events):
         pass
 
 
-def _is_as_it_is(state: ClusterState, held: GPUNode) -> None:
+def _is_as_it_is(state: RecordingState, held: GPUNode) -> None:
     snap, anew = state.snapshot(), build([state.terms_of("n", held)])
     assert snap.nodes == anew.nodes
     assert _columns(snap.columns) == _columns(anew.columns)
@@ -137,7 +137,7 @@ def told(used_bytes: int, version: int, unattributed_bytes: int = 0, **rest: Any
     return gpunode(first, pods=[use("a", "D0", used_bytes)], version=str(version), **rest)
 
 
-def measured_of(state: ClusterState) -> int | None:
+def measured_of(state: RecordingState) -> int | None:
     (node,) = state.snapshot().nodes
     return node.devices[0].holders[0].measured_bytes
 
@@ -216,4 +216,4 @@ def test_a_pod_is_compared_when_a_report_shows_it_whatever_else_it_brings() -> N
     assert state.observations.is_pending("n", "a")
     state.apply([GPUNodeSeen(replace(told(GIB, 3), spec=reserved.spec), NOW_S)])
     assert not state.observations.is_pending("n", "a")
-    assert [outcome.uid for outcome in state.observations.take()] == ["a"]
+    assert [outcome.uid for outcome in state.take_outcomes()] == ["a"]

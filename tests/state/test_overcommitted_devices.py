@@ -8,14 +8,14 @@ from contract.gpunode import Device, GPUNode
 from contract.kube import Pod
 from extender.placement.policy import Rules
 from extender.state.changes import BindBegun, GPUNodeGone, NodeGone, PodGone, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import Notice, notices
-from extender.state.overcommitted_devices import Overcommit
+from extender.state.overuse import Overcommit
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.state.test_cluster_state import seen, state_of
 
 
-def figures(state: ClusterState) -> list[tuple[str, str, int]]:
+def figures(state: ClusterWriter) -> list[tuple[str, str, int]]:
     return [(over.node, over.device, over.beyond_bytes) for over in state.overcommits.now()]
 
 
@@ -23,7 +23,7 @@ def around_us(uid: str = "uid-p", vram: str = "20Gi") -> Pod:
     return pod(vram, uid=uid, name=uid, node="n")
 
 
-def told(state: ClusterState) -> list[tuple[str, str]]:
+def told(state: ClusterWriter) -> list[tuple[str, str]]:
     found = [(each.about.uid, each.reason) for each in notices(state)]
     return [each for each in found if each[1] == "Overcommitted"]
 
@@ -113,7 +113,7 @@ def test_only_who_came_around_us_is_told() -> None:
 
 
 def test_what_is_shown_is_what_the_terms_say() -> None:
-    state = ClusterState(Rules(), 90.0, 0.0)
+    state = ClusterWriter(Rules(), 90.0, 0.0)
     state.apply(seen(kube_node(), HALF_FULL, around_us()))
     (over,) = state.overcommits.now()
     (terms,) = state.snapshot().nodes[0].devices

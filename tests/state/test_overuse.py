@@ -21,11 +21,10 @@ from contract.reasons import Reason
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, Event, GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
-from extender.state.eviction_backoff import FIRST_S
-from extender.state.unstarted_pods import NEW_FOR_S
+from extender.state.eviction_candidates import FIRST_S, NEW_FOR_S
 from tests.builders import GIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
+from tests.recording import RecordingState
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 EVICT = Rules(evict_misses=True)
@@ -64,15 +63,15 @@ def crowded(
     )
 
 
-def state_of(node: GPUNode, *pods: Pod, rules: Rules | None = None) -> ClusterState:
-    state = ClusterState(rules or Rules(), 90.0, WALL_S - NOW_S)
+def state_of(node: GPUNode, *pods: Pod, rules: Rules | None = None) -> RecordingState:
+    state = RecordingState(rules or Rules(), 90.0, WALL_S - NOW_S)
     neighbour = pod("q", gate=False, phase="Running")
     apply(state, NodeSeen(kube_node()), PodSeen(neighbour), *map(PodSeen, pods))
     apply(state, GPUNodeSeen(node, NOW_S))
     return state
 
 
-def apply(state: ClusterState, *events: Event) -> None:
+def apply(state: RecordingState, *events: Event) -> None:
     state.apply(events)
 
 
@@ -144,7 +143,7 @@ def test_a_node_with_somebody_to_send_away_is_looked_at_until_all_is_well() -> N
     assert state.crowded == []
 
 
-def rejection(state: ClusterState) -> Reason | None:
+def rejection(state: RecordingState) -> Reason | None:
     (node,) = state.snapshot().nodes
     return node.reason
 

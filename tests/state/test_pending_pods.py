@@ -7,7 +7,7 @@ import pytest
 
 from contract.kube import ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision
 from extender.state.pending_pods import (
     NOT_ASKED,
@@ -27,7 +27,7 @@ def decision(of: Pod, rejected: Mapping[Reason, int] = TWO) -> Decision:
     return Decision(of, "id", 0.0, 1, sum(rejected.values()), 0, rejected)
 
 
-def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterState:
+def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterWriter:
     """Nodes of one 24 GiB GPU, number 3 of its node, of which so many GiB are promised."""
     what: list[object] = []
     for name, gib, labels in labelled:
@@ -39,7 +39,7 @@ def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterState:
 
 
 def message(
-    state: ClusterState, of: Pod, rejected: Mapping[Reason, int] = TWO, again: bool = False
+    state: ClusterWriter, of: Pod, rejected: Mapping[Reason, int] = TWO, again: bool = False
 ) -> str | None:
     explaining = Explaining(state, state.snapshot(), NOW_S)
     notice = explaining.notice(of, decision(of, rejected), again)
@@ -95,7 +95,7 @@ def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alo
         "0 of 1 node can take the pod: 1 annotation headroom.gpu/vram is not valid (example: 8Gi). "
         "More: kubectl headroom why -n default p"
     )
-    nobody = message(ClusterState(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2})
+    nobody = message(ClusterWriter(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2})
     assert nobody is not None
     assert "Nearest" not in nobody
 

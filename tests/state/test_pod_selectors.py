@@ -8,7 +8,7 @@ import pytest
 from contract.kube import LabelSelector, Node, NodeSelectorRequirement, Pod, PodStatus
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen, Relisted
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.pod_selectors import Neighbours, prefers, prefers_no_schedule, selects
 
 WEB = {"matchLabels": {"app": "web"}}
@@ -110,27 +110,29 @@ def test_pods_that_are_there_speak_of_the_newcomer(
 ) -> None:
     neighbours, newcomer = Neighbours(), pod("new", labels={"app": "web"})
     assert not neighbours.match(newcomer)
-    neighbours.see(pod("one", affinity=affinity))
-    neighbours.see(pod("two", affinity=affinity))
+    neighbours.pod_seen(pod("one", affinity=affinity), False)
+    neighbours.pod_seen(pod("two", affinity=affinity), False)
     assert neighbours.match(newcomer) is spoken_of
-    neighbours.lose("one")
+    neighbours.pod_gone("one", None)
     assert neighbours.match(newcomer) is spoken_of, "the other one still says it"
-    neighbours.see(pod("two"))
+    neighbours.pod_seen(pod("two"), False)
     assert not neighbours.match(newcomer)
-    neighbours.lose("two")
+    neighbours.pod_gone("two", None)
     assert neighbours.known() == set()
 
 
 def test_who_has_ended_says_nothing_any_more() -> None:
     neighbours, newcomer = Neighbours(), pod("new", labels={"app": "web"})
     speaker = pod("one", affinity=beside(PREFERRED, labelSelector=WEB))
-    neighbours.see(speaker)
-    neighbours.see(msgspec.structs.replace(speaker, status=PodStatus(phase="Succeeded")))
+    neighbours.pod_seen(speaker, False)
+    neighbours.pod_seen(
+        msgspec.structs.replace(speaker, status=PodStatus(phase="Succeeded")), False
+    )
     assert not neighbours.match(newcomer)
 
 
 def test_the_state_keeps_what_pods_without_a_gpu_say_as_long_as_they_are_there() -> None:
-    state = ClusterState(Rules(), 90.0, 0.0)
+    state = ClusterWriter(Rules(), 90.0, 0.0)
     speaker = pod("one", affinity=beside(PREFERRED, labelSelector=WEB))
     newcomer = pod("new", labels={"app": "web"})
     assert state.concerns(speaker)

@@ -31,7 +31,6 @@ from extender.state.changes import (
     PodSeen,
     Relisted,
 )
-from extender.state.cluster_state import ClusterState
 from extender.state.deleted_pods import KUBELET_ENDS_S, REMEMBERED, DeletedPods
 from extender.state.reconcile_queue import (
     Leftover,
@@ -43,6 +42,7 @@ from extender.state.reconcile_queue import (
     unnoted_choices,
     unreserved_pods,
 )
+from extender.state.tracker import LastSeen
 from tests.builders import (
     GPU,
     NOW_S,
@@ -55,6 +55,7 @@ from tests.builders import (
     shared,
     use,
 )
+from tests.recording import RecordingState
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 YOUNG, OLD = "2026-11-20T23:59:30Z", "2026-11-20T23:58:30Z"
@@ -62,8 +63,8 @@ YOUNG, OLD = "2026-11-20T23:59:30Z", "2026-11-20T23:58:30Z"
 NEXT, AHEAD = "2026-11-21T00:00:30Z", "2026-11-21T00:40:00Z"
 
 
-def state_with(node: GPUNode, *pods: Pod) -> ClusterState:
-    state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
+def state_with(node: GPUNode, *pods: Pod) -> RecordingState:
+    state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply([GPUNodeSeen(node, NOW_S), *(PodSeen(p) for p in pods)])
     return state
 
@@ -273,7 +274,7 @@ def test_marks_go_with_the_promise() -> None:
 def test_only_so_many_pods_are_remembered() -> None:
     departures = DeletedPods()
     for i in range(REMEMBERED + 1):
-        departures.note(pod(uid=f"uid-{i}"))
+        departures.pod_gone(f"uid-{i}", LastSeen("", False))
     assert departures.seen("uid-0") is None
     assert departures.seen("uid-1") is not None
 
@@ -352,7 +353,7 @@ def test_gpunodes_that_somebody_deletes_are_let_go_once() -> None:
         deleted("let-go", "somebody.else/finalizer"),
         deleted("alive", FINALIZER, at=None),
     ]
-    state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
+    state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply(GPUNodeSeen(node, NOW_S) for node in held)
     assert dying(state.gpunodes()) == ["held"]
 
@@ -374,10 +375,10 @@ def test_a_device_choice_that_the_gpunode_does_not_have_is_found(
     held = msgspec.structs.replace(
         held, spec=msgspec.structs.replace(held.spec, device_choice=noted)
     )
-    state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
+    state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     annotations = None if annotation is None else {DEVICE_CHOICE: annotation}
     state.apply([NodeSeen(kube_node(annotations=annotations)), GPUNodeSeen(held, NOW_S)])
     assert unnoted_choices(state, state.gpunodes()) == found
     assert (
-        unnoted_choices(ClusterState(Rules(), 90.0, WALL_S - NOW_S), [held]) == []
+        unnoted_choices(RecordingState(Rules(), 90.0, WALL_S - NOW_S), [held]) == []
     )  # without its Node

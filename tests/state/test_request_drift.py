@@ -7,14 +7,14 @@ from contract.annotations import PLACEMENT, VRAM
 from contract.kube import Pod
 from extender.placement.placement_record import Placement
 from extender.state.changes import GPUNodeGone, PodGone, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.notices import notices, pod_subject
 from extender.state.request_drift import edit
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, shared
 from tests.state.test_cluster_state import seen, state_of
 
 
-def bound(asked: str | None, now: str | None) -> tuple[ClusterState, Pod]:
+def bound(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
     """A pod bound by us, and what its author has made of its annotation since."""
     node = gpunode(shared("a"))
     state = state_of(*seen(kube_node(), node))
@@ -92,7 +92,7 @@ def test_a_placement_that_tells_nothing_is_no_edit(placement: str) -> None:
     assert edit(pod("8Gi", annotations={PLACEMENT: placement}, node="n")) == ""
 
 
-def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterState, Pod]:
+def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
     """A pod bound by somebody else and charged, and what has become of its annotation since."""
     node = gpunode(shared("a"))
     state = state_of(*seen(kube_node(), node))

@@ -8,7 +8,7 @@ from contract.kube import Namespace, ObjectMeta, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from extender.state.requeue_hints import (
     AT_ONCE,
@@ -43,7 +43,7 @@ class World:
     """One replica that looks on while nodes of one shared 24 GiB GPU fill and empty."""
 
     def __init__(self, *nodes: str, labels: dict[str, str] | None = None) -> None:
-        self.state = ClusterState(Rules(), 90.0, WALL_S - NOW_S)
+        self.state = ClusterWriter(Rules(), 90.0, WALL_S - NOW_S)
         self.waking, self.journal = RequeueHints(), Journal()
         self.now_s, self.version = NOW_S, 0
         #: How wrong its wall clock is.

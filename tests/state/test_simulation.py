@@ -20,7 +20,7 @@ from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.eligible_nodes import Eligible, Obstacle
 from extender.state.node_whatif import count_pods, pod_counts
 from extender.state.simulation import NotPlaced, Placed, Simulation
@@ -58,7 +58,7 @@ def cluster_of(
     fleet: Sequence[World],
     plugins: Sequence[Plugin | None] = (),
     choices: Sequence[str] = (),
-) -> ClusterState:
+) -> ClusterWriter:
     """Each world is a node; pods with promises there are known and bound."""
     state = state_of()
     for index, world in enumerate(fleet):
@@ -108,13 +108,13 @@ def asking(vram: str, uid: str, resource: str = GPU, policy: str = "pack", gpus:
     return pod(None, main, uid=uid, name=uid, annotations={VRAM: vram, POLICY: policy})
 
 
-def understood(state: ClusterState, of: Pod) -> VramRequest:
+def understood(state: ClusterWriter, of: Pod) -> VramRequest:
     request = state.understand(of)
     assert isinstance(request, VramRequest)
     return request
 
 
-def place_in(simulation: Simulation, state: ClusterState, of: Pod) -> Placed | NotPlaced:
+def place_in(simulation: Simulation, state: ClusterWriter, of: Pod) -> Placed | NotPlaced:
     return simulation.place(understood(state, of), simulation.eligible(of))
 
 
@@ -156,7 +156,7 @@ def test_a_trial_changes_nothing(
 class Real:
     """A state with its ledger over the store in memory, asked by the verbs of kube-scheduler."""
 
-    def __init__(self, like: ClusterState) -> None:
+    def __init__(self, like: ClusterWriter) -> None:
         self.state = state_of()
         store = EmbeddedStore(lambda events: self.state.apply(events), lambda: NOW_S)
         ids = iter(range(1000))
@@ -241,7 +241,7 @@ def test_counting_pods_equals_placing_them_one_by_one(
         assert found.get(row, 0) == placed
 
 
-def two_nodes() -> ClusterState:
+def two_nodes() -> ClusterWriter:
     """On each two devices of 24 GiB with four replicas; pod a has 20 GiB of one, b bypassed us."""
     sits = [use("ua", "A0", 10 * GIB, replica="A0::0")]
     owners = [OwnerReference(kind="DaemonSet", name="d", controller=True)]
@@ -268,7 +268,7 @@ def two_nodes() -> ClusterState:
 
 
 def place_all(
-    simulation: Simulation, state: ClusterState, vram: str, count: int
+    simulation: Simulation, state: ClusterWriter, vram: str, count: int
 ) -> list[str | None]:
     told = [place_in(simulation, state, asking(vram, f"new-{n}")) for n in range(count)]
     return [each.node if isinstance(each, Placed) else None for each in told]

@@ -10,7 +10,7 @@ from extender.placement.explain import explain, explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
 from extender.state.changes import ActivitySeen, GPUNodeGone, GPUNodeSeen, NodeGone
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.sm_activity import Key, key_of
 from tests.builders import (
     NOW_S,
@@ -33,15 +33,15 @@ def history(ratio: float, sampled_at_s: float = NOW_S - 20) -> Activity:
     return Activity(ratio, HISTORY, 0.95, 900.0, sampled_at_s)
 
 
-def brings(state: ClusterState, figures: dict[Key, Activity], *nodes: str) -> None:
+def brings(state: ClusterWriter, figures: dict[Key, Activity], *nodes: str) -> None:
     state.apply([ActivitySeen(figures, nodes)])
 
 
-def node_with(*devices: Device, version: str = "1") -> ClusterState:
+def node_with(*devices: Device, version: str = "1") -> ClusterWriter:
     return state_of(*seen(kube_node(), gpunode(*devices, version=version)))
 
 
-def counts(state: ClusterState) -> list[tuple[float, str] | None]:
+def counts(state: ClusterWriter) -> list[tuple[float, str] | None]:
     (node,) = state.snapshot().nodes
     found = [None if t.activity is None else (t.activity.ratio, t.activity.source)
              for t in node.devices]  # fmt: skip

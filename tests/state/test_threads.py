@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from extender.state import cluster_state as module
+from extender.state import cluster_state, heartbeats, node_weigher, object_cache
 from extender.state.changes import (
     Event,
     GPUNodeGone,
     HeartbeatGone,
     HeartbeatSeen,
 )
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared, use
 from tests.state.test_cluster_state import lease, seen, state_of
+
+#: Modules whose code reads the state.
+TRACED = {each.__file__ for each in (cluster_state, heartbeats, node_weigher, object_cache)}
 
 NODE = gpunode(
     shared("a"), pods=[use("uid-q", "a", GIB)], reservations={"uid-q": reservation({"a": GIB})}
@@ -31,10 +34,10 @@ def played(event: Event, at_step: int) -> int:
 
     def trace(frame: FrameType, kind: str, _: Any) -> Any:
         nonlocal steps
-        if frame.f_code.co_filename != module.__file__:
+        if frame.f_code.co_filename not in TRACED:
             return None
         # Within a line where several things are read, between two lines elsewhere.
-        fine = frame.f_code.co_name in ("confirmation", "_fresh_until_s")
+        fine = frame.f_code.co_name in ("confirmation", "fresh_until_s")
         frame.f_trace_opcodes, frame.f_trace_lines = fine, not fine
         if kind in ("line", "opcode"):
             steps += 1
@@ -51,7 +54,7 @@ def played(event: Event, at_step: int) -> int:
     return steps
 
 
-def judged(state: ClusterState) -> object:
+def judged(state: ClusterWriter) -> object:
     return state.judge(pod("1Gi"), NODE, NOW_S)
 
 

@@ -18,7 +18,7 @@ from contract.kube import (
     Present,
 )
 from extender.state.changes import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.evictable_pods import MIRRORED
 from extender.state.preemption_report import answered
 from extender.state.victim_search import Offer, Preemption, preemption
@@ -38,7 +38,7 @@ def found(
     of: Pod,
     offered: Mapping[str, Sequence[str]] | None = None,
     rejected: Sequence[str] = (),
-    state: ClusterState | None = None,
+    state: ClusterWriter | None = None,
     careful: bool = False,
 ) -> Preemption:
     state = state or state_of(*(event for events in clusters for event in events))

@@ -14,7 +14,7 @@ from extender.placement.placement_record import Placement
 from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.placement.snapshot import CODE_OF
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
 from tests.builders import NOW_S, container, device, gpunode, kube_node, pod
 from tests.state.test_cluster_state import state_of
 
@@ -33,7 +33,7 @@ def setting(*variables: EnvVar, where: str = "gpu", uid: str = "uid-p") -> Pod:
     return pod("8Gi", named["gpu"], named["neighbour"], init=[named["init"]], uid=uid, name=uid)
 
 
-def node(pinning: Pinning, rules: Rules | None = None) -> ClusterState:
+def node(pinning: Pinning, rules: Rules | None = None) -> ClusterWriter:
     reported = gpunode(device())
     assert reported.status is not None
     status = msgspec.structs.replace(reported.status, plugin=Plugin(pinning=pinning))
@@ -41,7 +41,7 @@ def node(pinning: Pinning, rules: Rules | None = None) -> ClusterState:
     return state_of(NodeSeen(kube_node()), GPUNodeSeen(reported, NOW_S), rules=rules)
 
 
-def verdict(state: ClusterState, of: Pod) -> Reason | None:
+def verdict(state: ClusterWriter, of: Pod) -> Reason | None:
     request: Any = state.understand(of)
     snap = state.snapshot()
     reason = fit(request, snap, snap.rows(["n"]), NOW_S).reason(0)
@@ -182,7 +182,7 @@ def test_env_from_is_suspected_only_by_setting(asked: Pod, suspected: bool) -> N
     assert verdict(node("ignored", SUSPECT), asked) is None
 
 
-def placed(state: ClusterState, of: Pod) -> Placement:
+def placed(state: ClusterWriter, of: Pod) -> Placement:
     held = state.gpunode("n")
     assert held is not None
     placement = state.judge(of, held, NOW_S)

@@ -14,7 +14,6 @@ from extender.config.settings import Settings
 from extender.placement.policy import Rules
 from extender.placement.prediction_outcome import Result, Surprise
 from extender.state.changes import Event, GPUNodeGone, GPUNodeSeen, NodeSeen, PodSeen, Relisted
-from extender.state.cluster_state import ClusterState
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -25,6 +24,7 @@ from tests.builders import (
     shared,
     use,
 )
+from tests.recording import RecordingState
 from tests.truth.world import NEVER_STALE_S
 
 #: D0 is the emptier one.
@@ -51,15 +51,15 @@ def seen(gpunode: GPUNode, at_s: float = 0.0) -> Event:
     return GPUNodeSeen(gpunode, at_s)
 
 
-def started(*more: Event) -> ClusterState:
-    state = ClusterState(Rules(), NEVER_STALE_S, epoch_s=0.0)
+def started(*more: Event) -> RecordingState:
+    state = RecordingState(Rules(), NEVER_STALE_S, epoch_s=0.0)
     bound = [PodSeen(pod(uid=uid, name=uid, node="n")) for uid in ("p", "old")]
     state.apply([NodeSeen(kube_node()), *bound, *more])
     return state
 
 
-def results(state: ClusterState) -> list[tuple[str, Result]]:
-    return [(outcome.uid, outcome.result) for outcome in state.observations.take()]
+def results(state: RecordingState) -> list[tuple[str, Result]]:
+    return [(outcome.uid, outcome.result) for outcome in state.take_outcomes()]
 
 
 BOUND, HIT = node(1, *IDLE), node(2, *THERE, shown="D0")
@@ -70,7 +70,7 @@ def test_a_pod_is_compared_when_a_report_shows_it() -> None:
     assert results(state) == []
     assert state.observations.is_pending("n", "p")
     state.apply([seen(HIT, 12.5)])
-    (outcome,) = state.observations.take()
+    (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.window_s) == (Result.HIT, 2.5)
     assert state.observations.of_pod("n", "p") == outcome
 
@@ -112,7 +112,7 @@ def test_what_was_shown_before_we_watched_is_not_compared() -> None:
 def test_a_pod_on_its_way_at_a_restart_is_compared_with_what_is_known_then() -> None:
     state = started(Relisted(GPUNode, (BOUND,), 0.0))
     state.apply([seen(node(2, *ASTRAY, shown="D1"))])
-    (outcome,) = state.observations.take()
+    (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.UNKNOWN)
 
 
@@ -120,7 +120,7 @@ def test_the_last_attempt_is_what_is_compared() -> None:
     again = node(2, *IDLE, reservations=reserved("me-2", D0=8 * GIB, D1=8 * GIB))
     state = started(seen(BOUND), seen(again))
     state.apply([seen(node(3, *THERE, shown="D0", reservations=again.spec.reservations))])
-    (outcome,) = state.observations.take()
+    (outcome,) = state.take_outcomes()
     assert (outcome.reservation.attempt, outcome.predicted) == ("me-2", ("D0", "D1"))
 
 
@@ -141,7 +141,7 @@ def test_what_a_later_pod_relied_on_is_held_against_it_too() -> None:
         rows = [*(crowded.status.pods if crowded.status else ()), *there]
         crowded = gpunode(*full, version="3", reservations=relied, plugin=DISTRIBUTED, pods=rows)
         state.apply([seen(crowded), seen(node(4, *ASTRAY, shown="D1", reservations=relied))])
-        outcome = {each.uid: each for each in state.observations.take()}["p"]
+        outcome = {each.uid: each for each in state.take_outcomes()}["p"]
         assert (outcome.result, outcome.surprise) == expected
 
 
@@ -161,7 +161,7 @@ def test_a_pod_that_ended_in_between_does_not_count_for_the_next() -> None:
         *there, version="3", pods=rows, reservations=then.spec.reservations, plugin=DISTRIBUTED
     )
     state.apply([seen(told)])
-    outcomes = {each.uid: each for each in state.observations.take()}
+    outcomes = {each.uid: each for each in state.take_outcomes()}
     assert (outcomes["p"].result, outcomes["q"].result) == (Result.HIT, Result.MISS)
 
 
@@ -214,7 +214,7 @@ def test_a_device_with_another_name_was_configured_anew() -> None:
     other = [shared(f"E{n}", free=4 - n, allocated=n) for n in (1, 0)]
     state = started(seen(BOUND))
     state.apply([seen(node(2, *other, shown="E0"))])
-    (outcome,) = state.observations.take()
+    (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.CONFIGURATION)
 
 
@@ -228,7 +228,7 @@ def test_that_a_node_is_steered_no_more_was_configured_anew() -> None:
     state = started(seen(node(1, *IDLE, reservations=chosen, plugin=steered)))
     left = Plugin(topology_manager_policy="none")
     state.apply([seen(node(2, *ASTRAY, shown="D1", reservations=chosen, plugin=left))])
-    (outcome,) = state.observations.take()
+    (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.CONFIGURATION)
 
 
@@ -255,7 +255,7 @@ def test_it_waits_for_all_that_the_pod_asked_for() -> None:
             plugin=DISTRIBUTED,
         )
         state.apply([seen(told)])
-    (outcome,) = state.observations.take()
+    (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.observed) == (Result.HIT, ("D0", "D1"))
 
 
@@ -266,7 +266,7 @@ def test_health_that_came_and_went_between_two_reports_is_remembered() -> None:
     )
     state = started(seen(BOUND), seen(node(2, *sick)), seen(node(3, *IDLE)))
     state.apply([seen(node(4, *ASTRAY, shown="D1"))])
-    (outcome,) = state.observations.take()
+    (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
 
 

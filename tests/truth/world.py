@@ -24,12 +24,12 @@ from extender.placement.prediction_outcome import Result
 from extender.placement.request import VramRequest
 from extender.placement.score import rank
 from extender.state.changes import NodeSeen, PodSeen
-from extender.state.cluster_state import ClusterState
 from extender.state.prediction_tracker import Outcome
 from extender.state.reconcile_queue import Leftover, leftovers
 from tests.blocking import Ledger
 from tests.driver import GIB, Gpu
 from tests.judge import excess
+from tests.recording import RecordingState
 from tests.standin import devices as standin
 from tests.standin.devices import RESOURCE, Ids, Lots, Preferred
 from tests.standin.lots import first
@@ -68,7 +68,7 @@ class World:
         self.nodes = nodes
         self.now_s = 0.0
         self.ids = itertools.count(1)
-        self.state = ClusterState(Rules(), NEVER_STALE_S, epoch_s=0.0)
+        self.state = RecordingState(Rules(), NEVER_STALE_S, epoch_s=0.0)
         self.store = EmbeddedStore(self.state.apply, lambda: self.now_s)
         self.ledger = Ledger(
             self.store,
@@ -172,7 +172,7 @@ class World:
         self.ledger.initialise(self.state.nodes())
 
     def look(self) -> dict[str, Outcome]:
-        fresh = {outcome.uid: outcome for outcome in self.state.observations.take()}
+        fresh = {outcome.uid: outcome for outcome in self.state.take_outcomes()}
         self.outcomes |= fresh
         self.misses += [each for each in fresh.values() if each.result is Result.MISS]
         return fresh

@@ -1,6 +1,6 @@
 """For how long a node takes no pods that had to send one away."""
 
-from extender.state.eviction_backoff import FIRST_S, FORGOTTEN_S, LONGEST_S, BackOffs
+from extender.state.eviction_candidates import FIRST_S, FORGOTTEN_S, LONGEST_S, BackOffs
 
 
 def test_a_node_that_sent_a_pod_away_is_left_alone_for_a_while() -> None:
@@ -45,7 +45,7 @@ def test_after_a_long_peace_it_begins_anew() -> None:
 def test_a_node_that_is_gone_is_forgotten() -> None:
     backs = BackOffs()
     backs.note("n", {"p"}, 0.0)
-    backs.forget("n")
+    backs.gpunode_gone("n")
     assert not backs.holds("n")
     assert not backs.marks("n")
     backs.note("n", {"p"}, 1.0)

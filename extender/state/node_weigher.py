@@ -1,0 +1,217 @@
+"""Weighs nodes: computes eligibility, and per device the reserved, unconfirmed and free memory."""
+
+from collections.abc import Mapping, Set
+from math import inf
+
+import msgspec
+
+from contract.annotations import DeviceChoice
+from contract.gpunode import (
+    UNATTRIBUTED_TOLERANCE_BYTES,
+    GPUNode,
+    GPUNodeStatus,
+    Reservation,
+)
+from contract.kube import Pod
+from extender.placement.device_accounting import DeviceTerms, weigh
+from extender.placement.policy import Rules
+from extender.placement.report_delta import Found, find, with_new_measurements
+from extender.placement.request import asks_for_gpu
+from extender.placement.snapshot import NodeTerms
+from extender.state.adoption import adopt
+from extender.state.eviction_candidates import BackOffs
+from extender.state.foreign_allocators import ForeignAllocators
+from extender.state.heartbeats import NEVER_S, Heartbeats
+from extender.state.label_inventory import believed
+from extender.state.node_settings import NodeSettings, node_settings, obstacle, offers_gpus
+from extender.state.object_cache import NOTHING, Namespaces, ObjectCache
+from extender.state.request_drift import as_bound
+from extender.state.sm_activity import Activities
+
+#: The last part of the time in which a report is fresh. A report this old has missed a heartbeat.
+AGEING_RATIO = 1 / 3
+
+
+class NodeWeigher:
+    """Computes from the objects and trackers, and changes none of them.
+
+    Any thread may call a method, except for those that name the thread that owns the state.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        objects: ObjectCache,
+        namespaces: Namespaces,
+        heartbeats: Heartbeats,
+        allocators: ForeignAllocators,
+        back_offs: BackOffs,
+        activities: Activities,
+    ) -> None:
+        self.rules = rules
+        self._objects = objects
+        self._namespaces = namespaces
+        self._heartbeats = heartbeats
+        self._allocators = allocators
+        self._back_offs = back_offs
+        self._activities = activities
+        #: Node -> the pods in each of its memories when it was weighed last.
+        self._found: dict[str, Found] = {}
+
+    def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
+        """Return the devices of the node: its agent's last report, however old.
+
+        If no agent ever reported, return what the node's labels show, provided that the rules
+        accept labels; else None.
+        """
+        if gpunode is not None and gpunode.status is not None:
+            return gpunode.status
+        node = self._objects.nodes.get(name)
+        return None if node is None else believed(node, self.rules)
+
+    def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
+        """Return the reservation to write for an unreserved pod on the node; None if the pod
+        requests no GPU resource that Headroom manages."""
+        if not asks_for_gpu(pod, self.rules):
+            return None
+        status = self.report(gpunode.name, gpunode)
+        return adopt(
+            as_bound(pod),
+            self._namespaces.default_vram(pod.metadata.namespace),
+            status.devices if status else (),
+            self.node_settings(gpunode.name).reserve_bytes,
+            self.rules,
+            obeys_environment=status is None or status.plugin.pinning != "ignored",
+        )
+
+    def adopted(self, gpunode: GPUNode) -> dict[str, Reservation]:
+        """Return the reservations to charge for pods without one in exactly this version of the
+        GPUNode. An earlier version may have had reservations that were removed since."""
+        return {
+            pod.metadata.uid: reservation
+            for pod in self._objects.pods_on(gpunode.name)
+            if pod.metadata.uid not in gpunode.spec.reservations
+            and (reservation := self.adopt(pod, gpunode)) is not None
+        }
+
+    def leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
+        """Return uids of pods that the report still shows and that are ending, have ended or are
+        deleted. The kubelet may or may not free their replicas before it admits the next pod."""
+        staying = {
+            pod.metadata.uid
+            for pod in self._objects.pods_on(name)
+            if not pod.metadata.deletion_timestamp
+        }
+        return {use.uid for use in status.pods} - staying
+
+    def node_settings(self, name: str) -> NodeSettings:
+        return node_settings(self._objects.nodes.get(name))
+
+    def fresh_until_s(self, name: str) -> float:
+        return self._heartbeats.fresh_until_s(name, self._objects.gpunodes.get(name))
+
+    def terms_of(
+        self,
+        name: str,
+        gpunode: GPUNode | None,
+        excluded: Set[str] = frozenset(),
+        assumed: Mapping[str, Reservation] = NOTHING,
+        keep: bool = False,
+    ) -> NodeTerms:
+        """Return the terms of one node, without the reservations of the pods ``excluded`` (uids).
+
+        ``assumed``: reservations of assumed binds, for filter only. If a bind counted them, it
+        could fail because of reservations that are never written.
+        ``keep``: the arguments describe the actual node, not a hypothetical one, and the result
+        is reused by the next weighing. Only the thread that owns the state may set it.
+        """
+        settings, status = self.node_settings(name), self.report(name, gpunode)
+        node, manager = self._objects.nodes.get(name), self._allocators.manager(name)
+        reason, detail = obstacle(
+            node,
+            gpunode,
+            status,
+            settings,
+            manager,
+            gpunode is not None and self._back_offs.holds_in(gpunode),
+            self.rules,
+        )
+        if gpunode is None or status is None:
+            others = manager is not None or offers_gpus(node, self.rules)
+            equipped = gpunode is not None or others
+            if keep:
+                self._found.pop(name, None)
+            return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped)
+        reservations: Mapping[str, Reservation] = gpunode.spec.reservations
+        unwritten = {**assumed, **self.adopted(gpunode)}
+        if unwritten or not reservations.keys().isdisjoint(excluded):
+            reservations = {**unwritten, **reservations}
+            reservations = {uid: each for uid, each in reservations.items() if uid not in excluded}
+        leaving = self.leaving(status, name) - assumed.keys()
+        before = self._found.get(name) if keep else None
+        found = find(status, reservations, leaving, settings.device_choice, before)
+        if keep:
+            self._found[name] = found
+        reserve_bytes = settings.reserve_bytes
+        devices = weigh(found.occupancy, status, reserve_bytes, UNATTRIBUTED_TOLERANCE_BYTES)
+        devices = self._activities.applied(devices)
+        by_agent = status is gpunode.status
+        # Labels come without a heartbeat, so they never become stale.
+        fresh_until_s = self.fresh_until_s(name) if by_agent else inf
+        return NodeTerms(
+            name,
+            reason,
+            fresh_until_s,
+            devices,
+            self._ageing_from_s(fresh_until_s) if by_agent else inf,
+            any(source.state == "degraded" for source in status.sources),
+            unmeasured="" if by_agent else status.sources[0].message,
+            obeys_environment=status.plugin.pinning != "ignored",
+            pins=settings.device_choice is DeviceChoice.PINNED
+            and status.plugin.pinning == "honoured",
+            gated=settings.device_choice is DeviceChoice.GATED,
+            detail=detail,
+        )
+
+    def remeasure(self, before: NodeTerms, held: GPUNode, gpunode: GPUNode) -> NodeTerms | None:
+        """Return the terms for a version of a GPUNode in which only measured use differs from the
+        version ``held``; None, and change nothing, if more differs.
+
+        Use below a pod's reservation frees or takes no memory, so most reports qualify. Only the
+        thread that owns the state may call this.
+        """
+        name, found = gpunode.name, self._found.get(gpunode.name)
+        if (
+            held.status is None
+            or gpunode.status is None
+            or found is None
+            or found.status is not held.status
+            or held.status.sources != gpunode.status.sources
+            or (held.spec is not gpunode.spec and held.spec != gpunode.spec)
+        ):
+            return None
+        occupancy, tolerance_bytes = found.occupancy, UNATTRIBUTED_TOLERANCE_BYTES
+        devices = with_new_measurements(
+            before.devices, occupancy, held.status, gpunode.status, tolerance_bytes
+        )
+        if devices is None:
+            return None
+        self._found[name] = msgspec.structs.replace(found, status=gpunode.status)
+        return self.refreshed(before, self._activities.applied(devices))
+
+    def refreshed(self, before: NodeTerms, devices: tuple[DeviceTerms, ...]) -> NodeTerms:
+        """Return the terms with these devices and the current staleness deadline."""
+        fresh_until_s = self.fresh_until_s(before.name)
+        return msgspec.structs.replace(
+            before,
+            devices=devices,
+            fresh_until_s=fresh_until_s,
+            ageing_from_s=self._ageing_from_s(fresh_until_s),
+        )
+
+    def forget(self, name: str) -> None:
+        """Drop what was kept of a deleted node."""
+        self._found.pop(name, None)
+
+    def _ageing_from_s(self, fresh_until_s: float) -> float:
+        return fresh_until_s - self._heartbeats.stale_after_s * AGEING_RATIO

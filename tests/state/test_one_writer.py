@@ -1,0 +1,60 @@
+"""Only ``ClusterWriter`` changes the state of the cluster: other code calls methods that read."""
+
+import ast
+from pathlib import Path
+
+from extender.placement.policy import Rules
+from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
+from tests.controlplane import ROOT
+
+#: The parts of a ``ClusterState`` that its readers can reach, and their methods that read.
+READS = {
+    "activities": {"age_s", "node_of"},
+    "back_offs": {"holds", "holds_in", "marks", "over"},
+    "budgets": {"known", "over"},
+    "calms": {"of", "since"},
+    "departures": {"ended_by_kubelet", "marked", "precede", "seen"},
+    "edits": {"now", "of"},
+    # In a dump, ``namespaces`` is a dictionary.
+    "namespaces": {"default_vram", "default_vrams", "items", "known"},
+    "neighbours": {"known", "match"},
+    "nominations": {"held_for", "node_of", "nominees", "places"},
+    "observations": {"is_pending", "of_pod"},
+    "overcommits": {"now"},
+    "overuses": set[str](),
+    "rooms": {"of", "since"},
+    "usual": set[str](),
+}
+#: These build a state of their own, or are the writer.
+WRITERS = {"extender/state/cluster_writer.py", "extender/state/dump.py"}
+#: What kube-scheduler's calls add: demand, and the nomination that it is about to write.
+BY_CALLS = {
+    "extender/scheduler/filter.py": {"usual.see"},
+    "extender/scheduler/preempt.py": {"nominations.expect"},
+}
+
+
+def test_every_part_of_the_state_is_listed() -> None:
+    state = ClusterState(Rules(), 1.0, 0.0)
+    assert {name for name in vars(state) if not name.startswith("_")} == set(READS)
+
+
+def test_no_reader_calls_a_method_that_writes() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sorted(Path(ROOT, "extender").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            part = node.func.value
+            if not isinstance(part, ast.Attribute) or part.attr not in READS:
+                continue
+            if name not in WRITERS and node.func.attr not in READS[part.attr]:
+                found.setdefault(name, set()).add(f"{part.attr}.{node.func.attr}")
+    assert found == BY_CALLS
+
+
+def test_a_reader_has_no_method_of_the_writer() -> None:
+    writes = set(vars(ClusterWriter)) - set(vars(ClusterState))
+    assert {"apply", "steps", "weigh_next", "follow"} <= writes
