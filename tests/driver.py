@@ -1,7 +1,7 @@
-"""A driver of NVIDIA's without GPUs: the fake library, and the table of devices that it reads.
+"""Fake NVIDIA driver libraries, and the table of devices that they read.
 
-TEST_NVML names a folder with another libnvidia-ml.so.1, NVIDIA's own mock for one, for
-tests that need nothing of ours.
+TEST_NVML can name a folder with another libnvidia-ml.so.1, for example NVIDIA's mock. Only tests
+that need no extension of the fake library can use it.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ GIB = 1 << 30
 
 
 def library_folder(missing: Sequence[str] = ()) -> Path:
-    """A folder with libnvidia-ml.so.1 in it, built once for each state of its source.
+    """Return a folder with libnvidia-ml.so.1. It is rebuilt only if its source changes.
 
-    As in the library of an older driver, functions that are ``missing`` are not exported.
+    Functions in ``missing`` are not exported, as in the library of an older driver.
     """
     if other := os.environ.get("TEST_NVML"):
         return Path(other)
@@ -31,7 +31,7 @@ def library_folder(missing: Sequence[str] = ()) -> Path:
 
 
 def cuda_folder() -> Path:
-    """A folder with libcuda.so.1 in it; its memory shows in the library of ``library_folder``."""
+    """Return a folder with libcuda.so.1; the fake NVML library reports the memory it allocates."""
     return _built(CUDA_SOURCE, "cuda", "libcuda.so.1")
 
 
