@@ -1,4 +1,4 @@
-"""The API server is spoken to over connections that stay open, by the way that is configured."""
+"""Connections to the API server are reused, and follow the configuration."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ def at(host: str, **settings: Any) -> Configuration:
     return configuration
 
 
-def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
+def test_connections_of_concurrent_calls_are_reused() -> None:
     opened: list[object] = []
     all_here = threading.Barrier(CONNECTIONS)
     with answering(lambda: opened.append(1), lambda: all_here.wait(60)) as port:
@@ -107,7 +107,7 @@ def _trickle(exchange: Exchange) -> None:
             exchange.chunk(b" ")
 
 
-def test_an_answer_that_trickles_ends_with_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_answer_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(_trickle) as server, pytest.raises(NoAnswer, match="GET /a: Timeout"):
         get(server.configuration(), read_timeout_s=10.0, total_timeout_s=0.3)
     monkeypatch.setattr(kube_client, "BODY_S", 0.3)
@@ -118,7 +118,7 @@ def test_an_answer_that_trickles_ends_with_the_whole_call(monkeypatch: pytest.Mo
         api.close()
 
 
-def test_no_call_begins_once_it_was_closed() -> None:
+def test_no_call_starts_after_close() -> None:
     """A chore that goes through thousands of nodes is to end with the process."""
     configuration = at("http://127.0.0.1:1")  # where nobody listens
     api = KubeApi(configuration)
@@ -152,7 +152,7 @@ def test_the_loop_goes_through_the_proxy_that_is_configured(no_proxy: str, said:
         get(configuration)
 
 
-def test_a_proxy_that_is_none_of_http_is_refused() -> None:
+def test_a_proxy_other_than_http_is_rejected() -> None:
     with pytest.raises(BadSettings, match=r"proxy-url is socks5://127\.0\.0\.1:1"):
         get(at("http://localhost:2", proxy="socks5://127.0.0.1:1"))
 
@@ -183,7 +183,7 @@ def port(authority: Authority) -> Iterator[int]:
         yield port
 
 
-def test_over_tls_both_sides_show_their_certificates(
+def test_tls_uses_server_and_client_certificates(
     port: int, folder: Path, authority: Authority, client: Certificate
 ) -> None:
     def called(**settings: Any) -> list[bytes]:

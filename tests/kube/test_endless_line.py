@@ -1,4 +1,4 @@
-"""A line of a watch that never ends is not kept for ever."""
+"""A watch line without an end is not buffered without limit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +35,7 @@ class Endless(KubeApi):
         return
 
 
-def test_a_line_that_is_too_long_is_an_error_and_listed_again() -> None:
+def test_a_line_over_the_limit_is_an_error_and_causes_a_list() -> None:
     api, events = Endless(), list[Event]()
 
     def deliver(some: Sequence[Event]) -> None:

@@ -1,8 +1,8 @@
-"""Replicas over one store that holds all of a small cluster, with each chore in two halves: what a
-replica finds there is to do, and doing it, which may come later, twice, or never.
+"""Replicas over one store that holds all objects of a small cluster.
 
-State, chores, ledger and judge are the real ones. A hand of the tests is what users, kubelets,
-agents and administrators do.
+Each reconciliation has two steps: finding the work, and doing it, which can happen later, twice, or
+never. State, controllers, ledger and judge are the real ones. The tests simulate users, kubelets,
+agents and administrators.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The judge that the ledger asks is about the very object that the write will be conditional on."""
+"""The judge decides on the same object that the conditional write uses."""
 
 import pytest
 
@@ -30,12 +30,14 @@ def state() -> ClusterState:
     return state
 
 
-def test_a_bystander_is_charged_once_its_promise_was_taken_back(state: ClusterState) -> None:
+def test_an_unreserved_pod_is_charged_once_after_its_reservation_was_removed(
+    state: ClusterState,
+) -> None:
     """The object read from the store is ahead of the one that the watch has shown."""
     assert state.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
 
 
-def test_a_bystander_with_a_promise_is_charged_once(state: ClusterState) -> None:
+def test_an_unreserved_pod_with_a_reservation_is_charged_once(state: ClusterState) -> None:
     held = state.gpunode("n1")
     assert held is not None
     assert isinstance(state.judge(pod("p", 4), held, 0.0), Placement)

@@ -1,4 +1,4 @@
-"""What a GPUNode is at the API server: how large, whose fields, and in whose turn it is written."""
+"""GPUNodes at the API server: size, unknown fields, and request priority."""
 
 import contextlib
 import copy
@@ -99,7 +99,7 @@ def full(devices: int, pods: int, candidates: int) -> GPUNode:
         pytest.param(112, KUBELET_PODS, 112, 1024, id="112 MIG devices, pods as many as may be"),
     ],
 )
-def test_a_full_node_stays_below_what_etcd_takes(
+def test_a_full_node_stays_below_the_etcd_limit(
     devices: int, pods: int, candidates: int, most_kib: int
 ) -> None:
     size = len(encode_gpunode(full(devices, pods, candidates)))
@@ -162,7 +162,7 @@ def newer(plane: ControlPlane) -> Iterator[None]:
     put(crd_manifest()["spec"])
 
 
-def test_fields_of_a_newer_version_live_through_every_write_of_ours(
+def test_fields_of_a_newer_version_survive_our_writes(
     plane: ControlPlane, store: Blocking, newer: None
 ) -> None:
     theirs = {"to": "come"}
@@ -208,7 +208,7 @@ def test_fields_of_a_newer_version_live_through_every_write_of_ours(
     assert found["status"]["devices"] == []
 
 
-def test_as_many_pods_as_a_kubelet_takes_go_into_one_object_whoever_counts(
+def test_one_object_holds_the_maximum_of_pods_of_a_kubelet(
     plane: ControlPlane, store: Blocking, record_property: Callable[[str, object], None]
 ) -> None:
     """Also with what the API server adds to it, and where each could be on any of 112 devices."""
@@ -229,9 +229,7 @@ def test_as_many_pods_as_a_kubelet_takes_go_into_one_object_whoever_counts(
     assert size < ETCD_BYTES
 
 
-def test_a_node_that_etcd_does_not_take_keeps_what_it_had(
-    plane: ControlPlane, store: Blocking
-) -> None:
+def test_a_gpunode_too_large_for_etcd_is_not_changed(plane: ControlPlane, store: Blocking) -> None:
     with existing(plane, "full"):
         held = store.read_gpunode("full")
         assert held is not None
@@ -265,7 +263,7 @@ def flows(plane: ControlPlane) -> Iterator[dict[str, str]]:
         ("agent-of-the-tests", "headroom-agent", "headroom-reports"),
     ],
 )
-def test_reports_and_binds_wait_in_lines_of_their_own(
+def test_reports_and_binds_have_separate_priority_levels(
     plane: ControlPlane, flows: dict[str, str], token: str, schema: str, level: str
 ) -> None:
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=30.0)

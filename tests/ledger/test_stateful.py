@@ -1,9 +1,9 @@
-"""Whatever happens in whatever order over a store in memory: nothing overcommitted, nothing leaked.
+"""Random sequences over an in-memory store: no overcommitment, and no leaked reservations.
 
-Binds come one after the other here, but each of their calls may be lost, or meet what somebody
-else does to the same pod just then. The parts are together as in the extender: the state that
-learns from the store's watch, the judge, the chores that suggest what to look into, the ledger.
-What the watch tells arrives when the machine says: the state is behind the store for that long.
+Binds run one after the other, but each of their calls can be lost or can conflict with another
+change of the same pod. The parts are wired as in the extender: the state that follows the store's
+watch, the judge, the controllers, and the ledger. The state machine decides when watch events
+arrive; until then, the state is behind the store.
 """
 
 import itertools

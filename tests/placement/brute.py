@@ -1,8 +1,8 @@
-"""Every way in which a kubelet and NVIDIA's plugin could hand out replicas, one after the other.
+"""Enumerates all ways in which a kubelet and NVIDIA's plugin can allocate replicas.
 
-Written from the plugin's source (facts/nvidia.md A.3: ``distributed`` as in v0.19.3, ``packed``
-transcribed from v0.20.0, which cannot be built here) and the kubelet's (A.4), and from nothing of
-ours. It knows no formula: it walks through all states that a small node can get into.
+Written from the source of the plugin (``distributed`` as in v0.19.3; ``packed`` transcribed from
+v0.20.0, which cannot be built here) and of the kubelet, and from no code of Headroom. It uses no
+formula: it visits all states that a small node can reach.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
-"""The equation and the rules of DESIGN sections 4 and 5 once more, as plainly as possible.
+"""A second, simple implementation of the equation and the rules of placement.
 
-Loops over Python integers, written from the text and not from ``extender.placement``, of which it
-imports nothing. It answers with every reason that applies; none means that the pod fits.
+It loops over Python integers, is written from the specification, and imports nothing of
+``extender.placement``. It returns every reason that applies; no reason means that the pod fits.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
-"""A node over time: pods are bound, admitted in any order, observed late, end and let go.
+"""A node over time: pods are bound, admitted in any order, reported late, and end.
 
-The kubelet and the plugin of this test are those of ``brute``; what reaches us of them is the last
-report and which pods the API server still knows as running. On a node whose devices are predicted,
-what DESIGN section 5 calls a surprise happens only while nobody is on the way; on one where any
-device must have room, everything may happen at any time.
+Kubelet and plugin are those of ``brute``. The extender sees only the last report and which pods the
+API server shows as running. If devices are predicted, unexpected events happen only while no pod is
+unconfirmed. If the pod must fit on every device, they can happen at any time.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What the plugin could do: counted, against every way of handing replicas out one by one."""
+"""Possible choices of the plugin, compared with enumerating all of them."""
 
 from itertools import combinations_with_replacement, product
 
@@ -78,7 +78,7 @@ def test_random_nodes_of_uneven_gpus(node: Node, waiting: int, newcomer: int) ->
     check(node, waiting, newcomer)
 
 
-def test_a_full_device_is_packed_next_when_one_of_its_pods_has_gone() -> None:
+def test_packed_continues_with_a_full_device_after_one_of_its_pods_ends() -> None:
     """That one replica less makes it stand behind a device that others fill up meanwhile."""
     for waiting in range(4):
         check(Node((Gpu(1, allocated=1, leaving=1), Gpu(4, allocated=1)), "packed"), waiting)

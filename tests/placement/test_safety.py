@@ -1,8 +1,8 @@
-"""The promise itself: no device ever holds more than it has, whichever way the plugin chooses.
+"""The main guarantee: no device is ever overcommitted, whatever the plugin chooses.
 
-Pods are bound one after the other as the code allows; a plugin that never looks at memory gives
-each of them, at a time and in an order of its own, devices with a free replica; reports tell of
-some of that, late. After every step the truth is added up by device memory.
+Pods are bound one after the other as the code allows. A plugin that ignores memory allocates
+devices with a free replica to each, at any time and in any order. Reports show a part of that,
+late. After every step, the actual use is added up by device memory.
 """
 
 from dataclasses import dataclass, field
@@ -225,7 +225,7 @@ def test_no_memory_is_ever_overcommitted(kind: str, data: DataObject) -> None:
         truth.check()
 
 
-def test_the_node_is_used_at_all() -> None:
+def test_some_pods_fit() -> None:
     """A property that nothing ever fits would hold too."""
     for kind, devices in NODES.items():
         snap = build([NodeTerms("n", None, FRESH_S, terms_of(*devices))])

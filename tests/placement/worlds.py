@@ -1,4 +1,4 @@
-"""Random nodes and pods for hypothesis: everything mixed, most of it valid."""
+"""Random nodes and pods for hypothesis: all features mixed, mostly valid."""
 
 from dataclasses import dataclass
 from typing import Any
