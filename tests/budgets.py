@@ -69,8 +69,8 @@ def table(took_s: dict[str, float]) -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if missing := {suite_of(item.nodeid) for item in items} - set(BUDGETS_S):
         raise pytest.UsageError(
-            f"no budget in tests/budgets.py for: {', '.join(sorted(missing))}; "
-            f'right is, for example: "{min(missing)}": 30'
+            f"no budget in tests/budgets.py for: {', '.join(sorted(missing))}. "
+            f'Example: "{min(missing)}": 30'
         )
 
 

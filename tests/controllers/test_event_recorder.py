@@ -67,7 +67,7 @@ def test_many_notices_are_recorded_in_portions() -> None:
 
 
 class Server:
-    """Where names are unique."""
+    """An Events API that enforces unique names."""
 
     def __init__(self, answers: Sequence[ApiError] = ()) -> None:
         self.events: dict[str, dict[str, Any]] = {}

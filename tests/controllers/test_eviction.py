@@ -60,7 +60,7 @@ class Evictor:
         self.marked.append(EVICTED in self.stage.node().spec.reservations["uid-p"].flags)
 
     async def may_evict(self, pod: Pod) -> None:
-        """Nothing forbids it."""
+        """Allow every eviction."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class World:
         return tuple(pod.metadata.uid for pod in sent.evicted), sent.rejected
 
     def told(self, misplaced: Misplaced) -> list[tuple[str, str, str]]:
-        """Subject, reason and message of the Events of two rounds of a replica that sees this."""
+        """Return subject, reason and message of the Events of two rounds."""
         posted: list[Notice] = []
 
         def post(notice: Notice) -> bool:
@@ -178,7 +178,7 @@ def test_a_conflict_is_decided_again(world: World) -> None:
 
 
 def test_of_two_replicas_only_one_marks(world: World) -> None:
-    """The other sees the mark in the object it has to read again, and decides on that."""
+    """The other replica reads the object again after its conflict and finds the mark."""
     seen: list[list[str]] = []
 
     def decide(gpunode: GPUNode) -> Misplaced:

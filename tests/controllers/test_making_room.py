@@ -20,7 +20,7 @@ NEW = pod(uid="new", name="new", priority=9)
 
 @dataclass
 class VictimEvictor:
-    """Both keep what they were asked, and do what they are told before that."""
+    """Records the calls. ``before`` runs when an eviction was checked and allowed."""
 
     asked: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ def test_of_two_replicas_one_acts() -> None:
 
 
 def void(_: object) -> None:
-    """For what is done for its effect."""
+    """Ignore the result of a call."""
 
 
 def test_no_victim_is_evicted_if_a_budget_forbids_one() -> None:

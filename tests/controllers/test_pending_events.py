@@ -22,7 +22,7 @@ from tests.state.test_requeue_hints import rejected
 
 
 class World:
-    """A node that is nearly full, and pods that were refused there; Events go into a list."""
+    """A nearly full node, and pods rejected on it. Events go into a list."""
 
     def __init__(self, per_round: int = 2, answers: bool = True) -> None:
         self.state = ClusterState(Rules(), 1e6, EPOCH_S)
@@ -58,7 +58,7 @@ class World:
         return waiting
 
     def told(self, now_s: float) -> list[str]:
-        """Names of the pods that are told in one round."""
+        """Return the names of pods with an Event in one round."""
         before = len(self.posted)
         asyncio.run(self.pending_events_controller.once(NOW_S + now_s))
         return [notice.about.name for notice in self.posted[before:]]

@@ -45,7 +45,7 @@ def waiting(of: Pod, message: str = SAID, nominated: str | None = None) -> Pod:
 
 
 class World:
-    """A node that is full, and a newcomer that was refused there a while ago."""
+    """A full node, and a pod that was rejected on it some time ago."""
 
     def __init__(self, newcomer_: Pod, evicts: bool = True) -> None:
         now_s = time.monotonic()

@@ -46,7 +46,7 @@ def answer(age_s: float = 1.0, **ratios: object) -> str:
 
 
 class Source:
-    """A source whose clocks stand still, and what it handed on."""
+    """A source with stopped clocks, which records its results."""
 
     def __init__(self, url: str, **other: Any) -> None:
         given = {"every_s": 30.0, "timeout_s": 20.0, "stale_after_s": 180.0, **other}
@@ -68,7 +68,7 @@ class Source:
         self.moved.append(sorted(uuid for uuid, _ in moved))
 
     def refresh(self, after_s: float = 0.0) -> dict[str, float]:
-        """What there is of each GPU after one more query."""
+        """Run a query and return the values by GPU."""
         self.now_s += after_s
         self.wall_s += after_s
         self.source.refresh()
@@ -80,7 +80,7 @@ def at(server: StandIn) -> str:
 
 
 def why(source: Source) -> tuple[str, dict[str, float]]:
-    """What is logged of a query that fails, and what there is then."""
+    """Return the log of a failed query, and the values after it."""
     with capture_logs() as logs:
         left = source.refresh()
     (event,) = [each for each in logs if each["event"] == "history_unavailable"]
@@ -217,7 +217,7 @@ def test_after_internal_errors_old_values_expire(
 
 
 class TestSecrets:
-    """They reach the server and nobody else."""
+    """Secrets are sent to the server and never logged."""
 
     def test_user_and_password_of_the_url(self, server: StandIn) -> None:
         url = at(server).replace("://", "://us%40er:s3cret-t0ken@")

@@ -19,12 +19,12 @@ ASKED_S = 5000.0
 
 
 def ratio(value: object, at_s: float = AT_S, **labels: str) -> dict[str, Any]:
-    """A series of the first kind, with these labels."""
+    """A series of the first query, with these labels."""
     return {"metric": {"figure": "ratio", **labels}, "value": [at_s, str(value)]}
 
 
 def sampled(age_s: float, **labels: str) -> dict[str, Any]:
-    """A series of the second kind, of a sample so old."""
+    """A series of the second query, with a sample of this age."""
     return {"metric": {"figure": "at", **labels}, "value": [AT_S, str(AT_S - age_s)]}
 
 
@@ -44,7 +44,7 @@ def told(
     wall_s: float = AT_S,
     **before: Activity,
 ) -> dict[Key, Activity]:
-    """What two answers say, the second of which has ``others``."""
+    """Return the result of two answers; the second has ``others``."""
     answers = [read(list(each)) for each in (series, others)]
     had = {(uuid, None): activity for uuid, activity in before.items()}
     return history(answers, had, SPAN, ASKED_S, wall_s, 180.0)

@@ -20,7 +20,7 @@ NODES = 100
 
 
 class Watched(Extender):
-    """Remembers what it is handed."""
+    """Records what is enqueued."""
 
     parts: list[ActivitySeen]
 

@@ -27,7 +27,7 @@ def answering(
     asked: Callable[[], object],
     context: ssl.SSLContext | None = None,
 ) -> Iterator[int]:
-    """The port of a server that tells of each connection and each request, and answers ``{}``."""
+    """Yield the port of a server that answers ``{}`` and calls back per connection and request."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -51,7 +51,7 @@ def answering(
         request_queue_size = 2 * CONNECTIONS
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Who is refused by TLS is."""
+            """Ignore clients that TLS rejects."""
 
     server = Server(("127.0.0.1", 0), Handler)
     if context is not None:
@@ -69,7 +69,7 @@ def answering(
 
 
 def get(configuration: Configuration, times: int = 1, rounds: int = 1, **how: float) -> list[bytes]:
-    """The answers of the last round, each of so many calls at once."""
+    """Return the answers of the last round of concurrent calls."""
 
     async def play() -> list[bytes]:
         api = AsyncKubeApi(configuration, **how)
@@ -100,7 +100,7 @@ def test_connections_of_concurrent_calls_are_reused() -> None:
 
 
 def _trickle(exchange: Exchange) -> None:
-    """Never silent for as long as the read timeout, and never done."""
+    """Send single bytes more often than the read timeout, without an end."""
     exchange.begin_stream()
     with contextlib.suppress(OSError):  # until the caller hangs up
         while not exchange.released.wait(0.05):
@@ -119,7 +119,7 @@ def test_a_slow_answer_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_call_starts_after_close() -> None:
-    """A chore that goes through thousands of nodes is to end with the process."""
+    """Work on thousands of nodes must end with the process."""
     configuration = at("http://127.0.0.1:1")  # where nobody listens
     api = KubeApi(configuration)
     with pytest.raises(NoAnswer, match="refused"):

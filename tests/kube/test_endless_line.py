@@ -13,7 +13,7 @@ CHUNK = b"x" * (1 << 20)
 
 
 class Endless(KubeApi):
-    """A list of nothing, and then a line without an end."""
+    """An API with an empty list, whose watch sends a line without an end."""
 
     def __init__(self) -> None:
         self.chunks = 0

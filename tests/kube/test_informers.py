@@ -188,7 +188,7 @@ def test_a_list_longer_than_a_page_is_complete(plane: ControlPlane) -> None:
 
 
 class Watched(KubeApi):
-    """The real thing, and a note of where each watch began."""
+    """The real API, which also records the start version of each watch."""
 
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(plane.configuration(), connect_timeout_s=0.5)
@@ -232,7 +232,7 @@ def test_no_event_is_lost_if_the_server_is_killed(plane: ControlPlane) -> None:
 
 
 def test_a_compacted_history_causes_a_list(plane: ControlPlane) -> None:
-    """The watch is held back until its resourceVersion is no longer to be had."""
+    """The watch is delayed until its resourceVersion has expired."""
     gate = threading.Event()
     api = Watched(plane)
     first = new_pod(plane)
@@ -293,7 +293,7 @@ def test_it_stops_immediately_without_leaking_threads(plane: ControlPlane) -> No
 
 
 def test_an_interrupted_stream_is_not_read_any_more(plane: ControlPlane) -> None:
-    """Over TLS what is still on its way would come as ciphertext."""
+    """Over TLS, remaining data would be read as ciphertext."""
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"  # more than one read can hold
     api = KubeApi(plane.configuration())
     stream = api.stream(path, query={"watch": "true"}, read_timeout_s=30.0)

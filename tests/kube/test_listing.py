@@ -36,7 +36,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def driver(plane: ControlPlane, node: str) -> Iterator[str]:
-    """The GPU Operator's first part on the node; nobody starts it."""
+    """A pod of the GPU Operator on the node, which never starts."""
     path, name = "/api/v1/namespaces/default/pods", "nvidia-driver-daemonset-0"
     container = {"name": "driver", "image": "images.example/driver:580"}
     metadata = {"name": name, "labels": {"app": "nvidia-driver-daemonset"}}
@@ -48,7 +48,7 @@ def driver(plane: ControlPlane, node: str) -> Iterator[str]:
 
 @pytest.fixture
 def few_rights(plane: ControlPlane) -> Iterator[str]:
-    """The token of who may list what the extender watches, and nothing else."""
+    """The token of a user that can only list what the extender watches."""
     name, rbac = "looks-at-little", "/apis/rbac.authorization.k8s.io/v1"
     kinds = ["nodes", "namespaces", "pods", "leases", "resourceslices", "gpunodes"]
     rules = [{"apiGroups": ["*"], "resources": kinds, "verbs": ["list"]}]

@@ -90,7 +90,7 @@ class Followed:
 
     @property
     def queries(self) -> list[str]:
-        """What was asked for: ``list``, or ``watch`` and from where."""
+        """The requests: ``list``, or ``watch`` with its version."""
         return [
             f"watch {request.query['resourceVersion']}" if "watch" in request.query else "list"
             for request in self.server.requests
@@ -312,7 +312,7 @@ def test_backoff_grows_until_an_event_arrives() -> None:
 
 
 def test_a_long_watch_without_events_resets_the_backoff() -> None:
-    """Of a quiet kind: what broke it has nothing to do with what failed an hour ago."""
+    """For an idle kind: the new failure is unrelated to the old one."""
     now_s = 0.0
     looked = threading.Event()
 
@@ -356,7 +356,7 @@ def test_an_expired_continue_token_restarts_the_paged_list() -> None:
 
 
 def test_irrelevant_objects_are_not_listed_but_their_changes_are_delivered() -> None:
-    """Of a hundred thousand pods a list would hold all at once; what changes may begin to."""
+    """A list would hold a hundred thousand pods at once; a changed pod can become relevant."""
     with following(
         page(5, obj("ours-1", 1), obj("x", 2), obj("ours-2", 3)),
         watch(change("MODIFIED", "x", 7), then=Exchange.hang),

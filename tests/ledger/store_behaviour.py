@@ -20,7 +20,7 @@ from extender.ledger.store import Binding, Store
 
 
 class Stage(Protocol):
-    """A store, and what others do to it."""
+    """A store, and actions of other clients on it."""
 
     @property
     def store(self) -> Store: ...
@@ -57,7 +57,7 @@ def reserving(attempt: str, uid: str = "uid-1") -> GPUNodeSpec:
 
 
 class StoreBehaviour:
-    """Give it a fixture ``stage``."""
+    """The tests for every store. Subclasses define the fixture ``stage``."""
 
     # GPUNodes.
 
@@ -96,7 +96,7 @@ class StoreBehaviour:
         assert stage.store.read_gpunode(before.name) == won
 
     def test_an_unchanged_write_keeps_the_version(self, stage: Stage) -> None:
-        """Which is why every attempt writes an id of its own."""
+        """So every attempt writes a unique id."""
         before = stage.store.write_spec(self.new_gpunode(stage), reserving("1"))
         again = stage.store.write_spec(before, reserving("1"))
         assert again.metadata.resource_version == before.metadata.resource_version
@@ -243,7 +243,7 @@ class StoreBehaviour:
 
 
 def run_together(count: int, work: Any) -> None:
-    """Run ``work(i)`` on ``count`` threads; what one of them raises is raised here."""
+    """Run ``work(i)`` on ``count`` threads; re-raise an exception of any thread."""
     failed: list[BaseException] = []
 
     def guarded(i: int) -> None:

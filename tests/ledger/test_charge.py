@@ -112,7 +112,7 @@ def test_it_gives_up_on_a_node_that_always_changes(stage: Stage) -> None:
 
 
 def test_a_node_with_unknown_devices_is_skipped(stage: Stage) -> None:
-    """Written now, it would name no device, and count for nothing on those that come."""
+    """A reservation written now would have no candidates, so it would charge no device later."""
     stage.store.report([("n", GPUNodeStatus())])
     assert not charge(stage)
     assert stage.reserved == set()

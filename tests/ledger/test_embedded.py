@@ -21,7 +21,7 @@ def pod(name: str = "p", uid: str = "uid-1", version: str = "100", node: str = "
 
 
 class EmbeddedStage:
-    """Pods get versions of their user's, as those that kube-scheduler shows to the demo do."""
+    """Pods have resource versions of their own, like the pods that kube-scheduler sends."""
 
     def __init__(self) -> None:
         self.told: list[Event] = []
@@ -80,7 +80,7 @@ def store(told: list[Event]) -> EmbeddedStore:
 
 class TestPodsFromRequests:
     def test_a_pod_keeps_its_version(self, store: EmbeddedStore) -> None:
-        """kube-scheduler binds the version that it showed to filter."""
+        """kube-scheduler binds the version that it sent to filter."""
         assert store.admit(pod(version="100")).metadata.resource_version == "100"
 
     def test_a_pod_without_a_version_gets_one(self, store: EmbeddedStore) -> None:
@@ -203,7 +203,7 @@ class TestWatch:
 
 
 def only(operation: str, when: str) -> Callable[[str, str], None]:
-    """A fault that loses the given message."""
+    """Return a fault that loses the given message."""
 
     def fault(*at: str) -> None:
         if at == (operation, when):

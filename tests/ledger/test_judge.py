@@ -15,7 +15,7 @@ from tests.model.world import changed
 
 @pytest.fixture
 def state() -> ClusterState:
-    """Node n1 holds a promise to q; then q is bound to it by another scheduler."""
+    """Node n1 has a reservation of q; then another scheduler binds q to it."""
     state = ClusterState(Rules(), stale_after_s=90.0, epoch_s=0.0)
     q = pod("q", 6)
     reservation = state.adopt(q, gpunode("n1"))
@@ -33,7 +33,7 @@ def state() -> ClusterState:
 def test_an_unreserved_pod_is_charged_once_after_its_reservation_was_removed(
     state: ClusterState,
 ) -> None:
-    """The object read from the store is ahead of the one that the watch has shown."""
+    """The object read from the store is newer than the one from the watch."""
     assert state.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
 
 

@@ -57,7 +57,7 @@ def leaves(plane: ControlPlane, pod: Pod) -> bool:
 
 
 def budget(plane: ControlPlane, pod: Pod) -> None:
-    """Nothing of it may be disrupted."""
+    """Create a PodDisruptionBudget that allows no disruption."""
     path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
     name = pod.metadata.name
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"a": name[:60]}}}
@@ -125,7 +125,7 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
 def test_repeated_notices_are_one_event_with_the_latest_message(
     plane: ControlPlane, api: KubeApi
 ) -> None:
-    """Of two replicas, and again when the server has forgotten it."""
+    """From two replicas, and again after the server has deleted the Event."""
     replicas = [KubeEvents(api, lambda at=at: at) for at in (1e9, 2e9)]  # type: ignore[misc]
     about = pod_subject(bound(plane))
     query = f"fieldSelector=involvedObject.uid={about.uid}"

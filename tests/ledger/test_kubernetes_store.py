@@ -53,7 +53,7 @@ def loop() -> Iterator[Loop]:
 
 @contextlib.contextmanager
 def over(configuration: Configuration, loop: Loop, **how: Any) -> Iterator[Blocking]:
-    """A store, for as long as the server is there."""
+    """Yield a store that uses the server."""
     lists = KubeApi(configuration)
     try:
         yield loop.store(configuration, lists, **how)
@@ -90,7 +90,7 @@ def again(store: Blocking, pod: Pod) -> Pod:
 
 
 class PlaneStage:
-    """Users and the garbage collector, played against the API server."""
+    """Simulates users and the garbage collector at the API server."""
 
     def __init__(self, plane: ControlPlane, store: Blocking) -> None:
         self.plane = plane
@@ -111,7 +111,7 @@ class PlaneStage:
 
 
 class TestBehaviour(StoreBehaviour):
-    """What every store promises."""
+    """The behaviour of every store."""
 
     @pytest.fixture
     def stage(self, plane: ControlPlane, store: Blocking) -> Stage:
@@ -407,7 +407,7 @@ POD = Pod(metadata=ObjectMeta(name="p", namespace="a", uid="u", resource_version
 
 
 def _lost_after_it_was_read(exchange: Exchange) -> None:
-    """The request was taken, the connection breaks before a byte of the answer."""
+    """Read the request, and close the connection without an answer."""
 
 
 def _broken_off(exchange: Exchange) -> None:

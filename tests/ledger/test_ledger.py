@@ -72,13 +72,13 @@ DEVICES = msgspec.convert({"devices": [{"uuid": "GPU-0"}]}, GPUNodeStatus)
 
 
 def pending_binds(ledger: Any, node: str = "n") -> int:
-    """How many binds wait for the node's turn, or have it."""
+    """Return how many binds of the node are queued or running."""
     queue = ledger.binder._batcher._queues.get(node)
     return queue.requests if queue else 0
 
 
 class StoreWithLease(EmbeddedStore):
-    """The one in memory has no Leases."""
+    """The in-memory store, with Leases."""
 
     def read_heartbeat_version(self, node: str) -> str:
         return self._do("read_heartbeat_version", lambda: {"n": "41"}[node])
@@ -192,7 +192,7 @@ class Stage:
 
 
 def once(operation: str, when: str, deed: Callable[[], object]) -> Fault:
-    """A fault that does the deed at the first such moment."""
+    """Return a fault that calls ``deed`` at the first such call."""
     left = [deed]
 
     def fault(*at: str) -> None:
@@ -237,7 +237,7 @@ class TestBind:
         assert stage.reserved == {"uid-q"}
 
     def test_a_stale_watch_does_not_decline_a_bind(self, stage: Stage) -> None:
-        """The pod would pay for it with seconds of back-off."""
+        """Otherwise kube-scheduler would back off for seconds."""
         stage.store.admit(pod("q"))
         assert stage.bind(stage.ask(pod("q"))) == Bound()
         ask = stage.ask(pod())
@@ -326,7 +326,7 @@ class TestBind:
 
 
 class TestBindingThatFails:
-    """Step 5: what the store answered, and what became of the pod."""
+    """Step 5: the store's answer, and the state of the pod."""
 
     FATES: Mapping[str, tuple[Callable[[Stage], object], str, bool]] = {
         "bound here by a rival": (lambda s: s.rival_binds(), "", True),
@@ -403,7 +403,7 @@ class TestBindingThatFails:
 
 
 class TestFaultAtEveryCall:
-    """Whatever call is lost, on its way or on its way back: no pod bound without its promise."""
+    """After any lost request or answer: no pod is bound without its reservation."""
 
     CALLS: tuple[str, ...] = ("read_gpunode", "read_pod", "write_spec", "bind", "touch_pod")
 
@@ -439,7 +439,7 @@ class TestFaultAtEveryCall:
 class TestRemove:
     @pytest.fixture
     def reserved(self, stage: Stage) -> Stage:
-        """The pod has a promise and is not bound: whoever made it crashed."""
+        """Reserve the pod without binding it, as after a crash."""
         stage.fault = lambda *at: raises(OutcomeUnknown)() if at[0] == "bind" else None
         stage.bind()
         stage.fault = no_fault
@@ -637,7 +637,7 @@ class TestRequeue:
 
 
 class TestDeadline:
-    """kube-scheduler has taken back what it assumed of the node, and may choose another."""
+    """kube-scheduler has forgotten its assumed bind and can choose another node."""
 
     def ledger(self, stage: Stage, clock: list[float]) -> None:
         ids = (f"T-{number}" for number in itertools.count(1))
@@ -774,7 +774,7 @@ class TestInitialise:
         assert stage.calls.count("write_spec") == 4
 
     def test_a_gpunode_recreated_meanwhile_is_left_for_the_next_round(self, stage: Stage) -> None:
-        """A Binding may be on its way that was promised on the one before."""
+        """A Binding can still arrive whose reservation was on the old object."""
         stage.new_node("n")
 
         def made_anew() -> None:
@@ -950,7 +950,7 @@ def test_a_cached_decision_is_used_only_for_the_same_object(stale: str | None) -
 
 
 def test_many_concurrent_binds_of_one_node_all_succeed() -> None:
-    """kube-scheduler has no bound on open binds, and packing sends them all to one node."""
+    """kube-scheduler does not limit concurrent binds, and packing sends all to one node."""
     binders = 16
     store = EmbeddedStore(lambda events: None, lambda: 0.0)
     store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=GPUNodeSpec(initialised=True)))

@@ -46,7 +46,7 @@ def test_a_node_deleted_with_its_pods_has_no_reservations() -> None:
 
 
 def test_a_bind_to_a_deleted_node_fails_or_is_charged() -> None:
-    """The promise was made on an object that is gone."""
+    """The reservation was made on an object that is deleted."""
     cluster = Cluster()
     late = cluster.create("p")
     cluster.remove_node()

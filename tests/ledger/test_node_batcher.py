@@ -27,7 +27,7 @@ Deeds = dict[tuple[int, str], Callable[[], Awaitable[None]]]
 
 
 class Crowd:
-    """A node of 10 bytes with a bind that is being written, and who comes meanwhile."""
+    """A node of 10 bytes with a bind that is being written, and binds that arrive meanwhile."""
 
     def __init__(self) -> None:
         self.deeds: Deeds = {}
@@ -157,7 +157,7 @@ def test_all_binds_are_reserved_after_any_fault_of_the_write(
 
 
 def test_no_bind_is_declined_for_a_failed_reservation(crowd: Crowd) -> None:
-    """p2 has no room beside p1, which has none any more when the write turns out to be in vain."""
+    """p2 does not fit with p1, but p1's write fails, so p2 fits."""
     looks = itertools.count()
 
     def once_only(asked: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -202,7 +202,7 @@ def test_all_binds_fail_if_the_node_cannot_be_read(crowd: Crowd) -> None:
 
 
 def test_two_attempts_for_one_pod_make_one_reservation(crowd: Crowd) -> None:
-    """kube-scheduler gave up on the first and asks again."""
+    """kube-scheduler timed out on the first attempt and retries."""
     shown = crowd.store.admit(pod("p1", asked=4))
     crowd.deeds[1, "after"] = lambda: crowd.comes(shown, 3)
     outcomes = crowd.bind(4)
@@ -211,7 +211,7 @@ def test_two_attempts_for_one_pod_make_one_reservation(crowd: Crowd) -> None:
 
 
 def test_a_cancelled_bind_does_not_affect_the_others(crowd: Crowd) -> None:
-    """As when this process is about to end; here p1, as it promises p2 as well."""
+    """As at shutdown. Here p1 is cancelled while it also reserves p2."""
     pods = [crowd.store.admit(pod(f"p{i}", asked=2)) for i in range(3)]
 
     async def one_is_cancelled() -> None:

@@ -42,7 +42,7 @@ KUBELET_PODS = 110
 
 
 def full(devices: int, pods: int, candidates: int) -> GPUNode:
-    """A node that is as full as it gets, with names as long as those of real clusters."""
+    """Return a node at its limits, with names as long as in real clusters."""
     uuids = [f"GPU-{index:08x}-0f3a-4b2c-8d4e-7d8e9f0a1b2c" for index in range(devices)]
     uids = [f"{number:08x}-8d4e-4f5a-9b6c-7d8e9f0a1b2c" for number in range(pods)]
     reservations = {
@@ -142,7 +142,7 @@ def existing(plane: ControlPlane, name: str) -> Iterator[None]:
 
 
 def newer_crd() -> dict[str, Any]:
-    """The CRD of a version to come, in which every part has fields that we do not know."""
+    """The CRD of a future version, in which every part has unknown fields."""
     crd = copy.deepcopy(crd_manifest())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     reservation = schema["spec"]["properties"]["reservations"]["additionalProperties"]

@@ -15,7 +15,7 @@ TROUBLES = (StoreConflict, StoreRejected, OutcomeUnknown, StoreTimeout)
 
 
 class Observing(Stage):
-    """Its ledger observes as long as ``observes`` is set."""
+    """A stage whose ledger is in observe mode while ``observes`` is set."""
 
     observes = True
 

@@ -103,7 +103,7 @@ class Cluster(RuleBasedStateMachine):
             self.rival.bind(BindRequest("a", name, pod.metadata.uid, rivals[what], pod, None))
 
     def unhurt(self, work: Callable[[], object]) -> None:
-        """The fault is for the ledger."""
+        """Run without the fault, which is only for the ledger."""
         fault, self.fault = self.fault, None
         work()
         self.fault = fault
@@ -250,7 +250,7 @@ class Cluster(RuleBasedStateMachine):
         }
 
     def teardown(self) -> None:
-        """When all is quiet and the chores have run, nothing has leaked."""
+        """After all events are delivered and reconciled, no reservation is leaked."""
         self.fault = None
         for _ in range(2):
             self.wall_s += ORPHAN_AFTER_S + 1

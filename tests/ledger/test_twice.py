@@ -18,7 +18,7 @@ def an_ended_pod(cluster: Cluster) -> None:
 
 
 def an_orphan(cluster: Cluster) -> None:
-    """Promised, never bound, and old."""
+    """An old reservation of a pod that was never bound."""
     cluster.create("p")
     promise_only(cluster)
     cluster.clock.passed_s += ORPHAN_AFTER_S + 1
@@ -142,7 +142,7 @@ def replaced_meanwhile(cluster: Cluster) -> None:
 
 
 def seen_after_all(cluster: Cluster) -> None:
-    """It was shown to run, after the proof that it did not."""
+    """The pod is reported as running, after the proof that it was gone."""
     cluster.report(pods=[use("p", "a", GIB)])
 
 
@@ -160,7 +160,7 @@ def seen_after_all(cluster: Cluster) -> None:
 def test_delayed_work_checks_the_state_again(
     scene: str, meanwhile: Callable[[Cluster], None], reserved: set[str]
 ) -> None:
-    """Replica a finds it, is stopped, and goes on when the world is another."""
+    """Replica a finds the work, is paused, and continues after the state has changed."""
     cluster = Cluster()
     SCENES[scene][0](cluster)
     found = cluster.found_by(0)
@@ -172,7 +172,7 @@ def test_delayed_work_checks_the_state_again(
 
 
 def test_a_pod_bound_by_us_is_not_adopted() -> None:
-    """Its promise is there before its Binding, for whoever looks at the store."""
+    """Its reservation is in the store before its Binding."""
     cluster = Cluster()
     cluster.replicas[1].paused = []
     cluster.create("p")

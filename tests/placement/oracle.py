@@ -26,7 +26,7 @@ def reasons(
     reserve_bytes: int,
     tolerance_bytes: int,
 ) -> set[Reason]:
-    """Why the pod, whose annotations can be read, cannot be placed on the node."""
+    """Return all reasons why a valid pod does not fit on the node."""
     found: set[Reason] = set()
     for resource in resources_of(pod):
         devices = [d for d in status.devices if d.resource == resource]
@@ -81,7 +81,7 @@ def resources_of(pod: Pod) -> list[str]:
 
 
 def moments(pod: Pod) -> list[list[Container]]:
-    """Containers that run at the same time: at each init container, and at the end."""
+    """Return groups of containers that run at the same time: per init container, and one last."""
     found: list[list[Container]] = []
     sidecars: list[Container] = []
     for container in pod.spec.init_containers or []:
@@ -98,7 +98,7 @@ def most_replicas(pod: Pod, resource: str) -> int:
 
 
 def amount(pod: Pod, container: Container, count: int, on: Device, allocatable: int) -> int:
-    """Bytes of a container on one device, of which it may hold as many as ``count`` replicas."""
+    """Return the bytes of a container on one device, with up to ``count`` replicas of it."""
     text = pod.annotation(VRAM)
     asked = None if text is None else parse_vram(text).of(container.name)
     if isinstance(asked, Bytes):
@@ -160,7 +160,7 @@ def mps_reasons(
 
 
 def mates(d: Device, status: GPUNodeStatus) -> list[Device]:
-    """The devices of the same GPU instance, itself included: they share one memory."""
+    """Return the devices that share the memory of this one, itself included."""
     if d.kind != "mig" or not d.parent or d.gpu_instance is None:
         return [d]
     return [
@@ -185,7 +185,7 @@ def nonsense(d: Device, status: GPUNodeStatus) -> bool:
 
 
 def untold(d: Device, status: GPUNodeStatus) -> bool:
-    """Its driver does not say how much memory it has, and the agent calls it unhealthy for that."""
+    """Return whether the driver does not report the memory, and the agent marks it unhealthy."""
     unique = [other.uuid for other in status.devices].count(d.uuid) == 1
     return unique and d.memory_bytes <= 0 and not d.healthy
 
@@ -200,7 +200,7 @@ def sick(d: Device, status: GPUNodeStatus) -> bool:
 
 
 def may_have_a_free_replica(d: Device) -> bool:
-    """The plugin counts for itself: a count that cannot be right does not prove that none is."""
+    """An impossible replica count does not prove that no replica is free."""
     replicas = d.replicas
     return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
 
@@ -212,12 +212,12 @@ def allocatable(d: Device, status: GPUNodeStatus, reserve_bytes: int) -> int:
 
 
 def observed_on(uid: str, d: Device, status: GPUNodeStatus) -> set[str]:
-    """The replicas of the device that the pod was seen to hold."""
+    """Return the replicas of the device that the report shows for the pod."""
     return {row.replica for row in status.pods if row.uid == uid and row.device == d.uuid}
 
 
 def missing(uid: str, resource: str, count: int, status: GPUNodeStatus) -> int:
-    """Replicas that a pod will still be given by the kubelet."""
+    """Return the reserved replicas that the report does not show yet."""
     seen = 0
     for uuid in {d.uuid for d in status.devices if d.resource == resource}:
         rows = {row.replica for row in status.pods if row.uid == uid and row.device == uuid}
@@ -345,7 +345,7 @@ def places_for(
 
 
 def renamed(charge: Charge, d: Device, status: GPUNodeStatus) -> bool:
-    """Whether the device had another name when it was promised."""
+    """Return whether the device had another UUID when it was reserved."""
     return next(o for o in reversed(status.devices) if o.uuid == d.uuid).resource != charge.resource
 
 

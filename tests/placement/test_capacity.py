@@ -10,7 +10,7 @@ from tests.builders import DISTRIBUTED, GIB, judged, mig, reservation, shared, u
 
 
 def taken(uuid: str, gib: int, free: int = 3) -> NodeTerms:
-    """A node named like its device, of whose 24 GiB so many are taken by one pod."""
+    """Return a node with one 24 GiB device, on which one pod uses this many GiB."""
     return weighed(
         shared(uuid, free=free, allocated=4 - free, used_bytes=gib * GIB),
         name=uuid,

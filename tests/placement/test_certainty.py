@@ -17,7 +17,7 @@ from tests.placement import brute
 
 @dataclass(frozen=True)
 class World:
-    """Sizes are in GiB; one replica each."""
+    """A node with unconfirmed pods. Sizes are in GiB; each pod has one replica."""
 
     node: brute.Node
     memory: int
@@ -58,7 +58,7 @@ class World:
         )
 
     def loads(self, waiting: Sequence[int]) -> Iterator[list[int]]:
-        """What each GPU holds, for each way to give every pod any free replica, or none."""
+        """Yield the load of each GPU, for all ways to give each pod a free replica or none."""
         nowhere = len(self.node.gpus)
         for places in product(range(nowhere + 1), repeat=len(waiting)):
             loads = [
@@ -126,7 +126,7 @@ def test_a_slot_safe_node_cannot_be_overcommitted_by_the_plugin(world: World, mo
 
 
 def test_a_node_that_is_not_slot_safe_can_be_overcommitted() -> None:
-    """The rule would be empty if nothing could go wrong without it."""
+    """The rule would be useless if other nodes were never overcommitted."""
     node = brute.Node((brute.Gpu(2), brute.Gpu(2)))
     assert World(node, 8, (0, 0), ((), ()), (4, 4)).certainty() == "slot-safe"
     unsafe = World(node, 8, (0, 0), ((), ()), (5, 4))
@@ -138,7 +138,7 @@ def test_a_node_that_is_not_slot_safe_can_be_overcommitted() -> None:
 
 
 def test_instances_that_share_a_memory_are_judged_together() -> None:
-    """Two compute instances: each pod fits by itself, both do not."""
+    """Two compute instances: each pod fits alone, but not both."""
     instances = [mig("a", 1, memory_bytes=20 * GIB), mig("b", 1, memory_bytes=20 * GIB)]
     for gib, expected in ((10, "slot-safe"), (15, "predicted")):
         on_its_way = {"p": reservation({"a": gib * GIB, "b": gib * GIB})}

@@ -29,7 +29,7 @@ PACKED = Plugin(allocation_policy="packed", topology_manager_policy="none")
 
 
 def held(uuid: str, count: int, **other: object) -> object:
-    """Four replicas, so many of them allocated."""
+    """Return a device with four replicas, of which this many are allocated."""
     return shared(uuid, free=4 - count, allocated=count, **other)
 
 
@@ -95,7 +95,7 @@ def test_an_ending_pod_may_or_may_not_hold_its_replica() -> None:
 
 
 def test_the_memory_of_an_ending_pod_is_released_with_its_replica() -> None:
-    """The kubelet gives a whole device on only when the pod before has ended."""
+    """The kubelet allocates a whole device again only after its pod has ended."""
     taken = device("a", replicas=Replicas(allocated=1))
     how = {"pods": [use("u", "a")], "reservations": {"u": reservation({"a": 24 * GIB})}}
     (ends, _) = weigh(taken, device("b"), leaving={"u"}, **how)
@@ -143,7 +143,7 @@ def test_any_means_all_unconfirmed_pods_on_every_device() -> None:
 
 
 def test_a_pod_that_could_hold_an_unexplained_replica_is_charged_there() -> None:
-    """The report counts a replica of c as allocated, and does not say by whom."""
+    """The report counts a replica of c as allocated, without its pod."""
     reservations = {"u": reservation({"a": 2 * GIB}), "v": reservation({"a": 3 * GIB})}
     devices = held("a", 0), held("b", 0), held("c", 4)
     found = weigh(*devices, pods=rows(c=4), reservations=reservations)
@@ -167,7 +167,7 @@ def test_a_renamed_device_stays_a_candidate_of_its_reservations() -> None:
 
 
 def test_a_pod_shifted_by_a_later_one_needs_its_noted_bytes_there() -> None:
-    """a gets the next pod, and b, which is larger, the one after: whichever comes first."""
+    """a is the next choice and b, which is larger, the one after it."""
     small, large = held("a", 0), held("b", 1, memory_bytes=48 * GIB)
     how = {"pods": rows(b=1), "plugin": DISTRIBUTED}
     snap, verdicts = judged("50%", weighed(small, large, **how))  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def test_a_pod_shifted_by_a_later_one_needs_its_noted_bytes_there() -> None:
 
 
 def test_a_small_pod_is_rejected_if_it_could_shift_a_large_one_to_a_full_device() -> None:
-    """Alone, the large one gets D0, which holds nothing; with another before it, D1 too."""
+    """Alone, the large pod gets the empty D0; after another pod, it can get D1."""
     uses = [use("s", "D1", replica="0")]
     large = {"s": reservation({"D1": 20 * GIB}), "u": reservation({"D0": 8 * GIB})}
     devices = held("D0", 0), held("D1", 1)
@@ -193,8 +193,8 @@ def test_a_small_pod_is_rejected_if_it_could_shift_a_large_one_to_a_full_device(
 
 
 def test_a_pod_with_two_containers_shifts_the_choice_by_two() -> None:
-    """D0 gets the first pick, D1 the next or the one after, D0 again: with one container on D1 the
-    other can be the third on D0."""
+    """D0 is the first choice, then D1 or D0. With one container on D1, the other one can be the
+    third on D0."""
     devices = held("D0", 0), held("D1", 1)
     both = {f"u{n}": reservation({"D0": 12 * GIB, "D1": 12 * GIB}) for n in range(2)}
     node = weighed(

@@ -33,7 +33,7 @@ REPLICAS = 4
 
 @dataclass
 class Running:
-    """A pod that was bound; sizes are in GiB, one container each."""
+    """A bound pod with one container; sizes are in GiB."""
 
     sizes: tuple[int, ...]
     #: GPU of each container, once admitted.
@@ -44,7 +44,7 @@ class Running:
     sees: frozenset[int] | None = None
 
     def loads(self) -> Iterator[tuple[int, int]]:
-        """(GPU, GiB) of each container, where it can take memory once it is admitted."""
+        """Return (GPU, GiB) of each container that can use memory after admission."""
         for size, given in zip(self.sizes, self.where, strict=False):
             for index in self.sees or (given,):
                 yield index, size
@@ -141,7 +141,7 @@ class Churn(RuleBasedStateMachine):
 
     @rule()
     def observe(self) -> None:
-        """The agent reports; what ended before is taken out of the ledger."""
+        """The agent reports; reservations of pods that ended before are removed."""
         taken = self.taken()
         rows = [
             self.row(uid, index, number)
@@ -165,7 +165,7 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: self.sitting and self.nobody_is_surprised())
     @rule(data=st.data(), at_once=st.booleans())
     def end(self, data: DataObject, at_once: bool) -> None:
-        """It is deleted, or it finishes by itself, which frees its replica at once."""
+        """Delete the pod, or let it finish, which frees its replica immediately."""
         uid = data.draw(st.sampled_from(self.sitting), label="ends")
         self.pods[uid].ending = True
         if at_once:

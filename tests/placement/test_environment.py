@@ -42,7 +42,7 @@ TWO = (container("a"), container("b"))
 
 
 def pinned(vram: str, *containers: Container, **other: Any) -> Pod:
-    """A pod whose containers all follow their placement."""
+    """Return a pod whose containers all use the chosen device by NVIDIA_VISIBLE_DEVICES."""
     given = containers or (container(),)
     return pod(vram, *(following(each, i) for i, each in enumerate(given)), **other)
 
@@ -58,7 +58,7 @@ def verdict(asked: Pod, node: NodeTerms) -> Reason | Placement:
 
 
 def chosen(asked: Pod, node: NodeTerms) -> dict[str, int]:
-    """What is charged for certain, by device."""
+    """Return the reserved bytes by device."""
     placement = verdict(asked, node)
     assert isinstance(placement, Placement), placement
     (charge,) = placement.charges
@@ -67,13 +67,13 @@ def chosen(asked: Pod, node: NodeTerms) -> dict[str, int]:
 
 
 def filled(uuid: str, used_gib: int, **other: Any) -> Any:
-    """A device of 24 GiB and 4 replicas of which strangers use so much."""
+    """Return a device with 24 GiB and 4 replicas, with this much unattributed use."""
     used = used_gib * GIB
     return shared(uuid, used_bytes=used, unattributed_bytes=used, **other)
 
 
 def held(candidates: Mapping[str, int]) -> Reservation:
-    """The promise to a pod whose own variable decides."""
+    """Return the reservation of a pod whose own variable decides."""
     plain = reservation({})
     (charge,) = plain.charges
     sizes = {uuid: gib * GIB for uuid, gib in candidates.items()}
@@ -82,7 +82,7 @@ def held(candidates: Mapping[str, int]) -> Reservation:
 
 
 class TestPinned:
-    """The device is ours to choose."""
+    """Pods that use the device that we choose."""
 
     node = weighed(filled("a", 2), filled("b", 10), filled("c", 20), pins=True, tolerance_bytes=0)
 
@@ -206,7 +206,7 @@ class TestPinned:
 
 
 class TestEverywhere:
-    """It says itself what it sees: there must be room on every device of the node."""
+    """Pods that set their variable themselves: they must fit on every device of the node."""
 
     def test_it_is_charged_on_every_device_of_the_node(self) -> None:
         node = weighed(shared("a"), shared("b"), device("c", resource="nvidia.com/other"))
@@ -243,7 +243,7 @@ class TestEverywhere:
 
 
 class TestTheEquation:
-    """Who is promised a device for certain, and what its replica means elsewhere."""
+    """Charges of pods on their chosen device, and of their replica on another device."""
 
     def reserved(self, *found: DeviceTerms) -> list[int]:
         return [each.reservation_bytes // GIB for each in found]
@@ -286,7 +286,7 @@ class TestTheEquation:
         assert [each.unconfirmed_bytes for each in found] == [0, 0]
 
     def test_an_ending_pod_stays_charged_until_it_is_gone(self) -> None:
-        """A replica that its neighbour lets go of says nothing about it."""
+        """A replica released by another pod does not prove that it has ended."""
         rows = [use("p", "a", 0, replica="a::0"), use("u", "a", GIB), use("u", "b", 0)]
         full = shared("a", free=0, allocated=1)
         found = terms(

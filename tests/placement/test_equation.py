@@ -44,7 +44,7 @@ def test_an_unconfirmed_pod_is_charged_on_all_shared_candidates() -> None:
 
 
 def test_a_freed_replica_can_go_to_an_unconfirmed_pod() -> None:
-    """u1 was placed when D1 had no free replica; now the plugin may choose it all the same."""
+    """u1 was placed when D1 had no free replica; now the plugin can choose D1."""
     held = {"u1": reservation({"D0": 6 * GIB})}
     _, b = terms(shared("D0"), shared("D1"), reservations=held)
     assert b.unconfirmed_bytes == 6 * GIB
@@ -69,7 +69,7 @@ def test_a_partly_confirmed_pod_stays_charged_for_the_rest() -> None:
 
 
 def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
-    """The kubelet names the init container's replica again for the app container that reuses it."""
+    """The kubelet lists an init container's replica again for the app container that reuses it."""
     rows = [use("u1", "D0", container=name, replica="0") for name in ("init", "main")]
     held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
     a, b = terms(shared("D0"), shared("D1"), reservations=held, pods=rows)
@@ -88,7 +88,7 @@ def test_of_unconfirmed_pods_only_the_largest_counts_on_an_unshared_device() -> 
 
 
 def test_an_unshared_device_is_not_charged_for_two_pods_at_once() -> None:
-    """u2 can come to D0 only after u1 has gone from it."""
+    """u2 can get D0 only after u1 has ended."""
     both = {"D0": 20 * GIB, "D1": 20 * GIB}
     held = {"u1": reservation({uuid: 15 * GIB for uuid in both}), "u2": reservation(both)}
     taken = device("D0", replicas=Replicas(free=0, allocated=1))

@@ -114,7 +114,7 @@ def test_a_pod_that_asks_for_no_gpu_fits_everywhere() -> None:
 
 
 class TestUnhealthyDevices:
-    """A fenced device with a free replica stops its resource; nothing else."""
+    """An unhealthy device with a free replica closes its resource, and no other."""
 
     unhealthy = (
         pytest.param({"used_bytes": 25 * GIB}, Reason.CONTRADICTORY_REPORT, id="contradictory"),

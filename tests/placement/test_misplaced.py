@@ -28,7 +28,7 @@ def found(
     leaving: frozenset[str] = frozenset(),
     may_mark: bool = True,
 ) -> Misplaced:
-    """``sizes`` in GiB; all pods sit on device ``a`` unless ``on`` says otherwise."""
+    """Return the misplaced pods. ``sizes`` in GiB; pods are on device ``a`` by default."""
     weighed = terms(
         *(devices or (shared("a", free=0, allocated=len(sizes)), shared("b"))),
         reservations={

@@ -72,8 +72,8 @@ def test_all_classes_cost_1_if_all_pods_can_use_all() -> None:
 
 
 def test_a_class_is_expensive_if_many_pods_depend_on_it() -> None:
-    """Half of the demand fits only the large, a quarter of the memory: 0.5 * 4 for them, and their
-    part of the other half."""
+    """Half of the demand fits only on the large devices, a quarter of the memory: their price is
+    0.5 * 4 plus their part of the other half."""
     sizes, capacity = np.array([16, 64]), np.array([300.0, 100.0])
     found = prices({(64,): 50.0, (16, 64): 50.0}, sizes, capacity)
     assert found.tolist() == [0.5, 2.5]
@@ -107,8 +107,8 @@ def test_old_demand_decays_with_its_half_life() -> None:
 
 @pytest.mark.parametrize(("promised_gib", "left_gib"), [(0, 67.2), (12, 19.2), (16, 3.2)])
 def test_a_class_becomes_more_expensive_as_it_fills(promised_gib: int, left_gib: float) -> None:
-    """One of 21 pods depends on the small devices, which the others fill: what is left of them, and
-    a twentieth, is shared by fewer bytes, and kept for who has nothing else."""
+    """One of 21 pods depends on the small devices. As the others fill them, the price per free byte
+    rises, and the rest is kept for pods that fit nowhere else."""
     nodes = [node("large", LARGE)]
     for uuid in ("a", "b", "c", "d"):
         held = {"u": reservation({uuid: promised_gib * GIB})} if promised_gib else {}
@@ -195,7 +195,7 @@ def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
 
 
 def test_a_small_pod_avoids_the_class_that_others_need() -> None:
-    """The large device is the fuller one: best fit alone takes it."""
+    """The large device is fuller, so best fit alone would pick it."""
     full = reservation({"large": 52 * GIB})
     taken = weighed(shared("large", memory_bytes=LARGE), name="large", reservations={"u": full})
     snap = build([taken, *(node(f"small{i}", SMALL) for i in range(4))])
@@ -208,7 +208,7 @@ def test_a_small_pod_avoids_the_class_that_others_need() -> None:
 
 
 def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
-    """A guess at what prices say; beside them it costs density."""
+    """It approximates prices; in addition to them it reduces density."""
     verdicts = fit(request(wants("p", "8Gi")), fleet(), np.arange(5), NOW_S)
     assert set(rank(verdicts, Weights()).terms["smallest_device"].tolist()) == {0.5}
     plain = fit(request(pod("8Gi")), fleet(), np.arange(5), NOW_S)
@@ -232,7 +232,7 @@ def test_cached_ranks_match_the_terms_with_prices() -> None:
 
 
 def test_prices_are_computed_rarely_in_a_large_fleet() -> None:
-    """Counts, not seconds: a look at 5,000 nodes happens once for so many pods."""
+    """Counts computations instead of seconds: one covers many pods."""
     looks = 0
 
     class Counted(DemandTracker):
@@ -259,7 +259,7 @@ def test_a_whole_device_counts_as_an_average_device() -> None:
 
 @pytest.mark.parametrize("policy", ["pack", "fragmentation"])
 def test_pods_with_two_devices_leave_a_node_empty_for_a_pod_with_eight(policy: str) -> None:
-    """On unshared nodes: devices that are held are no risk to anybody."""
+    """On unshared nodes, allocated devices are no risk for other pods."""
     devices = [device(f"GPU-{i}") for i in range(8)]
     gone = Replicas(free=0, allocated=1)
     held = [device(f"GPU-{i}", replicas=gone) for i in range(2)]
@@ -273,8 +273,8 @@ def test_pods_with_two_devices_leave_a_node_empty_for_a_pod_with_eight(policy: s
 
 
 def test_prices_do_not_affect_pods_with_several_devices() -> None:
-    """The begun node is of the class that others need: a pod of one device keeps off it, one of two
-    leaves the empty nodes whole, which the next of its kind needs more."""
+    """The partly used node has the class that others need. A pod with one device avoids it. A pod
+    with two devices uses it, to keep the empty nodes whole for the next pod of its kind."""
     dear, cheap = 25 * GIB, 24 * GIB
     gone = Replicas(free=0, allocated=1)
     large = [device(f"GPU-{i}", memory_bytes=dear) for i in range(8)]

@@ -60,7 +60,7 @@ _choices = st.sampled_from([DeviceChoice.PREDICTED, DeviceChoice.ANY])
 
 
 def _elsewhere(draw: DrawFn, reservations: dict[str, Reservation]) -> dict[str, Reservation]:
-    """Now and then a pod's own variable decides where it is."""
+    """For some pods, their own variable decides the device."""
     return {
         uid: replace(
             held, charges=[replace(c, by_environment=draw(st.booleans())) for c in held.charges]
@@ -75,7 +75,7 @@ def grounds(draw: DrawFn, world: World) -> Grounds:
 
 
 def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
-    """Of every field one change in one place; at last in all that is measured."""
+    """Yield copies with one field changed each, and at last one with other measurements."""
     told, reservations, leaving, choice = was
     for name, values in _of_device.items():
         devices = [*told.devices]

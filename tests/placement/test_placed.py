@@ -56,7 +56,7 @@ def test_a_share_is_charged_in_bytes_of_each_device() -> None:
 
 
 def test_a_device_listed_only_for_its_bytes_is_not_predicted() -> None:
-    """Pods bound later can push the pod there, where its share is another number of bytes."""
+    """Pods bound later can shift the pod there, where its share has a different size."""
     node = weighed(
         shared("a"),
         shared("b", free=3, allocated=1, memory_bytes=16 * GIB),

@@ -29,7 +29,7 @@ def test_recorded_answers_for_the_next_pod_equal_our_candidates(who: str) -> Non
 def test_recorded_answers_for_several_replicas_are_among_our_candidates(
     who: str,
 ) -> None:
-    """At once the plugin, of this version, gives less than its rule allows."""
+    """For several replicas at once, this plugin version uses fewer devices than its rule allows."""
     for recording in SEVERAL:
         assert set(recording.given) <= could_get(who, recording), recording
 

@@ -27,7 +27,7 @@ def found_of(told: GPUNodeStatus, reservations: dict[str, Reservation]) -> Found
 
 
 def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
-    """Some of all that is measured."""
+    """Return the report with some measurements changed."""
 
     def bytes_of(had: int | None, most: int) -> Any:
         return draw(st.sampled_from([had, had, 0, MIB, most // 2, most, None])) or had

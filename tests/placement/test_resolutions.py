@@ -31,7 +31,7 @@ class Sitting:
 
 @dataclass
 class World:
-    """Sizes are in GiB; pods that sit ask for one replica each."""
+    """A node with its pods. Sizes are in GiB; confirmed pods have one replica each."""
 
     node: brute.Node
     memory: tuple[int, ...]
@@ -81,7 +81,7 @@ class World:
         return free - sum(len(sizes) for sizes in self.waiting)
 
     def overcommits(self, newcomer: Sequence[int]) -> bool:
-        """Whether anything can overcommit a device once the newcomer is bound too."""
+        """Return whether any outcome overcommits a device after the new pod is bound."""
         every = [*self.waiting, newcomer]
         return any(
             self.load(index, state, every) > self.memory[index]

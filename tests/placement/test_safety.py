@@ -53,7 +53,7 @@ NODES = {
 
 @dataclass
 class Truth:
-    """What the kubelet did, and what was told of it."""
+    """The actual state of the node, and the part that was reported."""
 
     devices: list[Device]
     #: (device, replica) -> pod uid.
@@ -74,7 +74,7 @@ class Truth:
         ]
 
     def admit(self, asked: Pod, data: DataObject, greedy: bool) -> list[PodUse]:
-        """Give every container what it asks for, as the device manager would."""
+        """Allocate devices to every container, like the kubelet's device manager."""
         uid = asked.metadata.uid
         rows: list[PodUse] = []
         reusable: list[tuple[str, int]] = []
@@ -133,7 +133,7 @@ class Truth:
         return {o.uuid for o in self.devices if o.gpu_instance == d.gpu_instance}
 
     def load(self, uuid: str) -> int:
-        """The most that is in the memory at once: of each pod its init or its other containers."""
+        """Return the maximum use of the memory: of each pod its init or its other containers."""
         total = 0
         mates = self.memory(uuid)
         for uid in {uid for mate in mates for uid in self.loads.get(mate, {})}:
@@ -149,7 +149,7 @@ class Truth:
         assert excess(loads, {d.uuid: d.memory_bytes for d in self.devices}) == {}
 
     def report(self, rows: list[PodUse]) -> None:
-        """Take a sample: what is held now is seen, and nothing else."""
+        """Report exactly what is allocated now."""
         self.rows = list(rows)
         self.reported = []
         for d in self.devices:
@@ -226,7 +226,7 @@ def test_no_memory_is_ever_overcommitted(kind: str, data: DataObject) -> None:
 
 
 def test_some_pods_fit() -> None:
-    """A property that nothing ever fits would hold too."""
+    """Without this, the property would also hold if no pod ever fitted."""
     for kind, devices in NODES.items():
         snap = build([NodeTerms("n", None, FRESH_S, terms_of(*devices))])
         asked = request(pod("6Gi", container(resource=devices[0].resource)))

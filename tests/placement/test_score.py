@@ -38,7 +38,7 @@ def winner(asked: Pod, *nodes: NodeTerms) -> str | None:
 
 
 def holding(name: str, gib: int) -> NodeTerms:
-    """One shared GPU on which so much is promised."""
+    """Return a node with one shared GPU on which this much is reserved."""
     return weighed(shared(name), name=name, reservations={"u": reservation({name: gib * GIB})})
 
 
@@ -111,7 +111,7 @@ def test_without_a_gpu_request_no_node_wins() -> None:
 
 @pytest.mark.parametrize("gpus", [1, 1 << 16])
 def test_a_huge_request_of_another_resource_changes_no_score(gpus: int) -> None:
-    """Its arithmetic runs over the nodes that refuse it, too."""
+    """Scores are computed for rejected nodes, too."""
     asked = pod("16Ti", container(gpus=gpus), annotations=SPREAD)
     huge = weighed(device("h", memory_bytes=1 << 44), name="huge")
     with np.errstate(all="raise"):

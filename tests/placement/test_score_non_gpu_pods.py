@@ -15,7 +15,7 @@ from tests.builders import FRESH_S, GIB, device, mig, reservation, shared, weigh
 
 
 def holding(name: str, gib: int, **how: Any) -> NodeTerms:
-    """One shared GPU of 24 GiB on which so much is promised."""
+    """Return a node with one shared 24 GiB GPU on which this much is reserved."""
     return weighed(
         shared(name), name=name, reservations={"u": reservation({name: gib * GIB})}, **how
     )
@@ -26,7 +26,7 @@ def plain(name: str) -> NodeTerms:
 
 
 def silent(name: str) -> NodeTerms:
-    """It has GPUs, of which nobody told anything."""
+    """Return a node with GPUs but without a report."""
     return NodeTerms(name, None, FRESH_S)
 
 

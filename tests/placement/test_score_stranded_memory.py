@@ -34,7 +34,7 @@ REPLICAS = 4
 
 
 def node(name: str, *sizes: tuple[int, ...], **how: Any) -> NodeTerms:
-    """GPUs of 24 GiB that hold pods of so many GiB each."""
+    """Return a node with 24 GiB GPUs; each argument lists the sizes of a GPU's pods in GiB."""
     how = {"plugin": DISTRIBUTED, **how}
     devices, uses, reservations = [], [], {}
     for index, held in enumerate(sizes):
@@ -82,7 +82,7 @@ def test_it_matches_the_definition(seed: int) -> None:
 
 
 def test_a_pod_goes_to_pods_of_its_size() -> None:
-    """The device without a pod is next on both; on one its neighbours are small."""
+    """The empty device is next on both nodes; on one node, the other pods are small."""
     small, large = node("small", (4,), (4,), ()), node("large", (16,), (16,), ())
     assert wasted("16Gi", small, large) == [2 * 12 * GIB, 0]
     assert winner("16Gi", small, large) == "large"
@@ -90,7 +90,7 @@ def test_a_pod_goes_to_pods_of_its_size() -> None:
 
 
 def test_the_fullest_candidate_decides() -> None:
-    """On both nodes the emptiest candidate is empty; a pod of 4 must fit on the fuller one."""
+    """On both nodes one candidate is empty; a pod of 4 GiB must also fit on the other one."""
     tight, loose = node("tight", (18,), (1,)), node("loose", (10,), (1,))
     asked = request("4Gi")
     left_bytes = terms(judged(asked, tight, loose)[1]).device_left_bytes
@@ -120,7 +120,7 @@ STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
     ],
 )
 def test_on_steered_nodes_the_least_headroom_wins(asked: Pod, how: dict[str, Any]) -> None:
-    """The plugin would be pleased with the other one: there all levels stay alike."""
+    """If the plugin chose, the other node would win: there all levels stay equal."""
     tight = node("tight", (7,), (1, 1), **how)
     alike = node("alike", (16,), (16,), (), **how)
     snap, verdicts = judged(asked, tight, alike)

@@ -54,7 +54,7 @@ STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none"
 
 
 def chosen(what: Any, *devices: Any, **how: Any) -> list[str]:
-    """The devices that the pod could end on."""
+    """Return the devices that the pod could get."""
     verdicts = judged(what, weighed(*devices, plugin=STEERED, **how))[1]
     assert verdicts.fits[0]
     (node,) = explain(verdicts, Weights()).nearest
@@ -66,7 +66,7 @@ def reserved(device: str, gib: int) -> Reservation:
 
 
 def sitting(uuid: str, gib: int) -> dict[str, Any]:
-    """One pod of that size on the device."""
+    """Return the report of one pod with this use on the device."""
     return {
         "pods": [use("s", uuid, replica=f"{uuid}::0")],
         "reservations": {"s": reserved(uuid, gib)},
@@ -230,7 +230,7 @@ INSTANCES = {"A": "A+B", "B": "A+B", "C": "C"}
 
 @dataclass
 class World:
-    """Of one node: the truth, and what each part was told of it."""
+    """One node: the actual state, and what each component has seen of it."""
 
     memory_of: dict[str, str]
     #: Replica -> (pod, its GiB), as the kubelet has it.
@@ -249,7 +249,7 @@ class World:
         return [replica for replica in every if replica not in self.held]
 
     def predicted(self) -> bool:
-        """Whether anybody is on the way who was promised what the plugin's own choice comes to."""
+        """Return whether an unconfirmed pod has a predicted reservation."""
         on_their_way = (self.reservations[uid] for uid in self.bound)
         return any(
             not charge.choice for reservation in on_their_way for charge in reservation.charges

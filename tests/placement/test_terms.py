@@ -31,7 +31,7 @@ from tests.builders import (
 
 
 def said(term: str, asked: Pod, *nodes: NodeTerms, now_s: float = NOW_S) -> list[float]:
-    """What the term says of each node."""
+    """Return the value of the term for each node."""
     snap = build(nodes)
     rows = snap.rows([node.name for node in nodes])
     ranking = rank(fit(request(asked), snap, rows, now_s), Weights())
@@ -52,7 +52,7 @@ def busy(uuid: str, ratio: float | None, **how: Any) -> Device:
 
 
 def always_wins(name: str, vram: str, *nodes: NodeTerms, now_s: float = NOW_S) -> bool:
-    """Whatever a hash of the pod would say, and in either order."""
+    """Return whether the node wins for several pods and in both orders."""
     return all(
         winner(pod(vram, uid=str(uid)), *order, now_s=now_s) == name
         for uid in range(8)
@@ -111,14 +111,14 @@ class TestSlack:
         assert said("slack", pod("1Gi"), *nodes) == [1, 1, 0.75]
 
     def test_neighbours_without_overuse_are_preferred(self) -> None:
-        """As much is charged on both."""
+        """The charges on both nodes are equal."""
         honest, greedy = self.node("honest", 12, 12), self.node("greedy", 6, 12)
         assert always_wins("honest", "4Gi", honest, greedy)
 
 
 class TestPrediction:
     def node(self, name: str, *held_gib: int, **how: Any) -> NodeTerms:
-        """Devices with three replicas left, each of which holds a pod of so many GiB."""
+        """Return a node; each device has a pod of this many GiB and three free replicas."""
         how = {"plugin": DISTRIBUTED, **how}
         uuids = [f"{name}-{i}" for i in range(len(held_gib))]
         return weighed(
@@ -145,7 +145,7 @@ class TestPrediction:
         )
 
     def test_a_full_device_that_could_become_next_lowers_the_term(self) -> None:
-        """It is not next, but would be if a replica of it were released."""
+        """It is not the next choice, but would be after one of its replicas is released."""
         safe = weighed(shared("a", 4, 0), shared("b", 3, 1), name="safe", plugin=DISTRIBUTED)
         risky = weighed(
             shared("c", 4, 0),

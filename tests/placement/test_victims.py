@@ -36,7 +36,7 @@ def chosen(
     budgets: Sequence[Budget] = (),
     devices: Sequence[set[str]] = (),
 ) -> set[str] | None:
-    """Who leaves so that ``need`` is freed on the whole node."""
+    """Return the victims that free ``need`` on the whole node."""
 
     def frees(uids: frozenset[str]) -> bool:
         return sum(bytes_of[uid] for uid in uids) >= need
@@ -156,7 +156,7 @@ Worlds = tuple[list[Evictable], list[Budget], list[tuple[Rank, set[str]]], set[f
 
 @st.composite
 def worlds(draw: st.DrawFn) -> Worlds:
-    """Any rule at all of which sets help, whether more victims help more or not."""
+    """Generate pods with an arbitrary rule of which sets of victims help."""
     names = [f"p{i}" for i in range(draw(st.integers(0, 5)))]
     few = st.integers(-2, 2)
     pods = [
@@ -169,7 +169,7 @@ def worlds(draw: st.DrawFn) -> Worlds:
 
 
 def brute(world: Worlds) -> tuple[tuple[float, ...], frozenset[str]] | None:
-    """The best of all sets that help, told from the definition."""
+    """Return the best of all sets that help, by the definition."""
     pods, budgets, _, helping = world
     best: tuple[tuple[float, ...], frozenset[str]] | None = None
     for size in range(len(pods) + 1):

@@ -39,7 +39,7 @@ def agree(cached_fits: FitCache, what: VramRequest, snap: Snapshot, ranked: bool
 
 
 class Changes(RuleBasedStateMachine):
-    """Nodes come, change and go between calls of pods of several kinds."""
+    """Nodes are added, changed and deleted between calls for pods of several kinds."""
 
     def __init__(self) -> None:
         super().__init__()
