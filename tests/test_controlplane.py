@@ -12,7 +12,7 @@ from tests.controlplane import ROOT, ControlPlane
 from tests.processes import alive, free_ports
 from tests.waiting import until
 
-#: Starts one, tells its folder and its processes, then waits to be ended.
+#: Starts a control plane, prints its folder and processes, then waits until it is ended.
 SESSION = """
 import signal, sys
 from tests.controlplane import control_plane
@@ -36,7 +36,7 @@ with control_plane() as plane:
 def test_no_process_or_folder_is_left(
     ending: signal.Signals, tidy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # nobody else's are swept here
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # other folders must not be deleted
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     command = [sys.executable, "-c", SESSION]

@@ -29,7 +29,7 @@ from tests.controlplane import ROOT
 #: pip's settings: what is not there cannot be had.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
 DIGEST = f"sha256:{'0' * 64}"
-#: What pip is told of a lock.
+#: The pip option that names a lock.
 _LOCK = re.compile(r"-r requirements/(\w+)\.txt")
 #: Absolute paths of a stage.
 _PATH = re.compile(r"(?<![\w./-])/(?=(?:opt|src|dist)\b)")
@@ -39,7 +39,7 @@ _PATH = re.compile(r"(?<![\w./-])/(?=(?:opt|src|dist)\b)")
 class Image:
     """The state of a stage after its instructions."""
 
-    #: Where its files are while it is the one that is built or run.
+    #: The folder of its files while it is built or run.
     root: Path
     #: The interpreter of the base image.
     base: Path
@@ -202,7 +202,7 @@ def copy(image: Image, *words: str) -> None:
 
 
 def locked(lock: str) -> dict[str, str]:
-    """What a lock pins, by name: versions, the condition they are for, and hashes, as written."""
+    """Return the entries of a lock by package name: version, condition and hashes, as written."""
     blocks = re.split(r"\n(?=\w)", (ROOT / f"requirements/{lock}.txt").read_text().strip())
     return {block.partition("==")[0]: block for block in blocks}
 

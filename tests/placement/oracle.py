@@ -252,8 +252,10 @@ def room(
     tolerance_bytes: int,
     count: int = 1,
 ) -> int:
-    """What a newcomer may count on, of whose replicas one is of ``d``: of those that wait, the
-    largest that can be there with it are."""
+    """Return the bytes that a new pod with a replica of ``d`` can use.
+
+    The largest unconfirmed pods that can be on the device together with it are subtracted.
+    """
     memory = mates(d, status)
     uuids = {mate.uuid for mate in memory}
     rows = [row for row in status.pods if row.device in uuids]
@@ -319,9 +321,11 @@ def room(
 def places_for(
     d: Device, status: GPUNodeStatus, reservations: Mapping[str, Reservation], count: int
 ) -> int:
-    """How many of the pods that wait, and of a newcomer that asks for ``count`` replicas, a memory
-    can take, whatever the plugin does: as many as have replicas to come, as are free there; and
-    who holds an allocated one that the report gives to nobody may be among them."""
+    """Return how many unconfirmed replicas a memory can get, for any choice of the plugin.
+
+    Replicas of a new pod with ``count`` replicas are included. Limits are the free replicas, and
+    allocated replicas without a known pod, which an unconfirmed pod may hold.
+    """
     places = 0
     for mate in mates(d, status):
         on_their_way = unobserved(mate.resource, status, reservations) + (
