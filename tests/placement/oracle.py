@@ -293,19 +293,19 @@ def room(
             waiting.append(asked)
     before, after = (places_for(d, status, reservations, newcomer) for newcomer in (0, count))
     if any(may_have_a_free_replica(mate) for mate in memory):
-        # One of the places is the newcomer's; and whoever is left without one may take it first.
+        # The new pod needs one place. The largest pod without a place may take it instead.
         others = sorted(waiting, reverse=True)
-        besides, left_out = others[: after - 1], others[after - 1 : after]
-        taken += sum(besides)
-        in_its_stead = max(left_out, default=0)
+        counted, left_out = others[: after - 1], others[after - 1 : after]
+        taken += sum(counted)
+        left_out_bytes = max(left_out, default=0)
     else:
         taken += sum(sorted(waiting, reverse=True)[:before])
-        in_its_stead = 0
-    stray_rows: dict[str, list[PodUse]] = {}
+        left_out_bytes = 0
+    unreserved_rows: dict[str, list[PodUse]] = {}
     for row in rows:
         if row.uid not in reservations:
-            stray_rows.setdefault(row.uid, []).append(row)
-    unobserved_pods = sum(measured(own) for own in stray_rows.values() if all_known(own))
+            unreserved_rows.setdefault(row.uid, []).append(row)
+    unobserved_pods = sum(measured(own) for own in unreserved_rows.values() if all_known(own))
     used = max(mate.used_bytes for mate in memory)
     if any(mate.unattributed_bytes is None for mate in memory) or not all_known(rows):
         unattributed = max(0, used - explained - unobserved_pods)
@@ -315,7 +315,7 @@ def room(
         unattributed = 0
     unattributed = max(0, unattributed - tolerance_bytes)
     left = allocatable(d, status, reserve_bytes) - taken - unobserved_pods - unattributed
-    return left - in_its_stead if in_its_stead > left else left
+    return left - left_out_bytes if left_out_bytes > left else left
 
 
 def places_for(
@@ -324,19 +324,20 @@ def places_for(
     """Return how many unconfirmed replicas a memory can get, for any choice of the plugin.
 
     Replicas of a new pod with ``count`` replicas are included. Limits are the free replicas, and
-    allocated replicas without a known pod, which an unconfirmed pod may hold.
+    allocated replicas without a known pod, which an unconfirmed pod may hold. Reservations under a
+    former UUID of a device are added.
     """
     places = 0
     for mate in mates(d, status):
-        on_their_way = unobserved(mate.resource, status, reservations) + (
+        unconfirmed = unobserved(mate.resource, status, reservations) + (
             count if count < 2 else 10**6
         )
         free = max(mate.replicas.free, 0)
         if impossible_count(mate):
             free = 10**6 if may_have_a_free_replica(mate) else 0
         held = {(row.uid, row.replica) for row in status.pods if row.device == mate.uuid}
-        nobodys = max(0, mate.replicas.allocated - len(held))
-        places += min(on_their_way, free) + nobodys
+        unexplained = max(0, mate.replicas.allocated - len(held))
+        places += min(unconfirmed, free) + unexplained
         places += sum(
             1
             for uid, reservation in reservations.items()
