@@ -1,1 +1,1 @@
-"""Measurements, and the demo. Not part of the installed package."""
+"""Benchmarks and the demo. They are not part of the installed package."""

@@ -1,25 +1,25 @@
-"""What an agent costs its node: memory and CPU of the real process, and whether either grows.
+"""Measures memory and CPU of the agent's process, and whether memory or file descriptors grow.
 
     python -m benchmarks.agent [--seconds 60] [--cycles 10000] [--python PATH]
     python -m benchmarks.agent --full [--seconds 60] [--samples 17280] [--python PATH]
 
-The second measures the fullest node instead: see ``benchmarks.agent_full``.
+With ``--full`` it measures the fullest node instead: see ``benchmarks.agent_full``.
 
-The agent runs as in a pod: it reaches the API server with the token and the certificate authority
-of a service account, not with a kubeconfig. ``--python`` names the interpreter that runs it, such
-as one with the packages of the agent's image (``pip install -r requirements/agent.txt``); ours has
-more, which the agent's packages import where they find them.
+The agent authenticates as in a pod: with the token and the certificate authority of a service
+account, not with a kubeconfig. ``--python`` names its interpreter, for example one with only the
+packages of the agent's image (``pip install -r requirements/agent.txt``). The tests' interpreter
+has more packages, and some of the agent's dependencies import them if they are installed.
 
-The node has 8 GPUs and 64 processes of 64 pods: the driver is the fake library, checkpoint,
-PodResources and /proc are the stand-in's, the API server is a script of ours that takes every
-report and heartbeat, and a dcgm-exporter repeats each of its 24 counters for every pod that shares
-a device, a third of a megabyte that is another every 30 s. All of them run in this process, so that
-the agent's own is measured alone. It is scraped every 15 s while it is measured.
+The node has 8 GPUs, and 64 pods with one process each. The driver is the fake library. The
+kubelet's checkpoint and PodResources API and /proc are simulated. The API server is a script that
+accepts each report and heartbeat. A simulated dcgm-exporter repeats each of its 24 counters for
+every pod that shares a device: a third of a megabyte, with new content every 30 s. The simulations
+run in this process, so that the agent is measured alone. Its /metrics is scraped every 15 s.
 
-First the agent runs as in production, every 5 s. Then another runs as fast as it can, with a new
-exposition every half second, and says what its memory and file descriptors are on the way. Goals:
-under 80 MiB resident and under 1 % of one core; not a descriptor more, and no more than 1 MiB,
-after the cycles than after the first tenth.
+First, an agent samples every 5 s, as in production. Then another one samples without a pause, with
+new dcgm-exporter output every half second, and memory and descriptors are read in between. Goals:
+less than 80 MiB resident and less than 1 % of one core. After all cycles, no more descriptors and
+at most 1 MiB more memory than after the first tenth of them.
 """
 
 import argparse
@@ -157,11 +157,17 @@ def many(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What an agent costs its node.")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of its usual life")
-    parser.add_argument("--cycles", type=int, default=10_000, help="0: leave them out")
+    parser = argparse.ArgumentParser(description="Measure the agent's memory and CPU.")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="duration of the production-like run"
+    )
+    parser.add_argument(
+        "--cycles", type=int, default=10_000, help="samples without a pause; 0: skip that run"
+    )
     parser.add_argument("--full", action="store_true", help="measure the fullest node instead")
-    parser.add_argument("--samples", type=int, default=17_280, help="of a day, with --full")
+    parser.add_argument(
+        "--samples", type=int, default=17_280, help="samples of the simulated day, with --full"
+    )
     parser.add_argument("--python", default=sys.executable, help="the agent's interpreter")
     args = parser.parse_args()
     if args.full:

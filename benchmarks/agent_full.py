@@ -1,17 +1,17 @@
-"""What an agent costs the fullest node: 16 GPUs, 768 pods and 8,000 processes, some always new.
+"""Measures the agent on the fullest node: 16 GPUs, 768 pods and 8,000 processes.
 
     python -m benchmarks.agent --full [--seconds 60] [--samples 17280] [--python PATH]
 
 Each GPU has 48 replicas and 500 processes: ten of each pod, and twenty of no pod. Three agents run
-after each other on the same node:
+one after the other on the same node:
 
-* quiet, nothing changes: the baseline of this machine at this time;
-* arriving, a pod ends and another starts every half second, each a change of the checkpoint,
-  which is as often as anything wakes the agent;
-* a day, the same with clocks that move on by 5 s with every sample: 17,280 samples.
+* quiet: nothing changes. This is the baseline of the machine.
+* arriving: every half second, one pod ends and another starts. Each changes the kubelet's
+  checkpoint, and the agent samples at most that often.
+* a day: the same, but each sample moves the agent's clocks on by 5 s, for 17,280 samples.
 
-CPU time counts, not the time of day, so other load on the machine changes little. Goals: under 3 %
-of one core while pods arrive, and under 80 MiB resident over the day.
+CPU time is measured, not elapsed time, so other load on the machine has little influence. Goals:
+less than 3 % of one core while pods arrive, and less than 80 MiB resident over the day.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
-"""The agent's own process, measured from within: CPU time and memory of every sample.
+"""Runs the agent and measures CPU time and memory of every sample inside its process.
 
     python -m benchmarks.agent_hurried CLOCK ACCOUNT [flags of the agent]
 
-CLOCK ``real`` leaves the agent as it is, ``hurried`` takes samples without a pause, and
-``accelerated`` moves the agent's clocks on by one interval with every sample, so that heartbeats,
-writes and caches come as often for each sample as on a node. ACCOUNT is the folder with token and
-certificate authority of its service account. Figures are added to ``/metrics``.
+CLOCK ``real`` does not change the agent. ``hurried`` samples without a pause. ``accelerated`` moves
+the agent's clocks on by one interval with every sample, so that the number of heartbeats, writes
+and cache refreshes per sample is the same as on a node. ACCOUNT is the folder with token and
+certificate authority of the agent's service account. The results are added to ``/metrics``.
 """
 
 import dataclasses

@@ -1,28 +1,29 @@
-"""What kube-scheduler's calls take while the fleet reports, others read and others create pods.
+"""Measures kube-scheduler's calls while agents report, the console is read, and pods are created.
 
     python -m benchmarks.apart [--nodes 5000] [--pods-per-device 2] [--seconds 15] [--rounds 1]
         [--json] [--without-quotas]
 
-Extender, console and webhook are the real processes. Their API server is a stand-in that lists the
-fleet, reports for its agents and accepts each write (``hotpath.feeder``). Each process has a CPU
-quota of its own (a cgroup, so it needs root), as containers have: two cores do not hide that one
-of them takes more. One caller asks filter, prioritize and bind of one pod after the other, as
-kube-scheduler does, and after each of the first two an *echo server* with the same body: a process
-that has nothing else to do, on the same machine. After a bind it makes the two writes of a bind
-itself, a PATCH of the GPUNode and a Binding: they are the echo of bind. Phases:
+Extender, console and webhook are the real processes. Their API server is simulated: it lists the
+fleet, sends watch events for the reports of agents, and accepts each write (``hotpath.feeder``).
+Each process has its own CPU quota, as containers have (a cgroup, so it needs root): otherwise two
+cores would hide that one process uses more. One client calls filter, prioritize and bind for one
+pod after the other, as kube-scheduler does. After filter and after prioritize it sends the same
+body to an *echo server*: an otherwise idle process on the same machine. After bind it makes the two
+writes of a bind itself, a PATCH of the GPUNode and a Binding: they are the echo of bind. Phases:
 
-* idle: nobody else does anything;
-* growing: each agent reports every 5 s, as often as memory that grows lets it, with heartbeats and
-  pods that change;
-* freeing: each agent reports every second, as often as memory that is freed lets it;
+* idle: no other load;
+* growing: each agent reports every 5 s, the maximum rate while memory use grows, with heartbeats
+  and changes of pods;
+* freeing: each agent reports every second, the maximum rate while memory is freed;
 * bursts: all agents report at once, every 5 s;
-* read: the views of the page, the metrics, a what-if and all nodes are read from the console
-  without a pause, and the extender is scraped every second;
+* read: the console's views, metrics, a what-if and all nodes are read without a pause, and the
+  extender is scraped every second;
 * flooded: eight connections send reviews of 100 KiB to the webhook without a pause;
 * everything: growing, read and flooded at once.
 
-Goal: from idle to each phase the p99 of a verb grows by at most 1.5 times as much as that of the
-echo. The loop's stalls, wake-ups over 5 ms late, stand beside those of the echo's loop.
+Goal: compared with idle, the p99 of a verb grows in each phase by at most 1.5 times as much as the
+p99 of its echo. The results also show how often the event loop stalled for over 5 ms, in the
+extender and in the echo server.
 """
 
 import asyncio
@@ -496,13 +497,13 @@ def show(found: Results) -> None:
 
 
 def main(
-    nodes: Annotated[int, typer.Option(help="Nodes of 8 GPUs.")] = 5_000,
-    pods_per_device: Annotated[int, typer.Option(help="Pods on each of them.")] = 2,
-    seconds: Annotated[float, typer.Option(help="Of each phase in each round.")] = 15.0,
-    rounds: Annotated[int, typer.Option(min=1, help="How often all phases are played.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="All figures, as JSON.")] = False,
+    nodes: Annotated[int, typer.Option(help="Number of nodes, with 8 GPUs each.")] = 5_000,
+    pods_per_device: Annotated[int, typer.Option(help="Pods on each GPU.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Duration of each phase in each round.")] = 15.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often all phases are run.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
     without_quotas: Annotated[
-        bool, typer.Option("--without-quotas", help="Without cgroups, which need root.")
+        bool, typer.Option("--without-quotas", help="Run without cgroups, which need root.")
     ] = False,
 ) -> None:
     found = results(nodes, pods_per_device, seconds, rounds, not without_quotas)

@@ -1,20 +1,20 @@
-"""Pods per second of the real kube-scheduler: alone, with an extender that only binds, with ours.
+"""Measures pods per second of the real kube-scheduler, without an extender and with Headroom.
 
     python -m benchmarks.cluster [--nodes 1000] [--nodes 5000] [--rounds 3] [--pods 300] [--json]
 
-A real etcd, API server and kube-scheduler (the newest that the tests have) on plain Node objects of
-8 GPUs, each with its GPUNode and with pods that run there already. In every round each of these
-schedules as many pods that came at once, then some that come one at a time:
+It runs a real etcd, API server and kube-scheduler (the newest that the tests have). Nodes are plain
+Node objects of 8 GPUs, each with its GPUNode and with running pods. In every round, each variant
+schedules a number of pods that are created at once, then some that are created one at a time:
 
     none      kube-scheduler without an extender
-    nothing   an extender that refuses nothing and binds (benchmarks/real/nothing.py)
-    swap      the same, and a bare compare-and-swap on the node's GPUNode before the Binding
-    headroom  the extender as it is shipped
-    all       the same without ``filter_best_only``: only where it is asked for by ``--variants``
+    nothing   an extender that accepts all nodes and binds (benchmarks/real/nothing.py)
+    swap      the same, with a compare-and-swap on the node's GPUNode before the Binding
+    headroom  the extender as shipped
+    all       the same without ``filter_best_only``; only if ``--variants`` names it
 
-All are told the same ``percentageOfNodesToScore`` and start afresh, in another order each round;
-what is compared is the rate within a round. The CPU seconds of all processes for one pod stand
-beside it, as they say most of where the time went. Goal: headroom at least 0.9 of nothing.
+All variants use the same ``percentageOfNodesToScore`` and are restarted for each round, in a
+different order. Rates are compared within a round. The CPU seconds per pod of all processes show
+where the time is spent. Goal: headroom binds at least 0.9 times as many pods per second as nothing.
 """
 
 import contextlib
@@ -144,20 +144,26 @@ def summary(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def main(
-    nodes: Annotated[list[int] | None, typer.Option(help="May be given several times.")] = None,
+    nodes: Annotated[
+        list[int] | None, typer.Option(help="Number of nodes. Can be repeated.")
+    ] = None,
     percentage: Annotated[
-        list[int] | None, typer.Option(help="percentageOfNodesToScore; 0: the default.")
+        list[int] | None, typer.Option(help="percentageOfNodesToScore; 0: default.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    pods: Annotated[int, typer.Option(min=20, help="That come at once.")] = 300,
-    held: Annotated[int, typer.Option(help="Pods that each node runs already.")] = 4,
-    variants: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(VARIANTS),
+    pods: Annotated[
+        int, typer.Option(min=20, help="Number of pods that are created at once.")
+    ] = 300,
+    held: Annotated[int, typer.Option(help="Running pods on each node.")] = 4,
+    variants: Annotated[str, typer.Option(help="Comma-separated list of variants.")] = ",".join(
+        VARIANTS
+    ),
     profile: Annotated[
-        str, typer.Option(help="A py-spy: profiles of the extenders into the folder profiles.")
+        str, typer.Option(help="Path of py-spy: write profiles of the extenders to profiles/.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Every run, as one list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every run as JSON.")] = False,
 ) -> None:
-    """Print how many pods a second each variant binds, and the ratios within each round."""
+    """Print the pods per second that each variant binds, and the ratios within each round."""
     typer.echo(machine(), err=True)
     runs: list[Run] = []
     chosen = variants.split(",")

@@ -1,11 +1,11 @@
-"""Whether a storm of reports delays binds, with and without deploy/base/flowcontrol.yaml.
+"""Measures whether a storm of reports delays binds, with and without deploy/base/flowcontrol.yaml.
 
     python -m benchmarks.fairness [--agents 64] [--binds 200]
 
-A real API server with few seats, so that a small storm fills them. As many clients as there are
-agents report without a pause, with the agents' own rights; meanwhile one client does what a bind
-does, one after the other: a promise, then the Binding. What is compared is how long those take
-beside the storm with how long they take without one, in the same run.
+The API server is real and has few seats, so that a small storm fills them. One client per agent
+reports without a pause, with the rights of the agents. Meanwhile one client makes the two writes of
+a bind, one bind after the other: the reservation, then the Binding. The result compares their
+duration with and without the storm, in the same run.
 """
 
 import contextlib
@@ -95,9 +95,9 @@ def binds(plane: ControlPlane, first: int, count: int) -> list[float]:
 
 def main(
     agents: Annotated[int, typer.Option(help="Clients that report without a pause.")] = 64,
-    count: Annotated[int, typer.Option("--binds", help="Binds of each round.")] = 200,
+    count: Annotated[int, typer.Option("--binds", help="Binds in each round.")] = 200,
 ) -> None:
-    """Print how much longer a bind takes beside the storm than without one."""
+    """Print how much longer a bind takes during the storm than without it."""
     typer.echo(machine())
     plane = ControlPlane()
     try:

@@ -1,13 +1,13 @@
-"""How long a pod waits that one node of a nearly full fleet can hold, if nodes are sampled.
+"""Measures how long a pod is pending that fits on one node only, if kube-scheduler samples nodes.
 
     python -m benchmarks.sampling [--nodes 5000] [--tries 5] [--changes 20]
 
-kube-scheduler looks for feasible nodes until it has as many as ``percentageOfNodesToScore`` says,
-by default a tenth of 5,000, and asks the extender about these only. If the one that could hold the
-pod is not among them, the pod counts as unschedulable and waits for something to happen. Here every
-device of the fleet is nearly full but for those of one node, each time another: how long the pod
-takes to be bound there with the default and with 100, while nothing else happens and while running
-pods change, and what an ordinary pod waits in both.
+kube-scheduler stops looking for feasible nodes at ``percentageOfNodesToScore``, by default a tenth
+of 5,000, and sends only these to the extender. If the only node that fits is not among them, the
+pod is unschedulable until some event requeues it. Here, all devices of the fleet are nearly full,
+except those of one node, which is another one for each try. Measured are the time until the pod is
+bound, with the default and with 100, with an idle cluster and while running pods change; and the
+latency of an ordinary pod in both cases.
 """
 
 import itertools
@@ -76,11 +76,11 @@ def play(on: Stage, percentage: int, per_s: int, tries: int, turns: "itertools.c
 
 
 def main(
-    nodes: Annotated[int, typer.Option(help="Of 8 GPUs.")] = 5_000,
+    nodes: Annotated[int, typer.Option(help="Number of nodes, with 8 GPUs each.")] = 5_000,
     tries: Annotated[int, typer.Option(min=1)] = 5,
-    per_s: Annotated[int, typer.Option("--changes", help="Changes of bound pods a second.")] = 20,
+    per_s: Annotated[int, typer.Option("--changes", help="Updates of bound pods per second.")] = 20,
 ) -> None:
-    """Print how long the pod waits, in seconds, and in how many calls of filter it was found."""
+    """Print how long the pod is pending, in seconds, and how many filter calls it takes."""
     typer.echo(machine(), err=True)
     typer.echo(
         f"{'percent':>7}  {'changes/s':>9}  {'ordinary ms':>11}  {'median s':>8}  {'most s':>6}  "

@@ -1,6 +1,6 @@
-"""Pods with large foreign annotations come and go: the memory of the extender stays flat.
+"""Creates and deletes pods with large foreign annotations; the extender's memory must stay flat.
 
-Every pod is decoded as by the watch, filtered from a body as kube-scheduler sends it, reserved on a
+Every pod is decoded as from a watch, filtered from a body as kube-scheduler sends it, reserved on a
 node, reported by its agent, ended and deleted. Exits with 1 if the resident memory at the end is
 more than 10 % above that after the first fifth.
 

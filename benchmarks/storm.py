@@ -1,24 +1,24 @@
-"""What refused pods cost the others: how long an ordinary pod waits while they are tried again.
+"""Measures how long ordinary pods are pending while kube-scheduler retries rejected pods.
 
-    python -m benchmarks.storm [--nodes 1000] [--refused 200] [--changes 200] [--rounds 2]
+    python -m benchmarks.storm [--nodes 1000] [--rejected 200] [--changes 200] [--rounds 2]
 
-The newest kube-schedulers try every pod that an extender refused again whenever any bound pod
-changes, and as fast as they can. Here 200 pods wait that nothing can hold, while bound pods change
-200 times a second; ordinary pods come one at a time, with a GPU and without, and must not wait more
-than twice as long as in a quiet cluster. Then there is room for refused pods, one at a time: how
-long they take to be bound. The ways to refuse:
+The newest kube-schedulers retry every pod that an extender rejected whenever any bound pod changes,
+and as fast as they can. Here 200 pods are pending that fit nowhere, while bound pods change 200
+times a second. Ordinary pods are created one at a time, with a GPU and without. They must not be
+pending more than twice as long as in a quiet cluster. Then memory is freed for one rejected pod
+after the other: measured is the time until each is bound. The ways to reject:
 
-    headroom       as it is shipped: every node among FailedAndUnresolvableNodes, and kube-scheduler
-                   without SchedulerPopFromBackoffQ
-    with-pop       the same, kube-scheduler as it is by default
-    sooner         headroom, and podMaxBackoffSeconds 10, as by default
-    unresolvable   as headroom answers, by an extender that only does that: the cheapest refusal
-    failed         every node among FailedNodes
+    headroom       as shipped: every node in FailedAndUnresolvableNodes, and kube-scheduler without
+                   SchedulerPopFromBackoffQ
+    with-pop       the same, with kube-scheduler's defaults
+    sooner         headroom, with podMaxBackoffSeconds 10, the default
+    unresolvable   the same answer as headroom, from a minimal extender: the cheapest rejection
+    failed         every node in FailedNodes
     omitted        no node and no reason
-    error          an Error, which kube-scheduler backs off from for 1 to 10 s
+    error          an Error, after which kube-scheduler backs off for 1 to 10 s
 
-The others are benchmarks/real/nothing.py, kube-scheduler as it is by default; it is told who has
-room now, whose pod is then annotated, as Headroom does it.
+The last four use benchmarks/real/nothing.py and kube-scheduler's defaults. The benchmark sends it
+the pod that fits now and annotates that pod, as Headroom does.
 """
 
 import contextlib
@@ -215,18 +215,23 @@ def compared(*phases: tuple[Sequence[float], Sequence[float]]) -> Iterator[str]:
 
 
 def main(
-    nodes: Annotated[int, typer.Option(help="Of 8 GPUs.")] = 1_000,
-    rejected: Annotated[int, typer.Option(help="Pods that nothing can hold.")] = 200,
-    per_s: Annotated[int, typer.Option("--changes", help="Changes of bound pods a second.")] = 200,
+    nodes: Annotated[int, typer.Option(help="Number of nodes, with 8 GPUs each.")] = 1_000,
+    rejected: Annotated[int, typer.Option(help="Number of pods that fit nowhere.")] = 200,
+    per_s: Annotated[
+        int, typer.Option("--changes", help="Updates of bound pods per second.")
+    ] = 200,
     rounds: Annotated[int, typer.Option(min=1)] = 2,
-    count: Annotated[int, typer.Option("--pods", help="Ordinary ones of each phase.")] = 60,
-    rooms: Annotated[int, typer.Option(help="For how many refused pods there is room.")] = 5,
+    count: Annotated[int, typer.Option("--pods", help="Ordinary pods in each phase.")] = 60,
+    rooms: Annotated[
+        int, typer.Option(help="Number of rejected pods for which memory is freed.")
+    ] = 5,
     settle_s: Annotated[
-        float, typer.Option("--settle", help="Seconds from the last refusal to the ordinary pods.")
+        float,
+        typer.Option("--settle", help="Seconds from the last rejection to the ordinary pods."),
     ] = 2.0,
-    ways: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(ROWS),
+    ways: Annotated[str, typer.Option(help="Comma-separated list of ways.")] = ",".join(ROWS),
 ) -> None:
-    """Print how long ordinary pods waited: quiet, while pods change, and with refused pods."""
+    """Print how long ordinary pods are pending: idle, while pods change, with rejected pods."""
     typer.echo(machine(), err=True)
     phases = "quiet", "changes", "and refused"
     columns = [f"{kind} {phase}" for kind in ("GPU", "CPU") for phase in phases]

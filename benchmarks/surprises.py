@@ -1,17 +1,17 @@
-"""How often predictions are missed on busy nodes, by what, and what it costs.
+"""Measures how often predicted devices are wrong on busy nodes, why, and what that costs.
 
     python -m benchmarks.surprises [--pods 5000] [--nodes 20] [--seed 1]
 
-Short jobs come and go all the time on nodes whose GPUs are time-sliced. Time is simulated, what
-happens in it is not: the extender's own state, fit, score and ledger, and for each node the
-stand-in, whose kubelet and plugin are held against the real ones. Between binding and admission
-passes what a kubelet takes, between admission and report what an agent takes, and what ends or
-fails on a node reaches the extender later than the kubelet. Memory is counted by the stand-in, by
-the processes on its devices: it knows nothing of what was predicted.
+Short jobs come and go all the time on nodes with time-sliced GPUs. Only time is simulated. State,
+fit, score and ledger are the extender's own. Kubelet and plugin of each node are the models of
+``tests/standin``, which are compared with the real ones. The delays from bind to admission and from
+admission to report are those of a kubelet and of an agent. The end or failure of a pod reaches the
+extender later than the kubelet. Memory use is added up from the processes on each simulated device,
+without any knowledge of predictions.
 
-Besides jobs that end by themselves, of 1,000 pods so many happen in between: ``BYPASSING`` pods of
-somebody else's, ``DELETED`` pods deleted before they are admitted, ``FAILING`` replicas that turn
-unhealthy, ``RESTARTS`` of a plugin with the other policy and back.
+In addition, per 1,000 pods: ``BYPASSING`` pods are bound without a reservation, ``DELETED`` pods
+are deleted before they are admitted, ``FAILING`` replicas become unhealthy, and the plugin is
+restarted ``RESTARTS`` times with the other policy and back.
 """
 
 import argparse

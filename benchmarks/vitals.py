@@ -1,4 +1,4 @@
-"""What a process costs, as the kernel counts it."""
+"""Reads the resource usage of a process from the kernel."""
 
 import os
 import re

@@ -1,12 +1,11 @@
-"""Which of kube-scheduler's own preferences an extender's winner wins against.
+"""Checks which of kube-scheduler's own preferences the extender's score outweighs.
 
     python -m benchmarks.weights [--scheduler kube-scheduler-1.34]
 
-Two nodes and a real kube-scheduler. The extender prefers the one as Headroom does: 10 for the
-winner, and less for the other. Each row gives kube-scheduler a reason, as strong as it can be, to
-take the other node; each column is another weight of the extender, another score of the other node,
-and kube-scheduler's plugins as deploy/base/kube-scheduler.yaml weighs them or as they are by
-default.
+It runs two nodes and a real kube-scheduler. Like Headroom, the extender scores the winner with 10
+and the other node with less. Each row gives kube-scheduler one reason, as strong as possible, to
+prefer the other node. The columns differ in the extender's weight, the other node's score, and the
+weights of kube-scheduler's plugins: as in deploy/base/kube-scheduler.yaml, or the defaults.
 """
 
 import contextlib
@@ -184,9 +183,11 @@ class Case:
 
 
 def main(
-    scheduler: Annotated[str, typer.Option(help="One of the built ones.")] = "kube-scheduler",
+    scheduler: Annotated[
+        str, typer.Option(help="Name of one of the built kube-schedulers.")
+    ] = "kube-scheduler",
 ) -> None:
-    """Print which node each reason and each weight lead to."""
+    """Print the chosen node for each reason and each weight."""
     plane = ControlPlane()
     won: dict[tuple[str, str], bool] = {}
     try:

@@ -1,4 +1,4 @@
-"""What the API server says was written to it: its own count, whoever wrote."""
+"""Reads the API server's own count of writes, by any client."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ _WRITES = re.compile(
 
 
 def written(plane: ControlPlane) -> Counter[str]:
-    """As in "PATCH gpunodes/status" -> how many were taken since the API server started."""
+    """Return the successful writes since the API server started, by "PATCH gpunodes/status" etc."""
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=60.0)
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()

@@ -1,5 +1,4 @@
-"""The ledger and its stores for tests in which one thing happens after the other: what is awaited
-elsewhere is done when it is called."""
+"""Blocking versions of the ledger and its stores, for tests that run one call after the other."""
 
 import asyncio
 import threading
@@ -21,19 +20,21 @@ PATIENCE_S = 120.0
 
 
 def now(work: Coroutine[Any, Any, T]) -> T:
-    """The result of what waits for nothing, but may give way to others."""
+    """Run a coroutine that does no I/O and return its result. It may yield (``sleep(0)``)."""
     while True:
         try:
             awaited = work.send(None)
         except StopIteration as end:
             result: T = end.value
             return result
-        assert awaited is None, f"it waits for {awaited}"
+        assert awaited is None, f"the coroutine waits for {awaited}"
 
 
 class Ledger:
-    """A ledger over a store that answers at once; ``code`` is the module of the ledger, or a
-    mutant of it."""
+    """A ledger with blocking methods over a store that answers at once.
+
+    ``code`` is the module of the ledger, or a mutant of it.
+    """
 
     def __init__(self, store: SyncStore, *args: Any, code: ModuleType = ledger, **how: Any) -> None:
         self.awaited = code.Ledger(AsyncStore(store), *args, **how)
@@ -46,13 +47,16 @@ class Ledger:
 
 
 async def give_way(operation: str, when: str) -> None:
-    """Others do what they are at."""
+    """Let other tasks of the loop run."""
     await asyncio.sleep(0)
 
 
 class Faraway:
-    """A ``Store`` over one that answers at once: ``meanwhile`` is awaited on the way of each call
-    there ("before") and back ("after"), and may raise what goes wrong on the way."""
+    """An asynchronous ``Store`` over one that answers at once.
+
+    ``meanwhile`` is awaited "before" and "after" each operation. If it raises, that simulates a
+    lost request or a lost answer.
+    """
 
     def __init__(
         self, store: SyncStore, meanwhile: Callable[[str, str], Awaitable[None]] = give_way
@@ -71,7 +75,7 @@ class Faraway:
 
 
 class Loop:
-    """An event loop on a thread of its own, with which threads talk to an API server."""
+    """An event loop in its own thread, through which other threads call an API server."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -97,6 +101,8 @@ class Loop:
             self._loop.close()
 
     def run(self, work: Awaitable[T]) -> T:
+        """Await ``work`` on the loop and return its result. Raises ``TimeoutError`` after 120 s."""
+
         async def awaited() -> T:
             return await work
 
@@ -116,7 +122,7 @@ class Loop:
 
 
 class Blocking:
-    """The same, with methods that block, from any thread."""
+    """An asynchronous object with blocking methods, for any thread."""
 
     def __init__(self, loop: Loop, awaited: object) -> None:
         self._loop, self._awaited = loop, awaited

@@ -1,7 +1,7 @@
-"""What NVIDIA's driver branches do differently, as far as the agent can notice: one table.
+"""Table of the differences between NVIDIA's driver branches that affect the agent.
 
-The stand-in for the driver's library plays each row (``play`` and ``tests.driver.library_folder``),
-``tests/agent/test_drivers.py`` runs the agent on each, and docs/agent.md shows the table.
+The fake driver library simulates each row (``play`` and ``tests.driver.library_folder``).
+``tests/agent/test_drivers.py`` runs the agent with each, and docs/agent.md shows the table.
 """
 
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ V1_BYTES, V3_BYTES = 16, 24
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    #: A version of the branch, which the stand-in reports.
+    #: A version of the branch, which the fake library reports.
     driver: str
-    #: Why it is believed to do so.
+    #: Sources for this behaviour.
     source: str
-    #: Functions that its library does not export.
+    #: Functions that the library does not export.
     missing: tuple[str, ...] = _LIMITS
-    #: What ``_v3`` of the process lists writes for each process.
+    #: Bytes that ``_v3`` of the process lists writes for each process.
     entry_bytes: int = V3_BYTES
-    #: Code of the field of the recovery action; 0: the branch has the field.
+    #: NVML error code for the field of the recovery action; 0: the field is supported.
     recovery_code: int = 0
 
     @property
     def play(self) -> str:
-        """Statements for the table of the stand-in."""
+        """Lines for the device table of the fake library."""
         return f"driver {self.driver}\nentries {self.entry_bytes}\nfield {self.recovery_code}\n"
 
     @property
@@ -102,7 +102,7 @@ BRANCHES = (
 
 
 def table() -> str:
-    """The rows as docs/agent.md shows them."""
+    """Return the table as docs/agent.md shows it."""
     lines = [
         "| driver | process lists | memory | recovery action | limits | source |",
         "|---|---|---|---|---|---|",

@@ -1,7 +1,8 @@
-"""How long each suite may take, said at the end of every run.
+"""Time budgets of the test suites, and a summary at the end of every run.
 
-A suite is a folder below ``tests``; the few modules beside them are one more. Each has a budget, or
-nothing is collected. One that is over it is only warned of, because machines differ.
+A suite is a folder below ``tests``; the modules directly in ``tests`` are one more suite. Without a
+budget for each suite, pytest collects nothing. A suite over its budget causes only a warning,
+because machines differ.
 """
 
 import collections
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-#: Suite -> seconds of workers, of which four share two cores, with the binaries built.
+#: Suite -> seconds, added up over workers. Four workers share two cores; all binaries are built.
 BUDGETS_S = {
     "admission": 60,
     "agent": 220,
@@ -51,13 +52,13 @@ _took_s: collections.Counter[str] = collections.Counter()
 
 
 def suite_of(path: str) -> str:
-    """The suite of a test by its path, which may go on with ``::`` and the test's name."""
+    """Return the suite of a test, from its path or its node id."""
     below_tests = Path(path.partition("::")[0]).parent.parts[1:]
     return below_tests[0] if below_tests else "modules beside"
 
 
 def table(took_s: dict[str, float]) -> list[str]:
-    """The suites that ran, slowest first, each beside its budget."""
+    """Return lines with the seconds and the budget of each suite, slowest first."""
     lines = ["suite           seconds  budget"]
     for suite, seconds in sorted(took_s.items(), key=lambda each: -each[1]):
         over = "  WARNING: over its budget" if seconds > BUDGETS_S[suite] else ""
@@ -68,13 +69,13 @@ def table(took_s: dict[str, float]) -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if missing := {suite_of(item.nodeid) for item in items} - set(BUDGETS_S):
         raise pytest.UsageError(
-            f"no budget in tests/budgets.py for: {', '.join(sorted(missing))}; "
-            f'right is, for example: "{min(missing)}": 30'
+            f"no budget in tests/budgets.py for: {', '.join(sorted(missing))}. "
+            f'Example: "{min(missing)}": 30'
         )
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Every phase counts: what a fixture starts is paid by the suite that asks for it first."""
+    """Add up all phases. A session fixture counts for the suite that uses it first."""
     _took_s[suite_of(report.nodeid)] += report.duration
 
 

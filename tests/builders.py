@@ -1,4 +1,4 @@
-"""Small worlds with defaults: a test says only what it is about."""
+"""Builds objects for tests with defaults, so that a test names only the values that matter."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -46,15 +46,16 @@ __all__ = ["GIB", "GPU", "MIB", "NOW_S", "STAMP"]
 
 GIB = 1 << 30
 GPU = "nvidia.com/gpu"
-#: The receiver's monotonic clock in these tests, and a moment until which a report is fresh.
+#: The extender's monotonic clock in these tests.
 NOW_S = 1000.0
+#: The time at which a report becomes stale, on the same clock.
 FRESH_S = 1060.0
 #: observedAt of the reports that builders make.
 STAMP = "2026-11-21T00:00:00+00:00"
 
 
 def device(uuid: str = "GPU-0", **other: Any) -> Device:
-    """An idle 24 GiB GPU that nobody shares, with its one replica free."""
+    """Return an idle, unshared 24 GiB GPU with its one replica free."""
     given: dict[str, Any] = {
         "memory_bytes": 24 * GIB,
         "reserved_bytes": 0,
@@ -67,13 +68,13 @@ def device(uuid: str = "GPU-0", **other: Any) -> Device:
 
 
 def shared(uuid: str = "GPU-0", free: int = 4, allocated: int = 0, **other: Any) -> Device:
-    """The same, with time-sliced replicas."""
+    """Return an idle 24 GiB GPU with time-sliced replicas."""
     replicas = Replicas(free=free, allocated=allocated)
     return device(uuid, **{"sharing": "time-slicing", "replicas": replicas, **other})
 
 
 def mig(uuid: str, gpu_instance: int, parent: str = "GPU-0", **other: Any) -> Device:
-    """A MIG device; equal parent and ``gpu_instance`` make it share its memory."""
+    """Return a MIG device. Devices with the same parent and ``gpu_instance`` share their memory."""
     given = {"kind": "mig", "parent": parent, "gpu_instance": gpu_instance}
     return device(uuid, **{**given, "memory_bytes": 10 * GIB, **other})
 
@@ -100,17 +101,20 @@ def container(
     return Container(name=name, resources=resources, restart_policy=restart_policy)
 
 
-#: Of the gate that the webhook gives to pods.
+#: Image of the gate container that the webhook adds to pods.
 GATE_IMAGE = "registry.example/headroom-agent:1"
 
 
 def gate() -> InitContainer:
-    """As the webhook makes it."""
+    """Return the gate container that the webhook adds."""
     return msgspec.convert(gate_container(GATE_IMAGE), InitContainer)
 
 
 def following(of: Container, index: int = 0) -> Container:
-    """The container, letting its variable follow the placement of the pod's index-th one."""
+    """Return the container with NVIDIA_VISIBLE_DEVICES from the devices chosen for ``index``.
+
+    The value comes from the pod's annotation ``headroom.gpu/devices.<index>``.
+    """
     source = EnvVarSource(
         field_ref=FieldRef(field_path=f"metadata.annotations['headroom.gpu/devices.{index}']")
     )
@@ -118,7 +122,7 @@ def following(of: Container, index: int = 0) -> Container:
 
 
 def choosing(of: Container, variable: EnvVar | None = None) -> Container:
-    """The container, setting its variable itself; by default to all devices."""
+    """Return the container with its own NVIDIA_VISIBLE_DEVICES; by default all devices."""
     given = variable or EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
     return msgspec.structs.replace(of, env=[given])
 
@@ -138,7 +142,7 @@ def pod(
     created: str | None = None,
     priority: int | None = None,
 ) -> Pod:
-    """An unbound pod with one GPU container, unless told otherwise."""
+    """Return a pod; by default unbound, with one GPU container."""
     written = {**({} if vram is None else {VRAM: vram}), **(annotations or {})}
     return Pod(
         metadata=ObjectMeta(
@@ -163,14 +167,14 @@ def pod(
 def request(
     of: Pod | str | None = "8Gi", default_vram: str | None = None, rules: Rules | None = None
 ) -> VramRequest:
-    """What a pod asks for that can be read; text is the annotation of the default pod."""
+    """Return the request of a pod, which must be valid. Text is the annotation of a default pod."""
     asked = of if isinstance(of, Pod) else pod(of)
     understood = understand(asked, default_vram, rules or Rules(gate_image=GATE_IMAGE))
     assert isinstance(understood, VramRequest), understood
     return understood
 
 
-#: A stock plugin and kubelet; by default a report does not say what they are.
+#: Default configuration of plugin and kubelet. By default, reports do not include it.
 DISTRIBUTED = Plugin(allocation_policy="distributed", topology_manager_policy="none")
 
 
@@ -196,7 +200,7 @@ def weighed_anew(
     leaving: Set[str] = frozenset(),
     device_choice: DeviceChoice = DeviceChoice.PREDICTED,
 ) -> tuple[DeviceTerms, ...]:
-    """The devices of a node of which nothing was known before."""
+    """Return the terms of a report, computed without an earlier report."""
     occupancy = occupy(report, reservations, leaving, device_choice)
     return weigh(occupancy, report, reserve_bytes, tolerance_bytes)
 
@@ -226,7 +230,7 @@ def weighed(
     obeys_environment: bool = True,
     **how: Any,
 ) -> NodeTerms:
-    """A node whose devices decide."""
+    """Return a node's terms; ``how`` goes to ``terms``."""
     return NodeTerms(
         name,
         reason,
@@ -240,7 +244,7 @@ def weighed(
 def judged(
     what: VramRequest | Pod | str | None, *nodes: NodeTerms, now_s: float = NOW_S
 ) -> tuple[Snapshot, Verdicts]:
-    """Fit on all these nodes, in their order."""
+    """Return the verdicts of ``fit`` for all these nodes in order, with their snapshot."""
     snap = build(nodes)
     asked = what if isinstance(what, VramRequest) else request(what)
     return snap, fit(asked, snap, snap.rows([node.name for node in nodes]), now_s)
@@ -270,7 +274,7 @@ def gpunode(
     observed_at: str = STAMP,
     plugin: Plugin | None = None,
 ) -> GPUNode:
-    """An initialised node that reports these devices; without any it has not reported yet."""
+    """Return a GPUNode, by default initialised. Without devices it has no report."""
     return GPUNode(
         metadata=ObjectMeta(name=name, uid=uid, resource_version=version),
         spec=GPUNodeSpec(initialised=initialised, reservations=dict(reservations or {})),

@@ -1,4 +1,4 @@
-"""Certificate authorities and what they sign, for tests: real ones, made by openssl."""
+"""Creates certificate authorities and certificates with openssl."""
 
 import subprocess
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class Certificate:
     key: Path
 
     def put(self, other: "Certificate") -> None:
-        """Be the other one from now on, in the same files, as a renewal is."""
+        """Replace key and certificate in the same files, as a renewal does."""
         for mine, theirs in ((self.key, other.key), (self.cert, other.cert)):
             renewed = mine.with_suffix(".renewed")
             renewed.write_bytes(theirs.read_bytes())
@@ -20,7 +20,7 @@ class Certificate:
 
 
 class Authority:
-    """Signs for ``127.0.0.1`` as for clients; its own certificate is ``cert``."""
+    """A certificate authority. ``cert`` is the file of its own certificate."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -32,12 +32,12 @@ class Authority:
     def sign(
         self, name: str, groups: Sequence[str] = (), usage: str = "serverAuth,clientAuth"
     ) -> Certificate:
-        """A certificate in the folder, with the given common name, for a server and a client.
+        """Sign a certificate for a client and for a server at 127.0.0.1.
 
-        As a Kubernetes user it is of these groups.
+        ``name`` is its common name and file name; ``groups`` are the groups of a Kubernetes user.
         """
         signed = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
-        # As a client's it needs no more; kube-scheduler, Go, checks a server's by the address.
+        # Go clients such as kube-scheduler need the address; client certificates need no more.
         _openssl(
             *("req", "-x509", "-CA", self.cert, "-CAkey", self._key, *_new_key(signed.key)),
             *("-subj", "".join(f"/O={group}" for group in groups) + f"/CN={name}"),

@@ -1,4 +1,4 @@
-"""What every folder of tests may ask for."""
+"""Fixtures and hooks for all tests."""
 
 import os
 from collections.abc import Generator, Iterator
@@ -13,13 +13,13 @@ from tests.processes import Processes, starts_processes
 
 pytest_plugins = ["tests.budgets"]
 
-# What tests start imports the same sources over and over: it may keep them compiled.
+# Processes of tests import the same sources many times: let them cache bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Nor need etcd, API servers and kubelets be sparing with memory: an eighth of their CPU goes there.
+# Let the Go processes use more memory: garbage collection takes an eighth of their CPU otherwise.
 os.environ.setdefault("GOGC", "400")
 os.environ.setdefault("GOMEMLIMIT", "1GiB")
 
-# How long an example takes says something of the machine; benchmarks are where time is judged.
+# No deadline per example: it depends on the machine. Benchmarks measure time.
 hypothesis.settings.register_profile("headroom", deadline=None)
 hypothesis.settings.load_profile("headroom")
 
@@ -27,9 +27,9 @@ hypothesis.settings.load_profile("headroom")
 @pytest.fixture(scope="session")
 @starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """A real API server with the CRD, shared by the session: use names of your own in it."""
+    """A real API server with the CRD, shared by the session. Use unique object names."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints progress
         built("etcd", "kube-apiserver")
     with control_plane() as running:
         yield running
@@ -37,26 +37,28 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
 
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
-    """A command line that a test calls within its process sends all logs to that test's stderr,
-    which is closed when it ends."""
+    """Reset structlog after each test.
+
+    A command that a test calls in this process sends logs to the test's stderr, which is closed
+    when the test ends.
+    """
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
 
 
-#: Where a skip is no failure although CI is true: test id -> why.
+#: Tests that may be skipped even if CI is true: test id -> reason.
 SKIPS_ALLOWED = {
     "tests/demo/test_trace.py::test_the_built_in_figures_are_those_of_the_trace": (
         "needs the research trace, which stays out of the repository and of a plain clone"
     ),
     "tests/benchmarks/test_packing.py::test_reference_results_come_out_on_the_small_cluster": (
-        "needs the same trace; the rules are held against their definitions without it"
+        "needs the same trace; other tests compare the rules with their definitions"
     ),
 }
 
 
-#: Begun first, in this order, so that all workers end at about the same time: nobody is left alone
-#: with a long one.
+#: Modules that start first, in this order, so that all workers end at about the same time.
 LONGEST_FIRST = (
     "tests/kubelet/test_agent.py",
     "tests/e2e/test_real_nodes.py",
@@ -80,8 +82,8 @@ LONGEST_FIRST = (
 )
 
 
-def how_late(item: pytest.Item) -> int:
-    """Where its module stands among those that are begun first."""
+def start_order(item: pytest.Item) -> int:
+    """Return the index of the test's module in ``LONGEST_FIRST``, or its length."""
     found = (i for i, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
     return next(found, len(LONGEST_FIRST))
 
@@ -90,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--reversed",
         action="store_true",
-        help="run the tests of each module in reverse: none may depend on those before it",
+        help="run all tests in reverse order: no test may depend on earlier ones",
     )
 
 
@@ -98,13 +100,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("reversed"):
         items.reverse()
-    items.sort(key=how_late)
+    items.sort(key=start_order)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark tests whose fixtures start processes, before ``-m`` selects by marks."""
     if isinstance(item, pytest.Function) and any(
-        hasattr(fixtures[-1].func, "starts_processes")  # the last one is the one that counts
+        hasattr(fixtures[-1].func, "starts_processes")  # the last definition overrides the others
         for fixtures in item._fixtureinfo.name2fixturedefs.values()
     ):
         item.add_marker(pytest.mark.slow)
@@ -129,7 +131,7 @@ def _no_process(*_: object, **__: object) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under CI a skip hides a hole, so it is a failure."""
+    """Report a skip as a failure if CI is true, unless ``SKIPS_ALLOWED`` contains the test."""
     report = yield
     if report.skipped and os.environ.get("CI") == "true" and item.nodeid not in SKIPS_ALLOWED:
         report.outcome = "failed"
@@ -138,8 +140,8 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests measured end to end, whichever process they ran in."""
-    told = [
+    """Print the property "measured" of all tests, of all workers."""
+    lines = [
         f"{report.nodeid.rpartition('::')[2]}: {text}"
         for reports in terminalreporter.stats.values()
         for report in reports
@@ -147,7 +149,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, text in report.user_properties
         if name == "measured"
     ]
-    if told:
+    if lines:
         terminalreporter.section("measured end to end")
-        for line in told:
+        for line in lines:
             terminalreporter.write_line(line)

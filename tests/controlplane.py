@@ -1,9 +1,9 @@
-"""A real etcd and kube-apiserver on loopback, for as long as a test session needs them.
+"""A real etcd and kube-apiserver on loopback, for one test session.
 
-RBAC is on, TLS is real (the API server signs for itself and its certificate is trusted by name),
-and the tests hold a cluster-admin token. The ServiceAccount admission plugin is off, since no
-controller creates the accounts that it asks for. kube-scheduler, kube-controller-manager and
-whatever else a test needs a process for run beside them, each as a user of its own.
+RBAC and TLS are on; clients trust the API server's self-signed certificate. Tests have a
+cluster-admin token. The ServiceAccount admission plugin is off, because no controller creates the
+service accounts that it requires. kube-scheduler, kube-controller-manager and other processes can
+be started as well, each with its own user.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 ADMIN_TOKEN = "admin-of-the-tests"
-#: Authenticated, with no right to anything.
+#: Token of an authenticated user without any rights.
 STRANGER_TOKEN = "stranger-of-the-tests"
-#: Token -> user. Kubernetes itself gives its own components their rights; ours need roles.
+#: Token -> user. Kubernetes creates the roles of its own components; Headroom's need roles.
 TOKENS = {
     STRANGER_TOKEN: "stranger",
     "scheduler-of-the-tests": "system:kube-scheduler",
@@ -39,11 +39,11 @@ TOKENS = {
     "viewer-of-the-tests": "headroom-viewer",
     "certs-of-the-tests": "headroom-certs",
 }
-#: Pods that name it are scheduled with the extender, all others wait for a scheduler for ever.
+#: The only scheduler: pods that name another one stay pending.
 SCHEDULER_NAME = "headroom"
-#: What cannot be said in deploy/base/kube-scheduler.yaml, which says why.
+#: Cannot be set in deploy/base/kube-scheduler.yaml; a comment there explains it.
 SCHEDULER_FLAGS = ("--feature-gates=SchedulerPopFromBackoffQ=false",)
-#: The only controllers that run: with a node's life watched, nodes without a kubelet were tainted.
+#: The controllers that run. Without node-lifecycle: it would taint nodes without a kubelet.
 CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
@@ -54,7 +54,7 @@ START_TIMEOUT_S = 180.0
 
 
 def built(*names: str) -> dict[str, Path]:
-    """The pinned binaries by name; builds those that are missing, its progress on stderr."""
+    """Return the paths of pinned binaries by name. Builds missing ones; progress goes to stderr."""
     command = [sys.executable, str(ROOT / "tests/gobin/build.py"), *names]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return {
@@ -63,7 +63,7 @@ def built(*names: str) -> dict[str, Path]:
 
 
 def crd_manifest() -> dict[str, Any]:
-    """The CRD of GPUNode as it is deployed; until that exists, one that keeps every field."""
+    """Return the deployed CRD of GPUNode; if the file is missing, one without a schema."""
     deployed = ROOT / "deploy/base/crd.yaml"
     if deployed.exists():
         manifest: dict[str, Any] = yaml.safe_load(deployed.read_text())
@@ -96,15 +96,18 @@ def crd_manifest() -> dict[str, Any]:
 
 
 class ApiRefused(Exception):
-    """The API server did not do what a test asked in passing."""
+    """The API server answered a test's request with an error."""
 
 
 class ControlPlane(Processes):
-    """``start`` returns when the API server is ready; ``stop`` leaves nothing behind."""
+    """etcd and kube-apiserver, and other processes of a cluster.
 
-    #: Where the API server listens, and is found.
+    ``start`` returns when the API server is ready. ``stop`` ends all processes and deletes files.
+    """
+
+    #: The address that the API server listens on and advertises.
     address = "127.0.0.1"
-    #: What its admission leaves out: by default nobody makes service accounts for pods.
+    #: Disabled admission plugins. By default, no controller creates service accounts.
     without_admission = ("ServiceAccount",)
     controllers = CONTROLLERS
 
@@ -123,7 +126,7 @@ class ControlPlane(Processes):
         return self.folder / "certs/apiserver.crt"
 
     def configuration(self, token: str = ADMIN_TOKEN) -> Configuration:
-        """For the ``kubernetes`` package and for ours."""
+        """Return a configuration for the ``kubernetes`` package and for ``extender.kube``."""
         configuration = Configuration()
         configuration.host = self.url
         configuration.ssl_ca_cert = str(self.ca_file)
@@ -145,7 +148,7 @@ class ControlPlane(Processes):
         self.start_apiserver()
 
     def spawn_etcd(self) -> None:
-        """Start it, again with what it held after ``kill("etcd")``."""
+        """Start etcd; after ``kill("etcd")`` with the same data."""
         client = f"http://127.0.0.1:{self.etcd_port}"
         peer = f"http://127.0.0.1:{self._peer_port}"
         self.spawn(
@@ -163,12 +166,12 @@ class ControlPlane(Processes):
         )
 
     def start_apiserver(self, patience_s: float = START_TIMEOUT_S, *flags: str) -> None:
-        """Start it, again on the same port after ``kill("kube-apiserver")``."""
+        """Start the API server and wait until it is ready; after a ``kill`` on the same port."""
         self.spawn_apiserver(*flags)
         self._wait_ready(patience_s)
 
     def spawn_apiserver(self, *flags: str) -> None:
-        """The same without waiting until it is ready."""
+        """Start the API server without waiting until it is ready."""
         key = self.folder / "service-account.key"
         self.spawn(
             "kube-apiserver",
@@ -192,8 +195,7 @@ class ControlPlane(Processes):
     def kubeconfig(
         self, token: str = ADMIN_TOKEN, namespace: str = "default", port: int | None = None
     ) -> Path:
-        """A kubeconfig file for the holder of the token; ``port`` is that of who stands before the
-        API server."""
+        """Write a kubeconfig for a token. ``port``: the port of a proxy before the API server."""
         path = self.folder / f"{token}.{namespace}.{port or self.port}.kubeconfig"
         self.write_kubeconfig(path, {"token": token}, namespace, port)
         return path
@@ -205,7 +207,7 @@ class ControlPlane(Processes):
         namespace: str = "default",
         port: int | None = None,
     ) -> None:
-        """``user`` is that of the kubeconfig: who it is, and how it is shown."""
+        """Write a kubeconfig. ``user`` is its user entry: credentials and impersonation."""
         server = f"https://{self.address}:{port or self.port}"
         context = {"cluster": "tests", "user": "tests", "namespace": namespace}
         cluster = {"server": server, "certificate-authority": str(self.ca_file)}
@@ -217,7 +219,7 @@ class ControlPlane(Processes):
             "contexts": [{"name": "tests", "context": context}],
             "current-context": "tests",
         }
-        # Another process may be reading it: it finds the old file or the new one, never a part.
+        # Replace the file atomically: another process may be reading it.
         new = path.with_name(f"{path.name}.{uuid4().hex}")
         new.write_text(json.dumps(content))
         new.replace(path)
@@ -229,10 +231,10 @@ class ControlPlane(Processes):
         tls: Mapping[str, str] | None = None,
         one_entry: bool = False,
     ) -> None:
-        """Start one of the built kube-schedulers with our extender, as we tell users to set it up.
+        """Start one of the built kube-schedulers with our extender, configured as shipped.
 
-        It serves nothing itself; several may run at once under the names of their binaries.
-        ``tls`` is the extender's tlsConfig, where it is spoken to over TLS.
+        It has no port of its own. Several binaries can run at once. ``tls`` is the extender's
+        tlsConfig; without it, plain HTTP is used.
         """
         kubeconfig = self.kubeconfig("scheduler-of-the-tests")
         content = scheduler_configuration(extender_url, kubeconfig, tls, one_entry)
@@ -241,7 +243,7 @@ class ControlPlane(Processes):
     def spawn_scheduler(
         self, name: str, configuration: Mapping[str, Any], binary: str = "kube-scheduler"
     ) -> None:
-        """Start one of this very KubeSchedulerConfiguration, as a process of that name."""
+        """Start a kube-scheduler with this KubeSchedulerConfiguration, as process ``name``."""
         config = self.folder / f"{name}.json"
         config.write_text(json.dumps(configuration))
         flags = f"--config={config}", "--secure-port=0", *SCHEDULER_FLAGS
@@ -256,13 +258,13 @@ class ControlPlane(Processes):
             f"--service-account-private-key-file={self.folder / 'service-account.key'}",
             f"--controllers={','.join(self.controllers)}",
             f"--root-ca-file={self.ca_file}",
-            "--use-service-account-credentials=true",  # else RBAC grants its controllers nothing
+            "--use-service-account-credentials=true",  # RBAC grants rights only to these accounts
             "--leader-elect=false",
             "--secure-port=0",
         )
 
     def kubectl(self, *arguments: str) -> str:
-        """What kubectl prints for the cluster's admin."""
+        """Run kubectl as the cluster's admin and return its output."""
         command = [str(built("kubectl")["kubectl"]), f"--kubeconfig={self.kubeconfig()}"]
         command += [f"--cache-dir={self.folder / 'kubectl'}", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -275,7 +277,7 @@ class ControlPlane(Processes):
         content_type: str = "application/json",
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """One request as the cluster's admin; raises ``ApiRefused`` unless it succeeds."""
+        """Send a request as the cluster's admin; raises ``ApiRefused`` unless it succeeds."""
         answer = self._http.request(
             method,
             self.url + path,
@@ -302,7 +304,7 @@ class ControlPlane(Processes):
         until(served, "GPUNodes are served", START_TIMEOUT_S, 0.05)
 
     def compact(self) -> int:
-        """Forget etcd's history up to now; the revision it was compacted at."""
+        """Compact etcd's history up to now; return the revision."""
         etcd = f"http://127.0.0.1:{self.etcd_port}/v3"
         answer = self._http.request("POST", f"{etcd}/kv/range", json={"key": "AA=="})
         revision = int(answer.json()["header"]["revision"])
@@ -318,12 +320,12 @@ class ControlPlane(Processes):
             self.raise_if_ended()
             return self.ca_file.exists() and self._ready()
 
-        said = lambda: self.log("kube-apiserver")[-4000:]  # noqa: E731
-        until(is_ready, "kube-apiserver is ready", patience_s, 0.05, said)
+        log_end = lambda: self.log("kube-apiserver")[-4000:]  # noqa: E731
+        until(is_ready, "kube-apiserver is ready", patience_s, 0.05, log_end)
 
     def _ready(self) -> bool:
-        """Whether it is ready and knows what its admin may do."""
-        # Whoever is answered 429 asks again: so does the API server while it takes in a new schema.
+        """Return whether the API server is ready and has loaded the admin's rights."""
+        # Retry after 429, which the API server also sends while it loads a new schema.
         retries = urllib3.Retry(
             total=None,
             connect=False,
@@ -353,8 +355,10 @@ def scheduler_configuration(
     tls: Mapping[str, str] | None = None,
     one_entry: bool = False,
 ) -> dict[str, Any]:
-    """The KubeSchedulerConfiguration as it is shipped, for an extender of the tests; with
-    ``one_entry`` it is only called for pods with a GPU, as the file says."""
+    """Return the shipped KubeSchedulerConfiguration, changed to use an extender of the tests.
+
+    ``one_entry``: merge the two extender entries, so that it is called only for pods with a GPU.
+    """
     content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text())
     content["clientConnection"] = {"kubeconfig": str(kubeconfig)}
     content["leaderElection"] = {"leaderElect": False}
@@ -365,7 +369,7 @@ def scheduler_configuration(
     for extender in content["extenders"]:
         extender["urlPrefix"] = extender_url
         if tls is not None:
-            # Without a caFile it would take any certificate at all.
+            # ``tls`` must have a caFile, otherwise kube-scheduler accepts any certificate.
             extender |= {"enableHTTPS": True, "tlsConfig": tls}
     return content
 

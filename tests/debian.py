@@ -1,8 +1,8 @@
-"""Programs of others that tests need: those on PATH, else Debian's (or Ubuntu's) packages.
+"""Finds programs that tests need: on PATH, or in packages of Debian or Ubuntu.
 
-A package is fetched by apt, which checks its signature, with folders of its own: nothing is
-installed, no right is needed, and the machine's lists, which may be old or missing, are left alone.
-What was unpacked is kept outside git, beside what ``tests.gobin`` builds.
+apt downloads a package and checks its signature. It uses separate folders: nothing is installed, no
+privileges are needed, and the machine's package lists are not changed. The unpacked files are kept
+outside git, beside the binaries that ``tests.gobin`` builds.
 """
 
 import os
@@ -18,11 +18,11 @@ _TIMEOUT_S = 300
 
 
 class Unavailable(Exception):
-    """There is none, and none can be had; says why."""
+    """The program is missing and cannot be downloaded. The message has the reason."""
 
 
 def prometheus() -> tuple[str, str]:
-    """Paths of prometheus and promtool; fetched, the first time, within some ten seconds."""
+    """Return the paths of prometheus and promtool. A download takes about ten seconds."""
     here = shutil.which("prometheus"), shutil.which("promtool")
     if here[0] and here[1]:
         return here[0], here[1]
@@ -31,7 +31,7 @@ def prometheus() -> tuple[str, str]:
 
 
 def chromium() -> tuple[str, dict[str, str]]:
-    """Path of Chromium, and the environment in which it finds the libraries that come with it."""
+    """Return the path of Chromium and an environment in which it finds its libraries."""
     if here := shutil.which("chromium"):
         return here, dict(os.environ)
     # 120 MB to fetch and 400 to keep, in half a minute.
@@ -44,7 +44,7 @@ def chromium() -> tuple[str, dict[str, str]]:
 
 
 def ip() -> tuple[str, ...]:
-    """What the command ``ip`` is begun with."""
+    """Return the words that start the command ``ip``."""
     if here := shutil.which("ip"):
         return (here,)
     unpacked = _unpacked("iproute2", ("iproute2",), with_what_it_needs=True)
@@ -55,7 +55,10 @@ def ip() -> tuple[str, ...]:
 
 
 def _unpacked(name: str, packages: tuple[str, ...], with_what_it_needs: bool) -> Path:
-    """The folder; of what the packages need, what this machine has not."""
+    """Return the folder with the unpacked packages.
+
+    ``with_what_it_needs``: include the dependencies that this machine does not have.
+    """
     folder = default_cache().parent / "debian" / name
     with locked(folder.parent / f"{name}.lock"):
         if not folder.exists():
@@ -74,7 +77,7 @@ def _fetch(unpacked: Path, packages: tuple[str, ...], with_what_it_needs: bool) 
         status = "/var/lib/dpkg/status" if with_what_it_needs else "/dev/null"
         apt = ["apt-get", "-qq", "-o", f"Dir::Cache={scratch}/cache"]
         apt += ["-o", f"Dir::State={scratch}/state", "-o", f"Dir::State::status={status}"]
-        # As root apt would fetch as another user, who cannot write here.
+        # apt, run as root, downloads as another user, who cannot write here.
         apt += ["-o", "APT::Sandbox::User="]
         _run(scratch, *apt, "update")
         if with_what_it_needs:

@@ -1,7 +1,7 @@
-"""A driver of NVIDIA's without GPUs: the fake library, and the table of devices that it reads.
+"""Fake NVIDIA driver libraries, and the table of devices that they read.
 
-TEST_NVML names a folder with another libnvidia-ml.so.1, NVIDIA's own mock for one, for
-tests that need nothing of ours.
+TEST_NVML can name a folder with another libnvidia-ml.so.1, for example NVIDIA's mock. Only tests
+that need no extension of the fake library can use it.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ GIB = 1 << 30
 
 
 def library_folder(missing: Sequence[str] = ()) -> Path:
-    """A folder with libnvidia-ml.so.1 in it, built once for each state of its source.
+    """Return a folder with libnvidia-ml.so.1. It is rebuilt only if its source changes.
 
-    As in the library of an older driver, functions that are ``missing`` are not exported.
+    Functions in ``missing`` are not exported, as in the library of an older driver.
     """
     if other := os.environ.get("TEST_NVML"):
         return Path(other)
@@ -31,7 +31,7 @@ def library_folder(missing: Sequence[str] = ()) -> Path:
 
 
 def cuda_folder() -> Path:
-    """A folder with libcuda.so.1 in it; its memory shows in the library of ``library_folder``."""
+    """Return a folder with libcuda.so.1; the fake NVML library reports the memory it allocates."""
     return _built(CUDA_SOURCE, "cuda", "libcuda.so.1")
 
 
@@ -45,7 +45,7 @@ def _built(source: Path, kind: str, name: str, missing: Sequence[str] = ()) -> P
         if shutil.which("gcc") is None:
             raise RuntimeError(
                 "gcc is missing: the fake driver library of the tests is C; "
-                "right is, for example: apt-get install gcc libc6-dev"
+                "example: apt-get install gcc libc6-dev"
             )
         folder.mkdir(exist_ok=True)
         built = folder / f"building-{os.getpid()}"
@@ -81,7 +81,7 @@ class Gpu:
     memory_bytes: int = 80 * GIB
     reserved_bytes: int = GIB // 2
     model: str = "NVIDIA H100 80GB HBM3"
-    #: The NUMA node that it hangs on; None where the machine does not say.
+    #: The NUMA node of the GPU; None if the machine does not report it.
     numa: int | None = None
     #: nvmlDeviceArchitecture: 6 Turing, 7 Ampere, 9 Hopper, 10 Blackwell.
     architecture: int = 9
@@ -105,7 +105,7 @@ def b200(uuid: str) -> Gpu:
 
 
 def mig_minors(gpus: list[Gpu]) -> str:
-    """What the kernel shows of MIG devices in /proc/driver/nvidia-caps/mig-minors."""
+    """Return the content of /proc/driver/nvidia-caps/mig-minors for these GPUs."""
     paths = (
         path
         for index, gpu in enumerate(gpus)
@@ -119,18 +119,18 @@ def mig_minors(gpus: list[Gpu]) -> str:
 
 
 class Driver:
-    """Every change is in the table, whole, when the call returns."""
+    """Writes the device table. Each change is written atomically before the call returns."""
 
     def __init__(self, table: Path, gpus: list[Gpu]) -> None:
         self.gpus = gpus
         self.table = table
         #: pid -> uuid -> bytes
         self._used: dict[int, Mapping[str, int]] = {}
-        #: uuid -> the XIDs that it has had
+        #: uuid -> its XID events
         self._xids: dict[str, list[int]] = {gpu.uuid: [] for gpu in gpus}
-        #: uuid -> the least memory that was ever free; below zero: more was taken than there is.
+        #: uuid -> minimum of free bytes so far; negative after an overcommitment.
         self.least_free_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
-        #: uuid (empty: the whole driver) -> what else the table says, as in fake_nvml.c
+        #: uuid (empty: the whole driver) -> further lines of the table, see fake_nvml.c
         self._said: dict[str, tuple[str, ...]] = {}
         self._lock = threading.RLock()
         self._batches = 0
@@ -138,7 +138,7 @@ class Driver:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Within, changes wait: all of them are in the table at the end."""
+        """Collect changes and write all of them at the end of the context."""
         with self._lock:
             self._batches += 1
         try:
@@ -149,7 +149,7 @@ class Driver:
                 self._write()
 
     def add(self, gpu: Gpu) -> None:
-        """Another GPU comes, as with the kernel's module."""
+        """Add a GPU, as if the kernel module detected it."""
         with self._lock:
             self.gpus.append(gpu)
             self._xids[gpu.uuid] = []
@@ -157,7 +157,7 @@ class Driver:
             self._write()
 
     def use(self, pid: int, used: Mapping[str, int]) -> None:
-        """The process holds these bytes by device, and nothing else; none: it is gone."""
+        """Set the bytes that the process uses, by device. An empty mapping: the process ended."""
         with self._lock:
             self._used.pop(pid, None)
             if used:
@@ -165,14 +165,15 @@ class Driver:
             self._write()
 
     def fail(self, uuid: str, xid: int) -> None:
-        """The device raises an XID event."""
+        """Raise an XID event on the device."""
         with self._lock:
             self._xids[uuid].append(xid)
             self._write()
 
     def say(self, uuid: str, *statements: str) -> None:
-        """Statements about a GPU, an instance or, without a uuid, the driver; they replace all
-        that were said of it before.
+        """Set further table lines of a GPU or an instance, or of the driver if ``uuid`` is empty.
+
+        They replace earlier lines of the same uuid.
         """
         with self._lock:
             self._said[uuid] = statements

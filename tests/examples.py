@@ -1,5 +1,8 @@
-"""How many random examples a property is tried with: two fifths of what is named, as each run draws
-others; with TEST_THOROUGH=1 in the environment all."""
+"""The number of random examples per property.
+
+By default two fifths of the given number, because each run draws different examples. With
+TEST_THOROUGH=1 in the environment: all.
+"""
 
 import os
 

@@ -1,8 +1,8 @@
-"""Commands of ours as ``python -m`` would run them, in processes that are spared the imports.
+"""Runs Headroom's commands like ``python -m``, in forked processes that need no imports.
 
-A fresh interpreter takes two seconds of CPU to import all of Headroom, so one process of each
-session does that and forks the rest. Not for what heeds LD_PRELOAD or LD_LIBRARY_PATH, which are
-read when a process begins, and not for what executes itself anew.
+A new interpreter takes two seconds of CPU to import all of Headroom. So one process per session
+imports it, and forks the others. Do not use it for commands that need LD_PRELOAD or
+LD_LIBRARY_PATH, which are read when a program starts, or that execute themselves again.
 """
 
 import ctypes
@@ -31,16 +31,19 @@ _forks.set_forkserver_preload(
 
 
 def pipe() -> tuple[Connection, Connection]:
-    """One to read what a process prints, and one that is given to it and closed afterwards."""
+    """Return a connection to read a process's output from, and one to pass to the process.
+
+    Close the second one after the process has started.
+    """
     return _forks.Pipe(duplex=False)
 
 
 def run(
     module: str, *arguments: str, env: Mapping[str, str], timeout_s: float = 60.0
 ) -> "subprocess.CompletedProcess[str]":
-    """As ``subprocess.run`` of ``python -m``, with what it printed; it runs in an empty folder.
+    """Run ``python -m module`` in an empty folder; return its status and output.
 
-    Raises ``subprocess.TimeoutExpired``, and the process is gone then.
+    Raises ``subprocess.TimeoutExpired`` after killing the process.
     """
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
@@ -51,12 +54,12 @@ def run(
             process.kill()
             process.wait()
             raise
-        told = stdout.read_text(), stderr.read_text()
-    return subprocess.CompletedProcess([module, *arguments], status, *told)
+        output = stdout.read_text(), stderr.read_text()
+    return subprocess.CompletedProcess([module, *arguments], status, *output)
 
 
 class Forked:
-    """As much of ``subprocess.Popen`` as tests need."""
+    """A forked command, with the methods of ``subprocess.Popen`` that tests need."""
 
     def __init__(
         self,
@@ -66,13 +69,13 @@ class Forked:
         env: Mapping[str, str],
         stdout: Connection | Path | None = None,
     ) -> None:
-        """What it prints is added to ``log``, but for what ``stdout`` gets where there is one.
+        """Start the command in the folder of ``log``. ``env`` is its whole environment.
 
-        ``env`` is its whole environment; it runs in the folder of ``log``.
+        Its output is appended to ``log``; standard output goes to ``stdout`` if that is given.
         """
-        told = (module, list(arguments), log, dict(env), stdout)
-        # Daemonic: whoever ends without having waited for it does not wait then.
-        self._process = _forks.Process(target=_run, args=told, daemon=True)
+        parameters = (module, list(arguments), log, dict(env), stdout)
+        # Daemonic: this process can end without waiting for it.
+        self._process = _forks.Process(target=_run, args=parameters, daemon=True)
         self._process.start()
 
     @property
@@ -108,7 +111,7 @@ def _run(
     env: Mapping[str, str],
     stdout: Connection | Path | None,
 ) -> None:
-    # Not to outlive the session: the process that forks ends with it.
+    # End with the fork server, which ends with the session.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     os.chdir(log.parent)
@@ -118,11 +121,11 @@ def _run(
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if stdout is not None:
-        with stdout.open("ab") if isinstance(stdout, Path) else stdout as told:
-            os.dup2(told.fileno(), 1)
-    # Which the client of the API server reads once, as it is imported.
+        with stdout.open("ab") if isinstance(stdout, Path) else stdout as output:
+            os.dup2(output.fileno(), 1)
+    # The Kubernetes client reads KUBECONFIG only when it is imported.
     kube_config.KUBE_CONFIG_DEFAULT_LOCATION = env.get("KUBECONFIG", "~/.kube/config")
-    # In place of what multiprocessing set for its own children.
+    # Undo the handler that multiprocessing sets for its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,8 +1,8 @@
-"""Every structure of the extender that can grow, with its bound in bytes.
+"""Lists every collection of the extender that can grow, with its bound in bytes.
 
-``tests/test_bounded.py`` compares the list with the code. Sizes are upper bounds of what CPython
-takes, keys included: strings that another structure holds already count as references. What objects
-of Kubernetes take is limited by ``contract.pod_limits`` and ``extender.state.kept_fields``.
+``tests/test_bounded.py`` compares the list with the code. Sizes are upper bounds of memory in
+CPython, keys included. A string that another structure holds as well counts as a reference. The
+size of Kubernetes objects is limited by ``contract.pod_limits`` and ``extender.state.kept_fields``.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Per:
-    """Grows with the cluster: at most so many bytes for each object of this kind that it has, or
-    for each of them that a GPUNode names."""
+    """Grows with the cluster: at most ``most_bytes`` for each object of this kind.
+
+    Objects are those of the cluster and those that a GPUNode names.
+    """
 
     kind: str
     most_bytes: int
@@ -21,13 +23,13 @@ class Per:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """At most so many bytes, whatever the cluster does."""
+    """At most ``most_bytes`` in total, for any cluster."""
 
     most_bytes: int
 
 
-#: Belongs to one call, one look or one request, and goes with it: bounded by what that may be
-#: about (``extender.console.problem_details``, ``extender.server.http_limits``) or by one snapshot.
+#: Temporary collections of one call or request. Their size is limited by the request
+#: (``extender.console.problem_details``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
     "extender/admission/json_patch.py": ["Draft.operations"],
     "extender/state/changes.py": ["Effects.events", "Effects.outcomes", "Effects.unsettled"],
@@ -75,7 +77,7 @@ PASSING = {
     "extender/config/reload.py": ["Origin.env", "Origin.flags"],
 }
 
-#: Stay, and grow.
+#: Permanent collections: module -> attribute -> bound.
 GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/admission/context.py": {
         "ObjectCache._namespaces": Per("namespace", 4_000),
@@ -111,7 +113,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Heartbeats.revived": Per("node", 200),
     },
     "extender/state/nominations.py": {"Nominations._holds": Per("pod", 500)},
-    # All of one node together have MAX_NODE_ENTRIES entries, and all of them MAX_ENTRIES.
+    # Limited together: MAX_NODE_ENTRIES entries for each node, and MAX_ENTRIES in total.
     "extender/state/prediction_tracker.py": {
         "PredictionTracker._done": Fixed(262_144 * 200),
         "PredictionTracker._fresh": Per("node", 300),
@@ -178,7 +180,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Cursor._sets": Fixed(8 * 4 * 200),
         "Cursor._shown": Fixed(8 * 1_000 * 200),
     },
-    # Of the demo and of headroom serve --embedded: nobody else writes there.
+    # Used only by the demo and headroom serve --embedded.
     "extender/ledger/memory_store.py": {
         "EmbeddedStore._gpunodes": Per("node", 64 << 10),
         "EmbeddedStore._pods": Per("pod", 15 * MIB),
@@ -201,7 +203,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Table._resources": Per("resource", 500),
         "Table._row_of": Per("node", 2 * 200),
     },
-    # One entry is some bytes for each device, and the least recently used goes first.
+    # An entry has some bytes for each device. The least recently used entry is evicted first.
     "extender/placement/fit_cache.py": {"FitCache._held": Per("device", 16 * 64)},
     "extender/state/decision_records.py": {"Records._records": Fixed(16 * MIB)},
     "extender/kube/interning.py": {

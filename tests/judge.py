@@ -8,10 +8,10 @@ M = TypeVar("M", bound=Hashable)
 
 
 def excess(taken: Iterable[tuple[M, int]], has: Mapping[M, int]) -> dict[M, int]:
-    """Map each memory of which more is taken than it has to the difference.
+    """Return by memory how far its use exceeds its size. Memories without an excess are left out.
 
-    ``taken``: a memory and an amount, for each pod, container or process that sits there; all
-    amounts are in one unit.
+    ``taken`` has a memory and an amount for each pod, container or process on it. ``has`` maps each
+    memory to its size; a missing one raises ``KeyError``. All amounts have the same unit.
     """
     total = Counter[M]()
     for memory, amount in taken:

@@ -1,10 +1,9 @@
-"""Finds wording in the product's Python files that readers have to decode.
+"""Finds wording in the product's Python files that is hard to understand.
 
     python -m tests.language [FILE ...]      all of the product if no file is named
 
-Prints one line for each finding: file, line, the rule, and the text. It reads docstrings, comments
-and messages (strings of at least three words). It is a net: text without findings may still be hard
-to read.
+Prints one line for each finding: file, line, rule and text. It reads docstrings, comments and
+messages (strings of at least three words). Text without findings can still be hard to read.
 """
 
 import ast
@@ -20,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agent", "contract", "extender", "headroom")
 
-#: A docstring starts with a verb or a noun.
+#: Words that a docstring must not start with: it starts with a verb or a noun.
 OPENING = re.compile(r"(Of|Who|Whom|Whose|What|Where|That which)\b")
-#: Words with a plainer equivalent, and what to write.
+#: Patterns of words to avoid -> what to write.
 WORDS = {
     r"promis\w*": "reserve, reservation",
     r"bystanders?|strays?": "unreserved pod",
@@ -63,7 +62,7 @@ class Finding:
 
 
 def findings(path: Path) -> Iterator[Finding]:
-    """Yield what the rules find in one Python file, in the order of its lines."""
+    """Yield the findings in one Python file, in the order of its lines."""
     source = path.read_text(encoding="utf-8")
     name = str(path.resolve().relative_to(ROOT))
     tree = ast.parse(source)
@@ -79,7 +78,7 @@ def findings(path: Path) -> Iterator[Finding]:
 
 
 def product() -> list[Path]:
-    """Return all Python files of the product."""
+    """Return the product's Python files that git tracks."""
     listed = subprocess.run(
         ["git", "ls-files", "--", *(f"{package}/*.py" for package in PACKAGES)],
         cwd=ROOT,
@@ -106,7 +105,7 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 def _messages(
     tree: ast.Module, docstrings: Collection[tuple[int, str]]
 ) -> Iterator[tuple[int, str]]:
-    """Strings of at least three words that are no docstrings; of f-strings the fixed parts."""
+    """Yield strings of at least three words, except docstrings. Of f-strings: the fixed parts."""
     lines = {line for line, _ in docstrings}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):

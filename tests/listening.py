@@ -1,4 +1,4 @@
-"""A port served as a replica serves it, in a thread of the test."""
+"""Serves a port as a replica does, in a thread of the test."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ from extender.server.tls import ServerTls
 def listening(
     app: FastAPI, tls: ServerTls | None = None, protocol: type[LimitedProtocol] = LimitedProtocol
 ) -> Iterator[int]:
-    """On this port; asked to end with the context, and awaited."""
+    """Serve ``app`` on a free loopback port and yield the port. Stops and waits at the end."""
     server = PortServer(Port("tests", "127.0.0.1", 0, app, protocol, tls))
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)

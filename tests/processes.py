@@ -1,7 +1,7 @@
-"""Real processes for tests, and one folder for their files; neither outlives the session.
+"""Starts real processes for tests, with a folder for their files. Both end with the session.
 
-They are killed by the kernel when the one that started them dies, however it dies; the folder goes
-with ``stop``, or, where that was never reached, with the next one of the same kind.
+The kernel kills the processes when the process that started them ends, however it ends. ``stop``
+deletes the folder. If ``stop`` was not called, the next ``Processes`` of the same kind deletes it.
 """
 
 import contextlib
@@ -25,19 +25,20 @@ from tests.waiting import until
 F = TypeVar("F", bound=Callable[..., object])
 
 _YOUNG_S = 60.0
-#: Runs a command that the kernel kills when its parent, whose id comes first, dies or has died.
-#: No ``preexec_fn``, which is Python code between fork and exec and not safe beside gRPC's threads.
+#: Runs a command that the kernel kills when its parent dies or is already dead. The first argument
+#: is the parent's id. No ``preexec_fn``: Python code between fork and exec is not safe with the
+#: threads of gRPC.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ $PPID = "$0" ] && exec "$@"')
 
 
 def starts_processes(fixture: F) -> F:
-    """Mark every test that uses the fixture as slow; stands below ``@pytest.fixture``."""
+    """Mark every test that uses this fixture as slow. Put it below ``@pytest.fixture``."""
     vars(fixture)["starts_processes"] = True
     return fixture
 
 
 class Processes:
-    """``kind`` begins the name of the folder, whose log files are ``<name of a process>.log``."""
+    """Processes by name. ``kind`` is the prefix of the folder; logs are ``<process name>.log``."""
 
     def __init__(self, kind: str) -> None:
         _sweep(kind)
@@ -47,15 +48,16 @@ class Processes:
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def stop(self) -> None:
+        """Kill all processes and delete the folder."""
         for name in list(self._processes):
             self.kill(name)
         shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.close()
 
     def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
-        """Run a process until ``kill(name)`` or ``stop``; ``log(name)`` is what it printed.
+        """Start a process, which runs until ``kill(name)`` or ``stop``. Its output goes to its log.
 
-        Only from a thread that lasts: the kernel kills the process when that thread ends.
+        The kernel kills the process when the calling thread ends. ``env`` is added to ours.
         """
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -65,29 +67,29 @@ class Processes:
                 stderr=log,
                 cwd=self.folder,
                 env=None if env is None else {**os.environ, **env},
-                start_new_session=True,  # Ctrl-C is for the tests to handle, not for them
+                start_new_session=True,  # Ctrl-C reaches only the tests
             )
 
     def fork(self, name: str, module: str, *arguments: str, env: Mapping[str, str]) -> None:
-        """The same for a command of ours, as ``python -m``; see tests/forks.py."""
+        """Start a command of Headroom like ``python -m``; see tests/forks.py."""
         log = self.folder / f"{name}.log"
         log.touch()
         self._processes[name] = Forked(module, arguments, log, {**os.environ, **env})
 
     def kill(self, name: str) -> None:
-        """SIGKILL, as a machine that fails would; returns when the process is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
 
     def end(self, name: str) -> None:
-        """SIGTERM; returns when the process has ended by itself."""
+        """Send SIGTERM and wait until the process has ended, for at most 60 s."""
         process = self._processes.pop(name)
         process.terminate()
         process.wait(timeout=60)
 
     def pause(self, name: str) -> None:
-        """Freeze it: its connections stay open and nothing answers from when this returns."""
+        """Stop the process (SIGSTOP): connections stay open, but it does not answer any more."""
         self._processes[name].send_signal(signal.SIGSTOP)
         until(lambda: _stopped(self.pid(name)), f"{name} is frozen")
 
@@ -95,11 +97,11 @@ class Processes:
         self._processes[name].send_signal(signal.SIGCONT)
 
     def runs(self, name: str) -> bool:
-        """Whether it was started, and not killed since."""
+        """Return whether the process was started and not killed or ended by a test."""
         return name in self._processes
 
     def ended(self, name: str) -> bool:
-        """Whether it was started and has ended by itself."""
+        """Return whether the process was started and has ended by itself."""
         return name in self._processes and self._processes[name].poll() is not None
 
     def pid(self, name: str) -> int:
@@ -109,27 +111,27 @@ class Processes:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def logs(self) -> str:
-        """The end of each."""
+        """Return the end of each log."""
         return "\n".join(f"--- {name}\n{self.log(name)[-4000:]}" for name in self._processes)
 
     def raise_if_ended(self) -> None:
-        """All of them serve until they are told to stop: one that ended by itself has failed."""
+        """Raise ``RuntimeError`` if a process ended by itself."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise RuntimeError(f"{name} ended by itself:\n{self.logs()}")
 
 
-#: Below what Linux gives to outgoing connections, which else take a port before its server does.
-#: Each process that runs tests has a part of its own: a server listens only a while after its port
-#: was chosen, and another's may be there first.
+#: Below Linux's range for outgoing connections, which could take a port before its server listens.
+#: Each test worker has its own part of the range, because a server listens only some time after its
+#: port was chosen.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
 _PORTS = range(15_000 + 2_000 * _WORKER, 17_000 + 2_000 * _WORKER)
-#: Chosen lately.
+#: Recently returned ports.
 _chosen: deque[int] = deque(maxlen=1_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free just now, all different, also from those of the calls before."""
+    """Return different free ports, also different from recently returned ones."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         for port in random.sample(sorted({*_PORTS} - {*_chosen}), len(_PORTS) - len(_chosen)):
@@ -143,7 +145,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether it still runs; a zombie that nobody has waited for yet does not."""
+    """Return whether the process runs. A zombie does not."""
     try:
         return _state(Path(f"/proc/{pid}/stat")) != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -151,22 +153,22 @@ def alive(pid: int) -> bool:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether each of its threads is."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that ends just now
+    """Return whether all threads of the process are stopped."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is ending
         return all(_state(each / "stat") == "T" for each in Path(f"/proc/{pid}/task").iterdir())
     return False
 
 
 def _state(stat: Path) -> str:
-    """What the kernel says that a process or a thread does, as one letter."""
+    """Return the state letter of a process or a thread."""
     return stat.read_text().rpartition(")")[2].split()[0]
 
 
 def _sweep(kind: str) -> None:
-    """Remove what a session that was killed could not.
+    """Delete the folders of sessions that were killed.
 
-    The lock tells the dead from the living, process ids would not across containers; a folder
-    that is younger than a minute may not have been locked yet.
+    A locked folder is in use. Process ids would not work across containers. A folder younger than a
+    minute is kept, because it may not be locked yet.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
         with contextlib.suppress(OSError), (folder / "lock").open() as lock:

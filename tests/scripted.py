@@ -1,6 +1,6 @@
-"""An HTTP server on loopback that answers what a test tells it to, byte by byte if need be.
+"""An HTTP server on loopback whose answers a test scripts, byte by byte if needed.
 
-For what a real API server will not play on demand: it breaks off, hangs, talks nonsense.
+It simulates faults of an API server: broken connections, hanging requests, invalid answers.
 """
 
 import json
@@ -17,7 +17,7 @@ from kubernetes.client import Configuration
 
 @dataclass
 class Exchange:
-    """One request, and the connection to answer it on."""
+    """A request, with methods to answer it."""
 
     method: str
     path: str
@@ -30,7 +30,7 @@ class Exchange:
         self.handler.wfile.write(data)
 
     def reply(self, status: int, body: Any, **headers: str) -> None:
-        """A whole answer; ``body`` is JSON unless it is bytes."""
+        """Send a whole answer; ``body`` is encoded as JSON unless it is bytes."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         extra = "".join(f"{name.replace('_', '-')}: {text}\r\n" for name, text in headers.items())
         self.raw(
@@ -43,7 +43,7 @@ class Exchange:
         self.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
 
     def chunk(self, data: Any) -> None:
-        """One piece of a stream: bytes as they are, anything else as one line of JSON."""
+        """Send one chunk: bytes unchanged, anything else as one line of JSON."""
         piece = data if isinstance(data, bytes) else json.dumps(data).encode() + b"\n"
         self.raw(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 
@@ -51,7 +51,7 @@ class Exchange:
         self.raw(b"0\r\n\r\n")
 
     def hang(self) -> None:
-        """Say nothing more, and do not close, until the test is over."""
+        """Send nothing and keep the connection open until the test ends, for at most 30 s."""
         self.released.wait(30.0)
 
 
@@ -60,7 +60,7 @@ Answer = Callable[[Exchange], None]
 
 @dataclass
 class ScriptedServer:
-    """Answers the n-th request with ``script[n]``; hangs once the script is over."""
+    """Answers the n-th request with ``script[n]``; later requests hang."""
 
     script: list[Answer]
     port: int = 0
@@ -96,7 +96,7 @@ def scripted_server(*script: Answer) -> Iterator[ScriptedServer]:
         allow_reuse_address = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """The client going away is part of the play."""
+            """Ignore clients that disconnect."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         served.port = server.server_address[1]

@@ -1,4 +1,4 @@
-"""A real Headroom server of a fleet file, in a process of its own, for tests that speak HTTP."""
+"""Runs ``headroom serve --embedded`` in its own process, for tests over HTTP."""
 
 import contextlib
 import http.client
@@ -28,11 +28,11 @@ class Reply:
 class Server:
     verbs: str
     debug: str
-    #: What it logs, one JSON object a line.
+    #: Log file, with one JSON object a line.
     log: Path
 
     def post(self, path: str, body: bytes | object, headers: Mapping[str, str] = {}) -> Reply:
-        """POST to the scheduler's port; anything but bytes is sent as JSON."""
+        """POST to kube-scheduler's port; anything but bytes is sent as JSON."""
         return self._send(self.verbs, "POST", path, body, headers)
 
     def debug_post(self, path: str, body: object) -> Reply:
@@ -59,7 +59,10 @@ class Server:
 
 @contextlib.contextmanager
 def serving(fleet_yaml: str, *options: str) -> Iterator[Server]:
-    """Serve the fleet on free ports of the loopback; the process ends with the context."""
+    """Serve the fleet on free loopback ports; the process ends with the context.
+
+    Raises ``TimeoutError`` if it does not end within 10 s of SIGTERM.
+    """
     with tempfile.TemporaryDirectory() as folder:
         fleet, log = Path(folder, "fleet.yaml"), Path(folder, "log")
         fleet.write_text(fleet_yaml, encoding="utf-8")
@@ -94,7 +97,7 @@ def pod(
     namespace: str = "default",
     version: str = "1",
 ) -> dict[str, Any]:
-    """A pod as kube-scheduler shows it; its uid is made of its name."""
+    """Return a pending pod as JSON, as kube-scheduler sends it. Its uid is ``uid-<name>``."""
     return {
         "metadata": {
             "name": name,
@@ -109,7 +112,7 @@ def pod(
 
 
 def offer(pod: dict[str, Any] | None, *names: str) -> dict[str, Any]:
-    """The body of filter and prioritize."""
+    """Return the body of filter and prioritize."""
     return {"Pod": pod, "Nodes": None, "NodeNames": list(names)}
 
 

@@ -1,4 +1,4 @@
-"""What grows with pods, requests or clients is in one list, with its bound in bytes."""
+"""Every collection that grows with pods, requests or clients is listed with its bound in bytes."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ def texts() -> dict[str, str]:
 
 
 def grows(value: ast.expr | None) -> bool:
-    """Whether the value is a collection that can be written to later."""
+    """Return whether the value is a mutable collection."""
     if isinstance(value, ast.Dict | ast.List):
         return not ast.unparse(value).strip("{}[]")
     if isinstance(value, ast.DictComp | ast.ListComp | ast.SetComp):
@@ -48,7 +48,7 @@ def assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
 
 
 def found(text: str) -> Iterator[str]:
-    """``Class.attribute`` of each collection that lives as long as its object or its module."""
+    """Return ``Class.attribute`` of each collection of an object or a module."""
     tree = ast.parse(text)
     for each in ast.walk(tree):
         if not isinstance(each, ast.ClassDef):
@@ -65,7 +65,7 @@ def found(text: str) -> Iterator[str]:
                     yield f"<module>.{name}"
 
 
-def test_everything_that_grows_is_in_the_list() -> None:
+def test_every_growing_collection_is_listed() -> None:
     in_code = {path: sorted(found(text)) for path, text in texts().items()}
     in_code = {p: names for p, names in in_code.items() if names and not p.startswith(OTHERS)}
     listed = {
@@ -75,7 +75,7 @@ def test_everything_that_grows_is_in_the_list() -> None:
     assert in_code == listed
 
 
-def test_every_bounded_dictionary_has_a_bound_in_bytes_whatever_the_cluster_does() -> None:
+def test_every_bounded_dictionary_has_a_fixed_bound_in_bytes() -> None:
     bounded = re.compile(r"self\.(\w+)\b[^\n]*= (?:Bounded|OrderedDict)\(")
     for path, text in texts().items():
         kinds = {name.rpartition(".")[2]: kind for name, kind in GROWS.get(path, {}).items()}
@@ -83,7 +83,7 @@ def test_every_bounded_dictionary_has_a_bound_in_bytes_whatever_the_cluster_does
             assert name in kinds, f"{path}: {name}"
 
 
-def test_what_does_not_grow_with_the_cluster_fits_in_the_memory_limit() -> None:
+def test_fixed_bounds_fit_in_the_memory_limit() -> None:
     def fixed(without: str) -> int:
         names = [names for path, names in GROWS.items() if path != without]
         every = [kind for each in names for kind in each.values()]
@@ -94,12 +94,12 @@ def test_what_does_not_grow_with_the_cluster_fits_in_the_memory_limit() -> None:
     assert fixed("extender/state/journal.py") < 512 * MIB
 
 
-def test_no_dictionary_forgets_by_hand() -> None:
+def test_bounded_dictionaries_use_the_common_class() -> None:
     forget = {path for path, text in texts().items() if FORGETS.search(text)}
     assert forget <= {"extender/bounded.py", "extender/scheduler/retry_spreading.py"}
 
 
-def test_the_entries_written_longest_ago_are_forgotten() -> None:
+def test_the_oldest_entries_are_evicted() -> None:
     kept = Bounded[str, int](2)
     for key in "abac":
         kept[key] = 1

@@ -1,4 +1,4 @@
-"""Every suite says how long it may take, and a run says how long it took."""
+"""Every suite has a time budget, and a test run reports the time of each suite."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ def test_first(server):
 
 
 def run(folder: Path, conftest: str = "") -> subprocess.CompletedProcess[str]:
-    """A run of its own over the folder's tests, with a copy of the table of budgets."""
+    """Run pytest on the folder in a new process, with a copy of tests/budgets.py."""
     shutil.copy(ROOT / "tests/budgets.py", folder)
     folder.joinpath("pytest.ini").write_text("[pytest]\ntestpaths = tests\npythonpath = .\n")
     folder.joinpath("tests/conftest.py").write_text(
@@ -48,16 +48,16 @@ def module(folder: Path, suite: str, text: str) -> None:
     path.write_text(text)
 
 
-def test_a_suite_without_a_budget_is_not_collected(tmp_path: Path) -> None:
+def test_a_suite_without_a_budget_is_an_error(tmp_path: Path) -> None:
     module(tmp_path, "state", "def test_state(): pass")
     module(tmp_path, "unheard_of", "def test_of_it(): pass")
     done = run(tmp_path)
     assert done.returncode == 4, done.stdout
-    assert "no budget in tests/budgets.py for: unheard_of; right is" in done.stderr
+    assert "no budget in tests/budgets.py for: unheard_of. Example: " in done.stderr
     assert "passed" not in done.stdout
 
 
-def test_fixtures_count_and_a_suite_over_its_budget_is_warned_of(tmp_path: Path) -> None:
+def test_fixtures_count_and_exceeding_a_budget_is_a_warning(tmp_path: Path) -> None:
     module(tmp_path, "state", SLOW_FIXTURE)
     module(tmp_path, "agent", "def test_agent(): pass")
     done = run(tmp_path, "budgets.BUDGETS_S.update(state=0, agent=1000)")
@@ -67,13 +67,13 @@ def test_fixtures_count_and_a_suite_over_its_budget_is_warned_of(tmp_path: Path)
     assert re.search(r"^agent +\S+ +1000$", done.stdout, re.MULTILINE)
 
 
-def test_a_suite_is_a_folder_and_the_modules_beside_them_are_one() -> None:
+def test_suites_are_folders_and_the_top_level_modules() -> None:
     assert suite_of("tests/scheduler/test_extender_v1.py::test_it[a::b/c]") == "scheduler"
     assert suite_of("tests/contract/deep/test_x.py::T::test_it") == "contract"
     assert suite_of("tests/test_cli.py::test_it") == "modules beside"
 
 
-def test_no_budget_outlives_its_suite_and_together_they_fit_a_warm_run() -> None:
+def test_budgets_match_the_suites_and_their_sum_is_limited() -> None:
     folders = {path.parent for path in ROOT.glob("tests/**/test_*.py")}
     suites = {suite_of(str((folder / "x").relative_to(ROOT))) for folder in folders}
     assert set(BUDGETS_S) == suites

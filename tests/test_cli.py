@@ -1,4 +1,4 @@
-"""What the command line says when something is wrong: what, where, and what to do."""
+"""Errors of the command line: what is wrong, where, and what to do."""
 
 import socket
 import subprocess
@@ -35,7 +35,7 @@ def test_bad_fleet_file_is_one_line_without_a_stack_trace(tmp_path: Path) -> Non
     assert "Example: " in line
 
 
-def test_without_a_cluster_it_says_what_to_do() -> None:
+def test_without_a_cluster_the_error_has_a_suggestion() -> None:
     rejected = headroom("serve")
     assert rejected.returncode == 2
     (line,) = rejected.stderr.splitlines()
@@ -43,7 +43,7 @@ def test_without_a_cluster_it_says_what_to_do() -> None:
     assert "headroom serve --embedded FLEET.yaml" in line
 
 
-def test_the_embedded_server_is_for_this_machine_alone(tmp_path: Path) -> None:
+def test_the_embedded_server_rejects_other_hosts_than_loopback(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(FLEET)
     rejected = headroom("serve", "--embedded", str(path), "--host", "0.0.0.0", "--insecure-verbs")
@@ -65,7 +65,7 @@ def test_taken_port_is_named(tmp_path: Path) -> None:
     assert port in line
 
 
-def test_the_doctor_looks_at_a_fleet_file(tmp_path: Path) -> None:
+def test_the_doctor_checks_a_fleet_file(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(
         "nodes: [{name: a, count: 2, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4},"
@@ -82,7 +82,7 @@ def test_the_doctor_looks_at_a_fleet_file(tmp_path: Path) -> None:
     assert told.stderr == "headroom: no findings\n"
 
 
-def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:
+def test_the_doctor_names_sources_that_it_could_not_read(tmp_path: Path) -> None:
     for arguments in ([], ["--fleet", str(tmp_path / "none.yaml")]):
         told = headroom("doctor", *arguments)
         assert told.returncode == 2
@@ -91,13 +91,13 @@ def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:
     assert "cannot be read: No such file" in line
 
 
-def test_a_level_of_logs_that_there_is_none_of_is_refused_with_those_there_are() -> None:
+def test_an_unknown_log_level_is_rejected_with_the_valid_ones() -> None:
     rejected = headroom("serve", "--log-level", "loud")
     assert rejected.returncode == 2
     assert all(level in rejected.stderr for level in ("loud", "debug", "info", "warning", "error"))
 
 
-def test_what_needs_no_cluster_needs_no_client_of_one() -> None:
+def test_the_demo_does_not_import_the_kubernetes_client() -> None:
     """The demo's environment has none."""
     hidden = (
         "import sys; sys.modules['kubernetes'] = None; import extender.app.cli, benchmarks.demo"

@@ -1,5 +1,4 @@
-"""Where a setting comes from, and what is told of one that cannot be used: the place, and what is
-right."""
+"""Sources of settings, and errors that name the position and a valid example."""
 
 from pathlib import Path
 
@@ -35,14 +34,14 @@ def problems(path: Path | None, env: dict[str, str] | None = None, **flags: obje
     return [str(problem).replace(f"{path}", "FILE") for problem in found]
 
 
-def test_the_command_line_comes_before_the_environment_and_that_before_the_file(file: Path) -> None:
+def test_command_line_overrides_environment_overrides_file(file: Path) -> None:
     env = {"HEADROOM_STALE_AFTER_S": "40", "HEADROOM_VERBS_PORT": "1", "HEADROOM_POLICY": "pack"}
     settings = load_settings(file, env, verbs_port=2, debug_port=None)
     assert (settings.stale_after_s, settings.verbs_port) == (40, 2)
     assert (settings.policy.value, settings.debug_port) == ("pack", 8889)
 
 
-def test_a_part_of_a_setting_comes_from_the_environment_and_leaves_the_others(file: Path) -> None:
+def test_the_environment_can_override_a_part_of_a_setting(file: Path) -> None:
     weights = load_settings(file, {"HEADROOM_SCORE_WEIGHTS__SLACK": "7"}).score_weights
     assert (weights.packing, weights.slack, weights.sm_activity) == (3, 7, 2)
     whole = load_settings(None, {"HEADROOM_SCORE_WEIGHTS": '{"packing": 9}'}).score_weights
@@ -57,8 +56,8 @@ def test_lists_in_the_environment_are_written_with_commas_or_as_json(text: str) 
     )
 
 
-def test_the_services_of_the_namespace_are_no_settings() -> None:
-    """The kubelet tells each pod of them, in names that begin as ours do."""
+def test_service_variables_of_the_namespace_are_ignored() -> None:
+    """The kubelet sets them in each pod, with the same prefix as ours."""
     links = {
         "HEADROOM_DEBUG_SERVICE_HOST": "10.96.0.7",
         "HEADROOM_DEBUG_SERVICE_PORT": "8889",
@@ -73,7 +72,7 @@ def test_the_services_of_the_namespace_are_no_settings() -> None:
     assert said.startswith("$HEADROOM_DEBUG_PORT: debug_port: Input should be a valid integer")
 
 
-def test_variables_of_kubectl_headroom_are_nobody_elses_business() -> None:
+def test_variables_of_kubectl_headroom_are_ignored() -> None:
     assert problems(None, {"HEADROOM_SERVER": "http://x", "HEADROOM_TOKEN": "t", "PATH": "/"}) == []
 
 
@@ -113,14 +112,14 @@ def test_variables_of_kubectl_headroom_are_nobody_elses_business() -> None:
         pytest.param("- a", "FILE: must hold a mapping, as in 'policy: pack'", id="a list"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_in_the_file_has_its_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "headroom.yaml"
     path.write_text(text + "\n")
     (found,) = problems(path)
     assert found.startswith(said)
 
 
-def test_all_mistakes_are_told_each_with_its_place(file: Path) -> None:
+def test_all_errors_are_reported_with_their_position(file: Path) -> None:
     file.write_text("policy: tight\nstale_after_s: 0\n")
     found = problems(
         file,
@@ -146,7 +145,7 @@ def test_all_mistakes_are_told_each_with_its_place(file: Path) -> None:
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_each_setting_has_a_right_example_that_is_one(file: Path) -> None:
+def test_the_example_of_each_setting_is_valid(file: Path) -> None:
     together = {
         "prometheus_ca": ("prometheus_url",),
         "prometheus_token_file": ("prometheus_url",),
@@ -165,7 +164,7 @@ def test_each_setting_has_a_right_example_that_is_one(file: Path) -> None:
         assert problems(file) == []
 
 
-def test_config_check_tells_what_is_wrong_and_ends_with_2(file: Path) -> None:
+def test_config_check_reports_errors_and_exits_with_2(file: Path) -> None:
     runner = CliRunner()
     good = runner.invoke(config_commands, ["check", str(file)])
     assert (good.exit_code, good.stdout) == (0, f"{file}: valid\n")

@@ -1,4 +1,4 @@
-"""The control plane of the tests leaves nothing behind, however its session ends."""
+"""The tests' control plane leaves no processes or files, however its session ends."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from tests.controlplane import ROOT, ControlPlane
 from tests.processes import alive, free_ports
 from tests.waiting import until
 
-#: Starts one, tells its folder and its processes, then waits to be ended.
+#: Starts a control plane, prints its folder and processes, then waits until it is ended.
 SESSION = """
 import signal, sys
 from tests.controlplane import control_plane
@@ -33,10 +33,10 @@ with control_plane() as plane:
         pytest.param(signal.SIGKILL, False, id="killed, its files go with the next one"),
     ],
 )
-def test_nothing_is_left(
+def test_no_process_or_folder_is_left(
     ending: signal.Signals, tidy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # nobody else's are swept here
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # other folders must not be deleted
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     command = [sys.executable, "-c", SESSION]
@@ -55,19 +55,21 @@ def test_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_runs_is_not_swept(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_running_session_is_not_deleted(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     monkeypatch.setattr("tempfile.tempdir", str(plane.folder.parent))
     ControlPlane().stop()
     assert plane.folder.exists()
 
 
-def test_a_port_is_not_chosen_again_before_its_server_is_there() -> None:
+def test_a_port_is_not_chosen_again_soon() -> None:
     ports = [port for _ in range(150) for port in free_ports(5)]
     assert len({*ports}) == 750
 
 
-def test_who_reads_a_kubeconfig_while_it_is_written_again_reads_all_of_it(tmp_path: Path) -> None:
+def test_a_kubeconfig_is_replaced_atomically(tmp_path: Path) -> None:
     plane, path = ControlPlane(), tmp_path / "kubeconfig"
     try:
         plane.write_kubeconfig(path, {"token": "first"})

@@ -1,4 +1,4 @@
-"""Where a program cannot be had, the reason is told, and nothing half of it is left behind."""
+"""If a program cannot be downloaded, the reason is reported and no partial files remain."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.debian import Unavailable, prometheus
 
 
-def test_without_apt_it_is_said_what_is_missing(
+def test_without_apt_the_error_names_the_missing_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
@@ -16,9 +16,7 @@ def test_without_apt_it_is_said_what_is_missing(
         prometheus()
 
 
-def test_what_apt_says_when_it_fails_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_error_of_apt_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("apt-get", "dpkg"):

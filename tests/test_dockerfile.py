@@ -1,11 +1,11 @@
-"""The Dockerfile's steps, run one by one in an empty folder with an interpreter of its own.
+"""Runs the steps of the Dockerfile one by one, in an empty folder with a separate interpreter.
 
-There is no container engine where tests run, so a virtual environment stands for the base image
-and a folder for each stage's file system; every other instruction is carried out as it is written,
-with the folder before absolute paths. What pip would fetch is there already: of the tests' own
-packages those, and only those, that a lock names. So pip sees to it that they are all that is
-needed, in these versions; that they are the files with these hashes was seen to when the tests' own
-were installed, by a lock of the same.
+Tests have no container engine. A virtual environment replaces the base image, and a folder replaces
+the file system of each stage. All other instructions are executed as written, with the folder
+before absolute paths. Instead of downloading packages, pip finds those packages of the tests'
+environment that a lock names, and no others. So pip checks that they are sufficient, in these
+versions. Their hashes were checked when the tests' environment was installed, from a lock with the
+same hashes.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tests.controlplane import ROOT
 #: pip's settings: what is not there cannot be had.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
 DIGEST = f"sha256:{'0' * 64}"
-#: What pip is told of a lock.
+#: The pip option that names a lock.
 _LOCK = re.compile(r"-r requirements/(\w+)\.txt")
 #: Absolute paths of a stage.
 _PATH = re.compile(r"(?<![\w./-])/(?=(?:opt|src|dist)\b)")
@@ -37,9 +37,9 @@ _PATH = re.compile(r"(?<![\w./-])/(?=(?:opt|src|dist)\b)")
 
 @dataclass
 class Image:
-    """What a stage has come to."""
+    """The state of a stage after its instructions."""
 
-    #: Where its files are while it is the one that is built or run.
+    #: The folder of its files while it is built or run.
     root: Path
     #: The interpreter of the base image.
     base: Path
@@ -90,13 +90,13 @@ class Stage:
 
     @property
     def needs(self) -> list[str]:
-        """Stages that it copies from."""
+        """Stages that this stage copies from."""
         copied = (re.match(r"--from=(\S+)", rest) for name, rest in self.steps if name == "COPY")
         return list(dict.fromkeys(each[1] for each in copied if each))
 
 
 def stages() -> dict[str, Stage]:
-    """Those of the file, with its build arguments filled in."""
+    """Return the stages of the Dockerfile, with its build arguments filled in."""
     arguments = {"PYTHON_DIGEST": DIGEST}
     found: dict[str, Stage] = {}
     for line in (ROOT / "Dockerfile").read_text().splitlines():
@@ -140,7 +140,7 @@ def build(target: str, folder: Path) -> Image:
 
 
 def interpreter(where: Path) -> None:
-    """The base image: Python and pip."""
+    """Create the base image: Python and pip."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True)
     (site,) = where.glob("lib/python*/site-packages")
     put("pip", site)
@@ -180,7 +180,7 @@ def step(image: Image, instruction: str, rest: str) -> None:
 
 
 def copy(image: Image, *words: str) -> None:
-    """From another stage, or from what .dockerignore lets through."""
+    """Copy from another stage, or files that .dockerignore does not exclude."""
     *sources, target = (word for word in words if not word.startswith("--from="))
     from_stage = [word.removeprefix("--from=") for word in words if word.startswith("--from=")]
     for name in sources:
@@ -202,7 +202,7 @@ def copy(image: Image, *words: str) -> None:
 
 
 def locked(lock: str) -> dict[str, str]:
-    """What a lock pins, by name: versions, the condition they are for, and hashes, as written."""
+    """Return the entries of a lock by package name: version, condition and hashes, as written."""
     blocks = re.split(r"\n(?=\w)", (ROOT / f"requirements/{lock}.txt").read_text().strip())
     return {block.partition("==")[0]: block for block in blocks}
 
@@ -217,14 +217,14 @@ def put(package: str, site: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["extender", "agent"])
-def test_an_image_is_locked_to_what_the_tests_run_with(target: str) -> None:
+def test_the_image_has_the_package_versions_of_the_tests(target: str) -> None:
     own, tests = locked(target), locked("test")
     assert len(own) > 5
     assert {name: tests.get(name) for name in own} == own
     assert locked("build") == {"setuptools": tests["setuptools"]}
 
 
-def test_every_stage_begins_with_the_base_image_by_its_digest() -> None:
+def test_every_stage_uses_the_base_image_by_digest() -> None:
     assert {stage.base for stage in stages().values()} == {f"python:3.12-slim@{DIGEST}"}
     assert "ARG PYTHON_DIGEST\n" in (ROOT / "Dockerfile").read_text()  # of which none is a default
 
@@ -242,7 +242,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("images")
 
 
-def test_extender_image_starts_as_nobody_and_says_that_it_lacks_a_cluster(folder: Path) -> None:
+def test_extender_image_runs_as_nonroot_and_reports_a_missing_cluster(folder: Path) -> None:
     image = build("extender", folder)
     assert image.user == "65532:65532"
     assert environment_of(image) - locked("extender").keys() == {"headroom-gpu"}
@@ -261,7 +261,7 @@ def test_extender_image_starts_as_nobody_and_says_that_it_lacks_a_cluster(folder
     assert compiled, "a container that cannot write would compile at every start"
 
 
-def test_agent_image_starts_as_nobody_and_says_that_it_lacks_a_driver(folder: Path) -> None:
+def test_agent_image_runs_as_nonroot_and_reports_a_missing_driver(folder: Path) -> None:
     image = build("agent", folder)
     assert image.user == "65532:65532"
     assert environment_of(image) - locked("agent").keys() == {"headroom-gpu"}

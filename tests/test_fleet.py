@@ -1,4 +1,4 @@
-"""A fleet file says what it means or is refused with the place, the mistake and a right example."""
+"""A fleet file is read, or rejected with the position, the error and an example."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ def load(folder: Path, text: str) -> object:
     return load_fleet(path)
 
 
-def test_nodes_are_counted_out_with_their_devices(tmp_path: Path) -> None:
+def test_a_fleet_entry_creates_its_nodes_and_devices(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(
         "nodes: [{name: a, count: 2, gpus: 3, memory: 24Gi, reserved: 512Mi, "
         "sharing: time-slicing, replicas: 4, model: L4}]"
@@ -78,13 +78,13 @@ def test_nodes_are_counted_out_with_their_devices(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistake_is_named_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+def test_an_error_has_its_position(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(BadSettings) as caught:
         load(tmp_path, text)
     assert says in str(caught.value)
     assert str(tmp_path / "fleet.yaml") in str(caught.value)
 
 
-def test_missing_file_says_so(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match=r"nowhere\.yaml: cannot be read: No such file"):
         load_fleet(tmp_path / "nowhere.yaml")

@@ -1,6 +1,6 @@
-"""Whom the debug port's TLS asks for a certificate, and knows by it, as the cluster's CA changes.
+"""Client certificates at the debug port: which are requested and accepted, as the CA changes.
 
-Both ends are in this process; what one sends the other reads from memory.
+Both ends are in this process and exchange bytes in memory.
 """
 
 import ssl
@@ -21,7 +21,7 @@ def server(tmp_path: Path) -> ServerTls:
 
 
 def met(server: ServerTls, client: Certificate | None) -> Peer:
-    """Whom the server takes the client for; raises ``ssl.SSLError`` where it does not want it."""
+    """Return the peer of a TLS handshake. Raises ``ssl.SSLError`` if the server rejects it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if client is not None:
@@ -46,7 +46,7 @@ def name(peer: Peer) -> str:
     return peer.certificate.user.name
 
 
-def test_who_is_known_changes_with_the_ca(server: ServerTls, tmp_path: Path) -> None:
+def test_known_clients_change_with_the_ca(server: ServerTls, tmp_path: Path) -> None:
     first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
     ann, bob = first.sign("ann", ["dev", "ops"]), second.sign("bob")
     assert met(server, ann) == met(server, None) == Peer(False, None)
@@ -76,7 +76,7 @@ def test_who_is_known_changes_with_the_ca(server: ServerTls, tmp_path: Path) -> 
     assert met(server, bob) == Peer(False, None)
 
 
-def test_a_renewal_of_the_server_s_own_keeps_whom_it_knows(tmp_path: Path) -> None:
+def test_renewing_the_server_certificate_keeps_the_client_ca(tmp_path: Path) -> None:
     served, clients = Authority(tmp_path, "served-by"), Authority(tmp_path, "clients")
     mine = Certificate(tmp_path / "tls.crt", tmp_path / "tls.key")
     mine.put(served.sign("old"))
@@ -86,7 +86,7 @@ def test_a_renewal_of_the_server_s_own_keeps_whom_it_knows(tmp_path: Path) -> No
     assert name(met(server, clients.sign("ann"))) == "ann"
 
 
-def test_a_certificate_that_is_not_for_clients_is_nobody_s(
+def test_a_certificate_without_client_usage_is_not_accepted(
     server: ServerTls, tmp_path: Path
 ) -> None:
     clients = Authority(tmp_path, "clients")
@@ -95,7 +95,7 @@ def test_a_certificate_that_is_not_for_clients_is_nobody_s(
         met(server, clients.sign("server-s", usage="serverAuth"))
 
 
-def test_files_that_cannot_be_used_are_named_by_their_setting(tmp_path: Path) -> None:
+def test_errors_of_files_name_their_setting(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     with pytest.raises(BadSettings, match=f"^debug_tls_cert: {absent}: cannot be read"):
         ServerTls(TlsFiles(absent, absent, setting="debug_tls"))

@@ -1,4 +1,4 @@
-"""The lint of wording finds what it looks for, and finds nothing in the product."""
+"""The wording lint detects its patterns, and the product has no findings."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests import language
 
 
 @pytest.mark.parametrize("path", language.product(), ids=lambda path: str(path)[-40:])
-def test_the_product_is_worded_plainly(path: Path) -> None:
+def test_the_product_has_no_findings(path: Path) -> None:
     assert [str(each) for each in language.findings(path)] == []
 
 
@@ -24,7 +24,7 @@ def test_the_product_is_worded_plainly(path: Path) -> None:
         ('name = "refused"\n', []),
     ],
 )
-def test_each_kind_of_text_is_read(
+def test_docstrings_comments_and_messages_are_checked(
     source: str, rules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(language, "ROOT", tmp_path)

@@ -1,21 +1,21 @@
-"""The reference page says what the code says."""
+"""The reference page matches the code."""
 
 from extender.config.reference import GROUPS, page, unit
 from extender.config.settings import Settings
 from tests.controlplane import ROOT
 
 
-def test_the_page_is_that_of_this_code() -> None:
+def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs/settings.md").read_text() == page(), "right is: make docs"
 
 
-def test_each_setting_is_there_once_and_says_what_it_is() -> None:
+def test_each_setting_appears_once_with_a_description() -> None:
     grouped = [name for names in GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(Settings.model_fields)
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_only_what_names_a_file_is_said_to_be_a_path() -> None:
+def test_only_files_are_described_as_paths() -> None:
     paths = {name for name, field in Settings.model_fields.items() if unit(name, field) == "path"}
     assert paths == {
         *("tls_cert", "tls_key", "tls_client_ca", "debug_tls_cert", "debug_tls_key"),

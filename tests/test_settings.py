@@ -1,4 +1,4 @@
-"""Settings are read whole or refused with the key and what is wrong with it."""
+"""Settings are valid as a whole, or rejected with the key and the error."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from extender.config.settings import Settings
 from extender.errors import BadSettings
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults() -> None:
     settings = load_settings(None)
     assert (settings.verbs_port, settings.debug_port) == (8888, 8889)
     assert settings.rules.manages("nvidia.com/mig-1g.10gb")
@@ -17,7 +17,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert not settings.rules.manages("cpu")
 
 
-def test_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("{max_body: 1Mi, policy: spread, verbs_port: 1}")
     settings = load_settings(path, verbs_port=2, host=None)
@@ -43,7 +43,7 @@ def test_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
         pytest.param("prometheus_window_s: 15", "prometheus_window_s: ", id="no window"),
     ],
 )
-def test_mistake_names_its_key(tmp_path: Path, text: str, says: str) -> None:
+def test_an_error_names_its_key(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(BadSettings) as caught:
@@ -51,11 +51,11 @@ def test_mistake_names_its_key(tmp_path: Path, text: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_has_a_description() -> None:
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_the_password_of_a_url_is_quoted_nowhere() -> None:
+def test_the_password_of_a_url_is_never_shown() -> None:
     sound = Settings(prometheus_url="https://u:s3cret@p:9090/prefix")
     assert "s3cret" not in f"{sound} {sound!r}"
     with pytest.raises(BadSettings) as caught:
@@ -65,7 +65,7 @@ def test_the_password_of_a_url_is_quoted_nowhere() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_the_debug_api_may_be_open_to_this_machine(host: str) -> None:
+def test_the_debug_api_may_be_open_on_loopback(host: str) -> None:
     assert load_settings(None, host=host, debug_open=True).debug_open
 
 
@@ -78,7 +78,7 @@ def test_the_debug_api_is_not_open_to_others(host: str) -> None:
 
 @pytest.mark.parametrize("name", ["host", "verbs_host"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "extender.example"])
-def test_nobody_else_may_bind_without_a_certificate(name: str, host: str) -> None:
+def test_the_verbs_need_a_client_certificate_off_loopback(name: str, host: str) -> None:
     tls = {"tls_cert": Path("a"), "tls_key": Path("b"), "tls_client_ca": Path("c")}
     for given, missing in (
         ({}, "tls_cert and tls_key and tls_client_ca are not set"),
@@ -92,6 +92,6 @@ def test_nobody_else_may_bind_without_a_certificate(name: str, host: str) -> Non
     assert load_settings(None, **{name: host}, insecure_verbs=True).verbs_at == host
 
 
-def test_the_verbs_may_be_for_this_machine_and_the_debug_api_for_others() -> None:
+def test_verbs_and_debug_api_can_have_different_hosts() -> None:
     settings = load_settings(None, host="0.0.0.0", verbs_host="127.0.0.1")
     assert (settings.verbs_at, settings.debug_at) == ("127.0.0.1", "0.0.0.0")

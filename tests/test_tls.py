@@ -1,6 +1,6 @@
-"""TLS on kube-scheduler's port: what is refused at the start, who is let in, what a renewal does.
+"""TLS on kube-scheduler's port: errors at start-up, accepted clients, and certificate renewal.
 
-The server is the real one in a process of its own; the clients are Python's.
+The server runs in its own process; the clients are Python's.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def clients(authority: Authority, stranger: Authority) -> dict[str, Certificate]
 
 @pytest.fixture
 def files(authority: Authority, stranger: Authority, tmp_path: Path) -> TlsFiles:
-    """Files of this test's own: a server's certificate, its key, and whom it lets in."""
+    """Files for one test: server certificate, key, and client CA."""
     signed, mine = authority.sign("server"), Certificate(tmp_path / "tls.crt", tmp_path / "tls.key")
     mine.put(signed)
     client_ca = tmp_path / "ca.crt"
@@ -62,7 +62,7 @@ def server(files: TlsFiles) -> Iterator[Server]:
 
 
 class Caller:
-    """One connection, as kube-scheduler keeps one: it trusts one CA and may show a certificate."""
+    """A connection like kube-scheduler's: it trusts one CA and may have a client certificate."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Caller:
 
 
 def shown(server: Server, trusted: Authority, client: Certificate | None) -> str:
-    """The name in the certificate that a new connection is shown."""
+    """Return the common name of the server certificate on a new connection."""
     with closing(Caller(server, trusted, client)) as caller:
         return caller.call()
 
@@ -107,7 +107,7 @@ def logged(server: Server, event: str) -> list[str]:
     return [line.get("message", "") for line in lines if line["event"] == event]
 
 
-def test_only_a_client_with_a_certificate_of_the_ca_is_answered(
+def test_only_clients_with_a_certificate_of_the_ca_get_an_answer(
     server: Server, authority: Authority, clients: dict[str, Certificate]
 ) -> None:
     assert shown(server, authority, clients["known"]) == "server"
@@ -127,7 +127,7 @@ def test_only_a_client_with_a_certificate_of_the_ca_is_answered(
     ]
 
 
-def test_nobody_without_a_certificate_reaches_bind_whatever_they_speak(
+def test_without_a_certificate_bind_is_unreachable_in_any_protocol(
     server: Server, authority: Authority, clients: dict[str, Certificate]
 ) -> None:
     where, ca = urlsplit(server.verbs), str(authority.cert)
@@ -142,7 +142,7 @@ def test_nobody_without_a_certificate_reaches_bind_whatever_they_speak(
         httpx.post(f"http://{where.netloc}/bind", json={})
 
     def by_hand(*shows: str) -> str:
-        """As who has nothing but a shell tries it."""
+        """Send a request with openssl s_client."""
         call = "POST /bind HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
         command = ("openssl", "s_client", "-connect", where.netloc, "-CAfile", ca, "-quiet", *shows)
         return subprocess.run(
@@ -160,13 +160,15 @@ def test_nobody_without_a_certificate_reaches_bind_whatever_they_speak(
     assert len(logged(server, "bind_error")) == 1
 
 
-def test_the_debug_port_stays_as_it_is(server: Server) -> None:
+def test_the_debug_port_stays_plain_http(server: Server) -> None:
     assert server.debug.startswith("http://")
     assert server.get("/v1/nodes").status == 200
 
 
 @pytest.mark.slow
-def test_without_a_client_ca_everybody_is_answered(files: TlsFiles, authority: Authority) -> None:
+def test_without_a_client_ca_all_clients_get_an_answer(
+    files: TlsFiles, authority: Authority
+) -> None:
     options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     with serving(FLEET, *options) as server:
         assert shown(server, authority, None) == "server"
@@ -180,7 +182,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
     assert shown(server, authority, clients["known"]) == "renewed"
 
 
-def test_half_a_renewal_changes_nothing_and_is_logged_once(
+def test_an_incomplete_renewal_is_ignored_and_logged_once(
     server: Server, files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
 ) -> None:
     renewed = authority.sign("renewed")
@@ -198,7 +200,7 @@ def test_half_a_renewal_changes_nothing_and_is_logged_once(
     assert shown(server, authority, clients["known"]) == "renewed"
 
 
-def test_a_client_whose_ca_was_taken_away_is_no_longer_let_in(
+def test_clients_of_a_removed_ca_are_rejected(
     server: Server,
     files: TlsFiles,
     authority: Authority,
@@ -224,10 +226,10 @@ def test_an_open_connection_survives_a_renewal(
 
 
 @pytest.mark.slow
-def test_it_ends_though_a_client_does_not_answer_the_end_of_its_connection(
+def test_shutdown_does_not_wait_for_the_tls_close_of_a_client(
     files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
 ) -> None:
-    """As an API server that was to ask it about pods, and has forgotten it since."""
+    """For example an API server that no longer reads from the connection."""
     options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     with contextlib.ExitStack() as after:
         with serving(FLEET, *options, "--tls-client-ca", str(files.client_ca)) as server:
@@ -239,7 +241,7 @@ def test_it_ends_though_a_client_does_not_answer_the_end_of_its_connection(
             silent.call()
 
 
-def test_files_that_cannot_be_used_are_named(
+def test_errors_of_files_name_the_file(
     files: TlsFiles, authority: Authority, tmp_path: Path
 ) -> None:
     absent, text = tmp_path / "absent", tmp_path / "text"
@@ -275,7 +277,9 @@ def test_files_that_cannot_be_used_are_named(
         pytest.param({"tls_client_ca": "a"}, "tls_client_ca is set without", id="only a client CA"),
     ],
 )
-def test_half_of_tls_is_refused_with_what_is_right(given: dict[str, str], says: str) -> None:
+def test_incomplete_tls_settings_are_rejected_with_an_example(
+    given: dict[str, str], says: str
+) -> None:
     with pytest.raises(BadSettings) as caught:
         load_settings(None, **given)
     assert says in str(caught.value)

@@ -1,7 +1,6 @@
-"""Which threads have begun since, by the names that their owner gives them.
+"""Finds threads that were started since a point in time, by the prefix of their names.
 
-Never how many there are in all: the runner of the tests and servers beside a test start some of
-their own whenever they like.
+The total number of threads is not reliable: the test runner and servers start threads at any time.
 """
 
 import threading
@@ -9,7 +8,10 @@ from collections.abc import Callable
 
 
 def begun_since(prefix: str) -> Callable[[], list[str]]:
-    """A count from now on: the sorted names, of those that live, that begin with ``prefix``."""
+    """Return a function that returns the sorted names of running threads with this prefix.
+
+    Threads that run now are not included.
+    """
     before = set(threading.enumerate())
 
     def begun() -> list[str]:

@@ -1,4 +1,4 @@
-"""Waits for a condition, and says which one did not come."""
+"""Waits for conditions, with errors that name the condition."""
 
 import asyncio
 import time
@@ -14,9 +14,9 @@ def until(
     every_s: float = 0.02,
     logs: Callable[[], str] = str,
 ) -> float:
-    """Returns the seconds that it took; long patience costs nothing if it is not needed.
+    """Wait until ``true()`` is true; return the seconds that it took.
 
-    ``logs`` returns what to show if it does not come. Raises ``AssertionError``.
+    Raises ``AssertionError`` with ``what`` and the text of ``logs()`` after ``within_s``.
     """
     began_s = time.monotonic()
     while not true():
@@ -27,7 +27,7 @@ def until(
 
 
 async def until_then(true: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
-    """The same on a loop, where others go on meanwhile."""
+    """Wait like ``until`` in a coroutine, without blocking the event loop."""
     deadline_s = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what}"

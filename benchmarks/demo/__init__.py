@@ -1,4 +1,4 @@
-"""The main job without a cluster: the story of four pods, then a fleet, a referee and a table."""
+"""Demonstrates Headroom without a cluster: four pods on one GPU, then a simulated GPU fleet."""
 
 from benchmarks.demo.show import run
 

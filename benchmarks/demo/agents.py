@@ -1,6 +1,7 @@
-"""What the agents of the demo's nodes would report: the devices that the referee's pods sit on.
+"""Simulates the agents of the demo's nodes: reports the devices that the referee gave to each pod.
 
-Every pod is taken to use exactly what it asked for, and whole-GPU pods all of their devices.
+Each pod is assumed to use exactly the memory that it requests. A whole-GPU pod uses all memory of
+its devices.
 """
 
 from collections import Counter
@@ -23,14 +24,14 @@ _PLUGIN = Plugin(
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """An item of the body that the server takes in the agents' place."""
+    """One node's report in the body of ``POST /embedded/v1/reports``."""
 
     node: str
     status: GPUNodeStatus
 
 
 class Agents:
-    """All agents of a fleet: each remembers its node's pods and reports when they change."""
+    """All agents of a fleet. Records the pods of each node and reports nodes that changed."""
 
     def __init__(self, nodes: Sequence[DemoNode], pods: Iterable[DemoPod], debug_url: str) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -42,24 +43,27 @@ class Agents:
         self._connection.close()
 
     def report(self, landed: Iterable[Landed]) -> None:
-        """Report each node on which one of these pods was admitted, once."""
-        touched: dict[str, None] = {}
+        """Record these admitted pods, then send one report for each of their nodes.
+
+        Raises ``ServerFailed`` if the server rejects the reports.
+        """
+        changed: dict[str, None] = {}  # an ordered set
         for place in landed:
-            self._observe(place)
-            touched[place.node] = None
-        if touched:
+            self._record(place)
+            changed[place.node] = None
+        if changed:
             now = datetime.now(UTC).isoformat()
-            reports = [_Report(name, self._status(name, now)) for name in touched]
+            reports = [_Report(name, self._status(name, now)) for name in changed]
             self._connection.call("/embedded/v1/reports", msgspec.json.encode(reports))
 
-    def _observe(self, place: Landed) -> None:
+    def _record(self, place: Landed) -> None:
         group = self._nodes[place.node].group
         pod = self._pods[place.pod]
         uses = self._uses.setdefault(place.node, [])
         for index in place.devices:
             uuid = f"GPU-{place.node}-{index}"
-            taken = sum(use.device == uuid for use in uses)
-            size = pod.request_bytes
+            replicas_in_use = sum(use.device == uuid for use in uses)
+            request_bytes = pod.request_bytes
             uses.append(
                 PodUse(
                     uid=pod.uid,
@@ -67,8 +71,10 @@ class Agents:
                     namespace=NAMESPACE,
                     name=pod.name,
                     container=CONTAINER,
-                    replica=f"{uuid}::{taken}" if group.shared else uuid,
-                    used_bytes=group.shape.memory_mib * MIB if size is None else size,
+                    replica=f"{uuid}::{replicas_in_use}" if group.shared else uuid,
+                    used_bytes=(
+                        group.shape.memory_mib * MIB if request_bytes is None else request_bytes
+                    ),
                     source="demo",
                 )
             )
@@ -77,9 +83,9 @@ class Agents:
         group = self._nodes[name].group
         uses = self._uses[name]
         replicas = Counter(use.device for use in uses)
-        used: Counter[str] = Counter()
+        used_bytes: Counter[str] = Counter()
         for use in uses:
-            used[use.device] += use.used_bytes or 0
+            used_bytes[use.device] += use.used_bytes or 0
         memory_bytes = group.shape.memory_mib * MIB
         devices = [
             Device(
@@ -88,8 +94,8 @@ class Agents:
                 model=group.shape.model,
                 memory_bytes=memory_bytes,
                 reserved_bytes=0,
-                # Where the pods together want more, the driver still has no more than there is.
-                used_bytes=min(used[uuid], memory_bytes),
+                # If the pods request more than that, the driver still reports at most all.
+                used_bytes=min(used_bytes[uuid], memory_bytes),
                 unattributed_bytes=0,
                 sharing="time-slicing" if group.shared else "none",
                 resource=group.resource,

@@ -1,7 +1,7 @@
-"""Where stock Kubernetes puts a pod: on any node with enough free replicas, memory unseen.
+"""The baseline: places pods by free replicas, as Kubernetes does without Headroom.
 
-It takes the node with the largest share of its replicas free, ties at random. That favours it: the
-stock scheduler spreads by CPU and host memory, which know nothing of GPUs at all.
+It picks the node with the largest share of free replicas, and breaks ties at random. This is better
+than stock Kubernetes, which spreads pods by CPU and host memory and does not look at GPUs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,14 +16,15 @@ from benchmarks.demo.workload import DemoPod
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one attempt: the node that the pod was bound to, or None: it waits."""
+    """The result of one scheduling attempt."""
 
     pod: DemoPod
+    #: The node that the pod was bound to; None if the pod stays pending.
     node: str | None
 
 
 class FreeReplicas:
-    """The one thing that Kubernetes itself knows: free replicas per node and resource."""
+    """Counts the free replicas of each node, as kube-scheduler's NodeResourcesFit does."""
 
     def __init__(self, nodes: Sequence[DemoNode]) -> None:
         self.names = [node.name for node in nodes]
@@ -34,7 +35,7 @@ class FreeReplicas:
         self._rows = {str(name): np.flatnonzero(resources == name) for name in set(resources)}
 
     def feasible(self, pod: DemoPod) -> NDArray[np.int64]:
-        """Rows of the nodes that pass the in-tree filter."""
+        """Return the rows of nodes that have the pod's resource and enough free replicas."""
         rows = self._rows.get(pod.resource, np.empty(0, np.int64))
         return rows[self.free[rows] >= pod.devices]
 
@@ -46,20 +47,22 @@ class FreeReplicas:
 
 
 class CountingScheduler:
+    """Binds pods by free replicas alone. ``seed`` decides how ties are broken."""
+
     def __init__(self, nodes: Sequence[DemoNode], seed: int) -> None:
         self._replicas = FreeReplicas(nodes)
         self._random = np.random.default_rng(seed)
 
     def schedule(self, pods: Iterable[DemoPod]) -> Iterator[Outcome]:
-        """Place the pods in their order; each outcome as soon as it is known."""
+        """Place the pods in order. Yield one outcome for each."""
         for pod in pods:
             rows = self._replicas.feasible(pod)
             if not len(rows):
                 yield Outcome(pod, None)
                 continue
-            # Shares of replicas, not of bytes: a float is exact enough to compare them.
-            free = self._replicas.free[rows] / self._replicas.total[rows]
-            row = self._random.choice(rows[free == free.max()])
+            # Counts of replicas are small: equal shares give equal floats.
+            free_share = self._replicas.free[rows] / self._replicas.total[rows]
+            row = self._random.choice(rows[free_share == free_share.max()])
             node = self._replicas.names[row]
             self._replicas.take(pod, node)
             yield Outcome(pod, node)

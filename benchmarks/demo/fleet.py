@@ -1,7 +1,7 @@
-"""Which nodes the demo has: 1,213 published ones, divided into a shared and a whole-GPU pool.
+"""The demo's nodes: 1,213 of a published cluster, divided into a shared and a whole-GPU pool.
 
-Models, counts and sizes are those of Alibaba's openb node list; the memory of the two undisclosed
-models is an assumption that others published. CPU and host memory are taken to suffice.
+Models, counts and memory sizes come from Alibaba's openb node list. For its two undisclosed models
+(G2 and G3), the memory is the value that published work assumes. CPU and host memory never run out.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,24 @@ import yaml
 from benchmarks.demo.referee import Gpu
 from benchmarks.demo.workload import MIB, SHARED, WHOLE, Workload, apportion
 
-#: Percent of the shared pool's memory that the sharing pods ask for together.
+#: The shared pool is sized so that the sharing pods request this percentage of its memory.
 LOAD_PERCENT = 85
-#: The most GPUs of a node that is shared by preference.
+#: Nodes with at most this many GPUs are shared first.
 FEW_GPUS = 2
-#: The plugin refuses to share a device between fewer.
+#: The device plugin rejects a time-slicing configuration with fewer.
 FEWEST_REPLICAS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Nodes that are alike."""
+    """A number of equal nodes."""
 
     model: str
+    #: Devices on each node.
     gpus: int
     #: Physical memory of each device.
     memory_mib: int
+    #: How many nodes have this shape.
     nodes: int
 
     @property
@@ -53,11 +55,12 @@ PUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes of one shape in one pool: an entry of the fleet file."""
+    """The nodes of one shape in one pool: an entry of the fleet file."""
 
     shape: Shape
+    #: Nodes in this pool; ``shape.nodes`` also counts those in the other pool.
     count: int
-    #: Replicas per device; 1 is a whole-GPU node.
+    #: Replicas per device; 1 on a whole-GPU node.
     replicas: int
 
     @property
@@ -110,7 +113,7 @@ class Fleet:
         return sum(g.count * g.shape.node_mib for g in self.groups if g.shared is shared)
 
     def for_referee(self) -> dict[str, list[Gpu]]:
-        """What the referee may know: memory and replicas of each device, and nothing else."""
+        """Return by node the memory and the replicas of each device: all that the referee needs."""
         return {
             node.name: [Gpu(node.group.shape.memory_mib * MIB, node.group.replicas)]
             * node.group.shape.gpus
@@ -118,28 +121,32 @@ class Fleet:
         }
 
     def yaml(self) -> str:
+        """Return the fleet file for ``headroom serve --embedded``."""
         entries = [group.entry for group in self.groups]
         return yaml.safe_dump({"nodes": entries}, sort_keys=False)
 
 
 def divide(shapes: Sequence[Shape], workload: Workload) -> Fleet:
-    """Share as many nodes as make the shared pool ``LOAD_PERCENT`` asked for.
+    """Divide the nodes into a shared pool and a whole-GPU pool.
 
-    First those with one or two GPUs, because the plugin chooses the device inside the node
-    without a look at memory, so fewer is surer; and the largest model, for pods that fit nowhere
-    else. Where these are not enough, the others. Within each kind, every shape gives its part.
+    The shared pool gets so much memory that the sharing pods request ``LOAD_PERCENT`` of it. Nodes
+    with one or two GPUs are shared first, because the plugin ignores memory when it chooses the
+    device of a node, and so are nodes with the largest GPU, for pods that fit nowhere else. If
+    these are not enough, other nodes are added. All shapes of a group contribute in proportion.
     """
     need_mib = sum(workload.sharing_mib) * 100 // LOAD_PERCENT
     largest_mib = max(shape.memory_mib for shape in shapes)
-    fit = [s.gpus <= FEW_GPUS or s.memory_mib == largest_mib for s in shapes]
+    is_preferred = [s.gpus <= FEW_GPUS or s.memory_mib == largest_mib for s in shapes]
     shared: dict[Shape, int] = {}
     for preferred in (True, False):
-        kind = [shape for shape, is_fit in zip(shapes, fit, strict=True) if is_fit is preferred]
-        kind_mib = sum(shape.nodes * shape.node_mib for shape in kind)
-        taken_mib = min(need_mib, kind_mib)
-        need_mib -= taken_mib
-        for shape in kind:
-            shared[shape] = apportion(shape.nodes, [taken_mib, kind_mib - taken_mib])[0]
+        chosen = [
+            s for s, is_first in zip(shapes, is_preferred, strict=True) if is_first is preferred
+        ]
+        total_mib = sum(shape.nodes * shape.node_mib for shape in chosen)
+        shared_mib = min(need_mib, total_mib)
+        need_mib -= shared_mib
+        for shape in chosen:
+            shared[shape] = apportion(shape.nodes, [shared_mib, total_mib - shared_mib])[0]
     groups = []
     for shape in shapes:
         if shared[shape]:
@@ -151,5 +158,5 @@ def divide(shapes: Sequence[Shape], workload: Workload) -> Fleet:
 
 
 def replicas_of(shape: Shape, typical_mib: int) -> int:
-    """What a careful administrator sets: as many as typical pods fit, never fewer than two."""
+    """Return the replicas per device: as many as pods of ``typical_mib`` fit, and at least two."""
     return max(FEWEST_REPLICAS, shape.memory_mib // max(1, typical_mib))

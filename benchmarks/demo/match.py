@@ -1,9 +1,9 @@
-"""Plays one workload against both schedulers and lets the same referee judge each.
+"""Runs one workload through each scheduler; the same kind of referee judges both.
 
-Time is counted in binds: after every ``BATCH`` of them the kubelets admit what was bound since the
-last time, and what they admitted one batch earlier reaches the scheduler as the agents' reports.
-So Headroom learns where a pod really sits one to two batches after it was bound; at the 10 pods a
-second of a busy cluster that is 2 to 4 seconds.
+Time is counted in binds. After every ``BATCH`` binds, the kubelets admit the pods that were bound
+since the previous batch, and the agents report the pods that were admitted in the previous batch.
+So Headroom receives the device of a pod one to two batches after the bind. At 10 pods per second,
+as in a busy cluster, that is 2 to 4 seconds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,27 +18,31 @@ from benchmarks.demo.scheduler import HeadroomScheduler
 from benchmarks.demo.server import Server
 from benchmarks.demo.workload import MIB, DemoPod, Workload
 
+#: Binds between two admissions.
 BATCH = 20
 
-#: Told after each pod of the first pass.
+#: Called once for each pod, to advance the progress bar.
 Advance = Callable[[], None]
 Report = Callable[[Iterable[Landed]], None]
 
 
 class Scheduler(Protocol):
     def schedule(self, pods: Iterable[DemoPod]) -> Iterator[Outcome]:
-        """Place the pods in their order; each outcome as soon as it is known."""
+        """Place the pods in order. Yield each outcome when it is decided."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     verdict: Verdict
+    #: Pods that are still pending at the end.
     waiting: tuple[DemoPod, ...]
+    #: Binds that the extender rejected, retries included.
     refused_binds: int = 0
 
 
 def play_counting(fleet: Fleet, workload: Workload, seed: int, advance: Advance) -> Result:
+    """Place the workload by replica counting."""
     referee = Referee(fleet.for_referee(), seed)
     scheduler = CountingScheduler(fleet.nodes, seed)
     waiting = _play(scheduler, referee, workload.pods, lambda landed: None, advance)
@@ -48,6 +52,10 @@ def play_counting(fleet: Fleet, workload: Workload, seed: int, advance: Advance)
 def play_headroom(
     fleet: Fleet, workload: Workload, seed: int, server: Server, advance: Advance
 ) -> Result:
+    """Place the workload through the extender of ``server``, which must serve the same fleet.
+
+    Raises ``ServerFailed`` if a call fails.
+    """
     referee = Referee(fleet.for_referee(), seed)
     nodes = fleet.nodes
     scheduler = HeadroomScheduler(nodes, server.verbs_url)
@@ -68,17 +76,17 @@ def _play(
     report: Report,
     advance: Advance,
 ) -> tuple[DemoPod, ...]:
-    """Bind what can be bound; the pods that wait in the end.
+    """Schedule all pods; return those that are still pending.
 
-    What waits is tried once more when every report is in: a pod that was bound but not yet
-    observed is charged wherever it may land, so there can be more room than at first.
+    Pending pods are retried once, after all reports have arrived. An unconfirmed pod is charged on
+    each of its candidate devices, so more memory can be free after its report.
     """
     admitted: list[Landed] = []
     bound = 0
     waiting: list[DemoPod] = []
     for first_pass in (True, False):
-        again, waiting = waiting, []
-        for outcome in scheduler.schedule(pods if first_pass else again):
+        retried, waiting = waiting, []
+        for outcome in scheduler.schedule(pods if first_pass else retried):
             pod = outcome.pod
             if first_pass:
                 advance()

@@ -1,10 +1,9 @@
-"""Where a pod goes when kube-scheduler asks Headroom: its own filter by count, then our verbs.
+"""Simulates kube-scheduler with Headroom's extender, which is called over HTTP.
 
-As the real one does it: one pod at a time through filter and prioritize, every node that passes
-the in-tree filter offered, prioritize left out when exactly one node is left, the highest score
-taken, and the bind sent without waiting, so that it overlaps the next pod's filter. The replicas of
-a chosen node count as taken from the moment it is chosen. A refused bind is tried once more, from
-the filter on.
+Like kube-scheduler, it filters and prioritizes one pod at a time, and sends all nodes that have
+enough free replicas. It skips prioritize if filter returns one node, and picks the highest score.
+It does not wait for a bind, so the bind overlaps the next pod's filter. The replicas of the chosen
+node count as allocated at once. After a rejected bind, the pod is scheduled once again.
 """
 
 import select
@@ -19,8 +18,8 @@ from benchmarks.demo.fleet import DemoNode
 from benchmarks.demo.wire import Connection, ServerFailed
 from benchmarks.demo.workload import NAMESPACE, DemoPod
 
-#: Binds in flight; the real one has no limit, a burst of the demo does not need more.
-_MOST_BINDS = 8
+#: Maximum of binds in flight. kube-scheduler has no limit; the demo needs no more.
+_MAX_BINDS_IN_FLIGHT = 8
 
 
 class FilterAnswer(msgspec.Struct, frozen=True, rename="pascal"):
@@ -31,6 +30,7 @@ class FilterAnswer(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def rejections(self) -> dict[str, str]:
+        """Reasons by node, of both kinds of failed nodes."""
         return {**(self.failed_nodes or {}), **(self.failed_and_unresolvable_nodes or {})}
 
 
@@ -56,7 +56,7 @@ class _Bind:
 
 
 class HeadroomScheduler:
-    """One kube-scheduler with the extender at ``verbs_url``."""
+    """One kube-scheduler with the extender at ``verbs_url``. Methods raise ``ServerFailed``."""
 
     def __init__(self, nodes: Sequence[DemoNode], verbs_url: str) -> None:
         self._replicas = FreeReplicas(nodes)
@@ -64,17 +64,21 @@ class HeadroomScheduler:
         self._verbs_url = verbs_url
         self._connection = Connection(verbs_url)
         self._idle: list[Connection] = []
-        self._flying: dict[Connection, _Bind] = {}
+        self._in_flight: dict[Connection, _Bind] = {}
+        #: Binds that the extender answered with an error.
         self.refused_binds = 0
 
     def close(self) -> None:
-        for connection in (self._connection, *self._idle, *self._flying):
+        for connection in (self._connection, *self._idle, *self._in_flight):
             connection.close()
 
     def schedule(self, pods: Iterable[DemoPod]) -> Iterator[Outcome]:
-        """Place the pods in their order; each outcome as soon as it is known."""
+        """Place the pods in order. Yield each outcome when it is decided.
+
+        A pod whose bind was rejected is retried once, after the other pods.
+        """
         queue = deque((pod, False) for pod in pods)
-        while queue or self._flying:
+        while queue or self._in_flight:
             if queue:
                 pod, retried = queue.popleft()
                 node = self._choose(pod)
@@ -83,7 +87,7 @@ class HeadroomScheduler:
                 else:
                     self._replicas.take(pod, node)
                     self._send_bind(_Bind(pod, node, retried))
-            must_wait = not queue or len(self._flying) >= _MOST_BINDS
+            must_wait = not queue or len(self._in_flight) >= _MAX_BINDS_IN_FLIGHT
             for bind, error in self._answered(must_wait):
                 if not error:
                     yield Outcome(bind.pod, bind.node)
@@ -96,6 +100,7 @@ class HeadroomScheduler:
                     queue.append((bind.pod, True))
 
     def _choose(self, pod: DemoPod) -> str | None:
+        """Return the node with the highest score; None if no node fits."""
         offered = [self._replicas.names[row] for row in self._replicas.feasible(pod).tolist()]
         if not offered:
             return None
@@ -114,10 +119,10 @@ class HeadroomScheduler:
     def _send_bind(self, bind: _Bind) -> None:
         connection = self._open_connection()
         connection.send("/bind", binding_args(bind.pod, bind.node))
-        self._flying[connection] = bind
+        self._in_flight[connection] = bind
 
     def _open_connection(self) -> Connection:
-        """One that idles and that the server has not closed, as it does after a few seconds."""
+        """Return an idle connection that the server has not closed, or a new one."""
         while self._idle:
             connection = self._idle.pop()
             if not select.select([connection], [], [], 0)[0]:
@@ -126,32 +131,37 @@ class HeadroomScheduler:
         return Connection(self._verbs_url)
 
     def _answered(self, must_wait: bool) -> list[tuple[_Bind, str]]:
-        """Binds that are answered by now, with their error; at least one if ``must_wait``."""
-        if not self._flying:
+        """Return the binds that have an answer, with their error text ("" if bound).
+
+        ``must_wait``: block until there is at least one.
+        """
+        if not self._in_flight:
             return []
-        ready, _, _ = select.select(list(self._flying), [], [], None if must_wait else 0)
+        ready, _, _ = select.select(list(self._in_flight), [], [], None if must_wait else 0)
         answers = []
         for connection in ready:
-            bind = self._flying.pop(connection)
+            bind = self._in_flight.pop(connection)
             answers.append((bind, _bind_answer.decode(connection.receive()).error))
             self._idle.append(connection)
         return answers
 
 
 def extender_args(pod: DemoPod, quoted_names: Iterable[bytes]) -> bytes:
-    """The body of filter and prioritize; the pod and the names are encoded once for all calls."""
+    """Return the body of filter and prioritize. The caller encodes each node name only once."""
     return b'{"Pod":%b,"Nodes":null,"NodeNames":[%b]}' % (pod.body, b",".join(quoted_names))
 
 
 def binding_args(pod: DemoPod, node: str) -> bytes:
+    """Return the body of bind."""
     names = {"PodName": pod.name, "PodNamespace": NAMESPACE, "PodUID": pod.uid, "Node": node}
     return msgspec.json.encode(names)
 
 
 def unschedulable_message(rejections: Mapping[str, str]) -> str:
-    """What kube-scheduler writes into the pod's condition when the extender refuses every node.
+    """Return kube-scheduler's message in the pod's condition if the extender rejects all nodes.
 
-    Nodes in FailedAndUnresolvableNodes are beyond preemption, and it says so at the end.
+    It assumes that all nodes are in FailedAndUnresolvableNodes, so the message ends with the
+    statement that preemption does not help.
     """
     of = f"0/{len(rejections)} nodes are available"
     counted = Counter(rejections.values())

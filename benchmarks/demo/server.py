@@ -1,4 +1,4 @@
-"""The real server, in a process of its own that never outlives the demo."""
+"""Runs ``headroom serve --embedded`` in a child process that ends with the demo."""
 
 import os
 import signal
@@ -19,8 +19,8 @@ _START_S = 30
 _STOP_S = 5
 _POLL_S = 0.01
 
-#: Runs ``python -m extender``; on Linux the kernel ends it when its parent ends in any way, a
-#: SIGKILL included (PR_SET_PDEATHSIG). A parent that died before that is seen by its number.
+#: Runs ``python -m extender``. On Linux, the kernel sends it SIGTERM when its parent ends, also by
+#: SIGKILL (PR_SET_PDEATHSIG). If the parent ended before that was set, the parent id differs.
 _BOOT = """
 import ctypes, os, runpy, signal, sys
 if sys.platform == "linux":
@@ -37,45 +37,53 @@ class _Serving(msgspec.Struct, frozen=True):
 
 
 class Server:
-    """A server for one fleet, starting while others are busy; a context manager that stops it."""
+    """A server for one fleet. The constructor does not wait until it is ready; the URLs do.
+
+    As a context manager it stops the server at the end.
+    """
 
     def __init__(self, fleet_yaml: str) -> None:
-        # Off the project's directory: a fleet file and two logs that vanish with the demo.
+        # For the fleet file and two logs; deleted when the server stops.
         self._directory = tempfile.TemporaryDirectory(prefix="headroom-demo-")
         folder = Path(self._directory.name)
         fleet = folder / "fleet.yaml"
         fleet.write_text(fleet_yaml)
-        # Files, not pipes: nobody reads them while the demo is busy.
+        # Files, not pipes: the demo does not read while it is busy, and a pipe would fill up.
         self._out, self._err = folder / "stdout", folder / "stderr"
         parent = [str(os.getpid())] if sys.platform == "linux" else []
         command = [sys.executable, "-c", _BOOT, *parent, "serve", "--embedded", str(fleet)]
         command += ["--verbs-port", "0", "--debug-port", "0", "--host", "127.0.0.1"]
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            # A session of its own: Ctrl-C is the demo's, which then stops the server in order.
+            # A session of its own: Ctrl-C reaches only the demo, which then stops the server.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
-        self._until_s = time.monotonic() + _START_S
+        self._deadline_s = time.monotonic() + _START_S
         self._serving: _Serving | None = None
 
     @property
     def verbs_url(self) -> str:
+        """Base URL of filter, prioritize and bind. Waits; raises ``ServerFailed``."""
         return self._ready().verbs
 
     @property
     def debug_url(self) -> str:
+        """Base URL of the debug API. Waits; raises ``ServerFailed``."""
         return self._ready().debug
 
     def _ready(self) -> _Serving:
-        """Wait for the line that tells the ports."""
+        """Wait until the server prints its URLs.
+
+        Raises ``ServerFailed`` with the end of its log if it ends or takes over 30 s.
+        """
         while self._serving is None:
             for line in self._out.read_bytes().splitlines(keepends=True):
                 if b'"serving"' in line and line.endswith(b"\n"):
                     self._serving = msgspec.json.decode(line, type=_Serving)
                     return self._serving
-            if self._process.poll() is not None or time.monotonic() > self._until_s:
-                words = self._err.read_text(errors="replace").splitlines()[-10:]
-                raise ServerFailed("\n".join(["the server did not start:", *words]))
+            if self._process.poll() is not None or time.monotonic() > self._deadline_s:
+                log_lines = self._err.read_text(errors="replace").splitlines()[-10:]
+                raise ServerFailed("\n".join(["the server did not start:", *log_lines]))
             time.sleep(_POLL_S)
         return self._serving
 
@@ -91,6 +99,7 @@ class Server:
         self.stop()
 
     def stop(self) -> None:
+        """Send SIGTERM, after 5 s SIGKILL, and delete the temporary files."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:

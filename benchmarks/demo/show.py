@@ -1,4 +1,4 @@
-"""Runs the demo from its first line to its last, and decides how it ends."""
+"""Runs the whole demo, prints its output and returns its exit status."""
 
 import signal
 import sys
@@ -20,7 +20,7 @@ from benchmarks.demo.trace import BadTrace, read_shapes, read_workload
 from benchmarks.demo.wire import ServerFailed
 from benchmarks.demo.workload import NAMESPACE, PUBLISHED_PODS, Workload, published
 
-#: Pods per seed when nobody says: three seeds of them end in about 25 s on two shared cores.
+#: Default number of pods per seed: three seeds take about 25 s on two shared cores.
 PODS = 2000
 
 
@@ -31,40 +31,42 @@ class _Results:
 
 
 def run(trace: Path | None, pods: int | None, seeds: int) -> int:
-    """Tell the story, play ``seeds`` matches of ``pods`` pods, print the table; the exit status.
+    """Run the four-pod example and ``seeds`` comparisons, print a table, return the exit status.
 
-    ``trace`` is a folder to take nodes and pods from; None: the built-in fleet and workload.
-    0: Headroom overcommitted nothing; 1: it did; 2: bad input or no server; 130: interrupted.
-    On a terminal the server of the last seed stays up until Ctrl-C, which is then no interruption.
-    Otherwise the demo ends by itself, and its last line sums up all seeds for programs to read.
+    ``trace`` is a folder with nodes.csv and pods.csv; None: the built-in fleet and workload.
+    ``pods`` limits the pods of each seed; None: 2,000. Exit status 0: Headroom overcommitted no
+    device; 1: it did; 2: invalid input or the server failed; 130: interrupted.
+
+    On a terminal, the server of the last seed runs until Ctrl-C, which does not count as an
+    interruption. Otherwise the last line sums up all seeds for programs.
     """
     # Not Console.is_terminal, which FORCE_COLOR makes true for a pipe.
-    watched = sys.stdout.isatty()
+    on_terminal = sys.stdout.isatty()
     console = Console(highlight=False)
-    # A stop from outside ends the demo as Ctrl-C does, so that the servers are stopped in order;
-    # and Ctrl-C does even where a shell started us with it ignored.
+    # SIGTERM ends the demo like Ctrl-C, so that the servers are stopped too. Set SIGINT as well: a
+    # shell can start the demo with it ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        return _run(console, trace, PODS if pods is None else pods, seeds, watched)
+        return _run(console, trace, PODS if pods is None else pods, seeds, on_terminal)
     except (BadTrace, ServerFailed, OSError) as err:
         console.print(f"demo: {err}", style="red", markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        console.print("\nThe demo was stopped, and its server with it.")
+        console.print("\nThe demo and its server were stopped.")
         return 130
 
 
-def _run(console: Console, trace: Path | None, pods: int, seeds: int, watched: bool) -> int:
+def _run(console: Console, trace: Path | None, pods: int, seeds: int, on_terminal: bool) -> int:
     if pods < 1 or seeds < 1:
-        raise BadTrace("the numbers of pods and of seeds are at least 1")
+        raise BadTrace("--pods and --seeds must be at least 1")
     workload = published(pods) if trace is None else read_workload(trace).first(pods)
     shapes = fleets.PUBLISHED if trace is None else read_shapes(trace)
     fleet = fleets.divide(shapes, workload)
     began_s = monotonic()
     results = _Results()
     with ExitStack() as stack:
-        # The next server starts while this one is busy: there is a second core.
+        # Start the next server while the current one works, to use a second core.
         next_server = stack.enter_context(Server(fleet.yaml()))
         story.tell(console)
         _introduce(console, fleet, workload, seeds)
@@ -81,10 +83,10 @@ def _run(console: Console, trace: Path | None, pods: int, seeds: int, watched: b
                     server.stop()
         console.print(table(results.counting, results.headroom))
         _explain(console, results, workload, monotonic() - began_s)
-        if watched:
+        if on_terminal:
             _stay(console, server, fleet, results.headroom[-1])
     line, status = summary(results.counting, results.headroom)
-    if not watched:
+    if not on_terminal:
         console.print(line, soft_wrap=True)
     return status
 
@@ -94,20 +96,21 @@ def _introduce(console: Console, fleet: Fleet, workload: Workload, seeds: int) -
     replicas = ", ".join(
         f"{model} {count}" for model, count in sorted({(g.shape.model, g.replicas) for g in shared})
     )
-    asked_mib = sum(workload.sharing_mib)
+    requested_mib = sum(workload.sharing_mib)
     pool_mib = fleet.memory_mib(shared=True)
     nodes = sum(group.count for group in fleet.groups)
     console.rule(f"[bold]{nodes:,} GPU nodes, {fleet.gpus:,} GPUs, {len(workload.pods):,} pods")
     console.print(
-        f"Shared pool: {sum(g.count for g in shared):,} nodes, those with few GPUs and the largest "
-        f"model, time-slicing, as many replicas as typical pods fit (at least 2): {replicas}.\n"
-        f"{len(workload.sharing_mib):,} pods share a GPU and ask for {asked_mib // 1024:,} GiB, "
-        f"{asked_mib * 100 // max(1, pool_mib)} % of that pool's memory; "
-        f"{len(workload.pods) - len(workload.sharing_mib):,} ask for {workload.whole_gpus:,} whole "
-        "GPUs in a pool of their own.\n"
-        f"No pod names a GPU model. Seeds: {seeds}; each draws anew what kubelet and plugin "
-        f"choose. Kubelets admit after every {BATCH} binds; reports arrive {BATCH} binds later.\n"
-        f"(--pods {PUBLISHED_PODS} plays the whole published list.)\n",
+        f"Shared pool: {sum(g.count for g in shared):,} nodes with time-slicing, preferably with "
+        "few GPUs or the largest model. Each GPU has as many replicas as median pods fit (at least "
+        f"2): {replicas}.\n"
+        f"{len(workload.sharing_mib):,} pods share GPUs and request {requested_mib // 1024:,} GiB, "
+        f"{requested_mib * 100 // max(1, pool_mib)} % of that pool's memory. "
+        f"{len(workload.pods) - len(workload.sharing_mib):,} pods request {workload.whole_gpus:,} "
+        "whole GPUs, in the other pool.\n"
+        f"No pod selects a GPU model. Seeds: {seeds}; each draws the choices of kubelet and plugin "
+        f"again. Kubelets admit pods every {BATCH} binds; agents report {BATCH} binds later.\n"
+        f"(--pods {PUBLISHED_PODS} uses the whole published workload.)\n",
         soft_wrap=True,
     )
 
@@ -129,25 +132,25 @@ def _bar(progress: Progress, label: str, workload: Workload) -> Advance:
 
 
 def _explain(console: Console, results: _Results, workload: Workload, took_s: float) -> None:
-    refused_binds = total(results.headroom, lambda r: r.refused_binds)
+    rejected_binds = total(results.headroom, lambda r: r.refused_binds)
     sharing = sum(pod.vram_mib is not None for r in results.headroom for pod in r.waiting)
     waiting = total(results.headroom, lambda r: len(r.waiting))
     console.print(
-        "The judge is a referee that shares no code with the ledger, for both sides the same.\n"
-        "A pod dies when its memory does not fit beside the living pods that came before it.\n"
-        "Stranded: memory of shared GPUs in use that no living pod uses, where no replica is left\n"
-        f"or less than the median request ({workload.median_mib:,} MiB).\n"
-        f"Of the pods that wait for Headroom, {sharing:,} of {waiting:,} share a GPU; "
-        f"binds refused and tried again: {refused_binds}. All of it took {took_s:.0f} s.\n",
+        "Both schedulers are judged by the same referee, which shares no code with Headroom.\n"
+        "A pod dies if its memory does not fit beside the running pods admitted before it.\n"
+        "Stranded: free memory of shared GPUs with pods, if no replica is free or less than the\n"
+        f"median request ({workload.median_mib:,} MiB) is free.\n"
+        f"With Headroom, {sharing:,} of {waiting:,} pending pods share a GPU. Rejected binds: "
+        f"{rejected_binds}. Duration: {took_s:.0f} s.\n",
         soft_wrap=True,
     )
 
 
 def _stay(console: Console, server: Server, fleet: Fleet, last: Result) -> None:
-    """Say what to open and what to type next, then wait for Ctrl-C."""
+    """Print the URL of the page and example commands, then wait for Ctrl-C."""
     debug = server.debug_url
     shared = next((g.names[0] for g in fleet.groups if g.shared), fleet.groups[0].names[0])
-    console.print(f"The server of the last seed is still up. Open [bold]{debug}/[/] or type:")
+    console.print(f"The server of the last seed is still running. Open [bold]{debug}/[/] or run:")
     for command in (
         f"headroom --server {debug} top gpu",
         f"headroom --server {debug} decisions",

@@ -1,4 +1,4 @@
-"""The story everybody knows: one 24 GiB GPU sold four times, to pods that need 60 GiB."""
+"""The first example: four pods that request 60 GiB on one 24 GiB GPU with four replicas."""
 
 import msgspec
 from rich.console import Console
@@ -37,14 +37,15 @@ spec:
       image: registry.example/llm:1
       resources:
         limits:
-          {SHARED}: 1   # one of four replicas, no word of memory
+          {SHARED}: 1   # one of four replicas; no memory
 """
 
 
 def tell(console: Console) -> None:
-    asks = ", ".join(f"{pod.name} {gib(pod.request_bytes or 0)}" for pod in _PODS)
+    """Print the outcome with stock Kubernetes, then with Headroom. Raises ``ServerFailed``."""
+    requests = ", ".join(f"{pod.name} {gib(pod.request_bytes or 0)}" for pod in _PODS)
     console.rule("[bold]One 24 GiB GPU, four replicas, four pods, 60 GiB")
-    console.print(f"They arrive in this order: {asks}. One of the four manifests:\n")
+    console.print(f"They arrive in this order: {requests}. One of the four manifests:\n")
     console.print(Syntax(_MANIFEST, "yaml", background_color="default"))
     _stock(console)
     with Server(_FLEET.yaml()) as server:
@@ -52,7 +53,7 @@ def tell(console: Console) -> None:
 
 
 def _stock(console: Console) -> None:
-    """Four replicas, four pods: Kubernetes has nothing to refuse; the referee sees what follows."""
+    """Bind all four pods, as stock Kubernetes does, and print which of them die."""
     referee = Referee(_FLEET.for_referee(), seed=0)
     for pod in _PODS:
         referee.bound(pod.name, _FLEET.nodes[0].name, 1, pod.request_bytes)
@@ -63,14 +64,13 @@ def _stock(console: Console) -> None:
         dead = pod.name in verdict.died
         end = "[red]CUDA out of memory, CrashLoopBackOff[/]" if dead else "[green]lives[/]"
         console.print(f"  {pod.name}  {gib(pod.request_bytes or 0):>8}  {end}")
-    console.print(
-        f"  The GPU was promised {gib(verdict.worst_excess_bytes)} that it does not have.\n"
-    )
+    console.print(f"  The pods request {gib(verdict.worst_excess_bytes)} more than the GPU has.\n")
 
 
 def _headroom(console: Console, server: Server) -> None:
+    """Schedule the four pods through the extender, and print its answers."""
     node = _FLEET.nodes[0].name
-    console.print("[bold]Headroom[/], asked by POST /filter; its answers word for word:")
+    console.print("[bold]Headroom[/] answers POST /filter with:")
     verbs = Connection(server.verbs_url)
     agents = Agents(_FLEET.nodes, _PODS, server.debug_url)
     referee = Referee(_FLEET.for_referee(), seed=0)
@@ -96,5 +96,5 @@ def _headroom(console: Console, server: Server) -> None:
     verdict = referee.verdict(useful_bytes=0)
     console.print(
         f"  {verdict.bound} pods run on {gib(verdict.working_bytes)} of 24.0 GiB, "
-        f"{len(_PODS) - verdict.bound} wait for room, {len(verdict.died)} die.\n"
+        f"{len(_PODS) - verdict.bound} stay pending, {len(verdict.died)} die.\n"
     )

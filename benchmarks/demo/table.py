@@ -1,4 +1,4 @@
-"""The table a manager understands: replica counting against Headroom, averaged over the seeds."""
+"""The result table: replica counting compared with Headroom, averaged over the seeds."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -11,15 +11,16 @@ from contract.quantity import gib
 Figure = Callable[[Result], int]
 _COUNTS: tuple[tuple[str, Figure], ...] = (
     ("pods placed", lambda r: r.verdict.bound),
-    ("pods that wait", lambda r: len(r.waiting)),
+    ("pods pending", lambda r: len(r.waiting)),
     ("GPUs overcommitted", lambda r: r.verdict.devices_overcommitted),
     ("pods that would die", lambda r: len(r.verdict.died)),
-    ("  too large for it even alone", lambda r: len(r.verdict.too_large)),
+    ("  larger than their GPU", lambda r: len(r.verdict.too_large)),
     ("pods placed that live", lambda r: r.verdict.bound - len(r.verdict.died)),
 )
 
 
 def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
+    """Return the table; each sequence has one result per seed."""
     title = "One seed" if len(counting) == 1 else f"Mean of {len(counting)} seeds [lowest-highest]"
     made = Table(title=title.replace("[", "\\["))
     made.add_column("")
@@ -30,7 +31,7 @@ def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
         if label == "GPUs overcommitted":
             made.add_row("worst overcommit", _worst(counting), _worst(headroom))
     for label, figure in (
-        ("shared memory at work", lambda r: r.verdict.working_bytes),
+        ("shared memory in use", lambda r: r.verdict.working_bytes),
         ("shared memory stranded", lambda r: r.verdict.stranded_bytes),
     ):
         made.add_row(label, _memory(counting, figure), _memory(headroom, figure))
@@ -38,11 +39,11 @@ def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
 
 
 def summary(counting: Sequence[Result], headroom: Sequence[Result]) -> tuple[str, int]:
-    """All seeds together in one line for programs, and the demo's exit status."""
+    """Return totals of all seeds as one line for programs, and the demo's exit status."""
     overcommitted = total(headroom, lambda r: r.verdict.devices_overcommitted)
     line = (
         f"placed={total(headroom, lambda r: r.verdict.bound)} "
-        f"refused={total(headroom, lambda r: len(r.waiting))} "
+        f"pending={total(headroom, lambda r: len(r.waiting))} "
         f"overcommitted_devices={overcommitted} counting_overcommitted_devices="
         f"{total(counting, lambda r: r.verdict.devices_overcommitted)}"
     )
@@ -54,6 +55,7 @@ def total(results: Sequence[Result], figure: Figure) -> int:
 
 
 def _mean(figures: "map[int]") -> str:
+    """Format the mean and, if values differ, the range."""
     values = list(figures)
     low, high = min(values), max(values)
     mean = round(Fraction(sum(values), len(values)))
@@ -61,6 +63,7 @@ def _mean(figures: "map[int]") -> str:
 
 
 def _worst(results: Sequence[Result]) -> str:
+    """Format the highest overcommitment of one device. Percentage and GiB are separate maxima."""
     verdicts = [result.verdict for result in results]
     excess_bytes = max(verdict.worst_excess_bytes for verdict in verdicts)
     if not excess_bytes:
@@ -70,7 +73,8 @@ def _worst(results: Sequence[Result]) -> str:
 
 
 def _memory(results: Sequence[Result], figure: Figure) -> str:
-    part = total(results, figure)
-    whole = total(results, lambda r: r.verdict.shared_bytes)
-    percent = part * 100 // max(1, whole)
-    return f"{gib(part // len(results))} ({percent} %)"
+    """Format the mean of a figure in bytes, with its share of the shared devices' memory."""
+    part_bytes = total(results, figure)
+    shared_bytes = total(results, lambda r: r.verdict.shared_bytes)
+    percent = part_bytes * 100 // max(1, shared_bytes)
+    return f"{gib(part_bytes // len(results))} ({percent} %)"

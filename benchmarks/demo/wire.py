@@ -1,7 +1,7 @@
-"""One keep-alive HTTP/1.1 connection whose question and answer can be told apart in time.
+"""A keep-alive HTTP/1.1 connection that sends a request and receives its answer in separate calls.
 
-kube-scheduler's binds overlap its next filter; with ``send`` and ``receive`` apart, one thread can
-do the same. The headers are those that Go's client writes.
+kube-scheduler's binds overlap its next filter. With separate ``send`` and ``receive``, one thread
+can do the same. The headers are those of Go's HTTP client.
 """
 
 import socket
@@ -12,10 +12,15 @@ _CHUNK_BYTES = 1 << 18
 
 
 class ServerFailed(RuntimeError):
-    """The server answered no success, or hung up."""
+    """The server did not start, answered with an error, or closed the connection."""
 
 
 class Connection:
+    """Sends POST requests with JSON bodies to one server, one at a time.
+
+    Connecting, sending and receiving raise ``OSError``, also after ``timeout_s`` without progress.
+    """
+
     def __init__(self, base_url: str, timeout_s: float = 30) -> None:
         parts = urlsplit(base_url)
         address = (parts.hostname or "127.0.0.1", parts.port or 80)
@@ -25,17 +30,19 @@ class Connection:
         self._path = "/"
 
     def fileno(self) -> int:
-        """So that ``select`` can wait for the answer."""
+        """Return the socket's descriptor, so that ``select`` can wait for the answer."""
         return self._socket.fileno()
 
     def close(self) -> None:
         self._socket.close()
 
     def call(self, path: str, body: bytes) -> bytes:
+        """Send a request and return the body of the answer; raises like ``receive``."""
         self.send(path, body)
         return self.receive()
 
     def send(self, path: str, body: bytes) -> None:
+        """Send a request; the caller calls ``receive`` before it sends another one."""
         self._path = path
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: Go-http-client/1.1\r\n"
@@ -45,7 +52,7 @@ class Connection:
         self._socket.sendall(head.encode() + body)
 
     def receive(self) -> bytes:
-        """The body of the answer to what was sent; raises ``ServerFailed`` unless it is a 2xx."""
+        """Return the body of the answer; raises ``ServerFailed`` unless the status is 2xx."""
         received = bytearray()
         while (end := received.find(b"\r\n\r\n")) < 0:
             self._read_into(received)
@@ -53,11 +60,11 @@ class Connection:
         pairs = (line.partition(":") for line in lines)
         headers = {name.lower(): value.strip() for name, _, value in pairs}
         if headers.keys() & {"content-encoding", "transfer-encoding"}:
-            self._fail(f"{status!r} and a body that is not plain")
-        whole = end + 4 + int(headers.get("content-length", 0))
-        while len(received) < whole:
+            self._fail(f"{status!r} and a compressed or chunked body")
+        total_bytes = end + 4 + int(headers.get("content-length", 0))
+        while len(received) < total_bytes:
             self._read_into(received)
-        body = bytes(received[end + 4 : whole])
+        body = bytes(received[end + 4 : total_bytes])
         if not status.split(" ")[1].startswith("2"):
             self._fail(f"{status!r}: {body[:200].decode(errors='replace')}")
         return body
@@ -65,7 +72,7 @@ class Connection:
     def _read_into(self, received: bytearray) -> None:
         chunk = self._socket.recv(_CHUNK_BYTES)
         if not chunk:
-            self._fail("the end of the connection")
+            self._fail("a closed connection")
         received += chunk
 
     def _fail(self, what: str) -> NoReturn:

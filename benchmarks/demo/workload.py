@@ -1,8 +1,8 @@
-"""Which pods arrive: the published mix of a production GPU cluster, generated, not copied.
+"""The demo's pods: generated with the published proportions of a production GPU cluster.
 
-Counts and quantiles are those of Alibaba's openb trace (ATC'23, default list) with the VRAM
-mapping that our notes describe; the trace itself stays outside the repository. The seed is fixed,
-so that everybody sees the same pods in the same order.
+Counts and quantiles are those of Alibaba's openb trace (ATC'23, default list). Its GPU shares are
+converted to MiB. The trace itself is not in the repository. The seed is fixed, so each run has the
+same pods in the same order.
 """
 
 import random
@@ -22,22 +22,23 @@ SHARED = "nvidia.com/gpu.shared"
 WHOLE = "nvidia.com/gpu"
 SEED = 20231
 
-#: Pods that share one GPU, then (whole GPUs asked for, pods).
+#: Pods that share one GPU.
 PUBLISHED_SHARING = 3078
+#: (whole GPUs per pod, number of pods).
 PUBLISHED_WHOLE = ((1, 3911), (2, 16), (4, 15), (8, 44))
 PUBLISHED_PODS = PUBLISHED_SHARING + sum(pods for _, pods in PUBLISHED_WHOLE)
-#: (percentile, MiB) of what sharing pods ask for: min, p5, p25, p50, p75, p95, max.
+#: (percentile, MiB) of the requests of sharing pods: minimum, p5, p25, p50, p75, p95, maximum.
 QUANTILES = ((0, 755), (5, 4834), (25, 7595), (50, 10683), (75, 18412), (95, 26333), (100, 65813))
 
 
 @dataclass(frozen=True)
 class DemoPod:
-    """One pod: VRAM on a share of one device, or whole devices."""
+    """A pod that shares one device or takes whole devices."""
 
     name: str
     #: Whole GPUs, or 1 for a pod that shares.
     devices: int
-    #: None for a pod that takes whole GPUs and annotates nothing.
+    #: Requested memory; None for a pod that takes whole GPUs and has no annotation.
     vram_mib: int | None
 
     @property
@@ -54,7 +55,7 @@ class DemoPod:
 
     @cached_property
     def body(self) -> bytes:
-        """The pod as kube-scheduler sends it, with the fields that a minimal one carries."""
+        """The pod as JSON, with the fields of a minimal pod as kube-scheduler sends it."""
         return msgspec.json.encode(_body(self))
 
 
@@ -68,7 +69,7 @@ class Workload:
 
     @property
     def median_mib(self) -> int:
-        """What a typical sharing pod asks for; 0 where none shares."""
+        """The median request of the sharing pods; 0 if no pod shares."""
         return median_low(self.sharing_mib) if self.sharing_mib else 0
 
     @property
@@ -80,17 +81,17 @@ class Workload:
 
 
 def published(pods: int) -> Workload:
-    """``pods`` pods in the published proportions and with the published quantiles."""
+    """Return ``pods`` pods with the published proportions and quantiles."""
     sharing, *whole = apportion(pods, [PUBLISHED_SHARING, *(count for _, count in PUBLISHED_WHOLE)])
-    asks: list[tuple[int, int | None]] = [(1, quantile_mib(i, sharing)) for i in range(sharing)]
+    requests: list[tuple[int, int | None]] = [(1, quantile_mib(i, sharing)) for i in range(sharing)]
     for (devices, _), count in zip(PUBLISHED_WHOLE, whole, strict=True):
-        asks += [(devices, None)] * count
-    return in_random_order(asks)
+        requests += [(devices, None)] * count
+    return in_random_order(requests)
 
 
-def in_random_order(asks: Sequence[tuple[int, int | None]]) -> Workload:
-    """Pods for (devices, MiB or None), in an order that the fixed seed decides."""
-    shuffled = random.Random(SEED).sample(asks, len(asks))
+def in_random_order(requests: Sequence[tuple[int, int | None]]) -> Workload:
+    """Return pods for pairs (devices, MiB or None), in an order that the fixed seed decides."""
+    shuffled = random.Random(SEED).sample(requests, len(requests))
     return Workload(
         tuple(
             DemoPod(f"{'train' if vram is None else 'infer'}-{i:04d}", devices, vram)
@@ -100,18 +101,18 @@ def in_random_order(asks: Sequence[tuple[int, int | None]]) -> Workload:
 
 
 def quantile_mib(i: int, count: int) -> int:
-    """What the i-th smallest of ``count`` pods asks for: straight lines between the quantiles."""
+    """Return the request of the i-th smallest of ``count`` pods, interpolated linearly."""
     # The middle of the i-th of ``count`` equal parts, as percent = numerator / denominator.
     numerator, denominator = (2 * i + 1) * 100, 2 * count
     for (low, from_mib), (high, to_mib) in pairwise(QUANTILES):
         if numerator <= high * denominator:
-            way = (to_mib - from_mib) * (numerator - low * denominator)
-            return from_mib + way // ((high - low) * denominator)
+            rise = (to_mib - from_mib) * (numerator - low * denominator)
+            return from_mib + rise // ((high - low) * denominator)
     raise AssertionError("the last quantile is 100 percent")
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Divide ``total`` in proportion to ``weights``: whole parts, the largest remainders first."""
+    """Divide ``total`` into integers in proportion to ``weights`` (largest remainder method)."""
     whole = sum(weights)
     parts = [total * weight // whole for weight in weights]
     by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))

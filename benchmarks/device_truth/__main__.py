@@ -1,11 +1,10 @@
-"""What each way to place pods on time-sliced nodes costs and risks, while the plugin draws the
-device.
+"""Compares ways to place pods on time-sliced nodes, where the plugin chooses the device.
 
     python -m benchmarks.device_truth [--mix 4-60] [--replicas 10] [--policy distributed]
 
-Every row gets the same arrivals. The nodes are the kubelet's and the plugin's models of
-``tests/standin``, the judge keeps books of its own, and what Headroom decides is decided by its
-own code, extender and agent alike (see docs/device-truth.md).
+Every row gets the same arrivals. Kubelet and plugin are the models of ``tests/standin``, and the
+judge keeps its own accounts. Decisions of Headroom, of extender and agent alike, are made by its
+own code (see docs/device-truth.md).
 """
 
 import multiprocessing
@@ -95,17 +94,17 @@ def mean_and_spread(figures: Sequence[float]) -> str:
 def main(
     mix: Annotated[list[str] | None, typer.Option(help=f"{', '.join(MIXES)} or openb.")] = None,
     replicas: Annotated[list[int] | None, typer.Option(help="Replicas of each device.")] = None,
-    policy: Annotated[str, typer.Option(help="The plugin's: distributed or packed.")] = (
+    policy: Annotated[str, typer.Option(help="Policy of the plugin: distributed or packed.")] = (
         "distributed"
     ),
-    row: Annotated[list[str] | None, typer.Option(help=f"Of: {', '.join(ROWS)}.")] = None,
-    seeds: Annotated[int, typer.Option(help="How often, with other arrivals.")] = 5,
-    pods: Annotated[int, typer.Option(help="Arrivals that count.")] = 2000,
+    row: Annotated[list[str] | None, typer.Option(help=f"One of: {', '.join(ROWS)}.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds of the arrivals.")] = 5,
+    pods: Annotated[int, typer.Option(help="Number of measured arrivals.")] = 2000,
     nodes: Annotated[int, typer.Option(help="Nodes of 8 devices of 80 GiB.")] = 24,
-    load: Annotated[float, typer.Option(help="Memory asked for at any time, 1: all.")] = 0.95,
-    life_s: Annotated[float, typer.Option(help="Mean life of a pod.")] = 1800.0,
-    admission_s: Annotated[float, typer.Option(help="Longest from bind to admission.")] = 2.0,
-    observation_s: Annotated[float, typer.Option(help="Longest until it is known.")] = 2.0,
+    load: Annotated[float, typer.Option(help="Requested share of memory; 1: all.")] = 0.95,
+    life_s: Annotated[float, typer.Option(help="Mean runtime of a pod, in s.")] = 1800.0,
+    admission_s: Annotated[float, typer.Option(help="Maximum from bind to admission, in s.")] = 2.0,
+    observation_s: Annotated[float, typer.Option(help="Maximum from start to report, in s.")] = 2.0,
     trace: Annotated[Path, typer.Option(help="Folder with openb's pods.csv.")] = OPENB,
 ) -> None:
     """Print one table for each mix and number of replicas."""

@@ -1,7 +1,6 @@
-"""The agents of the nodes: what they report, how they answer gates, and what they steer.
+"""Simulates the nodes' agents: reports, gate decisions and preferred allocations.
 
-What they would measure is made up from samples; what they decide is decided by the agent's own
-code.
+Measurements are generated from samples. Decisions are made by the agent's own code.
 """
 
 from collections import Counter

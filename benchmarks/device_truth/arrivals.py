@@ -1,4 +1,4 @@
-"""Which pods arrive, when, and how long they live: everything that no scheduler decides."""
+"""Generates the arrivals: which pods are created, when, and how long they run."""
 
 import csv
 import random

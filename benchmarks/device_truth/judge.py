@@ -1,8 +1,9 @@
-"""Says what really happened on the devices, from nothing but which pod sat where and when.
+"""Judges what happened on each device. Its only input is which pod was where, and when.
 
-The judge is a stranger to everything that places pods: it keeps its own books and imports nothing.
-A pod that comes to a device without room for it is an *overcommit*: it holds its replica until it
-ends, and uses nothing, as a container that cannot allocate and is started again in place.
+The judge is independent of everything that places pods: it keeps its own accounts and imports no
+code of Headroom. A pod that is admitted to a device with too little free memory is an *overcommit*.
+It holds its replica until it ends and uses no memory, like a container that cannot allocate and is
+restarted on the same device.
 """
 
 from dataclasses import dataclass, field

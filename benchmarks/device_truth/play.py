@@ -1,5 +1,7 @@
-"""Plays arrivals against one scheduler: what is bound is admitted, observed and ends, each with
-its delay, and the judge is told where pods really start."""
+"""Runs arrivals through one scheduler and reports each pod's actual start to the judge.
+
+Admission, the agent's report and the end of a bound pod each happen after their own delay.
+"""
 
 import heapq
 import itertools

@@ -1,8 +1,7 @@
-"""Headroom's own code: its state, its scoring and its ledger over the store in memory.
+"""Places pods with Headroom's own code: state, scoring, and ledger over the in-memory store.
 
-Everything between a pod and its Binding is what an extender replica runs, and what is asked of a
-node's agent the agent's own functions answer; left out are HTTP, the watch, the API server and the
-drivers.
+An extender replica runs the same code from the pod to its Binding, and requests to a node's agent
+are answered by the agent's own functions. HTTP, watches, API server and drivers are left out.
 """
 
 import itertools

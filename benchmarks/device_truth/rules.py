@@ -1,7 +1,7 @@
-"""What every way to place pods has to answer, and the two baselines that are no part of Headroom.
+"""Defines the interface of all schedulers that are compared, and two baselines without Headroom.
 
-The baselines share no code with the product. What they believe of a node is what they bound there,
-corrected by what its agent reports.
+The baselines share no code with Headroom. Their view of a node is what they bound there, corrected
+by its agent's reports.
 """
 
 import random

@@ -1,7 +1,6 @@
-"""Nodes as they really are: the stand-in's kubelet and plugin, which draw the device.
+"""Simulates the nodes with the kubelet and plugin models of ``tests/standin``.
 
-Those models are held against the real kubelet and the real plugin by ``tests/standin`` and
-``tests/nvidia``.
+``tests/standin`` and ``tests/nvidia`` compare these models with the real kubelet and plugin.
 """
 
 import random

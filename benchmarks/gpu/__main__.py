@@ -3,8 +3,8 @@
     make gpu ARGS="--only fields,init"
     python -m benchmarks.gpu [--out FOLDER] [--only LINES] [--seconds S] [--looks N] [--gpu GPU]
 
-Every line gets a verdict: ok, differs, or not possible here with the reason. What the driver says
-is recorded, with a report beside it (docs/gpu-check.md). Exit status: 0 if no line differs, 1 if
+Every line gets a verdict: ok, differs, or not possible here with the reason. The driver's answers
+and a report are written to a folder (docs/gpu-check.md). Exit status: 0 if no line differs, 1 if
 some line does, 2 if there is nothing to check, 128 + the signal if it was interrupted. It never
 changes MIG, persistence or compute mode, and resets nothing.
 """
@@ -127,13 +127,21 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
         prog="make gpu", description="Checks the agent against the GPUs of this machine."
     )
     parser.add_argument("--out", default="", help="folder for the report and the recorded answers")
-    parser.add_argument("--only", default="", help=f"lines, by comma: {', '.join(CHECKS)}")
-    parser.add_argument("--seconds", type=_positive, default=120.0, help="of the line cost")
-    parser.add_argument("--looks", type=int, default=200, help="of the line latency")
-    parser.add_argument("--pause", type=_positive, default=3.0, help="of the line sm-activity, s")
-    parser.add_argument("--deadline", type=_positive, default=10.0, help="of a driver call, in s")
-    parser.add_argument("--gpu", default="", help="index or UUID; else an unused one")
-    parser.add_argument("--gib", type=_sizes, default=(1, 5, 10), help="of the three processes")
+    parser.add_argument("--only", default="", help=f"comma-separated lines: {', '.join(CHECKS)}")
+    parser.add_argument(
+        "--seconds", type=_positive, default=120.0, help="duration of the line cost, in s"
+    )
+    parser.add_argument("--looks", type=int, default=200, help="samples of the line latency")
+    parser.add_argument(
+        "--pause", type=_positive, default=3.0, help="pause of the line sm-activity, in s"
+    )
+    parser.add_argument(
+        "--deadline", type=_positive, default=10.0, help="timeout of a driver call, in s"
+    )
+    parser.add_argument("--gpu", default="", help="index or UUID; default: an unused GPU")
+    parser.add_argument(
+        "--gib", type=_sizes, default=(1, 5, 10), help="sizes of the three processes, in GiB"
+    )
     args = parser.parse_args(argv)
     if args.looks < 1:
         parser.error(f"--looks {args.looks} is less than 1; example: --looks 200")

@@ -1,7 +1,7 @@
-"""Starts processes and ends all of them, also when this process is interrupted or killed.
+"""Starts processes and ends all of them, even if this process is interrupted or killed.
 
-Every process gets a session of its own, so that its children end with it, and asks the kernel to be
-killed if this process dies.
+Every process gets its own session, so that its children end with it. It also asks the kernel to
+kill it if this process dies.
 """
 
 import contextlib

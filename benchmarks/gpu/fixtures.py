@@ -1,4 +1,4 @@
-"""What the hardware said, kept as files: nothing in them identifies a machine or its owner."""
+"""Writes the driver's answers to files, without anything that identifies a machine or its owner."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The table for a terminal, the report for docs/, and the same as JSON."""
+"""Formats the results: a table for a terminal, a report for docs/, and JSON."""
 
 import json
 import textwrap

@@ -1,4 +1,4 @@
-"""What nvidia-smi says: the XML of ``nvidia-smi -q -x``, and the columns of ``nvidia-smi dmon``."""
+"""Runs nvidia-smi; reads the XML of ``nvidia-smi -q -x`` and the columns of ``nvidia-smi dmon``."""
 
 import re
 import xml.etree.ElementTree as ET

@@ -1,13 +1,14 @@
-"""A process with a CUDA context that does what it is told: one JSON object a line, in and out.
+"""A process with a CUDA context that executes commands: one JSON object a line, in and out.
 
     {"do": "open"}                             create the context
     {"do": "allocate", "bytes": N}
-    {"do": "profile"}                          what the process sees as free
+    {"do": "profile"}                          return the free memory that the process sees
     {"do": "fill", "bytes": N, "piece": N}     allocate in pieces, as an engine does at start-up
-    {"do": "spin", "seconds": S, "blocks": N}  answers when it begins and when it ends
+    {"do": "spin", "seconds": S, "blocks": N}  answers at its begin and at its end
     {"do": "fault"}                            run a kernel that writes to an illegal address
 
-It ends with the end of its input. A refused call answers {"error": NAME, "code": N, "call": CALL}.
+The process ends at the end of its input. A failed call answers {"error": NAME, "code": N,
+"call": CALL}.
 """
 
 import json

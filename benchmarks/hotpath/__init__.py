@@ -1,1 +1,1 @@
-"""What kube-scheduler's calls cost: see ``__main__``."""
+"""Measures kube-scheduler's calls of the extender: see ``__main__``."""

@@ -1,13 +1,13 @@
-"""How long the verbs take, against reading and writing their bytes and nothing else.
+"""Measures the latency of the verbs, compared with only reading and writing their bytes.
 
     python -m benchmarks.hotpath [--calls 300] [--nodes 100 --nodes 1000 --nodes 5000]
     python -m benchmarks.hotpath --json [--quick] [--nodes F ...] [--pods-per-device F ...]
         [--pod small|256Ki ...] [--form names|objects ...] [--fits all|one|none ...]
         [--verb filter|prioritize|bind|explain|whatif ...] [--calls F] [--best-only]
 
-Without ``--json`` a short table of filter and prioritize, and where their time goes: see
-``table``. With it every verb in every case, as JSON: see ``matrix``. Each option that may be
-repeated chooses a part of the matrix; ``--quick`` is a part that takes half a minute.
+Without ``--json``: a short table of filter and prioritize, with the time spent in each step (see
+``table``). With it: every verb in every case, as JSON (see ``matrix``). Each option that can be
+repeated selects a part of the matrix; ``--quick`` selects a part that takes half a minute.
 """
 
 import sys
@@ -21,16 +21,18 @@ from benchmarks.hotpath.table import tabulate
 
 
 def main(
-    calls: Annotated[int | None, typer.Option(min=1, help="Calls of each verb, counted.")] = None,
-    nodes: Annotated[list[int] | None, typer.Option(help="Sizes of the fleet.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The matrix, as JSON.")] = False,
-    quick: Annotated[bool, typer.Option(help="A small part of the matrix.")] = False,
+    calls: Annotated[int | None, typer.Option(min=1, help="Measured calls of each verb.")] = None,
+    nodes: Annotated[
+        list[int] | None, typer.Option(help="Number of nodes. Can be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the matrix as JSON.")] = False,
+    quick: Annotated[bool, typer.Option(help="Only a small part of the matrix.")] = False,
     pods_per_device: Annotated[list[int] | None, typer.Option(help="With --json.")] = None,
     pod: Annotated[list[str] | None, typer.Option(help="With --json: small, 256Ki.")] = None,
     form: Annotated[list[str] | None, typer.Option(help="With --json: names, objects.")] = None,
     fits: Annotated[list[str] | None, typer.Option(help="With --json: all, one, none.")] = None,
     verb: Annotated[list[str] | None, typer.Option(help="With --json: filter, bind ...")] = None,
-    best_only: Annotated[bool, typer.Option("--best-only", help="filter_best_only.")] = False,
+    best_only: Annotated[bool, typer.Option("--best-only", help="Set filter_best_only.")] = False,
 ) -> None:
     if not as_json:
         tabulate(calls or 300, nodes or [100, 1_000, 5_000])

@@ -1,5 +1,7 @@
-"""What kube-scheduler sends: pods small and large, nodes by name or whole, in another order each
-time."""
+"""Builds the bodies that kube-scheduler sends: small and large pods, node names or whole Nodes.
+
+Each call has the nodes in a different order.
+"""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""kube-scheduler's side of a call, and what many of them took."""
+"""Makes the calls of kube-scheduler, and summarizes their durations."""
 
 import http.client
 import socket

@@ -1,7 +1,7 @@
-"""The API server's part of a busy fleet: lists what there is, and watches that tell how agents
-report, as often as they are told to. It accepts writes, and stores none.
+"""Simulates the API server of a busy fleet: lists objects and sends watch events of reports.
 
-It listens on the loopback, in a process of its own, and is driven over the pipe.
+The benchmark sets the rate of the reports. Writes are accepted and not stored. The server listens
+on the loopback, in its own process, and is controlled over a pipe.
 """
 
 import contextlib

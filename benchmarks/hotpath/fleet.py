@@ -1,4 +1,4 @@
-"""A fleet at work: nodes of time-sliced 80 GiB GPUs, with as many pods on every device."""
+"""Builds the fleet: nodes of time-sliced 80 GiB GPUs, with equally many pods on each device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

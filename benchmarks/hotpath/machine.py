@@ -1,4 +1,4 @@
-"""What every figure is told with: the machine, and the versions of what ran on it."""
+"""Describes the machine and the versions that a result was measured with."""
 
 import io
 import os

@@ -1,7 +1,7 @@
-"""Every verb in every case, beside an echo of the same body: what ``--json`` prints.
+"""Measures every verb in every case, compared with an echo of the same body, for ``--json``.
 
-Each call is for another pod, offers the nodes in another order, and comes after a report of another
-node. The bodies of a case are the same in every run: the seed decides them.
+Each call is for a different pod, sends the nodes in a different order, and follows a report of a
+different node. The bodies of a case are the same in every run: the seed decides them.
 """
 
 import itertools

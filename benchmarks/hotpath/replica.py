@@ -1,5 +1,7 @@
-"""A whole replica in a process of its own: the real wiring, verbs and debug API, a store in memory,
-and beside the verbs an echo and what drives the measurement."""
+"""Runs a whole replica in its own process: the real wiring, verbs, debug API and in-memory store.
+
+It also serves the echo route, and the routes that control the measurement.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What one report costs a replica, by the size of its fleet: it should not hang on that."""
+"""Measures the cost of one report by fleet size: it should not depend on it."""
 
 import itertools
 import statistics

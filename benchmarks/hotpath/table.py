@@ -1,13 +1,13 @@
-"""Filter and prioritize, against reading and writing their bytes and nothing else: a short table.
+"""Prints a short table: filter and prioritize, compared with only reading and writing their bytes.
 
-Every call asks for another pod, offers all nodes in another order, and comes after a bind, so that
-it pays for what a new snapshot costs. Server and caller are two processes; the calls go over HTTP
-on the loopback. Beside each verb the *echo* is called with the very same body, so that the ratio
-holds on a busy machine too: a route of the same server that decodes the body with msgspec into
-plain Python values, encodes them again and decides nothing. What it sends back is smaller than what
-prioritize must.
+Every call is for a different pod, sends all nodes in a different order, and follows a bind, so it
+includes the cost of a new snapshot. Server and client are two processes; the calls go over HTTP on
+the loopback. After each verb, the client sends the same body to the *echo*, so that the ratio also
+holds on a busy machine. The echo is a route of the same server: it decodes the body with msgspec
+into plain Python values, encodes them again and decides nothing. Its answer is smaller than that of
+prioritize.
 
-Then the same is done with a stopwatch in the verbs, to show where their time goes.
+Then the calls are repeated with timers in the verbs, to show the time spent in each step.
 """
 
 import functools

@@ -1,10 +1,10 @@
-"""How much of a cluster's GPU memory can be promised, by the way pods are placed.
+"""Measures how much of a cluster's GPU memory can be reserved, by placement policy.
 
     python -m benchmarks.packing --policy bestfit --policy fgd --seed 42 --mode vram [--json]
 
-Inflation and churn as ``docs/packing.md`` describes them. Without --nodes and --pods the files of
-the published trace are taken where they lie beside the repository, else a workload made up from
-its counts.
+docs/packing.md describes the experiments, inflation and churn. Without --nodes and --pods, it uses
+the files of the published trace if they are beside the repository, otherwise a workload generated
+from its counts.
 """
 
 import json
@@ -46,11 +46,17 @@ def main(
     nodes: Annotated[Path | None, typer.Option(help="CSV of nodes.")] = None,
     pods: Annotated[Path | None, typer.Option(help="CSV of pods.")] = None,
     arrivals: Annotated[Path | None, typer.Option(help="CSV of the order of pods.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Of arrivals; or draws them.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Of the arrivals' rows: full, small.")] = None,
-    ranks: Annotated[Path | None, typer.Option(help="CSV of who wins a tie, by seed.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
-    mode: Annotated[str, typer.Option(help="Share devices by memory: vram; or milli.")] = "vram",
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Seed of the order of pods. Can be repeated.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Cluster in the arrivals file: full or small.")
+    ] = None,
+    ranks: Annotated[
+        Path | None, typer.Option(help="CSV of the node order for ties, by seed.")
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Policy. Can be repeated.")] = None,
+    mode: Annotated[str, typer.Option(help="Share devices by memory (vram) or by milli.")] = "vram",
     choice: Annotated[str | None, typer.Option(help=f"One of {', '.join(CHOICES)}.")] = None,
     others: Annotated[
         str | None, typer.Option(help="Who places pods without a GPU: own, bestfit or aside.")
@@ -58,13 +64,13 @@ def main(
     mixed: Annotated[
         str | None, typer.Option("--mix", help=f"{', '.join(MIXES)}, or random-1, random-2 ...")
     ] = None,
-    churn: Annotated[bool, typer.Option("--churn", help="Pods leave again.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    churn: Annotated[bool, typer.Option("--churn", help="Pods end again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     against: Annotated[
-        Path | None, typer.Option("--golden", help="Folder of golden.json: compare with it.")
+        Path | None, typer.Option("--golden", help="Folder with golden.json to compare with.")
     ] = None,
 ) -> None:
-    """Play pods against each policy and say what was admitted."""
+    """Run the pods through each policy and print what was admitted."""
     known = [*RULES, *POLICIES]
     check("mode", mode, MODES)
     for name, given, right in (

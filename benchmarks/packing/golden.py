@@ -1,4 +1,4 @@
-"""Compares the rules here with reference results of them: how far is each figure off?"""
+"""Compares the rules with published reference results and reports the differences."""
 
 import json
 from collections.abc import Callable, Iterable

@@ -1,6 +1,7 @@
-"""Says what really was placed, from nothing but which pod sat where: books of its own, no arrays.
+"""Judges placements. Its only input is which pod was where; it keeps its own accounts.
 
-A pod that comes to a node or a device without room for it is an *overcommit*, and is not admitted.
+A pod that comes to a node or a device with too little free capacity is an *overcommit*, and is not
+admitted.
 """
 
 from collections.abc import Sequence

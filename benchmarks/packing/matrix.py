@@ -1,13 +1,13 @@
-"""Headroom's policies against the published BestFit, on every workload that can be made of one.
+"""Compares Headroom's policies with the published BestFit, on every variant of a workload.
 
     python -m benchmarks.packing.matrix --nodes nodes.csv --pods pods.csv [--choice steered]
         [--mix random-1] [--seed 1 --seed 2] [--others bestfit] [--ties 4]
 
-Both have the same pools of nodes. BestFit places pods without a GPU by its own rule, Headroom as
-it asks kube-scheduler to, or as ``--others`` says. Figures are points admitted above BestFit @90
-and @100, the mean of the seeds and the least of any; below the table stands whether the goals of
-``docs/packing.md`` are met. With ``--ties`` BestFit is also held against itself, with equal nodes
-in other orders: what differs then is chance.
+Both have the same pools of nodes. BestFit places pods without a GPU by its own rule. Headroom
+places them as it asks kube-scheduler to, or as ``--others`` says. The figures are percentage points
+admitted above BestFit @90 and @100: the mean of the seeds, and the minimum. The line below the
+table shows whether the goals of ``docs/packing.md`` are met. ``--ties`` also compares BestFit with
+itself, with equal nodes in different orders: that difference is chance.
 """
 
 import itertools
@@ -36,19 +36,25 @@ ITSELF = "bestfit, other ties"
 def main(
     nodes: Annotated[Path, typer.Option(help="CSV of nodes.")] = OPENB / "nodes_small.csv",
     pods: Annotated[Path, typer.Option(help="CSV of pods.")] = OPENB / "pods.csv",
-    seed: Annotated[list[int] | None, typer.Option(help="Draws the order of pods.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Seed of the order of pods. Can be repeated.")
+    ] = None,
     mixed: Annotated[
         list[str] | None, typer.Option("--mix", help=f"{', '.join(MIXES)}, or random-1 ...")
     ] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Policy. Can be repeated.")] = None,
     choice: Annotated[str, typer.Option(help=f"One of {', '.join(CHOICES)}.")] = "pinned",
     others: Annotated[
         str, typer.Option(help=f"Who places pods without a GPU: own, {', '.join(OTHERS)}.")
     ] = "own",
-    churn: Annotated[bool, typer.Option("--churn", help="Pods leave; points running.")] = False,
-    ties: Annotated[int, typer.Option(help="Other orders of equal nodes, for BestFit itself.")] = 0,
+    churn: Annotated[
+        bool, typer.Option("--churn", help="Pods end again; compare the running pods.")
+    ] = False,
+    ties: Annotated[
+        int, typer.Option(help="Number of other orders of equal nodes, for BestFit.")
+    ] = 0,
 ) -> None:
-    """Print by how much each policy admits more than BestFit."""
+    """Print how much more each policy admits than BestFit, in percentage points."""
     policies = policy or ["pack", "fragmentation"]
     check("choice", choice, tuple(CHOICES))
     check("others", others, ("own", *OTHERS))

@@ -1,8 +1,8 @@
-"""Other workloads, made of one: what of it selects models, shares, wants several devices, or none.
+"""Derives other workloads from one, with other shares of pods that share, select models, and so on.
 
-The recipes are those of the published variants (pods drawn again in other proportions), so that a
-way to place pods can be held against workloads that it was not made for. ``random-7`` draws the
-proportions themselves; its number is the seed.
+The recipes are those of the published variants (pods drawn again in other proportions). They show
+how a policy performs on workloads that it was not designed for. ``random-7`` draws the proportions
+as well; its number is the seed.
 """
 
 import random

@@ -1,11 +1,12 @@
-"""Plays pods against whoever places them, and says what came of it.
+"""Runs pods through a placement policy and reports the results.
 
-*Inflation* (the published experiment): pods come one by one, nobody leaves, who does not fit is
-dropped. What is admitted is read where so much of the capacity has been asked for.
+*Inflation* (the published experiment): pods arrive one by one and never end; a pod that does not
+fit is dropped. The admitted share is read when the requests reach given percentages of capacity.
 
-*Churn*: pods come at random times and leave again; after a while as many come as leave.
+*Churn*: pods arrive at random times and end again; after a while, as many arrive as end.
 
-CPU, host memory and models are kube-scheduler's own filters: only nodes that pass are offered.
+CPU, host memory and GPU models are checked as kube-scheduler's own filters would: a policy gets
+only nodes that pass.
 """
 
 import heapq

@@ -1,8 +1,8 @@
-"""Headroom's own code places the pods: its state, its scores, its ledger. Pods that ask for no GPU
-go where it tells kube-scheduler to put them.
+"""Places pods with Headroom's own code: state, scores and ledger.
 
-What an extender replica and the agents run is that of ``benchmarks.device_truth``; here nodes are
-of many shapes, and each pod is admitted, started and reported before the next one comes.
+Pods that request no GPU go where Headroom asks kube-scheduler to put them. The code of extender
+replica and agents is called as in ``benchmarks.device_truth``. Here nodes have many shapes, and
+each pod is admitted, started and reported before the next one arrives.
 """
 
 from collections.abc import Mapping, Sequence

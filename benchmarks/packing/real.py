@@ -1,19 +1,19 @@
-"""The inflation experiment inside a real kube-scheduler: its own plugins on, our weight as shipped.
+"""Runs the inflation experiment in a real kube-scheduler, with its own plugins and our weight.
 
     python -m benchmarks.packing.real --nodes nodes_small.csv --pods pods.csv --policy fgd
         --policy fragmentation [--arrivals arrivals.csv --cluster small] [--seed 100]
 
-A real etcd, API server and kube-scheduler; nodes are objects, and an agent of each says which
-device its pods sit on. Pods come one by one: one is bound or refused before the next comes, and who
-is refused is taken away. A published rule runs as an extender of its own that filters, scores and
-binds; of its score kube-scheduler gets what an extender can say, 0..10. Headroom is the real
-process, on steered nodes. Who sits where is judged as in the simulation. A pod takes some tenths
-of a second, so a small cluster has to be enough.
+It runs a real etcd, API server and kube-scheduler. Nodes are objects, and a simulated agent of each
+reports the devices of its pods. Each pod is bound or rejected before the next is created; rejected
+pods are deleted. A published rule runs as its own extender, which filters, scores and binds; it
+passes its score to kube-scheduler in the range of an extender, 0..10. Headroom is the real process,
+on steered nodes. Placements are judged as in the simulation. A pod takes some tenths of a second,
+so use a small cluster.
 
-``--others``: where pods without a GPU go. "kube": wherever kube-scheduler likes, as the extender is
-only asked about the others; "own": it is asked about all pods, by a second entry as in
-deploy/base/kube-scheduler.yaml, and Headroom says its own and a rule its own score; "aside": a rule
-is asked, and says what the simulation's ``--others aside`` does.
+``--others`` sets where pods without a GPU go. "kube": kube-scheduler decides, and the extender is
+called only for GPU pods. "own": the extender is called for all pods, by a second entry as in
+deploy/base/kube-scheduler.yaml, and Headroom or the rule returns its own score. "aside": the rule
+is called, and returns the score of ``--others aside`` in the simulation.
 """
 
 import contextlib
@@ -340,14 +340,18 @@ def main(
     nodes: Annotated[Path, typer.Option(help="CSV of nodes.")] = OPENB / "nodes_small.csv",
     pods: Annotated[Path, typer.Option(help="CSV of pods.")] = OPENB / "pods.csv",
     arrivals: Annotated[Path | None, typer.Option(help="CSV of the order of pods.")] = None,
-    cluster: Annotated[str, typer.Option(help="Of the arrivals' rows: full, small.")] = "small",
-    seed: Annotated[list[int] | None, typer.Option(help="Of arrivals; or draws them.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    cluster: Annotated[
+        str, typer.Option(help="Cluster in the arrivals file: full or small.")
+    ] = "small",
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Seed of the order of pods. Can be repeated.")
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Policy. Can be repeated.")] = None,
     others: Annotated[
         list[str] | None, typer.Option(help="kube, own or aside; one for each policy.")
     ] = None,
     alone: Annotated[
-        bool, typer.Option("--alone", help="Rules tell kube-scheduler their winner alone.")
+        bool, typer.Option("--alone", help="Rules return only their best node to kube-scheduler.")
     ] = False,
 ) -> None:
     """Print what each policy admitted, for each order of arrivals."""

@@ -1,8 +1,8 @@
-"""Ways to place pods that were published, small and vectorised: what Headroom is compared with.
+"""Published placement rules, small and vectorised, which Headroom is compared with.
 
-Each sees the whole cluster, CPU included, and picks node and devices alike. Their scores are
-coarse (0..100, truncated) or exact, and ties are settled by BestFit or by a given order of the
-nodes: without that the published numbers do not come out.
+Each rule sees the whole cluster, CPU included, and chooses the node as well as the devices. Scores
+are coarse (0..100, truncated) or exact. Ties are decided by BestFit or by a given order of the
+nodes, as in the published experiments: otherwise the published numbers cannot be reproduced.
 """
 
 from abc import ABC, abstractmethod

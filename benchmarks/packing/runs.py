@@ -1,4 +1,4 @@
-"""One run: a workload, an order of its pods, and who places them."""
+"""Runs one experiment: a workload, an order of its pods, and a placement policy."""
 
 import sys
 from collections.abc import Callable, Sequence

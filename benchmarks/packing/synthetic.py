@@ -1,7 +1,7 @@
-"""A workload made up from counts of a published cluster and its pods, for where its files are not.
+"""Generates a workload from the counts of a published cluster, if its files are not available.
 
-The counts are those of Alibaba's cluster-trace-gpu-v2023 as papers print them: how many nodes of
-each shape, how many pods of each size. Nothing of a single pod is copied: CPU and memory are drawn.
+The counts are those of Alibaba's cluster-trace-gpu-v2023 as printed in papers: nodes of each shape
+and pods of each size. No data of single pods is copied: CPU and memory are drawn at random.
 """
 
 import random

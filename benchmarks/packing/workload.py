@@ -1,7 +1,7 @@
-"""Nodes, pods and the order in which pods arrive: read from files, every cell checked.
+"""Reads nodes, pods and the arrival order of pods from files, and checks every cell.
 
-The columns are those of the published trace that the numbers are compared with (``nodes.csv``,
-``pods.csv``, ``arrivals.csv``); columns that nothing here needs may be missing, or be there.
+The columns are those of the published trace that results are compared with (``nodes.csv``,
+``pods.csv``, ``arrivals.csv``). Columns that are not used here are optional.
 """
 
 import csv

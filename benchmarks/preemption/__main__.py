@@ -1,14 +1,14 @@
-"""What preemption comes to on a real control plane, beside what kube-scheduler alone does.
+"""Compares preemption by Headroom with kube-scheduler's own, on a real control plane.
 
     python -m benchmarks.preemption [--seconds-to-end 20] [--ways ...]
 
-Ways: ``stock``: kube-scheduler without an extender; ``headroom``: as it is shipped, with
-``evict_for_memory``; ``gates``: the same with kube-scheduler's default feature gates, where it
-takes pods out of the back-off queue whenever it has nothing else to do; ``asked``: as shipped, and
-nobody is evicted but whom kube-scheduler evicts.
+Ways: ``stock``: kube-scheduler without an extender. ``headroom``: Headroom as shipped, with
+``evict_for_memory``. ``gates``: the same with kube-scheduler's default feature gates, which let it
+take pods out of the back-off queue when it is idle. ``asked``: as shipped, but only kube-scheduler
+evicts pods.
 
-Newcomers that would die are counted by what the device plugin does: it gives out the device with
-the fewest replicas taken, and nobody looks at memory.
+Newcomers that would die are counted by the device plugin's rule: it allocates the device with the
+fewest allocated replicas, and ignores memory.
 """
 
 import contextlib
@@ -91,9 +91,13 @@ def row(way: str, scenario: Scenario, outcome: Outcome) -> Sequence[str]:
 
 
 def main(
-    seconds_to_end: Annotated[float, typer.Option(help="Of the victims that take their time.")] = 3,
-    ways: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(WAYS),
-    patience_s: Annotated[float, typer.Option(help="For pods that are never placed.")] = 8,
+    seconds_to_end: Annotated[
+        float, typer.Option(help="Grace period of slow victims, in seconds.")
+    ] = 3,
+    ways: Annotated[str, typer.Option(help="Comma-separated list of ways.")] = ",".join(WAYS),
+    patience_s: Annotated[
+        float, typer.Option(help="Seconds to wait for pods that are never placed.")
+    ] = 8,
 ) -> None:
     """Print a row for each scenario and way."""
     columns = (

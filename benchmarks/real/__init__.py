@@ -1,1 +1,1 @@
-"""What benchmarks of the real kube-scheduler share: a control plane, a fleet in it, and pods."""
+"""Helpers of benchmarks with the real kube-scheduler: a control plane, a fleet, and pods."""

@@ -1,11 +1,11 @@
-"""An extender that does nothing but bind, as lean as Python gives it: Headroom is held against it.
+"""The baseline extender: it only binds, as fast as Python can.
 
     python -m benchmarks.real.nothing --port PORT --api URL --ca FILE --token TOKEN [--swap]
 
-It refuses no node and prefers none. With ``--swap`` it writes a promise into the node's GPUNode
-before the Binding, on condition that nobody else did since it wrote it last: the least that it
-takes to keep a ledger. ``POST /script`` has it refuse or prefer, for benchmarks of how
-kube-scheduler takes that; the answer says how many filter calls there were.
+It accepts all nodes with equal scores. With ``--swap`` it writes a reservation into the node's
+GPUNode before the Binding, by compare-and-swap on its own last write: the least work of any ledger.
+``POST /script`` makes it reject or prefer nodes, for benchmarks of kube-scheduler's reaction; the
+answer contains the number of filter calls.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Starts what benchmarks compare, beside a control plane."""
+"""Starts the extenders that benchmarks compare, on a running control plane."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""Writes that somebody else was faster with are counted by kind, and refused all the same."""
+"""Conflicting writes are counted by kind, and still rejected."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
@@ -49,7 +49,7 @@ def test_a_conflict_is_counted(write: str) -> None:
     assert {name: count for name, count in counts(telemetry).items() if count} == {write: 1}
 
 
-def test_what_is_refused_for_another_reason_is_no_conflict() -> None:
+def test_other_errors_are_not_counted() -> None:
     telemetry = Telemetry(CollectorRegistry())
     store = ConflictCountingStore(cast(Store, Refusing(StoreRejected("no right"))), telemetry)
     for write in CONFLICTING:

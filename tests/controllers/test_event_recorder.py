@@ -1,4 +1,4 @@
-"""Each notice is told once by a replica, and once by all of them together."""
+"""Each notice is recorded once per replica, and once by all replicas together."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def tell(post: Callable[[Notice], bool], *rounds: Sequence[Notice]) -> None:
     asyncio.run(play())
 
 
-def test_what_was_told_is_not_told_again() -> None:
+def test_a_recorded_notice_is_not_recorded_again() -> None:
     posted: list[Notice] = []
 
     def post(one: Notice) -> bool:
@@ -45,13 +45,13 @@ def test_what_was_told_is_not_told_again() -> None:
     assert [entry["event"] for entry in logs] == ["noticed"] * 2
 
 
-def test_what_failed_is_tried_again() -> None:
+def test_a_failed_event_is_retried() -> None:
     answers = iter([False, True])
     tell(lambda one: next(answers), [notice()], [notice()], [notice()])
     assert list(answers) == []
 
 
-def test_many_are_told_in_portions() -> None:
+def test_many_notices_are_recorded_in_portions() -> None:
     posted: list[Notice] = []
 
     def post(one: Notice) -> bool:
@@ -67,7 +67,7 @@ def test_many_are_told_in_portions() -> None:
 
 
 class Server:
-    """Where names are unique."""
+    """An Events API that enforces unique names."""
 
     def __init__(self, answers: Sequence[ApiError] = ()) -> None:
         self.events: dict[str, dict[str, Any]] = {}
@@ -106,13 +106,11 @@ def test_two_replicas_write_one_event() -> None:
         pytest.param(ApiStatus("POST", 403, "the namespace is ending"), True, id="rejected"),
     ],
 )
-def test_what_the_server_answers_decides_whether_it_is_tried_again(
-    answer: ApiError, done: bool
-) -> None:
+def test_the_status_decides_whether_an_event_is_retried(answer: ApiError, done: bool) -> None:
     assert KubeEvents(cast(KubeApi, Server([answer])), lambda: 0.0).post(notice()) is done
 
 
-def test_names_are_those_that_the_server_takes() -> None:
+def test_event_names_are_valid() -> None:
     long = notice(name="a" * 199 + "-" + "b" * 50)
     name = event_name(long)
     assert name.startswith("a" * 199 + ".")

@@ -1,4 +1,4 @@
-"""Sending a pod away: marked first, then evicted, whatever happens between the two."""
+"""Eviction of a pod: marked first, then evicted, whatever happens in between."""
 
 import asyncio
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class Evictor:
         self.marked.append(EVICTED in self.stage.node().spec.reservations["uid-p"].flags)
 
     async def may_evict(self, pod: Pod) -> None:
-        """Nothing forbids it."""
+        """Allow every eviction."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class World:
         return tuple(pod.metadata.uid for pod in sent.evicted), sent.rejected
 
     def told(self, misplaced: Misplaced) -> list[tuple[str, str, str]]:
-        """Subject, reason and message of the Events of two rounds of a replica that sees this."""
+        """Return subject, reason and message of the Events of two rounds."""
         posted: list[Notice] = []
 
         def post(notice: Notice) -> bool:
@@ -154,20 +154,20 @@ def test_it_is_marked_then_evicted(world: World) -> None:
     assert world.stage.node().spec.reservations["uid-p"].charges
 
 
-def test_again_it_is_asked_for_again_and_marked_once(world: World) -> None:
+def test_eviction_is_requested_again_but_marked_once(world: World) -> None:
     assert world.send_away() == world.send_away() == WENT
     assert "write_spec" not in world.stage.calls
     assert world.flags == [EVICTED]
 
 
-def test_the_mark_is_taken_back_where_there_is_room_again(world: World) -> None:
+def test_the_mark_is_removed_if_the_pod_fits_again(world: World) -> None:
     world.send_away()
     world.leave.clear()
     assert world.send_away() == NOBODY
     assert world.flags == []
 
 
-def test_a_race_lost_is_decided_anew(world: World) -> None:
+def test_a_conflict_is_decided_again(world: World) -> None:
     def others_make_room() -> None:
         world.stage.store.report([("n", DEVICES)])
         world.leave.clear()
@@ -178,7 +178,7 @@ def test_a_race_lost_is_decided_anew(world: World) -> None:
 
 
 def test_of_two_replicas_only_one_marks(world: World) -> None:
-    """The other sees the mark in the object it has to read again, and decides on that."""
+    """The other replica reads the object again after its conflict and finds the mark."""
     seen: list[list[str]] = []
 
     def decide(gpunode: GPUNode) -> Misplaced:
@@ -207,33 +207,33 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
         ),
     ],
 )
-def test_one_that_changed_meanwhile_is_left_alone(world: World, meanwhile: Pod) -> None:
+def test_a_pod_that_changed_meanwhile_is_not_evicted(world: World, meanwhile: Pod) -> None:
     world.stage.fault = once("write_spec", "after", replaced_by(world.stage, meanwhile))
     assert world.send_away() == NOBODY
     assert world.evictor.evicted == []
 
 
-def test_a_pod_without_a_gate_is_evicted_too_where_it_is_to_leave(world: World) -> None:
+def test_a_pod_without_a_gate_can_be_evicted(world: World) -> None:
     plain = msgspec.structs.replace(gated(), spec=PodSpec(node_name="n"))
     replaced_by(world.stage, plain)()
     assert world.send_away() == WENT
 
 
-def test_a_budget_that_refuses_is_told_and_asked_again(world: World) -> None:
+def test_a_rejecting_budget_is_reported_and_retried(world: World) -> None:
     world.evictor.trouble = OutcomeUnknown("429 too many disruptions")
     assert world.send_away() == ((), (("uid-p", "429 too many disruptions"),))
     world.evictor.trouble = None
     assert world.send_away() == WENT
 
 
-def test_a_pod_that_changed_since_it_was_read_is_looked_at_again_later(world: World) -> None:
+def test_a_pod_that_changed_after_it_was_read_is_checked_later(world: World) -> None:
     world.evictor.trouble = StoreConflict("the version is another")
     assert world.send_away() == NOBODY
 
 
 @pytest.mark.parametrize("operation", ["read_gpunode", "write_spec"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_cannot_be_written_is_not_evicted(world: World, operation: str, when: str) -> None:
+def test_without_a_written_mark_no_pod_is_evicted(world: World, operation: str, when: str) -> None:
     world.stage.fault = once(operation, when, raises(OutcomeUnknown))
     with pytest.raises(OutcomeUnknown):
         world.send_away()
@@ -241,18 +241,18 @@ def test_what_cannot_be_written_is_not_evicted(world: World, operation: str, whe
     assert world.send_away() == WENT
 
 
-def test_a_node_without_an_object_has_nobody_to_send_away(world: World) -> None:
+def test_a_node_without_a_gpunode_evicts_no_pod(world: World) -> None:
     world.stage.store.delete_gpunode("n")
     assert world.send_away() == NOBODY
 
 
-def test_who_is_evicted_is_told_why(world: World) -> None:
+def test_an_evicted_pod_gets_an_event_with_the_reason(world: World) -> None:
     leaves = Misplaced(frozenset({"uid-p"}))
     assert world.told(leaves) == [("uid-p", NO_ROOM, NO_ROOM_EVICTED)]
     assert world.evictor.evicted == ["uid-p"]
 
 
-def test_who_is_stuck_is_told_what_to_do_once(world: World) -> None:
+def test_a_stuck_pod_gets_one_event_with_a_suggestion(world: World) -> None:
     stuck = Misplaced(frozenset(), frozenset({"uid-p"}))
     assert world.told(stuck) == [("uid-p", NO_ROOM, NO_ROOM_WAITS)]
     assert world.evictor.evicted == []

@@ -1,4 +1,4 @@
-"""Making room for a pod: one attempt at a time, and nobody is evicted while one of them may not."""
+"""Preemption for a pod: one attempt at a time, and no eviction if a budget protects a victim."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ NEW = pod(uid="new", name="new", priority=9)
 
 @dataclass
 class VictimEvictor:
-    """Both keep what they were asked, and do what they are told before that."""
+    """Records the calls. ``before`` runs when an eviction was checked and allowed."""
 
     asked: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ def names(pods: tuple[Pod, ...]) -> list[str]:
     return [pod.metadata.name for pod in pods]
 
 
-def test_the_attempt_is_on_the_pod_before_anybody_is_evicted() -> None:
+def test_the_attempt_is_recorded_on_the_pod_before_any_eviction() -> None:
     world = World()
     asked = world.evictors.asked
 
@@ -106,10 +106,10 @@ def test_of_two_replicas_one_acts() -> None:
 
 
 def void(_: object) -> None:
-    """For what is done for its effect."""
+    """Ignore the result of a call."""
 
 
-def test_nobody_is_evicted_while_a_budget_forbids_one_of_them() -> None:
+def test_no_victim_is_evicted_if_a_budget_forbids_one() -> None:
     world = World()
     world.evictors.forbidden["low"] = OutcomeUnknown("429 Cannot evict pod as it would violate")
     made = world.make_room()
@@ -119,7 +119,7 @@ def test_nobody_is_evicted_while_a_budget_forbids_one_of_them() -> None:
     assert attempt_of(world.new) is None
 
 
-def test_who_is_leaving_already_is_not_evicted_again() -> None:
+def test_a_terminating_victim_is_not_evicted_again() -> None:
     world = World()
     world.store.delete_pod("default", "low")
     leaving = msgspec.structs.replace(victim("low").metadata, deletion_timestamp="2026-01-01")
@@ -135,7 +135,9 @@ def test_who_is_leaving_already_is_not_evicted_again() -> None:
         pytest.param(lambda store: store.delete_pod("default", "high"), id="a victim went"),
     ],
 )
-def test_nothing_is_done_when_it_is_not_as_it_was(deed: Callable[[EmbeddedStore], None]) -> None:
+def test_no_victim_is_evicted_if_the_state_has_changed(
+    deed: Callable[[EmbeddedStore], None],
+) -> None:
     world = World()
     seen = world.new
     deed(world.store)
@@ -143,7 +145,7 @@ def test_nothing_is_done_when_it_is_not_as_it_was(deed: Callable[[EmbeddedStore]
     assert (made.begun, made.evicted, world.evictors.evicted) == (False, (), [])
 
 
-def test_a_nominated_or_bound_newcomer_needs_no_room() -> None:
+def test_a_nominated_or_bound_preemptor_evicts_no_pod() -> None:
     for change in ("nominated", "bound"):
         world = World()
         world.store.delete_pod("default", "new")
@@ -155,7 +157,7 @@ def test_a_nominated_or_bound_newcomer_needs_no_room() -> None:
         assert world.evictors.evicted == []
 
 
-def test_an_eviction_that_fails_stops_the_others_and_says_so() -> None:
+def test_a_failed_eviction_stops_the_others_and_is_reported() -> None:
     world = World()
     world.evictors.rejected["low"] = StoreRejected("403 forbidden")
     made = world.make_room()

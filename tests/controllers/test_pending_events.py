@@ -1,4 +1,4 @@
-"""Who is told why a pod waits: few at a time, each when there is something new, in turn."""
+"""Events that explain pending pods: a few at a time, in turn, and only if they change."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ from tests.state.test_requeue_hints import rejected
 
 
 class World:
-    """A node that is nearly full, and pods that were refused there; Events go into a list."""
+    """A nearly full node, and pods rejected on it. Events go into a list."""
 
     def __init__(self, per_round: int = 2, answers: bool = True) -> None:
         self.state = ClusterWriter(Rules(), 1e6, EPOCH_S)
@@ -58,7 +58,7 @@ class World:
         return waiting
 
     def told(self, now_s: float) -> list[str]:
-        """Names of the pods that are told in one round."""
+        """Return the names of pods with an Event in one round."""
         before = len(self.posted)
         asyncio.run(self.pending_events_controller.once(NOW_S + now_s))
         return [notice.about.name for notice in self.posted[before:]]
@@ -70,7 +70,7 @@ class World:
         return self.answers
 
 
-def test_each_has_its_turn_and_nobody_two() -> None:
+def test_each_pod_has_one_turn() -> None:
     world = World(per_round=2)
     for uid in "abcde":
         world.reject(uid)
@@ -79,7 +79,7 @@ def test_each_has_its_turn_and_nobody_two() -> None:
     assert sorted(name for told in rounds for name in told) == list("abcde")
 
 
-def test_only_what_is_new_is_told_again_and_not_too_soon() -> None:
+def test_only_a_changed_explanation_is_recorded_after_a_minimum_interval() -> None:
     world = World()
     world.reject("a")
     assert world.told(0.0) == ["a"]
@@ -93,7 +93,7 @@ def test_only_what_is_new_is_told_again_and_not_too_soon() -> None:
     assert all(notice.follows and notice.key == "" for notice in world.posted)
 
 
-def test_who_is_being_bound_or_gone_or_was_not_refused_here_is_not_told() -> None:
+def test_pods_being_bound_deleted_or_not_rejected_here_get_no_event() -> None:
     world = World()
     world.reject("fits", fits=1)
     world.reject("gone")
@@ -104,7 +104,7 @@ def test_who_is_being_bound_or_gone_or_was_not_refused_here_is_not_told() -> Non
     }  # by what its condition says
 
 
-def test_what_is_not_taken_is_tried_again_and_one_failure_is_enough_for_a_round() -> None:
+def test_a_failed_event_ends_the_round_and_is_retried() -> None:
     world = World(per_round=3, answers=False)
     for uid in "abc":
         world.reject(uid)
@@ -114,7 +114,7 @@ def test_what_is_not_taken_is_tried_again_and_one_failure_is_enough_for_a_round(
     assert sorted(world.told(1.0)) == list("abc")
 
 
-def test_nobody_is_reckoned_with_where_nobody_is_to_be_told() -> None:
+def test_nothing_is_computed_if_no_event_is_due() -> None:
     for world in (World(per_round=0), World()):
         pending_events_controller = world.pending_events_controller
         if world.pending_events_controller._per_round:
@@ -127,7 +127,7 @@ def test_nobody_is_reckoned_with_where_nobody_is_to_be_told() -> None:
         assert world.tries == 0
 
 
-def test_a_round_does_not_last_however_long_each_takes() -> None:
+def test_the_duration_of_a_round_is_limited() -> None:
     world = World(per_round=9)
     for uid in "abcde":
         world.reject(uid)

@@ -1,4 +1,4 @@
-"""Which waiting pods others leave for, when, and who is told."""
+"""For which pending pods others are evicted, when, and with which Events."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ def waiting(of: Pod, message: str = SAID, nominated: str | None = None) -> Pod:
 
 
 class World:
-    """A node that is full, and a newcomer that was refused there a while ago."""
+    """A full node, and a pod that was rejected on it some time ago."""
 
     def __init__(self, newcomer_: Pod, evicts: bool = True) -> None:
         now_s = time.monotonic()
@@ -87,7 +87,7 @@ class World:
         return self.evicted
 
 
-def test_others_leave_for_a_pod_that_only_memory_keeps_away_and_all_are_told() -> None:
+def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all() -> None:
     world = World(waiting(newcomer(20)))
     assert world.once() == ["a"]
     new, victim = world.told
@@ -116,11 +116,11 @@ def test_others_leave_for_a_pod_that_only_memory_keeps_away_and_all_are_told() -
         pytest.param(waiting(newcomer(25)), id="it would not help"),
     ],
 )
-def test_nobody_leaves_otherwise(of: Pod) -> None:
+def test_no_pod_is_evicted_otherwise(of: Pod) -> None:
     assert World(of).once() == []
 
 
-def test_nobody_leaves_while_it_is_being_tried_or_not_refused_for_room() -> None:
+def test_no_pod_is_evicted_during_an_attempt_or_without_a_rejection_for_memory() -> None:
     of = waiting(newcomer(20))
     world = World(of)
     world.decides(of, ago_s=0.0)
@@ -132,14 +132,14 @@ def test_nobody_leaves_while_it_is_being_tried_or_not_refused_for_room() -> None
     assert world.once() == []
 
 
-def test_no_budget_is_violated_and_without_the_setting_nobody_leaves() -> None:
+def test_no_budget_is_violated_and_the_setting_is_required() -> None:
     world = World(waiting(newcomer(20)))
     world.state.apply([BudgetSeen(budget(0))])
     assert world.once() == []
     assert World(waiting(newcomer(20)), evicts=False).once() == []
 
 
-def test_who_leaves_for_whom_by_kube_schedulers_hand_is_told_once() -> None:
+def test_preemption_by_kube_scheduler_is_recorded_once() -> None:
     of = waiting(newcomer(20), nominated="n")
     world = World(of, evicts=False)
     found = preemption(world.state, of, {}, ["n"], time.monotonic())
@@ -152,7 +152,7 @@ def test_who_leaves_for_whom_by_kube_schedulers_hand_is_told_once() -> None:
     assert [notice.reason for notice in world.told] == [NEWCOMER, VICTIM]
 
 
-def test_a_bind_that_filter_let_pass_too_early_leaves_the_place_to_the_nominee() -> None:
+def test_a_bind_does_not_take_the_memory_of_a_nominated_pod() -> None:
     async def play(priority: int) -> Outcome:
         extender = Extender(Settings(), unready=lambda: "")
         store = EmbeddedStore(extender.deliver, time.monotonic)

@@ -1,6 +1,6 @@
-"""Asking for history: what servers can do wrong, what is kept meanwhile, and what nobody is told.
+"""Queries to Prometheus: faults of the server, cached values, and secrets in logs.
 
-The server is a stand-in that misbehaves over real HTTP; ``tests/history`` asks a real Prometheus.
+The server is simulated and misbehaves over real HTTP; ``tests/history`` queries a real Prometheus.
 """
 
 import gzip
@@ -46,7 +46,7 @@ def answer(age_s: float = 1.0, **ratios: object) -> str:
 
 
 class Source:
-    """A source whose clocks stand still, and what it handed on."""
+    """A source with stopped clocks, which records its results."""
 
     def __init__(self, url: str, **other: Any) -> None:
         given = {"every_s": 30.0, "timeout_s": 20.0, "stale_after_s": 180.0, **other}
@@ -68,7 +68,7 @@ class Source:
         self.moved.append(sorted(uuid for uuid, _ in moved))
 
     def refresh(self, after_s: float = 0.0) -> dict[str, float]:
-        """What there is of each GPU after one more query."""
+        """Run a query and return the values by GPU."""
         self.now_s += after_s
         self.wall_s += after_s
         self.source.refresh()
@@ -80,14 +80,14 @@ def at(server: StandIn) -> str:
 
 
 def why(source: Source) -> tuple[str, dict[str, float]]:
-    """What is logged of a query that fails, and what there is then."""
+    """Return the log of a failed query, and the values after it."""
     with capture_logs() as logs:
         left = source.refresh()
     (event,) = [each for each in logs if each["event"] == "history_unavailable"]
     return event["message"], left
 
 
-def test_it_asks_its_questions_and_hands_on_what_moved(server: StandIn) -> None:
+def test_it_queries_and_passes_on_changes(server: StandIn) -> None:
     source = Source(at(server) + "/prefix/", timeout_s=7.5)
     assert source.refresh() == {"G": 0.5}
     asked = [urlsplit(path) for path in server.paths]
@@ -124,7 +124,7 @@ def test_it_asks_its_questions_and_hands_on_what_moved(server: StandIn) -> None:
         pytest.param(204, "", "it answers 204", id="no content"),
     ],
 )
-def test_an_error_leaves_what_is_fresh_and_says_why_once(
+def test_an_error_keeps_fresh_values_and_is_logged_once(
     server: StandIn, status: int, text: str, says: str
 ) -> None:
     source = Source(at(server))
@@ -151,9 +151,7 @@ def test_an_error_leaves_what_is_fresh_and_says_why_once(
         ("not http", "cannot be asked: BadStatusLine: SSH-2.0-OpenSSH_9.2"),
     ],
 )
-def test_a_server_that_keeps_it_waiting_is_left_in_time(
-    server: StandIn, manner: Manner, says: str
-) -> None:
+def test_a_slow_server_times_out(server: StandIn, manner: Manner, says: str) -> None:
     source = Source(at(server), timeout_s=1.0)
     until(lambda: source.refresh() == {"G": 0.5}, "an answer")
     server.manner = manner
@@ -164,7 +162,7 @@ def test_a_server_that_keeps_it_waiting_is_left_in_time(
     until(lambda: source.refresh() == {"G": 0.9}, "it is asked again")
 
 
-def test_an_endless_answer_is_read_no_further(
+def test_an_endless_answer_is_read_up_to_the_limit(
     server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus, "MAX_BYTES", 2 << 20)
@@ -172,7 +170,7 @@ def test_an_endless_answer_is_read_no_further(
     assert why(Source(at(server)))[0] == "its answer is larger than 2 MiB"
 
 
-def test_while_queries_hang_no_more_are_added(server: StandIn) -> None:
+def test_hanging_queries_are_limited(server: StandIn) -> None:
     server.manner = "drip headers"
     source = Source(at(server), timeout_s=0.2)
     for _ in range(4):
@@ -183,7 +181,7 @@ def test_while_queries_hang_no_more_are_added(server: StandIn) -> None:
     assert why(source)[0] == "earlier queries still hang"
 
 
-def test_who_is_not_there_is_asked_again_and_again() -> None:
+def test_an_unreachable_server_is_retried() -> None:
     (port,) = free_ports(1)
     source = Source(f"http://127.0.0.1:{port}")
     assert why(source) == ("cannot be asked: ConnectionRefusedError: Connection refused", {})
@@ -191,7 +189,7 @@ def test_who_is_not_there_is_asked_again_and_again() -> None:
     assert source.told == [(False, 0), (False, 0)]
 
 
-def test_an_answer_in_part_is_used_and_said(server: StandIn) -> None:
+def test_a_partial_answer_is_used_and_logged(server: StandIn) -> None:
     server.text = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"), warnings=["b: down"]).decode()
     source = Source(at(server))
     with capture_logs() as logs:
@@ -199,13 +197,13 @@ def test_an_answer_in_part_is_used_and_said(server: StandIn) -> None:
     assert logs[0] == {"event": "history_in_part", "log_level": "warning", "warnings": "b: down"}
 
 
-def test_a_wrong_clock_is_no_source(server: StandIn) -> None:
+def test_a_server_with_a_wrong_clock_is_ignored(server: StandIn) -> None:
     source = Source(at(server))
     source.wall_s += 3600
     assert why(source) == ("its clock differs from ours by more than a sample may be old", {})
 
 
-def test_a_mistake_of_ours_keeps_no_old_figure(
+def test_after_internal_errors_old_values_expire(
     server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source(at(server))
@@ -219,7 +217,7 @@ def test_a_mistake_of_ours_keeps_no_old_figure(
 
 
 class TestSecrets:
-    """They reach the server and nobody else."""
+    """Secrets are sent to the server and never logged."""
 
     def test_user_and_password_of_the_url(self, server: StandIn) -> None:
         url = at(server).replace("://", "://us%40er:s3cret-t0ken@")
@@ -235,7 +233,7 @@ class TestSecrets:
             assert logs
             assert SECRET not in str(logs)
 
-    def test_the_token_is_read_anew_each_time(self, server: StandIn, tmp_path: Path) -> None:
+    def test_the_token_file_is_read_for_each_query(self, server: StandIn, tmp_path: Path) -> None:
         file = tmp_path / "token"
         source = Source(at(server), token_file=file)
         for token in (SECRET, "another"):
@@ -263,7 +261,7 @@ class TestSecrets:
         assert told == f"prometheus_token_file: {file}: {says}"
         assert server.asked == 0
 
-    def test_a_netrc_wins_over_nothing(
+    def test_netrc_does_not_override_the_token(
         self, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / ".netrc").write_text("machine 127.0.0.1 login a password b\n")
@@ -314,7 +312,7 @@ class TestSecrets:
                 thread.join()
 
 
-def test_the_thread_asks_again_and_again_and_ends_at_once(server: StandIn) -> None:
+def test_the_thread_queries_periodically_and_stops_immediately(server: StandIn) -> None:
     source = Source(at(server), every_s=0.05)
     source.source.start()
     until(lambda: server.asked >= 3, "three queries")
@@ -329,7 +327,7 @@ def test_the_thread_asks_again_and_again_and_ends_at_once(server: StandIn) -> No
     assert len(source.moved) == handed_on
 
 
-def test_what_goes_wrong_in_handing_on_ends_nothing(server: StandIn) -> None:
+def test_an_error_of_the_receiver_does_not_end_the_thread(server: StandIn) -> None:
     calls: list[int] = []
 
     def take(*_: object) -> None:

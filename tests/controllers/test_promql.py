@@ -1,4 +1,4 @@
-"""What an answer of Prometheus says of each device, and which answers say nothing."""
+"""Parsing of Prometheus answers, and which answers are rejected."""
 
 import json
 import math
@@ -19,12 +19,12 @@ ASKED_S = 5000.0
 
 
 def ratio(value: object, at_s: float = AT_S, **labels: str) -> dict[str, Any]:
-    """A series of the first kind, with these labels."""
+    """A series of the first query, with these labels."""
     return {"metric": {"figure": "ratio", **labels}, "value": [at_s, str(value)]}
 
 
 def sampled(age_s: float, **labels: str) -> dict[str, Any]:
-    """A series of the second kind, of a sample so old."""
+    """A series of the second query, with a sample of this age."""
     return {"metric": {"figure": "at", **labels}, "value": [AT_S, str(AT_S - age_s)]}
 
 
@@ -44,13 +44,13 @@ def told(
     wall_s: float = AT_S,
     **before: Activity,
 ) -> dict[Key, Activity]:
-    """What two answers say, the second of which has ``others``."""
+    """Return the result of two answers; the second has ``others``."""
     answers = [read(list(each)) for each in (series, others)]
     had = {(uuid, None): activity for uuid, activity in before.items()}
     return history(answers, had, SPAN, ASKED_S, wall_s, 180.0)
 
 
-def test_what_is_told_of_a_device() -> None:
+def test_the_result_for_a_device() -> None:
     assert told(ratio(0.42, UUID="GPU-a"), sampled(12.5, UUID="GPU-a")) == {
         ("GPU-a", None): Activity(0.42, HISTORY, 0.95, 900, ASKED_S - 12.5)
     }
@@ -70,7 +70,7 @@ def test_what_is_told_of_a_device() -> None:
         pytest.param({"gpu": "0", "Hostname": "n"}, None, id="a device without a UUID"),
     ],
 )
-def test_whose_it_is(labels: dict[str, str], key: Key | None) -> None:
+def test_the_device_of_a_series(labels: dict[str, str], key: Key | None) -> None:
     assert list(told(ratio(0.5, **labels), sampled(1, **labels))) == ([] if key is None else [key])
 
 
@@ -82,12 +82,12 @@ def test_whose_it_is(labels: dict[str, str], key: Key | None) -> None:
         ("140737488355330", None),
     ],
 )  # fmt: skip
-def test_only_a_ratio_is_one(value: str, is_told: float | None) -> None:
+def test_only_a_ratio_is_accepted(value: str, is_told: float | None) -> None:
     found = told(ratio(value, UUID="G"), sampled(1, UUID="G"))
     assert [a.ratio for a in found.values()] == ([] if is_told is None else [is_told])
 
 
-def test_of_two_that_tell_of_a_device_the_higher_counts_and_the_newer_sample() -> None:
+def test_of_two_series_of_a_device_the_higher_value_and_the_newer_sample_count() -> None:
     one, other = {"UUID": "G"}, {"uuid": "G"}
     high, low = (ratio(0.6, **one), sampled(15, **one)), (ratio(0.3, **other), sampled(90, **other))
     for found in (told(*high, *low), told(*high, others=low), told(*low, others=high)):
@@ -104,19 +104,19 @@ def test_of_two_that_tell_of_a_device_the_higher_counts_and_the_newer_sample() -
         pytest.param(math.nan, None, id="no time"),
     ],
 )
-def test_a_figure_is_as_old_as_its_newest_sample(age_s: float, counts_as_s: float | None) -> None:
+def test_the_age_of_a_value_is_that_of_its_newest_sample(
+    age_s: float, counts_as_s: float | None
+) -> None:
     found = told(ratio(0.5, UUID="G"), sampled(age_s, UUID="G"))
     ages = [ASKED_S - a.sampled_at_s for a in found.values()]
     assert ages == ([] if counts_as_s is None else [counts_as_s])
 
 
-def test_without_a_sample_in_sight_there_is_no_figure() -> None:
+def test_without_a_sample_there_is_no_value() -> None:
     assert told(ratio(0.5, UUID="G"), sampled(1, UUID="other")) == {}
 
 
-def test_a_clock_that_differs_little_changes_nothing_and_one_that_differs_much_is_no_source() -> (
-    None
-):
+def test_a_small_clock_difference_is_ignored_and_a_large_one_is_an_error() -> None:
     series = ratio(0.5, UUID="G"), sampled(10, UUID="G")
     assert told(*series, wall_s=AT_S + 179) == told(*series, wall_s=AT_S - 179) == told(*series)
     for wrong_s in (AT_S + 181, AT_S - 181, math.nan):
@@ -127,7 +127,7 @@ def test_a_clock_that_differs_little_changes_nothing_and_one_that_differs_much_i
     assert told(wall_s=0.0) == {}  # nothing was told, so no time either
 
 
-def test_a_figure_that_hardly_moved_stays_as_it_was_and_is_as_new_as_it_is() -> None:
+def test_a_small_change_keeps_the_value_and_updates_its_age() -> None:
     had = Activity(0.5, HISTORY, 0.95, 900, ASKED_S - 30)
     series = sampled(5, UUID="G")
     (kept,) = told(ratio(0.549, UUID="G"), series, G=had).values()
@@ -136,7 +136,7 @@ def test_a_figure_that_hardly_moved_stays_as_it_was_and_is_as_new_as_it_is() -> 
     assert new.ratio == 0.551
 
 
-def test_it_moved_where_it_came_went_or_changed() -> None:
+def test_new_removed_and_changed_values_count_as_changes() -> None:
     def activities(**ratios: float) -> dict[Key, Activity]:
         return {(uuid, None): Activity(ratio, HISTORY) for uuid, ratio in ratios.items()}
 
@@ -146,7 +146,7 @@ def test_it_moved_where_it_came_went_or_changed() -> None:
     assert changed(after, after) == []
 
 
-def test_without_an_answer_figures_stay_until_they_are_too_old() -> None:
+def test_without_an_answer_values_stay_until_they_expire() -> None:
     held: dict[Key, Activity] = {
         (name, None): Activity(0.5, HISTORY, sampled_at_s=at_s)
         for name, at_s in (("old", 1000.0), ("new", 1001.0))
@@ -156,7 +156,7 @@ def test_without_an_answer_figures_stay_until_they_are_too_old() -> None:
     assert still_fresh({}, 0.0, 180.0) == {}
 
 
-def test_part_of_an_answer_says_so() -> None:
+def test_a_partial_answer_is_marked() -> None:
     assert examine(200, body(ratio(0.5, UUID="G"), warnings=["store b: timeout"])) == [
         "store b: timeout"
     ]
@@ -189,7 +189,7 @@ SOUND = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"))
         ),
     ],
 )
-def test_what_is_no_answer_is_refused_whole(text: bytes, says: str) -> None:
+def test_an_invalid_answer_is_rejected_as_a_whole(text: bytes, says: str) -> None:
     with pytest.raises(Unreadable, match=says):
         examine(200, text)
 
@@ -205,12 +205,12 @@ def test_what_is_no_answer_is_refused_whole(text: bytes, says: str) -> None:
         pytest.param([ratio(0.5) | {"metric": {"UUID": 1}}], id="a label that is no text"),
     ],
 )
-def test_series_of_another_form_are_refused(result: object) -> None:
+def test_series_of_another_form_are_rejected(result: object) -> None:
     with pytest.raises(Unreadable, match="not in the format of Prometheus"):
         read(result)
 
 
-def test_an_error_is_quoted_in_short() -> None:
+def test_an_error_message_is_shortened() -> None:
     error = b'{"status":"error","errorType":"execution","error":"' + b"x" * 1000 + b'"}'
     for text, says in ((error, "it answers 503: execution: xxx"), (b"<html>", "it answers 503")):
         with pytest.raises(Unreadable, match=says) as caught:
@@ -218,7 +218,7 @@ def test_an_error_is_quoted_in_short() -> None:
         assert len(str(caught.value)) < 230
 
 
-def test_the_questions_ask_for_sm_activity_and_for_no_other_figure() -> None:
+def test_the_queries_are_only_for_sm_activity() -> None:
     texts = queries(Span(0.99, 300))
     past = [text for text in texts if "quantile_over_time(0.99, DCGM_FI_PROF_SM_ACTIVE{" in text]
     assert len(past) == len(texts) / 2
@@ -226,7 +226,7 @@ def test_the_questions_ask_for_sm_activity_and_for_no_other_figure() -> None:
     assert "UTIL" not in str(texts)
 
 
-def test_every_device_is_asked_about_once() -> None:
+def test_every_device_is_queried_once() -> None:
     selected = [re.findall(r"SM_ACTIVE\{(.*?)\}", text) for text in queries(SPAN)]
     assert all(len(set(each)) == 1 for each in selected)
     parts = [each[0] for each in selected]

@@ -1,4 +1,4 @@
-"""History comes in node by node, and only where it moved."""
+"""SM activity history is enqueued node by node, and only if it changed."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ def answer(ratios: dict[int, float]) -> str:
     ).decode()  # fmt: skip
 
 
-def test_what_moved_comes_in_small_parts_and_what_did_not_does_not_come() -> None:
+def test_only_changes_are_enqueued_in_small_batches() -> None:
     async def play() -> None:
         with StandIn().serving() as server:
             server.text = answer({i: 0.5 for i in range(NODES)})
@@ -100,7 +100,7 @@ def test_what_moved_comes_in_small_parts_and_what_did_not_does_not_come() -> Non
     asyncio.run(play())
 
 
-def test_without_a_prometheus_nobody_asks() -> None:
+def test_without_a_prometheus_there_are_no_queries() -> None:
     async def play() -> None:
         extender = Extender(Settings(), unready=lambda: "")
         async with sm_history(

@@ -1,4 +1,4 @@
-"""Replica counting: what stock Kubernetes sees, and what it does not."""
+"""The baseline scheduler counts free replicas and ignores memory."""
 
 from benchmarks.demo.counting import CountingScheduler
 from benchmarks.demo.fleet import Fleet, Group, Shape
@@ -11,7 +11,7 @@ def sharing(name: str, vram_mib: int = 1024) -> DemoPod:
     return DemoPod(name, 1, vram_mib)
 
 
-def test_memory_is_not_seen() -> None:
+def test_memory_is_ignored() -> None:
     fleet = Fleet((Group(GPU, 1, 4),))
     outcomes = list(
         CountingScheduler(fleet.nodes, 1).schedule(sharing(f"p{i}", 20480) for i in range(5))
@@ -19,13 +19,13 @@ def test_memory_is_not_seen() -> None:
     assert [outcome.node is not None for outcome in outcomes] == [True, True, True, True, False]
 
 
-def test_the_node_with_the_largest_free_share_is_taken() -> None:
+def test_picks_the_node_with_the_largest_share_of_free_replicas() -> None:
     fleet = Fleet((Group(GPU, 2, 4),))
     nodes = [o.node for o in CountingScheduler(fleet.nodes, 1).schedule(map(sharing, "abcdefgh"))]
     assert all(nodes[i] != nodes[i + 1] for i in (0, 2, 4, 6))
 
 
-def test_the_pools_are_apart() -> None:
+def test_whole_gpu_pods_use_only_whole_gpu_nodes() -> None:
     fleet = Fleet((Group(GPU, 1, 4), Group(GPU, 1, 1)))
     scheduler = CountingScheduler(fleet.nodes, 1)
     (first,) = scheduler.schedule([DemoPod("train", 1, None)])

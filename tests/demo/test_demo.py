@@ -1,4 +1,4 @@
-"""The demo from end to end, against the real server in a process of its own."""
+"""The whole demo, with the real server in its own process."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[2]
 SMALL = ["--pods", "150", "--seeds", "2"]
 LAST = re.compile(
-    r"placed=(\d+) refused=(\d+) overcommitted_devices=(\d+) counting_overcommitted_devices=(\d+)"
+    r"placed=(\d+) pending=(\d+) overcommitted_devices=(\d+) counting_overcommitted_devices=(\d+)"
 )
 
 
@@ -54,31 +54,35 @@ def small() -> subprocess.CompletedProcess[str]:
     return finished(*SMALL)
 
 
-def test_nothing_is_overcommitted_and_the_last_line_says_so(
+def test_no_device_is_overcommitted_and_the_last_line_reports_it(
     small: subprocess.CompletedProcess[str],
 ) -> None:
     assert small.returncode == 0, small.stdout + small.stderr
     match = LAST.fullmatch(small.stdout.splitlines()[-1])
     assert match is not None, small.stdout
-    placed, rejected, ours, counting = map(int, match.groups())
-    assert placed + rejected == 2 * 150
+    placed, pending, ours, counting = map(int, match.groups())
+    assert placed + pending == 2 * 150
     assert ours == 0
-    assert counting > 0, "the referee sees no overcommit at all: it would miss ours too"
+    assert counting > 0, (
+        "the referee finds no overcommitment by counting either, so its verdict proves nothing"
+    )
 
 
-def test_the_story_quotes_the_answers(small: subprocess.CompletedProcess[str]) -> None:
+def test_the_four_pod_example_prints_the_answers_of_filter(
+    small: subprocess.CompletedProcess[str],
+) -> None:
     assert '"FailedAndUnresolvableNodes":{"l4-1x-shared":"insufficient GPU memory' in small.stdout
     assert "0/1 nodes are available: 1 insufficient GPU memory on any device." in small.stdout
-    assert "2 pods run on 24.0 GiB of 24.0 GiB, 2 wait for room, 0 die." in small.stdout
+    assert "2 pods run on 24.0 GiB of 24.0 GiB, 2 stay pending, 0 die." in small.stdout
 
 
-def test_colors_forced_into_a_pipe_do_not_keep_the_server() -> None:
+def test_the_demo_ends_in_a_pipe_with_FORCE_COLOR() -> None:
     demo = finished("--pods", "40", "--seeds", "1", FORCE_COLOR="1")
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert "overcommitted_devices" in demo.stdout.splitlines()[-1]
 
 
-def test_a_trace_that_cannot_be_read_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_an_invalid_trace_is_reported_before_the_server_starts(tmp_path: Path) -> None:
     (tmp_path / "pods.csv").write_text("name,num_gpu\n")
     failed = finished("--trace", str(tmp_path))
     assert failed.returncode == 2
@@ -109,18 +113,18 @@ def result(overcommitted: int) -> Result:
         pytest.param([0, 1], 1, id="one device in one seed: failure"),
     ],
 )
-def test_the_exit_status_is_the_referees(ours: list[int], status: int) -> None:
+def test_exit_status_is_1_if_any_device_is_overcommitted(ours: list[int], status: int) -> None:
     line, got = summary([result(5), result(6)], [result(count) for count in ours])
     assert got == status
     assert line == (
-        f"placed=20 refused=0 overcommitted_devices={sum(ours)} counting_overcommitted_devices=11"
+        f"placed=20 pending=0 overcommitted_devices={sum(ours)} counting_overcommitted_devices=11"
     )
 
 
 @pytest.fixture
 @starts_processes
 def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A demo on a terminal, which waits after its table, and the port of its debug API."""
+    """A demo on a terminal, which waits for Ctrl-C, and the port of its debug API."""
     terminal, far_end = os.openpty()
     # A killed demo cannot delete its temporary files: pytest deletes them.
     demo = subprocess.Popen(
@@ -153,29 +157,29 @@ def answers(port: int) -> bool:
     return True
 
 
-def test_ctrl_c_ends_demo_and_server_in_order(staying: tuple[subprocess.Popen[bytes], int]) -> None:
+def test_ctrl_c_ends_the_demo_and_its_server(staying: tuple[subprocess.Popen[bytes], int]) -> None:
     demo, port = staying
-    time.sleep(0.1)  # the last line is out before the wait for Ctrl-C begins
+    time.sleep(0.1)  # the last line is printed before signal.pause() begins
     demo.send_signal(signal.SIGINT)
     assert demo.wait(10) == 0
     assert not answers(port)
 
 
-def test_a_server_that_is_stopped_is_gone() -> None:
+def test_a_stopped_server_does_not_listen() -> None:
     with Server("nodes: [{name: gpu-a, gpus: 1, memory: 24Gi}]") as server:
         port = int(server.debug_url.rsplit(":", 1)[1])
         assert answers(port)
     assert not answers(port)
 
 
-def test_a_server_that_cannot_start_says_why() -> None:
-    said = r"(?s)did not start.*nodes"
-    with Server("nodes: []") as server, pytest.raises(ServerFailed, match=said):
+def test_a_failed_start_raises_with_the_reason() -> None:
+    message = r"(?s)did not start.*nodes"
+    with Server("nodes: []") as server, pytest.raises(ServerFailed, match=message):
         assert server.debug_url
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-def test_a_killed_demo_takes_its_server_along(staying: tuple[subprocess.Popen[bytes], int]) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG of Linux")
+def test_killing_the_demo_ends_its_server(staying: tuple[subprocess.Popen[bytes], int]) -> None:
     demo, port = staying
     demo.kill()
     demo.wait()

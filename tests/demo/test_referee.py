@@ -1,4 +1,4 @@
-"""The referee: its draws follow the plugin, its sums see an overcommit that is there."""
+"""The referee chooses devices like the plugin, and detects overcommitment."""
 
 import ast
 import sys
@@ -16,7 +16,7 @@ SHARED = Gpu(24 * GIB, replicas=4)
 
 
 def placed(gpus: list[Gpu], *sizes_gib: int, seed: int = 1) -> Referee:
-    """A node n with pods p0, p1, ... admitted one after the other."""
+    """Return a referee with node n and pods p0, p1, ... admitted in this order."""
     referee = Referee({"n": gpus}, seed)
     for i, size in enumerate(sizes_gib):
         referee.bound(f"p{i}", "n", 1, size * GIB)
@@ -24,8 +24,8 @@ def placed(gpus: list[Gpu], *sizes_gib: int, seed: int = 1) -> Referee:
     return referee
 
 
-def test_imports_nothing_of_ours() -> None:
-    """The judge shares no code with what it judges: the standard library is all it may know."""
+def test_the_referee_imports_only_the_standard_library() -> None:
+    """It must not share code with the schedulers that it judges."""
     tree = ast.parse(Path(module.__file__).read_text())
     imported = {
         name.split(".")[0]
@@ -42,7 +42,7 @@ def test_imports_nothing_of_ours() -> None:
     assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
 
 
-def test_what_an_ended_pod_held_is_free_again() -> None:
+def test_an_ended_pod_releases_its_memory_and_replica() -> None:
     referee = placed([SHARED], 20, 2)
     referee.ended("p0")
     referee.bound("p2", "n", 1, 22 * GIB)
@@ -55,7 +55,7 @@ def test_all_devices_of_an_empty_node_are_equally_likely() -> None:
     drawn = Counter(
         place.devices for seed in range(4000) for place in placed_landings([SHARED] * 4, seed)
     )
-    # Four equal chances in 4,000 draws: 1,000 each, give or take five standard deviations of 27.
+    # Expected 1,000 of 4,000 draws each, within five standard deviations of 27.
     assert all(abs(drawn[i,] - 1000) < 137 for i in range(4)), drawn
 
 
@@ -66,8 +66,8 @@ def placed_landings(gpus: list[Gpu], seed: int) -> list[Landed]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_device_with_fewest_pods_is_taken_whatever_its_memory(seed: int) -> None:
-    """`distributed` counts replicas: a full device is next as long as it holds fewer pods."""
+def test_picks_the_device_with_the_fewest_pods_regardless_of_memory(seed: int) -> None:
+    """`distributed` counts replicas: it picks a full device if that has fewer pods."""
     referee = Referee({"n": [SHARED] * 4}, seed)
     for i in range(3):
         referee.bound(f"p{i}", "n", 1, GIB)
@@ -78,7 +78,7 @@ def test_the_device_with_fewest_pods_is_taken_whatever_its_memory(seed: int) -> 
     assert last.devices[0] not in taken
 
 
-def test_ties_among_the_fewest_are_drawn_evenly() -> None:
+def test_ties_are_broken_with_equal_probability() -> None:
     drawn: Counter[int] = Counter()
     for seed in range(3000):
         referee = Referee({"n": [SHARED] * 4}, seed)
@@ -90,7 +90,7 @@ def test_ties_among_the_fewest_are_drawn_evenly() -> None:
     assert all(abs(drawn[i] - 1000) < 130 for i in (1, 2, 3)), drawn
 
 
-def test_a_device_without_a_free_replica_is_never_taken() -> None:
+def test_a_device_without_a_free_replica_is_never_picked() -> None:
     gpus = [Gpu(24 * GIB, 2), Gpu(24 * GIB, 4)]
     referee = placed(gpus, *[1] * 6)
     assert referee.verdict(0).turned_away == frozenset()
@@ -108,7 +108,7 @@ def test_a_pod_of_several_gpus_takes_distinct_unshared_devices() -> None:
     assert referee.verdict(0).devices_overcommitted == 0
 
 
-def test_kubelets_admit_in_any_order_but_the_same_for_one_seed() -> None:
+def test_admission_order_is_random_but_fixed_by_the_seed() -> None:
     def order(seed: int) -> list[str]:
         referee = Referee({"n": [Gpu(24 * GIB, 20)]}, seed)
         for i in range(10):
@@ -119,8 +119,8 @@ def test_kubelets_admit_in_any_order_but_the_same_for_one_seed() -> None:
     assert len({tuple(order(seed)) for seed in range(20)}) == 20
 
 
-def test_a_planted_overcommit_is_seen_and_measured() -> None:
-    """60 GiB on 24 GiB, as in the story: the check must be able to fail."""
+def test_overcommitment_is_detected_and_measured() -> None:
+    """60 GiB on 24 GiB, as in the four-pod example."""
     verdict = placed([SHARED], 16, 20, 16, 8).verdict(0)
     assert verdict.devices_overcommitted == 1
     assert verdict.worst_ratio == Fraction(60, 24)
@@ -131,20 +131,20 @@ def test_exactly_full_is_not_overcommitted_and_one_byte_more_is() -> None:
     referee = placed([SHARED], 16, 8)
     assert referee.verdict(0).devices_overcommitted == 0
     assert referee.verdict(0).worst_ratio == 1
-    referee.bound("straw", "n", 1, 1)
+    referee.bound("one-byte", "n", 1, 1)
     referee.admit()
     assert referee.verdict(0).devices_overcommitted == 1
     assert referee.verdict(0).worst_excess_bytes == 1
 
 
-def test_who_comes_last_and_does_not_fit_dies_and_who_fits_after_it_lives() -> None:
+def test_a_pod_that_does_not_fit_dies_and_a_later_pod_that_fits_runs() -> None:
     verdict = placed([SHARED], 16, 20, 16, 8).verdict(0)
     assert verdict.died == {"p1", "p2"}
     assert verdict.too_large == frozenset()
     assert verdict.working_bytes == 24 * GIB
 
 
-def test_a_pod_larger_than_its_device_dies_alone() -> None:
+def test_a_pod_larger_than_its_device_dies() -> None:
     verdict = placed([SHARED], 25).verdict(0)
     assert verdict.died == verdict.too_large == {"p0"}
     assert verdict.devices_overcommitted == 1
@@ -153,17 +153,17 @@ def test_a_pod_larger_than_its_device_dies_alone() -> None:
 @pytest.mark.parametrize(
     ("sizes_gib", "stranded_gib"),
     [
-        pytest.param((12,), 0, id="what is left is useful"),
-        pytest.param((20,), 4, id="what is left is too small"),
-        pytest.param((1, 1, 1, 1), 20, id="no replica is left"),
-        pytest.param((16, 20, 2, 2), 4, id="the dead keep their replica, not their memory"),
+        pytest.param((12,), 0, id="the free memory is useful"),
+        pytest.param((20,), 4, id="the free memory is too small"),
+        pytest.param((1, 1, 1, 1), 20, id="no replica is free"),
+        pytest.param((16, 20, 2, 2), 4, id="dead pods keep their replica but not their memory"),
     ],
 )
 def test_stranded_memory(sizes_gib: tuple[int, ...], stranded_gib: int) -> None:
     assert placed([SHARED], *sizes_gib).verdict(10 * GIB).stranded_bytes == stranded_gib * GIB
 
 
-def test_an_empty_device_strands_nothing_even_if_too_small() -> None:
+def test_an_empty_device_has_no_stranded_memory_even_if_too_small() -> None:
     assert placed([SHARED]).verdict(25 * GIB).stranded_bytes == 0
 
 

@@ -1,4 +1,4 @@
-"""The demo's kube-scheduler calls the verbs as the real one was recorded to."""
+"""The demo's scheduler calls the extender as recorded from the real kube-scheduler."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ NAMES = [node.name for node in NODES]
 
 @contextmanager
 def extender(answer: Answer) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """An extender that answers as told; its address and the calls it got, in their order."""
+    """Serve an extender that answers with ``answer``; yield its URL and its calls in order."""
     calls: list[tuple[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -91,21 +91,21 @@ def test_one_feasible_node_is_bound_without_prioritize() -> None:
     assert [path for path, _ in calls] == ["/filter", "/bind"]
 
 
-def test_a_pod_that_no_node_takes_waits() -> None:
+def test_a_pod_that_fits_no_node_stays_pending() -> None:
     outcomes, calls, _ = play(lambda path, body: (200, {"NodeNames": None}))
     assert outcomes == [("p0", None)]
     assert len(calls) == 1
 
 
-def test_nodes_without_a_free_replica_are_not_offered() -> None:
-    """Kubernetes filters before we are asked, and counts a node as taken once it is chosen."""
+def test_filter_gets_only_nodes_with_a_free_replica() -> None:
+    """Replicas of a chosen node count as allocated before the bind is answered."""
     outcomes, calls, _ = play(takes_all, pods=3)
     offered = [body["NodeNames"] for path, body in calls if path == "/filter"]
     assert [name in offered[2] for name in NAMES] == [True, False, True]
     assert sorted(outcomes)[:2] == [("p0", NAMES[1]), ("p1", NAMES[1])]
 
 
-def test_without_any_feasible_node_we_are_not_asked() -> None:
+def test_filter_is_not_called_without_a_feasible_node() -> None:
     outcomes, calls, _ = play(takes_all, pods=3, nodes=NODES[:1])
     assert [node for _, node in outcomes].count(None) == 1
     assert [path for path, _ in calls].count("/filter") == 2
@@ -118,7 +118,7 @@ def test_a_bind_overlaps_the_next_filter() -> None:
         if path == "/filter" and body["Pod"]["metadata"]["name"] == "p1":
             next_filter.set()
         if path == "/bind" and body["PodName"] == "p0":
-            assert next_filter.wait(5), "the next filter waited for this bind"
+            assert next_filter.wait(5), "the next filter was not sent before this bind was answered"
         return takes_all(path, body)
 
     outcomes, _, _ = play(slow_bind, pods=2)
@@ -127,11 +127,9 @@ def test_a_bind_overlaps_the_next_filter() -> None:
 
 @pytest.mark.parametrize(
     ("rejections", "bound"),
-    [pytest.param(1, NAMES[1], id="once: tried again"), pytest.param(2, None, id="twice: waits")],
+    [pytest.param(1, NAMES[1], id="once: retried"), pytest.param(2, None, id="twice: pending")],
 )
-def test_a_refused_bind_is_tried_once_more_from_the_filter_on(
-    rejections: int, bound: str | None
-) -> None:
+def test_a_rejected_bind_is_retried_once_from_filter(rejections: int, bound: str | None) -> None:
     left = iter(["not now"] * rejections + [""] * 9)
 
     def rejects(path: str, body: Any) -> tuple[int, object]:
@@ -150,13 +148,13 @@ def test_a_refused_bind_is_tried_once_more_from_the_filter_on(
         pytest.param(lambda path, body: (200, {"Error": "ledger is away"}), id="an Error"),
     ],
 )
-def test_a_broken_server_ends_the_demo(answer: Answer) -> None:
+def test_a_failed_filter_raises(answer: Answer) -> None:
     with pytest.raises(ServerFailed, match="filter"):
         play(answer)
 
 
-def test_the_message_is_that_of_kube_scheduler() -> None:
-    """Recorded in facts/kube-scheduler.md, section 4, with this form for five nodes."""
+def test_the_unschedulable_message_matches_kube_scheduler() -> None:
+    """As recorded from a real kube-scheduler with five nodes."""
     reason = "GPU model not allowed"
     assert unschedulable_message(dict.fromkeys("abcde", reason)) == (
         "0/5 nodes are available: 5 GPU model not allowed. preemption: 0/5 nodes are available: "

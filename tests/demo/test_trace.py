@@ -1,4 +1,4 @@
-"""A trace is read, or refused by a sentence that names file, column and a right example."""
+"""Reading a trace, and error messages that name the file, the column and an example."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +13,12 @@ PODS = "name,num_gpu,vram_mib\na,1,-1\nb,1,10456\nc,0,0\nd,8,-1\n"
 OPENB = Path(__file__).parents[2].parent / "shared/data/openb"
 
 
-def test_equal_nodes_are_counted_together_and_those_without_a_gpu_left_out(tmp_path: Path) -> None:
+def test_equal_nodes_become_one_shape_and_nodes_without_a_gpu_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(NODES)
     assert read_shapes(tmp_path) == (Shape("P100", 2, 16280, 2), Shape("G2", 8, 22731, 1))
 
 
-def test_pods_without_a_gpu_are_left_out(tmp_path: Path) -> None:
+def test_pods_without_a_gpu_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "pods.csv").write_text(PODS)
     pods = read_workload(tmp_path).pods
     assert sorted((pod.devices, pod.vram_mib or -1) for pod in pods) == [
@@ -96,7 +96,7 @@ def test_pods_without_a_gpu_are_left_out(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_files_are_refused_by_name(
+def test_an_invalid_file_raises_with_file_column_and_example(
     tmp_path: Path,
     read: Callable[[Path], object],
     file: str,

@@ -1,4 +1,4 @@
-"""Fleet and workload hold the published counts, and divide them sensibly."""
+"""The generated fleet and workload have the published counts and proportions."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ from benchmarks.demo.workload import (
 from contract.kube import Pod
 
 
-def test_the_whole_list_has_the_published_counts() -> None:
+def test_the_whole_workload_has_the_published_counts() -> None:
     pods = published(PUBLISHED_PODS).pods
     assert PUBLISHED_PODS == 7064
     assert Counter((pod.vram_mib is not None, pod.devices) for pod in pods) == {
@@ -33,7 +33,7 @@ def test_the_whole_list_has_the_published_counts() -> None:
     assert len({pod.name for pod in pods}) == len({pod.uid for pod in pods}) == 7064
 
 
-def test_a_sample_keeps_the_proportions_to_one_pod() -> None:
+def test_a_smaller_workload_keeps_the_proportions_within_one_pod() -> None:
     workload = published(2000)
     assert len(workload.pods) == 2000
     assert abs(len(workload.sharing_mib) - 2000 * 3078 / 7064) < 1
@@ -47,12 +47,12 @@ def test_requests_follow_the_published_quantiles() -> None:
         assert abs(sizes[len(sizes) * percent // 100] - mib) < mib // 50
 
 
-def test_quantiles_never_fall() -> None:
+def test_quantiles_are_monotonic() -> None:
     sizes = [quantile_mib(i, 999) for i in range(999)]
     assert sizes == sorted(sizes)
 
 
-def test_the_same_pods_every_time() -> None:
+def test_the_workload_is_deterministic() -> None:
     assert published(300) == published(300)
 
 
@@ -89,7 +89,7 @@ def test_the_fleet_has_the_published_counts() -> None:
 
 
 @pytest.mark.parametrize("pods", [1000, 2000, PUBLISHED_PODS])
-def test_the_shared_pool_is_loaded_like_production(pods: int) -> None:
+def test_sharing_pods_request_80_to_90_percent_of_the_shared_pool(pods: int) -> None:
     workload = published(pods)
     fleet = divide(fleets.PUBLISHED, workload)
     load_percent = sum(workload.sharing_mib) * 100 // fleet.memory_mib(shared=True)
@@ -98,12 +98,12 @@ def test_the_shared_pool_is_loaded_like_production(pods: int) -> None:
     assert fleet.gpus == 6212
 
 
-def test_the_pools_are_apart_in_kubernetes_own_filter() -> None:
+def test_the_pools_have_different_resource_names() -> None:
     fleet = divide(fleets.PUBLISHED, published(2000))
     assert {(g.shared, g.resource) for g in fleet.groups} == {(True, SHARED), (False, WHOLE)}
 
 
-def test_other_shapes_are_shared_only_when_the_preferred_are_used_up() -> None:
+def test_other_shapes_are_shared_only_after_all_preferred_ones() -> None:
     small, wide = Shape("A", 1, 1000, 2), Shape("B", 8, 500, 10)
     one_pod = Workload(published(3).pods)
     fleet = divide([small, wide], one_pod)
@@ -113,7 +113,7 @@ def test_other_shapes_are_shared_only_when_the_preferred_are_used_up() -> None:
 
 
 def test_the_fleet_file_names_the_same_nodes_as_the_demo() -> None:
-    """What the server makes of an entry is its own business; here, that ours agrees with it."""
+    """The server derives the same node names from the fleet file."""
     from extender.config.fleet_file import Fleet as ServedFleet
 
     fleet: Fleet = divide(fleets.PUBLISHED, published(500))
@@ -123,7 +123,7 @@ def test_the_fleet_file_names_the_same_nodes_as_the_demo() -> None:
     ]
 
 
-def test_pods_are_bodies_that_the_extender_reads() -> None:
+def test_the_extender_can_decode_the_pods() -> None:
     for demo_pod in published(50).pods:
         pod = msgspec.json.decode(demo_pod.body, type=Pod)
         assert (pod.metadata.name, pod.metadata.uid) == (demo_pod.name, demo_pod.uid)

@@ -1,4 +1,4 @@
-"""Stands where the single writer stands, and remembers what it was given."""
+"""Receives events in place of the single writer, and records them."""
 
 import threading
 import time

@@ -16,14 +16,14 @@ def test_waits(drawn: float, waits: list[float]) -> None:
     assert [backoff.next_s() for _ in waits] == waits
 
 
-def test_it_starts_over_after_success() -> None:
+def test_it_restarts_after_success() -> None:
     backoff = Backoff(0.5, 5.0, lambda: 1.0)
     assert [backoff.next_s(), backoff.next_s()] == [0.5, 1.0]
     backoff.reset()
     assert backoff.next_s() == 0.5
 
 
-def test_what_the_server_asked_for_is_kept_up_to_the_cap() -> None:
+def test_retry_after_of_the_server_is_respected_up_to_the_cap() -> None:
     backoff = Backoff(0.5, 5.0, lambda: 0.0)
     assert [backoff.next_s(3.0), backoff.next_s(3600.0)] == [3.0, 5.0]
 

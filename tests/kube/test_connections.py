@@ -1,4 +1,4 @@
-"""The API server is spoken to over connections that stay open, by the way that is configured."""
+"""Connections to the API server are reused, and follow the configuration."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def answering(
     asked: Callable[[], object],
     context: ssl.SSLContext | None = None,
 ) -> Iterator[int]:
-    """The port of a server that tells of each connection and each request, and answers ``{}``."""
+    """Yield the port of a server that answers ``{}`` and calls back per connection and request."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -51,7 +51,7 @@ def answering(
         request_queue_size = 2 * CONNECTIONS
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Who is refused by TLS is."""
+            """Ignore clients that TLS rejects."""
 
     server = Server(("127.0.0.1", 0), Handler)
     if context is not None:
@@ -69,7 +69,7 @@ def answering(
 
 
 def get(configuration: Configuration, times: int = 1, rounds: int = 1, **how: float) -> list[bytes]:
-    """The answers of the last round, each of so many calls at once."""
+    """Return the answers of the last round of concurrent calls."""
 
     async def play() -> list[bytes]:
         api = AsyncKubeApi(configuration, **how)
@@ -91,7 +91,7 @@ def at(host: str, **settings: Any) -> Configuration:
     return configuration
 
 
-def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
+def test_connections_of_concurrent_calls_are_reused() -> None:
     opened: list[object] = []
     all_here = threading.Barrier(CONNECTIONS)
     with answering(lambda: opened.append(1), lambda: all_here.wait(60)) as port:
@@ -100,14 +100,14 @@ def test_as_many_as_were_made_at_once_are_kept_for_the_next() -> None:
 
 
 def _trickle(exchange: Exchange) -> None:
-    """Never silent for as long as the read timeout, and never done."""
+    """Send single bytes more often than the read timeout, without an end."""
     exchange.begin_stream()
     with contextlib.suppress(OSError):  # until the caller hangs up
         while not exchange.released.wait(0.05):
             exchange.chunk(b" ")
 
 
-def test_an_answer_that_trickles_ends_with_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_answer_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(_trickle) as server, pytest.raises(NoAnswer, match="GET /a: Timeout"):
         get(server.configuration(), read_timeout_s=10.0, total_timeout_s=0.3)
     monkeypatch.setattr(kube_client, "BODY_S", 0.3)
@@ -118,8 +118,8 @@ def test_an_answer_that_trickles_ends_with_the_whole_call(monkeypatch: pytest.Mo
         api.close()
 
 
-def test_no_call_begins_once_it_was_closed() -> None:
-    """A chore that goes through thousands of nodes is to end with the process."""
+def test_no_call_starts_after_close() -> None:
+    """Work on thousands of nodes must end with the process."""
     configuration = at("http://127.0.0.1:1")  # where nobody listens
     api = KubeApi(configuration)
     with pytest.raises(NoAnswer, match="refused"):
@@ -152,7 +152,7 @@ def test_the_loop_goes_through_the_proxy_that_is_configured(no_proxy: str, said:
         get(configuration)
 
 
-def test_a_proxy_that_is_none_of_http_is_refused() -> None:
+def test_a_proxy_other_than_http_is_rejected() -> None:
     with pytest.raises(BadSettings, match=r"proxy-url is socks5://127\.0\.0\.1:1"):
         get(at("http://localhost:2", proxy="socks5://127.0.0.1:1"))
 
@@ -183,7 +183,7 @@ def port(authority: Authority) -> Iterator[int]:
         yield port
 
 
-def test_over_tls_both_sides_show_their_certificates(
+def test_tls_uses_server_and_client_certificates(
     port: int, folder: Path, authority: Authority, client: Certificate
 ) -> None:
     def called(**settings: Any) -> list[bytes]:

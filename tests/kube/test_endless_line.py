@@ -1,4 +1,4 @@
-"""A line of a watch that never ends is not kept for ever."""
+"""A watch line without an end is not buffered without limit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ CHUNK = b"x" * (1 << 20)
 
 
 class Endless(KubeApi):
-    """A list of nothing, and then a line without an end."""
+    """An API with an empty list, whose watch sends a line without an end."""
 
     def __init__(self) -> None:
         self.chunks = 0
@@ -35,7 +35,7 @@ class Endless(KubeApi):
         return
 
 
-def test_a_line_that_is_too_long_is_an_error_and_listed_again() -> None:
+def test_a_line_over_the_limit_is_an_error_and_causes_a_list() -> None:
     api, events = Endless(), list[Event]()
 
     def deliver(some: Sequence[Event]) -> None:

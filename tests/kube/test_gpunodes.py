@@ -1,4 +1,4 @@
-"""GPUNodes as the API server sends them, one version after the other."""
+"""Decoding of successive versions of GPUNodes."""
 
 import re
 
@@ -14,7 +14,7 @@ BODY = b"""{"metadata": {"name": "n", "uid": "u", "resourceVersion": "%d"},
     "status": {"observedAt": "%d", "devices": [{"uuid": "GPU-1", "memory": 7}]}}"""
 
 
-def test_it_says_what_decoding_says() -> None:
+def test_it_returns_the_same_as_plain_decoding() -> None:
     reader = GPUNodeReader()
     for version, name in ((1, b"a"), (2, b"a"), (3, b"b"), (4, b"a")):
         body = BODY % (version, name, version)
@@ -24,14 +24,14 @@ def test_it_says_what_decoding_says() -> None:
         assert reader.read(body) == decode_gpunode(body)
 
 
-def test_promises_that_have_not_changed_are_the_same_object() -> None:
+def test_unchanged_reservations_are_the_same_object() -> None:
     reader = GPUNodeReader()
     first = reader.read(BODY % (1, b"a", 1))
     assert reader.read(BODY % (2, b"a", 2)).spec is first.spec
     assert reader.read(BODY % (3, b"b", 2)).spec is not first.spec
 
 
-def test_promises_that_nobody_has_any_more_are_forgotten() -> None:
+def test_unused_reservations_are_released() -> None:
     reader = GPUNodeReader()
     for version in range(10):
         reader.read(BODY % (version, b"%d" % version, 1))
@@ -49,6 +49,6 @@ def test_promises_that_nobody_has_any_more_are_forgotten() -> None:
         (b"\xff", "cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_a_bad_report_that_names_the_field(body: bytes, field: str) -> None:
+def test_an_invalid_report_raises_with_the_field(body: bytes, field: str) -> None:
     with pytest.raises(BadReport, match=re.escape(field)):
         GPUNodeReader().read(body)

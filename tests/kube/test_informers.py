@@ -1,4 +1,4 @@
-"""The sources against a real API server: what it says, and what is left when it falls over."""
+"""The informers against a real API server, also while it fails and restarts."""
 
 import itertools
 import threading
@@ -121,7 +121,7 @@ def known(events: list[Event]) -> dict[str, str]:
     return pods
 
 
-def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
+def test_every_kind_has_events_for_create_update_and_delete(plane: ControlPlane) -> None:
     with following(plane) as (sources, seen):
         before = len(seen.events)
         plane.call("POST", NODES, {"metadata": {"name": "n"}})
@@ -162,7 +162,7 @@ def test_every_kind_is_seen_to_come_change_and_go(plane: ControlPlane) -> None:
     assert known(seen.events) == listed(plane)
 
 
-def test_what_a_dra_driver_publishes_is_seen_to_come_and_go(plane: ControlPlane) -> None:
+def test_resource_slices_have_events_for_create_and_delete(plane: ControlPlane) -> None:
     published = {
         "metadata": {"name": "n-gpu"},
         "spec": {
@@ -188,7 +188,7 @@ def test_a_list_longer_than_a_page_is_complete(plane: ControlPlane) -> None:
 
 
 class Watched(KubeApi):
-    """The real thing, and a note of where each watch began."""
+    """The real API, which also records the start version of each watch."""
 
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(plane.configuration(), connect_timeout_s=0.5)
@@ -199,7 +199,7 @@ class Watched(KubeApi):
         return super().stream(path, query=query, read_timeout_s=read_timeout_s)
 
 
-def test_bookmarks_carry_a_quiet_kind_forward(plane: ControlPlane) -> None:
+def test_bookmarks_advance_the_version_of_an_idle_kind(plane: ControlPlane) -> None:
     api = Watched(plane)
     with following_pods(api, Pace(watch_s=3)) as (reflector, seen):
         for value in range(5):
@@ -210,7 +210,7 @@ def test_bookmarks_carry_a_quiet_kind_forward(plane: ControlPlane) -> None:
         assert len(seen.events) == 1
 
 
-def test_nothing_is_lost_when_the_server_is_killed(plane: ControlPlane) -> None:
+def test_no_event_is_lost_if_the_server_is_killed(plane: ControlPlane) -> None:
     with following(plane) as (sources, seen):
         first, second = new_pod(plane), new_pod(plane)
         seen.until(lambda events: known(events) == listed(plane))
@@ -231,8 +231,8 @@ def test_nothing_is_lost_when_the_server_is_killed(plane: ControlPlane) -> None:
         )
 
 
-def test_history_that_was_compacted_is_listed_again(plane: ControlPlane) -> None:
-    """The watch is held back until its resourceVersion is no longer to be had."""
+def test_a_compacted_history_causes_a_list(plane: ControlPlane) -> None:
+    """The watch is delayed until its resourceVersion has expired."""
     gate = threading.Event()
     api = Watched(plane)
     first = new_pod(plane)
@@ -255,7 +255,7 @@ def test_history_that_was_compacted_is_listed_again(plane: ControlPlane) -> None
     assert "source_expired" in [entry["event"] for entry in logs]
 
 
-def test_a_server_that_freezes_is_noticed_and_found_again(plane: ControlPlane) -> None:
+def test_a_frozen_server_is_detected_and_reconnected(plane: ControlPlane) -> None:
     api = Watched(plane)
     with following_pods(api, Pace(watch_s=1, grace_s=0.5, backoff_base_s=0.05)) as (
         reflector,
@@ -271,7 +271,7 @@ def test_a_server_that_freezes_is_noticed_and_found_again(plane: ControlPlane) -
         seen.until(lambda events: known(events) == wanted)
 
 
-def test_somebody_without_the_right_is_never_synced(plane: ControlPlane) -> None:
+def test_without_rights_it_is_never_synced(plane: ControlPlane) -> None:
     seen = Recorder()
     api = KubeApi(plane.configuration(STRANGER_TOKEN))
     sources = KubernetesSources(api, seen, watched_kinds(NAMESPACE), pace=PACE)
@@ -283,7 +283,7 @@ def test_somebody_without_the_right_is_never_synced(plane: ControlPlane) -> None
     assert seen.events == []
 
 
-def test_it_stops_at_once_and_leaves_no_thread(plane: ControlPlane) -> None:
+def test_it_stops_immediately_without_leaking_threads(plane: ControlPlane) -> None:
     watching = begun_since("watch-")
     with following(plane):
         assert watching() == sorted(f"watch-{kind.name}" for kind in watched_kinds(NAMESPACE))
@@ -292,8 +292,8 @@ def test_it_stops_at_once_and_leaves_no_thread(plane: ControlPlane) -> None:
     assert watching() == []
 
 
-def test_nothing_is_read_from_a_stream_that_was_interrupted(plane: ControlPlane) -> None:
-    """Over TLS what is still on its way would come as ciphertext."""
+def test_an_interrupted_stream_is_not_read_any_more(plane: ControlPlane) -> None:
+    """Over TLS, remaining data would be read as ciphertext."""
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"  # more than one read can hold
     api = KubeApi(plane.configuration())
     stream = api.stream(path, query={"watch": "true"}, read_timeout_s=30.0)
@@ -307,7 +307,7 @@ def test_nothing_is_read_from_a_stream_that_was_interrupted(plane: ControlPlane)
         api.close()
 
 
-def test_a_token_of_an_expired_list_is_answered_by_a_whole_one(plane: ControlPlane) -> None:
+def test_an_expired_continue_token_restarts_the_list(plane: ControlPlane) -> None:
     """Compacted between two pages; started anew, as a server keeps snapshots of its own."""
 
     class Compacting(KubeApi):

@@ -1,4 +1,4 @@
-"""What is kept once for many objects: each must say what it said."""
+"""Values that are shared by many objects: each object stays equal to the original."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def manifest(name: str, image: str = "1", node: str = "") -> dict[str, Any]:
     }
 
 
-def test_pods_of_one_deployment_have_what_they_have_in_common_once() -> None:
+def test_pods_of_one_deployment_share_equal_values() -> None:
     decode = kinds()["pods"].decode
     a, b, other = (decode(raw(manifest(*of))) for of in (("a",), ("b",), ("c", "2")))
     assert isinstance(a, Pod)
@@ -48,7 +48,7 @@ def test_pods_of_one_deployment_have_what_they_have_in_common_once() -> None:
 
 
 @pytest.mark.parametrize("of", [manifest("p"), manifest("p", "7", "n"), {"metadata": {}}])
-def test_a_pod_says_what_it_said(of: dict[str, Any]) -> None:
+def test_an_interned_pod_is_unchanged(of: dict[str, Any]) -> None:
     decode = kinds()["pods"].decode
     decode(raw(manifest("another")))
     assert decode(raw(of)) == msgspec.convert(of, Pod)
@@ -69,11 +69,11 @@ def test_a_pod_says_what_it_said(of: dict[str, Any]) -> None:
         },
     ],
 )
-def test_a_node_says_what_it_said(of: dict[str, Any]) -> None:
+def test_an_interned_node_is_unchanged(of: dict[str, Any]) -> None:
     assert kinds()["nodes"].decode(raw(of)) == msgspec.convert(of, Node)
 
 
-def test_nodes_of_one_pool_have_the_texts_of_their_labels_once() -> None:
+def test_nodes_of_one_pool_share_label_strings() -> None:
     def node(name: str) -> Node:
         labels = {"nvidia.com/gpu.product": "NVIDIA-A100", "kubernetes.io/hostname": name}
         found = decode(raw({"metadata": {"name": name, "labels": labels}, "status": of}))
@@ -105,7 +105,7 @@ def of_gpunode(name: str) -> dict[str, Any]:
     }
 
 
-def test_a_report_says_what_it_said_and_what_others_say_too_is_kept_once() -> None:
+def test_an_interned_report_is_unchanged_and_shares_equal_values() -> None:
     reader = GPUNodeReader()
 
     def read(name: str) -> GPUNode:
@@ -127,7 +127,7 @@ def test_a_report_says_what_it_said_and_what_others_say_too_is_kept_once() -> No
     assert next(iter(reserved.charges[0].candidates)) is of_a.uuid
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_number_of_interned_values_is_bounded() -> None:
     alike = Interned()
     first = alike.one(["x"])
     assert alike.one(["x"]) is first
@@ -139,7 +139,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert alike.one(None) is None
 
 
-def test_values_are_bounded_in_bytes() -> None:
+def test_interned_values_are_bounded_in_bytes() -> None:
     alike = Interned()
     for number in range(300):
         value = {"label": f"{number:06}" + "x" * 10_000}

@@ -1,4 +1,4 @@
-"""What is kept of a pod: all that a decision hangs on, and no more than that."""
+"""The reduced pod has all fields that a decision depends on, and no others."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def raw(env: Any = (), node: str = "", phase: str = "Pending", **status: Any) ->
 
 
 @pytest.mark.parametrize("env", [[OTHER], [OTHER, VISIBLE, OTHER], [FOLLOWS, OTHER], []])
-def test_it_asks_for_the_same(env: list[Any]) -> None:
+def test_the_reduced_pod_has_the_same_request(env: list[Any]) -> None:
     kept, whole = DECODE(raw(env)), ALL(raw(env))
     assert isinstance(kept, Pod)
     assert understand(kept, None, Rules()) == understand(whole, None, Rules())
@@ -60,7 +60,7 @@ def test_it_asks_for_the_same(env: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("node", ["", "n"])
-def test_why_it_waits_is_kept_until_it_is_bound(node: str) -> None:
+def test_the_pending_condition_is_kept_until_the_pod_is_bound(node: str) -> None:
     kept = DECODE(raw(node=node, conditions=[REJECTED]))
     assert isinstance(kept, Pod)
     assert rejected_by_us(kept) == (not node)
@@ -70,7 +70,9 @@ def test_why_it_waits_is_kept_until_it_is_bound(node: str) -> None:
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Succeeded", "Failed"])
 @pytest.mark.parametrize("which", ["containerStatuses", "initContainerStatuses"])
 @pytest.mark.parametrize("container", [RUNNING, OVER], ids=["running", "over"])
-def test_it_has_ended_when_it_has(node: str, phase: str, which: str, container: Any) -> None:
+def test_the_reduced_pod_has_ended_if_the_pod_has(
+    node: str, phase: str, which: str, container: Any
+) -> None:
     sent = raw(node=node, phase=phase, **{which: [container]})
     kept = DECODE(sent)
     assert isinstance(kept, Pod)
@@ -79,7 +81,7 @@ def test_it_has_ended_when_it_has(node: str, phase: str, which: str, container: 
 
 
 @pytest.mark.parametrize("state", [{}, {"terminated": {"exitCode": 0}}], ids=["shut", "open"])
-def test_its_gate_is_open_when_it_is(state: dict[str, Any]) -> None:
+def test_the_reduced_pod_has_the_same_gate_state(state: dict[str, Any]) -> None:
     status = {"phase": "Pending", "initContainerStatuses": [{"name": GATE, "state": state}]}
     spec = {"nodeName": "n", "initContainers": [{"name": GATE}]}
     kept = DECODE(
@@ -91,8 +93,8 @@ def test_its_gate_is_open_when_it_is(state: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("node", ["", "n"], ids=["waiting", "bound"])
 @pytest.mark.parametrize("command", [["python", "-m", "agent.gate_client"], ["true"]])
-def test_its_gate_counts_when_it_does(node: str, command: list[str]) -> None:
-    """Its variables are kept, which are dropped of every other container."""
+def test_the_reduced_pod_has_the_same_valid_gate(node: str, command: list[str]) -> None:
+    """The gate's variables are kept; those of other containers are dropped."""
     gate = {**gate_container("agent:1"), "command": command}
     spec = {"nodeName": node, "initContainers": [gate]}
     kept = DECODE(msgspec.Raw(msgspec.json.encode({"metadata": {}, "spec": spec})))
@@ -100,7 +102,7 @@ def test_its_gate_counts_when_it_does(node: str, command: list[str]) -> None:
     assert is_gated(kept, "agent:2") == (command != ["true"])
 
 
-def test_of_a_running_pod_half_is_kept() -> None:
+def test_at_most_half_of_a_running_pod_is_kept() -> None:
     beside = {"conditions": [REJECTED] * 4, "containerStatuses": [RUNNING]}
     sent = raw([OTHER] * 10, node="n", phase="Running", **beside)
     assert len(msgspec.json.encode(DECODE(sent))) < len(msgspec.json.encode(ALL(sent))) / 2
@@ -118,7 +120,7 @@ def decoded(kind: str, raw: msgspec.Raw) -> Any:
 NOISE = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 100_000, "a": "ö" * 1000}
 
 
-def test_of_annotations_that_nothing_reads_only_the_size_is_kept() -> None:
+def test_only_the_size_of_unused_annotations_is_kept() -> None:
     own = {"headroom.gpu/vram": "8Gi", "headroom.gpu/retry": "1"}
     sent = manifest({**NOISE, **own})
     kept = decoded("pods", sent)
@@ -147,7 +149,7 @@ def test_dropped_annotations_count_towards_the_limits(free_bytes: int) -> None:
     ],
     ids=["many", "long"],
 )
-def test_of_our_annotations_no_more_is_kept_than_is_too_much(own: dict[str, str]) -> None:
+def test_our_annotations_are_kept_up_to_the_limit(own: dict[str, str]) -> None:
     kept = decoded("pods", manifest(own))
     assert "at most" in exceeded(kept)
     assert kept.metadata.annotations.get("headroom.gpu/vram") == own.get("headroom.gpu/vram")
@@ -185,11 +187,11 @@ def test_marks_of_other_allocators_are_kept(mark: dict[str, str]) -> None:
         ("poddisruptionbudgets", {}),
     ],
 )
-def test_no_kind_keeps_annotations_that_nothing_reads(kind: str, read: dict[str, str]) -> None:
+def test_no_kind_keeps_unused_annotations(kind: str, read: dict[str, str]) -> None:
     kept = decoded(kind, manifest({**NOISE, **read}))
     assert (kept.metadata.annotations or {}) == read
 
 
-def test_a_namespace_keeps_labels_of_ours_alone() -> None:
+def test_a_namespace_keeps_only_our_labels() -> None:
     kept = decoded("namespaces", manifest({}, labels={"headroom.gpu/scheduler": "s", "a": "b"}))
     assert kept.metadata.labels == {"headroom.gpu/scheduler": "s"}

@@ -1,4 +1,4 @@
-"""A list in pages: what is asked for while the last page is taken, and what a failure leaves."""
+"""Paged lists: prefetching of pages, and failures."""
 
 import time
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def read(raw: msgspec.Raw) -> str:
     return msgspec.json.decode(raw, type=str)
 
 
-def test_the_next_page_is_made_while_the_last_is_taken() -> None:
+def test_the_next_page_is_requested_while_the_last_is_processed() -> None:
     asked_for: list[int] = []
 
     def take(raw: msgspec.Raw) -> str:
@@ -53,7 +53,7 @@ def test_the_next_page_is_made_while_the_last_is_taken() -> None:
     assert asked_for[0] == 2
 
 
-def test_what_is_not_taken_is_not_listed() -> None:
+def test_unread_pages_are_not_requested() -> None:
     with serving(page("a", "b", token="more"), page("b", "c")) as (api, _):
         listing = api.list("/names", lambda raw: None if read(raw) == "b" else raw, page_size=2)
     assert [read(raw) for raw in listing.items] == ["a", "c"]
@@ -66,13 +66,13 @@ def test_what_is_not_taken_is_not_listed() -> None:
         pytest.param([page("a", token="more"), page("b", token="most"), breaks_off], id="the last"),
     ],
 )
-def test_a_page_that_breaks_off_is_no_list(script: list[Answer]) -> None:
+def test_a_truncated_page_is_an_error(script: list[Answer]) -> None:
     with serving(*script) as (api, _), pytest.raises(NoAnswer, match="GET /names: 200, then"):
         api.list("/names", read, page_size=1)
 
 
 @pytest.mark.parametrize("bad", ["a", "b"])
-def test_whoever_cannot_take_an_object_is_told_so(bad: str) -> None:
+def test_an_error_in_the_receiver_is_raised(bad: str) -> None:
     """In a page that another follows, and in the last."""
 
     def take(raw: msgspec.Raw) -> str:

@@ -1,4 +1,4 @@
-"""A real API server listed once."""
+"""Lists a real API server once."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def driver(plane: ControlPlane, node: str) -> Iterator[str]:
-    """The GPU Operator's first part on the node; nobody starts it."""
+    """A pod of the GPU Operator on the node, which never starts."""
     path, name = "/api/v1/namespaces/default/pods", "nvidia-driver-daemonset-0"
     container = {"name": "driver", "image": "images.example/driver:580"}
     metadata = {"name": name, "labels": {"app": "nvidia-driver-daemonset"}}
@@ -48,7 +48,7 @@ def driver(plane: ControlPlane, node: str) -> Iterator[str]:
 
 @pytest.fixture
 def few_rights(plane: ControlPlane) -> Iterator[str]:
-    """The token of who may list what the extender watches, and nothing else."""
+    """The token of a user that can only list what the extender watches."""
     name, rbac = "looks-at-little", "/apis/rbac.authorization.k8s.io/v1"
     kinds = ["nodes", "namespaces", "pods", "leases", "resourceslices", "gpunodes"]
     rules = [{"apiGroups": ["*"], "resources": kinds, "verbs": ["list"]}]
@@ -99,7 +99,7 @@ def test_the_doctor_lists_a_cluster(
     assert told.returncode == 1
 
 
-def test_what_it_may_not_look_at_it_names(
+def test_kinds_without_rights_are_named(
     plane: ControlPlane, node: str, few_rights: str, scheduler: str
 ) -> None:
     told = doctor("--kubeconfig", str(plane.kubeconfig(few_rights)))
@@ -113,7 +113,7 @@ def test_what_it_may_not_look_at_it_names(
     assert node in told.stdout
 
 
-def test_without_the_rights_it_says_which(plane: ControlPlane) -> None:
+def test_missing_rights_are_named(plane: ControlPlane) -> None:
     told = doctor("--kubeconfig", str(plane.kubeconfig("nobody-of-the-tests")))
     assert told.returncode == 2
     (line,) = told.stderr.splitlines()
@@ -121,7 +121,7 @@ def test_without_the_rights_it_says_which(plane: ControlPlane) -> None:
     assert "a kubeconfig that may list nodes" in line
 
 
-def test_what_does_not_even_say_its_name_is_left_out(tmp_path: Path) -> None:
+def test_an_object_without_a_name_is_skipped(tmp_path: Path) -> None:
     def nameless(exchange: Exchange) -> None:
         items = [{"spec": 5}, {"metadata": 5}, "odd", {"metadata": {"name": "n", "uid": "u"}}]
         exchange.reply(200, {"metadata": {}, "items": items})

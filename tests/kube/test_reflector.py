@@ -1,4 +1,4 @@
-"""A reflector against a server that follows a script, to the byte and without waiting."""
+"""The reflector against a scripted server, byte by byte and without delays."""
 
 import json
 import threading
@@ -90,7 +90,7 @@ class Followed:
 
     @property
     def queries(self) -> list[str]:
-        """What was asked for: ``list``, or ``watch`` and from where."""
+        """The requests: ``list``, or ``watch`` with its version."""
         return [
             f"watch {request.query['resourceVersion']}" if "watch" in request.query else "list"
             for request in self.server.requests
@@ -172,11 +172,11 @@ def test_a_list_in_pages_then_every_change_in_order() -> None:
     assert followed.server.requests[2].query["allowWatchBookmarks"] == "true"
 
 
-class TestAKindThatNeedNotBeServed:
+class TestOptionalKind:
     def paths(self, followed: Followed) -> list[str]:
         return [request.path for request in followed.server.requests]
 
-    def test_an_older_version_of_it_is_found_and_watched(self) -> None:
+    def test_an_older_api_version_is_found_and_watched(self) -> None:
         script = (status(404), status(404), page(5, obj("a", 1)), watch(change("ADDED", "b", 6)))
         with following(*script, HANG, kind="resourceslices") as followed:
             first, second = followed.told(2)
@@ -190,7 +190,7 @@ class TestAKindThatNeedNotBeServed:
         ]
         assert followed.waits == []
 
-    def test_where_it_is_nowhere_there_is_none_of_it_and_it_is_looked_for_again(self) -> None:
+    def test_a_missing_kind_is_empty_and_checked_again(self) -> None:
         script = (status(404),) * 3 + (page(5, obj("a", 1)), HANG)
         with following(*script, kind="resourceslices") as followed:
             first, second = followed.told(2)
@@ -200,13 +200,13 @@ class TestAKindThatNeedNotBeServed:
         assert followed.waits == [QUICK.absent_s]
         assert followed.reflector.health.reconnects == 0
 
-    def test_another_refusal_is_no_absence(self) -> None:
+    def test_other_errors_do_not_mean_a_missing_kind(self) -> None:
         with following(status(403), page(5), HANG, kind="resourceslices") as followed:
             followed.told(1)
         assert [path.split("/")[3] for path in self.paths(followed)[:2]] == ["v1", "v1"]
         assert followed.waits == [1.0]
 
-    def test_a_kind_that_must_be_served_is_waited_for(self) -> None:
+    def test_a_required_kind_is_awaited(self) -> None:
         with following(status(404), page(5), HANG) as followed:
             followed.told(1)
         assert followed.waits == [1.0]
@@ -233,7 +233,7 @@ def test_every_kind_has_its_events(kind: str, seen: str, gone: Event | None) -> 
         assert events[1].at_s == 100.0
 
 
-def test_a_line_in_pieces_is_one_change() -> None:
+def test_a_line_in_several_chunks_is_one_event() -> None:
     line = b'{"type": "ADDED", "object": {"metadata": {"name": "a", "resourceVersion": "2"}}}\n'
     pieces = [line[start : start + 7] for start in range(0, len(line), 7)]
     with following(page(1), watch(*pieces, then=Exchange.hang)) as followed:
@@ -255,7 +255,7 @@ def test_a_line_in_pieces_is_one_change() -> None:
         ),
     ],
 )
-def test_a_watch_that_breaks_is_resumed_where_it_was(ending: Answer) -> None:
+def test_a_broken_watch_resumes_at_its_version(ending: Answer) -> None:
     more = watch(change("ADDED", "b", 8), then=Exchange.hang)
     with following(page(5), ending, more) as followed:
         events = followed.told(3)
@@ -278,7 +278,7 @@ def test_a_watch_that_breaks_is_resumed_where_it_was(ending: Answer) -> None:
         pytest.param(status(204), id="no stream"),
     ],
 )
-def test_a_version_in_doubt_is_listed_again(ending: Answer) -> None:
+def test_an_uncertain_version_causes_a_list(ending: Answer) -> None:
     with following(page(5, obj("a", 1)), ending, page(9, obj("b", 2)), HANG) as followed:
         followed.seen.until(last_relisted("b"))
         followed.seen.until(lambda _: len(followed.server.requests) == 4)
@@ -287,14 +287,14 @@ def test_a_version_in_doubt_is_listed_again(ending: Answer) -> None:
     assert followed.reflector.health.lists == 2
 
 
-def test_what_came_before_an_error_in_the_stream_is_told() -> None:
+def test_events_before_an_error_are_delivered() -> None:
     both = [json.dumps(line).encode() + b"\n" for line in (change("ADDED", "a", 6), error(410))]
     with following(page(5), watch(b"".join(both)), page(9), HANG) as followed:
         events = followed.told(3)
     assert [type(event) for event in events] == [Relisted, NodeSeen, Relisted]
 
 
-def test_a_server_that_says_later_is_obeyed_and_the_watch_resumed() -> None:
+def test_retry_after_is_respected_and_the_watch_resumes() -> None:
     busy = status(429, Retry_After="3")
     with following(page(5), busy, busy, HANG) as followed:
         followed.seen.until(lambda _: len(followed.server.requests) == 4)
@@ -302,7 +302,7 @@ def test_a_server_that_says_later_is_obeyed_and_the_watch_resumed() -> None:
     assert followed.waits[:2] == [4.0, 5.0]
 
 
-def test_failures_in_a_row_wait_longer_until_something_is_heard() -> None:
+def test_backoff_grows_until_an_event_arrives() -> None:
     down = status(503)
     nonsense: Answer = lambda exchange: exchange.reply(200, b"{")  # noqa: E731 -- typed in place
     heard = watch(change("ADDED", "a", 6), then=breaks_off)
@@ -311,8 +311,8 @@ def test_failures_in_a_row_wait_longer_until_something_is_heard() -> None:
     assert followed.waits[:5] == [1.0, 2.0, 4.0, 1.0, 2.0]
 
 
-def test_a_watch_that_went_on_for_long_and_said_nothing_has_worked() -> None:
-    """Of a quiet kind: what broke it has nothing to do with what failed an hour ago."""
+def test_a_long_watch_without_events_resets_the_backoff() -> None:
+    """For an idle kind: the new failure is unrelated to the old one."""
     now_s = 0.0
     looked = threading.Event()
 
@@ -340,14 +340,14 @@ def test_a_watch_that_went_on_for_long_and_said_nothing_has_worked() -> None:
     "nothing",
     [pytest.param(watch(), id="nothing"), pytest.param(watch(b"<html>"), id="no line")],
 )
-def test_a_watch_that_ends_at_once_is_not_asked_for_without_pause(nothing: Answer) -> None:
+def test_a_watch_that_ends_immediately_is_retried_with_backoff(nothing: Answer) -> None:
     with following(page(5), nothing, nothing, HANG) as followed:
         followed.seen.until(lambda _: len(followed.server.requests) == 4)
     assert followed.waits[:2] == [1.0, 2.0]
     assert followed.queries == ["list", "watch 5", "watch 5", "watch 5"]
 
 
-def test_a_continue_token_that_expired_starts_the_list_anew() -> None:
+def test_an_expired_continue_token_restarts_the_paged_list() -> None:
     old = page(5, obj("old", 1), token="more")
     with following(old, status(410), page(9, obj("new", 2)), HANG) as followed:
         followed.seen.until(last_relisted("new"))
@@ -355,8 +355,8 @@ def test_a_continue_token_that_expired_starts_the_list_anew() -> None:
     assert followed.waits == []
 
 
-def test_what_concerns_nobody_is_not_listed_and_its_changes_are_told() -> None:
-    """Of a hundred thousand pods a list would hold all at once; what changes may begin to."""
+def test_irrelevant_objects_are_not_listed_but_their_changes_are_delivered() -> None:
+    """A list would hold a hundred thousand pods at once; a changed pod can become relevant."""
     with following(
         page(5, obj("ours-1", 1), obj("x", 2), obj("ours-2", 3)),
         watch(change("MODIFIED", "x", 7), then=Exchange.hang),
@@ -367,7 +367,7 @@ def test_what_concerns_nobody_is_not_listed_and_its_changes_are_told() -> None:
     assert isinstance(second, PodSeen)
 
 
-def test_it_is_synced_only_when_its_first_list_was_delivered() -> None:
+def test_it_is_synced_only_after_its_first_list_is_delivered() -> None:
     synced: list[bool] = []
 
     def deliver(events: Sequence[Event]) -> None:
@@ -391,7 +391,7 @@ def test_it_is_synced_only_when_its_first_list_was_delivered() -> None:
     assert (health.synced, health.contact_age_s, health.lists) == (True, 0.0, 1)
 
 
-def test_a_writer_that_fails_is_told_everything_again() -> None:
+def test_after_an_error_of_the_receiver_everything_is_listed_again() -> None:
     calls: list[Sequence[Event]] = []
 
     def deliver(events: Sequence[Event]) -> None:
@@ -407,7 +407,7 @@ def test_a_writer_that_fails_is_told_everything_again() -> None:
 
 
 class TestUnreadable:
-    def test_the_others_are_told_and_it_is_logged_once(self) -> None:
+    def test_other_objects_are_delivered_and_it_is_logged_once(self) -> None:
         bad = {"spec": {"nodeName": 5}}
         script = watch(
             change("MODIFIED", "b", 6, **bad),
@@ -426,7 +426,7 @@ class TestUnreadable:
         assert [(entry["kind"], entry["name"]) for entry in errors] == [("pods", "b")]
         assert followed.reflector.health.unreadable == 0
 
-    def test_one_without_a_name_does_not_stop_the_list(self) -> None:
+    def test_an_object_without_a_name_does_not_stop_the_list(self) -> None:
         nameless = {"metadata": {"name": 5}}
         with following(page(5, nameless, obj("a", 1)), HANG, kind="pods") as followed:
             events = followed.told(1)
@@ -434,7 +434,7 @@ class TestUnreadable:
         assert isinstance(events[0], Relisted)
         assert events[0].kind is Pod
 
-    def test_a_node_whose_report_is_garbled_reports_nothing_and_keeps_its_promises(self) -> None:
+    def test_an_invalid_report_is_dropped_and_reservations_are_kept(self) -> None:
         good = obj("n", 1, status={"agentVersion": "1"})
         bad = obj("n", 6, spec={"initialised": True}, status={"devices": "none"})
         script = watch({"type": "MODIFIED", "object": bad}, then=Exchange.hang)
@@ -449,7 +449,7 @@ class TestUnreadable:
         assert second.gpunode.spec == GPUNodeSpec(initialised=True)
         assert unreadable == 1
 
-    def test_a_node_whose_promises_are_garbled_is_not_initialised(self) -> None:
+    def test_a_node_with_invalid_reservations_is_not_initialised(self) -> None:
         bad = obj("n", 1, spec={"initialised": True, "reservations": 5}, status={})
         with following(page(5, bad), HANG, kind="gpunodes") as followed:
             (event,) = followed.told(1)

@@ -1,8 +1,8 @@
-"""Replicas over one store that holds all of a small cluster, with each chore in two halves: what a
-replica finds there is to do, and doing it, which may come later, twice, or never.
+"""Replicas over one store that holds all objects of a small cluster.
 
-State, chores, ledger and judge are the real ones. A hand of the tests is what users, kubelets,
-agents and administrators do.
+Each reconciliation has two steps: finding the work, and doing it, which can happen later, twice, or
+never. State, controllers, ledger and judge are the real ones. The tests simulate users, kubelets,
+agents and administrators.
 """
 
 import itertools
@@ -48,7 +48,7 @@ ORPHAN_AFTER_S = 60.0
 
 
 class Server(EmbeddedStore):
-    """With Leases, and with kubelets and administrators who do more than users."""
+    """The store with Leases, and with actions of kubelets and administrators."""
 
     def __init__(self, deliver: "list[Replica]") -> None:
         self.replicas = deliver
@@ -63,7 +63,7 @@ class Server(EmbeddedStore):
         return str(self.leases[node]) if node in self.leases else ""
 
     def delete_by_force(self, name: str) -> None:
-        """Its object goes; nobody knows of its containers."""
+        """Delete the pod object by force; its containers may still run."""
         gone = self._pods.pop(("default", name))
         self._tell([PodGone(gone.metadata.uid)])
 
@@ -73,7 +73,7 @@ class Server(EmbeddedStore):
         self._put_pod(held, held.metadata.annotations, held.spec)
 
     def begin_to_delete(self, name: str) -> None:
-        """As the API server does with an object that carries a finalizer."""
+        """Set the deletion timestamp, as the API server does for an object with a finalizer."""
         held = self._gpunodes[name]
         metadata = msgspec.structs.replace(held.metadata, deletion_timestamp="2026-11-21T00:00:00Z")
         self._put_gpunode(msgspec.structs.replace(held, metadata=metadata))
@@ -149,12 +149,12 @@ class Cluster:
         self.server._tell([NodeSeen(node)])
 
     def remove_node(self) -> None:
-        """The Node goes, and the garbage collector deletes what it owns."""
+        """Delete the Node, and its dependents like the garbage collector."""
         self.server._tell([NodeGone("n")])
         self.server.begin_to_delete("n")
 
     def report(self, *devices: Device, pods: Sequence[PodUse] = ()) -> None:
-        """The agent takes a sample, reports it, and vouches for it with what it knew before."""
+        """The agent samples and reports, with its heartbeat."""
         known = self.server.leases.get("n", 0)
         stamp = f"2026-11-21T00:00:{next(self._stamps) % 60:02}Z"
         self._devices = devices or self._devices
@@ -186,7 +186,7 @@ class Cluster:
         self.server.update(msgspec.structs.replace(held, status=PodStatus(phase=phase)))
 
     def fits(self, vram: str) -> Reason | None:
-        """What the last replica says of a newcomer."""
+        """Return the verdict of the last replica for a new pod."""
         state, snap = self.replicas[-1].state, self.replicas[-1].state.snapshot()
         request = state.understand(pod(vram, uid="newcomer", name="newcomer"))
         assert isinstance(request, VramRequest)
@@ -225,12 +225,12 @@ class Cluster:
                     ledger.initialise([node])
 
     def tidy(self) -> None:
-        """Every replica does all that it finds."""
+        """Let every replica reconcile everything."""
         for i in range(len(self.replicas)):
             self.done_by(i, self.found_by(i))
 
     def content(self) -> Iterator[object]:
-        """All that the store holds, without versions and the ids of attempts."""
+        """Return the content of the store, without versions and attempt ids."""
         for held in sorted(self.server.list_pods(), key=lambda pod: pod.metadata.uid):
             yield held.metadata.uid, held.node, held.ended
         gpunode = self.server.read_gpunode("n")

@@ -1,9 +1,8 @@
-"""What the bind protocol counts on, said once for every store.
+"""The behaviour that the bind protocol requires of every store.
 
-A test module derives from ``StoreBehaviour`` and gives it a ``stage``: a store, and the hands of
-users and agents beside it. Run for the store in memory (test_embedded.py) and for the one that the
-model explores; for the API server, derive from it in test_kubernetes_store.py with a ``Stage``
-over the control plane.
+A test module derives from ``StoreBehaviour`` and provides the fixture ``stage``: a store, with the
+actions of users and agents. It runs for the in-memory store (test_embedded.py), for the store of
+the model checker, and for the real API server (test_kubernetes_store.py).
 """
 
 import threading
@@ -21,7 +20,7 @@ from extender.ledger.store import Binding, Store
 
 
 class Stage(Protocol):
-    """A store, and what others do to it."""
+    """A store, and actions of other clients on it."""
 
     @property
     def store(self) -> Store: ...
@@ -58,7 +57,7 @@ def reserving(attempt: str, uid: str = "uid-1") -> GPUNodeSpec:
 
 
 class StoreBehaviour:
-    """Give it a fixture ``stage``."""
+    """The tests for every store. Subclasses define the fixture ``stage``."""
 
     # GPUNodes.
 
@@ -68,7 +67,7 @@ class StoreBehaviour:
     def test_an_absent_gpunode_is_none(self, stage: Stage) -> None:
         assert stage.store.read_gpunode("nobody") is None
 
-    def test_what_is_created_can_be_read_and_has_no_status(self, stage: Stage) -> None:
+    def test_a_created_gpunode_can_be_read_and_has_no_status(self, stage: Stage) -> None:
         forged = GPUNode(
             metadata=ObjectMeta(name=stage.new_name(), finalizers=["headroom.gpu/ledger"]),
             spec=reserving("1"),
@@ -96,23 +95,21 @@ class StoreBehaviour:
             stage.store.write_spec(before, reserving("2"))
         assert stage.store.read_gpunode(before.name) == won
 
-    def test_a_write_that_changes_nothing_is_no_news_to_those_who_compare(
-        self, stage: Stage
-    ) -> None:
-        """Which is why every attempt writes an id of its own."""
+    def test_an_unchanged_write_keeps_the_version(self, stage: Stage) -> None:
+        """So every attempt writes a unique id."""
         before = stage.store.write_spec(self.new_gpunode(stage), reserving("1"))
         again = stage.store.write_spec(before, reserving("1"))
         assert again.metadata.resource_version == before.metadata.resource_version
         assert stage.store.write_spec(before, reserving("2")).spec == reserving("2")
 
-    def test_writing_a_gpunode_that_is_gone_is_not_found(self, stage: Stage) -> None:
+    def test_writing_a_deleted_gpunode_is_not_found(self, stage: Stage) -> None:
         before = self.new_gpunode(stage)
         stage.delete_gpunode(before.name)
         assert stage.store.read_gpunode(before.name) is None
         with pytest.raises(StoreNotFound):
             stage.store.write_spec(before, reserving("1"))
 
-    def test_one_made_anew_is_not_written_for_the_old_one(self, stage: Stage) -> None:
+    def test_a_recreated_gpunode_is_not_overwritten(self, stage: Stage) -> None:
         before = self.new_gpunode(stage)
         stage.delete_gpunode(before.name)
         anew = stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=before.name)))
@@ -121,7 +118,7 @@ class StoreBehaviour:
             stage.store.write_spec(before, reserving("1"))
         assert stage.store.read_gpunode(before.name) == anew
 
-    def test_of_writers_at_the_same_time_one_wins_each_version(self, stage: Stage) -> None:
+    def test_one_of_several_concurrent_writers_wins_each_version(self, stage: Stage) -> None:
         name, writers, rounds = self.new_gpunode(stage).name, 4, 5
         together = threading.Barrier(writers)
 
@@ -155,7 +152,7 @@ class StoreBehaviour:
         assert found is not None
         return found
 
-    def test_a_pod_is_read_and_listed_as_it_is(self, stage: Stage) -> None:
+    def test_a_pod_is_read_and_listed(self, stage: Stage) -> None:
         pod = self.new_pod(stage, **{"headroom.gpu/vram": "8Gi"})
         assert self.again(stage, pod).annotation("headroom.gpu/vram") == "8Gi"
         waits = self.new_pod(stage)
@@ -188,7 +185,7 @@ class StoreBehaviour:
             pytest.param({"resource_version": ""}, id="no version at all"),
         ],
     )
-    def test_a_binding_without_its_preconditions_is_not_done(
+    def test_a_binding_with_wrong_preconditions_fails(
         self, stage: Stage, change: dict[str, str]
     ) -> None:
         pod = self.new_pod(stage)
@@ -196,7 +193,7 @@ class StoreBehaviour:
             stage.store.bind(binding(pod, **change))
         assert self.again(stage, pod).node == ""
 
-    def test_a_bound_pod_is_not_bound_again_not_even_there(self, stage: Stage) -> None:
+    def test_a_bound_pod_is_not_bound_again_even_to_the_same_node(self, stage: Stage) -> None:
         pod = self.new_pod(stage)
         stage.store.bind(binding(pod))
         bound = self.again(stage, pod)
@@ -228,7 +225,7 @@ class StoreBehaviour:
             stage.store.touch_pod(pod, "2")
         assert self.again(stage, pod).annotation(TOUCHED) == "1"
 
-    def test_the_next_pod_of_that_name_is_neither_bound_nor_touched(self, stage: Stage) -> None:
+    def test_a_new_pod_with_the_same_name_is_neither_bound_nor_touched(self, stage: Stage) -> None:
         pod = self.new_pod(stage)
         stage.delete_pod(pod)
         heir = stage.new_pod(pod.metadata.name, {})
@@ -246,7 +243,7 @@ class StoreBehaviour:
 
 
 def run_together(count: int, work: Any) -> None:
-    """Run ``work(i)`` on ``count`` threads; what one of them raises is raised here."""
+    """Run ``work(i)`` on ``count`` threads; re-raise an exception of any thread."""
     failed: list[BaseException] = []
 
     def guarded(i: int) -> None:

@@ -1,4 +1,4 @@
-"""Pods that somebody else bound are written into the ledger, once, whatever happens meanwhile."""
+"""Pods bound by another scheduler are reserved once, whatever happens concurrently."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def charge(stage: Stage, node: str = "n") -> bool:
     return stage._watched(lambda: stage.ledger.charge(node, unreserved_pod))
 
 
-def test_it_is_charged_even_where_that_overcommits(stage: Stage) -> None:
+def test_it_is_charged_even_if_that_overcommits(stage: Stage) -> None:
     assert stage.bind()
     assert charge(stage)
     reservations = stage.node().spec.reservations
@@ -39,7 +39,7 @@ def test_it_is_charged_even_where_that_overcommits(stage: Stage) -> None:
     assert stage.written[-1] == stage.node()
 
 
-def test_a_promise_that_is_there_stays_as_it_is(stage: Stage) -> None:
+def test_an_existing_reservation_is_not_changed(stage: Stage) -> None:
     assert charge(stage)
     before = stage.node()
     assert charge(stage)
@@ -63,7 +63,7 @@ def replace(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("deed", [delete, succeed, replace])
-def test_one_that_sits_there_no_longer_is_not_charged(
+def test_a_pod_that_left_the_node_is_not_charged(
     stage: Stage, deed: Callable[[Stage], None]
 ) -> None:
     stage.fault = once("read_gpunode", "after", lambda: deed(stage))
@@ -71,20 +71,20 @@ def test_one_that_sits_there_no_longer_is_not_charged(
     assert stage.reserved == set()
 
 
-def test_one_that_sits_elsewhere_is_not_charged_here(stage: Stage) -> None:
+def test_a_pod_on_another_node_is_not_charged(stage: Stage) -> None:
     stage.new_node("m", initialised=True)
     assert charge(stage, "m")
     assert stage.node("m").spec.reservations == {}
 
 
-def test_a_node_that_is_not_set_up_yet_is_left_to_that(stage: Stage) -> None:
+def test_an_uninitialised_node_is_skipped(stage: Stage) -> None:
     stage.new_node("m")
     stage.store.admit(pod("c", node="m"))
     assert stage.ledger.charge("m", stage.pod("c"))
     assert stage.node("m").spec.reservations == {}
 
 
-def test_a_race_lost_is_run_again(stage: Stage) -> None:
+def test_a_conflict_is_retried(stage: Stage) -> None:
     stage.fault = once("write_spec", "before", lambda: stage.store.report([("n", DEVICES)]))
     assert charge(stage)
     assert stage.reserved == {"uid-b"}
@@ -93,7 +93,9 @@ def test_a_race_lost_is_run_again(stage: Stage) -> None:
 
 @pytest.mark.parametrize("operation", ["read_gpunode", "read_pod", "write_spec"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_no_answer_is_left_for_the_next_time(stage: Stage, operation: str, when: str) -> None:
+def test_a_failed_request_is_left_for_the_next_round(
+    stage: Stage, operation: str, when: str
+) -> None:
     stage.fault = once(operation, when, raises(OutcomeUnknown))
     assert not charge(stage)
     assert charge(stage)
@@ -109,8 +111,8 @@ def test_it_gives_up_on_a_node_that_always_changes(stage: Stage) -> None:
     assert not charge(stage)
 
 
-def test_a_node_whose_devices_are_not_known_is_left_until_they_are(stage: Stage) -> None:
-    """Written now, it would name no device, and count for nothing on those that come."""
+def test_a_node_with_unknown_devices_is_skipped(stage: Stage) -> None:
+    """A reservation written now would have no candidates, so it would charge no device later."""
     stage.store.report([("n", GPUNodeStatus())])
     assert not charge(stage)
     assert stage.reserved == set()

@@ -1,4 +1,4 @@
-"""The store in memory: the behaviour of every store, and what only this one promises."""
+"""The in-memory store: the behaviour of every store, and its own."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ def pod(name: str = "p", uid: str = "uid-1", version: str = "100", node: str = "
 
 
 class EmbeddedStage:
-    """Pods get versions of their user's, as those that kube-scheduler shows to the demo do."""
+    """Pods have resource versions of their own, like the pods that kube-scheduler sends."""
 
     def __init__(self) -> None:
         self.told: list[Event] = []
@@ -56,7 +56,7 @@ class TestBehaviour(StoreBehaviour):
         return EmbeddedStage()
 
 
-def test_a_gpunode_is_let_go_as_it_was_read_or_not_at_all() -> None:
+def test_removing_the_finalizer_of_a_changed_gpunode_is_a_conflict() -> None:
     stage = EmbeddedStage()
     before = stage.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
     after = stage.store.write_spec(before, reserving("1"))
@@ -78,9 +78,9 @@ def store(told: list[Event]) -> EmbeddedStore:
     return EmbeddedStore(told.extend, lambda: 7.0)
 
 
-class TestPodsOfTheirUsers:
-    def test_a_pod_keeps_the_version_it_came_with(self, store: EmbeddedStore) -> None:
-        """kube-scheduler binds the version that it showed to filter."""
+class TestPodsFromRequests:
+    def test_a_pod_keeps_its_version(self, store: EmbeddedStore) -> None:
+        """kube-scheduler binds the version that it sent to filter."""
         assert store.admit(pod(version="100")).metadata.resource_version == "100"
 
     def test_a_pod_without_a_version_gets_one(self, store: EmbeddedStore) -> None:
@@ -93,20 +93,18 @@ class TestPodsOfTheirUsers:
         assert store.admit(pod(version="101")).metadata.resource_version == "101"
 
     @pytest.mark.parametrize("shown", ["100", "101"])
-    def test_a_version_shown_before_does_not_undo_a_touch(
-        self, store: EmbeddedStore, shown: str
-    ) -> None:
+    def test_an_older_version_does_not_undo_a_touch(self, store: EmbeddedStore, shown: str) -> None:
         store.admit(pod(version="100"))
         touched = store.touch_pod(store.admit(pod(version="101")), "1")
         assert store.admit(pod(version=shown)) == touched
         with pytest.raises(StoreConflict):
             store.bind(binding(pod(version=shown)))
 
-    def test_a_bound_pod_is_not_shown_unbound_again(self, store: EmbeddedStore) -> None:
+    def test_a_bound_pod_does_not_become_unbound(self, store: EmbeddedStore) -> None:
         store.bind(binding(store.admit(pod())))
         assert store.admit(pod(version="101")).node == "node-a"
 
-    def test_another_uid_of_that_name_deletes_the_old_pod(
+    def test_another_uid_with_the_same_name_deletes_the_old_pod(
         self, store: EmbeddedStore, told: list[Event]
     ) -> None:
         old = store.admit(pod(uid="uid-1"))
@@ -122,7 +120,7 @@ class TestPodsOfTheirUsers:
 
 
 class TestReports:
-    def test_a_report_replaces_the_status_and_leaves_the_promises(
+    def test_a_report_replaces_the_status_and_keeps_the_reservations(
         self, store: EmbeddedStore
     ) -> None:
         store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=reserving("1")))
@@ -140,7 +138,7 @@ class TestReports:
         with pytest.raises(StoreConflict):
             store.write_spec(before, reserving("1"))
 
-    def test_one_unknown_node_among_reports_means_none_is_taken(self, store: EmbeddedStore) -> None:
+    def test_reports_with_one_unknown_node_are_all_rejected(self, store: EmbeddedStore) -> None:
         before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
         with pytest.raises(StoreNotFound):
             store.report([("n", GPUNodeStatus()), ("nobody", GPUNodeStatus())])
@@ -148,7 +146,7 @@ class TestReports:
 
 
 class TestWatch:
-    def test_watchers_are_told_of_every_write_once(
+    def test_watchers_receive_each_write_once(
         self, store: EmbeddedStore, told: list[Event]
     ) -> None:
         created = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
@@ -170,7 +168,7 @@ class TestWatch:
             GPUNodeGone("n"),
         ]
 
-    def test_what_failed_or_changed_nothing_is_not_told(
+    def test_failed_and_unchanged_writes_send_no_event(
         self, store: EmbeddedStore, told: list[Event]
     ) -> None:
         before = store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
@@ -186,7 +184,7 @@ class TestWatch:
             store.bind(binding(pod()))
         assert told == []
 
-    def test_watchers_are_told_in_the_order_of_writes(
+    def test_watchers_receive_events_in_the_order_of_writes(
         self, store: EmbeddedStore, told: list[Event]
     ) -> None:
         store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n")))
@@ -205,7 +203,7 @@ class TestWatch:
 
 
 def only(operation: str, when: str) -> Callable[[str, str], None]:
-    """A fault that loses the given message."""
+    """Return a fault that loses the given message."""
 
     def fault(*at: str) -> None:
         if at == (operation, when):
@@ -218,14 +216,14 @@ class TestFaults:
     def faulty(self, operation: str, when: str) -> EmbeddedStore:
         return EmbeddedStore(lambda events: None, lambda: 7.0, only(operation, when))
 
-    def test_what_is_lost_on_its_way_is_not_done(self) -> None:
+    def test_a_lost_request_changes_nothing(self) -> None:
         store = self.faulty("bind", "before")
         shown = store.admit(pod())
         with pytest.raises(OutcomeUnknown):
             store.bind(binding(shown))
         assert store.read_pod("a", "p") == shown
 
-    def test_what_was_done_is_done_though_its_answer_is_lost(self) -> None:
+    def test_a_request_takes_effect_even_if_its_answer_is_lost(self) -> None:
         store = self.faulty("touch_pod", "after")
         shown = store.admit(pod())
         with pytest.raises(OutcomeUnknown):
@@ -234,13 +232,13 @@ class TestFaults:
         assert held is not None
         assert held.annotation(TOUCHED) == "1"
 
-    def test_a_refusal_can_be_lost_as_well(self) -> None:
+    def test_a_rejection_can_be_lost(self) -> None:
         store = self.faulty("bind", "after")
         store.admit(pod())
         with pytest.raises(OutcomeUnknown):
             store.bind(binding(pod(version="99")))
 
-    def test_latency_is_taken_by_every_call_and_not_under_the_lock(self) -> None:
+    def test_every_call_has_latency_outside_the_lock(self) -> None:
         def far(operation: str, when: str) -> None:
             time.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""The judge that the ledger asks is about the very object that the write will be conditional on."""
+"""The judge decides on the same object that the conditional write uses."""
 
 import pytest
 

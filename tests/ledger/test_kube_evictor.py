@@ -57,14 +57,14 @@ def leaves(plane: ControlPlane, pod: Pod) -> bool:
 
 
 def budget(plane: ControlPlane, pod: Pod) -> None:
-    """Nothing of it may be disrupted."""
+    """Create a PodDisruptionBudget that allows no disruption."""
     path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
     name = pod.metadata.name
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"a": name[:60]}}}
     plane.call("POST", path, {"metadata": {"name": name}, "spec": spec})
 
 
-def test_a_pod_that_is_pending_is_evicted_whatever_its_budget(
+def test_a_pending_pod_is_evicted_regardless_of_its_budget(
     plane: ControlPlane, evictor: Blocking
 ) -> None:
     pod = bound(plane)
@@ -73,7 +73,9 @@ def test_a_pod_that_is_pending_is_evicted_whatever_its_budget(
     assert leaves(plane, pod)
 
 
-def test_of_one_that_runs_the_budget_decides(plane: ControlPlane, evictor: Blocking) -> None:
+def test_a_running_pod_is_evicted_only_if_its_budget_allows_it(
+    plane: ControlPlane, evictor: Blocking
+) -> None:
     ready = {"type": "Ready", "status": "True"}
     pod = bound(plane, phase="Running", conditions=[ready])
     budget(plane, pod)
@@ -82,7 +84,7 @@ def test_of_one_that_runs_the_budget_decides(plane: ControlPlane, evictor: Block
     assert not leaves(plane, pod)
 
 
-def test_one_that_changed_since_is_not_evicted(plane: ControlPlane, evictor: Blocking) -> None:
+def test_a_changed_pod_is_not_evicted(plane: ControlPlane, evictor: Blocking) -> None:
     pod = bound(plane)
     plane.call("PATCH", f"{PODS}/{pod.metadata.name}/status", {"status": {"message": "x"}}, MERGE)
     with pytest.raises(StoreConflict):
@@ -90,7 +92,9 @@ def test_one_that_changed_since_is_not_evicted(plane: ControlPlane, evictor: Blo
     assert not leaves(plane, pod)
 
 
-def test_the_next_pod_of_that_name_is_not_evicted(plane: ControlPlane, evictor: Blocking) -> None:
+def test_a_new_pod_with_the_same_name_is_not_evicted(
+    plane: ControlPlane, evictor: Blocking
+) -> None:
     pod = bound(plane)
     plane.call("DELETE", f"{PODS}/{pod.metadata.name}", {"gracePeriodSeconds": 0})
     with pytest.raises(StoreNotFound):
@@ -101,7 +105,9 @@ def test_the_next_pod_of_that_name_is_not_evicted(plane: ControlPlane, evictor: 
     assert not leaves(plane, heir)
 
 
-def test_what_is_told_stands_beside_the_pod_once(plane: ControlPlane, api: KubeApi) -> None:
+def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
+    plane: ControlPlane, api: KubeApi
+) -> None:
     placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
     pod = bound(plane, "p" + "x" * 252, placement)
     for _ in range(2):  # another replica tells the same
@@ -116,10 +122,10 @@ def test_what_is_told_stands_beside_the_pod_once(plane: ControlPlane, api: KubeA
     assert event["metadata"]["annotations"] == {"headroom.gpu/decision": "u.7"}
 
 
-def test_what_follows_its_subject_is_one_event_with_the_last_words(
+def test_repeated_notices_are_one_event_with_the_latest_message(
     plane: ControlPlane, api: KubeApi
 ) -> None:
-    """Of two replicas, and again when the server has forgotten it."""
+    """From two replicas, and again after the server has deleted the Event."""
     replicas = [KubeEvents(api, lambda at=at: at) for at in (1e9, 2e9)]  # type: ignore[misc]
     about = pod_subject(bound(plane))
     query = f"fieldSelector=involvedObject.uid={about.uid}"
@@ -140,9 +146,7 @@ def test_what_follows_its_subject_is_one_event_with_the_last_words(
     assert tell(1, "short by 1")["message"] == "short by 1"
 
 
-def test_events_on_nodes_are_found_by_who_describes_the_node(
-    plane: ControlPlane, api: KubeApi
-) -> None:
+def test_kubectl_describe_node_shows_events_of_nodes(plane: ControlPlane, api: KubeApi) -> None:
     made = plane.call("POST", "/api/v1/nodes", {"metadata": {"name": "events-node"}})
     uid = made["metadata"]["uid"]
     try:

@@ -1,4 +1,4 @@
-"""The store over a real API server, and over one that breaks off where a real one seldom does."""
+"""The store over a real API server, and over one with scripted faults."""
 
 import contextlib
 import dataclasses
@@ -53,7 +53,7 @@ def loop() -> Iterator[Loop]:
 
 @contextlib.contextmanager
 def over(configuration: Configuration, loop: Loop, **how: Any) -> Iterator[Blocking]:
-    """A store, for as long as the server is there."""
+    """Yield a store that uses the server."""
     lists = KubeApi(configuration)
     try:
         yield loop.store(configuration, lists, **how)
@@ -90,7 +90,7 @@ def again(store: Blocking, pod: Pod) -> Pod:
 
 
 class PlaneStage:
-    """Users and the garbage collector, played against the API server."""
+    """Simulates users and the garbage collector at the API server."""
 
     def __init__(self, plane: ControlPlane, store: Blocking) -> None:
         self.plane = plane
@@ -111,7 +111,7 @@ class PlaneStage:
 
 
 class TestBehaviour(StoreBehaviour):
-    """What every store promises."""
+    """The behaviour of every store."""
 
     @pytest.fixture
     def stage(self, plane: ControlPlane, store: Blocking) -> Stage:
@@ -134,13 +134,13 @@ class TestGPUNode:
         assert created.metadata.finalizers == ["headroom.gpu/ledger"]
         assert store.read_gpunode(name) == created
 
-    def test_creating_it_twice_is_a_conflict(self, store: Blocking) -> None:
+    def test_creating_a_gpunode_twice_raises_conflict(self, store: Blocking) -> None:
         node = GPUNode(metadata=ObjectMeta(name=new_name()))
         store.create_gpunode(node)
         with pytest.raises(StoreConflict, match=rf"create GPUNode {node.name}.*409.*AlreadyExists"):
             store.create_gpunode(node)
 
-    def test_a_name_that_the_server_refuses_is_refused(self, store: Blocking) -> None:
+    def test_an_invalid_name_is_rejected(self, store: Blocking) -> None:
         with pytest.raises(StoreRejected, match="422 Invalid"):
             store.create_gpunode(GPUNode(metadata=ObjectMeta(name="Not_A_Name")))
 
@@ -153,7 +153,7 @@ class TestGPUNode:
             store.write_spec(before, GPUNodeSpec(reservations={"uid-2": reservation()}))
         assert store.read_gpunode(before.name) == won
 
-    def test_what_is_gone_from_nested_maps_is_removed(self, store: Blocking) -> None:
+    def test_missing_keys_of_nested_maps_are_removed(self, store: Blocking) -> None:
         before = GPUNodeSpec(
             initialised=True,
             reserved="3Gi",
@@ -177,9 +177,7 @@ class TestGPUNode:
         assert emptied.spec == GPUNodeSpec()
         assert store.read_gpunode(node.name) == emptied
 
-    def test_nobody_keeps_account_of_who_wrote_which_field(
-        self, store: Blocking, plane: ControlPlane
-    ) -> None:
+    def test_writes_remove_managed_fields(self, store: Blocking, plane: ControlPlane) -> None:
         def kept(name: str) -> bool:
             found = plane.call("GET", f"{GPUNODES}/{name}")
             return "managedFields" in found["metadata"]
@@ -194,7 +192,7 @@ class TestGPUNode:
         plane.call("PATCH", path, {"status": {"agentVersion": "1"}}, kind)
         assert not kept(node.name)
 
-    def test_one_that_is_deleted_stays_until_it_is_let_go(
+    def test_a_deleted_gpunode_stays_until_its_finalizer_is_removed(
         self, store: Blocking, plane: ControlPlane
     ) -> None:
         metadata = ObjectMeta(name=new_name(), finalizers=[FINALIZER])
@@ -221,9 +219,7 @@ class TestGPUNode:
         written = store.write_spec(found, GPUNodeSpec(initialised=True))
         assert written.status == GPUNodeStatus(agent_version="1", devices=[Device(uuid="GPU-0")])
 
-    def test_a_write_that_changes_nothing_keeps_the_version_and_still_compares(
-        self, store: Blocking
-    ) -> None:
+    def test_an_unchanged_write_keeps_the_version_and_checks_it(self, store: Blocking) -> None:
         spec = GPUNodeSpec(initialised=True)
         first = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name()), spec=spec))
         second = store.write_spec(first, spec)
@@ -232,7 +228,7 @@ class TestGPUNode:
         with pytest.raises(StoreConflict):
             store.write_spec(first, spec)
 
-    def test_writing_one_that_is_gone_is_not_found(
+    def test_writing_a_missing_gpunode_is_not_found(
         self, store: Blocking, plane: ControlPlane
     ) -> None:
         node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
@@ -240,9 +236,7 @@ class TestGPUNode:
         with pytest.raises(StoreNotFound, match=f"write spec of GPUNode {node.name}"):
             store.write_spec(node, GPUNodeSpec(initialised=True))
 
-    def test_one_that_was_made_anew_is_not_written_for_the_old_one(
-        self, store: Blocking, plane: ControlPlane
-    ) -> None:
+    def test_a_recreated_gpunode_is_not_written(self, store: Blocking, plane: ControlPlane) -> None:
         node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
         plane.call("DELETE", f"{GPUNODES}/{node.name}")
         anew = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=node.name)))
@@ -302,7 +296,7 @@ class TestBinding:
             store.bind(binding(pod))
         assert store.read_pod(NAMESPACE, pod.metadata.name) is None
 
-    def test_no_precondition_is_refused_before_it_is_sent(self, store: Blocking) -> None:
+    def test_a_call_without_precondition_is_rejected_locally(self, store: Blocking) -> None:
         pod = Pod(metadata=ObjectMeta(name="p", namespace=NAMESPACE, uid="u"))
         with pytest.raises(StoreRejected, match="the write would be unconditional"):
             store.bind(binding(pod))
@@ -325,7 +319,7 @@ class TestTouch:
             store.touch_pod(pod, "2")
         assert again(store, pod).annotation(TOUCHED) == "1"
 
-    def test_the_next_pod_of_that_name_is_not_touched(
+    def test_a_new_pod_with_the_same_name_is_not_touched(
         self, store: Blocking, plane: ControlPlane
     ) -> None:
         pod = new_pod(plane)
@@ -359,7 +353,7 @@ def test_pods_are_listed_completely_in_pages(api: KubeApi, plane: ControlPlane, 
     assert len(listed) == len(set(listed))
 
 
-def test_the_version_of_a_heartbeat_is_read(api: KubeApi, plane: ControlPlane, loop: Loop) -> None:
+def test_the_heartbeat_version_is_read(api: KubeApi, plane: ControlPlane, loop: Loop) -> None:
     store = loop.store(plane.configuration(), api, lease_namespace=NAMESPACE)
     node = new_name()
     assert store.read_heartbeat_version(node) == ""
@@ -378,7 +372,7 @@ def test_the_version_of_a_heartbeat_is_read(api: KubeApi, plane: ControlPlane, l
         ),
     ],
 )
-def test_a_stranger_is_refused(
+def test_a_user_without_rights_is_rejected(
     plane: ControlPlane, loop: Loop, token: str, error: type[StoreError], words: str
 ) -> None:
     pod = new_pod(plane)
@@ -389,7 +383,7 @@ def test_a_stranger_is_refused(
         store.bind(binding(pod))
 
 
-def test_what_is_too_large_for_etcd_is_refused_for_good(
+def test_an_object_too_large_for_etcd_is_a_permanent_error(
     store: Blocking, plane: ControlPlane
 ) -> None:
     """The API server answers 409 for a Binding and 500 for a write of the object."""
@@ -413,7 +407,7 @@ POD = Pod(metadata=ObjectMeta(name="p", namespace="a", uid="u", resource_version
 
 
 def _lost_after_it_was_read(exchange: Exchange) -> None:
-    """The request was taken, the connection breaks before a byte of the answer."""
+    """Read the request, and close the connection without an answer."""
 
 
 def _broken_off(exchange: Exchange) -> None:
@@ -465,7 +459,7 @@ class TestOutcome:
         ],
     )
     @pytest.mark.parametrize("verb", ["bind", "touch_pod", "write_spec"])
-    def test_every_write_is_sent_once_and_named_for_what_is_known(
+    def test_every_write_is_sent_once_and_its_error_states_what_is_certain(
         self, loop: Loop, verb: str, answer: Any, error: type[StoreError]
     ) -> None:
         node = GPUNode(metadata=ObjectMeta(name="n", resource_version="7"))
@@ -483,7 +477,7 @@ class TestOutcome:
             assert type(caught.value) is error
             assert len(server.requests) == 1
 
-    def test_an_error_repeats_what_the_server_said(self, loop: Loop) -> None:
+    def test_an_error_contains_the_message_of_the_server(self, loop: Loop) -> None:
         with (
             scripted_server(_status(500)) as server,
             over(server.configuration(), loop) as store,
@@ -495,7 +489,7 @@ class TestOutcome:
             "500 Because: server's words"
         )
 
-    def test_nobody_listening_is_unknown(self, loop: Loop) -> None:
+    def test_a_refused_connection_is_unknown(self, loop: Loop) -> None:
         with scripted_server() as server:
             configuration = server.configuration()
         with (
@@ -504,7 +498,7 @@ class TestOutcome:
         ):
             store.bind(binding(POD))
 
-    def test_nonsense_is_no_answer(self, loop: Loop) -> None:
+    def test_an_invalid_answer_is_unknown(self, loop: Loop) -> None:
         with (
             scripted_server(_nonsense, _nonsense, _nonsense) as server,
             over(server.configuration(), loop) as store,
@@ -517,7 +511,7 @@ class TestOutcome:
             with pytest.raises(OutcomeUnknown, match="list pods"):
                 store.list_pods()
 
-    def test_promises_are_read_beside_a_status_that_cannot_be(self, loop: Loop) -> None:
+    def test_reservations_are_read_despite_an_invalid_status(self, loop: Loop) -> None:
         garbled = {
             "metadata": {"name": "n", "resourceVersion": "7"},
             "spec": {"initialised": True},
@@ -532,7 +526,7 @@ class TestOutcome:
         assert node.spec == GPUNodeSpec(initialised=True)
         assert node.status is None
 
-    def test_a_list_whose_token_expired_starts_anew_in_one_page(self, loop: Loop) -> None:
+    def test_a_list_with_an_expired_token_restarts_in_one_page(self, loop: Loop) -> None:
         def page(uid: str, token: str) -> Any:
             body = {
                 "metadata": {"resourceVersion": "9", "continue": token},
@@ -598,7 +592,7 @@ _specs = st.builds(
 
 
 @given(before=_specs, changes=_specs, kept=st.sets(st.sampled_from("abc")))
-def test_a_patch_of_promises_leaves_those_alone_that_are_the_same(
+def test_a_patch_omits_unchanged_reservations(
     before: GPUNodeSpec, changes: GPUNodeSpec, kept: set[str]
 ) -> None:
     same = {uid: held for uid, held in before.reservations.items() if uid in kept}

@@ -72,13 +72,13 @@ DEVICES = msgspec.convert({"devices": [{"uuid": "GPU-0"}]}, GPUNodeStatus)
 
 
 def pending_binds(ledger: Any, node: str = "n") -> int:
-    """How many binds wait for the node's turn, or have it."""
+    """Return how many binds of the node are queued or running."""
     queue = ledger.binder._batcher._queues.get(node)
     return queue.requests if queue else 0
 
 
 class StoreWithLease(EmbeddedStore):
-    """The one in memory has no Leases."""
+    """The in-memory store, with Leases."""
 
     def read_heartbeat_version(self, node: str) -> str:
         return self._do("read_heartbeat_version", lambda: {"n": "41"}[node])
@@ -192,7 +192,7 @@ class Stage:
 
 
 def once(operation: str, when: str, deed: Callable[[], object]) -> Fault:
-    """A fault that does the deed at the first such moment."""
+    """Return a fault that calls ``deed`` at the first such call."""
     left = [deed]
 
     def fault(*at: str) -> None:
@@ -215,7 +215,7 @@ def stage() -> Stage:
 
 
 class TestBind:
-    def test_what_is_held_is_not_read_again(self, stage: Stage) -> None:
+    def test_a_cached_gpunode_is_not_read_again(self, stage: Stage) -> None:
         assert stage.bind(stage.ask(pod())) == Bound()
         assert stage.calls == ["write_spec", "bind"]
         assert stage.pod().node == "n"
@@ -225,19 +225,19 @@ class TestBind:
         assert reservation.since == "1970-01-12T13:46:40.000+00:00"
         assert stage.written == [stage.node()]
 
-    def test_what_is_not_held_is_read(self, stage: Stage) -> None:
+    def test_an_uncached_gpunode_is_read(self, stage: Stage) -> None:
         assert stage.bind(stage.ask(pod(), held=False)) == Bound()
         assert stage.calls == ["read_gpunode", "read_pod", "write_spec", "bind"]
 
-    def test_no_room_is_declined_and_nothing_is_written(self, stage: Stage) -> None:
+    def test_a_bind_without_free_memory_is_declined_without_a_write(self, stage: Stage) -> None:
         stage.store.admit(pod("q"))
         assert stage.bind(stage.ask(pod("q"))) == Bound()
         assert stage.bind(stage.ask(pod())) == Declined(Reason.MEMORY_ON_ANY)
         assert stage.calls == ["read_gpunode"]
         assert stage.reserved == {"uid-q"}
 
-    def test_nobody_is_declined_for_what_a_watch_told_too_late(self, stage: Stage) -> None:
-        """The pod would pay for it with seconds of back-off."""
+    def test_a_stale_watch_does_not_decline_a_bind(self, stage: Stage) -> None:
+        """Otherwise kube-scheduler would back off for seconds."""
         stage.store.admit(pod("q"))
         assert stage.bind(stage.ask(pod("q"))) == Bound()
         ask = stage.ask(pod())
@@ -257,14 +257,14 @@ class TestBind:
             assert stage.bind(stage.ask(pod("plain", asked=0), "elsewhere", held)) == Bound()
             assert stage.pod("plain").node == "elsewhere"
 
-    def test_a_pod_that_asks_for_no_gpu_is_bound_without_a_promise(self, stage: Stage) -> None:
+    def test_a_pod_without_a_gpu_request_is_bound_without_a_reservation(self, stage: Stage) -> None:
         stage.store.admit(pod("plain", asked=0))
         assert stage.bind(stage.ask(pod("plain", asked=0))) == Bound()
         assert stage.calls == ["bind"]
         assert not stage.reserved
 
     @pytest.mark.parametrize("times", [1, 2, 3])
-    def test_asked_again_it_answers_the_same_and_changes_nothing(
+    def test_a_repeated_bind_has_the_same_answer_and_changes_nothing(
         self, stage: Stage, times: int
     ) -> None:
         first = stage.ask(pod())
@@ -277,27 +277,25 @@ class TestBind:
         assert (stage.node(), stage.pod()) == (node, bound)
 
     @pytest.mark.parametrize("held", [True, False])
-    def test_a_promise_that_is_there_is_written_anew(self, stage: Stage, held: bool) -> None:
+    def test_an_existing_reservation_is_written_again(self, stage: Stage, held: bool) -> None:
         stage.fault = once("bind", "before", raises(StoreConflict))
         assert stage.bind(stage.ask(pod(), held=held)) == Bound()
         assert stage.calls.count("write_spec") == 2
         assert stage.node().spec.reservations["uid-p"].attempt == "L-2"
 
-    def test_a_promise_never_shrinks_to_what_an_older_filter_call_showed(
-        self, stage: Stage
-    ) -> None:
+    def test_an_older_filter_call_never_shrinks_a_reservation(self, stage: Stage) -> None:
         old = stage.ask(pod(asked=2, version="99"), held=True)
         stage.rival_binds()
         assert stage.bind(old) == Bound()
         (charge,) = stage.node().spec.reservations["uid-p"].charges
         assert charge.candidates == {"GPU-0": 6}
 
-    def test_a_report_in_between_is_a_race_lost_and_run_again(self, stage: Stage) -> None:
+    def test_a_concurrent_report_is_a_conflict_and_retried(self, stage: Stage) -> None:
         stage.fault = once("write_spec", "before", lambda: stage.store.report([("n", DEVICES)]))
         assert stage.bind() == Bound()
         assert stage.calls == ["write_spec", "read_gpunode", "write_spec", "bind"]
 
-    def test_a_rival_that_takes_the_room_in_between_is_seen(self, stage: Stage) -> None:
+    def test_a_concurrent_reservation_is_considered(self, stage: Stage) -> None:
         stage.store.admit(pod("q"))
         rival = stage.new_ledger("rival")
         stage.fault = once(
@@ -306,7 +304,9 @@ class TestBind:
         assert stage.bind() == Declined(Reason.MEMORY_ON_ANY)
         assert (stage.reserved, stage.pod().node) == ({"uid-q"}, "")
 
-    def test_a_pod_that_changed_since_filter_is_fitted_as_it_is(self, stage: Stage) -> None:
+    def test_a_pod_that_changed_after_filter_is_fitted_in_its_new_version(
+        self, stage: Stage
+    ) -> None:
         ask = stage.ask(pod())
         stage.replace_pod(asked=3)
         assert stage.bind(ask) == Bound()
@@ -326,7 +326,7 @@ class TestBind:
 
 
 class TestBindingThatFails:
-    """Step 5: what the store answered, and what became of the pod."""
+    """Step 5: the store's answer, and the state of the pod."""
 
     FATES: Mapping[str, tuple[Callable[[Stage], object], str, bool]] = {
         "bound here by a rival": (lambda s: s.rival_binds(), "", True),
@@ -337,7 +337,7 @@ class TestBindingThatFails:
 
     @pytest.mark.parametrize("answer", [StoreRejected, StoreConflict, OutcomeUnknown])
     @pytest.mark.parametrize("fate", FATES)
-    def test_the_fate_of_the_pod_decides(
+    def test_the_state_of_the_pod_decides(
         self, stage: Stage, fate: str, answer: type[StoreError]
     ) -> None:
         deed, words, kept = self.FATES[fate]
@@ -358,7 +358,7 @@ class TestBindingThatFails:
 
     @pytest.mark.parametrize("answer", [StoreConflict, OutcomeUnknown])
     @pytest.mark.parametrize("when", ["before", "after"])
-    def test_a_pod_still_unbound_is_tried_again_and_a_bound_one_is_bound(
+    def test_an_unbound_pod_is_retried_and_a_bound_one_is_a_success(
         self, stage: Stage, answer: type[StoreError], when: str
     ) -> None:
         stage.fault = once("bind", when, raises(answer))
@@ -367,7 +367,7 @@ class TestBindingThatFails:
         assert stage.pod().node == "n"
         assert stage.reserved == {"uid-p"}
 
-    def test_what_is_refused_is_not_tried_again(self, stage: Stage) -> None:
+    def test_a_rejection_is_not_retried(self, stage: Stage) -> None:
         stage.fault = once("bind", "before", raises(StoreRejected))
         assert stage.bind() == Failed("a StoreRejected for the tests")
         assert stage.calls.count("bind") == 1
@@ -383,7 +383,7 @@ class TestBindingThatFails:
         assert stage.calls.count("bind") == 1
         assert not stage.reserved
 
-    def test_without_a_word_about_the_pod_the_promise_stays(self, stage: Stage) -> None:
+    def test_the_reservation_stays_if_the_state_of_the_pod_is_unknown(self, stage: Stage) -> None:
         def silent(operation: str, when: str) -> None:
             if operation in ("bind", "read_pod"):
                 raise OutcomeUnknown("silence")
@@ -392,7 +392,9 @@ class TestBindingThatFails:
         assert stage.bind() == Failed("silence")
         assert stage.reserved == {"uid-p"}
 
-    def test_a_removal_between_promise_and_binding_makes_it_start_over(self, stage: Stage) -> None:
+    def test_a_removal_between_reservation_and_binding_restarts_the_bind(
+        self, stage: Stage
+    ) -> None:
         rival = stage.new_ledger("rival")
         stage.fault = once("bind", "before", lambda: rival.remove("n", "uid-p"))
         assert stage.bind() == Bound()
@@ -401,7 +403,7 @@ class TestBindingThatFails:
 
 
 class TestFaultAtEveryCall:
-    """Whatever call is lost, on its way or on its way back: no pod bound without its promise."""
+    """After any lost request or answer: no pod is bound without its reservation."""
 
     CALLS: tuple[str, ...] = ("read_gpunode", "read_pod", "write_spec", "bind", "touch_pod")
 
@@ -437,14 +439,14 @@ class TestFaultAtEveryCall:
 class TestRemove:
     @pytest.fixture
     def reserved(self, stage: Stage) -> Stage:
-        """The pod has a promise and is not bound: whoever made it crashed."""
+        """Reserve the pod without binding it, as after a crash."""
         stage.fault = lambda *at: raises(OutcomeUnknown)() if at[0] == "bind" else None
         stage.bind()
         stage.fault = no_fault
         assert stage.reserved == {"uid-p"}
         return stage
 
-    def test_a_promise_in_use_is_kept(self, stage: Stage) -> None:
+    def test_a_reservation_in_use_is_kept(self, stage: Stage) -> None:
         stage.bind()
         before = stage.pod(), stage.node()
         assert not stage.remove()
@@ -484,7 +486,7 @@ class TestRemove:
             pytest.param(lambda s: s.replace_pod(uid="heir"), id="replaced"),
         ],
     )
-    def test_a_pod_that_is_gone_may_run_on(
+    def test_a_deleted_pod_may_still_run(
         self, stage: Stage, deed: Callable[[Stage], object]
     ) -> None:
         assert stage.bind() == Bound()
@@ -494,51 +496,53 @@ class TestRemove:
         assert isinstance(late, Failed)
         assert stage.reserved == {"uid-p"}
 
-    def test_a_report_that_shows_the_pod_proves_that_it_has_not_left(self, reserved: Stage) -> None:
+    def test_a_report_with_the_pod_proves_that_it_still_runs(self, reserved: Stage) -> None:
         reserved.store.delete_pod("a", "p")
         shown = msgspec.structs.replace(DEVICES, pods=[PodUse(uid="uid-p", device="GPU-0")])
         reserved.store.report([("n", shown)])
         assert not reserved.remove(left=True)
         assert reserved.reserved == {"uid-p"}
 
-    def test_leaving_is_no_reason_while_the_pod_is_there(self, stage: Stage) -> None:
+    def test_departure_does_not_remove_the_reservation_of_an_existing_pod(
+        self, stage: Stage
+    ) -> None:
         stage.bind()
         assert not stage.remove(left=True)
         assert stage.reserved == {"uid-p"}
 
     @pytest.mark.parametrize("node", ["n", "nowhere"])
-    def test_what_is_not_there_is_gone(self, stage: Stage, node: str) -> None:
+    def test_a_missing_reservation_counts_as_removed(self, stage: Stage, node: str) -> None:
         assert stage.remove(node)
         assert stage.calls == ["read_gpunode"]
 
     @pytest.mark.parametrize("operation", ["touch_pod", "write_spec"])
-    def test_a_race_lost_to_a_bind_keeps_the_promise(self, reserved: Stage, operation: str) -> None:
+    def test_a_conflict_with_a_bind_keeps_the_reservation(
+        self, reserved: Stage, operation: str
+    ) -> None:
         reserved.fault = once(operation, "before", reserved.rival_binds)
         assert not reserved.remove()
         assert reserved.pod().node == "n"
         assert reserved.reserved == {"uid-p"}
 
-    def test_a_pod_that_goes_before_it_is_touched_is_looked_for_again(
-        self, reserved: Stage
-    ) -> None:
+    def test_a_pod_deleted_before_the_touch_is_checked_again(self, reserved: Stage) -> None:
         reserved.fault = once("touch_pod", "before", lambda: reserved.store.delete_pod("a", "p"))
         assert reserved.remove(left=True)
         assert not reserved.reserved
 
-    def test_an_object_that_goes_takes_the_promise_with_it(self, reserved: Stage) -> None:
+    def test_a_deleted_gpunode_has_no_reservations(self, reserved: Stage) -> None:
         reserved.fault = once("write_spec", "before", lambda: reserved.store.delete_gpunode("n"))
         assert reserved.remove()
 
     @pytest.mark.parametrize("operation", ["read_gpunode", "read_pod", "touch_pod", "write_spec"])
     @pytest.mark.parametrize("kind", [OutcomeUnknown, StoreRejected])
-    def test_a_silent_store_keeps_the_promise(
+    def test_a_store_that_does_not_answer_keeps_the_reservation(
         self, reserved: Stage, operation: str, kind: type[StoreError]
     ) -> None:
         reserved.fault = once(operation, "before", raises(kind))
         assert not reserved.remove()
         assert reserved.reserved == {"uid-p"}
 
-    def test_other_promises_stay(self, reserved: Stage) -> None:
+    def test_other_reservations_stay(self, reserved: Stage) -> None:
         reserved.store.admit(pod("q", asked=4))
         assert reserved.bind(reserved.ask(pod("q", asked=4))) == Bound()
         assert reserved.remove()
@@ -546,26 +550,26 @@ class TestRemove:
 
 
 class TestDeviceChoice:
-    def test_it_is_written_beside_the_promises(self, stage: Stage) -> None:
+    def test_the_choice_is_written_with_the_reservations(self, stage: Stage) -> None:
         stage.bind()
         for choice in ("steered", ""):
             assert stage.note_choice(choice)
             assert stage.node().spec.device_choice == choice
             assert stage.reserved == {"uid-p"}
 
-    def test_it_is_written_once(self, stage: Stage) -> None:
+    def test_the_choice_is_written_once(self, stage: Stage) -> None:
         assert stage.note_choice("steered")
         version = stage.node().metadata.resource_version
         assert stage.note_choice("steered")
         assert stage.node().metadata.resource_version == version
 
-    def test_a_promise_in_between_is_kept(self, stage: Stage) -> None:
+    def test_a_concurrent_reservation_is_kept(self, stage: Stage) -> None:
         stage.fault = once("write_spec", "before", stage.rival_binds)
         assert stage.note_choice("steered")
         assert stage.reserved == {"uid-p"}
         assert stage.node().spec.device_choice == "steered"
 
-    def test_without_a_gpunode_there_is_nothing_to_write(self, stage: Stage) -> None:
+    def test_without_a_gpunode_no_choice_is_written(self, stage: Stage) -> None:
         assert not stage.note_choice("steered", "gone")
 
 
@@ -575,37 +579,37 @@ class TestDeparture:
         stage.bind()
         return stage
 
-    def test_the_heartbeat_is_read_when_the_pod_was_gone(self, bound: Stage) -> None:
+    def test_the_heartbeat_is_read_after_the_pod_was_gone(self, bound: Stage) -> None:
         bound.store.delete_pod("a", "p")
         assert bound.departed_by() == "41"
         assert bound.calls == ["read_pod", "read_heartbeat_version"]
 
-    def test_an_heir_of_the_name_is_not_the_pod(self, bound: Stage) -> None:
+    def test_a_new_pod_with_the_same_name_is_another_pod(self, bound: Stage) -> None:
         bound.replace_pod(uid="heir")
         assert bound.departed_by() == "41"
 
-    def test_a_pod_that_is_there_is_not_gone(self, bound: Stage) -> None:
+    def test_an_existing_pod_is_not_gone(self, bound: Stage) -> None:
         assert bound.departed_by() is None
         assert bound.calls == ["read_pod"]
 
     @pytest.mark.parametrize("operation", ["read_pod", "read_heartbeat_version"])
-    def test_silence_marks_nothing(self, bound: Stage, operation: str) -> None:
+    def test_without_an_answer_no_pod_is_gone(self, bound: Stage, operation: str) -> None:
         bound.store.delete_pod("a", "p")
         bound.fault = once(operation, "before", raises(OutcomeUnknown))
         assert bound.departed_by() is None
 
 
-class TestWake:
+class TestRequeue:
     def test_an_unbound_pod_is_touched(self, stage: Stage) -> None:
         stage.ledger.requeue(pod())
         assert stage.pod().annotation(RETRY)
 
-    def test_one_that_changed_since_it_was_seen_is_touched_as_it_is(self, stage: Stage) -> None:
+    def test_a_changed_pod_is_touched_in_its_new_version(self, stage: Stage) -> None:
         stage.replace_pod()
         stage.ledger.requeue(pod())
         assert stage.pod().annotation(RETRY)
 
-    def test_two_replicas_wake_a_pod_once(self, stage: Stage) -> None:
+    def test_two_replicas_requeue_a_pod_once(self, stage: Stage) -> None:
         theirs = stage.ledger.requeue(pod())
         before = stage.pod()
         assert stage.ledger.requeue(pod()) == theirs  # as it was before the other woke it
@@ -619,7 +623,7 @@ class TestWake:
             pytest.param(lambda s: s.replace_pod(uid="heir"), id="replaced"),
         ],
     )
-    def test_one_that_waits_no_more_is_left_alone(
+    def test_a_pod_that_is_not_pending_is_not_touched(
         self, stage: Stage, deed: Callable[[Stage], object]
     ) -> None:
         deed(stage)
@@ -627,13 +631,13 @@ class TestWake:
         assert stage.ledger.requeue(pod()) is None
         assert stage.pod() == before
 
-    def test_one_that_is_gone_is_not_missed(self, stage: Stage) -> None:
+    def test_a_deleted_pod_is_no_error(self, stage: Stage) -> None:
         stage.store.delete_pod("a", "p")
         stage.ledger.requeue(pod())
 
 
 class TestDeadline:
-    """kube-scheduler has taken back what it assumed of the node, and may choose another."""
+    """kube-scheduler has forgotten its assumed bind and can choose another node."""
 
     def ledger(self, stage: Stage, clock: list[float]) -> None:
         ids = (f"T-{number}" for number in itertools.count(1))
@@ -648,9 +652,7 @@ class TestDeadline:
         )
 
     @pytest.mark.parametrize("operation", ["write_spec", "bind"])
-    def test_a_bind_is_not_completed_on_newer_facts_after_its_deadline(
-        self, stage: Stage, operation: str
-    ) -> None:
+    def test_a_bind_is_not_completed_after_its_deadline(self, stage: Stage, operation: str) -> None:
         clock = [0.0]
         self.ledger(stage, clock)
 
@@ -665,7 +667,7 @@ class TestDeadline:
         assert "took longer than kube-scheduler waits" in outcome.message
         assert not stage.pod().node
 
-    def test_before_its_deadline_it_is(self, stage: Stage) -> None:
+    def test_a_bind_is_completed_before_its_deadline(self, stage: Stage) -> None:
         clock = [0.0]
         self.ledger(stage, clock)
         stage.fault = once(
@@ -674,7 +676,7 @@ class TestDeadline:
         ask = replace(stage.ask(pod()), until_s=4.0)
         assert isinstance(stage.bind(ask), Bound)
 
-    def test_what_was_bound_just_then_is_bound(self, stage: Stage) -> None:
+    def test_a_pod_bound_at_the_deadline_is_a_success(self, stage: Stage) -> None:
         clock = [0.0]
         self.ledger(stage, clock)
 
@@ -706,12 +708,12 @@ class TestInitialise:
         assert stage.initialise("n") == ["n"]
         assert stage.node().spec.initialised
 
-    def test_a_report_without_devices_says_nothing_about_where_pods_sit(self, stage: Stage) -> None:
+    def test_a_report_without_devices_does_not_initialise(self, stage: Stage) -> None:
         stage.new_node("n", devices=False)
         assert stage.initialise("n") == []
         assert not stage.node().spec.initialised
 
-    def test_it_takes_no_pods_before(self, stage: Stage) -> None:
+    def test_an_uninitialised_node_takes_no_pods(self, stage: Stage) -> None:
         stage.new_node("n")
         assert stage.bind() == Declined(Reason.NOT_INITIALISED)
 
@@ -732,7 +734,7 @@ class TestInitialise:
         assert stage.node().spec.reserved == "6"
 
     @pytest.mark.parametrize("when", ["before", "after"])
-    def test_a_pod_bound_under_the_touch_is_charged(self, stage: Stage, when: str) -> None:
+    def test_a_pod_bound_during_the_touch_is_charged(self, stage: Stage, when: str) -> None:
         stage.new_node("n")
 
         def bound_by_somebody_else() -> None:
@@ -744,13 +746,13 @@ class TestInitialise:
         assert stage.reserved == {"uid-p"}
 
     @pytest.mark.parametrize("operation", ["touch_pod", "list_pods"])
-    def test_a_pod_that_goes_meanwhile_is_not_missed(self, stage: Stage, operation: str) -> None:
+    def test_a_pod_deleted_meanwhile_is_no_error(self, stage: Stage, operation: str) -> None:
         stage.new_node("n")
         stage.fault = once(operation, "before", lambda: stage.store.delete_pod("a", "p"))
         assert stage.initialise("n") == ["n"]
         assert not stage.reserved
 
-    def test_a_race_lost_on_one_node_leaves_the_others_alone(self, stage: Stage) -> None:
+    def test_a_conflict_on_one_node_does_not_affect_others(self, stage: Stage) -> None:
         stage.new_node("n")
         stage.new_node("m")
         stage.fault = once("write_spec", "before", lambda: stage.store.delete_gpunode("n"))
@@ -771,8 +773,8 @@ class TestInitialise:
         assert stage.calls.count("touch_pod") == 1
         assert stage.calls.count("write_spec") == 4
 
-    def test_an_object_made_anew_meanwhile_is_for_the_next_round(self, stage: Stage) -> None:
-        """A Binding may be on its way that was promised on the one before."""
+    def test_a_gpunode_recreated_meanwhile_is_left_for_the_next_round(self, stage: Stage) -> None:
+        """A Binding can still arrive whose reservation was on the old object."""
         stage.new_node("n")
 
         def made_anew() -> None:
@@ -785,16 +787,14 @@ class TestInitialise:
         assert stage.initialise("n") == ["n"]
         assert stage.calls.count("touch_pod") == 1
 
-    def test_a_pod_that_cannot_be_touched_keeps_no_node_from_pods(self, stage: Stage) -> None:
+    def test_a_pod_that_cannot_be_touched_does_not_block_the_node(self, stage: Stage) -> None:
         stage.new_node("n")
         stage.store.admit(pod("also"))
         stage.fault = once("touch_pod", "before", raises(StoreRejected))
         assert stage.initialise("n") == ["n"]
         assert stage.pod("also").annotation(TOUCHED)
 
-    def test_pods_are_touched_once_for_an_object_however_often_it_is_tried(
-        self, stage: Stage
-    ) -> None:
+    def test_pods_are_touched_once_per_gpunode(self, stage: Stage) -> None:
         stage.new_node("n")
         stage.fault = once("write_spec", "before", raises(OutcomeUnknown))
         with pytest.raises(OutcomeUnknown):
@@ -805,7 +805,7 @@ class TestInitialise:
 
     @pytest.mark.parametrize("answer", [StoreRejected, OutcomeUnknown])
     @pytest.mark.parametrize("operation", ["read_gpunode", "create_gpunode", "write_spec"])
-    def test_what_the_store_refuses_of_one_node_leaves_the_others_alone(
+    def test_a_rejected_write_of_one_node_does_not_affect_others(
         self, stage: Stage, operation: str, answer: type[StoreError]
     ) -> None:
         if operation != "create_gpunode":
@@ -816,15 +816,13 @@ class TestInitialise:
             stage.initialise("n", "m")
         assert stage.node("m").spec.initialised
 
-    def test_a_store_that_does_not_answer_is_not_asked_about_every_node(self, stage: Stage) -> None:
+    def test_the_round_ends_if_the_store_does_not_answer(self, stage: Stage) -> None:
         stage.fault = once("read_gpunode", "before", raises(StoreTimeout))
         with pytest.raises(StoreTimeout):
             stage.initialise("n", "m")
         assert stage.calls == ["read_gpunode"]
 
-    def test_an_object_created_by_another_replica_meanwhile_is_its_affair(
-        self, stage: Stage
-    ) -> None:
+    def test_a_gpunode_created_by_another_replica_is_left_to_it(self, stage: Stage) -> None:
         stage.new_node("m")
         stage.fault = once("create_gpunode", "before", lambda: stage.new_node("n"))
         assert stage.initialise("n", "m") == ["m"]
@@ -834,7 +832,7 @@ class TestInitialise:
     @pytest.mark.parametrize(
         "operation", ["read_gpunode", "create_gpunode", "list_pods", "touch_pod", "write_spec"]
     )
-    def test_whatever_is_lost_it_is_done_in_the_end(
+    def test_initialisation_completes_after_any_fault(
         self, stage: Stage, operation: str, when: str
     ) -> None:
         stage.new_node("m")
@@ -870,7 +868,7 @@ class TestInitialise:
             {f"uid-on-{name}"} for name in names
         ]
 
-    def test_others_have_their_turns_while_pods_are_looked_at(self, stage: Stage) -> None:
+    def test_initialisation_does_not_block_other_tasks(self, stage: Stage) -> None:
         stage.new_node("n")
         for number in range(2 * initialise.AT_ONCE + 1):
             stage.store.admit(pod(f"on-{number}", node="n"))
@@ -884,7 +882,7 @@ class TestInitialise:
         assert turns >= 3
         assert len(stage.reserved) == 2 * initialise.AT_ONCE + 1
 
-    def test_what_is_ready_is_left_alone(self, stage: Stage) -> None:
+    def test_an_initialised_node_is_not_changed(self, stage: Stage) -> None:
         stage.new_node("n", initialised=True)
         before = stage.node()
         assert stage.initialise("n") == []
@@ -892,9 +890,9 @@ class TestInitialise:
         assert stage.node() == before
 
 
-class TestLetGo:
+class TestRemoveFinalizer:
     @pytest.mark.parametrize("operation", ["read_gpunode", "remove_finalizer"])
-    def test_what_the_store_refuses_of_one_node_leaves_the_others_alone(
+    def test_a_rejected_write_of_one_node_does_not_affect_others(
         self, stage: Stage, operation: str
     ) -> None:
         for name in ("l", "m"):
@@ -907,8 +905,8 @@ class TestLetGo:
         assert stage.store.read_gpunode("m") is None
 
 
-class TestPromisedFigure:
-    def test_it_adds_up_what_is_promised(self, stage: Stage) -> None:
+class TestReservedBytes:
+    def test_it_adds_up_the_reservations(self, stage: Stage) -> None:
         stage.store.admit(pod("q", asked=4))
         stage.bind()
         assert stage.node().spec.reserved == "6"
@@ -931,7 +929,7 @@ class TestPromisedFigure:
 
 
 @pytest.mark.parametrize("stale", [None, "node", "pod"])
-def test_what_was_found_before_holds_for_what_it_was_found_of_alone(stale: str | None) -> None:
+def test_a_cached_decision_is_used_only_for_the_same_object(stale: str | None) -> None:
     stage = Stage()
     ask = stage.ask(stage.pod())
     if stale == "node":
@@ -951,8 +949,8 @@ def test_what_was_found_before_holds_for_what_it_was_found_of_alone(stale: str |
     assert (stage.pod().annotation(PLACEMENT) == "found") == (stale is None)
 
 
-def test_many_bind_one_node_at_once_and_none_gives_up() -> None:
-    """kube-scheduler has no bound on open binds, and packing sends them all to one node."""
+def test_many_concurrent_binds_of_one_node_all_succeed() -> None:
+    """kube-scheduler does not limit concurrent binds, and packing sends all to one node."""
     binders = 16
     store = EmbeddedStore(lambda events: None, lambda: 0.0)
     store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=GPUNodeSpec(initialised=True)))
@@ -979,7 +977,7 @@ def test_many_bind_one_node_at_once_and_none_gives_up() -> None:
         pytest.param(5, 1, id="and asks the store before it declines"),
     ],
 )
-def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads: int) -> None:
+def test_a_queued_bind_uses_the_latest_state_of_the_node(asked: int, reads: int) -> None:
     calls: list[str] = []
 
     async def both_bound() -> list[Outcome]:
@@ -1012,7 +1010,7 @@ def test_who_waited_for_its_turn_knows_what_became_of_the_node(asked: int, reads
     assert calls.count("read_gpunode") == reads
 
 
-def test_nothing_is_kept_of_a_node_on_which_nobody_is_promised_anything(stage: Stage) -> None:
+def test_no_state_is_kept_for_a_node_without_binds(stage: Stage) -> None:
     kept: list[set[str]] = []
     stage.fault = lambda operation, when: kept.append(
         set(stage.ledger.awaited.binder._batcher._queues)

@@ -1,4 +1,4 @@
-"""What nodes and pods go through: whoever may hold memory stays charged, and nobody else does."""
+"""Life cycles of nodes and pods: only pods that may hold memory are charged, and all of those."""
 
 import pytest
 
@@ -12,7 +12,7 @@ FULL = Reason.MEMORY_ON_ANY
 SAMPLES = 3
 
 
-def test_a_node_deleted_and_added_again_takes_pods_when_those_that_stayed_are_charged() -> None:
+def test_a_recreated_node_takes_pods_after_remaining_pods_are_charged() -> None:
     cluster = Cluster()
     cluster.create("p")
     assert cluster.bind("p") == Bound()
@@ -30,7 +30,7 @@ def test_a_node_deleted_and_added_again_takes_pods_when_those_that_stayed_are_ch
     assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
 
 
-def test_a_node_that_lost_its_pods_with_it_owes_nobody_anything() -> None:
+def test_a_node_deleted_with_its_pods_has_no_reservations() -> None:
     cluster = Cluster()
     cluster.create("p")
     cluster.bind("p")
@@ -45,8 +45,8 @@ def test_a_node_that_lost_its_pods_with_it_owes_nobody_anything() -> None:
     assert cluster.fits("24Gi") is None
 
 
-def test_a_bind_on_its_way_to_a_node_that_was_deleted_fails_or_is_charged() -> None:
-    """The promise was made on an object that is gone."""
+def test_a_bind_to_a_deleted_node_fails_or_is_charged() -> None:
+    """The reservation was made on an object that is deleted."""
     cluster = Cluster()
     late = cluster.create("p")
     cluster.remove_node()
@@ -60,7 +60,7 @@ def test_a_bind_on_its_way_to_a_node_that_was_deleted_fails_or_is_charged() -> N
     assert touched.metadata.resource_version != late.metadata.resource_version
 
 
-def test_gpus_of_other_names_are_charged_what_was_promised_on_the_old_ones() -> None:
+def test_renamed_gpus_are_charged_the_reservations_of_the_old_ones() -> None:
     """A GPU was replaced, or MIG made anew: a pod that waits can be given any of them."""
     cluster = Cluster(shared("a"), shared("b"))
     cluster.create("p")
@@ -75,7 +75,7 @@ def test_gpus_of_other_names_are_charged_what_was_promised_on_the_old_ones() -> 
     assert cluster.fits("8Gi") is None
 
 
-def test_fewer_gpus_hold_all_who_were_promised_some() -> None:
+def test_fewer_gpus_are_charged_all_reservations() -> None:
     cluster = Cluster(device("a"), device("b"))
     for name in ("p", "q"):
         cluster.create(name)
@@ -91,7 +91,7 @@ def test_fewer_gpus_hold_all_who_were_promised_some() -> None:
     assert cluster.reserved == {"p"}
 
 
-def test_after_a_reboot_pods_that_stay_are_charged_before_they_are_seen_again() -> None:
+def test_after_a_reboot_pods_are_charged_before_they_are_reported_again() -> None:
     cluster = Cluster(shared("a"), shared("b"))
     cluster.create("p")
     cluster.bind("p")
@@ -103,7 +103,7 @@ def test_after_a_reboot_pods_that_stay_are_charged_before_they_are_seen_again() 
     assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
 
 
-def test_a_pod_that_the_kubelet_turns_away_after_a_reboot_owes_nothing() -> None:
+def test_a_pod_rejected_by_the_kubelet_after_a_reboot_is_not_charged() -> None:
     cluster = Cluster()
     cluster.create("p")
     cluster.bind("p")
@@ -115,7 +115,7 @@ def test_a_pod_that_the_kubelet_turns_away_after_a_reboot_owes_nothing() -> None
 
 
 @pytest.mark.parametrize("i", range(2), ids=["by the one that bound it", "by the other"])
-def test_a_stateful_pod_made_again_at_once_is_charged_beside_the_one_before(i: int) -> None:
+def test_a_recreated_stateful_pod_is_charged_in_addition_to_the_old_one(i: int) -> None:
     """Same name, new uid; the containers of the first may run on."""
     cluster = Cluster()
     cluster.create("web-0", "10Gi", uid="first")
@@ -136,7 +136,7 @@ def test_a_stateful_pod_made_again_at_once_is_charged_beside_the_one_before(i: i
     assert cluster.bind("web-1") == Bound()
 
 
-def test_a_stateful_pod_that_ended_before_it_was_made_again_makes_room_for_it() -> None:
+def test_a_stateful_pod_that_ended_frees_memory_for_its_successor() -> None:
     cluster = Cluster()
     for uid in ("first", "second", "third"):
         cluster.create("web-0", "24Gi", uid=uid)
@@ -149,7 +149,7 @@ def test_a_stateful_pod_that_ended_before_it_was_made_again_makes_room_for_it() 
     assert cluster.reserved == set()
 
 
-def test_who_came_around_us_and_is_deleted_by_force_is_charged_while_it_runs() -> None:
+def test_a_force_deleted_unreserved_pod_is_charged_while_it_runs() -> None:
     cluster = Cluster()
     cluster.create("p", "20Gi", node="n")
     cluster.tidy()

@@ -1,5 +1,4 @@
-"""Binds of one replica that come to one node together are promised with one write, and none of them
-is harmed by what becomes of another."""
+"""Concurrent binds of one node are reserved with one write, and do not affect each other."""
 
 import asyncio
 import itertools
@@ -28,7 +27,7 @@ Deeds = dict[tuple[int, str], Callable[[], Awaitable[None]]]
 
 
 class Crowd:
-    """A node of 10 bytes with a bind that is being written, and who comes meanwhile."""
+    """A node of 10 bytes with a bind that is being written, and binds that arrive meanwhile."""
 
     def __init__(self) -> None:
         self.deeds: Deeds = {}
@@ -119,7 +118,7 @@ def all_of(count: int) -> list[str]:
     return [f"p{number}" for number in range(count)]
 
 
-def test_those_who_came_meanwhile_are_promised_with_one_write(crowd: Crowd) -> None:
+def test_queued_binds_are_reserved_with_one_write(crowd: Crowd) -> None:
     assert set(crowd.bind(2, 2, 2).values()) == {Bound()}
     assert crowd.calls["write_spec"] == 2
     assert crowd.written == [{"uid-p0"}, {f"uid-{name}" for name in all_of(4)}]
@@ -129,7 +128,7 @@ def test_those_who_came_meanwhile_are_promised_with_one_write(crowd: Crowd) -> N
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_the_next_is_fitted_beside_those_before_it(crowd: Crowd, held: bool) -> None:
+def test_each_bind_is_fitted_after_those_before_it(crowd: Crowd, held: bool) -> None:
     """1 and 5 of 10 bytes leave 4: not the next 5, but the 3 after it."""
     outcomes = crowd.bind(5, 5, 3, held=held)
     assert outcomes["p2"] == Declined(Reason.MEMORY_ON_ANY, "100")
@@ -137,7 +136,7 @@ def test_the_next_is_fitted_beside_those_before_it(crowd: Crowd, held: bool) -> 
     assert crowd.reservations.keys() == {"uid-p0", "uid-p1", "uid-p3"}
 
 
-def test_what_the_store_refuses_of_one_is_not_the_others_harm(crowd: Crowd) -> None:
+def test_a_rejected_bind_does_not_affect_the_others(crowd: Crowd) -> None:
     crowd.deeds = {(2, "before"): raises(StoreRejected), (4, "before"): raises(StoreRejected)}
     outcomes = crowd.bind(1, 1, 1)
     failed = [name for name, outcome in outcomes.items() if isinstance(outcome, Failed)]
@@ -148,7 +147,7 @@ def test_what_the_store_refuses_of_one_is_not_the_others_harm(crowd: Crowd) -> N
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", [StoreConflict, OutcomeUnknown, StoreTimeout])
-def test_whatever_becomes_of_the_write_all_are_promised_in_the_end(
+def test_all_binds_are_reserved_after_any_fault_of_the_write(
     crowd: Crowd, kind: type[Exception], when: str
 ) -> None:
     crowd.deeds = {(2, when): raises(kind)}
@@ -157,8 +156,8 @@ def test_whatever_becomes_of_the_write_all_are_promised_in_the_end(
     assert crowd.reservations.keys() == {f"uid-{name}" for name in all_of(4)}
 
 
-def test_nobody_is_declined_for_a_promise_that_was_not_made(crowd: Crowd) -> None:
-    """p2 has no room beside p1, which has none any more when the write turns out to be in vain."""
+def test_no_bind_is_declined_for_a_failed_reservation(crowd: Crowd) -> None:
+    """p2 does not fit with p1, but p1's write fails, so p2 fits."""
     looks = itertools.count()
 
     def once_only(asked: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -174,7 +173,7 @@ def test_nobody_is_declined_for_a_promise_that_was_not_made(crowd: Crowd) -> Non
     assert crowd.reservations.keys() == {"uid-p0", "uid-p2"}
 
 
-def test_a_fault_of_ours_about_one_is_raised_there(crowd: Crowd) -> None:
+def test_an_internal_error_is_raised_only_for_its_bind(crowd: Crowd) -> None:
     def faulty(asked: Pod, gpunode: GPUNode) -> Placement | Reason:
         if asked.metadata.name == "p2":
             raise ZeroDivisionError
@@ -187,7 +186,7 @@ def test_a_fault_of_ours_about_one_is_raised_there(crowd: Crowd) -> None:
     assert crowd.reservations.keys() == {"uid-p0", "uid-p1", "uid-p3"}
 
 
-def test_where_the_node_cannot_be_read_each_is_told(crowd: Crowd) -> None:
+def test_all_binds_fail_if_the_node_cannot_be_read(crowd: Crowd) -> None:
     on_the_way = crowd.on_the_way
 
     async def silent(operation: str, when: str) -> None:
@@ -202,8 +201,8 @@ def test_where_the_node_cannot_be_read_each_is_told(crowd: Crowd) -> None:
     assert crowd.reservations.keys() == {"uid-p0"}
 
 
-def test_two_attempts_for_one_pod_make_one_promise(crowd: Crowd) -> None:
-    """kube-scheduler gave up on the first and asks again."""
+def test_two_attempts_for_one_pod_make_one_reservation(crowd: Crowd) -> None:
+    """kube-scheduler timed out on the first attempt and retries."""
     shown = crowd.store.admit(pod("p1", asked=4))
     crowd.deeds[1, "after"] = lambda: crowd.comes(shown, 3)
     outcomes = crowd.bind(4)
@@ -211,8 +210,8 @@ def test_two_attempts_for_one_pod_make_one_promise(crowd: Crowd) -> None:
     assert crowd.reservations.keys() == {"uid-p0", "uid-p1"}
 
 
-def test_who_is_cancelled_keeps_nobody_from_a_promise(crowd: Crowd) -> None:
-    """As when this process is about to end; here p1, as it promises p2 as well."""
+def test_a_cancelled_bind_does_not_affect_the_others(crowd: Crowd) -> None:
+    """As at shutdown. Here p1 is cancelled while it also reserves p2."""
     pods = [crowd.store.admit(pod(f"p{i}", asked=2)) for i in range(3)]
 
     async def one_is_cancelled() -> None:

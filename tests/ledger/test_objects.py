@@ -1,4 +1,4 @@
-"""What a GPUNode is at the API server: how large, whose fields, and in whose turn it is written."""
+"""GPUNodes at the API server: size, unknown fields, and request priority."""
 
 import contextlib
 import copy
@@ -42,7 +42,7 @@ KUBELET_PODS = 110
 
 
 def full(devices: int, pods: int, candidates: int) -> GPUNode:
-    """A node that is as full as it gets, with names as long as those of real clusters."""
+    """Return a node at its limits, with names as long as in real clusters."""
     uuids = [f"GPU-{index:08x}-0f3a-4b2c-8d4e-7d8e9f0a1b2c" for index in range(devices)]
     uids = [f"{number:08x}-8d4e-4f5a-9b6c-7d8e9f0a1b2c" for number in range(pods)]
     reservations = {
@@ -99,7 +99,7 @@ def full(devices: int, pods: int, candidates: int) -> GPUNode:
         pytest.param(112, KUBELET_PODS, 112, 1024, id="112 MIG devices, pods as many as may be"),
     ],
 )
-def test_a_full_node_stays_below_what_etcd_takes(
+def test_a_full_node_stays_below_the_etcd_limit(
     devices: int, pods: int, candidates: int, most_kib: int
 ) -> None:
     size = len(encode_gpunode(full(devices, pods, candidates)))
@@ -142,7 +142,7 @@ def existing(plane: ControlPlane, name: str) -> Iterator[None]:
 
 
 def newer_crd() -> dict[str, Any]:
-    """The CRD of a version to come, in which every part has fields that we do not know."""
+    """The CRD of a future version, in which every part has unknown fields."""
     crd = copy.deepcopy(crd_manifest())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     reservation = schema["spec"]["properties"]["reservations"]["additionalProperties"]
@@ -162,7 +162,7 @@ def newer(plane: ControlPlane) -> Iterator[None]:
     put(crd_manifest()["spec"])
 
 
-def test_fields_of_a_newer_version_live_through_every_write_of_ours(
+def test_fields_of_a_newer_version_survive_our_writes(
     plane: ControlPlane, store: Blocking, newer: None
 ) -> None:
     theirs = {"to": "come"}
@@ -208,7 +208,7 @@ def test_fields_of_a_newer_version_live_through_every_write_of_ours(
     assert found["status"]["devices"] == []
 
 
-def test_as_many_pods_as_a_kubelet_takes_go_into_one_object_whoever_counts(
+def test_one_object_holds_the_maximum_of_pods_of_a_kubelet(
     plane: ControlPlane, store: Blocking, record_property: Callable[[str, object], None]
 ) -> None:
     """Also with what the API server adds to it, and where each could be on any of 112 devices."""
@@ -229,9 +229,7 @@ def test_as_many_pods_as_a_kubelet_takes_go_into_one_object_whoever_counts(
     assert size < ETCD_BYTES
 
 
-def test_a_node_that_etcd_does_not_take_keeps_what_it_had(
-    plane: ControlPlane, store: Blocking
-) -> None:
+def test_a_gpunode_too_large_for_etcd_is_not_changed(plane: ControlPlane, store: Blocking) -> None:
     with existing(plane, "full"):
         held = store.read_gpunode("full")
         assert held is not None
@@ -265,7 +263,7 @@ def flows(plane: ControlPlane) -> Iterator[dict[str, str]]:
         ("agent-of-the-tests", "headroom-agent", "headroom-reports"),
     ],
 )
-def test_reports_and_binds_wait_in_lines_of_their_own(
+def test_reports_and_binds_have_separate_priority_levels(
     plane: ControlPlane, flows: dict[str, str], token: str, schema: str, level: str
 ) -> None:
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=30.0)

@@ -1,4 +1,4 @@
-"""While we only observe every pod is bound as asked, and charged the truth."""
+"""In observe mode, every pod is bound as requested, and its actual use is charged."""
 
 import pytest
 
@@ -15,7 +15,7 @@ TROUBLES = (StoreConflict, StoreRejected, OutcomeUnknown, StoreTimeout)
 
 
 class Observing(Stage):
-    """Its ledger observes as long as ``observes`` is set."""
+    """A stage whose ledger is in observe mode while ``observes`` is set."""
 
     observes = True
 
@@ -48,13 +48,15 @@ def stage() -> Observing:
     return Observing()
 
 
-def test_a_pod_that_fits_is_bound_as_ever(stage: Observing) -> None:
+def test_a_pod_that_fits_is_bound_as_usual(stage: Observing) -> None:
     assert stage.bind(stage.ask(pod())) == Bound()
     assert stage.pod().annotation(PLACEMENT) == "6 on n"
     assert stage.charged("uid-p") == (6, [])
 
 
-def test_one_that_does_not_is_bound_and_charged_as_a_bystander_is(stage: Observing) -> None:
+def test_a_pod_that_does_not_fit_is_bound_and_charged_like_an_unreserved_pod(
+    stage: Observing,
+) -> None:
     stage.bind(stage.ask(pod()))
     stage.store.admit(pod("q"))
     assert stage.bind(stage.ask(pod("q"))) == Bound(despite=Reason.MEMORY_ON_ANY)
@@ -67,7 +69,7 @@ def test_one_that_does_not_is_bound_and_charged_as_a_bystander_is(stage: Observi
     assert stage.bind(stage.ask(pod("r", asked=1))) == Declined(Reason.MEMORY_ON_ANY)
 
 
-def test_a_node_that_is_not_initialised_is_charged_nothing_before_all_that_sits_there(
+def test_an_uninitialised_node_is_not_charged_before_its_pods(
     stage: Observing,
 ) -> None:
     stage.new_node("new")
@@ -78,15 +80,13 @@ def test_a_node_that_is_not_initialised_is_charged_nothing_before_all_that_sits_
     assert set(stage.node("new").spec.reservations) == {"uid-p"}
 
 
-def test_a_node_without_an_object_is_no_reason_to_wait(stage: Observing) -> None:
+def test_a_missing_gpunode_does_not_prevent_a_bind(stage: Observing) -> None:
     assert stage.bind(stage.ask(pod(), "unknown")) == Bound(despite=Reason.NO_REPORT)
     assert stage.pod().node == "unknown"
 
 
 @pytest.mark.parametrize("kind", TROUBLES)
-def test_a_ledger_that_cannot_be_written_is_none_either(
-    stage: Observing, kind: type[StoreError]
-) -> None:
+def test_a_failed_write_does_not_prevent_a_bind(stage: Observing, kind: type[StoreError]) -> None:
     def fault(operation: str, when: str) -> None:
         if (operation, when) == ("write_spec", "before"):
             raises(kind)()
@@ -101,7 +101,7 @@ def test_a_ledger_that_cannot_be_written_is_none_either(
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("operation", ["read_gpunode", "read_pod", "write_spec", "bind"])
 @pytest.mark.parametrize("full", [False, True])
-def test_whatever_goes_wrong_once_the_answer_is_the_truth(
+def test_after_any_fault_the_answer_matches_the_state(
     stage: Observing, kind: type[StoreError], when: str, operation: str, full: bool
 ) -> None:
     if full:

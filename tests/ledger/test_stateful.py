@@ -1,9 +1,9 @@
-"""Whatever happens in whatever order over a store in memory: nothing overcommitted, nothing leaked.
+"""Random sequences over an in-memory store: no overcommitment, and no leaked reservations.
 
-Binds come one after the other here, but each of their calls may be lost, or meet what somebody
-else does to the same pod just then. The parts are together as in the extender: the state that
-learns from the store's watch, the judge, the chores that suggest what to look into, the ledger.
-What the watch tells arrives when the machine says: the state is behind the store for that long.
+Binds run one after the other, but each of their calls can be lost or can conflict with another
+change of the same pod. The parts are wired as in the extender: the state that follows the store's
+watch, the judge, the controllers, and the ledger. The state machine decides when watch events
+arrive; until then, the state is behind the store.
 """
 
 import itertools
@@ -103,7 +103,7 @@ class Cluster(RuleBasedStateMachine):
             self.rival.bind(BindRequest("a", name, pod.metadata.uid, rivals[what], pod, None))
 
     def unhurt(self, work: Callable[[], object]) -> None:
-        """The fault is for the ledger."""
+        """Run without the fault, which is only for the ledger."""
         fault, self.fault = self.fault, None
         work()
         self.fault = fault
@@ -250,7 +250,7 @@ class Cluster(RuleBasedStateMachine):
         }
 
     def teardown(self) -> None:
-        """When all is quiet and the chores have run, nothing has leaked."""
+        """After all events are delivered and reconciled, no reservation is leaked."""
         self.fault = None
         for _ in range(2):
             self.wall_s += ORPHAN_AFTER_S + 1

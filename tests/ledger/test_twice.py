@@ -1,4 +1,4 @@
-"""Chores are done by any replica, twice, late or never: nothing comes of it but one result."""
+"""Reconciliation by any replica, twice, late or never, has the same result."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def an_ended_pod(cluster: Cluster) -> None:
 
 
 def an_orphan(cluster: Cluster) -> None:
-    """Promised, never bound, and old."""
+    """An old reservation of a pod that was never bound."""
     cluster.create("p")
     promise_only(cluster)
     cluster.clock.passed_s += ORPHAN_AFTER_S + 1
@@ -90,7 +90,7 @@ SCENES: dict[str, tuple[Callable[[Cluster], None], type]] = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_two_replicas_that_do_the_same_leave_what_one_leaves(scene: str) -> None:
+def test_two_replicas_have_the_same_result_as_one(scene: str) -> None:
     make, kind = SCENES[scene]
     alone, both, again = Cluster(), Cluster(), Cluster()
     for cluster in (alone, both, again):
@@ -114,7 +114,7 @@ def test_two_replicas_that_do_the_same_leave_what_one_leaves(scene: str) -> None
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_chores_that_one_replica_never_did_are_done_by_the_other(scene: str) -> None:
+def test_work_of_a_crashed_replica_is_done_by_the_other(scene: str) -> None:
     make, _ = SCENES[scene]
     alone, with_idler = Cluster(replicas=1), Cluster()
     for cluster in (alone, with_idler):
@@ -142,7 +142,7 @@ def replaced_meanwhile(cluster: Cluster) -> None:
 
 
 def seen_after_all(cluster: Cluster) -> None:
-    """It was shown to run, after the proof that it did not."""
+    """The pod is reported as running, after the proof that it was gone."""
     cluster.report(pods=[use("p", "a", GIB)])
 
 
@@ -157,10 +157,10 @@ def seen_after_all(cluster: Cluster) -> None:
         ("removal of who has left", seen_after_all, {"p"}),
     ],
 )
-def test_a_chore_that_comes_late_looks_again(
+def test_delayed_work_checks_the_state_again(
     scene: str, meanwhile: Callable[[Cluster], None], reserved: set[str]
 ) -> None:
-    """Replica a finds it, is stopped, and goes on when the world is another."""
+    """Replica a finds the work, is paused, and continues after the state has changed."""
     cluster = Cluster()
     SCENES[scene][0](cluster)
     found = cluster.found_by(0)
@@ -171,8 +171,8 @@ def test_a_chore_that_comes_late_looks_again(
     cluster.replicas[0].resume()
 
 
-def test_a_pod_bound_by_us_is_adopted_by_nobody() -> None:
-    """Its promise is there before its Binding, for whoever looks at the store."""
+def test_a_pod_bound_by_us_is_not_adopted() -> None:
+    """Its reservation is in the store before its Binding."""
     cluster = Cluster()
     cluster.replicas[1].paused = []
     cluster.create("p")

@@ -1,8 +1,8 @@
-"""Every way in which a kubelet and NVIDIA's plugin could hand out replicas, one after the other.
+"""Enumerates all ways in which a kubelet and NVIDIA's plugin can allocate replicas.
 
-Written from the plugin's source (facts/nvidia.md A.3: ``distributed`` as in v0.19.3, ``packed``
-transcribed from v0.20.0, which cannot be built here) and the kubelet's (A.4), and from nothing of
-ours. It knows no formula: it walks through all states that a small node can get into.
+Written from the source of the plugin (``distributed`` as in v0.19.3; ``packed`` transcribed from
+v0.20.0, which cannot be built here) and of the kubelet, and from no code of Headroom. It uses no
+formula: it visits all states that a small node can reach.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from itertools import combinations
 
 @dataclass(frozen=True)
 class Gpu:
-    """``leaving`` of its allocated replicas are of pods that are ending, one each."""
+    """A GPU; ``leaving`` of its allocated replicas belong to ending pods, one each."""
 
     total: int
     allocated: int = 0
@@ -44,8 +44,10 @@ class State:
 
 
 def answers(totals: Sequence[int], available: Sequence[int], policy: str) -> set[int]:
-    """The GPUs of which the plugin could take its next replica: whatever is first in some order
-    in which ``sort.Slice``, which is not stable, could leave the candidates."""
+    """Return the GPUs whose replica the plugin could allocate next.
+
+    ``sort.Slice`` is not stable: each candidate that can be first after sorting is included.
+    """
     candidates = [index for index, count in enumerate(available) if count > 0]
     if policy == "unknown":
         return set(candidates)
@@ -55,7 +57,7 @@ def answers(totals: Sequence[int], available: Sequence[int], policy: str) -> set
 
 
 def offers(node: Node, available: Sequence[int]) -> Iterator[list[int]]:
-    """What the kubelet may offer: all, or, where it aligns, the replicas of some NUMA nodes."""
+    """Return what the kubelet can offer: all, or with alignment the replicas of some NUMA nodes."""
     numas = sorted({gpu.numa for gpu in node.gpus})
     for size in range(1, len(numas) + 1) if node.aligned else [len(numas)]:
         for some in combinations(numas, size):
@@ -66,7 +68,7 @@ def offers(node: Node, available: Sequence[int]) -> Iterator[list[int]]:
 
 
 def admissions(node: Node, state: State, pod: int, count: int) -> set[State]:
-    """The pod is given ``count`` replicas, one after the other."""
+    """Return all states after the pod got ``count`` replicas, one after the other."""
     places: set[tuple[int, ...]] = {()}
     for _ in range(count):
         longer: set[tuple[int, ...]] = set()
@@ -82,7 +84,7 @@ def admissions(node: Node, state: State, pod: int, count: int) -> set[State]:
 
 
 def states(node: Node, counts: Sequence[int]) -> set[State]:
-    """All that can become of the node while pods that ask for these replicas are on their way."""
+    """Return all states of the node that unconfirmed pods with these requests can lead to."""
     start = State((0,) * len(node.gpus), (None,) * len(counts))
     found, fresh = {start}, [start]
     while fresh:
@@ -102,12 +104,12 @@ def states(node: Node, counts: Sequence[int]) -> set[State]:
 
 
 def could_get(node: Node, waiting: Sequence[int], count: int = 1) -> set[int]:
-    """The GPUs that a newcomer could be given, whatever became of the pods before it."""
+    """Return the GPUs that a new pod could get, in any state after the unconfirmed pods."""
     return {index for state in states(node, [*waiting, count]) for index in state.where[-1] or ()}
 
 
 def most_on(node: Node, waiting: Sequence[int]) -> list[int]:
-    """For each GPU, the most replicas of it that the pods on their way can be given."""
+    """Return for each GPU the most replicas that unconfirmed pods can get of it."""
     most = [0] * len(node.gpus)
     for state in states(node, waiting):
         given = [index for place in state.where if place for index in place]

@@ -1,7 +1,7 @@
-"""The equation and the rules of DESIGN sections 4 and 5 once more, as plainly as possible.
+"""A second, simple implementation of the equation and the rules of placement.
 
-Loops over Python integers, written from the text and not from ``extender.placement``, of which it
-imports nothing. It answers with every reason that applies; none means that the pod fits.
+It loops over Python integers, is written from the specification, and imports nothing of
+``extender.placement``. It returns every reason that applies; no reason means that the pod fits.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def reasons(
     reserve_bytes: int,
     tolerance_bytes: int,
 ) -> set[Reason]:
-    """Why the pod, whose annotations can be read, cannot be placed on the node."""
+    """Return all reasons why a valid pod does not fit on the node."""
     found: set[Reason] = set()
     for resource in resources_of(pod):
         devices = [d for d in status.devices if d.resource == resource]
@@ -81,7 +81,7 @@ def resources_of(pod: Pod) -> list[str]:
 
 
 def moments(pod: Pod) -> list[list[Container]]:
-    """Containers that run at the same time: at each init container, and at the end."""
+    """Return groups of containers that run at the same time: per init container, and one last."""
     found: list[list[Container]] = []
     sidecars: list[Container] = []
     for container in pod.spec.init_containers or []:
@@ -98,7 +98,7 @@ def most_replicas(pod: Pod, resource: str) -> int:
 
 
 def amount(pod: Pod, container: Container, count: int, on: Device, allocatable: int) -> int:
-    """Bytes of a container on one device, of which it may hold as many as ``count`` replicas."""
+    """Return the bytes of a container on one device, with up to ``count`` replicas of it."""
     text = pod.annotation(VRAM)
     asked = None if text is None else parse_vram(text).of(container.name)
     if isinstance(asked, Bytes):
@@ -160,7 +160,7 @@ def mps_reasons(
 
 
 def mates(d: Device, status: GPUNodeStatus) -> list[Device]:
-    """The devices of the same GPU instance, itself included: they share one memory."""
+    """Return the devices that share the memory of this one, itself included."""
     if d.kind != "mig" or not d.parent or d.gpu_instance is None:
         return [d]
     return [
@@ -185,7 +185,7 @@ def nonsense(d: Device, status: GPUNodeStatus) -> bool:
 
 
 def untold(d: Device, status: GPUNodeStatus) -> bool:
-    """Its driver does not say how much memory it has, and the agent calls it unhealthy for that."""
+    """Return whether the driver does not report the memory, and the agent marks it unhealthy."""
     unique = [other.uuid for other in status.devices].count(d.uuid) == 1
     return unique and d.memory_bytes <= 0 and not d.healthy
 
@@ -200,7 +200,7 @@ def sick(d: Device, status: GPUNodeStatus) -> bool:
 
 
 def may_have_a_free_replica(d: Device) -> bool:
-    """The plugin counts for itself: a count that cannot be right does not prove that none is."""
+    """An impossible replica count does not prove that no replica is free."""
     replicas = d.replicas
     return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0
 
@@ -212,12 +212,12 @@ def allocatable(d: Device, status: GPUNodeStatus, reserve_bytes: int) -> int:
 
 
 def observed_on(uid: str, d: Device, status: GPUNodeStatus) -> set[str]:
-    """The replicas of the device that the pod was seen to hold."""
+    """Return the replicas of the device that the report shows for the pod."""
     return {row.replica for row in status.pods if row.uid == uid and row.device == d.uuid}
 
 
 def missing(uid: str, resource: str, count: int, status: GPUNodeStatus) -> int:
-    """Replicas that a pod will still be given by the kubelet."""
+    """Return the reserved replicas that the report does not show yet."""
     seen = 0
     for uuid in {d.uuid for d in status.devices if d.resource == resource}:
         rows = {row.replica for row in status.pods if row.uid == uid and row.device == uuid}
@@ -252,8 +252,10 @@ def room(
     tolerance_bytes: int,
     count: int = 1,
 ) -> int:
-    """What a newcomer may count on, of whose replicas one is of ``d``: of those that wait, the
-    largest that can be there with it are."""
+    """Return the bytes that a new pod with a replica of ``d`` can use.
+
+    The largest unconfirmed pods that can be on the device together with it are subtracted.
+    """
     memory = mates(d, status)
     uuids = {mate.uuid for mate in memory}
     rows = [row for row in status.pods if row.device in uuids]
@@ -291,19 +293,19 @@ def room(
             waiting.append(asked)
     before, after = (places_for(d, status, reservations, newcomer) for newcomer in (0, count))
     if any(may_have_a_free_replica(mate) for mate in memory):
-        # One of the places is the newcomer's; and whoever is left without one may take it first.
+        # The new pod needs one place. The largest pod without a place may take it instead.
         others = sorted(waiting, reverse=True)
-        besides, left_out = others[: after - 1], others[after - 1 : after]
-        taken += sum(besides)
-        in_its_stead = max(left_out, default=0)
+        counted, left_out = others[: after - 1], others[after - 1 : after]
+        taken += sum(counted)
+        left_out_bytes = max(left_out, default=0)
     else:
         taken += sum(sorted(waiting, reverse=True)[:before])
-        in_its_stead = 0
-    stray_rows: dict[str, list[PodUse]] = {}
+        left_out_bytes = 0
+    unreserved_rows: dict[str, list[PodUse]] = {}
     for row in rows:
         if row.uid not in reservations:
-            stray_rows.setdefault(row.uid, []).append(row)
-    unobserved_pods = sum(measured(own) for own in stray_rows.values() if all_known(own))
+            unreserved_rows.setdefault(row.uid, []).append(row)
+    unobserved_pods = sum(measured(own) for own in unreserved_rows.values() if all_known(own))
     used = max(mate.used_bytes for mate in memory)
     if any(mate.unattributed_bytes is None for mate in memory) or not all_known(rows):
         unattributed = max(0, used - explained - unobserved_pods)
@@ -313,26 +315,29 @@ def room(
         unattributed = 0
     unattributed = max(0, unattributed - tolerance_bytes)
     left = allocatable(d, status, reserve_bytes) - taken - unobserved_pods - unattributed
-    return left - in_its_stead if in_its_stead > left else left
+    return left - left_out_bytes if left_out_bytes > left else left
 
 
 def places_for(
     d: Device, status: GPUNodeStatus, reservations: Mapping[str, Reservation], count: int
 ) -> int:
-    """How many of the pods that wait, and of a newcomer that asks for ``count`` replicas, a memory
-    can take, whatever the plugin does: as many as have replicas to come, as are free there; and
-    who holds an allocated one that the report gives to nobody may be among them."""
+    """Return how many unconfirmed replicas a memory can get, for any choice of the plugin.
+
+    Replicas of a new pod with ``count`` replicas are included. Limits are the free replicas, and
+    allocated replicas without a known pod, which an unconfirmed pod may hold. Reservations under a
+    former UUID of a device are added.
+    """
     places = 0
     for mate in mates(d, status):
-        on_their_way = unobserved(mate.resource, status, reservations) + (
+        unconfirmed = unobserved(mate.resource, status, reservations) + (
             count if count < 2 else 10**6
         )
         free = max(mate.replicas.free, 0)
         if impossible_count(mate):
             free = 10**6 if may_have_a_free_replica(mate) else 0
         held = {(row.uid, row.replica) for row in status.pods if row.device == mate.uuid}
-        nobodys = max(0, mate.replicas.allocated - len(held))
-        places += min(on_their_way, free) + nobodys
+        unexplained = max(0, mate.replicas.allocated - len(held))
+        places += min(unconfirmed, free) + unexplained
         places += sum(
             1
             for uid, reservation in reservations.items()
@@ -345,7 +350,7 @@ def places_for(
 
 
 def renamed(charge: Charge, d: Device, status: GPUNodeStatus) -> bool:
-    """Whether the device had another name when it was promised."""
+    """Return whether the device had another UUID when it was reserved."""
     return next(o for o in reversed(status.devices) if o.uuid == d.uuid).resource != charge.resource
 
 

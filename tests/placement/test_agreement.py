@@ -1,4 +1,4 @@
-"""What must hold for every node and pod, tried on random ones."""
+"""Properties that hold for every node and pod, tested with random ones."""
 
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ fleets = st.lists(worlds(), min_size=1, max_size=5)
 
 @settings(max_examples=examples(700), deadline=None)
 @given(worlds(), pods())
-def test_fit_agrees_with_the_oracle(world: World, asked: Pod) -> None:
+def test_fit_matches_the_oracle(world: World, asked: Pod) -> None:
     _, verdicts = judged(asked, world.weighed())
     reason = verdicts.reason(0)
     expected = oracle.reasons(
@@ -39,7 +39,7 @@ def test_fit_agrees_with_the_oracle(world: World, asked: Pod) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(worlds(), pods())
-def test_room_is_what_the_oracle_says(world: World, asked: Pod) -> None:
+def test_headroom_matches_the_oracle(world: World, asked: Pod) -> None:
     snap, verdicts = judged(asked, world.weighed())
     for slot, device in enumerate(world.status.devices):
         if oracle.contradictory(device, world.status):
@@ -58,7 +58,9 @@ def test_room_is_what_the_oracle_says(world: World, asked: Pod) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(fleets, st.sampled_from(["1M", "1Gi", "6Gi", "12Gi", "24Gi", "1Ti"]))
-def test_asking_for_less_never_loses_a_node(fleet: list[World], largest: str) -> None:
+def test_a_smaller_request_fits_on_at_least_the_same_nodes(
+    fleet: list[World], largest: str
+) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
     sizes = ["1M", "1Gi", "6Gi", "12Gi", "24Gi", "1Ti"]
     asked = reversed(sizes[: sizes.index(largest) + 1])
@@ -68,7 +70,7 @@ def test_asking_for_less_never_loses_a_node(fleet: list[World], largest: str) ->
 
 @settings(max_examples=examples(200), deadline=None)
 @given(fleets, pods())
-def test_the_explanation_agrees_with_filter(fleet: list[World], asked: Pod) -> None:
+def test_the_explanation_matches_filter(fleet: list[World], asked: Pod) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
     verdicts = judged(asked, *nodes)[1]
     told = explain(verdicts, Weights(), nearest=len(nodes))
@@ -114,7 +116,7 @@ def test_columns_equal_the_terms(fleet: list[World]) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(fleets, pods(), st.randoms(use_true_random=False))
-def test_rows_are_judged_alike_alone_and_together_and_in_any_order(
+def test_verdicts_do_not_depend_on_other_rows_or_their_order(
     fleet: list[World], asked: Pod, random: object
 ) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
@@ -144,7 +146,7 @@ def test_rows_are_judged_alike_alone_and_together_and_in_any_order(
     st.sampled_from(["pack", "spread"]),
     st.randoms(use_true_random=False),
 )
-def test_one_node_wins_whatever_the_order(
+def test_the_best_node_does_not_depend_on_the_order(
     fleet: list[World], vram: str, policy: str, random: object
 ) -> None:
     # Equal nodes are the hard case: each world stands twice.

@@ -1,4 +1,4 @@
-"""Full or fragmented, and where what is left lies."""
+"""Whether a fleet is full or fragmented, and where its headroom is."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.builders import DISTRIBUTED, GIB, judged, mig, reservation, shared, u
 
 
 def taken(uuid: str, gib: int, free: int = 3) -> NodeTerms:
-    """A node named like its device, of whose 24 GiB so many are taken by one pod."""
+    """Return a node with one 24 GiB device, on which one pod uses this many GiB."""
     return weighed(
         shared(uuid, free=free, allocated=4 - free, used_bytes=gib * GIB),
         name=uuid,
@@ -20,7 +20,7 @@ def taken(uuid: str, gib: int, free: int = 3) -> NodeTerms:
     )
 
 
-def test_room_is_counted_with_what_lies_where_nobody_can_be_put() -> None:
+def test_headroom_includes_stranded_memory() -> None:
     found = space(judged("8Gi", taken("a", 4), taken("b", 20), taken("c", 10, free=0))[1])
     assert (found.open_nodes, found.closed_nodes, found.fitting_nodes) == (3, 0, 1)
     assert found.headroom_bytes == (20 + 4 + 14) * GIB
@@ -70,18 +70,20 @@ def test_room_is_counted_with_what_lies_where_nobody_can_be_put() -> None:
         ),
     ],
 )
-def test_why_no_such_pod_fits(fleet: list[NodeTerms], fullness: str, sentence: str) -> None:
+def test_the_reason_why_no_pod_of_that_size_fits(
+    fleet: list[NodeTerms], fullness: str, sentence: str
+) -> None:
     found = space(judged("8Gi", *fleet)[1])
     assert (found.fullness, capacity_summary(found, 0, at_least=False)) == (fullness, sentence)
 
 
-def test_memory_of_closed_nodes_is_told_apart() -> None:
+def test_memory_of_ineligible_nodes_is_counted_separately() -> None:
     found = space(judged("8Gi", taken("a", 4), weighed(shared(), fresh_until_s=0.0))[1])
     assert (found.open_nodes, found.closed_nodes, found.closed_bytes) == (1, 1, 24 * GIB)
     assert found.headroom_bytes == 20 * GIB
 
 
-def test_replicas_that_pods_on_their_way_wait_for_are_nobodys() -> None:
+def test_replicas_for_unconfirmed_pods_are_not_free() -> None:
     waiting = {f"u{n}": reservation({"a": GIB}) for n in range(2)}
     node = weighed(shared("a", free=2, allocated=2), reservations=waiting, plugin=DISTRIBUTED)
     found = space(judged("8Gi", node)[1])
@@ -93,7 +95,7 @@ def test_memory_that_instances_share_is_counted_once() -> None:
     assert space(judged("1Gi", weighed(*instances))[1]).headroom_bytes == 10 * GIB
 
 
-def test_each_make_of_device_has_its_largest_request() -> None:
+def test_the_largest_request_is_per_device_model() -> None:
     big = weighed(
         shared("A", model="A100", memory_bytes=80 * GIB, replicas=Replicas(free=4)), name="big"
     )

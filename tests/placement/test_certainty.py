@@ -1,4 +1,4 @@
-"""What a node is said to be, against everything that the plugin could do with it."""
+"""The certainty of a node, compared with all possible choices of the plugin."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tests.placement import brute
 
 @dataclass(frozen=True)
 class World:
-    """Sizes are in GiB; one replica each."""
+    """A node with unconfirmed pods. Sizes are in GiB; each pod has one replica."""
 
     node: brute.Node
     memory: int
@@ -58,7 +58,7 @@ class World:
         )
 
     def loads(self, waiting: Sequence[int]) -> Iterator[list[int]]:
-        """What each GPU holds, for each way to give every pod any free replica, or none."""
+        """Yield the load of each GPU, for all ways to give each pod a free replica or none."""
         nowhere = len(self.node.gpus)
         for places in product(range(nowhere + 1), repeat=len(waiting)):
             loads = [
@@ -101,16 +101,14 @@ def worlds(draw: DrawFn) -> World:
 
 @settings(max_examples=examples(500), deadline=None)
 @given(worlds())
-def test_exact_is_said_exactly_where_the_next_pod_has_no_choice(world: World) -> None:
+def test_a_node_is_exact_only_if_the_next_pod_has_one_candidate(world: World) -> None:
     could = brute.could_get(world.node, [1] * len(world.waiting))
     assert (world.certainty() == "exact") == (len(could) <= 1)
 
 
 @settings(max_examples=examples(1000), deadline=None)
 @given(worlds(), st.integers(0, 3))
-def test_slot_safe_is_where_nothing_the_plugin_could_do_overcommits(
-    world: World, more: int
-) -> None:
+def test_a_slot_safe_node_cannot_be_overcommitted_by_the_plugin(world: World, more: int) -> None:
     left = [world.memory - taken for taken in world.unattributed]
     pairs = list(zip(world.node.gpus, left, strict=True))
     fits = all(
@@ -127,8 +125,8 @@ def test_slot_safe_is_where_nothing_the_plugin_could_do_overcommits(
         assert all(max(loads) <= world.memory for loads in world.loads(crowd))
 
 
-def test_where_it_is_not_slot_safe_something_may_overcommit() -> None:
-    """The rule would be empty if nothing could go wrong without it."""
+def test_a_node_that_is_not_slot_safe_can_be_overcommitted() -> None:
+    """The rule would be useless if other nodes were never overcommitted."""
     node = brute.Node((brute.Gpu(2), brute.Gpu(2)))
     assert World(node, 8, (0, 0), ((), ()), (4, 4)).certainty() == "slot-safe"
     unsafe = World(node, 8, (0, 0), ((), ()), (5, 4))
@@ -139,15 +137,15 @@ def test_where_it_is_not_slot_safe_something_may_overcommit() -> None:
     assert not by_strangers.everything_is_safe()
 
 
-def test_instances_that_share_a_memory_share_its_parts() -> None:
-    """Two compute instances: each pod fits by itself, both do not."""
+def test_instances_that_share_a_memory_are_judged_together() -> None:
+    """Two compute instances: each pod fits alone, but not both."""
     instances = [mig("a", 1, memory_bytes=20 * GIB), mig("b", 1, memory_bytes=20 * GIB)]
     for gib, expected in ((10, "slot-safe"), (15, "predicted")):
         on_its_way = {"p": reservation({"a": gib * GIB, "b": gib * GIB})}
         assert certainty(weighed(*instances, reservations=on_its_way)) == expected
 
 
-def test_measured_use_counts_as_a_request_does() -> None:
+def test_measured_use_counts_like_a_request() -> None:
     held = {"p": reservation({"D0": GIB})}
     devices = [shared(f"D{n}", free=3 + n, allocated=1 - n) for n in range(2)]
     for used_gib, expected in ((6, "slot-safe"), (7, "predicted")):

@@ -1,4 +1,4 @@
-"""One node's devices: what its report says that the plugin could do with them."""
+"""Which devices of a node the plugin can choose next, from the node's report."""
 
 import pytest
 
@@ -29,7 +29,7 @@ PACKED = Plugin(allocation_policy="packed", topology_manager_policy="none")
 
 
 def held(uuid: str, count: int, **other: object) -> object:
-    """Four replicas, so many of them allocated."""
+    """Return a device with four replicas, of which this many are allocated."""
     return shared(uuid, free=4 - count, allocated=count, **other)
 
 
@@ -57,7 +57,7 @@ def next_ones(weighed: tuple[DeviceTerms, ...], count: int = 1) -> list[str]:
         pytest.param(Plugin(), ["a", "b"], id="unknown: any with a free one"),
     ],
 )
-def test_the_policy_decides(plugin: Plugin, expected: list[str]) -> None:
+def test_candidates_follow_the_plugin_policy(plugin: Plugin, expected: list[str]) -> None:
     devices = held("a", 2), held("b", 1), held("c", 4)
     found = weigh(*devices, pods=rows(a=2, b=1, c=4), plugin=plugin)
     assert next_ones(found) == expected
@@ -68,7 +68,7 @@ def test_an_unhealthy_replica_counts_as_allocated() -> None:
     assert next_ones(weigh(shared("a"), sick)) == ["a"]
 
 
-def test_pods_on_their_way_push_the_next_one_on() -> None:
+def test_unconfirmed_pods_shift_the_next_choice() -> None:
     devices = held("a", 0), held("b", 1), held("c", 3)
     for on_their_way, expected in (
         (0, ["a"]),
@@ -81,12 +81,12 @@ def test_pods_on_their_way_push_the_next_one_on() -> None:
         assert next_ones(found) == expected, on_their_way
 
 
-def test_the_second_container_can_be_given_what_the_first_cannot() -> None:
+def test_the_second_container_can_get_other_devices_than_the_first() -> None:
     found = weigh(held("a", 0), held("b", 1), held("c", 3), pods=rows(b=1, c=3))
     assert [next_ones(found, count) for count in (1, 2, 6)] == [["a"], ["a", "b"], ["a", "b", "c"]]
 
 
-def test_a_pod_that_is_ending_is_there_or_gone() -> None:
+def test_an_ending_pod_may_or_may_not_hold_its_replica() -> None:
     devices, pods = (held("a", 1), held("b", 1), held("c", 4)), rows(a=1, b=1, c=4)
     assert next_ones(weigh(*devices, pods=pods)) == ["a", "b"]
     assert next_ones(weigh(*devices, pods=pods, leaving={"s-c-0"})) == ["a", "b"]
@@ -94,8 +94,8 @@ def test_a_pod_that_is_ending_is_there_or_gone() -> None:
     assert next_ones(weigh(*devices, pods=pods, leaving=ending)) == ["a", "b", "c"]
 
 
-def test_the_memory_of_a_pod_that_is_ending_goes_with_its_replica() -> None:
-    """The kubelet gives a whole device on only when the pod before has ended."""
+def test_the_memory_of_an_ending_pod_is_released_with_its_replica() -> None:
+    """The kubelet allocates a whole device again only after its pod has ended."""
     taken = device("a", replicas=Replicas(allocated=1))
     how = {"pods": [use("u", "a")], "reservations": {"u": reservation({"a": 24 * GIB})}}
     (ends, _) = weigh(taken, device("b"), leaving={"u"}, **how)
@@ -104,7 +104,7 @@ def test_the_memory_of_a_pod_that_is_ending_goes_with_its_replica() -> None:
     assert stays.first is None
 
 
-def test_of_the_pods_that_are_ending_the_smallest_goes_first() -> None:
+def test_the_smallest_ending_pod_is_assumed_to_end_first() -> None:
     full = shared("a", free=0, allocated=2)
     sizes = {"small": 2, "large": 20}
     (found,) = weigh(
@@ -124,7 +124,7 @@ def test_of_the_pods_that_are_ending_the_smallest_goes_first() -> None:
         pytest.param("", ["a", "c"], id="not known, so those of either"),
     ],
 )
-def test_where_the_kubelet_aligns_each_numa_node_has_a_next_one(
+def test_each_numa_node_has_a_next_choice_if_the_kubelet_aligns(
     policy: str, expected: list[str]
 ) -> None:
     devices = held("a", 0, numa_node=0), held("b", 1, numa_node=0), held("c", 2, numa_node=1)
@@ -132,7 +132,7 @@ def test_where_the_kubelet_aligns_each_numa_node_has_a_next_one(
     assert next_ones(weigh(*devices, pods=rows(b=1, c=2), plugin=plugin)) == expected
 
 
-def test_any_means_every_device_of_the_resource_with_everybody_on_it() -> None:
+def test_any_means_all_unconfirmed_pods_on_every_device() -> None:
     reservations = {f"u{n}": reservation({"a": 2 * GIB}) for n in range(3)}
     devices = held("a", 0), held("b", 4), held("c", 1, resource="other")
     found = weigh(
@@ -142,8 +142,8 @@ def test_any_means_every_device_of_the_resource_with_everybody_on_it() -> None:
     assert [term.free_bytes for term in found] == [18 * GIB, 18 * GIB, 24 * GIB]
 
 
-def test_who_could_hold_an_unexplained_replica_is_charged_there() -> None:
-    """The report counts a replica of c as allocated, and does not say by whom."""
+def test_a_pod_that_could_hold_an_unexplained_replica_is_charged_there() -> None:
+    """The report counts a replica of c as allocated, without its pod."""
     reservations = {"u": reservation({"a": 2 * GIB}), "v": reservation({"a": 3 * GIB})}
     devices = held("a", 0), held("b", 0), held("c", 4)
     found = weigh(*devices, pods=rows(c=4), reservations=reservations)
@@ -152,22 +152,22 @@ def test_who_could_hold_an_unexplained_replica_is_charged_there() -> None:
     assert [term.unconfirmed_bytes for term in found] == [3 * GIB, 3 * GIB, 3 * GIB]
 
 
-def test_counts_that_cannot_be_true_say_nothing_of_the_order() -> None:
+def test_impossible_counts_do_not_determine_the_order() -> None:
     wrong = shared("c", replicas=Replicas(free=1, allocated=-1))
     assert next_ones(weigh(held("a", 0), held("b", 3), wrong, pods=rows(b=3))) == ["a", "b", "c"]
     twice = held("a", 0), held("b", 3), held("b", 3)
     assert next_ones(weigh(*twice, pods=rows(b=3))) == ["a", "b", "b"]
 
 
-def test_a_device_that_was_renamed_can_be_given_to_those_it_was_promised_to() -> None:
+def test_a_renamed_device_stays_a_candidate_of_its_reservations() -> None:
     reservations = {"u": reservation({"a": 5 * GIB}, resource="before")}
     (found,) = weigh(held("a", 0), reservations=reservations)
     assert found.unconfirmed_bytes == 5 * GIB
     assert found.free_bytes == 19 * GIB
 
 
-def test_a_pod_pushed_on_by_a_later_one_asks_there_for_what_is_noted() -> None:
-    """a gets the next pod, and b, which is larger, the one after: whichever comes first."""
+def test_a_pod_shifted_by_a_later_one_needs_its_noted_bytes_there() -> None:
+    """a is the next choice and b, which is larger, the one after it."""
     small, large = held("a", 0), held("b", 1, memory_bytes=48 * GIB)
     how = {"pods": rows(b=1), "plugin": DISTRIBUTED}
     snap, verdicts = judged("50%", weighed(small, large, **how))  # type: ignore[arg-type]
@@ -179,8 +179,8 @@ def test_a_pod_pushed_on_by_a_later_one_asks_there_for_what_is_noted() -> None:
     )
 
 
-def test_a_small_pod_is_refused_that_could_push_a_large_one_to_where_it_has_no_room() -> None:
-    """Alone, the large one gets D0, which holds nothing; with another before it, D1 too."""
+def test_a_small_pod_is_rejected_if_it_could_shift_a_large_one_to_a_full_device() -> None:
+    """Alone, the large pod gets the empty D0; after another pod, it can get D1."""
     uses = [use("s", "D1", replica="0")]
     large = {"s": reservation({"D1": 20 * GIB}), "u": reservation({"D0": 8 * GIB})}
     devices = held("D0", 0), held("D1", 1)
@@ -192,9 +192,9 @@ def test_a_small_pod_is_refused_that_could_push_a_large_one_to_where_it_has_no_r
     assert judged("1Gi", node)[1].fits[0]
 
 
-def test_a_pod_of_two_containers_makes_way_for_one_more_than_a_pod_of_one() -> None:
-    """D0 gets the first pick, D1 the next or the one after, D0 again: with one container on D1 the
-    other can be the third on D0."""
+def test_a_pod_with_two_containers_shifts_the_choice_by_two() -> None:
+    """D0 is the first choice, then D1 or D0. With one container on D1, the other one can be the
+    third on D0."""
     devices = held("D0", 0), held("D1", 1)
     both = {f"u{n}": reservation({"D0": 12 * GIB, "D1": 12 * GIB}) for n in range(2)}
     node = weighed(
@@ -220,7 +220,7 @@ class TestSeveralReplicasForOneContainer:
             pytest.param("mps", False, True, id="unless told otherwise, with MPS"),
         ],
     )
-    def test_it_is_refused_where_the_plugin_refuses_it(
+    def test_it_is_rejected_if_the_plugin_rejects_it(
         self, sharing: str, rejects: bool | None, fits: bool
     ) -> None:
         plugin = Plugin(fail_requests_greater_than_one=rejects)
@@ -258,7 +258,7 @@ class TestWords:
             ),
         ],
     )
-    def test_every_device_says_why(self, found: DeviceTerms, words: str) -> None:
+    def test_every_device_has_its_reason(self, found: DeviceTerms, words: str) -> None:
         assert words in because(found)
 
     @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ class TestWords:
             ),
         ],
     )
-    def test_every_node_says_how_sure_it_is(
+    def test_every_node_has_its_certainty(
         self, weighed_devices: tuple[DeviceTerms, ...], expected: str
     ) -> None:
         assert certainty(NodeTerms("n", None, FRESH_S, weighed_devices)) == expected

@@ -1,9 +1,8 @@
-"""A node over time: pods are bound, admitted in any order, observed late, end and let go.
+"""A node over time: pods are bound, admitted in any order, reported late, and end.
 
-The kubelet and the plugin of this test are those of ``brute``; what reaches us of them is the last
-report and which pods the API server still knows as running. On a node whose devices are predicted,
-what DESIGN section 5 calls a surprise happens only while nobody is on the way; on one where any
-device must have room, everything may happen at any time.
+Kubelet and plugin are those of ``brute``. The extender sees only the last report and which pods the
+API server shows as running. If devices are predicted, unexpected events happen only while no pod is
+unconfirmed. If the pod must fit on every device, they can happen at any time.
 """
 
 from collections import Counter
@@ -34,7 +33,7 @@ REPLICAS = 4
 
 @dataclass
 class Running:
-    """A pod that was bound; sizes are in GiB, one container each."""
+    """A bound pod with one container; sizes are in GiB."""
 
     sizes: tuple[int, ...]
     #: GPU of each container, once admitted.
@@ -45,7 +44,7 @@ class Running:
     sees: frozenset[int] | None = None
 
     def loads(self) -> Iterator[tuple[int, int]]:
-        """(GPU, GiB) of each container, where it can take memory once it is admitted."""
+        """Return (GPU, GiB) of each container that can use memory after admission."""
         for size, given in zip(self.sizes, self.where, strict=False):
             for index in self.sees or (given,):
                 yield index, size
@@ -142,7 +141,7 @@ class Churn(RuleBasedStateMachine):
 
     @rule()
     def observe(self) -> None:
-        """The agent reports; what ended before is taken out of the ledger."""
+        """The agent reports; reservations of pods that ended before are removed."""
         taken = self.taken()
         rows = [
             self.row(uid, index, number)
@@ -166,7 +165,7 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: self.sitting and self.nobody_is_surprised())
     @rule(data=st.data(), at_once=st.booleans())
     def end(self, data: DataObject, at_once: bool) -> None:
-        """It is deleted, or it finishes by itself, which frees its replica at once."""
+        """Delete the pod, or let it finish, which frees its replica immediately."""
         uid = data.draw(st.sampled_from(self.sitting), label="ends")
         self.pods[uid].ending = True
         if at_once:

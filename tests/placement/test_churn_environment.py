@@ -1,7 +1,7 @@
-"""The same node, with pods whose own NVIDIA_VISIBLE_DEVICES decides where their memory is.
+"""A node over time, with pods whose own NVIDIA_VISIBLE_DEVICES decides which devices they use.
 
-What the plugin hands them counts for its next choice; their memory is where their variable says,
-seen there by the process table or, in some runs, by nobody.
+The replica that the plugin allocates affects its next choice. The memory is on the devices of the
+variable, where the process table shows it, or in some runs does not.
 """
 
 from hypothesis import settings

@@ -42,7 +42,7 @@ TWO = (container("a"), container("b"))
 
 
 def pinned(vram: str, *containers: Container, **other: Any) -> Pod:
-    """A pod whose containers all follow their placement."""
+    """Return a pod whose containers all use the chosen device by NVIDIA_VISIBLE_DEVICES."""
     given = containers or (container(),)
     return pod(vram, *(following(each, i) for i, each in enumerate(given)), **other)
 
@@ -58,7 +58,7 @@ def verdict(asked: Pod, node: NodeTerms) -> Reason | Placement:
 
 
 def chosen(asked: Pod, node: NodeTerms) -> dict[str, int]:
-    """What is charged for certain, by device."""
+    """Return the reserved bytes by device."""
     placement = verdict(asked, node)
     assert isinstance(placement, Placement), placement
     (charge,) = placement.charges
@@ -67,13 +67,13 @@ def chosen(asked: Pod, node: NodeTerms) -> dict[str, int]:
 
 
 def filled(uuid: str, used_gib: int, **other: Any) -> Any:
-    """A device of 24 GiB and 4 replicas of which strangers use so much."""
+    """Return a device with 24 GiB and 4 replicas, with this much unattributed use."""
     used = used_gib * GIB
     return shared(uuid, used_bytes=used, unattributed_bytes=used, **other)
 
 
 def held(candidates: Mapping[str, int]) -> Reservation:
-    """The promise to a pod whose own variable decides."""
+    """Return the reservation of a pod whose own variable decides."""
     plain = reservation({})
     (charge,) = plain.charges
     sizes = {uuid: gib * GIB for uuid, gib in candidates.items()}
@@ -82,7 +82,7 @@ def held(candidates: Mapping[str, int]) -> Reservation:
 
 
 class TestPinned:
-    """The device is ours to choose."""
+    """Pods that use the device that we choose."""
 
     node = weighed(filled("a", 2), filled("b", 10), filled("c", 20), pins=True, tolerance_bytes=0)
 
@@ -100,7 +100,7 @@ class TestPinned:
         assert chosen(asked, self.node) == {device: gib * GIB}
 
     @pytest.mark.parametrize("policy", ["pack", "spread"])
-    def test_of_equally_full_ones_the_quieter_is_chosen(self, policy: str) -> None:
+    def test_of_equally_full_devices_the_idlest_is_chosen(self, policy: str) -> None:
         busy = [
             filled(uuid, 10, sm_activity=SmActivity(ratio, "gpm"))
             for uuid, ratio in (("a", 0.9), ("b", 0.2), ("c", 0.5))
@@ -119,7 +119,7 @@ class TestPinned:
             pytest.param({"sharing": "none", "replicas": Replicas(free=1)}, {}, id="not shared"),
         ],
     )
-    def test_a_device_that_will_not_do_is_left_out(
+    def test_an_unsuitable_device_is_not_chosen(
         self, worse: dict[str, Any], annotations: dict[str, str]
     ) -> None:
         idle = {"sm_activity": SmActivity(0.1, "gpm")}
@@ -168,10 +168,10 @@ class TestPinned:
             ),
         ],
     )
-    def test_refusals(self, asked: Pod, node: NodeTerms, reason: Reason) -> None:
+    def test_rejections(self, asked: Pod, node: NodeTerms, reason: Reason) -> None:
         assert verdict(asked, node) is reason
 
-    def test_where_nobody_looks_at_the_variable_the_plugin_chooses(self) -> None:
+    def test_the_plugin_chooses_if_the_runtime_ignores_the_variable(self) -> None:
         node = weighed(shared("a"), shared("b"), obeys_environment=False)
         placement = verdict(pinned("4Gi"), node)
         assert isinstance(placement, Placement)
@@ -179,7 +179,7 @@ class TestPinned:
         assert not charge.by_environment
         assert charge.candidates == {"a": 4 * GIB, "b": 4 * GIB}
 
-    def test_its_containers_are_together_on_one_device(self) -> None:
+    def test_all_containers_get_the_same_device(self) -> None:
         node = weighed(filled("a", 20), filled("b", 14), pins=True, tolerance_bytes=0)
         placement = verdict(pinned("a=4Gi,b=6Gi", *TWO), node)
         assert isinstance(placement, Placement)
@@ -189,14 +189,14 @@ class TestPinned:
             assert placement.annotations[f"headroom.gpu/bytes.{index}"] == str(size * GIB)
         assert verdict(pinned("a=5Gi,b=6Gi", *TWO), node) is Reason.MEMORY_ON_ANY
 
-    def test_a_pod_that_does_not_follow_is_predicted_beside(self) -> None:
+    def test_a_pod_without_the_variable_is_predicted(self) -> None:
         node = weighed(shared("a"), shared("b"), pins=True)
         placement = verdict(pod("4Gi"), node)
         assert isinstance(placement, Placement)
         assert not placement.charges[0].by_environment
         assert sorted(placement.charges[0].candidates) == ["a", "b"]
 
-    def test_what_was_kept_of_one_policy_is_not_said_of_another(self) -> None:
+    def test_cached_results_are_not_used_for_another_policy(self) -> None:
         snap, cached_fits = build([self.node]), FitCache(Weights())
         rows = snap.rows(["n"])
         for policy in (ScoringPolicy.PACK, ScoringPolicy.SPREAD):
@@ -206,13 +206,13 @@ class TestPinned:
 
 
 class TestEverywhere:
-    """It says itself what it sees: there must be room on every device of the node."""
+    """Pods that set their variable themselves: they must fit on every device of the node."""
 
     def test_it_is_charged_on_every_device_of_the_node(self) -> None:
         node = weighed(shared("a"), shared("b"), device("c", resource="nvidia.com/other"))
         assert chosen(everywhere("4Gi"), node) == dict.fromkeys("abc", 4 * GIB)
 
-    def test_one_device_without_room_is_enough_to_refuse_it(self) -> None:
+    def test_it_is_rejected_if_one_device_is_full(self) -> None:
         # The plugin would not give it b, on which more replicas are taken.
         node = weighed(
             shared("a"), filled("b", 22, free=3, allocated=1), plugin=DISTRIBUTED, tolerance_bytes=0
@@ -221,7 +221,7 @@ class TestEverywhere:
         assert verdict(everywhere("3Gi"), node) is Reason.MEMORY_ON_SOME
         assert isinstance(verdict(pod("3Gi"), node), Placement)
 
-    def test_so_is_one_that_is_unhealthy(self) -> None:
+    def test_it_is_rejected_if_one_device_is_unhealthy(self) -> None:
         node = weighed(shared("a"), device("b", resource="nvidia.com/other", healthy=False))
         assert verdict(everywhere("1Gi"), node) is Reason.UNHEALTHY_DEVICE
 
@@ -229,13 +229,13 @@ class TestEverywhere:
         node = weighed(device("a"), device("b"))
         assert chosen(everywhere("a=8Gi,b=9Gi", *TWO), node) == {"a": 17 * GIB, "b": 17 * GIB}
 
-    def test_instances_of_one_memory_are_all_seen(self) -> None:
+    def test_all_instances_of_a_shared_memory_are_charged(self) -> None:
         node = weighed(mig("a", 1), mig("b", 1), mig("c", 2))
         sizes = {"a": 8 * GIB, "b": 8 * GIB, "c": 4 * GIB}
         assert chosen(everywhere("4Gi"), node) == sizes
         assert verdict(everywhere("6Gi"), node) is Reason.MEMORY_ON_SOME
 
-    def test_where_nobody_looks_at_the_variable_the_plugin_chooses(self) -> None:
+    def test_the_plugin_chooses_if_the_runtime_ignores_the_variable(self) -> None:
         node = weighed(shared("a"), filled("b", 23, free=0, allocated=4), obeys_environment=False)
         placement = verdict(everywhere("2Gi"), node)
         assert isinstance(placement, Placement)
@@ -243,19 +243,19 @@ class TestEverywhere:
 
 
 class TestTheEquation:
-    """Who is promised a device for certain, and what its replica means elsewhere."""
+    """Charges of pods on their chosen device, and of their replica on another device."""
 
     def reserved(self, *found: DeviceTerms) -> list[int]:
         return [each.reservation_bytes // GIB for each in found]
 
-    def test_it_is_charged_there_before_it_is_seen_and_nowhere_else(self) -> None:
+    def test_an_unconfirmed_pod_is_charged_only_on_the_chosen_device(self) -> None:
         a, b = terms(shared("a"), shared("b"), reservations={"u": held({"a": 8})})
         assert self.reserved(a, b) == [8, 0]
         assert (a.unconfirmed_bytes, b.unconfirmed_bytes) == (0, 0)
         assert [(h.uid, h.observed) for h in a.holders] == [("u", False)]
         assert b.holders == ()
 
-    def test_a_replica_of_another_device_is_no_memory_of_it(self) -> None:
+    def test_the_replica_of_another_device_charges_no_memory(self) -> None:
         rows = [use("u", "b", 0, replica="b::0"), use("u", "a", 9 * GIB)]
         found = terms(shared("a"), shared("b", 3, 1), pods=rows, reservations={"u": held({"a": 8})})
         assert self.reserved(*found) == [9, 0]
@@ -270,14 +270,14 @@ class TestTheEquation:
             pytest.param(None, 8, id="nobody can tell"),
         ],
     )
-    def test_one_that_may_not_follow_is_charged_on_both(
+    def test_a_pod_that_may_ignore_its_variable_is_charged_on_both(
         self, used_bytes: int | None, charged: int
     ) -> None:
         rows = [use("u", "b", used_bytes, replica="b::0")]
         found = terms(shared("a"), shared("b", 3, 1), pods=rows, reservations={"u": held({"a": 8})})
         assert self.reserved(*found) == [8, charged]
 
-    def test_while_it_is_on_the_way_it_takes_a_replica_from_somebody(self) -> None:
+    def test_an_unconfirmed_pod_counts_for_one_replica(self) -> None:
         node = (shared("a"), shared("b", free=3, allocated=1))
         alone = terms(*node, plugin=DISTRIBUTED)
         assert [reach(each) == 1 for each in alone] == [True, False]
@@ -285,8 +285,8 @@ class TestTheEquation:
         assert [reach(each) == 1 for each in found] == [True, True]
         assert [each.unconfirmed_bytes for each in found] == [0, 0]
 
-    def test_while_it_ends_nothing_is_freed_before_it_has_gone(self) -> None:
-        """A replica that its neighbour lets go of says nothing about it."""
+    def test_an_ending_pod_stays_charged_until_it_is_gone(self) -> None:
+        """A replica released by another pod does not prove that it has ended."""
         rows = [use("p", "a", 0, replica="a::0"), use("u", "a", GIB), use("u", "b", 0)]
         full = shared("a", free=0, allocated=1)
         found = terms(
@@ -300,13 +300,13 @@ class TestTheEquation:
         # The next pod can be given it only when p has let go.
         assert found[0].free_bytes == (24 - 3) * GIB
 
-    def test_pods_on_their_way_are_held_against_every_device(self) -> None:
+    def test_unconfirmed_pods_are_checked_on_every_device(self) -> None:
         crowd = {"p": reservation({"a": 8 * GIB, "b": 8 * GIB})}
         node = weighed(shared("a"), shared("b"), reservations=crowd, pins=True)
         assert chosen(pinned("16Gi"), node) == {"a": 16 * GIB}
         assert verdict(pinned("17Gi"), node) is Reason.MEMORY_ON_ANY
 
-    def test_nobody_is_let_in_while_they_could_be_pushed_where_there_is_no_room(self) -> None:
+    def test_no_pod_fits_if_it_could_shift_an_unconfirmed_pod_to_a_full_device(self) -> None:
         # p is on its way to a; a replica taken there would let it come to b as well.
         crowd = {"p": reservation({"a": 8 * GIB})}
         b = filled("b", 20, free=3, allocated=1)

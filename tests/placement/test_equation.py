@@ -28,7 +28,7 @@ def test_allocatable_is_memory_less_both_reserves() -> None:
     assert t.allocatable_bytes == 0
 
 
-def test_an_unobserved_pod_is_charged_on_every_shared_device_it_could_be_on() -> None:
+def test_an_unconfirmed_pod_is_charged_on_all_shared_candidates() -> None:
     held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB}), "u2": reservation({"D1": 4 * GIB})}
     rows = [use("s", "D2", replica=str(i)) for i in range(4)]
     full = shared("D2", free=0, allocated=4)
@@ -43,21 +43,21 @@ def test_an_unobserved_pod_is_charged_on_every_shared_device_it_could_be_on() ->
     assert [h.observed for h in b.holders] == [False, False]
 
 
-def test_a_replica_that_became_free_can_be_given_to_a_pod_that_waits() -> None:
-    """u1 was placed when D1 had no free replica; now the plugin may choose it all the same."""
+def test_a_freed_replica_can_go_to_an_unconfirmed_pod() -> None:
+    """u1 was placed when D1 had no free replica; now the plugin can choose D1."""
     held = {"u1": reservation({"D0": 6 * GIB})}
     _, b = terms(shared("D0"), shared("D1"), reservations=held)
     assert b.unconfirmed_bytes == 6 * GIB
 
 
-def test_an_observed_pod_is_charged_where_it_sits_and_nowhere_else() -> None:
+def test_a_confirmed_pod_is_charged_only_on_its_device() -> None:
     held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB})}
     a, b = terms(shared("D0"), shared("D1"), reservations=held, pods=[use("u1", "D1")])
     assert (a.reservation_bytes, b.reservation_bytes) == (0, 6 * GIB)
     assert a.unconfirmed_replicas == 0
 
 
-def test_a_pod_seen_in_part_still_waits_for_the_rest() -> None:
+def test_a_partly_confirmed_pod_stays_charged_for_the_rest() -> None:
     held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
     a, b = terms(shared("D0"), shared("D1"), reservations=held, pods=[use("u1", "D1")])
     assert (a.unconfirmed_bytes, b.reservation_bytes, a.unconfirmed_replicas) == (
@@ -69,7 +69,7 @@ def test_a_pod_seen_in_part_still_waits_for_the_rest() -> None:
 
 
 def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
-    """The kubelet names the init container's replica again for the app container that reuses it."""
+    """The kubelet lists an init container's replica again for the app container that reuses it."""
     rows = [use("u1", "D0", container=name, replica="0") for name in ("init", "main")]
     held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
     a, b = terms(shared("D0"), shared("D1"), reservations=held, pods=rows)
@@ -79,7 +79,7 @@ def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
     assert (b.unconfirmed_bytes, a.unconfirmed_replicas) == (0, 0)
 
 
-def test_of_those_awaited_on_an_unshared_device_only_the_largest_is_kept_in_mind() -> None:
+def test_of_unconfirmed_pods_only_the_largest_counts_on_an_unshared_device() -> None:
     both = {"D0": 6 * GIB, "D1": 6 * GIB}
     held = {"u1": reservation(both), "u2": reservation({uuid: 9 * GIB for uuid in both})}
     for t in terms(device("D0"), device("D1"), reservations=held):
@@ -88,7 +88,7 @@ def test_of_those_awaited_on_an_unshared_device_only_the_largest_is_kept_in_mind
 
 
 def test_an_unshared_device_is_not_charged_for_two_pods_at_once() -> None:
-    """u2 can come to D0 only after u1 has gone from it."""
+    """u2 can get D0 only after u1 has ended."""
     both = {"D0": 20 * GIB, "D1": 20 * GIB}
     held = {"u1": reservation({uuid: 15 * GIB for uuid in both}), "u2": reservation(both)}
     taken = device("D0", replicas=Replicas(free=0, allocated=1))
@@ -111,13 +111,13 @@ def test_the_larger_of_request_and_measured_use_is_charged() -> None:
         assert t.reservation_bytes == charged * GIB
 
 
-def test_a_pod_seen_where_nobody_expected_it_is_charged_the_most_it_could_ask() -> None:
+def test_a_pod_on_an_unexpected_device_is_charged_its_maximum() -> None:
     held = {"u1": reservation({"D0": 6 * GIB, "D1": 7 * GIB})}
     _, _, c = terms(*(shared(f"D{i}") for i in range(3)), reservations=held, pods=[use("u1", "D2")])
     assert c.reservation_bytes == 7 * GIB
 
 
-def test_a_pod_seen_under_a_resource_that_was_renamed_stays_charged() -> None:
+def test_a_pod_stays_charged_after_its_resource_was_renamed() -> None:
     held = {"u1": reservation({"D0": 6 * GIB}), "u2": Reservation(namespace="d", name="q")}
     rows = [use("u1", "D1", GIB), use("u2", "D1", 2 * GIB)]
     other = shared("D1", resource="nvidia.com/gpu.shared")
@@ -126,7 +126,7 @@ def test_a_pod_seen_under_a_resource_that_was_renamed_stays_charged() -> None:
     assert b.unobserved_pods_bytes == 0
 
 
-def test_use_of_pods_without_a_promise_is_charged_as_measured() -> None:
+def test_an_unreserved_pod_is_charged_its_measured_use() -> None:
     rows = [use("s1", "D0", 3 * GIB), use("s1", "D0", GIB, container="b"), use("s2", "D0", GIB)]
     (t,) = terms(shared("D0", used_bytes=5 * GIB), pods=rows)
     assert (t.unobserved_pods_bytes, t.unattributed_bytes) == (5 * GIB, 0)
@@ -139,7 +139,7 @@ def test_use_of_pods_without_a_promise_is_charged_as_measured() -> None:
         pytest.param(64 * MIB + 1, 1, id="beyond it the rest is"),
     ],
 )
-def test_small_unowned_use_is_tolerated(unattributed: int, charged: int) -> None:
+def test_small_unattributed_use_is_tolerated(unattributed: int, charged: int) -> None:
     (t,) = terms(device(used_bytes=GIB, unattributed_bytes=unattributed))
     assert t.unattributed_bytes == charged
 
@@ -154,7 +154,9 @@ def test_small_unowned_use_is_tolerated(unattributed: int, charged: int) -> None
         pytest.param(8, 1, 0, id="all told: the agent's word"),
     ],
 )
-def test_unowned_use_by_difference(own: int | None, stray: int | None, unattributed: int) -> None:
+def test_unattributed_use_is_a_difference(
+    own: int | None, stray: int | None, unattributed: int
+) -> None:
     rows = [
         use("u1", "D0", own and own * GIB),
         use("s1", "D0", stray and stray * GIB, replica="1"),
@@ -169,7 +171,7 @@ def test_unowned_use_by_difference(own: int | None, stray: int | None, unattribu
     assert t.committed_bytes >= 9 * GIB
 
 
-def test_without_attribution_idle_promises_hide_strangers() -> None:
+def test_without_attribution_idle_reservations_hide_unattributed_use() -> None:
     (t,) = terms(
         shared("D0", used_bytes=5 * GIB, unattributed_bytes=None),
         reservations={"u1": reservation({"D0": 6 * GIB})},
@@ -183,31 +185,31 @@ class TestInstancesThatShareAMemory:
 
     devices = (mig("D0", 1), mig("D1", 1), mig("D2", 2))
 
-    def test_what_sits_on_one_is_taken_from_all(self) -> None:
+    def test_use_on_one_instance_counts_on_all(self) -> None:
         held = {"u1": reservation({"D0": 3 * GIB})}
         a, b, c = terms(*self.devices, reservations=held, pods=[use("u1", "D0", 4 * GIB)])
         assert [t.reservation_bytes for t in (a, b, c)] == [4 * GIB, 4 * GIB, 0]
         assert [t.sharers for t in (a, b, c)] == [2, 2, 1]
 
-    def test_who_may_come_to_either_is_charged_once(self) -> None:
+    def test_an_unconfirmed_pod_is_charged_once(self) -> None:
         both = {d.uuid: 3 * GIB for d in self.devices}
         held = {"u1": reservation(both), "u2": reservation(both)}
         a, b, c = terms(*self.devices, reservations=held)
         assert [t.unconfirmed_bytes for t in (a, b, c)] == [6 * GIB, 6 * GIB, 3 * GIB]
 
-    def test_strays_and_strangers_are_everybodys(self) -> None:
+    def test_unreserved_and_unattributed_use_counts_on_all(self) -> None:
         first = mig("D0", 1, used_bytes=5 * GIB, unattributed_bytes=2 * GIB)
         second = mig("D1", 1, used_bytes=5 * GIB, unattributed_bytes=0)
         a, b = terms(first, second, pods=[use("s1", "D1", 3 * GIB)], tolerance_bytes=0)
         assert a.headroom_bytes == b.headroom_bytes == 5 * GIB
 
-    def test_the_use_of_a_neighbour_is_not_unowned(self) -> None:
+    def test_the_use_of_a_neighbour_is_attributed(self) -> None:
         quiet = [mig(f"D{i}", 1, used_bytes=4 * GIB, unattributed_bytes=None) for i in (0, 1)]
         held = {"u1": reservation({"D0": 4 * GIB})}
         a, b = terms(*quiet, reservations=held, pods=[use("u1", "D0", None)])
         assert a.unattributed_bytes == b.unattributed_bytes == 0
 
-    def test_a_contradiction_in_one_fences_all(self) -> None:
+    def test_contradictory_figures_of_one_close_all(self) -> None:
         a, b, c = terms(mig("D0", 1, used_bytes=-1), *self.devices[1:])
         assert (a.health_issue, b.health_issue, c.health_issue) == (
             Reason.CONTRADICTORY_REPORT,
@@ -242,7 +244,7 @@ class TestInstancesThatShareAMemory:
         pytest.param({"sharing": "mps", "kind": "mig"}, id="MPS on a MIG device"),
     ],
 )
-def test_figures_that_cannot_be_true_fence_their_device_alone(wrong: dict[str, Any]) -> None:
+def test_impossible_figures_close_only_their_device(wrong: dict[str, Any]) -> None:
     a, b = terms(device(**{"uuid": "D0", **wrong}), device("D1"))
     assert a.health_issue is Reason.CONTRADICTORY_REPORT
     assert a.health_detail
@@ -254,14 +256,14 @@ def test_figures_that_cannot_be_true_fence_their_device_alone(wrong: dict[str, A
     ("architecture", "replicas"),
     [pytest.param("turing", 48), pytest.param("", 48, id="unknown"), pytest.param("volta", 16)],
 )
-def test_as_many_replicas_as_an_mps_server_has_clients_are_believed(
+def test_up_to_the_mps_client_limit_of_replicas_is_plausible(
     architecture: str, replicas: int
 ) -> None:
     (t,) = terms(shared(free=replicas, sharing="mps", architecture=architecture))
     assert t.health_issue is None
 
 
-def test_memory_that_the_driver_does_not_tell_is_a_reason_of_its_own() -> None:
+def test_unknown_memory_has_its_own_reason() -> None:
     silent = device("D0", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="GB10")
     a, b = terms(silent, device("D1"))
     assert (a.health_issue, a.health_detail, a.allocatable_bytes) == (
@@ -278,7 +280,7 @@ def test_memory_that_the_driver_does_not_tell_is_a_reason_of_its_own() -> None:
 _SILENT = {"memory_bytes": -1, "used_bytes": -1, "healthy": False}
 
 
-def test_devices_of_one_uuid_are_all_fenced() -> None:
+def test_all_devices_with_a_duplicate_uuid_are_closed() -> None:
     a, b, c = terms(device("D0"), device("D0"), device("D1"))
     assert (a.health_issue, b.health_issue, c.health_issue) == (
         Reason.CONTRADICTORY_REPORT,
@@ -287,7 +289,7 @@ def test_devices_of_one_uuid_are_all_fenced() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"used_bytes": -1}], ids=["", "and contradicts itself"])
-def test_a_gpu_that_is_sick_makes_its_instances_sick(more: dict[str, int]) -> None:
+def test_instances_of_an_unhealthy_gpu_are_unhealthy(more: dict[str, int]) -> None:
     gpu = device("GPU-0", healthy=False, health_reason="XID 79", resource="", **more)
     _, b, c = terms(gpu, mig("M0", 1), mig("M1", 1, parent="GPU-1"))
     assert b.health_issue is Reason.UNHEALTHY_DEVICE
@@ -295,7 +297,7 @@ def test_a_gpu_that_is_sick_makes_its_instances_sick(more: dict[str, int]) -> No
     assert c.health_issue is None
 
 
-def test_absurd_promises_do_not_wrap() -> None:
+def test_huge_reservations_do_not_overflow() -> None:
     held = {f"u{i}": reservation({"D0": (1 << 63) - 1}) for i in range(3)}
     (t,) = terms(shared("D0"), reservations=held)
     assert t.headroom_bytes == 24 * GIB - 3 * ((1 << 63) - 1)
@@ -312,7 +314,7 @@ def test_a_charge_without_candidates_charges_nothing() -> None:
     assert t.committed_bytes == 0
 
 
-def test_a_report_without_some_pods_gives_back_what_they_held() -> None:
+def test_pods_missing_from_a_report_release_their_memory() -> None:
     device_ = shared("D0", free=1, allocated=3, used_bytes=9 * GIB)
     rows = [
         use("u1", "D0", 2 * GIB, container="init", replica="0"),
@@ -327,11 +329,11 @@ def test_a_report_without_some_pods_gives_back_what_they_held() -> None:
     assert without(left, set()) == left
 
 
-def test_weighing_an_empty_report_gives_no_terms() -> None:
+def test_an_empty_report_has_no_terms() -> None:
     assert weighed_anew(status(), {"u1": reservation({"D0": GIB})}) == ()
 
 
-def test_a_report_may_name_devices_that_it_does_not_show() -> None:
+def test_a_report_may_refer_to_devices_that_it_lacks() -> None:
     device_: Device = shared("D0")
     held = {"u1": reservation({"D0": GIB})}
     (t,) = terms(device_, reservations=held, pods=[use("u1", "lost", GIB), use("s", "lost", GIB)])

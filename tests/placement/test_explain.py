@@ -1,4 +1,4 @@
-"""Why: told from the verdicts themselves."""
+"""Explanations, derived from the verdicts."""
 
 from dataclasses import asdict
 
@@ -27,7 +27,7 @@ def test_reasons_are_counted_most_frequent_first() -> None:
     assert told.reasons == ((Reason.STALE_REPORT, 2), (Reason.MEMORY_ON_ANY, 1))
 
 
-def test_the_nearest_are_those_that_fit_then_those_that_lack_least() -> None:
+def test_nearest_nodes_are_those_that_fit_then_those_that_lack_least() -> None:
     nodes = holding("far", 22), holding("fits", 0), holding("near", 17)
     stale = weighed(device(), name="stale", fresh_until_s=0)
     told = explained("8Gi", stale, *nodes)
@@ -36,7 +36,7 @@ def test_the_nearest_are_those_that_fit_then_those_that_lack_least() -> None:
     assert [n.node for n in explained("8Gi", stale, *nodes, nearest=2).nearest] == ["fits", "near"]
 
 
-def test_an_absurd_promise_lacks_most_and_not_least() -> None:
+def test_a_huge_reservation_lacks_most() -> None:
     absurd = weighed(shared("x"), name="a", reservations={"u": reservation({"x": 1 << 90})})
     told = explained("16Ti", absurd, holding("b", 20))
     assert [n.node for n in told.nearest] == ["b", "a"]
@@ -63,12 +63,12 @@ def test_each_candidate_shows_what_it_needs_and_lacks() -> None:
     assert told.short_bytes == 4 * GIB - (64 << 20)
 
 
-def test_no_nodes_have_nothing_to_tell() -> None:
+def test_without_nodes_the_explanation_is_empty() -> None:
     told = explained("8Gi")
     assert (told.fits, told.reasons, told.nearest, told.largest_fitting_bytes) == (0, (), (), None)
 
 
-def test_a_node_that_fits_says_its_score_and_the_terms_that_it_is_made_of() -> None:
+def test_a_node_that_fits_has_its_score_and_terms() -> None:
     nodes = [weighed(shared(name), name=name) for name in ("a", "b")]
     full = weighed(shared("c"), name="c", reservations={"u": reservation({"c": 8 * GIB})})
     over = weighed(shared("d"), name="d", reservations={"u": reservation({"d": 23 * GIB})})
@@ -86,7 +86,7 @@ def test_a_node_that_fits_says_its_score_and_the_terms_that_it_is_made_of() -> N
 
 
 @pytest.mark.parametrize("vram", ["8Gi", "20Gi"])
-def test_what_is_amiss_with_a_node_is_shown_whether_the_pod_fits_or_not(vram: str) -> None:
+def test_problems_of_a_node_are_shown_even_if_the_pod_fits(vram: str) -> None:
     amiss = replace(holding("a", 10), detail="annotation steered has no effect")
     (told,) = explained(vram, amiss).nearest
     assert (told.reason is None) == (vram == "8Gi")

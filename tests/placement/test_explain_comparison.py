@@ -1,4 +1,4 @@
-"""One node beside the others."""
+"""The explanation of one node, compared with the others."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.placement.worlds import World, pods, worlds
 
 
-def test_every_check_that_fails_is_told_the_first_one_as_filter_tells_it() -> None:
+def test_all_failed_checks_are_listed_first_the_one_of_filter() -> None:
     busy = SmActivity(0.9, "dcgm")
     crowded = shared("A", free=0, allocated=4, healthy=False, sm_activity=busy)
     asks = pod(None, annotations={VRAM: "30Gi", MAX_SM: "50%"})
@@ -27,7 +27,7 @@ def test_every_check_that_fails_is_told_the_first_one_as_filter_tells_it() -> No
     assert (told.rank, told.fits, told.winner, told.terms) == (None, 0, "", ())
 
 
-def test_what_a_broader_reason_implies_is_left_out() -> None:
+def test_reasons_implied_by_a_broader_one_are_omitted() -> None:
     other = weighed(device(resource="nvidia.com/other"))
     assert compare(judged("1Gi", other)[1], 0, Weights(), None).failing == (
         Reason.NO_SUCH_RESOURCE,
@@ -36,7 +36,7 @@ def test_what_a_broader_reason_implies_is_left_out() -> None:
     assert compare(judged("1Gi", unheard)[1], 0, Weights(), None).failing == (Reason.NO_REPORT,)
 
 
-def test_rank_counts_those_with_a_higher_score_and_equals_are_told() -> None:
+def test_rank_counts_higher_scores_and_reports_ties() -> None:
     fleet = [
         weighed(device("A"), name="whole"),
         weighed(device("B"), name="twin"),
@@ -53,7 +53,7 @@ def test_rank_counts_those_with_a_higher_score_and_equals_are_told() -> None:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(worlds(), min_size=1, max_size=4), pods())
-def test_the_terms_make_the_score_and_what_fails_is_what_filter_says(
+def test_terms_add_up_to_the_score_and_failures_match_filter(
     fleet: list[World], asked: Pod
 ) -> None:
     verdicts = judged(asked, *(world.weighed(str(i)) for i, world in enumerate(fleet)))[1]
@@ -70,7 +70,7 @@ def test_the_terms_make_the_score_and_what_fails_is_what_filter_says(
         assert (told.rank == 1) == (told.node.score == told.winner_score)
 
 
-def test_a_node_that_was_never_heard_of_spoils_no_score() -> None:
+def test_an_unknown_node_does_not_change_scores() -> None:
     never = float("-inf")
     silent = weighed(device("A"), name="silent", fresh_until_s=never)
     silent = msgspec.structs.replace(silent, ageing_from_s=never)

@@ -1,4 +1,4 @@
-"""Every reason that a node can give, and what is none."""
+"""Every reason for which a node can be rejected, and cases that are no reason."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_memory_and_replicas(asked: Pod, node: NodeTerms, reason: Reason | None)
 
 
 @pytest.mark.parametrize("reason", [Reason.UNKNOWN_NODE, Reason.NO_REPORT, Reason.NOT_INITIALISED])
-def test_what_holds_for_the_node_goes_first(reason: Reason) -> None:
+def test_reasons_of_the_node_come_first(reason: Reason) -> None:
     assert reason_for("1Ti", weighed(device(), reason=reason)) is reason
 
 
@@ -113,8 +113,8 @@ def test_a_pod_that_asks_for_no_gpu_fits_everywhere() -> None:
     assert reason_for(asked, node) is None
 
 
-class TestFences:
-    """A fenced device with a free replica stops its resource; nothing else."""
+class TestUnhealthyDevices:
+    """An unhealthy device with a free replica closes its resource, and no other."""
 
     unhealthy = (
         pytest.param({"used_bytes": 25 * GIB}, Reason.CONTRADICTORY_REPORT, id="contradictory"),
@@ -130,20 +130,20 @@ class TestFences:
     )
 
     @pytest.mark.parametrize(("wrong", "reason"), unhealthy)
-    def test_the_plugin_cannot_be_kept_from_it(
+    def test_an_unhealthy_candidate_closes_its_resource(
         self, wrong: dict[str, object], reason: Reason
     ) -> None:
         assert reason_for("1M", weighed(device("a"), device("b", **wrong))) is reason
 
     @pytest.mark.parametrize(("wrong", "reason"), unhealthy[:2])
-    def test_without_a_free_replica_it_does_not_matter(
+    def test_without_a_free_replica_it_closes_nothing(
         self, wrong: dict[str, object], reason: Reason
     ) -> None:
         held = device("b", **{**wrong, "replicas": Replicas(allocated=1)})
         assert reason_for("1M", weighed(device("a"), held)) is None
 
     @pytest.mark.parametrize(("wrong", "reason"), unhealthy)
-    def test_other_resources_go_on(self, wrong: dict[str, object], reason: Reason) -> None:
+    def test_other_resources_stay_open(self, wrong: dict[str, object], reason: Reason) -> None:
         node = weighed(device("a", **wrong), device("b", resource=SMALL_MIG))
         assert reason_for(pod("1Gi", container(resource=SMALL_MIG)), node) is None
         assert reason_for("1Gi", node) is not None
@@ -167,7 +167,7 @@ class TestMps:
             pytest.param("26%", "1", Reason.ABOVE_MPS_LIMIT, id="a share above it"),
         ],
     )
-    def test_a_process_gets_its_replicas_part(
+    def test_a_process_gets_the_share_of_its_replica(
         self, vram: str, processes: str, reason: Reason | None
     ) -> None:
         asked = pod(vram, annotations={PROCESSES: processes})
@@ -176,12 +176,12 @@ class TestMps:
     def test_each_container_has_a_cap_of_its_own(self) -> None:
         assert reason_for(pod("6Gi", container("a"), container("b")), weighed(mps())) is None
 
-    def test_what_a_replica_is_worth_is_what_the_plugin_grants(self) -> None:
+    def test_the_share_of_a_replica_is_the_limit_set_by_the_plugin(self) -> None:
         odd = mps(free=5)  # no whole number of MiB for each
         assert reason_for(None, weighed(odd)) is None
         assert reason_for("20%", weighed(odd)) is Reason.ABOVE_MPS_LIMIT
 
-    def test_who_asks_for_nothing_is_charged_the_cap_for_each_process(self) -> None:
+    def test_an_unannotated_pod_is_charged_the_cap_per_process(self) -> None:
         asked = pod(None, annotations={PROCESSES: "3"})
 
         def used(used_bytes: int) -> dict[str, object]:
@@ -193,7 +193,7 @@ class TestMps:
         # Time-slicing has no cap that they could multiply.
         assert reason_for(asked, weighed(shared(**full), tolerance_bytes=0)) is None
 
-    def test_two_replicas_in_one_container_are_refused(self) -> None:
+    def test_two_replicas_in_one_container_are_rejected(self) -> None:
         two = pod("1Gi", container(gpus=2))
         assert reason_for(two, weighed(mps())) is Reason.TOO_MANY_SHARED
         assert reason_for(two, weighed(shared())) is None
@@ -218,14 +218,14 @@ class TestSmLimit:
         assert reason_for("1Gi", weighed(device(sm_activity=activity))) is None
 
 
-class TestUnobservedPods:
-    def test_on_shared_devices_their_sum_is_taken_everywhere(self) -> None:
+class TestUnconfirmedPods:
+    def test_their_sum_is_charged_on_all_shared_devices(self) -> None:
         held = {f"u{i}": reservation({"a": 8 * GIB, "b": 8 * GIB}) for i in range(2)}
         node = weighed(shared("a"), shared("b"), reservations=held)
         assert reason_for("8Gi", node) is None
         assert reason_for(str(8 * GIB + 1), node) is Reason.MEMORY_ON_ANY
 
-    def test_on_unshared_devices_each_takes_one_of_them(self) -> None:
+    def test_each_takes_one_unshared_device(self) -> None:
         uuids = {"a": 24 * GIB, "b": 24 * GIB, "c": 24 * GIB}
         devices = [device(uuid) for uuid in uuids]
         held = {f"u{i}": reservation(uuids) for i in range(2)}
@@ -233,7 +233,7 @@ class TestUnobservedPods:
         held["u2"] = reservation(uuids)
         assert reason_for("1M", weighed(*devices, reservations=held)) is Reason.NO_REPLICA
 
-    def test_once_observed_they_are_taken_from_one_device(self) -> None:
+    def test_confirmed_pods_are_charged_on_one_device(self) -> None:
         held = {"u0": reservation({"a": 20 * GIB, "b": 20 * GIB})}
         devices = shared("a", free=0, allocated=1), shared("b")
         assert reason_for("20Gi", weighed(*devices, reservations=held)) is Reason.MEMORY_ON_ANY
@@ -263,7 +263,7 @@ class TestMig:
 
 
 class TestUnannotated:
-    def test_on_a_shared_device_it_takes_a_replicas_worth(self) -> None:
+    def test_on_a_shared_device_it_is_charged_the_share_of_a_replica(self) -> None:
         held = {"u": reservation({"a": 18 * GIB})}
         assert reason_for(None, weighed(shared("a"), reservations=held)) is None
         held["u"] = reservation({"a": 18 * GIB + 1})
@@ -277,7 +277,7 @@ class TestUnannotated:
         assert reason_for(None, weighed(more)) is Reason.MEMORY_ON_ANY
 
 
-def test_of_several_asks_the_first_that_fails_gives_the_reason() -> None:
+def test_the_first_request_that_fails_gives_the_reason() -> None:
     asked = pod("8Gi", container("a"), container("b", resource=SMALL_MIG))
     assert reason_for(asked, weighed(device("a"))) is Reason.NO_SUCH_RESOURCE
     small = device("b", resource=SMALL_MIG, memory_bytes=5 * GIB)
@@ -294,7 +294,7 @@ def test_a_node_with_fewer_devices_does_not_read_its_neighbour() -> None:
     assert [verdicts.reason(i) for i in (0, 1)] == [None, Reason.NO_SUCH_RESOURCE]
 
 
-def test_no_rows_get_no_answers() -> None:
+def test_no_rows_give_no_verdicts() -> None:
     snap, _ = judged("1M", weighed(device()))
     verdicts = fit(request("1M"), snap, np.empty(0, np.int64), NOW_S)
     assert verdicts.codes.shape == (0,)

@@ -1,4 +1,4 @@
-"""Devices that the plugin could choose: it counts replicas, and looks at nothing else."""
+"""Candidate devices: the plugin counts replicas and ignores everything else."""
 
 from dataclasses import replace
 
@@ -23,11 +23,11 @@ def test_every_device_with_a_free_replica_is_a_candidate() -> None:
     assert could(GPU, shared("a"), nearly_full, full) == [True, True, False]
 
 
-def test_the_plugin_looks_neither_at_health_nor_at_sense() -> None:
+def test_the_plugin_ignores_memory_health_and_plausibility() -> None:
     assert could(GPU, device("a", healthy=False), device("b", used_bytes=-1)) == [True, True]
 
 
-def test_unhealthy_replicas_are_not_given_out() -> None:
+def test_unhealthy_replicas_are_not_allocated() -> None:
     assert could(GPU, device("a", replicas=Replicas(unhealthy=1))) == [False]
 
 
@@ -36,5 +36,5 @@ def test_devices_of_other_resources_are_not_candidates() -> None:
     assert could("nobody.has/this", device("a")) == [False]
 
 
-def test_a_device_stays_a_candidate_while_others_wait_for_it() -> None:
+def test_a_device_stays_a_candidate_with_unconfirmed_pods() -> None:
     assert could(GPU, shared("a", free=1), reservations={"u": reservation({"a": 1})}) == [True]

@@ -1,4 +1,4 @@
-"""Who has to leave a device that has no room for all that sit there."""
+"""Which pods must leave a device that cannot hold all of its pods."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def found(
     leaving: frozenset[str] = frozenset(),
     may_mark: bool = True,
 ) -> Misplaced:
-    """``sizes`` in GiB; all pods sit on device ``a`` unless ``on`` says otherwise."""
+    """Return the misplaced pods. ``sizes`` in GiB; pods are on device ``a`` by default."""
     weighed = terms(
         *(devices or (shared("a", free=0, allocated=len(sizes)), shared("b"))),
         reservations={
@@ -43,24 +43,24 @@ def leave(*uids: str, stuck: tuple[str, ...] = ()) -> Misplaced:
     return Misplaced(frozenset(uids), frozenset(stuck))
 
 
-def test_where_all_have_room_nobody_leaves() -> None:
+def test_no_pod_leaves_if_all_fit() -> None:
     assert found({"p": waiting()}, {"p": 16, "q": 8}) == NOBODY
 
 
-def test_a_pod_at_its_gate_leaves_a_device_that_has_no_room_for_it() -> None:
+def test_a_gated_pod_leaves_a_device_on_which_it_does_not_fit() -> None:
     assert found({"p": waiting()}, {"p": 16, "q": 9}) == leave("p")
 
 
-def test_whoever_has_begun_stays() -> None:
+def test_a_started_pod_stays() -> None:
     assert found({}, {"p": 16, "q": 9}) == NOBODY
 
 
-def test_of_two_that_wait_the_newer_leaves() -> None:
+def test_of_two_gated_pods_the_newer_leaves() -> None:
     idle = {"p": waiting("1"), "q": waiting("2")}
     assert found(idle, {"p": 16, "q": 9}) == leave("q")
 
 
-def test_only_one_more_is_marked_at_a_time() -> None:
+def test_one_pod_is_marked_at_a_time() -> None:
     idle = {uid: waiting(uid) for uid in "pqr"}
     assert found(idle, {"p": 20, "q": 20, "r": 20}) == leave("r")
     idle["r"] = waiting("r", marked=True)
@@ -72,27 +72,27 @@ def test_only_one_more_is_marked_at_a_time() -> None:
     assert len(found(both, sizes, on=apart).leave) == 1
 
 
-def test_in_a_back_off_nobody_more_is_marked() -> None:
+def test_no_pod_is_marked_during_backoff() -> None:
     assert found({"p": waiting()}, {"p": 16, "q": 9}, may_mark=False) == NOBODY
     marked = {"p": waiting(marked=True)}
     assert found(marked, {"p": 16, "q": 9}, may_mark=False) == leave("p")
 
 
-def test_a_mark_is_taken_back_where_there_is_room_again() -> None:
+def test_a_mark_is_removed_if_the_pod_fits_again() -> None:
     assert found({"p": waiting(marked=True)}, {"p": 16, "q": 8}) == NOBODY
 
 
-def test_one_that_is_marked_leaves_before_a_newer_one() -> None:
+def test_a_marked_pod_leaves_before_a_newer_one() -> None:
     idle = {"p": waiting("1", marked=True), "q": waiting("2")}
     assert found(idle, {"p": 16, "q": 9}) == leave("p")
 
 
-def test_pods_that_are_going_already_make_room() -> None:
+def test_terminating_pods_free_memory() -> None:
     sizes = {"p": 16, "q": 9}
     assert found({"p": waiting()}, sizes, leaving=frozenset("q")) == NOBODY
 
 
-def test_without_a_controller_it_stays_and_is_stuck() -> None:
+def test_a_pod_without_a_controller_stays_and_is_stuck() -> None:
     alone = {"p": waiting(replaced=False)}
     assert found(alone, {"p": 16, "q": 9}) == leave(stuck=("p",))
     assert found(alone, {"p": 16, "q": 8}) == NOBODY
@@ -100,17 +100,17 @@ def test_without_a_controller_it_stays_and_is_stuck() -> None:
     assert found(both, {"p": 16, "q": 9}) == leave("q")  # that is enough for the other
 
 
-def test_a_newcomer_without_a_controller_is_nobodys_to_evict_and_nobody_waits_for_it() -> None:
+def test_a_new_pod_without_a_controller_is_not_evicted_and_blocks_no_pod() -> None:
     assert found({"p": newcomer(replaced=False)}, {"p": 16, "q": 9}) == NOBODY
 
 
-def test_an_unhealthy_device_lets_nobody_start() -> None:
+def test_no_pod_starts_on_an_unhealthy_device() -> None:
     sick = shared("a", free=3, allocated=1, healthy=False)
     assert found({"p": waiting()}, {"p": 1}, sick) == leave("p")
     assert found({"p": newcomer()}, {"p": 1}, sick) == NOBODY  # it has room there
 
 
-def test_of_a_device_whose_figures_make_no_sense_nobody_knows_whether_it_has_room() -> None:
+def test_no_pod_is_evicted_from_a_device_with_implausible_figures() -> None:
     odd = shared("a", free=3, allocated=1, used_bytes=48 * GIB)
     assert found({"p": waiting()}, {"p": 1}, odd) == NOBODY
 
@@ -124,19 +124,19 @@ def test_of_a_device_whose_figures_make_no_sense_nobody_knows_whether_it_has_roo
         pytest.param((shared("a"), shared("b")), id="a neighbour's use beyond its request"),
     ],
 )
-def test_what_is_used_takes_room_too(devices: tuple[Device, ...]) -> None:
+def test_measured_use_counts(devices: tuple[Device, ...]) -> None:
     used = {"q": 20 * GIB} if len(devices) > 1 else {}
     assert found({"p": waiting()}, {"p": 5, "q": 1}, *devices, used=used) == leave("p")
 
 
-def test_instances_of_one_memory_are_weighed_together() -> None:
+def test_instances_of_one_memory_are_checked_together() -> None:
     both = (mig("a", 1), mig("b", 1))
     idle = {"p": waiting()}
     assert found(idle, {"p": 6, "q": 5}, *both, on={"q": "b"}) == leave("p")
     assert found(idle, {"p": 5, "q": 5}, *both, on={"q": "b"}) == NOBODY
 
 
-def test_a_pod_on_its_way_has_not_ended_anywhere_yet() -> None:
+def test_an_unconfirmed_pod_is_on_no_device_yet() -> None:
     weighed = terms(
         shared("a", free=3, allocated=1),
         reservations={"p": reservation({"a": 20 * GIB}), "q": reservation({"a": 20 * GIB})},
@@ -157,6 +157,6 @@ def test_a_pod_on_its_way_has_not_ended_anywhere_yet() -> None:
         pytest.param(device("b", healthy=False), False, id="it is sick, and nobody sits there"),
     ],
 )
-def test_a_node_is_looked_at_where_somebody_may_have_to_leave(of: Device, full: bool) -> None:
+def test_a_node_is_checked_only_if_a_pod_may_have_to_leave(of: Device, full: bool) -> None:
     weighed = terms(of, reservations={"p": reservation({"a": 30 * GIB})}, pods=[use("p", "a", 0)])
     assert overfull(weighed) == full

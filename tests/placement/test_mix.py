@@ -1,4 +1,4 @@
-"""What pods could use, and what classes of devices are worth to them."""
+"""The demand of pods, and the prices of device classes derived from it."""
 
 import msgspec
 import numpy as np
@@ -65,15 +65,15 @@ def see(usual: DemandTracker, snap: Snapshot, asked: Pod, *rows: int) -> None:
     usual.see(request(asked), asked, snap, np.array(rows or range(len(snap.nodes)), np.int64))
 
 
-def test_all_classes_cost_1_where_everybody_can_use_all() -> None:
+def test_all_classes_cost_1_if_all_pods_can_use_all() -> None:
     sizes, capacity = np.array([16, 64]), np.array([100.0, 300.0])
     assert prices({}, sizes, capacity).tolist() == [1, 1]
     assert prices({(16, 64): 7.0}, sizes, capacity).tolist() == [1, 1]
 
 
-def test_a_class_is_dear_when_many_depend_on_it() -> None:
-    """Half of the demand fits only the large, a quarter of the memory: 0.5 * 4 for them, and their
-    part of the other half."""
+def test_a_class_is_expensive_if_many_pods_depend_on_it() -> None:
+    """Half of the demand fits only on the large devices, a quarter of the memory: their price is
+    0.5 * 4 plus their part of the other half."""
     sizes, capacity = np.array([16, 64]), np.array([300.0, 100.0])
     found = prices({(64,): 50.0, (16, 64): 50.0}, sizes, capacity)
     assert found.tolist() == [0.5, 2.5]
@@ -87,7 +87,7 @@ def test_a_class_is_dear_when_many_depend_on_it() -> None:
     ),
     st.lists(st.integers(1, 1000), min_size=4, max_size=4),
 )
-def test_prices_pay_for_all_that_is_asked_for(
+def test_the_mean_price_weighted_by_memory_is_1(
     demand: dict[tuple[int, ...], float], capacity: list[int]
 ) -> None:
     """The mean price, weighed by memory, is 1."""
@@ -96,7 +96,7 @@ def test_prices_pay_for_all_that_is_asked_for(
     assert (found >= 0).all()
 
 
-def test_what_was_seen_long_ago_counts_half_after_a_half_life() -> None:
+def test_old_demand_decays_with_its_half_life() -> None:
     mix = DemandMix()
     mix.add((1,), 1.0)
     for _ in range(HALF_LIFE_PODS):
@@ -106,9 +106,9 @@ def test_what_was_seen_long_ago_counts_half_after_a_half_life() -> None:
 
 
 @pytest.mark.parametrize(("promised_gib", "left_gib"), [(0, 67.2), (12, 19.2), (16, 3.2)])
-def test_a_class_grows_dearer_as_it_fills(promised_gib: int, left_gib: float) -> None:
-    """One of 21 pods depends on the small devices, which the others fill: what is left of them, and
-    a twentieth, is shared by fewer bytes, and kept for who has nothing else."""
+def test_a_class_becomes_more_expensive_as_it_fills(promised_gib: int, left_gib: float) -> None:
+    """One of 21 pods depends on the small devices. As the others fill them, the price per free byte
+    rises, and the rest is kept for pods that fit nowhere else."""
     nodes = [node("large", LARGE)]
     for uuid in ("a", "b", "c", "d"):
         held = {"u": reservation({uuid: promised_gib * GIB})} if promised_gib else {}
@@ -119,7 +119,7 @@ def test_a_class_grows_dearer_as_it_fills(promised_gib: int, left_gib: float) ->
     assert small / large == pytest.approx(1 + whole_gib / left_gib / 20)
 
 
-def test_the_mix_is_bounded_and_keeps_what_is_asked_for_most() -> None:
+def test_the_mix_is_bounded_and_keeps_the_most_frequent_demand() -> None:
     mix = DemandMix()
     mix.add((0,), 1e9)
     for size in range(3 * MOST_SETS):
@@ -128,7 +128,7 @@ def test_the_mix_is_bounded_and_keeps_what_is_asked_for_most() -> None:
     assert (0,) in mix.demand
 
 
-def test_pods_are_seen_once_and_by_what_was_ever_offered_for_their_selectors() -> None:
+def test_pods_count_once_with_all_classes_ever_offered_for_their_selectors() -> None:
     usual, snap = DemandTracker(wanted=True), fleet()
     see(usual, snap, wants("a", "8Gi"))
     see(usual, snap, wants("b", "8Gi"), 0)  # the small ones are full for now
@@ -145,7 +145,7 @@ def test_pods_are_seen_once_and_by_what_was_ever_offered_for_their_selectors() -
     }
 
 
-def test_nothing_is_learned_before_a_pod_wants_it() -> None:
+def test_prices_are_computed_only_after_a_pod_needs_them() -> None:
     usual, snap = DemandTracker(wanted=False), fleet()
     plain = pod("8Gi", name="plain", uid="plain")
     usual.see(request(plain), plain, snap, np.arange(5))
@@ -155,7 +155,7 @@ def test_nothing_is_learned_before_a_pod_wants_it() -> None:
     assert not DemandTracker(wanted=True).see(request(plain), plain, snap, np.arange(5))
 
 
-def test_prices_stay_until_they_differ_and_are_looked_at_rarely() -> None:
+def test_prices_change_with_demand_and_are_computed_rarely() -> None:
     usual, snap = DemandTracker(wanted=True), fleet()
     markets = set()
     for number in range(2000):
@@ -168,7 +168,7 @@ def test_prices_stay_until_they_differ_and_are_looked_at_rarely() -> None:
     assert usual.market is not before
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_recorded_pods_are_bounded() -> None:
     usual, snap = DemandTracker(wanted=True), fleet()
     for number in range(2 * MOST_SELECTORS):
         see(usual, snap, wants(f"p{number}", "8Gi", {"n": str(number)}))
@@ -179,7 +179,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(found.sizes) <= MOST_CLASSES
 
 
-def test_a_fleet_that_changes_is_looked_at_again() -> None:
+def test_prices_are_recomputed_if_the_fleet_changes() -> None:
     usual = DemandTracker(wanted=True)
     see(usual, fleet(), wants("a", "8Gi"))
     grown = build([*fleet().nodes, node("larger", 2 * LARGE)])
@@ -194,8 +194,8 @@ def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
     return found
 
 
-def test_a_small_pod_keeps_off_the_class_that_others_need() -> None:
-    """The large device is the fuller one: best fit alone takes it."""
+def test_a_small_pod_avoids_the_class_that_others_need() -> None:
+    """The large device is fuller, so best fit alone would pick it."""
     full = reservation({"large": 52 * GIB})
     taken = weighed(shared("large", memory_bytes=LARGE), name="large", reservations={"u": full})
     snap = build([taken, *(node(f"small{i}", SMALL) for i in range(4))])
@@ -207,15 +207,15 @@ def test_a_small_pod_keeps_off_the_class_that_others_need() -> None:
     assert rank(verdicts, Weights(), cheap).winner == 0
 
 
-def test_the_smallest_device_is_not_preferred_besides() -> None:
-    """A guess at what prices say; beside them it costs density."""
+def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
+    """It approximates prices; in addition to them it reduces density."""
     verdicts = fit(request(wants("p", "8Gi")), fleet(), np.arange(5), NOW_S)
     assert set(rank(verdicts, Weights()).terms["smallest_device"].tolist()) == {0.5}
     plain = fit(request(pod("8Gi")), fleet(), np.arange(5), NOW_S)
     assert len(set(rank(plain, Weights()).terms["smallest_device"].tolist())) == 2
 
 
-def test_ranks_by_what_is_kept_are_those_of_the_terms_with_the_market() -> None:
+def test_cached_ranks_match_the_terms_with_prices() -> None:
     snap = fleet()
     asked = request(wants("p", "8Gi"))
     found = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
@@ -231,8 +231,8 @@ def test_ranks_by_what_is_kept_are_those_of_the_terms_with_the_market() -> None:
     assert without.scores.tolist() != kept.scores.tolist()
 
 
-def test_it_costs_little_to_look() -> None:
-    """Counts, not seconds: a look at 5,000 nodes happens once for so many pods."""
+def test_prices_are_computed_rarely_in_a_large_fleet() -> None:
+    """Counts computations instead of seconds: one covers many pods."""
     looks = 0
 
     class Counted(DemandTracker):
@@ -247,7 +247,7 @@ def test_it_costs_little_to_look() -> None:
     assert looks < 20
 
 
-def test_a_whole_device_on_unshared_nodes_counts_as_a_mean_one() -> None:
+def test_a_whole_device_counts_as_an_average_device() -> None:
     usual = DemandTracker(wanted=True)
     snap = build([weighed(device(), name="n")])
     plain = pod(None, container(), name="x", uid="x")
@@ -258,8 +258,8 @@ def test_a_whole_device_on_unshared_nodes_counts_as_a_mean_one() -> None:
 
 
 @pytest.mark.parametrize("policy", ["pack", "fragmentation"])
-def test_pods_of_two_devices_leave_a_node_empty_for_one_of_all_eight(policy: str) -> None:
-    """On unshared nodes: devices that are held are no risk to anybody."""
+def test_pods_with_two_devices_leave_a_node_empty_for_a_pod_with_eight(policy: str) -> None:
+    """On unshared nodes, allocated devices are no risk for other pods."""
     devices = [device(f"GPU-{i}") for i in range(8)]
     gone = Replicas(free=0, allocated=1)
     held = [device(f"GPU-{i}", replicas=gone) for i in range(2)]
@@ -272,9 +272,9 @@ def test_pods_of_two_devices_leave_a_node_empty_for_one_of_all_eight(policy: str
     assert rank(verdicts, Weights()).winner == 1
 
 
-def test_pods_of_several_devices_go_by_no_price() -> None:
-    """The begun node is of the class that others need: a pod of one device keeps off it, one of two
-    leaves the empty nodes whole, which the next of its kind needs more."""
+def test_prices_do_not_affect_pods_with_several_devices() -> None:
+    """The partly used node has the class that others need. A pod with one device avoids it. A pod
+    with two devices uses it, to keep the empty nodes whole for the next pod of its kind."""
     dear, cheap = 25 * GIB, 24 * GIB
     gone = Replicas(free=0, allocated=1)
     large = [device(f"GPU-{i}", memory_bytes=dear) for i in range(8)]

@@ -1,5 +1,4 @@
-"""What was found of one report and is used for another: the same must come of it as of looking
-anew."""
+"""An occupancy that is reused for a later report equals one computed from that report."""
 
 from collections.abc import Iterator, Set
 from typing import Any
@@ -61,7 +60,7 @@ _choices = st.sampled_from([DeviceChoice.PREDICTED, DeviceChoice.ANY])
 
 
 def _elsewhere(draw: DrawFn, reservations: dict[str, Reservation]) -> dict[str, Reservation]:
-    """Now and then a pod's own variable decides where it is."""
+    """For some pods, their own variable decides the device."""
     return {
         uid: replace(
             held, charges=[replace(c, by_environment=draw(st.booleans())) for c in held.charges]
@@ -76,7 +75,7 @@ def grounds(draw: DrawFn, world: World) -> Grounds:
 
 
 def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
-    """Of every field one change in one place; at last in all that is measured."""
+    """Yield copies with one field changed each, and at last one with other measurements."""
     told, reservations, leaving, choice = was
     for name, values in _of_device.items():
         devices = [*told.devices]
@@ -112,9 +111,7 @@ def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
 
 @settings(max_examples=300)
 @given(st.data(), worlds())
-def test_where_it_holds_for_a_later_report_it_tells_the_same_as_looking_anew(
-    data: st.DataObject, world: World
-) -> None:
+def test_a_reused_occupancy_equals_a_new_one(data: st.DataObject, world: World) -> None:
     was = data.draw(grounds(world))
     found = find(*was, before=None)
     for what, now in changes(data.draw, was):
@@ -125,7 +122,7 @@ def test_where_it_holds_for_a_later_report_it_tells_the_same_as_looking_anew(
             ), what
 
 
-def test_it_holds_whatever_was_measured() -> None:
+def test_it_is_reused_after_any_change_of_measurements() -> None:
     held = {"u1": reservation({"D0": GIB}), "u2": reservation({"D0": GIB, "D1": GIB})}
     rows = [use("u1", "D0", GIB), use("stray", "D1", GIB)]
     was = status(shared("D0"), shared("D1"), pods=rows)
@@ -157,7 +154,7 @@ STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none"
         pytest.param(ALIGNED, {}, DeviceChoice.ANY, id="who chooses the device"),
     ],
 )
-def test_what_decides_seldom_is_looked_at_too(
+def test_rarely_relevant_fields_are_covered(
     plugin: Plugin, other: dict[str, Any], choice: DeviceChoice
 ) -> None:
     was = status(*THREE, plugin=plugin)

@@ -1,4 +1,4 @@
-"""What is written down about a pod that fits."""
+"""The reservation and the annotations of a pod that fits."""
 
 import json
 
@@ -55,8 +55,8 @@ def test_a_share_is_charged_in_bytes_of_each_device() -> None:
     assert charge.candidates == {"a": 6 * GIB, "b": 4 * GIB}
 
 
-def test_a_device_named_for_its_bytes_only_is_no_prediction() -> None:
-    """Pods bound later can push the pod there, where its share is another number of bytes."""
+def test_a_device_listed_only_for_its_bytes_is_not_predicted() -> None:
+    """Pods bound later can shift the pod there, where its share has a different size."""
     node = weighed(
         shared("a"),
         shared("b", free=3, allocated=1, memory_bytes=16 * GIB),
@@ -69,7 +69,7 @@ def test_a_device_named_for_its_bytes_only_is_no_prediction() -> None:
     assert predicted(reservation) == ("a",)
 
 
-def test_containers_are_charged_together_where_they_can_meet() -> None:
+def test_containers_that_can_share_a_device_are_charged_together() -> None:
     asked = pod("a=8Gi,b=2Gi", container("a"), container("b"), init=[container("i", gpus=0)])
     (charge,) = placed(asked, weighed(shared("x"))).charges
     assert (charge.count, charge.candidates) == (2, {"x": 10 * GIB})
@@ -77,12 +77,12 @@ def test_containers_are_charged_together_where_they_can_meet() -> None:
     assert charge.candidates == {"x": 8 * GIB, "y": 8 * GIB}
 
 
-def test_instances_are_charged_with_what_can_land_in_their_memory() -> None:
+def test_instances_are_charged_with_all_that_their_memory_can_get() -> None:
     (charge,) = placed(pod("3Gi", container(gpus=2)), weighed(mig("x", 1), mig("y", 1))).charges
     assert charge.candidates == {"x": 6 * GIB, "y": 6 * GIB}
 
 
-def test_the_downward_api_finds_device_bytes_and_fraction() -> None:
+def test_annotations_have_device_bytes_and_fraction() -> None:
     placement = placed(pod("6Gi"), weighed(device("a")))
     expected = {"devices.0": "a", "bytes.0": str(6 * GIB), "fraction.0": "0.2500"}
     assert written(placement) == expected
@@ -97,7 +97,7 @@ def test_the_downward_api_finds_device_bytes_and_fraction() -> None:
     }
 
 
-def test_where_the_device_is_not_certain_it_is_not_claimed() -> None:
+def test_no_device_is_written_if_it_is_uncertain() -> None:
     placement = placed(pod("6Gi"), weighed(shared("a"), shared("b")))
     assert written(placement) == {"bytes.0": str(6 * GIB), "fraction.0": "0.2500"}
     main = json.loads(placement.annotations[PLACEMENT])["containers"]["main"]
@@ -120,24 +120,24 @@ def test_two_replicas(node: NodeTerms, certain: bool) -> None:
     assert ("devices.0" in written(placement)) is certain
 
 
-def test_what_differs_between_devices_is_left_out() -> None:
+def test_values_that_differ_between_devices_are_omitted() -> None:
     sizes = weighed(shared("a"), shared("b", memory_bytes=16 * GIB))
     assert set(written(placed(pod("25%"), sizes))) == {"fraction.0"}
     assert set(written(placed(pod("8Gi"), sizes))) == {"bytes.0"}
 
 
-def test_a_fraction_is_rounded_down_to_what_may_be_claimed() -> None:
+def test_a_fraction_is_rounded_down() -> None:
     third = placed(pod("8Gi"), weighed(device("a", memory_bytes=24 * GIB + 1)))
     assert written(third)["fraction.0"] == "0.3333"
     assert written(placed(pod(None), weighed(device("a"))))["fraction.0"] == "1.0000"
     assert written(placed(pod("1M"), weighed(device("a"))))["fraction.0"] == "0.0000"
 
 
-def test_init_containers_have_no_index_of_their_own() -> None:
+def test_init_containers_have_no_index() -> None:
     placement = placed(pod("1Gi", container("a"), init=[container("i")]), weighed(device("x")))
     assert set(written(placement)) == {"bytes.0", "fraction.0"}
     assert set(json.loads(placement.annotations[PLACEMENT])["containers"]) == {"i", "a"}
 
 
-def test_a_pod_without_gpus_gets_nothing_written() -> None:
+def test_a_pod_without_gpus_gets_no_annotations() -> None:
     assert placed(pod(None, container(gpus=0)), weighed(device())) == Placement((), {})

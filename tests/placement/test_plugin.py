@@ -1,4 +1,4 @@
-"""What the plugin could do: counted, against every way of handing replicas out one by one."""
+"""Possible choices of the plugin, compared with enumerating all of them."""
 
 from itertools import combinations_with_replacement, product
 
@@ -42,7 +42,7 @@ def could_get(asked: Choice, node: Node, waiting: int, newcomer: int) -> set[int
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_small_node(policy: Policy) -> None:
-    """Up to three GPUs of up to three replicas, in every state, with up to three on their way."""
+    """Up to three GPUs with up to three replicas and three unconfirmed pods, in every state."""
     tried = 0
     for replicas, gpus in product((1, 2, 3), (1, 2, 3)):
         states = [
@@ -78,7 +78,7 @@ def test_random_nodes_of_uneven_gpus(node: Node, waiting: int, newcomer: int) ->
     check(node, waiting, newcomer)
 
 
-def test_a_full_device_is_packed_next_when_one_of_its_pods_has_gone() -> None:
-    """That one replica less makes it stand behind a device that others fill up meanwhile."""
+def test_packed_continues_with_a_full_device_after_one_of_its_pods_ends() -> None:
+    """With one replica less, it comes after a device that other pods fill up meanwhile."""
     for waiting in range(4):
         check(Node((Gpu(1, allocated=1, leaving=1), Gpu(4, allocated=1)), "packed"), waiting)

@@ -1,4 +1,4 @@
-"""What NVIDIA's device plugin was recorded to answer, against what is said of it here."""
+"""Recorded answers of NVIDIA's device plugin, compared with our candidates."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SEVERAL = [each for each in RECORDED.answers if each.size > 1]
 ON_THEIR_WAY = [each for each in RECORDED.answers if each.waiting]
 
 
-def test_the_answers_are_of_the_plugin_that_is_asked_live() -> None:
+def test_the_recording_has_the_version_of_the_live_plugin() -> None:
     assert (RECORDED.plugin, RECORDED.policy) == (pinned_version(), "distributed")
     assert len(SINGLE) > 400
     assert len(SEVERAL) > 400
@@ -20,21 +20,21 @@ def test_the_answers_are_of_the_plugin_that_is_asked_live() -> None:
 
 
 @pytest.mark.parametrize("who", ["we", "the oracle"])
-def test_recorded_answers_to_the_next_pod_are_exactly_our_candidates(who: str) -> None:
+def test_recorded_answers_for_the_next_pod_equal_our_candidates(who: str) -> None:
     for recording in SINGLE:
         assert set(recording.given) == could_get(who, recording), recording
 
 
 @pytest.mark.parametrize("who", ["we", "the oracle"])
-def test_recorded_answers_to_a_container_that_asks_for_several_are_among_our_candidates(
+def test_recorded_answers_for_several_replicas_are_among_our_candidates(
     who: str,
 ) -> None:
-    """At once the plugin, of this version, gives less than its rule allows."""
+    """For several replicas at once, this plugin version uses fewer devices than its rule allows."""
     for recording in SEVERAL:
         assert set(recording.given) <= could_get(who, recording), recording
 
 
-def test_of_several_replicas_each_release_gives_its_part_of_our_candidates() -> None:
+def test_each_plugin_release_covers_a_part_of_our_candidates() -> None:
     """v0.19.3 goes on with the device that it took last, v0.20.0 with one that it has not taken
     yet. No report tells which of them runs, and together they give all candidates."""
     narrower = 0
@@ -46,7 +46,7 @@ def test_of_several_replicas_each_release_gives_its_part_of_our_candidates() -> 
     assert narrower > 50
 
 
-def test_recorded_answers_after_pods_on_their_way_are_among_our_candidates() -> None:
+def test_recorded_answers_after_unconfirmed_pods_are_among_our_candidates() -> None:
     reached = candidates = 0
     for recording in ON_THEIR_WAY:
         expected = could_get("we", recording)

@@ -1,5 +1,7 @@
-"""A report that changes nothing that is charged: its terms must be those that weighing it gives,
-and any other must be weighed."""
+"""Reports that change no charge reuse the terms of the node; all others compute them.
+
+Reused terms must equal computed ones.
+"""
 
 from typing import Any
 
@@ -25,7 +27,7 @@ def found_of(told: GPUNodeStatus, reservations: dict[str, Reservation]) -> Found
 
 
 def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
-    """Some of all that is measured."""
+    """Return the report with some measurements changed."""
 
     def bytes_of(had: int | None, most: int) -> Any:
         return draw(st.sampled_from([had, had, 0, MIB, most // 2, most, None])) or had
@@ -51,7 +53,7 @@ def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
 
 @settings(max_examples=300)
 @given(st.data(), worlds())
-def test_what_is_not_weighed_is_what_weighing_would_give(data: st.DataObject, world: World) -> None:
+def test_reused_terms_equal_computed_terms(data: st.DataObject, world: World) -> None:
     was = data.draw(grounds(world))
     found = find(*was, before=None)
     terms = weigh(found.occupancy, was[0], GIB, MIB)
@@ -113,9 +115,7 @@ def after(was: GPUNodeStatus, now: GPUNodeStatus) -> tuple[DeviceTerms, ...] | N
         pytest.param(told(), told(sm_activity=SmActivity(0.5, "gpm")), id="SM activity"),
     ],
 )
-def test_it_is_not_weighed_where_nothing_else_is_charged(
-    was: GPUNodeStatus, now: GPUNodeStatus
-) -> None:
+def test_terms_are_reused_if_no_charge_changes(was: GPUNodeStatus, now: GPUNodeStatus) -> None:
     quick = after(was, now)
     assert quick is not None
     measured_bytes = now.pods[0].used_bytes
@@ -165,11 +165,11 @@ def test_it_is_not_weighed_where_nothing_else_is_charged(
         ),
     ],
 )
-def test_it_is_weighed_where_anything_else_is(was: GPUNodeStatus, now: GPUNodeStatus) -> None:
+def test_terms_are_computed_if_any_charge_changes(was: GPUNodeStatus, now: GPUNodeStatus) -> None:
     assert after(was, now) is None
 
 
-def test_strangers_on_devices_of_one_memory_are_weighed_together() -> None:
+def test_unattributed_use_of_one_memory_is_added_up() -> None:
     was = status(*(mig(f"M{i}", gpu_instance=1, unattributed_bytes=0) for i in (0, 1)))
     found = found_of(was, {})
     terms = weigh(found.occupancy, was, 0, 64 * MIB)

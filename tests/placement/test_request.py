@@ -1,4 +1,4 @@
-"""What a pod asks for, from its containers, its annotations and its namespace."""
+"""The request of a pod, from its containers, annotations and namespace."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def phases(asked: VramRequest) -> set[tuple[object, ...]]:
     return {tuple(portion.amount for portion in phase) for phase in ask.phases}
 
 
-def test_an_annotated_pod_asks_for_what_it_says() -> None:
+def test_an_annotated_pod_requests_its_annotation() -> None:
     asked = request("8Gi")
     assert amounts(asked) == [("main", Bytes(8 * GIB), "annotation")]
     (ask,) = asked.asks
@@ -36,23 +36,23 @@ def test_an_annotated_pod_asks_for_what_it_says() -> None:
     assert asked.decision_id == "uid-p.1"
 
 
-def test_the_namespace_speaks_for_pods_that_say_nothing() -> None:
+def test_the_namespace_default_applies_to_unannotated_pods() -> None:
     assert amounts(request(None, "4Gi")) == [("main", Bytes(4 * GIB), "namespace")]
     assert amounts(request("8Gi", "4Gi")) == [("main", Bytes(8 * GIB), "annotation")]
 
 
-def test_a_bad_default_does_not_hurt_pods_that_speak_for_themselves() -> None:
+def test_an_invalid_default_does_not_affect_annotated_pods() -> None:
     assert amounts(request("8Gi", "lots")) == [("main", Bytes(8 * GIB), "annotation")]
     understood = understand(pod(None), "lots", Rules())
     assert isinstance(understood, Unreadable)
     assert understood.reason is Reason.BAD_DEFAULT_VRAM
 
 
-def test_without_any_word_a_pod_asks_for_what_its_replica_is_worth() -> None:
+def test_without_annotation_and_default_a_pod_requests_the_share_of_its_replica() -> None:
     assert amounts(request(None)) == [("main", ReplicaShare(), "replica")]
 
 
-def test_containers_that_the_annotation_leaves_out_get_their_replicas_worth() -> None:
+def test_containers_missing_from_the_annotation_request_the_share_of_a_replica() -> None:
     asked = request(pod("a=25%", container("a"), container("b")))
     assert amounts(asked) == [
         ("a", Share(250_000), "annotation"),
@@ -73,7 +73,7 @@ def test_an_init_container_is_a_phase_of_its_own() -> None:
     assert asked.asks[0].count == 2
 
 
-def test_a_native_sidecar_stays_beside_what_comes_after_it() -> None:
+def test_a_native_sidecar_adds_to_all_later_containers() -> None:
     sidecar = container("s", restart_policy="Always")
     before, after = container("i"), container("j")
     asked = request(pod("i=5Gi,s=1Gi,j=6Gi,a=8Gi", container("a"), init=[before, sidecar, after]))
@@ -82,7 +82,7 @@ def test_a_native_sidecar_stays_beside_what_comes_after_it() -> None:
     assert asked.asks[0].count == 2
 
 
-def test_each_resource_is_asked_for_by_itself() -> None:
+def test_each_resource_has_its_own_request() -> None:
     asked = request(pod("8Gi", container("a"), container("b", resource=SHARED)))
     assert [(ask.resource, ask.count) for ask in asked.asks] == [(GPU, 1), (SHARED, 1)]
 
@@ -97,7 +97,7 @@ def test_each_resource_is_asked_for_by_itself() -> None:
         pytest.param(pod("nonsense", Container(name="main")), id="no resources at all"),
     ],
 )
-def test_a_pod_without_gpus_of_ours_is_never_unreadable(of: Pod) -> None:
+def test_a_pod_without_our_gpus_is_always_valid(of: Pod) -> None:
     assert not asks_for_gpu(of, Rules())
     assert request(of).asks == ()
 
@@ -120,14 +120,14 @@ def test_a_pod_without_gpus_of_ours_is_never_unreadable(of: Pod) -> None:
         pytest.param(pod("8Gi", container(gpus=1 << 60)), Reason.BAD_POD, id="an absurd count"),
     ],
 )
-def test_what_cannot_be_read_has_its_reason(of: Pod, reason: Reason) -> None:
+def test_an_invalid_pod_has_its_reason(of: Pod, reason: Reason) -> None:
     understood = understand(of, None, Rules())
     assert isinstance(understood, Unreadable)
     assert understood.reason is reason
     assert asks_for_gpu(of, Rules())
 
 
-def test_unannotated_pods_are_refused_where_the_rules_say_so() -> None:
+def test_unannotated_pods_are_rejected_if_configured() -> None:
     rules = Rules(reject_unannotated=True)
     understood = understand(pod(None), None, rules)
     assert isinstance(understood, Unreadable)
@@ -138,12 +138,12 @@ def test_unannotated_pods_are_refused_where_the_rules_say_so() -> None:
     assert isinstance(half, Unreadable)
 
 
-def test_a_request_counts_where_there_is_no_limit() -> None:
+def test_a_request_counts_without_a_limit() -> None:
     only_request = Container(name="main", resources=ResourceRequirements(requests={GPU: 2}))
     assert request(pod("8Gi", only_request)).asks[0].count == 2
 
 
-def test_the_pods_own_policy_goes_before_the_configured_one() -> None:
+def test_the_policy_of_the_pod_overrides_the_configured_one() -> None:
     rules = Rules(policy=ScoringPolicy.SPREAD)
     assert request("8Gi", None, rules).policy is ScoringPolicy.SPREAD
     own = pod(annotations={"headroom.gpu/policy": "pack"})

@@ -1,5 +1,8 @@
-"""Admission against everything that can become of it: pods are let in exactly when no order of
-admissions, no subset of them, no tie and no pod that ends can overcommit a device."""
+"""Admission, compared with all possible outcomes.
+
+A pod fits exactly if no order of admissions, no subset, no tie and no ending pod can overcommit a
+device.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +31,7 @@ class Sitting:
 
 @dataclass
 class World:
-    """Sizes are in GiB; pods that sit ask for one replica each."""
+    """A node with its pods. Sizes are in GiB; confirmed pods have one replica each."""
 
     node: brute.Node
     memory: tuple[int, ...]
@@ -78,7 +81,7 @@ class World:
         return free - sum(len(sizes) for sizes in self.waiting)
 
     def overcommits(self, newcomer: Sequence[int]) -> bool:
-        """Whether anything can overcommit a device once the newcomer is bound too."""
+        """Return whether any outcome overcommits a device after the new pod is bound."""
         every = [*self.waiting, newcomer]
         return any(
             self.load(index, state, every) > self.memory[index]
@@ -130,9 +133,7 @@ def worlds(draw: DrawFn) -> World:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(worlds(), st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_a_pod_is_let_in_exactly_when_nothing_can_overcommit(
-    world: World, sizes: list[int]
-) -> None:
+def test_a_pod_fits_exactly_if_no_outcome_overcommits(world: World, sizes: list[int]) -> None:
     for number, size in enumerate(sizes):
         if not world.free():
             break
@@ -146,9 +147,7 @@ def test_a_pod_is_let_in_exactly_when_nothing_can_overcommit(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(worlds(), st.data())
-def test_with_pods_of_several_containers_nothing_can_overcommit(
-    world: World, data: DataObject
-) -> None:
+def test_no_outcome_overcommits_with_several_containers(world: World, data: DataObject) -> None:
     for number in range(3):
         sizes = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=2), label="pod"))
         if world.free() < len(sizes):

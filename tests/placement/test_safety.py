@@ -1,8 +1,8 @@
-"""The promise itself: no device ever holds more than it has, whichever way the plugin chooses.
+"""The main guarantee: no device is ever overcommitted, whatever the plugin chooses.
 
-Pods are bound one after the other as the code allows; a plugin that never looks at memory gives
-each of them, at a time and in an order of its own, devices with a free replica; reports tell of
-some of that, late. After every step the truth is added up by device memory.
+Pods are bound one after the other as the code allows. A plugin that ignores memory allocates
+devices with a free replica to each, at any time and in any order. Reports show a part of that,
+late. After every step, the actual use is added up by device memory.
 """
 
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ NODES = {
 
 @dataclass
 class Truth:
-    """What the kubelet did, and what was told of it."""
+    """The actual state of the node, and the part that was reported."""
 
     devices: list[Device]
     #: (device, replica) -> pod uid.
@@ -74,7 +74,7 @@ class Truth:
         ]
 
     def admit(self, asked: Pod, data: DataObject, greedy: bool) -> list[PodUse]:
-        """Give every container what it asks for, as the device manager would."""
+        """Allocate devices to every container, like the kubelet's device manager."""
         uid = asked.metadata.uid
         rows: list[PodUse] = []
         reusable: list[tuple[str, int]] = []
@@ -133,7 +133,7 @@ class Truth:
         return {o.uuid for o in self.devices if o.gpu_instance == d.gpu_instance}
 
     def load(self, uuid: str) -> int:
-        """The most that is in the memory at once: of each pod its init or its other containers."""
+        """Return the maximum use of the memory: of each pod its init or its other containers."""
         total = 0
         mates = self.memory(uuid)
         for uid in {uid for mate in mates for uid in self.loads.get(mate, {})}:
@@ -149,7 +149,7 @@ class Truth:
         assert excess(loads, {d.uuid: d.memory_bytes for d in self.devices}) == {}
 
     def report(self, rows: list[PodUse]) -> None:
-        """Take a sample: what is held now is seen, and nothing else."""
+        """Report exactly what is allocated now."""
         self.rows = list(rows)
         self.reported = []
         for d in self.devices:
@@ -225,8 +225,8 @@ def test_no_memory_is_ever_overcommitted(kind: str, data: DataObject) -> None:
         truth.check()
 
 
-def test_the_node_is_used_at_all() -> None:
-    """A property that nothing ever fits would hold too."""
+def test_some_pods_fit() -> None:
+    """Without this, the property would also hold if no pod ever fitted."""
     for kind, devices in NODES.items():
         snap = build([NodeTerms("n", None, FRESH_S, terms_of(*devices))])
         asked = request(pod("6Gi", container(resource=devices[0].resource)))

@@ -1,4 +1,4 @@
-"""Which node wins, and by what."""
+"""Which node wins, and by how much."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -38,22 +38,22 @@ def winner(asked: Pod, *nodes: NodeTerms) -> str | None:
 
 
 def holding(name: str, gib: int) -> NodeTerms:
-    """One shared GPU on which so much is promised."""
+    """Return a node with one shared GPU on which this much is reserved."""
     return weighed(shared(name), name=name, reservations={"u": reservation({name: gib * GIB})})
 
 
-def test_packing_takes_the_fullest_that_still_fits() -> None:
+def test_packing_picks_the_fullest_node_that_fits() -> None:
     nodes = holding("empty", 0), holding("half", 12), holding("full", 20)
     assert winner(pod("8Gi"), *nodes) == "half"
     assert winner(pod("4Gi"), *nodes) == "full"
 
 
-def test_spreading_takes_the_emptiest() -> None:
+def test_spreading_picks_the_emptiest_node() -> None:
     nodes = holding("full", 16), holding("half", 12), holding("empty", 0)
     assert winner(pod("8Gi", annotations=SPREAD), *nodes) == "empty"
 
 
-def test_what_does_not_fit_scores_nothing() -> None:
+def test_a_node_that_does_not_fit_scores_zero() -> None:
     found = ranked(pod("8Gi"), holding("empty", 0), holding("full", 20))
     assert found.winner == 0
     assert found.scores[1] == 0
@@ -61,7 +61,7 @@ def test_what_does_not_fit_scores_nothing() -> None:
     assert (nobody.winner, nobody.scores.tolist()) == (None, [0])
 
 
-def test_equal_nodes_are_settled_by_the_pod_whatever_their_order() -> None:
+def test_ties_are_broken_by_the_pod_not_by_the_order() -> None:
     names = [f"n{i}" for i in range(8)]
     nodes = [holding(name, 8) for name in names]
     winners = {uid: winner(pod("8Gi", uid=uid), *nodes) for uid in map(str, range(64))}
@@ -72,20 +72,20 @@ def test_equal_nodes_are_settled_by_the_pod_whatever_their_order() -> None:
     assert max(burst.values()) <= 3 * 64 / 8
 
 
-def test_even_among_perfect_fits_one_wins() -> None:
+def test_one_of_several_perfect_fits_wins() -> None:
     found = ranked(pod("24Gi"), *(weighed(device(n), name=n) for n in "ab"))
     assert found.scores[0] == found.scores[1]
     assert found.winner is not None
 
 
-def test_a_byte_decides_between_nodes_of_equal_score() -> None:
+def test_one_byte_decides_between_equal_scores() -> None:
     one = weighed(shared("x"), name="a", reservations={"u": reservation({"x": 8 * GIB})})
     other = weighed(shared("x"), name="b", reservations={"u": reservation({"x": 8 * GIB + 1})})
     assert winner(pod("8Gi"), one, other) == "b"
     assert winner(pod("8Gi", annotations=SPREAD), one, other) == "a"
 
 
-def test_scores_do_not_depend_on_who_else_is_offered() -> None:
+def test_scores_do_not_depend_on_other_nodes() -> None:
     asked, nodes = request("4Gi"), [holding("a", 4), holding("b", 8), holding("c", 12)]
     snap = build(nodes)
     together = rank(fit(asked, snap, np.array([0, 1, 2]), NOW_S), Weights())
@@ -104,14 +104,14 @@ def test_the_score_is_the_weighted_mean_of_its_named_terms() -> None:
     assert found.scores[2] == 0
 
 
-def test_where_no_gpu_is_asked_for_nobody_wins() -> None:
+def test_without_a_gpu_request_no_node_wins() -> None:
     found = ranked(pod(None, container(gpus=0)), holding("a", 0), holding("b", 0))
     assert (found.winner, found.scores.tolist()) == (None, [0, 0])
 
 
 @pytest.mark.parametrize("gpus", [1, 1 << 16])
-def test_an_absurd_request_beside_one_that_fits_disturbs_nothing(gpus: int) -> None:
-    """Its arithmetic runs over the nodes that refuse it, too."""
+def test_a_huge_request_of_another_resource_changes_no_score(gpus: int) -> None:
+    """Scores are computed for rejected nodes, too."""
     asked = pod("16Ti", container(gpus=gpus), annotations=SPREAD)
     huge = weighed(device("h", memory_bytes=1 << 44), name="huge")
     with np.errstate(all="raise"):

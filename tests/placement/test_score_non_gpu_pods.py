@@ -1,4 +1,4 @@
-"""Where a pod that asks for no GPU is told to go."""
+"""The node that wins for a pod without a GPU request."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.builders import FRESH_S, GIB, device, mig, reservation, shared, weigh
 
 
 def holding(name: str, gib: int, **how: Any) -> NodeTerms:
-    """One shared GPU of 24 GiB on which so much is promised."""
+    """Return a node with one shared 24 GiB GPU on which this much is reserved."""
     return weighed(
         shared(name), name=name, reservations={"u": reservation({name: gib * GIB})}, **how
     )
@@ -26,7 +26,7 @@ def plain(name: str) -> NodeTerms:
 
 
 def silent(name: str) -> NodeTerms:
-    """It has GPUs, of which nobody told anything."""
+    """Return a node with GPUs but without a report."""
     return NodeTerms(name, None, FRESH_S)
 
 
@@ -38,19 +38,19 @@ def best(*nodes: NodeTerms, unknown: int = 0) -> list[str]:
     return [node.name for node, is_best in zip(nodes, chosen, strict=False) if is_best]
 
 
-def test_it_goes_where_the_least_is_left() -> None:
+def test_the_node_with_the_least_headroom_wins() -> None:
     assert best(holding("empty", 0), holding("full", 20), holding("half", 12)) == ["full"]
 
 
-def test_what_counts_is_memory_and_not_a_share_of_it() -> None:
+def test_headroom_is_compared_in_bytes_not_as_a_share() -> None:
     assert best(holding("small", 0), weighed(shared("a"), shared("b"), name="large")) == ["small"]
 
 
-def test_nodes_without_gpus_come_first_and_are_all_alike() -> None:
+def test_nodes_without_gpus_come_first_with_equal_scores() -> None:
     assert best(holding("full", 24), plain("a"), holding("empty", 0), plain("b")) == ["a", "b"]
 
 
-def test_a_node_of_which_nobody_told_anything_comes_last() -> None:
+def test_a_node_without_a_report_comes_last() -> None:
     assert best(silent("silent"), holding("empty", 0)) == ["empty"]
     assert best(silent("silent"), silent("other")) == ["other"]
 
@@ -63,7 +63,7 @@ def test_a_node_of_which_nobody_told_anything_comes_last() -> None:
         pytest.param(shared("d", memory_bytes=-1), id="contradictory"),
     ],
 )
-def test_what_nobody_can_be_given_is_not_left(nothing: Device) -> None:
+def test_stranded_memory_does_not_count(nothing: Device) -> None:
     assert best(holding("nearly", 23), weighed(nothing, name="nothing")) == ["nothing"]
     assert best(holding("nearly", 23), weighed(nothing, shared("e"), name="n")) == ["nearly"]
 
@@ -75,18 +75,18 @@ def test_a_memory_that_two_devices_share_counts_once() -> None:
     ]
 
 
-def test_of_equal_nodes_it_is_always_the_first_by_name() -> None:
+def test_ties_are_broken_by_name() -> None:
     nodes = [holding(name, 8) for name in ("b", "a", "c")]
     assert best(*nodes) == best(*reversed(nodes)) == ["a"]
 
 
-def test_nodes_that_are_not_known_are_never_named() -> None:
+def test_unknown_nodes_are_never_returned() -> None:
     assert best(unknown=2) == []
     assert best(holding("full", 24), unknown=2) == ["full"]
 
 
 @given(st.lists(st.integers(-1, 30), min_size=1, max_size=12))
-def test_as_told_without_arrays(promised_gib: list[int]) -> None:
+def test_matches_a_computation_without_arrays(promised_gib: list[int]) -> None:
     nodes = [
         plain(f"n{i:02}") if gib < 0 else holding(f"n{i:02}", gib)
         for i, gib in enumerate(promised_gib)

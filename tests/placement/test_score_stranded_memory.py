@@ -1,4 +1,4 @@
-"""What a pod makes unreachable on a node, against the definition; and whom that makes win."""
+"""Memory that a pod strands on a node, compared with the definition, and the winner."""
 
 import random
 from typing import Any
@@ -34,7 +34,7 @@ REPLICAS = 4
 
 
 def node(name: str, *sizes: tuple[int, ...], **how: Any) -> NodeTerms:
-    """GPUs of 24 GiB that hold pods of so many GiB each."""
+    """Return a node with 24 GiB GPUs; each argument lists the sizes of a GPU's pods in GiB."""
     how = {"plugin": DISTRIBUTED, **how}
     devices, uses, reservations = [], [], {}
     for index, held in enumerate(sizes):
@@ -61,7 +61,7 @@ def winner(vram: str, *nodes: NodeTerms, policy: str = "pack") -> str:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_it_is_the_difference_of_what_lies_behind_the_fullest_at_each_level(seed: int) -> None:
+def test_it_matches_the_definition(seed: int) -> None:
     lots = random.Random(seed)
     sizes = [tuple(lots.choices(range(1, 6), k=lots.randint(0, 3))) for _ in range(4)]
     asked = lots.randint(1, 8)
@@ -81,29 +81,29 @@ def test_it_is_the_difference_of_what_lies_behind_the_fullest_at_each_level(seed
     assert wasted(f"{asked}Gi", node("n", *sizes)) == [expected]
 
 
-def test_a_pod_goes_to_its_like() -> None:
-    """The device without a pod is next on both; on one its neighbours are small."""
+def test_a_pod_goes_to_pods_of_its_size() -> None:
+    """The empty device is next on both nodes; on one node, the other pods are small."""
     small, large = node("small", (4,), (4,), ()), node("large", (16,), (16,), ())
     assert wasted("16Gi", small, large) == [2 * 12 * GIB, 0]
     assert winner("16Gi", small, large) == "large"
     assert winner("4Gi", small, large) == "small"
 
 
-def test_the_tightest_candidate_decides_how_full_a_node_is() -> None:
-    """On both nodes the emptiest candidate is empty; a pod of 4 must fit on the fuller one."""
+def test_the_fullest_candidate_decides() -> None:
+    """On both nodes one candidate is empty; a pod of 4 GiB must also fit on the other one."""
     tight, loose = node("tight", (18,), (1,)), node("loose", (10,), (1,))
     asked = request("4Gi")
     left_bytes = terms(judged(asked, tight, loose)[1]).device_left_bytes
     assert left_bytes.tolist() == [2 * GIB, 10 * GIB]
 
 
-def test_who_wants_spreading_gets_it() -> None:
+def test_spreading_is_respected() -> None:
     like, empty = node("like", (4,), ()), node("empty", (), ())
     assert winner("4Gi", like, empty) == "like"
     assert winner("4Gi", like, empty, policy="spread") == "empty"
 
 
-def test_nothing_is_said_where_levels_do_not_decide() -> None:
+def test_nothing_is_newly_stranded_if_levels_do_not_decide() -> None:
     assert wasted("4Gi", weighed(device("a"), device("b"))) == [0]
     snap, verdicts = judged(pod("4Gi", container(gpus=2)), node("n", (4,), ()))
     assert newly_stranded(verdicts.asks[0], snap).tolist() == [0]
@@ -119,10 +119,8 @@ STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
         pytest.param(pod("16Gi", following(container(), 0)), {"pins": True}, id="pinned"),
     ],
 )
-def test_where_the_device_is_ours_to_choose_the_least_left_wins(
-    asked: Pod, how: dict[str, Any]
-) -> None:
-    """The plugin would be pleased with the other one: there all levels stay alike."""
+def test_on_steered_nodes_the_least_headroom_wins(asked: Pod, how: dict[str, Any]) -> None:
+    """If the plugin chose, the other node would win: there all levels stay equal."""
     tight = node("tight", (7,), (1, 1), **how)
     alike = node("alike", (16,), (16,), (), **how)
     snap, verdicts = judged(asked, tight, alike)
@@ -133,12 +131,12 @@ def test_where_the_device_is_ours_to_choose_the_least_left_wins(
     assert winner("16Gi", *by_plugin) == "alike"
 
 
-def test_a_node_without_devices_disturbs_nobody() -> None:
+def test_a_node_without_devices_changes_no_score() -> None:
     assert wasted("4Gi", weighed(name="none"), node("n", (1,), ())) == [0, 3 * GIB]
     assert wasted("4Gi", weighed(name="none")) == [0]
 
 
-def test_absurd_figures_do_not_overflow() -> None:
+def test_huge_figures_do_not_overflow() -> None:
     absurd = reservation({"x-0": 1 << 62})
     one = weighed(
         *(shared(f"x-{i}", replicas=Replicas(free=3, allocated=1)) for i in range(3)),

@@ -1,8 +1,8 @@
-"""Nodes whose devices we choose: which one is best, who must wait, and that it is safe.
+"""Steered nodes: which device is chosen, which pods must wait, and that no device is overcommitted.
 
-The property plays extender, agent and kubelet against each other: promises are made as ``fit`` and
-``place`` allow, the agent answers with what it reads, the kubelet admits in any order, and every
-report is late. Who is where, and whether it is too much, is kept beside all of them.
+The property test runs extender, agent and kubelet against each other. Reservations are made as
+``fit`` and ``place`` allow, the agent answers with what it reads, the kubelet admits in any order,
+and every report is late. The test keeps its own account of all pods.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none"
 
 
 def chosen(what: Any, *devices: Any, **how: Any) -> list[str]:
-    """The devices that the pod could end on."""
+    """Return the devices that the pod could get."""
     verdicts = judged(what, weighed(*devices, plugin=STEERED, **how))[1]
     assert verdicts.fits[0]
     (node,) = explain(verdicts, Weights()).nearest
@@ -66,14 +66,14 @@ def reserved(device: str, gib: int) -> Reservation:
 
 
 def sitting(uuid: str, gib: int) -> dict[str, Any]:
-    """One pod of that size on the device."""
+    """Return the report of one pod with this use on the device."""
     return {
         "pods": [use("s", uuid, replica=f"{uuid}::0")],
         "reservations": {"s": reserved(uuid, gib)},
     }
 
 
-def test_it_is_the_fullest_on_which_the_pod_fits_or_the_emptiest() -> None:
+def test_the_fullest_or_emptiest_device_that_fits_is_chosen() -> None:
     devices = shared("A"), shared("B", free=3, allocated=1), shared("C")
     assert chosen("8Gi", *devices, **sitting("B", 10)) == ["B"]
     assert chosen("16Gi", *devices, **sitting("B", 10)) == ["A"]
@@ -97,7 +97,7 @@ def busy(ratio: float | None) -> SmActivity | None:
         pytest.param(None, None, "A", id="nobody tells"),
     ],
 )
-def test_of_two_devices_with_equally_much_left_the_quieter_one_is_chosen(
+def test_of_two_equally_full_devices_the_idler_is_chosen(
     policy: str, a: float | None, b: float | None, best: str
 ) -> None:
     devices = [
@@ -119,7 +119,7 @@ def test_of_two_devices_with_equally_much_left_the_quieter_one_is_chosen(
         pytest.param("spread", 5, "A", id="both speak for it"),
     ],
 )
-def test_quiet_is_weighed_against_packing(policy: str, gib: int, best: str) -> None:
+def test_activity_is_weighted_against_packing(policy: str, gib: int, best: str) -> None:
     idle, full = shared("A", sm_activity=busy(0)), shared("B", 3, 1, sm_activity=busy(1))
     asked = pod("4Gi", annotations={"headroom.gpu/policy": policy})
     assert chosen(asked, idle, full, **sitting("B", gib)) == [best]
@@ -133,11 +133,11 @@ def test_quiet_is_weighed_against_packing(policy: str, gib: int, best: str) -> N
         pytest.param({"memory_bytes": 4 * GIB}, id="it is too small"),
     ],
 )
-def test_a_device_does_not_close_the_node_when(other: dict[str, Any]) -> None:
+def test_a_device_does_not_close_the_node_if(other: dict[str, Any]) -> None:
     assert chosen("8Gi", shared("A", **other), shared("B")) == ["B"]
 
 
-def test_what_is_promised_names_the_choice() -> None:
+def test_the_reservation_names_the_chosen_device() -> None:
     node = weighed(shared("A"), shared("B"), plugin=STEERED)
     what = request("8Gi")
     snap = build([node])
@@ -148,7 +148,7 @@ def test_what_is_promised_names_the_choice() -> None:
     assert because(node.devices[0]).startswith("Headroom chooses")
 
 
-def test_until_those_on_their_way_have_arrived_all_go_to_their_device() -> None:
+def test_with_unconfirmed_pods_new_pods_go_to_the_same_device() -> None:
     coming = {"q": reserved("B", 8)}
     assert chosen("8Gi", shared("A"), shared("B"), reservations=coming) == ["B"]
     node = weighed(shared("A"), shared("B"), reservations=coming, plugin=STEERED)
@@ -158,7 +158,7 @@ def test_until_those_on_their_way_have_arrived_all_go_to_their_device() -> None:
     assert reason_for("8Gi", few) is Reason.OTHERS_ARRIVING
 
 
-def test_where_it_fits_nowhere_the_reason_is_that_of_the_devices_it_could_have() -> None:
+def test_if_it_fits_nowhere_the_reason_is_that_of_the_candidates() -> None:
     sick = shared("A", healthy=False)
     small = shared("B", memory_bytes=4 * GIB)
     assert reason_for("8Gi", weighed(sick, small, plugin=STEERED)) is Reason.MEMORY_ON_ANY
@@ -186,7 +186,7 @@ def test_where_it_fits_nowhere_the_reason_is_that_of_the_devices_it_could_have()
         ),
     ],
 )
-def test_every_device_counts_while_those_on_their_way_could_go_anywhere_because(
+def test_every_device_counts_while_unconfirmed_pods_could_go_anywhere_because(
     how: dict[str, Any],
 ) -> None:
     # Which the plugin would not take next.
@@ -197,7 +197,7 @@ def test_every_device_counts_while_those_on_their_way_could_go_anywhere_because(
     assert reason_for("4Gi", node) is None
 
 
-def test_where_the_kubelet_aligns_several_numa_nodes_nothing_is_chosen() -> None:
+def test_no_device_is_chosen_if_the_kubelet_aligns_several_numa_nodes() -> None:
     aligned = Plugin(topology_manager_policy="single-numa-node", steered=[GPU])
     apart = shared("A", numa_node=0), shared("B", numa_node=1, memory_bytes=4 * GIB)
     assert reason_for("8Gi", weighed(*apart, plugin=aligned)) is Reason.MEMORY_ON_SOME
@@ -205,13 +205,13 @@ def test_where_the_kubelet_aligns_several_numa_nodes_nothing_is_chosen() -> None
     assert reason_for("8Gi", weighed(*together, plugin=aligned)) is None
 
 
-def test_devices_that_nobody_shares_are_the_plugins() -> None:
+def test_the_plugin_chooses_unshared_devices() -> None:
     alone = {"sharing": "none", "replicas": Replicas(free=1)}
     node = weighed(shared("A", **alone), shared("B", memory_bytes=4 * GIB, **alone), plugin=STEERED)
     assert reason_for("8Gi", node) is Reason.MEMORY_ON_SOME
 
 
-def test_mig_devices_that_are_shared_are_chosen_and_what_they_share_is_counted_once() -> None:
+def test_shared_mig_devices_are_chosen_and_their_memory_counts_once() -> None:
     sliced = {"sharing": "time-slicing", "replicas": Replicas(free=4), "memory_bytes": 24 * GIB}
     parts = mig("A", 1, **sliced), mig("B", 1, **sliced), mig("C", 2, **sliced)
     assert len(chosen("8Gi", *parts)) == 1
@@ -230,7 +230,7 @@ INSTANCES = {"A": "A+B", "B": "A+B", "C": "C"}
 
 @dataclass
 class World:
-    """Of one node: the truth, and what each part was told of it."""
+    """One node: the actual state, and what each component has seen of it."""
 
     memory_of: dict[str, str]
     #: Replica -> (pod, its GiB), as the kubelet has it.
@@ -249,7 +249,7 @@ class World:
         return [replica for replica in every if replica not in self.held]
 
     def predicted(self) -> bool:
-        """Whether anybody is on the way who was promised what the plugin's own choice comes to."""
+        """Return whether an unconfirmed pod has a predicted reservation."""
         on_their_way = (self.reservations[uid] for uid in self.bound)
         return any(
             not charge.choice for reservation in on_their_way for charge in reservation.charges
@@ -336,7 +336,7 @@ class World:
 @pytest.mark.parametrize("memory_of", [GPUS, INSTANCES], ids=["apart", "two share their memory"])
 @settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
-def test_whatever_comes_in_between_nobody_is_refused_and_nothing_overcommitted(
+def test_no_interleaving_rejects_a_reserved_pod_or_overcommits(
     memory_of: dict[str, str], data: DataObject
 ) -> None:
     world, number = World(memory_of), count()

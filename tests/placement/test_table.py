@@ -1,4 +1,4 @@
-"""Columns and snapshots: what was handed out never changes."""
+"""Columns and snapshots: a published snapshot never changes."""
 
 import math
 
@@ -37,7 +37,7 @@ changes = st.lists(
 
 @settings(deadline=None)
 @given(changes)
-def test_snapshots_never_change_and_equal_one_made_afresh(
+def test_snapshots_are_immutable_and_equal_a_new_one(
     steps: list[tuple[str, int, int]],
 ) -> None:
     table = Table()
@@ -93,7 +93,7 @@ def test_generations_grow_only_with_changes() -> None:
     assert second.generation == first.generation + 1
 
 
-def test_a_node_that_shrinks_leaves_no_device_behind() -> None:
+def test_removed_devices_of_a_node_are_deleted() -> None:
     table = Table()
     table.put(weighed(device("a"), device("b")))
     table.put(weighed(device("a")))
@@ -108,7 +108,7 @@ def test_unknown_names_have_no_row() -> None:
 @pytest.mark.parametrize(
     "names", [[], ["a"], ["c", "a", "b"], ["a", "b", "x"], ["a", "b", "b"], ["b", "c", "a", "x"]]
 )
-def test_offered_names_keep_their_rows_in_whatever_order(names: list[str]) -> None:
+def test_node_names_map_to_their_rows_in_any_order(names: list[str]) -> None:
     table = Table()
     for name in ("x", "a", "b", "c"):
         table.put(weighed(shared(), name=name))
@@ -133,14 +133,14 @@ def test_contradictory_figures_do_not_reach_the_columns() -> None:
         pytest.param(Replicas(allocated=-1), id="negative allocated"),
     ],
 )
-def test_a_count_that_cannot_be_true_does_not_prove_that_no_replica_is_free(
+def test_an_impossible_count_does_not_prove_that_no_replica_is_free(
     replicas: Replicas,
 ) -> None:
     snap = build([weighed(device(replicas=replicas))])
     assert snap.columns.replicas_free[0, 0] == 1
 
 
-def test_absurd_promises_stay_very_large() -> None:
+def test_huge_reservations_stay_large() -> None:
     held = {"u": reservation({"D": 1 << 100}, count=1 << 40)}
     snap = build([weighed(shared("D"), reservations=held)])
     assert snap.columns.free_bytes[0, 0] == snap.columns.headroom_bytes[0, 0] == -MOST_BYTES
@@ -165,7 +165,7 @@ def test_sm_activity_is_known_or_absent(activity: SmActivity | None, ppm: int) -
     assert snap.columns.sm_ppm[0, 0] == ppm
 
 
-def test_an_empty_table_can_be_asked() -> None:
+def test_an_empty_table_works() -> None:
     snap = build([])
     assert snap.columns.memory_bytes.shape == (0, 0)
     assert snap.rows(["a"]).tolist() == [-1]

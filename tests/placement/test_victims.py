@@ -1,4 +1,4 @@
-"""Who is to leave, against a search of every set that shares nothing with ours."""
+"""Victims of preemption, compared with an independent search of all sets."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -36,7 +36,7 @@ def chosen(
     budgets: Sequence[Budget] = (),
     devices: Sequence[set[str]] = (),
 ) -> set[str] | None:
-    """Who leaves so that ``need`` is freed on the whole node."""
+    """Return the victims that free ``need`` on the whole node."""
 
     def frees(uids: frozenset[str]) -> bool:
         return sum(bytes_of[uid] for uid in uids) >= need
@@ -91,13 +91,13 @@ def chosen(
         ),
     ],
 )
-def test_the_smallest_set_by_the_order_of_kube_scheduler(
+def test_the_best_set_by_kube_schedulers_order_is_chosen(
     pods: list[Evictable], sizes: dict[str, int], need: int, leave: set[str] | None
 ) -> None:
     assert chosen(pods, sizes, need) == leave
 
 
-def test_a_budget_counts_more_than_priority() -> None:
+def test_a_disruption_budget_outweighs_priority() -> None:
     pods = [pod("low", 1), pod("high", 9)]
     sizes = dict.fromkeys(("low", "high"), 8)
     none_left = Budget(0, frozenset({"low"}))
@@ -107,19 +107,19 @@ def test_a_budget_counts_more_than_priority() -> None:
     assert chosen(pods, sizes, 16, budgets=[none_left]) == {"low", "high"}
 
 
-def test_a_budget_is_spent_on_the_most_important_first() -> None:
+def test_a_budget_is_used_for_the_most_important_pods_first() -> None:
     pods = [pod("a", 1), pod("b", 5), pod("c", 3)]
     budget = Budget(1, frozenset({"a", "b", "c"}))
     assert violators(pods, [budget]) == ["c", "a"]
     assert violators(pods[:1], [budget]) == []
 
 
-def test_victims_are_listed_as_kube_scheduler_reads_them() -> None:
+def test_victims_are_in_kube_schedulers_order() -> None:
     pods = [pod("young", 1, 9), pod("old", 1, 3), pod("high", 4, 5)]
     assert [each.uid for each in sorted(pods, key=importance)] == ["high", "old", "young"]
 
 
-def test_no_more_is_asked_than_may_be_tried() -> None:
+def test_the_number_of_tried_sets_is_limited() -> None:
     asked: list[frozenset[str]] = []
 
     def helps(uids: frozenset[str]) -> bool:
@@ -134,7 +134,7 @@ def test_no_more_is_asked_than_may_be_tried() -> None:
     assert len(set(asked)) == len(asked)
 
 
-def test_of_many_pods_those_on_one_device_are_enough() -> None:
+def test_with_many_pods_victims_of_one_device_suffice() -> None:
     pods = [pod(f"d{d}-{i}", priority=d) for d in range(8) for i in range(7)]
     devices = [{p.uid for p in pods if p.uid.startswith(f"d{d}-")} for d in range(8)]
 
@@ -156,7 +156,7 @@ Worlds = tuple[list[Evictable], list[Budget], list[tuple[Rank, set[str]]], set[f
 
 @st.composite
 def worlds(draw: st.DrawFn) -> Worlds:
-    """Any rule at all of which sets help, whether more victims help more or not."""
+    """Generate pods with an arbitrary rule of which sets of victims help."""
     names = [f"p{i}" for i in range(draw(st.integers(0, 5)))]
     few = st.integers(-2, 2)
     pods = [
@@ -169,7 +169,7 @@ def worlds(draw: st.DrawFn) -> Worlds:
 
 
 def brute(world: Worlds) -> tuple[tuple[float, ...], frozenset[str]] | None:
-    """The best of all sets that help, told from the definition."""
+    """Return the best of all sets that help, by the definition."""
     pods, budgets, _, helping = world
     best: tuple[tuple[float, ...], frozenset[str]] | None = None
     for size in range(len(pods) + 1):
@@ -193,7 +193,7 @@ def brute(world: Worlds) -> tuple[tuple[float, ...], frozenset[str]] | None:
 
 
 @given(worlds())
-def test_no_set_ranks_better_and_nobody_in_it_could_stay(world: Worlds) -> None:
+def test_no_better_set_exists_and_every_victim_is_needed(world: Worlds) -> None:
     pods, budgets, devices, helping = world
     tries = Tries(PLENTY)
     found = smallest(pods, budgets, devices, lambda _: True, helping.__contains__, tries)

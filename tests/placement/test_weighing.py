@@ -1,4 +1,4 @@
-"""What was kept and brought up to date equals what is weighed from nothing."""
+"""Incrementally updated ranks equal ranks that are computed from scratch."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def agree(cached_fits: FitCache, what: VramRequest, snap: Snapshot, ranked: bool
 
 
 class Changes(RuleBasedStateMachine):
-    """Nodes come, change and go between calls of pods of several kinds."""
+    """Nodes are added, changed and deleted between calls for pods of several kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,9 @@ TestChanges.settings = settings(max_examples=60, stateful_step_count=25, deadlin
     ),
     st.lists(st.booleans(), min_size=6, max_size=6),
 )
-def test_kinds_are_told_apart(annotations: list[dict[str, str]], gated: list[bool]) -> None:
+def test_pod_kinds_have_separate_results(
+    annotations: list[dict[str, str]], gated: list[bool]
+) -> None:
     snap = build(
         [
             weighed(shared("a"), name="a"),
@@ -121,7 +123,7 @@ def test_kinds_are_told_apart(annotations: list[dict[str, str]], gated: list[boo
         agree(cached_fits, request(pod(None, annotations=one, init=init)), snap)
 
 
-def test_a_node_that_went_before_anybody_ranked_is_ranked_no_more() -> None:
+def test_a_node_deleted_before_the_first_ranking_is_not_ranked() -> None:
     table, cached_fits, what = Table(), FitCache(Weights()), request(pod("1Gi"))
     for sizes in ({"a": 8, "b": 8, "c": 8}, {"b": 16, "c": 24}):
         for name, gib in sizes.items():

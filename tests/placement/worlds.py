@@ -1,4 +1,4 @@
-"""Random nodes and pods for hypothesis: everything mixed, most of it valid."""
+"""Random nodes and pods for hypothesis: all features mixed, mostly valid."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,7 @@ amounts_bytes = st.one_of(
 
 @dataclass(frozen=True)
 class World:
-    """A node: its report, its ledger, and what it keeps free."""
+    """A node: its report, its reservations, and its reserve."""
 
     status: GPUNodeStatus
     reservations: dict[str, Reservation]

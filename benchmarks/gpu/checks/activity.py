@@ -1,4 +1,4 @@
-"""SM activity beside ``nvidia-smi dmon``, for a kernel that fills the GPU and one that does not."""
+"""Compares SM activity with ``nvidia-smi dmon`` for a large and a small kernel."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an agent costs this machine, and what it keeps open."""
+"""Measures the agent's CPU and memory on this machine, and its open file descriptors."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""How fast the driver answers, and what it answers to what it does not know."""
+"""Measures the driver's latency, and checks its answers to unsupported requests."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Two inference engines that start beside each other: at the same time, and one after the other.
+"""Starts two inference engines on one GPU: at the same time, and one after the other.
 
-An engine reads at start-up what is free and allocates most of that. Here two processes do the same,
-without an order and in one.
+At start-up, an engine reads the free memory and allocates most of it. Here two processes do that,
+first concurrently and then in sequence.
 """
 
 from typing import Any

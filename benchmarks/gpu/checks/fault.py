@@ -1,4 +1,4 @@
-"""A kernel that writes to an illegal address: which XID the driver raises, what the agent marks."""
+"""Runs a kernel that writes to an illegal address; checks the XID and the agent's reaction."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The agent's figures beside nvidia-smi's, and minor numbers beside indexes."""
+"""Compares the agent's figures with nvidia-smi's, and minor numbers with indexes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Memory limits of a cgroup, which drivers have from r615 on."""
+"""Checks the memory limits of a cgroup, which drivers support from r615 on."""
 
 import os
 from pathlib import Path

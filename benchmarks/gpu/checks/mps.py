@@ -1,4 +1,4 @@
-"""Two MPS clients: which process list names them, and with how many bytes."""
+"""Checks which of the driver's process lists contains two MPS clients, and with how many bytes."""
 
 import contextlib
 import shutil

@@ -1,4 +1,4 @@
-"""Who the driver lists: three processes of known size, seen in four ways."""
+"""Checks the driver's process lists: three processes of known size, read in four ways."""
 
 import sys
 from collections.abc import Iterator
