@@ -191,6 +191,10 @@ class PodSpec(KubeStruct, frozen=True):
     overhead: Mapping[str, str | int] | None = None
 
 
+#: Reason of the condition that the pod garbage collector sets on a pod whose node is lost.
+COLLECTED = "DeletionByPodGC"
+
+
 class PodCondition(KubeStruct, frozen=True):
     type: str = ""
     status: str = ""
@@ -234,13 +238,16 @@ class Pod(KubeStruct, frozen=True):
     def ended(self) -> bool:
         """Return whether the containers have ended for good, according to the pod's status.
 
-        The phase alone does not prove it: for a lost node, the pod garbage collector sets the phase
-        Failed while containers may still run. A kubelet sets the phase after they have ended.
+        The phase alone does not prove it. A kubelet sets it after the containers have ended. For a
+        lost node, the pod garbage collector sets the phase Failed, and containers that the status
+        shows as waiting, or not at all, may run.
         """
         status = self.status
         if status is None or status.phase not in ("Succeeded", "Failed"):
             return False
         statuses = (status.container_statuses or []) + (status.init_container_statuses or [])
+        if any(each.reason == COLLECTED for each in status.conditions or ()):
+            return bool(statuses) and all(each.state and each.state.terminated for each in statuses)
         return not any(each.state and each.state.running for each in statuses)
 
     @property

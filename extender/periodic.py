@@ -29,15 +29,18 @@ AGAIN_AFTER_S = 1.0
 
 
 class Loops:
-    """Runs the loops of a process; ``failed`` is called with the name of a loop after each
-    exception."""
+    """Runs the loops of a process.
+
+    ``failures_of`` is called with the name of each loop when it starts, so that its failures can
+    count from 0. What it returns is called after each exception of that loop.
+    """
 
     def __init__(
         self,
-        failed: Callable[[str], None],
+        failures_of: Callable[[str], Callable[[], None]],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._failed = failed
+        self._failures_of = failures_of
         self._monotonic_s = monotonic_s
         self._tasks: set[asyncio.Task[None]] = set()
         #: Name of a loop -> time of its last progress; None while it waits for its next round.
@@ -55,6 +58,8 @@ class Loops:
         """Run ``once`` now, ``every_s`` seconds after each round, and ``least_s`` after it if
         ``wanted`` is set; skip rounds while ``unready`` returns a reason."""
 
+        self._failures_of(name)
+
         async def ready() -> None:
             if not unready():
                 await once()
@@ -64,6 +69,8 @@ class Loops:
 
     def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run ``work``, which does not end by itself, and run it again if it fails."""
+
+        self._failures_of(name)
 
         async def kept() -> None:
             while True:
@@ -79,7 +86,7 @@ class Loops:
         with contextlib.suppress(Exception):  # the log may be closed
             log.error("loop_failed", loop=name, exc_info=sys.exc_info())
         with contextlib.suppress(Exception):
-            self._failed(name)
+            self._failures_of(name)()
 
     @contextlib.contextmanager
     def _survived(self, name: str) -> Iterator[None]:

@@ -51,7 +51,7 @@ class ClusterView:
         )
         #: The same state, for readers.
         self.cluster: ClusterState = self._writer
-        self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc())
+        self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc)
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)
         self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue

@@ -54,7 +54,7 @@ async def serve_webhook(
     api = KubeApi(load_configuration())
     telemetry = WebhookTelemetry(CollectorRegistry())
     telemetry.registry.register(CertificateCollector({"webhook": settings.webhook_tls.cert}))
-    loops = Loops(lambda loop: telemetry.loop_failures.labels(loop).inc())
+    loops = Loops(lambda loop: telemetry.loop_failures.labels(loop).inc)
     decider = Decider(settings)
     kinds = [kind for kind in watched_kinds(settings.agent_namespace) if kind.name in KINDS]
     sources = KubernetesSources(api, decider.cache.apply, kinds, pace=pace)

@@ -272,10 +272,10 @@ def _unknown_pods(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservati
     resource_of = {device.uuid: device.resource for device in status.devices}
     held = _held(status, {use.uid for use in status.pods} - known)
     counts = Counter((uid, resource_of.get(device, "")) for device, _, uid in held)
-    return {
-        uid: Reservation(namespace="", name="", charges=[Charge(resource=resource, count=count)])
-        for (uid, resource), count in counts.items()
-    }
+    charges: dict[str, list[Charge]] = {}
+    for (uid, resource), count in counts.items():
+        charges.setdefault(uid, []).append(Charge(resource=resource, count=count))
+    return {uid: Reservation(namespace="", name="", charges=of) for uid, of in charges.items()}
 
 
 def _configuration(status: GPUNodeStatus) -> tuple[object, ...]:

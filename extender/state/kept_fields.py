@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from contract.annotations import EXTENDER_ANNOTATIONS, PREFIX, USER_ANNOTATIONS
 from contract.gate import is_whole
-from contract.kube import Container, Namespace, Node, ObjectMeta, Pod, Volume
+from contract.kube import COLLECTED, Container, Namespace, Node, ObjectMeta, Pod, Volume
 from contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
 from extender.placement.visible_devices import VISIBLE_DEVICES
 from extender.state.evictable_pods import MIRRORED
@@ -33,7 +33,7 @@ def kept_pod(pod: Pod) -> Pod:
 
     It drops annotations and environment variables that are not read, and volumes. One volume that
     kube-scheduler checks is kept, to show that there are some. Of a bound pod it also drops the
-    conditions, which explain why it was not bound, and until it has ended its container states.
+    conditions, except that its node is lost, and until it has ended its container states.
     The states of its init containers are kept: they show whether the gate still holds the pod.
     """
     spec = replace(
@@ -44,7 +44,12 @@ def kept_pod(pod: Pod) -> Pod:
     )
     status = pod.status
     if status is not None and pod.node:
-        status = replace(status, conditions=None)
+        collected = [
+            replace(each, message="")
+            for each in status.conditions or ()
+            if each.reason == COLLECTED
+        ]
+        status = replace(status, conditions=collected[:1] or None)
         if status.phase not in ("Succeeded", "Failed"):
             status = replace(status, container_statuses=None)
     metadata = replace(kept_annotations(pod.metadata), finalizers=None)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, cast
 
 import httpx
@@ -139,7 +140,11 @@ def test_chores_go_on_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch
 def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
     async def play() -> tuple[int, list[str]]:
         failed: list[str] = []
-        loops, rounds, wanted = Loops(failed.append), [0], asyncio.Event()
+        loops, rounds, wanted = (
+            Loops(lambda name: partial(failed.append, name)),
+            [0],
+            asyncio.Event(),
+        )
 
         async def once() -> None:
             rounds[0] += 1
@@ -161,7 +166,7 @@ def test_work_that_has_no_end_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def play() -> list[str]:
         failed: list[str] = []
-        loops = Loops(failed.append)
+        loops = Loops(lambda name: partial(failed.append, name))
 
         async def work() -> None:
             if len(failed) < 2:
@@ -180,7 +185,7 @@ def test_a_round_without_progress_is_stuck_and_health_says_so() -> None:
     async def play() -> None:
         clock, going = [0.0], asyncio.Event()
         extender = Extender(Settings(), lambda: "")
-        extender.loops = loops = Loops(lambda name: None, lambda: clock[0])
+        extender.loops = loops = Loops(lambda name: lambda: None, lambda: clock[0])
 
         async def once() -> None:
             await going.wait()
@@ -264,3 +269,23 @@ def reserved(node: str) -> GPUNode:
     reservations = {f"uid-{node}": Reservation(namespace="default", name=node)}
     spec = GPUNodeSpec(initialised=True, reservations=reservations)
     return GPUNode(metadata=ObjectMeta(name=node), spec=spec)
+
+
+def test_the_failures_of_a_loop_are_counted_from_its_start() -> None:
+    names: list[str] = []
+
+    def failures_of(name: str) -> Callable[[], None]:
+        names.append(name)
+        return lambda: None
+
+    async def work() -> None:
+        await asyncio.sleep(60)
+
+    async def play() -> None:
+        loops = Loops(failures_of)
+        loops.start("rounds", work, 60.0)
+        loops.keep("endless", work)
+        loops.stop()
+
+    asyncio.run(play())
+    assert names == ["rounds", "endless"]

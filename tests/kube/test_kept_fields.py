@@ -31,6 +31,13 @@ FOLLOWS = {
 }
 RUNNING = {"name": "main", "state": {"running": {}}}
 OVER = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
+WAITING = {"name": "main", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+COLLECTED = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "DeletionByPodGC",
+    "message": "PodGC: node no longer exists",
+}
 REJECTED = {
     "type": "PodScheduled",
     "status": "False",
@@ -78,6 +85,27 @@ def test_the_reduced_pod_has_ended_if_the_pod_has(
     assert isinstance(kept, Pod)
     assert kept.ended == ALL(sent).ended
     assert kept.node == node
+
+
+@pytest.mark.parametrize(
+    ("conditions", "containers", "ended"),
+    [
+        pytest.param([], [OVER], True, id="the kubelet saw it end"),
+        pytest.param([], [], True, id="the kubelet rejected it"),
+        pytest.param([], [WAITING], True, id="the kubelet evicted it before it started"),
+        pytest.param([COLLECTED], [OVER], True, id="it had ended before its node was lost"),
+        pytest.param([COLLECTED], [OVER, WAITING], False, id="it may have started again"),
+        pytest.param([COLLECTED], [RUNNING], False, id="it may still run"),
+        pytest.param([COLLECTED], [], False, id="it may have started unseen"),
+    ],
+)
+def test_a_pod_of_a_lost_node_has_ended_only_if_all_containers_have(
+    conditions: list[Any], containers: list[Any], ended: bool
+) -> None:
+    sent = raw(node="n", phase="Failed", containerStatuses=containers, conditions=conditions)
+    kept = DECODE(sent)
+    assert isinstance(kept, Pod)
+    assert kept.ended == ALL(sent).ended == ended
 
 
 @pytest.mark.parametrize("state", [{}, {"terminated": {"exitCode": 0}}], ids=["shut", "open"])
