@@ -82,6 +82,8 @@ EXTENDER: dict[str, set[Right]] = {
 }
 CONSOLE: dict[str, set[Right]] = {
     "extender.kube.quotas:KubeQuotas.of": rights("", "resourcequotas", "list"),
+    "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
+    "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.kube.resources:watched_kinds": WATCHED,
     "extender.server.client_ca:client_ca": rights("", "configmaps", "get", where="kube-system"),
 }
