@@ -23,10 +23,12 @@ NOT_REACHED = {
     },
     "goes on after another exception only": {
         "extender.periodic:Loops.keep.kept: waited await asyncio.sleep(AGAI",
-        "extender.periodic:Loops.failing: called self._failed",
+        "extender.periodic:Loops.failing: called self._failures_of",
     },
     "belongs to other processes or to tests": {
         "extender.ledger.initialise:one_by_one: waited await call",
+        "extender.app.cluster_view:ClusterView._collect: waited await self.begun.wait()",
+        "extender.app.cluster_view:ClusterView._collect: waited await collect_garbage()",
         "extender.state.event_queue:EventQueue.idle: waited await self._idle.wait()",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.check_reserva",
         "extender.controllers.reconcile:ReconcileController.once: waited await self.prepare_nodes",
