@@ -95,7 +95,7 @@ _occupancy_fields = attrgetter(
 
 
 def _occupancy_row(use: PodUse) -> tuple[object, ...]:
-    # Of the use only the sign matters: whether the pod uses the device, or None if unknown.
+    # The occupancy depends only on whether the pod uses the device; None if that is unknown.
     used = use.used_bytes
     sign = None if used is None else (used > 0) - (used < 0)
     return use.uid, use.device, use.replica, sign

@@ -480,7 +480,7 @@ class TestBadDays:
     def test_a_wrong_clock_is_told_as_it_is_and_stops_nothing(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock, year: int
     ) -> None:
-        """Who receives it judges by his own (tests/state/test_clock_skew.py)."""
+        """The extender judges its age by its own clock (tests/state/test_clock_skew.py)."""
         for days_back, used_bytes in ((0, 8), (2, 7), (0, 6)):  # and it is set to and fro
             clock.wall = datetime(year, 6, 3, tzinfo=UTC) - timedelta(days=days_back)
             newest = sample(clock, used_bytes)

@@ -178,7 +178,6 @@ def test_a_failed_start_raises_with_the_reason() -> None:
         assert server.debug_url
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG of Linux")
 def test_killing_the_demo_ends_its_server(staying: tuple[subprocess.Popen[bytes], int]) -> None:
     demo, port = staying
     demo.kill()

@@ -101,7 +101,7 @@ def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
     return _fitted[key]
 
 
-# What actors do. ``code`` is the module of the ledger, or a mutant of it.
+# Steps of the actors. ``code`` is the module of the ledger, or a mutant of it.
 
 
 def ledger(store: SyncStore, name: str, code: ModuleType) -> Any:

@@ -1,6 +1,6 @@
 """A node of each kind, and what explain says of it for a pod: the section of docs/device-truth.md.
 
-python -m tests.state.kinds       writes the section anew
+python -m tests.state.kinds       writes the section again
 """
 
 import itertools

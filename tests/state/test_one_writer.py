@@ -28,7 +28,7 @@ READS = {
 }
 #: These build a state of their own, or are the writer.
 WRITERS = {"extender/state/cluster_writer.py", "extender/state/dump.py"}
-#: What kube-scheduler's calls add: demand, and the nomination that it is about to write.
+#: Calls of kube-scheduler may add demand, and the nomination that kube-scheduler will write.
 BY_CALLS = {
     "extender/scheduler/filter.py": {"usual.see"},
     "extender/scheduler/preempt.py": {"nominations.expect"},

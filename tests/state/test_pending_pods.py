@@ -95,9 +95,11 @@ def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alo
         "0 of 1 node can take the pod: 1 annotation headroom.gpu/vram is not valid (example: 8Gi). "
         "More: kubectl headroom why -n default p"
     )
-    nobody = message(ClusterWriter(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2})
-    assert nobody is not None
-    assert "Nearest" not in nobody
+    unreported = message(
+        ClusterWriter(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2}
+    )
+    assert unreported is not None
+    assert "Nearest" not in unreported
 
 
 def test_of_many_reasons_the_most_frequent_are_told() -> None:

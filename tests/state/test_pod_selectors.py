@@ -157,7 +157,7 @@ def expression(operator: str, *values: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("selector", "expected"),
     [
-        pytest.param({}, False, id="an empty one is about nobody"),
+        pytest.param({}, False, id="an empty selector selects no pod"),
         pytest.param({"match_labels": {"app": "web"}}, True, id="label"),
         pytest.param({"match_labels": {"app": "web", "x": "y"}}, False, id="all labels"),
         pytest.param(expression("In", "web", "db"), True, id="in"),
@@ -165,7 +165,7 @@ def expression(operator: str, *values: str) -> dict[str, Any]:
         pytest.param(expression("NotIn", "db"), True, id="not in another"),
         pytest.param(expression("Exists"), True, id="exists"),
         pytest.param(expression("DoesNotExist"), False, id="does not exist"),
-        pytest.param(expression("Gt", "1"), False, id="one that is not valid is about nobody"),
+        pytest.param(expression("Gt", "1"), False, id="an invalid selector selects no pod"),
     ],
 )
 def test_whom_a_selector_is_about(selector: dict[str, Any], expected: bool) -> None:
