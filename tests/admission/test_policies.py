@@ -153,8 +153,8 @@ class TestAnnotations:
         rejected(
             site.send("PATCH", path, noted("headroom.gpu/vram", text)),
             self.POLICY,
-            f"annotation headroom.gpu/vram of a bound pod cannot be changed, {said}: its reservation "
-            "does not change; delete the pod and create it again with the new value",
+            f"annotation headroom.gpu/vram of a bound pod cannot be changed, {said}: its "
+            "reservation does not change; delete the pod and create it again with the new value",
         )
 
     def test_a_pod_that_waits_may_ask_for_less(self, site: Site) -> None:
