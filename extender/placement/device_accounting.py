@@ -42,6 +42,7 @@ from contract.reasons import Reason
 from extender.placement.device_plugin_model import Policy
 from extender.placement.device_reading import UNBELIEVED, Activity, health_issues, reported
 from extender.placement.occupancy import Holder, Occupancy, Tenancy
+from extender.placement.report_index import memories_of
 
 
 class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
@@ -326,22 +327,27 @@ def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | No
 
 
 def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
-    """Return the report as if these pods were gone, with their replicas and measured use free."""
+    """Return the report as if these pods were gone, with their replicas and measured use free.
+
+    A row without a replica frees none: the pod uses the device without holding a replica of it.
+    """
     freed_bytes: Counter[str] = Counter()
     freed_replicas: Counter[str] = Counter()
     removed = [use for use in status.pods if use.uid in uids]
     for use in removed:
         freed_bytes[use.device] += max(0, use.used_bytes or 0)
-    for _, device_uuid, _ in {(use.uid, use.device, use.replica) for use in removed}:
+    for _, device_uuid, _ in {(use.uid, use.device, use.replica) for use in removed if use.replica}:
         freed_replicas[device_uuid] += 1
     devices: list[Device] = []
-    for device in status.devices:
+    for device, memory in zip(status.devices, memories_of(status.devices), strict=True):
         replicas = device.replicas
         freed = min(freed_replicas[device.uuid], max(0, replicas.allocated))
         replicas = msgspec.structs.replace(
             replicas, free=replicas.free + freed, allocated=replicas.allocated - freed
         )
-        used_bytes = max(min(device.used_bytes, 0), device.used_bytes - freed_bytes[device.uuid])
+        # Each device of a memory reports the use of the whole memory.
+        gone_bytes = sum([freed_bytes[status.devices[mate].uuid] for mate in memory])
+        used_bytes = max(min(device.used_bytes, 0), device.used_bytes - gone_bytes)
         devices.append(msgspec.structs.replace(device, replicas=replicas, used_bytes=used_bytes))
     pods = [use for use in status.pods if use.uid not in uids]
     return msgspec.structs.replace(status, devices=devices, pods=pods)

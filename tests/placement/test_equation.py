@@ -329,6 +329,25 @@ def test_pods_missing_from_a_report_release_their_memory() -> None:
     assert without(left, set()) == left
 
 
+def test_a_pod_that_uses_a_device_without_a_replica_frees_no_replica() -> None:
+    """It chose its device itself, or the kubelet has already taken its replica back."""
+    device_ = shared("D0", free=3, allocated=1, used_bytes=6 * GIB)
+    rows = [use("u1", "D0", 2 * GIB, replica=""), use("u2", "D0", 4 * GIB, replica="1")]
+    (d,) = without(status(device_, pods=rows), {"u1"}).devices
+    assert (d.replicas, d.used_bytes) == (Replicas(free=3, allocated=1), 4 * GIB)
+
+
+def test_devices_that_share_a_memory_all_lose_the_use_of_a_pod_that_is_gone() -> None:
+    """Else the other device would report the freed bytes as unattributed use."""
+    mates = [
+        device(uuid, kind="mig", parent="GPU-0", gpu_instance=1, used_bytes=9 * GIB)
+        for uuid in ("M0", "M1")
+    ]
+    rows = [use("u1", "M0", 5 * GIB), use("u2", "M1", 4 * GIB)]
+    left = without(status(*mates, pods=rows), {"u1"})
+    assert [d.used_bytes for d in left.devices] == [4 * GIB, 4 * GIB]
+
+
 def test_an_empty_report_has_no_terms() -> None:
     assert weighed_anew(status(), {"u1": reservation({"D0": GIB})}) == ()
 
