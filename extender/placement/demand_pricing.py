@@ -65,14 +65,15 @@ class Market:
     #: Mean allocatable memory of a device.
     mean_bytes: float
 
-    def classes(self, snap: Snapshot) -> Rows:
-        """Return for each row the index in ``sizes`` of its largest device's class.
+    def classes(self, snap: Snapshot, rows: Rows) -> Rows:
+        """Return for each of these rows the index in ``sizes`` of its largest device's class.
 
         The length of ``sizes`` stands for other classes.
         """
-        sizes = _sizes(snap, self.unit_bytes)
+        # Only the requested rows: a cluster has many more.
+        sizes = snap.columns.memory_bytes[rows].max(axis=1, initial=0) // self.unit_bytes
         indices = np.searchsorted(self.sizes, sizes)
-        found = self.sizes.take(indices, mode="clip") == sizes if len(self.sizes) else False
+        found = self.sizes.take(indices, mode="clip") == sizes
         return np.where(found, indices, len(self.sizes))
 
     def cheap(self, snap: Snapshot, rows: Rows, taken_bytes: Rows) -> Prices:
@@ -80,11 +81,7 @@ class Market:
 
         The term is 1 if these bytes cost less than one step.
         """
-        # Only the requested rows: a cluster has many more.
-        largest = snap.columns.memory_bytes[rows].max(axis=1, initial=0) // self.unit_bytes
-        indices = np.searchsorted(self.sizes, largest)
-        found = self.sizes.take(indices, mode="clip") == largest
-        price = np.where(found, self.prices.take(indices, mode="clip"), 1.0)
+        price = np.append(self.prices, 1.0)[self.classes(snap, rows)]
         steps = np.floor(STEPS * price * np.maximum(taken_bytes, 0) / self.mean_bytes)
         term: Prices = HALF_AT_STEPS / (HALF_AT_STEPS + steps)
         return term
@@ -173,8 +170,6 @@ class DemandTracker:
         self._update_at = 1
         #: Digest of node constraints -> bytes of the classes that were offered for such pods.
         self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
-        #: Class of each row at the last update.
-        self._class_of: Rows = np.empty(0, np.int64)
 
     def see(self, request: VramRequest, pod: Pod, snap: Snapshot, offered: Rows) -> None:
         """Add the demand of a pod that requests GPUs, once for each pod; update prices if due.
@@ -186,12 +181,12 @@ class DemandTracker:
             return
         self._seen[request.uid] = None
         rows = offered[offered >= 0]
-        if self.market is None or rows.max(initial=-1) >= len(self._class_of):
+        if self.market is None or (self.market.classes(snap, rows) == len(self.market.sizes)).any():
             self._update_prices(snap)
         market = self.market
         if market is None or not len(rows):
             return
-        offered_classes = np.bincount(self._class_of[rows], minlength=len(market.sizes) + 1)
+        offered_classes = np.bincount(market.classes(snap, rows), minlength=len(market.sizes) + 1)
         has_class = offered_classes[:-1] > 0
         affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
         constraints = f"{pod.spec.node_selector} {affinity} {pod.spec.tolerations}"
@@ -217,8 +212,6 @@ class DemandTracker:
         now = market(snap, self._mix.demand)
         if now is None or self.market is None or _differs(now, self.market):
             self.market = now
-        if self.market is not None:
-            self._class_of = self.market.classes(snap)
 
 
 def _differs(one: Market, other: Market) -> bool:

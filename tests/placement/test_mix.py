@@ -25,7 +25,7 @@ from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Weights
 from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms, Snapshot
-from extender.placement.snapshot_builder import build
+from extender.placement.snapshot_builder import Table, build
 from tests.builders import (
     GIB,
     NOW_S,
@@ -188,6 +188,19 @@ def test_prices_are_recomputed_if_the_fleet_changes() -> None:
     assert (2 * LARGE,) in usual._mix.demand
 
 
+def test_a_node_that_moves_to_another_row_keeps_its_class() -> None:
+    """The last node takes the row of a node that is deleted. By rows, the pod would count for the
+    small devices of that node."""
+    table = Table()
+    for each in (node("small", SMALL), node("large", LARGE)):
+        table.put(each)
+    usual = DemandTracker(wanted=True)
+    see(usual, table.snapshot(), wants("a", "8Gi"))
+    table.drop("small")
+    see(usual, table.snapshot(), wants("b", "8Gi", {"model": "large"}))
+    assert set(usual._mix.demand) == {(SMALL, LARGE), (LARGE,)}
+
+
 def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
     found = market(snap, demand)
     assert found is not None
@@ -236,15 +249,15 @@ def test_prices_are_computed_rarely_in_a_large_fleet() -> None:
     looks = 0
 
     class Counted(DemandTracker):
-        def _look(self, snap: Snapshot) -> None:
+        def _update_prices(self, snap: Snapshot) -> None:
             nonlocal looks
             looks += 1
-            super()._look(snap)
+            super()._update_prices(snap)
 
     usual, snap = Counted(wanted=True), fleet()
     for number in range(10 * EVERY_PODS):
         see(usual, snap, wants(f"p{number}", "8Gi"))
-    assert looks < 20
+    assert 1 < looks < 20
 
 
 def test_a_whole_device_counts_as_an_average_device() -> None:
