@@ -250,7 +250,8 @@ class Binder:
 
     async def _fit_without_gpunode(self, pending: _PendingBind, gpunode: GPUNode) -> None:
         """Let a pod be bound to a node without a GPUNode if it needs no reservation, else decline
-        it. ``gpunode`` is an empty object with the node's name."""
+        it: for the judge's reason, or because nothing can be reserved there yet. ``gpunode`` is an
+        empty object with the node's name."""
         request = pending.request
         try:
             state = _unbound(
@@ -262,11 +263,12 @@ class Binder:
         if not isinstance(state, Pod):
             pending.finish(state)
             return
-        placement = self._judge(state, gpunode)
-        if isinstance(placement, Placement) and not placement.charges:
-            pending.finish(_Reserved(state, placement, None))
+        found = self._judge(state, gpunode)
+        if isinstance(found, Placement) and not found.charges:
+            pending.finish(_Reserved(state, found, None))
         else:
-            pending.finish(Declined(Reason.NO_REPORT, state.metadata.resource_version))
+            reason = found if isinstance(found, Reason) else Reason.NO_REPORT
+            pending.finish(Declined(reason, state.metadata.resource_version))
 
     async def _fit(self, pending: _PendingBind, gpunode: GPUNode, fresh: bool) -> None:
         """Run steps 1 and 2 for one bind.

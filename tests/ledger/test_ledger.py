@@ -46,10 +46,12 @@ def pod(
 def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
     """One device of 10 bytes, on every node that is initialised."""
     asked = int(pod.annotation(VRAM) or 0)
+    if asked < 0:
+        return Reason.BAD_VRAM
     if not asked:
         return Placement((), {})
     if not gpunode.spec.initialised:
-        return Reason.NOT_INITIALISED
+        return Reason.NO_REPORT if gpunode.status is None else Reason.NOT_INITIALISED
     others = sum(
         max(charge.candidates.values())
         for uid, reservation in gpunode.spec.reservations.items()
@@ -248,6 +250,11 @@ class TestBind:
 
     def test_a_node_without_an_object_has_not_reported(self, stage: Stage) -> None:
         assert stage.bind(stage.ask(pod(), "elsewhere")) == Declined(Reason.NO_REPORT)
+
+    def test_a_node_without_an_object_is_not_blamed_for_the_pod(self, stage: Stage) -> None:
+        stage.store.admit(pod("bad", asked=-1))
+        bound = stage.bind(stage.ask(pod("bad", asked=-1), "elsewhere"))
+        assert bound == Declined(Reason.BAD_VRAM)
 
     def test_a_pod_that_requests_no_gpu_is_bound_to_a_node_without_an_object(
         self, stage: Stage
