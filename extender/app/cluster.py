@@ -72,13 +72,14 @@ class Cluster:
         self._sources: KubernetesSources | None = None
 
     def unready(self) -> str:
-        """Return why the cache is incomplete; "" if all kinds were listed."""
+        """Return why nothing can be decided yet; "" if all kinds were listed and their watches had
+        contact with the API server lately."""
         health = self._sources.health if self._sources else ()
         return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
 
     def quotas(self) -> Callable[[str], Sequence[ResourceQuota] | None]:
-        """Return a reader of ResourceQuotas. For the console only: the models of ``CoreV1Api`` take
-        20 MiB."""
+        """Return a reader of ResourceQuotas. Only a process with a console calls this, because the
+        models of ``CoreV1Api`` take 20 MiB."""
         quotas = KubeQuotas(self.reviews)
 
         def read(namespace: str) -> Sequence[ResourceQuota] | None:

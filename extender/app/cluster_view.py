@@ -38,8 +38,9 @@ class ClusterView:
     ) -> None:
         """Prepare the state; no loop runs before ``start``.
 
-        ``unready`` returns why the watches have not listed everything; ``unlisted`` are the
-        kinds that will be listed; ``origin`` is where the settings are read again.
+        ``unready`` returns why the watches do not show the whole cluster; "" if they do.
+        ``unlisted`` are the kinds that must be listed first. ``origin`` is where the settings are
+        read again.
         """
         self.settings = settings
         self.telemetry = telemetry
@@ -81,8 +82,8 @@ class ClusterView:
         self._writer.follow(settings.rules)
 
     def unready(self) -> str:
-        """Return why nothing can be decided yet, as a sentence; "" if it can. After all kinds are
-        listed, processing them takes a moment."""
+        """Return why nothing can be decided yet, as a sentence; "" if decisions are possible. When
+        all kinds are listed, processing the objects still takes a moment."""
         return self._sources_unready() or ("" if self.cluster.begun else NOT_PROCESSED)
 
     def stuck(self) -> str:

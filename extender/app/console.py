@@ -19,7 +19,7 @@ from extender.state.journal import Journal
 from extender.state.pending_pods import Pending
 from extender.state.pod_requests import ResourceQuota
 
-#: Bounds of each followed journal in a process that also runs an extender.
+#: Limits of the copy of each followed journal, in a process that also runs an extender.
 BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
 
 

@@ -71,8 +71,9 @@ class Extender(ClusterView):
             self.name,
         )
         self.scheduling = SchedulingState(self.cluster, self.journal, self.telemetry, self, time)
-        #: None if this process must not preempt pods, and before ``verbs`` was called.
+        #: None if this process must not preempt pods.
         self._preemption_writer: PreemptionWriter | None = None
+        #: None until ``verbs`` is called.
         self.preemption_controller: PreemptionController | None = None
         self.event_recorder = EventRecorder(post, self.telemetry)
         self.reconciler = ReconcileController(
@@ -130,7 +131,7 @@ class Extender(ClusterView):
     def open_ledger(self, store: Store) -> Ledger:
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
             now_s, node = time.monotonic(), gpunode.name
-            # Filter may have passed the pod before this node's memory was held for another pod.
+            # The memory may be held for another pod since filter passed this pod.
             held_for = self.cluster.held_for(pod, now_s).get(node, ())
             taken = rejection_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
             return taken or self.cluster.judge(pod, gpunode, now_s)
@@ -148,7 +149,7 @@ class Extender(ClusterView):
         )
 
     def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
-        """Also evict pods that have no room on their GPU, from now on."""
+        """From now on also evict pods that do not fit on the GPU that they got."""
 
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
@@ -197,7 +198,7 @@ class Extender(ClusterView):
 
 
 async def gathered(works: Iterable[Awaitable[None]]) -> None:
-    """Await all, several concurrently; raise the first error."""
+    """Await all, at most ``TOUCHED_AT_ONCE`` concurrently; raise the first error."""
     turns = asyncio.Semaphore(TOUCHED_AT_ONCE)
 
     async def in_turn(work: Awaitable[None]) -> None:

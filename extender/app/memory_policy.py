@@ -1,9 +1,9 @@
 """Memory policy of a process that holds a cluster's state.
 
-A full garbage collection visits each container, which blocks the event loop for up to a third of a
-second at 5,000 nodes. It finds next to nothing, because the state has no cycles. So young objects
-are collected with a larger threshold, the listed objects are frozen at the start, and a full
-collection runs once an hour.
+A full garbage collection visits every list, dict and other object that can refer to others. With
+5,000 nodes that blocks the event loop for up to a third of a second, and frees next to nothing,
+because the state has no cycles. So young objects are collected with a larger threshold, the listed
+objects are frozen at the start, and a full collection runs once an hour.
 """
 
 import asyncio
@@ -11,13 +11,14 @@ import gc
 
 from contract.malloc import keep_small
 
-#: Larger than a call of kube-scheduler and its answer, so that they need no system call; smaller
-#: than a page of a list.
+#: Blocks of this size are mapped separately, and returned to the system when they are freed. It is
+#: larger than a call of kube-scheduler and its answer, which therefore need no system call, and
+#: smaller than a page of a list.
 _LARGE_BYTES = 1 << 20
 _SPARE_BYTES = 8 << 20
 
-#: Containers allocated and not freed before the youngest generation is collected (under 1 ms), and
-#: collections of it before the next one is collected too (under 10 ms).
+#: Number of new objects after which the youngest generation is collected (under 1 ms), and number of
+#: such collections after which the next generation is collected too (under 10 ms).
 _YOUNG_OBJECTS, _YOUNG_COLLECTIONS = 10_000, 10
 #: Never reached: the oldest generation is collected by the clock.
 _NEVER = 1_000_000

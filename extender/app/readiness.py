@@ -1,4 +1,4 @@
-"""Decides whether a replica sees the cluster well enough; returns a sentence with what is missing.
+"""Decides whether a replica has seen enough of the cluster, and describes what is missing.
 
 The sentences contain no numbers: kube-scheduler shows them on pods, and a text that changes with
 each attempt would update the pod each time.

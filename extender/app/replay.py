@@ -1,4 +1,4 @@
-"""Recomputes the decisions about pods from another process's snapshot."""
+"""Recomputes decisions about pods from the snapshot of another process (``GET /v1/snapshot``)."""
 
 from collections.abc import Iterator
 from pathlib import Path

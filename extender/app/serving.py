@@ -43,7 +43,7 @@ async def serve(
         if console is not None:
             console.start()
 
-    def stopping() -> None:  # else shutdown waits for the clients that follow the feed
+    def stopping() -> None:  # otherwise shutdown waits for clients that follow the feed
         extender.feed.close()
         if console is not None:
             console.feed.close()

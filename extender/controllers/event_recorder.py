@@ -23,7 +23,7 @@ from extender.kube.api_errors import ApiError, ApiStatus
 from extender.observability.metrics import Telemetry
 from extender.state.notices import Notice
 
-if TYPE_CHECKING:  # a process without a cluster has no client
+if TYPE_CHECKING:  # the Kubernetes client is an optional dependency
     from extender.kube.client import KubeApi
 
 log = structlog.get_logger()
@@ -67,7 +67,7 @@ class KubeEvents:
                 return True  # another replica was faster
             if err.status in _LATER or err.status >= 500:
                 return False
-            # For example in a namespace that is being deleted.
+            # For example, the namespace is being deleted. A retry would not help.
             log.warning("event_refused", uid=notice.about.uid, message=str(err))
             return True
         except ApiError:

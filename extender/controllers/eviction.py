@@ -1,4 +1,4 @@
-"""Evict pods that have no room on their GPU: mark them in the ledger, then call the eviction API.
+"""Evicts pods that do not fit on the GPU that they got: marks them in the ledger, then evicts them.
 
 The mark is a compare-and-swap on the GPUNode that shows which pods must leave. So replicas never
 evict two pods if one is enough. A marked pod stays at its gate, even if memory becomes free; the
@@ -103,8 +103,8 @@ class Evictions:
 
 
 class EvictionController:
-    """Finds pods without room in this replica's cache, and has ``evictions`` check and evict them.
-    Whatever fails is found again in the next round."""
+    """Finds pods that do not fit on their GPU in this replica's cache. ``evictions`` checks them
+    against the API server and evicts them. A failure is retried in the next round."""
 
     def __init__(
         self,

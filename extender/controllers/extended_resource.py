@@ -3,8 +3,8 @@
 Extended resources are advertised by the Node's capacity. The kubelet copies it to allocatable with
 its next status update; both are written here, so that no pod has to wait for that.
 
-If it is switched off, it removes the resource from Nodes that still have it. So every replica runs
-it, and writes only differences.
+Every replica runs it, also if it is switched off: then it removes the resource from Nodes that
+still have it. Only differences are written.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from extender.state.memory_totals import CapacityChange, capacity_changes
 log = structlog.get_logger()
 
 EVERY_S = 5.0
-#: Writes per round; to switch on a large fleet takes several rounds.
+#: Maximum number of writes per round: in a large fleet, the first writes take several rounds.
 AT_MOST = 200
 _HINT = "apply ClusterRole headroom-extender-mirror in deploy/components/in-tree-mirror"
 

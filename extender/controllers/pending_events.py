@@ -1,8 +1,8 @@
 """Writes Events on pending pods: why no node takes them, when the reason has changed.
 
 It runs in the background: a few pods a second, and each pod at most once per ``AGAIN_AFTER_S``. The
-replica that rejected a pod writes the Event, because it has the decision. If another replica takes
-over, it writes the same Event again for each pod. All that is remembered here may be lost.
+replica that rejected a pod writes the Event, because it has the decision. If this state is lost, or
+another replica takes over, the same Event is written again for each pod.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from extender.state.pending_pods import Explaining, Pending
 
 log = structlog.get_logger()
 
-#: Between two explanations of a pod, and so at least between two changes of its Event.
+#: Minimum interval between two explanations of a pod, and so between two changes of its Event.
 AGAIN_AFTER_S = 60.0
 #: Time budget of a round: after it no further pod is explained.
 SPENT_S = 0.1

@@ -1,16 +1,16 @@
-"""Makes room for pods that only GPU memory keeps from a node, and writes Events about preemption.
+"""Evicts pods for pods that lack only GPU memory, and writes Events about preemption.
 
 kube-scheduler calls preempt only if it finds a resource missing itself. It looks for victims before
 it writes that a pod is unschedulable. So a pod that has that condition because of Headroom, was
-rejected here recently and has no nomination yet got no victims from kube-scheduler. Making room:
+rejected here recently and has no nomination yet got no victims from kube-scheduler. The steps:
 
     read the pod -> dry-run the eviction of each victim -> write the attempt on the pod
                  -> evict the victims, the least important first
 
 The attempt is written by compare-and-swap on the pod, before any eviction. So only one replica
 continues, and from then on all replicas hold the memory for the pod. If the API server, which
-evaluates disruption budgets, rejects one of the dry runs, no victim is evicted. An error after that
-costs at most the hold: victims that have left count as gone in the next attempt.
+evaluates disruption budgets, rejects one of the dry runs, no victim is evicted. After a later error
+the next attempt continues: victims that have left count as gone.
 
 Nothing is written into the pod's status. kube-scheduler clears a nomination that it did not make
 when its next attempt fails, and newer versions retry a pod after each such write.
@@ -204,7 +204,7 @@ class PreemptionController:
         )
         best = found.best
         if best is None or best.leaving_anyway:
-            return  # no eviction helps, or there is room soon anyway
+            return  # no eviction helps, or the pod fits soon anyway
         took_us = micros(time.monotonic() - began_s)
         part = recorded(found, time.time(), took_us, 0, 1, "controller")
         decision = self._journal.of_uid(uid)

@@ -38,8 +38,8 @@ from extender.controllers.sm_history import (
 from extender.state.sm_activity import Key
 
 METRIC = "DCGM_FI_PROF_SM_ACTIVE"
-#: Label names of exporters and relabelling rules. Prometheus puts ``exported_`` before a label that
-#: the scraped target also has; then the exporter's own label is the right one.
+#: Names of the label in exporters and after relabelling, the preferred one first. If the scraped
+#: target has a label of the same name, Prometheus renames the exporter's to ``exported_...``.
 _UUIDS = ("exported_UUID", "exported_uuid", "UUID", "uuid", "GPU_UUID", "gpu_uuid")
 _INSTANCES = ("exported_GPU_I_ID", "exported_gpu_i_id", "GPU_I_ID", "gpu_i_id")
 _INSTANCE = re.compile("[0-9]{1,4}")
@@ -55,7 +55,7 @@ _PARTS = (*(f'gpu="{index}"' for index in range(8)), 'gpu!~"[0-7]"')
 #: Limit of one answer. For 5,000 nodes with 8 devices each, answers have 0.6 MB.
 MAX_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
-#: Extra time after which an abandoned query gives up by itself.
+#: An abandoned query ends by itself this long after its timeout.
 _EXTRA_S = 1.0
 
 

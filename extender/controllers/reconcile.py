@@ -57,8 +57,9 @@ WRITTEN_AT_ONCE = 8
 class ReconcileController:
     """Reconciles reservations, GPUNodes and Events.
 
-    ``unready`` returns why the cache is incomplete, so that nothing can be called missing; "" if it
-    is complete. In mode observe no pod is evicted and no Event is written.
+    ``unready`` returns why the cache is incomplete; "" if it is complete. While it is incomplete,
+    a pod that is not in the cache may exist. In mode observe no pod is evicted and no Event is
+    written.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class ReconcileController:
         self._settings = settings
 
     def react(self, effects: Effects) -> None:
-        """Check soon the nodes whose reservations may be orphaned or missing, and those to
-        initialise or with a changed device choice."""
+        """Schedule a check of nodes that may have an orphaned or missing reservation, may have to
+        be initialised, or have a changed device choice."""
         if effects.unsettled:
             self._unsettled |= effects.unsettled
             self._reservations_changed.set()
@@ -222,7 +223,7 @@ def _changes_readiness(event: Event) -> bool:
 
 @contextlib.contextmanager
 def _logged() -> Iterator[None]:
-    """Log a store error, so that the next task still runs."""
+    """Log a store error instead of raising it, so that the next task still runs."""
     try:
         yield
     except StoreError as err:

@@ -1,4 +1,4 @@
-"""Requeues rejected pods in kube-scheduler when there is room for them.
+"""Requeues rejected pods in kube-scheduler when they fit on a node that gained headroom.
 
 ``state.requeue_hints`` decides which pods are worth another attempt. This module decides when to
 check.
@@ -23,9 +23,9 @@ from extender.state.requeue_hints import RequeueHints, rejected_by_us
 
 log = structlog.get_logger()
 
-#: Between two checks of the pending pods; room gained in between is checked together.
+#: Minimum interval between two checks of the pending pods; gains in between are checked together.
 EVERY_S = 0.25
-#: Between two checks if no pod is known to wait and no node gained room.
+#: Interval between two checks if no pod is known to wait and no node gained headroom.
 IDLE_S = 5.0
 #: Pods that are written concurrently: the other connections are left for binds.
 REQUEUED_AT_ONCE = 8
@@ -69,7 +69,7 @@ class RequeueController:
         self._due.set()
 
     def react(self, effects: Effects) -> None:
-        """Check soon if an event may concern a rejected pod, or if a node has gained room."""
+        """Schedule a check if an event may concern a rejected pod, or if a node gained headroom."""
         has_gained = self._cluster.latest_room != self._latest_room
         self._latest_room = self._cluster.latest_room
         if has_gained or any(map(_was_rejected, effects.events)):

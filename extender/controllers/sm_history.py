@@ -1,4 +1,4 @@
-"""Brings history of SM activity into the cluster's state: queries Prometheus in the background.
+"""Queries Prometheus for the history of SM activity in the background, and adds it to the state.
 
 One thread queries at intervals and passes the results on; nothing waits for it. Each query runs on
 its own thread. A query without a complete answer in time is abandoned, so that old figures expire
@@ -43,7 +43,7 @@ CHANGED_RATIO = 0.05
 
 
 class Unreadable(Exception):
-    """The answer cannot be used; the message gives the reason, and is constant per cause."""
+    """The answer cannot be used. The message gives the reason; equal causes have equal messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class PrometheusHistory:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and return when nothing is passed on any more."""
+        """Stop the thread and wait until it has ended. No result is passed on after that."""
         self._stopping.set()
         self._thread.join()
 
@@ -263,7 +263,7 @@ def history(
     found: dict[Key, Activity] = {}
     for key, ratio in ratios.items():
         age_s = ages_s.get(key, math.inf)
-        # A sample from the future would never expire by waiting.
+        # A sample far in the future would never become stale.
         if -_AHEAD_S <= age_s <= stale_after_s:
             settled, sampled_at_s = _settled(ratio, before.get(key)), queried_at_s - max(0.0, age_s)
             found[key] = Activity(settled, HISTORY, span.quantile, span.window_s, sampled_at_s)

@@ -105,7 +105,7 @@ def _charges(
     """
     charges: list[Charge] = []
     if visible is not None:
-        # All containers may use each device, and every device that shares its memory.
+        # All containers of the pod may use the device, and the devices that share its memory.
         places = replace(places, common=np.ones_like(places.common))
     for ask in request.asks:
         need = needed(ask, request.asks, places)

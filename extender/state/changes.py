@@ -28,7 +28,8 @@ class PodGone:
     #: Whether the sender has proof that all containers ended. If false, the pod's last version
     #: decides.
     ended: bool = False
-    #: Whether the version held was the last one. If not, an unbound pod may have been bound later.
+    #: Whether the stored version of the pod was its last one. If not, an unbound pod may have been
+    #: bound before it was deleted.
     is_last: bool = True
 
 
@@ -118,7 +119,7 @@ class BackOffEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing else changed until ``at_s``: pods that overuse memory have done so for longer."""
+    """No change but time: the monotonic clock is at ``at_s``, so overuse may have become lasting."""
 
     at_s: float
 
@@ -220,7 +221,7 @@ class Effects:
     unsettled: dict[str, None] = field(default_factory=dict)
 
 
-#: The uid of a pod, namespace and name of a PodDisruptionBudget, else the name.
+#: Pods: the uid. PodDisruptionBudgets: namespace and name. Other kinds: the name.
 ObjectKey = str | tuple[str, str]
 
 _GONE: Mapping[type, Callable[[str], Event]] = {
@@ -255,7 +256,7 @@ def _gone(kind: type, each: ObjectKey) -> Event:
     if isinstance(each, tuple):
         return BudgetGone(*each)
     if kind is Pod:
-        # The last version held may not be the last one that existed, as the watch was down.
+        # The watch was down, so the pod may have had a later version than the stored one.
         return PodGone(each, is_last=False)
     return _GONE[kind](each)
 

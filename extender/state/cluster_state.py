@@ -62,10 +62,10 @@ class ClusterState:
         self._table = Table()
         #: The last snapshot; None after ``apply``, whose changes must be visible at once.
         self._latest: Snapshot | None = None
-        #: Nodes that gained headroom, and nodes whose SMs became less busy. Pods are requeued for
-        #: the first, and pods with ``headroom.gpu/max-sm`` also for the second.
+        #: Nodes that gained headroom: any pod may be requeued for them.
+        #: Nodes whose SM activity decreased: only pods with ``headroom.gpu/max-sm`` are requeued.
         self.rooms, self.calms = HeadroomGains(), HeadroomGains()
-        #: Nodes that may have pods to evict, or to keep after all.
+        #: Nodes that may have pods to mark for eviction, or marks to remove.
         self._crowded: dict[str, None] = {}
         self.usual = DemandTracker(rules.policy is ScoringPolicy.FRAGMENTATION)
         self.namespaces = Namespaces()
@@ -86,7 +86,7 @@ class ClusterState:
         self.edits = RequestDrift()
         #: Preferred affinity between pods, by which kube-scheduler scores nodes.
         self.neighbours = Neighbours()
-        #: Pods for which room is held on a node.
+        #: Pods for which memory of a node is held.
         self.nominations = Nominations(
             rules.nomination_hold_s, rules.evict_for_memory, self._objects.unbound
         )
@@ -142,7 +142,7 @@ class ClusterState:
     def latest_room(self) -> int:
         """The generation of the last snapshot in which a node had gained headroom.
 
-        While a pod waits for less busy SMs, nodes whose SMs became less busy count too.
+        While a pod with ``headroom.gpu/max-sm`` waits, a decrease of SM activity counts too.
         """
         calm = self.calms.latest if self._objects.with_max_sm else 0
         return max(self.rooms.latest, calm)
@@ -206,7 +206,7 @@ class ClusterState:
         return self._objects.all_assumed()
 
     def _known(self, kind: type) -> Iterable[ObjectKey]:
-        """Return the keys of the objects of this kind that are held."""
+        """Return the keys of the stored objects of this kind."""
         objects, allocators = self._objects, self._allocators
         if kind is Pod:
             traces, terms = allocators.known("pod"), self.neighbours.known()
@@ -244,7 +244,7 @@ class ClusterState:
         return self._allocators.manager(name)
 
     def concerns(self, pod: Pod) -> bool:
-        """Whether anything is kept of this pod."""
+        """Whether the state stores anything about this pod."""
         return asks_for_gpu(pod, self.rules) or bool(of_pod(pod)) or has_affinity_terms(pod)
 
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
@@ -268,15 +268,15 @@ class ClusterState:
         )
 
     def nominees(self, now_s: float) -> Mapping[str, tuple[Pod, ...]]:
-        """Return by node the pods for which other pods are or were evicted from it."""
+        """Return node -> the pods for which the node's memory is held, because it was preempted."""
         return self.nominations.nominees(now_s, self._objects.has_leaving_pod)
 
     def held_for(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
-        """Return by node the nominees that go before this pod."""
+        """Return node -> the nominees of the node that take precedence over this pod."""
         return self.nominations.held_for(pod, now_s, self._objects.has_leaving_pod)
 
     def places(self, now_s: float) -> Mapping[str, Place]:
-        """Return by pod uid the node that is or was held for an unbound pod. Changes no state."""
+        """Return pod uid -> the node that is or was held for this unbound pod. Changes no state."""
         return self.nominations.places(now_s, self._objects.has_leaving_pod)
 
     # Judgements.

@@ -1,7 +1,8 @@
-"""The one door through which changes enter the state of the cluster.
+"""Applies all changes to the state of the cluster; no other module changes it.
 
-Only the process's ``EventQueue`` applies changes; everything else holds a ``ClusterState``, which
-has no method that writes. What a change asks of the rest of the process is returned as ``Effects``.
+Only the process's ``EventQueue`` holds a ``ClusterWriter``. Readers hold the same object as a
+``ClusterState``, which has no method that applies a change. ``Effects`` lists the work that follows
+from a change for the rest of the process.
 
 Each change is stored first and then passed to every tracker. If a tracker raises an exception, the
 other trackers still get the change, and the exception is raised afterwards. The caller may then
@@ -73,15 +74,15 @@ class ClusterWriter(ClusterState):
             self.overuses,
             self.activities,
         )
-        #: Nodes whose last GPUNode was not taken by all trackers.
+        #: Nodes with a tracker that raised an exception for the last version of their GPUNode.
         self._incomplete: set[str] = set()
         self._effects = Effects()
 
     def follow(self, rules: Rules) -> None:
         """Use these rules from now on.
 
-        They may differ from the old ones only where no weighing depends on them: rejection,
-        scoring and eviction.
+        Only rules about rejection, scoring and eviction may differ from the old ones. Nodes are not
+        weighed again.
         """
         self._weigher.rules = rules
 
@@ -111,7 +112,7 @@ class ClusterWriter(ClusterState):
     def steps(self, events: Iterable[Event]) -> Iterator[None]:
         """Apply events in steps, each of a fraction of a millisecond, without weighing any node.
 
-        Other events may be applied between two steps, and may have happened later.
+        Between two steps the caller may apply other events, even later ones.
         """
         events = list(events)
         try:
@@ -203,7 +204,7 @@ class ClusterWriter(ClusterState):
                 self._objects.end_assumed(name, uid)
                 held = self._objects.gpunodes.get(name)
                 if held is None or uid not in held.spec.reservations:
-                    self._queue.add(name)  # else the written reservation counts already
+                    self._queue.add(name)  # the assumed reservation no longer counts
             case AssumedSeen(binds, nominations):
                 after = {name: dict(assumed) for name, assumed in binds.items()}
                 self._queue.add(*self._objects.replace_assumed(after))
@@ -243,7 +244,7 @@ class ClusterWriter(ClusterState):
         else:
             nodes = before.node if before else "", pod.node if managed else ""
             self._queue.add(*filter(None, nodes))
-        # Pods that use a foreign allocator need not request a resource of ours.
+        # A pod can use a foreign allocator without requesting a resource that Headroom manages.
         self._track(lambda tracker: tracker.pod_seen(pod, managed))
         if in_place and gpunode is not None:
             self.edits.adopted([pod], gpunode.spec.reservations)
@@ -308,7 +309,7 @@ class ClusterWriter(ClusterState):
     def _put_lease(self, lease: Lease, at_s: float) -> None:
         name, confirmation = lease.metadata.name, confirmation_of(lease)
         if confirmation is None:
-            self._apply(HeartbeatGone(name))  # confirms no report, so it is no heartbeat
+            self._apply(HeartbeatGone(name))  # a Lease that confirms no report is no heartbeat
             return
         gpunode, before = self._objects.gpunodes.get(name), self._table.get(name)
         self._heartbeats.lease_seen(name, confirmation, gpunode, at_s)
@@ -378,7 +379,7 @@ class ClusterWriter(ClusterState):
         assumed, is_revived = self._objects.assumed(name), name in self._heartbeats.revived
         terms = self._weigher.terms_of(name, gpunode, assumed=assumed, keep=True)
         written = terms.devices
-        if assumed and any_overcommitted(written):  # assumed binds are no overcommitment yet
+        if assumed and any_overcommitted(written):  # assumed binds may never be written
             written = self._weigher.terms_of(name, gpunode).devices
         pods = self._objects.pods_on(name)
         weighed = WeighedNode(name, gpunode, pods, terms.devices, written)

@@ -127,14 +127,14 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     others: int = 0
     pdb_violations: int = 0
     #: The origin of the victims: "proposed" by kube-scheduler and accepted, "corrected", "added"
-    #: if kube-scheduler proposed none, or "controller" if it made no preempt call.
+    #: if it proposed none on this node, or "controller" if it made no preempt call.
     source: str = ""
     losers: tuple[Loser, ...] = ()
-    #: Number of nodes on which no eviction was found to help.
+    #: Number of offered nodes on which no eviction was found to help.
     helpless: int = 0
     #: Whether the pod will fit once pods that are ending have ended.
     soon: bool = False
-    #: Whether the search ran out of time before it had examined every node.
+    #: Whether the search reached its limits before it had examined every node completely.
     cut_short: bool = False
 
 
@@ -175,7 +175,7 @@ class Record:
     first_at_s: float
     #: Unix time of the last call, in seconds.
     at_s: float = 0.0
-    #: The node that the pod was bound to, or the winner; empty for none.
+    #: The node that the pod was bound to, else the best node; empty if there is none.
     node: str = ""
     #: ``Records.version`` when this record was last written.
     version: int = 0

@@ -112,7 +112,7 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The part that differs in every dump. The rest is equal for equal states."""
+    """The part of a dump that differs each time. Equal states have equal other parts."""
 
     format: str
     generated_at: str
@@ -222,7 +222,7 @@ def _without_values(containers: list[C] | None) -> list[C] | None:
 
 
 def _without_value(variable: EnvVar) -> EnvVar:
-    """Return NVIDIA_VISIBLE_DEVICES with a value that decides the same."""
+    """Return the variable with another value that leads to the same decisions."""
     if variable.value_from is not None:
         follows = followed([Container(env=[variable])])
         source = variable.value_from if follows else EnvVarSource()
@@ -276,7 +276,7 @@ def _reports(each: NodeFacts, gpunode: GPUNode) -> Iterator[Event]:
     if each.reported_at_s is None or gpunode.status is None:
         yield GPUNodeSeen(whole, _LONG_AGO_S)
         return
-    # A first stamp counts from its own time, a changed stamp from when it is received.
+    # The first timestamp of an agent counts from its own time, a changed one from its receipt.
     before = msgspec.structs.replace(gpunode.status, observed_at="before")
     yield GPUNodeSeen(msgspec.structs.replace(whole, status=before), each.reported_at_s)
     yield GPUNodeSeen(whole, each.reported_at_s)

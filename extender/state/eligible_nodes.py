@@ -79,7 +79,7 @@ class Feasible:
     #: (n,) rows of the snapshot.
     rows: Rows
     eligible: Eligible
-    #: Rows in the last filter call; None when it is not known.
+    #: Rows of the nodes in the last filter call; None if unknown.
     offered: frozenset[int] | None
     #: Number of eligible nodes that kube-scheduler left out for reasons unknown to Headroom.
     left_out: int
@@ -175,8 +175,8 @@ def cordoned(node: Node) -> bool:
 
 
 def not_modeled(pod: Pod) -> list[str]:
-    """Return the checks of kube-scheduler that Headroom does not make for this pod, except CPU and
-    memory."""
+    """Return the checks of kube-scheduler for this pod that Headroom does not make. Resource
+    amounts such as CPU and memory are left out, because they apply to every pod."""
     spec, affinity = pod.spec, pod.spec.affinity
     checks = {
         "volumes": any(v.persistent_volume_claim or v.ephemeral for v in spec.volumes or ()),

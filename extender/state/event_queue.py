@@ -20,7 +20,7 @@ from extender.state.cluster_writer import ClusterWriter
 TURN_S = 0.001
 #: Minimum time between two snapshots made for watch events, in seconds.
 TOGETHER_S = 0.05
-#: Interval at which a thread checks again whether the queue has room, in seconds.
+#: Interval at which a thread checks again whether the queue is still full, in seconds.
 _POLL_S = 0.001
 #: Delay before a retry after an exception, in seconds.
 RETRY_S = 1.0
@@ -219,5 +219,5 @@ class EventQueue:
 
 
 def _epoch_s() -> float:
-    """Return the Unix time at which the monotonic clock was 0. The wall clock may have been set."""
+    """Return the Unix time at which the monotonic clock was 0. It changes with the wall clock."""
     return time.time() - time.monotonic()

@@ -86,7 +86,10 @@ def as_evictable(pod: Pod) -> Evictable:
 
 
 def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
-    """Return the maximum of free bytes on the device when the pods ``gone`` have left."""
+    """Return an upper bound of the free bytes on the device once the pods ``gone`` have left.
+
+    Unattributed and unreserved use does not count. -1 if a pod stays on an unshared device.
+    """
     staying = [h for h in terms.holders if h.observed and h.uid not in gone]
     if staying and not terms.common:
         return -1
@@ -94,8 +97,11 @@ def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
 
 
 class Needs:
-    """The amounts to free on a node: what is missing of GPU resources, and of all other resources
-    what kube-scheduler's own victims would free."""
+    """The amounts to free on a node, by resource.
+
+    Managed GPU resources: the amount that is missing. Other resources: the amount that
+    kube-scheduler's own victims would free.
+    """
 
     def __init__(
         self,
@@ -141,8 +147,8 @@ def _nanos(of: Decimal) -> int:
 
 
 def only_resources_missing(pod: Pod, proposed: Iterable[Pod]) -> bool:
-    """Return whether only amounts of resources can have kept the pod from the node. Then other pods
-    can be evicted in place of those that kube-scheduler proposed."""
+    """Return whether insufficient resources are the only possible reason why kube-scheduler did not
+    choose the node. Then other pods can be evicted instead of those that it proposed."""
     affinity = pod.spec.affinity
     return not (
         (affinity and (affinity.pod_affinity or affinity.pod_anti_affinity))

@@ -45,7 +45,7 @@ class BackOffs(Tracker):
         self._until_s.pop(name, None)
 
     def note(self, node: str, marked: Set[str], at_s: float) -> None:
-        """Record the pods marked for eviction in the node's ledger. A new one starts a back-off."""
+        """Record the pods marked for eviction in the node's ledger. A new mark starts a back-off."""
         if marked - self._marked.get(node, set()):
             length_s, since_s = self._last.get(node, (0.0, at_s))
             again = length_s > 0 and at_s - since_s < FORGOTTEN_S
@@ -118,7 +118,7 @@ def _is_new(
 ) -> bool:
     """Return whether Headroom placed the pod recently and it is known to use no memory."""
     since_s = age(reservation.since, wall_s)
-    # A time in the future comes from a replica whose clock was ahead: the age is unknown.
+    # The time can be in the future if the replica that wrote it had a clock that was ahead.
     if has_gate(pod) or ADOPTED in reservation.flags or since_s is None or abs(since_s) > NEW_FOR_S:
         return False
     used = [use.used_bytes for use in status.pods if use.uid == pod.metadata.uid] if status else []

@@ -1,4 +1,4 @@
-"""Remembers when each node last gained headroom: the generation of the first snapshot with it."""
+"""Records when each node last gained headroom: the generation of the first snapshot with the gain."""
 
 from collections.abc import Iterator
 

@@ -83,7 +83,7 @@ class Heartbeats(Tracker):
         self._vouches.pop(name, None)
 
     def confirmation(self, name: str, gpunode: GPUNode | None) -> Confirmation | None:
-        """Return what the Lease confirms of this report; None if it confirms none or another."""
+        """Return what the Lease confirms of this report; None if it does not confirm this one."""
         vouch = self._vouches.get(name)
         if vouch is None or gpunode is None or gpunode.status is None:
             return None

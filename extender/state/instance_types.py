@@ -17,7 +17,7 @@ class Gpus:
 
     model: str
     count: int
-    #: Memory of each GPU in GB (10**9 bytes). All of these have slightly more.
+    #: Nominal memory of each GPU in GB (10**9 bytes); all listed models have slightly more.
     memory_gb: int
 
 

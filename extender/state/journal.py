@@ -40,14 +40,14 @@ _encode = msgspec.msgpack.encode
 
 
 class NodeSet:
-    """Node name -> row of a snapshot; None once ``MAX_NODE_SETS`` newer sets exist."""
+    """``row_of``: node name -> row of a snapshot; None once ``MAX_NODE_SETS`` newer sets exist."""
 
     def __init__(self, row_of: Mapping[str, int]) -> None:
         self.row_of: Mapping[str, int] | None = row_of
 
 
 class NodeSets:
-    """The last node sets. With them a decision needs one bit for each node instead of its name."""
+    """The last node sets. A decision stores one bit per node of a set, and no names."""
 
     def __init__(self) -> None:
         self._last: deque[NodeSet] = deque()

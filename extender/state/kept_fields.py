@@ -20,7 +20,7 @@ from extender.state.foreign_allocators import NODE_MARKS, is_mark
 
 #: Characters kept of another allocator's annotation: a node name at most.
 MAX_MARK_CHARS = 256
-#: Annotations of other allocators that are kept of one object: one is enough to name its author.
+#: Maximum number of other allocators' annotations kept per object: one identifies the allocator.
 MAX_MARKS = 16
 
 _OURS_FIRST = frozenset((*EXTENDER_ANNOTATIONS, *USER_ANNOTATIONS))
@@ -31,10 +31,13 @@ C = TypeVar("C", bound=Container)
 def kept_pod(pod: Pod) -> Pod:
     """Return the pod without the fields that nothing reads: less than half its size.
 
-    It drops annotations and environment variables that are not read, and volumes. One volume that
-    kube-scheduler checks is kept, to show that there are some. Of a bound pod it also drops the
-    conditions, except that its node is lost, and until it has ended its container states.
-    The states of its init containers are kept: they show whether the gate still holds the pod.
+    Annotations and environment variables that are not read are dropped.
+
+    * Unbound pods keep one volume that kube-scheduler checks, to show that there are some, and all
+      of their status.
+    * Bound pods keep no volumes, and only the condition that their node was lost. The states of
+      their containers are dropped until they have ended. The states of the init containers are
+      kept, because they show whether the gate still holds the pod.
     """
     spec = replace(
         pod.spec,

@@ -115,7 +115,7 @@ def _by_reason(codes: NDArray[np.signedinteger]) -> dict[str, int]:
 def some_devices(snap: Snapshot, max_devices: int) -> Iterator[tuple[str, DeviceTerms]]:
     """Return at most ``max_devices`` pairs (node, device), in the order of node names.
 
-    The devices stay the same as long as the nodes do.
+    Repeated calls return the same devices until a node is added or removed.
     """
     nodes = (snap.nodes[row] for row in np.argsort(snap.name_rank).tolist())
     devices = ((node.name, d) for node in nodes for d in first_of_each_memory(node.devices))

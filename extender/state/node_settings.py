@@ -45,7 +45,7 @@ def node_settings(node: Node | None) -> NodeSettings:
 def choice_to_note(node: Node | None, gpunode: GPUNode) -> str | None:
     """Return the device choice to copy from the Node's annotation to its GPUNode; "" removes it.
 
-    None if both agree or the annotation is not valid.
+    None if nothing has to be copied: both agree, the annotation is not valid, or there is no Node.
     """
     if node is None:
         return None
@@ -72,9 +72,9 @@ def obstacle(
     backs_off: bool,
     rules: Rules,
 ) -> tuple[Reason | None, str]:
-    """Return why no pod is placed on the node, or None, and a detail for people.
+    """Return the reason why no pod is placed on the node, and a detail for people.
 
-    Without a reason the detail is a warning, or empty. ``status`` is the node's report, from its
+    The reason is None if pods are placed there. Then the detail is a warning, or empty. ``status`` is the node's report, from its
     agent or its labels; ``manager`` names a foreign allocator; ``backs_off``: whether a pod was
     evicted from the node recently.
     """

@@ -28,14 +28,14 @@ from extender.state.object_cache import NOTHING, Namespaces, ObjectCache
 from extender.state.request_drift import as_bound
 from extender.state.sm_activity import Activities
 
-#: The last part of the time in which a report is fresh. A report this old has missed a heartbeat.
+#: The last third of the time until a report is stale: by then a heartbeat is overdue.
 AGEING_RATIO = 1 / 3
 
 
 class NodeWeigher:
-    """Computes from the objects and trackers, and changes none of them.
+    """Computes the terms of nodes from the objects and trackers, and changes none of them.
 
-    Any thread may call a method, except for those that name the thread that owns the state.
+    Any thread may call a method unless its docstring restricts it to the owner of the state.
     """
 
     def __init__(
@@ -120,8 +120,9 @@ class NodeWeigher:
     ) -> NodeTerms:
         """Return the terms of one node, without the reservations of the pods ``excluded`` (uids).
 
-        ``assumed``: reservations of assumed binds, for filter only. If a bind counted them, it
-        could fail because of reservations that are never written.
+        ``assumed``: reservations of assumed binds. Only filter passes them: a bind that counted
+        them could fail because of reservations that are never written.
+
         ``keep``: the arguments describe the actual node, not a hypothetical one, and the result
         is reused by the next weighing. Only the thread that owns the state may set it.
         """
@@ -177,7 +178,7 @@ class NodeWeigher:
         """Return the terms for a version of a GPUNode in which only measured use differs from the
         version ``held``; None, and change nothing, if more differs.
 
-        Use below a pod's reservation frees or takes no memory, so most reports qualify. Only the
+        Most reports qualify, because use below a pod's reservation changes no free memory. Only the
         thread that owns the state may call this.
         """
         name, found = gpunode.name, self._found.get(gpunode.name)

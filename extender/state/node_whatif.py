@@ -1,13 +1,12 @@
 """Fits pods on nodes that differ from the cluster: pods have left or are bound, or the node is new.
 
 ``pod_counts`` counts how many equal pods fit on a node now, by making reservations for them on a
-copy. Dividing the free memory would ignore which devices the pods get. So each count is checked
-with the reservations of all previous pods in place. The pods count as unconfirmed, as in a burst.
+copy. A division of the free memory would ignore which devices the pods get. The pods count as
+unconfirmed, as in a burst.
 
 ``codes_of_new`` fits a pod on nodes that are not in the cluster yet: an autoscaler's templates. A
-new node is empty and nothing on it could be measured. So its labels are enough, whatever
-``require_report`` demands of existing nodes. Before a pod is bound to the node, bind still requires
-the agent's report.
+new node is empty, and no agent can have measured it. So its labels are enough, even with
+``require_report``. When the node exists, bind requires the agent's report.
 """
 
 from bisect import bisect_left

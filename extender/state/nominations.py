@@ -35,8 +35,8 @@ LONGEST_S = 1800.0
 class _Hold:
     pod: Pod
     node: str
-    #: How long the hold lasts after a pod was last leaving the node, and when that was, on the
-    #: receiver's clock.
+    #: The hold lasts for ``for_s`` after ``since_s``, the last time at which a pod was leaving the
+    #: node, on the receiver's clock.
     for_s: float
     since_s: float | None = None
     #: Id of Headroom's preemption attempt; empty if kube-scheduler nominated the pod.
@@ -145,7 +145,7 @@ class Nominations(Tracker):
             if _is_held(hold, now_s, is_left):
                 found.append((hold.pod, hold.node))
             elif hold.expected:
-                del self._holds[uid]
+                self._holds.pop(uid, None)  # another thread may have removed it
         return _by_node(found)
 
     def places(self, now_s: float, is_left: Callable[[str], bool]) -> Mapping[str, Place]:

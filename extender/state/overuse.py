@@ -41,7 +41,7 @@ class Overuses(Tracker):
     """Written by the thread that owns the cluster state; ``lasting`` may be read by any thread."""
 
     def __init__(self, lasting_s: float) -> None:
-        #: Shorter overuse is not reported.
+        #: Minimum duration of overuse that is reported, in seconds.
         self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
         #: (pod, device) -> when ``update`` first found it, on the monotonic clock.
@@ -56,7 +56,7 @@ class Overuses(Tracker):
             self._of_node.pop(node.name, None)
 
     def update(self, now_s: float) -> None:
-        """Update since when each overuse lasts, and ``lasting``."""
+        """Update ``lasting``. ``now_s``: the monotonic clock."""
         found = [each for of_node in self._of_node.values() for each in of_node]
         self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in found}
         self.lasting = tuple(

@@ -86,8 +86,8 @@ class Explaining:
     def notice(self, pod: Pod, decision: Decision, again: bool = False) -> Notice | None:
         """Return the notice for the pod's author; None if the pod fits now and is retried soon.
 
-        ``again``: the pod already fitted at an earlier call, so kube-scheduler evidently does not
-        offer the node on which it fits.
+        ``again``: the pod was explained before. If it still fits, kube-scheduler does not offer the
+        node on which it fits, and the notice reports that.
         """
         found = self._explained(pod, decision)
         nearest = found.nearest[0] if found and found.nearest else None

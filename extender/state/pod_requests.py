@@ -21,9 +21,9 @@ _SUFFIXES: Mapping[str, Decimal] = {
     **{prefix: Decimal(1000) ** -power for power, prefix in enumerate("mun", 1)},
 }
 NOTHING = Decimal(0)
-#: Larger amounts are not valid: no node has as much of anything.
+#: Maximum amount; larger amounts count as zero.
 MAX_AMOUNT = Decimal("1e30")
-#: Name prefixes of resources that pods use; a quota counts other objects as well.
+#: Prefixes of a quota's resource names that concern pods; others concern Services, Secrets etc.
 _OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage", "requests.", "limits.")
 _NOT_OF_PODS = "requests.storage"
 #: Maximum number of exceeded resources in a message.
@@ -31,7 +31,11 @@ _MAX_NAMED = 3
 
 
 def demands(pod: Pod) -> dict[str, Decimal]:
-    """Return the sum over containers that run together, or an init container's share if larger."""
+    """Return resource -> what kube-scheduler counts for the pod.
+
+    That is the sum over the containers that run together, or the need of the largest init container
+    with the sidecars that run before it, if that is larger; plus the pod's overhead.
+    """
     sidecars: dict[str, Decimal] = {}
     initial: dict[str, Decimal] = {}
     for container in pod.spec.init_containers or ():
@@ -113,7 +117,7 @@ def exceeded(quotas: Iterable[ResourceQuota]) -> str:
 
 
 def _left(status: QuotaStatus) -> Iterator[tuple[str, Decimal]]:
-    """Yield each resource with the amount of it that is left."""
+    """Yield each resource of the quota with its remaining amount; negative if it is exceeded."""
     used = status.used or {}
     for resource, hard in (status.hard or {}).items():
         yield resource, amount(hard) - amount(used.get(resource, "0"))
@@ -131,7 +135,7 @@ class QuotaRoom:
         self._taken: Counter[str] = Counter()
 
     def take(self, request: VramRequest) -> str:
-        """Counts a new pod, or returns why a quota rejects it."""
+        """Count a new pod and return "", or return why a quota would reject it."""
         needs = _usage(request)
         for quota in self._quotas:
             for resource, left in _left(quota.status):

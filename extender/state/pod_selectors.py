@@ -27,7 +27,7 @@ class Budgets:
     """
 
     def __init__(self) -> None:
-        #: Whether budgets are not listed yet. Until then it is unknown which pods they protect.
+        #: Whether the budgets are not listed yet, so that it is unknown which pods they protect.
         self.unlisted = False
         self._held: dict[tuple[str, str], PodDisruptionBudget] = {}
 
@@ -149,7 +149,7 @@ class Neighbours(Tracker):
     def match(self, pod: Pod) -> bool:
         """Return whether the terms of some pod match this pod."""
         return any(
-            # An empty selector matches all pods here; budgets differ.
+            # In affinity terms an empty selector matches all pods, but not in budgets.
             not (of.match_labels or of.match_expressions) or selects(of, pod.metadata.labels)
             for namespace in (pod.metadata.namespace, _ANY)
             for of in self._selectors.get(namespace, {}).values()

@@ -2,9 +2,9 @@
 
 Each reservation is compared once: when a report shows the pod with all its replicas, or when the
 reservation is removed and no report ever did. A pod that a report already shows when this replica
-first sees it, such as after a start, is never compared: it is unknown here what was known when the
-memory was reserved. A compared pod is not compared again while its reservation exists, whatever
-later or older reports contain.
+first sees it, such as after a start, is never compared, because this replica did not see the facts
+on which the prediction was based. A compared pod is not compared again while its reservation
+exists, whatever later or older reports contain.
 """
 
 from collections import Counter, deque
@@ -65,7 +65,7 @@ class Outcome:
     surprise: Surprise | None
     predicted: tuple[str, ...]
     observed: tuple[str, ...]
-    #: From the reservation to the report, by when this replica received them.
+    #: Seconds between the receipt of the reservation and of the report by this replica.
     window_s: float
     #: When the pod was compared, on the monotonic clock.
     at_s: float
@@ -105,7 +105,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _TrackedNode:
-    """One GPUNode; another one with the same name starts from scratch."""
+    """The tracking of one GPUNode. If it is deleted and created again, tracking starts again."""
 
     uid: str
     status: GPUNodeStatus
@@ -113,11 +113,11 @@ class _TrackedNode:
     at_s: float
     #: The reservations of that version.
     reservations: Mapping[str, Reservation] = field(default_factory=dict)
-    #: In the order of their reservations.
+    #: Uid -> pod that waits for a report; in the order of their reservations.
     pending: dict[str, _Pending] = field(default_factory=dict)
-    #: Those since the first pending pod was reserved.
+    #: The baselines since the first pending pod was reserved, the oldest first.
     baselines: list[_Baseline] = field(default_factory=list)
-    #: None for a pod that a report showed before it was tracked.
+    #: Uid -> outcome; None for a pod that a report showed before it was tracked.
     settled: dict[str, Outcome | None] = field(default_factory=dict)
     #: Number of pods in all baselines.
     entries: int = 0
@@ -127,12 +127,12 @@ class PredictionTracker(Tracker):
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._nodes: dict[str, _TrackedNode] = {}
-        #: Compared, but the node's devices are not computed with the pod yet.
+        #: Node -> outcomes of pods that are compared, until the node is weighed with these pods.
         self._fresh: dict[str, list[Outcome]] = {}
         #: Number of pods in the baselines of all nodes.
         self._entries = 0
         self._done: list[Outcome] = []
-        #: Since the start of this replica, whichever replica bound the pods.
+        #: Number of outcomes since the start of this replica, of pods that any replica bound.
         self.totals: Counter[Result] = Counter()
         self.misses: deque[Outcome] = deque(maxlen=REMEMBERED)
 
@@ -191,7 +191,7 @@ class PredictionTracker(Tracker):
         self._prune(node, tracked, tracked.at_s)
 
     def node_weighed(self, node: WeighedNode) -> None:
-        """Finish outcomes of the node: its devices were computed from the version seen last."""
+        """Complete the outcomes of the node: its devices are now computed with the compared pods."""
         tracked = self._nodes.get(node.name)
         if tracked is not None and tracked.pending and node.gpunode is not None:
             unreserved_pods = self._facts.circumstances(node.gpunode).unreserved_pods
@@ -314,7 +314,7 @@ def _track(
         basis = Basis(status, together, known.leaving, known.device_choice)
         tracked.baselines.append(_Baseline(basis))
     for uid in unconfirmed:
-        tracked.pending.pop(uid, None)  # reserved again, the pod is the last
+        tracked.pending.pop(uid, None)  # a pod that was reserved again becomes the last
         baseline = None if is_by_environment(reservations[uid]) else tracked.baselines[-1]
         tracked.pending[uid] = _Pending(reservations[uid], baseline, at_s)
 

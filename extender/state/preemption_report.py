@@ -26,9 +26,9 @@ MAX_LOSERS = 8
 def answered(found: Preemption) -> list[Victims]:
     """Return the nodes for the answer to kube-scheduler, which takes the best by the same order.
 
-    The answer contains no node that kube-scheduler could consider equal to the best one. So it is
-    certain which one kube-scheduler takes. If its ranking cannot be predicted, the answer contains
-    only the best node. A node that was not offered is only returned if it is the best.
+    The answer contains no node that kube-scheduler could consider equal to the best one, so
+    kube-scheduler certainly takes the best one. If its ranking cannot be predicted, the answer
+    contains only the best node. A node that was not offered is only returned if it is the best.
     """
     best = found.best
     if best is None:

@@ -48,7 +48,7 @@ class UnreservedPod:
 def unreserved_pods(state: ClusterState, on: Collection[str] | None = None) -> list[UnreservedPod]:
     """Return the pods that were bound without a reservation.
 
-    They need one because a node's agent learns only from the ledger what the pods will use. ``on``:
+    They need a reservation because agents read only from the ledger what pods may use. ``on``:
     names of the nodes to check, None for all.
     """
     held = state.gpunodes() if on is None else filter(None, map(state.gpunode, on))
@@ -80,8 +80,8 @@ def leftovers(
                 continue
             pod, departure = state.pod(uid), state.departures.seen(uid)
             since_s = age(reservation.since, wall_s)
-            # A reservation dated in the future comes from a replica whose clock was ahead. Checking
-            # it does no harm.
+            # A reservation far in the future was written by a replica whose clock was ahead. It is
+            # checked early, which does no harm.
             old = since_s is None or abs(since_s) > orphan_after_s
             if pod is not None:
                 sits = pod.node == gpunode.name and not pod.ended
@@ -111,7 +111,7 @@ def _left(state: ClusterState, gpunode: GPUNode, uid: str) -> bool:
 
 
 def _ended_by_kubelet(state: ClusterState, gpunode: GPUNode, uid: str, now_s: float) -> bool:
-    """Return whether no agent has ever reported the node and its kubelet has ended the pod."""
+    """Return whether the node has no report and its kubelet has had time to end the pod."""
     return (
         gpunode.status is None
         and state.departures.ended_by_kubelet(gpunode.name, uid, now_s)

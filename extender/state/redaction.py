@@ -1,4 +1,4 @@
-"""Redacts names from recorded inputs, so that they can be replayed without revealing who runs what.
+"""Redacts recorded inputs: they can be replayed and do not show which user runs which pod.
 
 Names become numbers in the order of the names. This keeps every order by name, and the same state
 always yields the same output. Fields that no decision depends on are dropped, not renamed. Messages
@@ -145,8 +145,8 @@ class Redaction:
         return msgspec.structs.replace(original, pod=pod, decision_id=which)
 
     def _amount(self, text: str) -> str:
-        """Replace the container names in a VRAM annotation. An invalid amount becomes "?", which is
-        invalid as well."""
+        """Replace the container names in a VRAM annotation. An amount that is not short plain text
+        is invalid, and becomes "?", which is invalid as well."""
         parts = []
         for part in text.split(","):
             name, equals, amount = part.rpartition("=")
@@ -264,7 +264,10 @@ class Redaction:
 
 
 def _word(text: str | None) -> str:
-    """Return short plain text as it is, because it can hardly contain a secret; "?" otherwise."""
+    """Return short plain text as it is, because it is unlikely to contain a secret.
+
+    Other text becomes "?"; a missing text becomes "".
+    """
     if text is None:
         return ""
     return text if re.fullmatch(r"[+-]?[0-9a-zA-Z.]{1,16}%?", text) else "?"

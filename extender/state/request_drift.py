@@ -29,7 +29,8 @@ _decode = msgspec.json.Decoder(_Written).decode
 
 
 def asked(pod: Pod) -> str:
-    """Return the part of an adopted pod's annotation to keep in its reservation; empty for none."""
+    """Return the start of the pod's VRAM annotation, for the reservation of an adopted pod; "" if
+    the pod has no annotation."""
     return (pod.annotation(VRAM) or "")[:MAX_ASKED]
 
 

@@ -5,15 +5,15 @@ rejected pod for minutes. So the pod is requeued once for each time that a node 
 gained headroom, or lower SM activity if the pod requests that. The most important and oldest pods
 come first, and no more pods are requeued at once than fit together. A requeued pod has a *claim* on
 a node until it is bound or rejected again. Meanwhile no other pod is requeued for the same
-headroom. If the pod is rejected again, the headroom goes to the next pod. So a pod that something
-unknown here keeps from the node delays the other pods, but never blocks them.
+headroom. If the pod is rejected again, the next pod is requeued. So a pod that kube-scheduler
+rejects for other reasons delays the other pods, but never blocks them.
 
 A pass over thousands of pods and nodes takes a while, and kube-scheduler's calls must not wait for
 it. So it runs in steps of a few milliseconds, and its results for one pod are reused for all pods
 with the same request.
 
-The pod's condition shows that Headroom rejected it, whichever replica did. The journal of this
-replica only has its own rejections earlier, before the watch delivers the condition.
+The pod's condition shows that Headroom rejected it, whichever replica did. The journal shows the
+rejections of this replica before the watch delivers the condition.
 """
 
 import re
@@ -37,8 +37,8 @@ from extender.state.nominations import yields
 
 #: Maximum duration of a claim.
 CLAIM_S = 2.0
-#: A pod that passed filter within this time is being bound, even if its condition still shows a
-#: rejection.
+#: A pod that passed filter less than this time ago counts as being bound, even if its condition
+#: still shows a rejection.
 BINDING_S = 5.0
 #: Initial and maximum delay of pods that are requeued repeatedly without success.
 BACK_OFF_S, MAX_BACK_OFF_S = 0.25, 10.0
@@ -87,7 +87,7 @@ _ClaimCheck = tuple[Kind, str, int, tuple[tuple[str, str], ...]]
 
 
 class RequeueHints:
-    """Remembers the requeued pods. Losing this state costs at most one unneeded requeue per pod."""
+    """Tracks the requeued pods. If this state is lost, each pod is requeued at most once more."""
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}
@@ -128,7 +128,7 @@ class RequeueHints:
             if (retry := pod.annotation(RETRY)) not in (wait.seen, wait.written):
                 wait.by_another_s = now_s
             wait.seen = retry
-            # Not later than now: if the clock was ahead, later decisions would be ignored.
+            # If the wall clock was set back, decisions would seem older than this requeue.
             wait.requeued_at_s = min(wait.requeued_at_s, wall_s)
             if wait.claim:
                 continue
@@ -189,7 +189,7 @@ class RequeueHints:
         if checks.now_s < wait.not_before_s:
             self.pending = True
             return None
-        # First the node that other pods left for this pod.
+        # A node that victims left for this pod comes first.
         own = checks.state.nominations.node_of(pod.metadata.uid)
         if own in names and not checks.preceding(pod, claims.get(own, ()), own):
             return own
@@ -298,7 +298,7 @@ class _Checks:
         ]
 
     def fits_beside(self, pod: Pod, kind: Kind, name: str, others: list[Pod]) -> bool | None:
-        """Return whether the pod fits in addition to the others; None if the next pass checks."""
+        """Return whether the pod fits beside the others; None if this pass may check no more."""
         version = int(self.snap.changed_in[self.snap.row_of[name]])
         others_key = tuple((o.metadata.uid, o.metadata.resource_version) for o in others)
         question = kind, name, version, others_key
@@ -321,8 +321,8 @@ def _claim(claims: dict[str, list[Pod]], name: str, pod: Pod) -> None:
 def rejected_by_us(pod: Pod) -> bool:
     """Return whether kube-scheduler marked the pod as unschedulable with a reason of Headroom.
 
-    After an error kube-scheduler retries the pod by itself, and updating the pod does not speed
-    that up.
+    Pods that failed with an error do not count: kube-scheduler retries them by itself, and a
+    requeue would not be faster.
     """
     return any(
         condition.type == "PodScheduled"

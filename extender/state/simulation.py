@@ -63,7 +63,7 @@ class _SimulatedNode:
 
     #: For an added node it has the name of the model node.
     gpunode: GPUNode
-    #: Uids of pods to ignore: they have left, or are on the model node.
+    #: Uids of pods to ignore: they have left the node, or are only on the model node.
     gone: frozenset[str] = frozenset()
     added: bool = False
     repaired: bool = False

@@ -1,8 +1,8 @@
 """Chooses the SM activity of each device: its history while that is fresh, else the agent's sample.
 
-The caller of ``replace`` decides what is fresh and always passes the whole history: a missing entry
-has become stale. The key is the GPU, or the GPU and the GPU instance for a MIG device, as in DCGM.
-New history only updates the devices whose activity changed, and needs no new memory accounting.
+The caller of ``replace`` always passes the whole fresh history, so a missing entry has become
+stale. The key is the GPU, or the GPU and the GPU instance for a MIG device, as in DCGM. New history
+only updates the devices whose activity changed; their memory is not accounted again.
 """
 
 from collections.abc import Mapping
@@ -57,15 +57,15 @@ class Activities(Tracker):
             del self._gpus_of[name]
 
     def applied(self, devices: tuple[DeviceTerms, ...]) -> tuple[DeviceTerms, ...]:
-        """Return the devices, just computed from the agent's report, with the activity to use."""
+        """Return devices computed from the agent's report, with history in place of its sample."""
         if not self._history:
             return devices
         return tuple(self._counted(terms, terms.activity) for terms in devices)
 
     def moved(self, node: NodeTerms, sampled_at: str) -> NodeTerms:
-        """Return the node, computed with older history, with the activity to use now.
+        """Return the node, which was computed with older history, with the current history.
 
-        ``sampled_at`` is the time of the agent's report.
+        Devices without history get the agent's sample; ``sampled_at`` is the time of its report.
         """
         devices = (self._counted(t, reported(t.device, sampled_at)) for t in node.devices)
         return msgspec.structs.replace(node, devices=tuple(devices))

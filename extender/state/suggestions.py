@@ -1,5 +1,5 @@
 """Suggestions for a pod that fits on no node: request less, wait for a pod, make more nodes
-eligible, repair a node, raise the replicas. Each one is verified before it is returned."""
+eligible, repair a node, raise the replicas. Each suggestion was simulated and makes the pod fit."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -78,7 +78,7 @@ def suggest(
 def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Suggestion]:
     """Return the suggestions without those that an exceeded quota makes dangerous.
 
-    ``beyond``: the result of ``quotas.exceeded``; None if the quotas cannot be read. If a quota is
+    ``beyond``: the result of ``pod_requests.exceeded``; None if the quotas cannot be read. If a quota is
     exceeded, a pod that is deleted to be created again could be rejected and would be lost.
     """
     if beyond == "":

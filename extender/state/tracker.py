@@ -1,7 +1,7 @@
 """The common interface of all trackers: one method for each kind of change.
 
-``ClusterWriter`` calls the methods of all trackers, on the thread that owns the state. An exception
-in one tracker does not keep the change from the others.
+``ClusterWriter`` calls the methods of all trackers, on the thread that owns the state. If a tracker
+raises an exception, the other trackers still get the change.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class LastSeen:
 
 @dataclass(frozen=True, slots=True)
 class WeighedNode:
-    """A node that was just weighed. Of a deleted node, everything but the name is empty."""
+    """A node that was just weighed. For a deleted node, all fields except the name are empty."""
 
     name: str
     gpunode: GPUNode | None = None

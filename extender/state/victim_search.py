@@ -2,11 +2,13 @@
 
 kube-scheduler proposes victims by what it counts: replicas, CPU, and the node's total GPU memory if
 that is mirrored. It does not consider which device the preemptor would get. So for each offered
-node this module searches the smallest set of victims that meets two conditions
-(``placement.victims``). Without them the preemptor fits on every device that it could get. And they
-free at least as much of every requested resource as kube-scheduler's own victims. Pods without
-managed GPUs stay victims if kube-scheduler proposed them, and are never added here. A node on which
-no eviction helps is left out.
+node this module searches the smallest set of victims (``placement.victims``) with two properties:
+
+* Without the victims, the preemptor fits on every device that it could get.
+* The victims free enough of each requested resource (``evictable_pods.Needs``).
+
+Pods without managed GPUs stay victims if kube-scheduler proposed them, and are never added here. A
+node on which no eviction helps is left out.
 
 kube-scheduler does not offer nodes on which only GPU memory is short. They passed its own filters,
 and Headroom rejected them. The best of them is added if it is better than all offered nodes.
@@ -67,9 +69,10 @@ MAX_TRIES = 500
 #: Maximum number of nodes to examine, of the offered ones and of the others: first those with the
 #: least important pods. kube-scheduler offers a tenth of all nodes, or a hundred.
 MAX_NODES = 512
-#: Pods that end within this time are waited for, rather than evicting other pods.
+#: The search waits for pods that end within this time, and evicts no other pods instead.
 SOON_S = 120.0
-#: Up to this many offered nodes are all examined, to record what the losing nodes lost by.
+#: If kube-scheduler offers at most this many nodes, all are examined, so that the record shows why
+#: the other nodes lost.
 COMPARED = 8
 
 
@@ -121,7 +124,7 @@ class Preemption:
     best: Victims | None = None
     #: Nodes that lost, the next best first.
     others: tuple[Victims, ...] = ()
-    #: Number of nodes on which no eviction helps, or none was found within the limits.
+    #: Number of offered nodes on which no eviction was found to help.
     helpless: int = 0
     #: Whether the preemptor fits as soon as the pods have gone that are leaving already.
     soon: bool = False
@@ -316,8 +319,8 @@ class _Candidate:
         return 0, highest, summed, count, -max(pod.started_s for _, pod in leavers)
 
     def victims(self, below: Rank | None, whole: bool) -> tuple[Victims | None, bool]:
-        """Return the smallest set of victims with a rank below ``below``, if given, and whether the
-        preemptor fits without victims once the pods have gone that are leaving anyway.
+        """Return the best victims with a rank below ``below`` (None: any rank), and whether no victims
+        are needed because the preemptor fits as soon as the pods have left that leave anyway.
 
         ``whole`` is passed to ``smallest``.
         """
@@ -366,7 +369,7 @@ class _Candidate:
         """Return whether evicting the pods may free enough; cheap to compute."""
         gone = uids | self._leaving
         if self.offered and not (
-            # kube-scheduler found that some pod has to leave, whatever is computed here.
+            # By kube-scheduler's own checks, at least one pod has to leave.
             (gone or self._others) and self._kept <= gone and self._needs.met(gone)
         ):
             return False

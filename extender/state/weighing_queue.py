@@ -42,7 +42,8 @@ class WeighingQueue:
         return name
 
     def set_aside(self) -> dict[str, None]:
-        """Empty the queue and return its nodes, for ``put_back``; none until all is listed."""
+        """Empty the queue and return its nodes, for ``put_back``. While a kind is not listed, leave
+        the queue as it is and return none."""
         if self.unlisted:
             return {}
         aside, self._dirty = self._dirty, {}
@@ -106,8 +107,8 @@ def as_assumed(new: GPUNode, held: GPUNode, assumed: Mapping[str, Reservation]) 
 def matters(pod: Pod, before: Pod | None, gpunode: GPUNode | None) -> bool:
     """Whether this version of a pod may change the free memory of its node.
 
-    A pod with a reservation matters when it ends or is deleted, and when it is bound after a report
-    has shown it. Most updates of pods are neither. Every update of a pod without one matters.
+    Every update of a pod without a reservation matters. A pod with a reservation matters when it
+    ends or is deleted, and when it is bound after a report has shown it. Most updates are neither.
     ``before``: the last version, None if there was none; ``gpunode``: that of the pod's node.
     """
     uid = pod.metadata.uid
