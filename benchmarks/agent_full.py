@@ -49,7 +49,7 @@ MOST_FAILURES = 30
 
 @dataclass
 class Crowd:
-    """The pods of a node, of which the oldest is replaced when told."""
+    """The pods of a node. ``replace`` swaps the oldest one for a new one."""
 
     whole: Whole
     api: ApiServer
@@ -139,7 +139,7 @@ def settled(url: str, samples: int) -> None:
 
 
 def steady(python: str, whole: Whole, api: ApiServer, seconds: float) -> Cost:
-    """What an agent costs in its usual life, from its settled state on."""
+    """Measures what an agent costs in normal operation, after its caches are filled."""
     with agent(python, whole, api, "real") as (pid, url):
         settled(url, SETTLED_SAMPLES)
         before, samples = vitals(pid), scraped(url, "headroom_hurried_cycles")

@@ -44,7 +44,7 @@ class Samples:
         self.count += 1
 
     def quantile_s(self, ratio: float) -> float:
-        """Of all samples but the first five, in which imports and caches are paid for."""
+        """Spread of all samples except the first five, which pay for imports and caches."""
         ordered = sorted(self.cpu_s[5:])
         return ordered[int(ratio * (len(ordered) - 1))] if ordered else 0.0
 

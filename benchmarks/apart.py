@@ -75,7 +75,7 @@ _LATE_S = 0.005
 
 class Phase(msgspec.Struct, frozen=True):
     name: str
-    #: Of each agent, in a second.
+    #: Reports of each agent per second.
     reports_per_s: float = 0.0
     bursts: bool = False
     read: bool = False
@@ -101,12 +101,12 @@ class Beside(msgspec.Struct):
     echo: Spread
     ratio_p50: float
     ratio_p99: float
-    #: Of the p99, from idle to this phase, as many times as the echo's.
+    #: Growth of the p99 from idle to this phase, relative to the growth of the echo's p99.
     growth_p99: float
 
 
 class Stalls(msgspec.Struct):
-    """Of a loop: how often it was to wake up, and how often it did over 5 ms late."""
+    """Number of scheduled runs of an event loop, and of those that were over 5 ms late."""
 
     samples: int = 0
     late: int = 0
@@ -123,7 +123,7 @@ class Found(msgspec.Struct):
     verbs: dict[str, Beside]
     stalls: Stalls
     echo_stalls: Stalls
-    #: Of each process: share of a core, and MiB resident at the end.
+    #: Process -> share of a core, and resident MiB at the end.
     cpu_ratio: dict[str, float]
     resident_mib: dict[str, float]
 
@@ -382,7 +382,7 @@ class _Play:
         return answer
 
     def _write(self, args: bytes) -> int:
-        """What a bind cannot do without; the nanoseconds that it took."""
+        """Make the two writes that every bind needs; return their duration in nanoseconds."""
         asked = msgspec.json.decode(args)
         gpunode = f"{GPUNODES[1:]}/{asked['Node']}"
         binding = f"api/v1/namespaces/default/pods/{asked['PodName']}/binding"
@@ -490,7 +490,7 @@ def show(found: Results) -> None:
             for part in PARTS
         )
         typer.echo(
-            f"  woke over 5 ms late: {ours.late} of {ours.samples}, "
+            f"  over 5 ms late: {ours.late} of {ours.samples}, "
             f"echo {echoed.late} of {echoed.samples}; {held}"
         )
     typer.echo(f"the console shows a burst within {found.burst_shown_in_s} s")

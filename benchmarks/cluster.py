@@ -112,7 +112,7 @@ def run(on: Stage, turn: int, variant: str, pods: int, percentage: int, profile:
 
 def show(each: Run) -> None:
     spent = "  ".join(f"{name} {ms:.1f}" for name, ms in each.cpu_ms.items())
-    if each.verbs_ms is not None:  # promise 5: less than 10 %
+    if each.verbs_ms is not None:  # the goal is less than 10 %
         ratio = each.verbs_ms / each.cpu_ms["kube-scheduler"]
         spent += f"  filter and prioritize {each.verbs_ms:.1f} ({ratio:.1%} of kube-scheduler)"
     typer.echo(

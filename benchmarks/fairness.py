@@ -24,9 +24,9 @@ from tests.controlplane import ROOT, ControlPlane
 from tests.e2e.cluster import GPUNODES, PODS, Cluster, pod_manifest
 
 FLOWCONTROL = "/apis/flowcontrol.apiserver.k8s.io/v1"
-#: Of the API server; by default it has 600.
+#: Limits of concurrent requests; the API server's default is 600.
 SEATS = ("--max-requests-inflight=12", "--max-mutating-requests-inflight=8")
-#: An API server reads its FlowSchemas anew within this time.
+#: An API server reloads its FlowSchemas within this time.
 SETTLE_S = 12.0
 MERGE = "application/merge-patch+json"
 
@@ -46,7 +46,7 @@ class Client:
 
 @contextlib.contextmanager
 def storm(plane: ControlPlane, agents: int) -> Iterator[list[int]]:
-    """Reports without a pause; the list has how many were taken and how many were refused."""
+    """Send reports without a pause; yield the numbers of accepted and rejected ones."""
     stop, counts = threading.Event(), [0, 0]
 
     def report(number: int) -> None:

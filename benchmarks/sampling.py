@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 def empty(on: Stage, index: int) -> None:
-    """Let nothing run on that node any more, nor be promised."""
+    """Delete all pods and reservations of the node."""
     name = node_name(index)
     gone = [f"pod-{number}" for number in range(index, on.nodes * on.held, on.nodes)]
     for pod in gone:

@@ -212,7 +212,7 @@ def lease(index: int) -> Object:
 
 
 def cluster_objects(nodes: int, pods: int, gpu_pods: int) -> Iterator[tuple[str, Object]]:
-    """Where etcd has each, and what it is."""
+    """Yield the etcd key and the content of each object."""
     for index in range(nodes):
         name = node_name(index)
         yield f"minions/{name}", node(index)
@@ -317,8 +317,8 @@ class Extender(Part):
         return len(answer["NodeNames"] or ())
 
     def listed(self) -> list[tuple[str, float, int]]:
-        """Of its last start: each kind, how many, and when they were complete, in seconds since
-        the kind that was complete first."""
+        """Return (kind, seconds, number of objects) of the last start: when each list was complete,
+        counted from the first complete list."""
         lines = [
             json.loads(line)
             for line in self._cluster.plane.log("extender").splitlines()
@@ -375,16 +375,18 @@ class Churned:
 
     @property
     def grown_mib(self) -> float:
-        """What the straight line through the second half of the samples grows by in all of them:
-        the first half fills what is kept of the last decisions and departures."""
+        """Growth in MiB, by linear regression over the second half of the samples: the first half
+        fills the records of recent decisions and deleted pods."""
         later = self.samples[len(self.samples) // 2 :]
         slope, _ = statistics.linear_regression(*zip(*later, strict=True))
         return slope * self.writes
 
 
 def churn(plane: ControlPlane, pid: int, nodes: int, count: int, over_s: float) -> Churned:
-    """Pods that come bound and go again, in ``over_s`` or as fast as one client can: each is taken
-    for a stranger, charged on its node and taken off it. Memory is sampled a hundred times."""
+    """Create bound pods and delete them, in ``over_s`` or as fast as one client can.
+
+    Each pod is adopted as an unreserved pod and later removed. Memory is sampled a hundred times.
+    """
     began, api_began = vitals(pid), vitals(plane.pid("kube-apiserver"))
     samples: list[tuple[int, float]] = []
     first = revision(plane)
@@ -394,7 +396,7 @@ def churn(plane: ControlPlane, pid: int, nodes: int, count: int, over_s: float) 
         manifest = pod(number, number % nodes, gpu=True)
         manifest["metadata"] = {"name": name, "annotations": manifest["metadata"]["annotations"]}
         plane.call("POST", PODS, manifest)
-        # As its kubelet says it: of one that is only gone, a sample of the agent has to show it.
+        # As its kubelet would: the end of a deleted pod needs a sample of the agent otherwise.
         path = f"{PODS}/{name}/status"
         plane.call(
             "PATCH", path, {"status": {"phase": "Succeeded"}}, "application/merge-patch+json"
@@ -414,7 +416,7 @@ def churn(plane: ControlPlane, pid: int, nodes: int, count: int, over_s: float) 
 
 
 def revision(plane: ControlPlane) -> int:
-    """Of etcd: one more with every write."""
+    """Return the revision of etcd, which grows by one with every write."""
     listed = plane.call("GET", f"{PODS}?limit=1")
     return int(listed["metadata"]["resourceVersion"])
 
@@ -454,7 +456,7 @@ def main(
                 fill(plane, heartbeats(nodes))
                 before = watches(plane)
                 api_cpu_s = -vitals(plane.pid("kube-apiserver")).cpu_s
-                # Its own kube-scheduler would only be told of the best node.
+                # With the shipped setting, filter would return only the best node.
                 ready_s = part.start({"filter_best_only": False})
                 ready = vitals(part.pid)
                 api_cpu_s += vitals(plane.pid("kube-apiserver")).cpu_s

@@ -48,13 +48,13 @@ WAYS = {"unresolvable": "FailedAndUnresolvableNodes", "failed": "FailedNodes"}
 ROWS = (*OF_HEADROOM, *WAYS, "omitted", "error")
 SOONER = {"podMaxBackoffSeconds": 10}
 MERGE = "application/merge-patch+json"
-#: Ordinary; and more than is left beside the one pod that every device holds.
+#: An ordinary request, and one that is larger than the free memory of every device.
 SMALL, LARGE = "8Gi", "72Gi"
 EVERY_S = 0.2
 
 
 class Room:
-    """Makes room for one more of the refused pods at a time."""
+    """Makes one more of the rejected pods fit at a time."""
 
     def __init__(self, on: Stage, extender_url: str, way: str) -> None:
         self._on, self._way = on, way
@@ -63,14 +63,14 @@ class Room:
         self._allowed: list[str] = []
 
     def script(self, **what: Any) -> int:
-        """Tell it to the extender; how many filter calls it had."""
+        """Send the script to the extender; return how many filter calls it has received."""
         if self._way in OF_HEADROOM:
             sample = 'headroom_verb_duration_seconds_count{verb="filter"}'
             return int(self._on.cluster.metric(sample))
         return int(self._http.request("POST", f"{self._url}/script", json=what).data)
 
     def make(self, number: int, name: str) -> None:
-        """For the pod of that name, or for any: the last pod of a device of its own node ends."""
+        """Make the named pod fit: end a device's last pod, or script the extender to accept it."""
         if self._way not in OF_HEADROOM:
             self._allowed.append(name)
             self.script(allowed=self._allowed)
@@ -128,7 +128,7 @@ def waits(on: Stage, bound: Bound, prefix: str, count: int) -> tuple[list[float]
 
 
 def reject(on: Stage, turn: int, way: str, count: int) -> list[str]:
-    """Put the pods that nothing can hold; returns when all were refused."""
+    """Create pods that fit nowhere; return when all were rejected."""
     names = [f"refused-{turn}-{way}-{number:03d}" for number in range(count)]
     on.put(pending(name, LARGE) for name in names)
     deadline_s = time.monotonic() + 120
@@ -137,7 +137,7 @@ def reject(on: Stage, turn: int, way: str, count: int) -> list[str]:
         if all(said(listed[name]) for name in names):
             return names
         if time.monotonic() > deadline_s:
-            raise TimeoutError("the pods were not refused")
+            raise TimeoutError("the pods were not rejected")
         time.sleep(1.0)
 
 
@@ -192,7 +192,7 @@ def play(
 
 
 def until_taken(bound: Bound, room: Room, number: int, names: Sequence[str]) -> float:
-    """Seconds from when there was room until one of the refused pods was bound."""
+    """Return the seconds from when one pod fits until one of the rejected pods is bound."""
     already = bound.at_s.keys() & set(names)
     began_s = time.monotonic()
     room.make(number, next(name for name in names if name not in already))

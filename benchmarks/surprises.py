@@ -35,12 +35,12 @@ GPUS, MEMORY_GIB, REPLICAS = 4, 80, 4
 SIZES_GIB = (4, 8, 12, 16, 20, 24, 32, 40, 48, 60)
 #: A job runs for this long at least.
 LEAST_LIFE_S = 10.0
-#: Of 1,000 pods.
+#: Events per 1,000 pods.
 BYPASSING, DELETED, FAILING, RESTARTS = 10, 10, 1, 1
 #: Pods that wait and are tried again whenever something changes.
 LOOKED_AT = 8
 SAMPLE_EVERY_S = 5.0
-#: A replica that failed is well again when its plugin is restarted, which somebody does.
+#: A failed replica is healthy again after this time, when an administrator restarts its plugin.
 REPAIRED_AFTER_S = 120.0
 
 
@@ -71,7 +71,7 @@ class Delays:
         return self.slow * self.chance.uniform(0.1, 1.0)
 
     def end_told(self) -> float:
-        """From the moment at which the kubelet counts a pod no longer to the watch that tells."""
+        """Return the delay from the kubelet's release of a pod to the watch event of its end."""
         return self.slow * self.chance.uniform(0.05, 0.5)
 
     def life(self) -> float:
@@ -93,7 +93,7 @@ class Tally:
     recognised: int = 0
     admission_s: list[float] = field(default_factory=list)
     window_s: list[float] = field(default_factory=list)
-    #: Of the memory of all devices, while pods arrive.
+    #: Share of the memory of all devices that is in use, while pods arrive.
     used_ratio: list[float] = field(default_factory=list)
 
 
@@ -162,7 +162,7 @@ class Churn:
         self._place()
 
     def _place(self) -> None:
-        """Those that wait, the oldest first, until some have been refused."""
+        """Place waiting pods, the oldest first, until some have been rejected."""
         rejected: list[int] = []
         while self._waiting and len(rejected) < LOOKED_AT:
             gib = self._waiting.pop(0)
@@ -189,7 +189,7 @@ class Churn:
             return
         before = self.world.excess_bytes(node)
         if not self.world.admit(uid):
-            # The kubelet rejects it; its end is told at once.
+            # The kubelet rejects the pod; its end is reported at once.
             self.world.hear_of_end(uid)
             return
         self.tally.admitted += 1
@@ -249,7 +249,7 @@ class Churn:
         self.nodes[node].start_plugin(settings)
         self._changed(node)
 
-    # What is told.
+    # Reports and watch events.
 
     def _changed(self, node: str) -> None:
         if node not in self._reporting:

@@ -29,7 +29,7 @@ from benchmarks.device_truth.world import Shape, World
 OPENB = Path("../shared/data/openb")
 
 
-#: Who places pods on the nodes of a world, by the seed of what is left to chance.
+#: Row -> the scheduler that places pods in a world, given the seed of random choices.
 ROWS: dict[str, Callable[[World, int], Scheduler]] = {
     "replica counting": lambda world, seed: Counting(world.shape, seed),
     "fits on some device": lambda world, seed: SomeDevice(world.shape),
@@ -71,7 +71,7 @@ def play(run: Run) -> Played:
     return Play(world, scheduler, judge, run.delays, run.seed).run(jobs, since_s)
 
 
-#: Column -> what it says of a run.
+#: Column -> its value for a run.
 COLUMNS: dict[str, Callable[[Played], float]] = {
     "devices overcommitted": lambda p: p.verdict.devices_overcommitted,
     "pods without room, %": lambda p: 100 * p.verdict.overcommits / max(1, p.bound),
@@ -114,7 +114,7 @@ def main(
             if given not in known:
                 raise typer.BadParameter(f"{name} {given!r} is not one of: {', '.join(known)}")
     if policy not in ("distributed", "packed"):
-        raise typer.BadParameter(f"policy {policy!r}; right is distributed or packed")
+        raise typer.BadParameter(f"policy {policy!r} is unknown. Example: --policy packed")
     if "openb" in mixes and not (trace / "pods.csv").exists():
         raise typer.BadParameter(f"{trace / 'pods.csv'} does not exist: --trace FOLDER")
     rows = row or list(ROWS)

@@ -29,7 +29,7 @@ from tests.standin.plugin import PluginRefused
 GPU = "nvidia.com/gpu"
 #: No node here keeps anything free.
 LIMITS = Limits(reserve_bytes=0, tolerance_bytes=UNATTRIBUTED_TOLERANCE_BYTES)
-#: What an agent reads of the ledger: its own node's object, not from a cache.
+#: Returns the GPUNode of the agent's own node, uncached.
 Read = Callable[[], GPUNode]
 
 
@@ -68,7 +68,7 @@ class Agent:
         return self.newest
 
     def lets(self, pod: str) -> bool:
-        """What it answers a pod's gate."""
+        """Whether the pod's gate may let it start."""
         return judge(self._read(), self.newest, pod, LIMITS).answer == "yes"
 
     def steers(self, plugin: Lots, checkpoint: Callable[[], Sequence[tuple[str, Ids]]]) -> Lots:
@@ -106,7 +106,8 @@ class _Steered:
 
 
 def _rows(sample: Sample) -> list[PodUse]:
-    """Who uses a device of which it holds no replica has a row without one."""
+    """Return the rows of a report. A pod that uses a device without a replica of it has a row with
+    an empty replica."""
     rows: list[PodUse] = []
     for held in sample.pods:
         there, size = sample.used.get(held.name, (held.device, 0))

@@ -24,17 +24,17 @@ class Job:
 
     @property
     def selector(self) -> Mapping[str, str] | None:
-        """Of nodes; the benchmark itself offers those that it selects."""
+        """The pod's node selector: none, because the benchmark offers only matching nodes."""
         return None
 
     @property
     def vram(self) -> str:
-        """What it annotates."""
+        """The pod's VRAM annotation."""
         return str(self.request_bytes)
 
 
 Draw = Callable[[random.Random], int]
-#: What the pods of a mix ask for, in GiB; ``openb`` is read from a trace.
+#: Mix -> a function that draws a request in bytes. ``openb`` is read from a trace instead.
 MIXES: dict[str, Draw] = {
     "4-60": lambda lots: lots.randint(4, 60) * GIB,
     "8/64": lambda lots: (64 if lots.random() < 0.15 else 8) * GIB,

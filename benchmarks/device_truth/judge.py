@@ -21,13 +21,13 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of the time that counts."""
+    """The result for the measured part of the time."""
 
     offered: int
     rejected: int
-    #: Refused while some device had room and a free replica.
+    #: Pods rejected although some device had enough free memory and a free replica.
     falsely: int
-    #: Pods that came to a device without room, and devices to which that happened.
+    #: Pods on a device without enough memory for them, and the number of such devices.
     overcommits: int
     devices_overcommitted: int
     #: Share of all memory in use by pods that run, mean over time.

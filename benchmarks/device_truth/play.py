@@ -15,27 +15,27 @@ from benchmarks.device_truth.judge import Judge, Verdict
 from benchmarks.device_truth.rules import Scheduler
 from benchmarks.device_truth.world import World
 
-#: What the shortest delay is of the longest.
+#: Shortest delay relative to the longest.
 LEAST = 0.1
-#: Between two questions of a gate, and between two looks of an extender at what it has to do.
+#: Interval of a gate's questions, and of an extender's reconcile rounds.
 KNOCK_EVERY_S, CHORES_EVERY_S = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """The longest that each takes; they are drawn between a tenth of that and all of it."""
+    """The longest delays. Each delay is drawn between a tenth of the longest and the longest."""
 
-    #: From a decision at the API server to what its kubelet makes of it.
+    #: From the bind at the API server to the kubelet's admission.
     admission_s: float = 2.0
-    #: From what happens on a node to the extender's knowing it, by the agent and the API server.
+    #: From a change on a node until the extender has it, through the agent and the API server.
     observation_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
     verdict: Verdict
-    #: Pods that were evicted before they started, or refused by the kubelet; their controllers
-    #: made others in their stead.
+    #: Pods that were evicted before they started, or rejected by the kubelet. Their controllers
+    #: created others.
     evictions: int
     #: How many pods had been bound when the verdict's time began, and in all.
     bound: int
@@ -52,7 +52,7 @@ class Play:
         self._turns = itertools.count()
         #: Replicas of each node that kube-scheduler counts as taken.
         self._taken = [0] * world.shape.nodes
-        #: When the sample was taken that the scheduler knows of each node.
+        #: Node -> time of the newest sample that the scheduler has received.
         self._known_s = [0.0] * world.shape.nodes
         #: Pods that sit on a node, by name, and those of them that have started.
         self._there: dict[str, tuple[Job, int]] = {}
@@ -153,7 +153,7 @@ class Play:
         self._scheduler.ended(job, node, now_s)
 
     def _observe(self, node: int, now_s: float) -> None:
-        """Half of the delay goes by before the agent looks, and half until its report is known."""
+        """Half of the delay passes before the agent samples, half until its report arrives."""
         half_s = self._lots.uniform(LEAST, 1) * self._delays.observation_s / 2
         self._at(now_s + half_s, partial(self._look, node, half_s))
 
@@ -161,7 +161,7 @@ class Play:
         arrives = self._scheduler.look(node, self._world.sample(node), now_s)
 
         def tell(then_s: float) -> None:
-            if now_s > self._known_s[node]:  # a later look may have been told already
+            if now_s > self._known_s[node]:  # a later sample may have arrived already
                 self._known_s[node] = now_s
                 arrives(then_s)
                 self._tend(then_s)

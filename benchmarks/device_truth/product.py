@@ -67,9 +67,9 @@ class Product(Scheduler):
         self._now_s = 0.0
         self._cluster = ClusterWriter(rules, NEVER_S, EPOCH_S)
         self._weighings = FitCache(self._cluster.rules.weights)
-        #: What the store told since the last decision: taken in one go, which decides the same.
+        #: Changes of the store since the last decision, which are applied together.
         self._inbox: list[Event] = []
-        #: Nodes that may hold a promise that is left over.
+        #: Nodes that may have an orphaned reservation.
         self._unsettled: set[str] = set()
         self._store = _Store(self._inbox.extend, lambda: self._now_s)
         numbers = itertools.count()
@@ -77,7 +77,7 @@ class Product(Scheduler):
             self._store,
             lambda pod, gpunode: self._cluster.judge(pod, gpunode, self._now_s),
             self._cluster.adopt,
-            # The store has told of it already.
+            # The store has delivered the change already.
             written=lambda gpunode: None,
             wall_s=lambda: EPOCH_S + self._now_s,
             new_id=lambda: str(next(numbers)),
@@ -105,11 +105,11 @@ class Product(Scheduler):
             BindRequest(NAMESPACE, job.name, job.name, name_of(node), pod, held)
         )
         if not isinstance(outcome, Bound):
-            raise AssertionError(f"nobody else binds, but {job} was refused: {outcome}")
+            raise AssertionError(f"no other client binds, but {job} was rejected: {outcome}")
         return node
 
     def aside(self, nodes: Sequence[int], now_s: float) -> list[int]:
-        """Where a pod without a GPU is to go: all of these are as good to us."""
+        """Return the best nodes for a pod without a GPU; all of them are equally good."""
         self._now_s = now_s
         self._catch_up()
         snap = self._cluster.snapshot()
@@ -132,7 +132,7 @@ class Product(Scheduler):
         self._unsettled.add(name_of(node))
 
     def _plugin(self) -> Plugin:
-        """What the agents say of the device plugin and its stand-ins."""
+        """Return the report of the device plugin."""
         return Plugin(
             allocation_policy=self._world.shape.policy,
             device_list_strategy="envvar",
@@ -184,8 +184,8 @@ class Product(Scheduler):
         return gpunode
 
     def _catch_up(self) -> None:
-        """What a replica does by itself between two calls: it takes the news, and promises that
-        are left over are taken back."""
+        """Do what a replica does between two calls: apply changes and remove orphaned
+        reservations."""
         self._take_news()
         wall_s = EPOCH_S + self._now_s
         for found in leftovers(self._cluster, wall_s, NEVER_S, sorted(self._unsettled)):
@@ -204,8 +204,7 @@ class AnyDevice(Product):
 
 
 class Gated(Product):
-    """The agent keeps a pod at its gate, and the extender evicts it, where it drew a device
-    without room for it."""
+    """A pod on a device without enough free memory stays at its gate until it is evicted."""
 
     choice = DeviceChoice.GATED
 
@@ -292,20 +291,20 @@ class Pinned(Product):
 
 
 class _Store(EmbeddedStore):
-    """What kubelets and the API server tell of pods besides."""
+    """A store to which kubelets and the API server also report changes of pods."""
 
     def let_through(self, name: str) -> None:
-        """The kubelet tells that the pod's gate has ended well."""
+        """Report that the pod's gate has ended successfully."""
         ended = ContainerStatus(name=GATE, state=ContainerState(terminated=Terminated()))
         status = PodStatus(phase="Running", init_container_statuses=[ended])
         with self._lock:
             held = self._pods.get((NAMESPACE, name))
             if held is not None:
-                told = msgspec.structs.replace(held, status=status)
-                self._put_pod(told, held.metadata.annotations, held.spec)
+                shown = msgspec.structs.replace(held, status=status)
+                self._put_pod(shown, held.metadata.annotations, held.spec)
 
     def begin_deletion(self, pod: Pod, unix_s: float) -> bool:
-        """Evict a pod: its kubelet will hear of it. False where it is ending already."""
+        """Evict a pod. Its kubelet sees that later. Return false if it is terminating already."""
         with self._lock:
             held = self._held_pod(NAMESPACE, pod.metadata.name)
             if held.metadata.deletion_timestamp:

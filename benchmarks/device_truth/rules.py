@@ -18,38 +18,38 @@ Report = Callable[[float], None]
 
 
 class Scheduler(ABC):
-    """Whoever places pods; by itself it leaves everything else to kubelet and plugin."""
+    """A scheduler; by default the kubelet and the plugin decide everything after the bind."""
 
     @abstractmethod
     def choose(self, job: Job, nodes: Sequence[int], now_s: float) -> int | None:
-        """Bind the pod to one of these nodes, which have a free replica, or refuse it."""
+        """Bind the pod to one of these nodes, which have a free replica; None: reject the pod."""
 
     def look(self, node: int, sample: Sample, now_s: float) -> Report:
-        """The node's agent takes a sample; what it makes of it is on its way."""
+        """The node's agent takes a sample. Return what happens when its report arrives."""
         return lambda then_s: None
 
     def ended(self, job: Job, node: int, now_s: float) -> None:
-        """The API server tells that the pod is gone."""
+        """The API server reports that the pod is gone."""
         return
 
     def lots(self, node: int, plugin: Lots) -> Lots:
-        """Who answers the kubelet when it asks which replica it should give."""
+        """Return what chooses the replicas when the kubelet asks for its preference."""
         return plugin
 
     def device(self, job: Job, given: int) -> int:
-        """The device that the pod uses, where it was given a replica of ``given``."""
+        """Return the device that the pod uses after it was given a replica of device ``given``."""
         return given
 
     def may_start(self, job: Job, node: int, now_s: float) -> bool:
-        """Whether nothing holds the pod back that was admitted; asked until it is so."""
+        """Whether an admitted pod may start; asked again until it may."""
         return True
 
     def started(self, job: Job, now_s: float) -> None:
-        """The kubelet tells that the pod was let through."""
+        """The kubelet reports that the pod has started."""
         return
 
     def tend(self, now_s: float) -> Sequence[str]:
-        """What is done between calls; the names of pods that are evicted."""
+        """Do the work between calls; return the names of evicted pods."""
         return ()
 
 
@@ -82,8 +82,10 @@ class _Belief:
 
 
 class SomeDevice(Scheduler):
-    """An extender that knows every pod and its device, and not who chooses: the node with the
-    device on which the least is left."""
+    """An extender that has every pod and its device, and does not model the plugin's choice.
+
+    It takes the node with the device that has the least free memory.
+    """
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape

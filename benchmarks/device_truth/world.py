@@ -49,7 +49,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What an agent sees at one moment."""
+    """The pods and their use, as an agent sees them at one moment."""
 
     pods: tuple[Held, ...]
     #: Pod -> the device that it uses, and the bytes.
@@ -76,10 +76,9 @@ class World:
         self._used: list[dict[str, tuple[int, int]]] = [{} for _ in self.shapes]
 
     def admit(self, job: Job, node: int, who: Callable[[Lots], Lots]) -> int | None:
-        """The kubelet admits the pod; returns the device of its replica, the first of several, and
-        None where it does not.
+        """Admit the pod; return the device of its first replica, or None if the kubelet rejects it.
 
-        ``who`` answers it when it asks what to prefer, the plugin or somebody in its place.
+        ``who`` chooses the replicas: the plugin, or a component in its place.
         """
         pod = Pod(job.name, (Container(MAIN, job.count),))
         if not self._nodes[node].admit(pod, who(self._plugin)).admitted:

@@ -45,7 +45,7 @@ _TARGETS = (("6.4", "sm_70"), ("6.4", "sm_75"), ("7.0", "sm_80"), ("5.0", "sm_52
 
 
 class CudaError(Exception):
-    """A refused call, with its code and the name of the code."""
+    """A failed call, with its code and the name of the code."""
 
     def __init__(self, call: str, code: int, name: str) -> None:
         super().__init__(f"{call}: {name} ({code})")

@@ -13,7 +13,7 @@ from benchmarks.gpu.fixtures import Fixtures
 from benchmarks.gpu.lines import NotPossible
 from benchmarks.gpu.smi import Smi, parse
 
-#: More than this in use on a GPU without a listed process: somebody uses it whom we cannot see.
+#: If more than this is in use and no process is listed, a process uses the GPU that is not visible.
 _UNSEEN_BYTES = 512 << 20
 _CALL_S = 60.0
 #: Inode of the first PID namespace (PROC_PID_INIT_INO in the kernel's proc_ns.h).
@@ -23,7 +23,7 @@ Status = dict[str, Any]
 
 
 class NoGpu(Exception):
-    """There is no GPU to check; the text says why."""
+    """There is no GPU to check; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Machine:
         return found
 
     def measure(self, *args: str, prefix: Sequence[str] = ()) -> dict[str, Any]:
-        """What ``benchmarks.gpu.measures`` prints; raises ``ChildFailed``."""
+        """Return what ``benchmarks.gpu.measures`` prints; raise ``ChildFailed``."""
         argv = [*prefix, sys.executable, "-m", "benchmarks.gpu.measures", *args]
         done = self.children.run(argv, _CALL_S + 0.2 * self.options.looks)
         if done.status:
@@ -108,7 +108,7 @@ class Machine:
         return found
 
     def agent(self, pause_s: float = 0.0, prefix: Sequence[str] = ()) -> Status:
-        """What ``agent --once --json`` prints; SM activity takes a pause."""
+        """Return what ``agent --once --json`` prints; SM activity needs a pause."""
         argv = [*prefix, sys.executable, "-m", "agent", "--once", "--json"]
         argv += ["--pause", f"{pause_s:g}"]
         done = self.children.run(argv, _CALL_S)
@@ -148,7 +148,7 @@ class Machine:
 
 
 def last_line(text: str) -> str:
-    """The line of an error output that says what happened."""
+    """Return the line of an error output that describes the error."""
     return ([line.strip() for line in text.splitlines() if line.strip()] or ["no error text"])[-1]
 
 
@@ -175,7 +175,7 @@ def source_of(status: Status, name: str) -> dict[str, Any]:
 
 
 def _busy(device: dict[str, Any]) -> str:
-    """Who uses the device; empty if nobody does."""
+    """Return which processes use the device; empty if it is idle."""
     pids = [pid for pid, _ in device["processes"] or []]
     if pids:
         return f"{len(pids)} process{'' if len(pids) == 1 else 'es'} of others"

@@ -57,7 +57,7 @@ class RecordingGate(Gate):
 
 
 def identity() -> dict[str, Any]:
-    """Every device as the agent's probe reads it, and what the kernel says of it."""
+    """Return every device as the agent's probe reads it, and what the kernel reports about it."""
     found = NvmlProbe(Gate()).read()
     return {
         "why_not": found.driver.why_not,
@@ -113,7 +113,7 @@ def init(times: int) -> dict[str, Any]:
 
 
 def looks(times: int) -> dict[str, Any]:
-    """What the agent's own look at the driver takes, whole and by call."""
+    """Return the durations of the agent's reads of the driver, in total and by call."""
     gate = RecordingGate()
     probe = NvmlProbe(gate)
     look_s: list[float] = []
@@ -170,7 +170,7 @@ def _raw_list(name: str, handle: Any) -> dict[str, Any]:
 
 
 def fields(uuid: str) -> dict[str, Any]:
-    """What GetFieldValues answers for known and unknown ids, one at a time and together."""
+    """Return the answers of GetFieldValues for known and unknown ids, single and together."""
     gate = Gate()
     gate.start()
     handle = gate.ask("nvmlDeviceGetHandleByUUID", uuid)
@@ -191,7 +191,7 @@ def fields(uuid: str) -> dict[str, Any]:
 
 
 def xids(uuid: str) -> None:
-    """Print each XID of a device until the input ends; the first line says what is listened to."""
+    """Print each XID of a device until the input ends; the first line shows the event types."""
     gate = Gate()
     gate.start()
     handle = gate.ask("nvmlDeviceGetHandleByUUID", uuid)

@@ -13,7 +13,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the figures were measured on, and how."""
+    """The machine and the command that produced the figures."""
 
     date: str
     command: str

@@ -52,7 +52,7 @@ def main(
         whole = msgspec.structs.asdict(QUICK if quick else Choice())
         choice = msgspec.convert({**whole, **chosen}, Choice)
     except msgspec.ValidationError as err:
-        raise typer.BadParameter(f"{err}; right is, for example, --pod small --form names") from err
+        raise typer.BadParameter(f"{err}. Example: --pod small --form names") from err
     sys.stdout.buffer.write(encoded(results(choice)) + b"\n")
 
 

@@ -14,7 +14,7 @@ from contract.annotations import VRAM
 GPU = "nvidia.com/gpu"
 SEED = 1
 JSON = "application/json"
-#: Whole nodes or their names, as nodeCacheCapable says.
+#: Whole nodes or their names, depending on nodeCacheCapable.
 Form = Literal["names", "objects"]
 
 

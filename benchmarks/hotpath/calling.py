@@ -53,7 +53,7 @@ class Caller:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of many durations."""
+    """The spread of many durations."""
 
     p50_ms: float
     p99_ms: float

@@ -47,16 +47,16 @@ class Order(msgspec.Struct):
 
 
 class Feed:
-    """What is listed, and what is told on each watch."""
+    """The lists and watch events of a fleet."""
 
     def __init__(self, nodes: int, pods_per_device: int) -> None:
         self._fleet = Fleet(nodes, pods_per_device)
         self._random = random.Random(SEED)
         self._version = itertools.count(1)
-        #: Of each kind that changes, one for each watch.
-        self._told: dict[str, list[queue.Queue[bytes]]] = {GPUNODES: [], LEASES: [], PODS: []}
+        #: Kind that changes -> a queue for each watch.
+        self._sent: dict[str, list[queue.Queue[bytes]]] = {GPUNODES: [], LEASES: [], PODS: []}
         names = self._fleet.names
-        #: Of each node, what its pods use first, and when they have grown.
+        #: Reports of each node: with initial use of its pods, and after it has grown.
         self._reports = [[self._template(name, grown) for name in names] for grown in (0, 1, 2)]
         self._pods = [
             msgspec.json.encode(msgspec.structs.replace(pod, metadata=_versioned(pod.metadata)))
@@ -118,13 +118,13 @@ class Feed:
 
     @contextlib.contextmanager
     def watched(self, path: str) -> Iterator["queue.Queue[bytes]"]:
-        """What is told from now on; nothing ever comes of the kinds that do not change."""
-        told, watches = queue.Queue[bytes](), self._told.get(path, [])
-        watches.append(told)
+        """Yield the events from now on; kinds that do not change have none."""
+        events, watches = queue.Queue[bytes](), self._sent.get(path, [])
+        watches.append(events)
         try:
-            yield told
+            yield events
         finally:
-            watches.remove(told)
+            watches.remove(events)
 
     def obey(self, orders: Connection) -> None:
         """For ever; answers each order with when it was taken."""
@@ -149,7 +149,7 @@ class Feed:
             others_due = 0.0
 
     def _is_behind(self) -> bool:
-        return any(not watch.empty() for watches in self._told.values() for watch in watches)
+        return any(not watch.empty() for watches in self._sent.values() for watch in watches)
 
     def _report(self) -> None:
         index = next(self._next)
@@ -169,12 +169,12 @@ class Feed:
         return int(expected + self._random.random())
 
     def _tell(self, path: str, item: bytes) -> None:
-        for watch in list(self._told[path]):
+        for watch in list(self._sent[path]):
             watch.put(b'{"type":"MODIFIED","object":%b}\n' % item)
 
 
 def _is_unknown(path: str) -> bool:
-    """Whether it is an API that is not served, or one object by name: nobody creates the pods."""
+    """Whether the path is an API that is not served, or one object by name: no pod is created."""
     return "resource.k8s.io" in path or path.startswith((f"{GPUNODES}/", "/api/v1/namespaces/"))
 
 
@@ -184,7 +184,7 @@ def _versioned(metadata: ObjectMeta) -> ObjectMeta:
 
 def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
     """The child process: sends its port, then takes orders."""
-    told = Feed(nodes, pods_per_device)
+    source = Feed(nodes, pods_per_device)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -197,16 +197,16 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             if url.path not in (GPUNODES, NODES, PODS, LEASES):
-                return self._send(404 if _is_unknown(url.path) else 200, told.listed(""))
+                return self._send(404 if _is_unknown(url.path) else 200, source.listed(""))
             if "watch" in parse_qs(url.query):
                 return self._watch(url.path)
-            return self._send(200, told.listed(url.path))
+            return self._send(200, source.listed(url.path))
 
         def do_PATCH(self) -> None:
-            """Of an object's reservations: done, and forgotten by its next report."""
+            """Accept the reservations of a GPUNode; its next report does not contain them."""
             self._read()
             name = urlsplit(self.path).path.rpartition("/")[2]
-            self._send(200, told.written(name))
+            self._send(200, source.written(name))
 
         def do_POST(self) -> None:
             self._send(201, self._read())
@@ -225,11 +225,11 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             # Ends when the client has gone.
-            with told.watched(path) as told_here, contextlib.suppress(ConnectionError):
+            with source.watched(path) as events, contextlib.suppress(ConnectionError):
                 while True:
-                    lines = [told_here.get()]
-                    while not told_here.empty() and len(lines) < 64:
-                        lines.append(told_here.get())
+                    lines = [events.get()]
+                    while not events.empty() and len(lines) < 64:
+                        lines.append(events.get())
                     # As the API server: what is there goes out at once.
                     self.wfile.write(
                         b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in lines)
@@ -239,4 +239,4 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     pipe.send(server.server_address[1])
-    told.obey(pipe)
+    source.obey(pipe)

@@ -104,7 +104,7 @@ class Fleet:
         )
 
     def status(self, name: str, grown_bytes: int) -> GPUNodeStatus:
-        """What its agent reports when each of its pods uses so much more."""
+        """Return the report of the node's agent when each pod uses ``grown_bytes`` more."""
         used_bytes = POD_BYTES - GIB + grown_bytes
         memory_bytes = ROOMY_BYTES if name == self.names[0] else DEVICE_BYTES
         count = self._per_device

@@ -35,12 +35,12 @@ _ASKED: dict[str, tuple[str, ...]] = {
 }
 _PADDING = {"small": 0, "256Ki": 254 << 10}
 _WARM_UP = 5
-#: Of whole nodes, and of explanations: they take longer, and vary less.
+#: Maximum number of calls with whole nodes, and of explanations: they are slow and vary less.
 _MOST_LONG = 30
 _MOST_BINDS = 60
-#: Where a pod fits on "all": with six pods a device those that are bound fill a third of 100 nodes.
+#: If the pod fits on "all": with six pods per device, bound pods fill a third of 100 nodes.
 _NEARLY_ALL = 0.6
-#: In one question.
+#: Number of pods in one question.
 _WHATIF_PODS = 6
 
 
@@ -71,9 +71,9 @@ class Figures(msgspec.Struct):
 class Measured(msgspec.Struct):
     case: Case
     figures: list[Figures]
-    #: Null, or why there are no figures: what the server said.
+    #: Null, or why there are no figures: the server's error.
     rejected: str | None = None
-    #: What the refusal took, body and all.
+    #: Duration of the rejected call, including the body.
     rejection: Spread | None = None
 
 
@@ -86,7 +86,7 @@ class Results(msgspec.Struct):
     devices_per_node: int
     calls: int
     cases: list[Measured]
-    #: What one report costs, by the size of the fleet.
+    #: Cost of one report, by the size of the fleet.
     reports: list[Report]
     took_s: float
 
@@ -101,8 +101,8 @@ class Choice(msgspec.Struct, frozen=True):
     fits: Sequence[Fits] = FITS
     verbs: Sequence[Verb] = VERBS
     calls: int = 100
-    #: Filter answers with the best node alone, as it is shipped beside a kube-scheduler; then
-    #: nobody calls prioritize.
+    #: Filter returns only the best node, the shipped default for the separate kube-scheduler. Then
+    #: kube-scheduler does not call prioritize.
     best_only: bool = False
 
 
@@ -229,7 +229,7 @@ class _Run:
             self._took.setdefault("explain", []).append(took)
 
     def _whatif(self, body: bytes, turn: int) -> None:
-        """Where some pods like this one would go, one beside the other."""
+        """Ask where some equal pods would be placed, one after another."""
         vram = msgspec.json.decode(body)["Pod"]["metadata"]["annotations"][VRAM]
         asked = msgspec.json.encode({"pods": [{"vram": vram, "count": _WHATIF_PODS}]})
         _, echoed = self._caller.post("echo", asked)

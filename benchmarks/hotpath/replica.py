@@ -113,7 +113,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         return Response()
 
     async def allocations(request: Request) -> Response:
-        """What one call takes from the allocator, by which it is slowed down."""
+        """Return the allocations of one call; measuring them slows it down."""
         body, verb = await request.body(), request.path_params["verb"]
         gc.collect()
         tracemalloc.start()

@@ -66,7 +66,7 @@ WARM_UP = 20
 
 
 class Fleet:
-    """Nodes of time-sliced 80 GiB GPUs, a third of them promised, and binds that keep it so."""
+    """Nodes of time-sliced 80 GiB GPUs. A third of their memory stays reserved."""
 
     def __init__(self, nodes: int) -> None:
         self._random = random.Random(SEED)
@@ -118,7 +118,7 @@ class Fleet:
         )
 
     def bind_one(self) -> None:
-        """A promise is made on some node; the oldest there goes when it holds many."""
+        """Reserve memory on a random node; if it has many reservations, remove the oldest."""
         name = self._random.choice(self.names)
         if len(self._reservations[name]) > 3:
             del self._reservations[name][next(iter(self._reservations[name]))]
@@ -152,7 +152,7 @@ class Stopwatch:
     )
 
     def __init__(self) -> None:
-        #: Of each call of a verb, by verb: nanoseconds of each part.
+        #: Verb -> for each call, the nanoseconds of each part.
         self.calls: dict[str, list[dict[str, int]]] = {"filter": [], "prioritize": []}
         self._within = [0]
         self._parts: dict[str, int] = {}
@@ -221,7 +221,7 @@ class Measured:
 
     verbs: dict[str, list[int]]
     echoes: dict[str, list[int]]
-    #: What the server spends on a report and the snapshot after it.
+    #: Nanoseconds for a report and the snapshot after it.
     reports: list[int]
     #: By verb; empty without a stopwatch.
     parts: dict[str, list[dict[str, int]]]

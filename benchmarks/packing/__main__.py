@@ -85,8 +85,8 @@ def main(
         check("policy", each, known)
         if each in POLICIES and choice == "mixed":
             raise typer.BadParameter(
-                f"policy {each!r} places no pod with several devices on shared nodes, so that it "
-                "has no choice 'mixed'; right is, for example: --choice pinned"
+                f"policy {each!r} places no pod with several devices on shared nodes, so choice "
+                "'mixed' does not apply. Example: --choice pinned"
             )
     try:
         if against is not None:
@@ -165,7 +165,7 @@ def in_turn(runs: list[Run]) -> list[dict[str, Any]]:
 
 def _table(found: Sequence[dict[str, Any]], churn: bool) -> list[str]:
     if churn:
-        columns = ["running %", "refused %", "overcommits"]
+        columns = ["running %", "rejected %", "overcommits"]
     else:
         columns = [*(f"admitted % @{at}" for at in READ_AT), "idle % @100", "overcommits"]
     lines = [f"| policy | choice | others | {' | '.join(columns)} |"]
@@ -173,7 +173,7 @@ def _table(found: Sequence[dict[str, Any]], churn: bool) -> list[str]:
     rows: dict[tuple[str, ...], list[list[float]]] = {}
     for each in found:
         if churn:
-            figures = [each["running_pct"], each["refused_pct"], each["overcommits"]]
+            figures = [each["running_pct"], each["rejected_pct"], each["overcommits"]]
         else:
             figures = [*each["admitted_pct"].values(), each["idle_pct_at_100"], each["overcommits"]]
         rows.setdefault((each["policy"], each["choice"], each["others"]), []).append(figures)

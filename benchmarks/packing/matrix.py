@@ -4,7 +4,7 @@
         [--mix random-1] [--seed 1 --seed 2] [--others bestfit] [--ties 4]
 
 Both have the same pools of nodes. BestFit places pods without a GPU by its own rule. Headroom
-places them as it asks kube-scheduler to, or as ``--others`` says. The figures are percentage points
+places them as it asks kube-scheduler to, or as ``--others`` sets. The figures are percentage points
 admitted above BestFit @90 and @100: the mean of the seeds, and the minimum. The line below the
 table shows whether the goals of ``docs/packing.md`` are met. ``--ties`` also compares BestFit with
 itself, with equal nodes in different orders: that difference is chance.
@@ -101,7 +101,7 @@ def _figures(
     churn: bool,
     ties: int = 0,
 ) -> list[tuple[float, ...]]:
-    """Of each seed; of each of so many other orders of equal nodes, where there are any."""
+    """Return the figures for each seed and, with ``ties``, for each order of equal nodes."""
     orders = range(1, ties + 1) if ties else (0,)
     runs = [
         Run(

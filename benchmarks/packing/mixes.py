@@ -21,10 +21,10 @@ PUBLISHED: tuple[tuple[frozenset[str], int], ...] = tuple(
         *(("A10 G2 T4 V100M16 V100M32", 9), ("P100 V100M16", 6), ("P100 T4 V100M16 V100M32", 5)),
     )
 )
-#: Where models are asked for as often as there are nodes of them: how many a pod names, and how
-#: often.
+#: (number of models that a pod names, weight), if models are requested as often as nodes have
+#: them.
 NAMED = ((1, 85), (2, 8), (3, 7))
-#: Devices of a pod that wants several, and how often.
+#: (devices of a pod with several devices, weight).
 SEVERAL = ((2, 2), (4, 2), (8, 3))
 
 T = TypeVar("T")

@@ -29,20 +29,20 @@ Placed = tuple[int, tuple[int, ...]]
 
 #: Shares of the capacity asked for, in percent, at which the inflation is read.
 READ_AT = (90, 95, 100, 130)
-#: What makes the trace long enough for all of them.
+#: The trace is repeated until it requests this multiple of the capacity.
 UNTIL = 1.3
 CHURN_LOAD, CHURN_LIVES = 0.95, 3.5
 
 
 class Scheduler(Protocol):
     def choose(self, name: str, ask: Ask, offered: Rows) -> Placed | None:
-        """Place a pod on one of the nodes, and say on which devices it comes to sit."""
+        """Place a pod on one of the nodes; return the node and the devices, or None."""
 
     def ended(self, name: str) -> None: ...
 
 
 def share_of(ask: Ask) -> str:
-    """The class by which refusals are counted."""
+    """Return the class by which rejections are counted."""
     if not ask.gpus:
         return "cpu"
     return "share" if ask.shares else f"{ask.gpus}-gpu"
@@ -77,26 +77,26 @@ class Inflation:
 
 @dataclass(slots=True)
 class Churn:
-    """Of the second half of the time."""
+    """The result for the second half of the time."""
 
     capacity: int
     _time: float = 0.0
     _running: float = 0.0
     _offered: float = 0.0
-    _refused: float = 0.0
-    #: Class -> pods that came, and how many of them were refused.
+    _rejected: float = 0.0
+    #: Class -> number of pods, and of rejected pods.
     by_class: dict[str, tuple[int, int]] = field(default_factory=dict)
     overcommits: int = 0
 
     @property
     def running(self) -> float:
-        """Percent of the capacity that running pods had asked for, mean over time."""
+        """Percent of the capacity that running pods had requested, mean over time."""
         return 100 * self._running / self._time / self.capacity
 
     @property
-    def refused(self) -> float:
-        """Percent of what was asked for."""
-        return 100 * self._refused / self._offered
+    def rejected(self) -> float:
+        """Percent of the requested amount."""
+        return 100 * self._rejected / self._offered
 
     def goes_by(self, since: float, until: float, running: float) -> None:
         counted = max(0.0, until - max(since, CHURN_LIVES / 2))
@@ -104,14 +104,14 @@ class Churn:
         self._running += counted * running
 
     def note(self, which: str, worth: float, admitted: bool) -> None:
-        came, refused = self.by_class.get(which, (0, 0))
-        self.by_class[which] = came + 1, refused + (not admitted)
+        came, rejected = self.by_class.get(which, (0, 0))
+        self.by_class[which] = came + 1, rejected + (not admitted)
         self._offered += worth
-        self._refused += 0 if admitted else worth
+        self._rejected += 0 if admitted else worth
 
 
 class Filters:
-    """What kube-scheduler looks at before it asks anybody: CPU, memory, the model, the pool."""
+    """kube-scheduler's own filters: CPU, memory, the model, the pool."""
 
     def __init__(self, nodes: Sequence[Node], unshared: Sequence[int] = ()) -> None:
         self._cpu = np.array([node.cpu_milli for node in nodes], np.int64)

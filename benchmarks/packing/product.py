@@ -83,7 +83,7 @@ class Headroom:
         if node is None:
             return None
         drawn = self._world.admit(job, node, lambda plugin: self._product.lots(node, plugin))
-        assert drawn is not None, f"the kubelet refuses {job}"
+        assert drawn is not None, f"the kubelet rejects {job}"
         devices = tuple(held.device for held in self._world.given(node, name))
         if ask.gpus == 1:
             devices = (self._product.device(job, drawn),)

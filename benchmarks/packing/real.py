@@ -110,7 +110,7 @@ def manifest(name: str, asked: Ask, pooled: bool) -> dict[str, Any]:
 
 
 class Real(ABC):
-    """Places a pod as kube-scheduler does; subclasses say which devices it came to sit on."""
+    """Places a pod as kube-scheduler does; subclasses return the devices that it got."""
 
     def __init__(self, cluster: Fleetful) -> None:
         self.cluster = cluster
@@ -132,11 +132,11 @@ class Real(ABC):
                 return None
             if time.monotonic() > until_s:
                 logs = {each: cluster.plane.log(each)[-3000:] for each in ("kube-scheduler",)}
-                raise TimeoutError(f"{name} is neither bound nor refused: {logs}")
+                raise TimeoutError(f"{name} is neither bound nor rejected: {logs}")
             time.sleep(0.005)
 
     def ended(self, name: str) -> None:
-        raise AssertionError("nobody leaves in an inflation")
+        raise AssertionError("no pod leaves in an inflation")
 
     @abstractmethod
     def devices(self, name: str, asked: Ask, row: int, pod: Any) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ class ByRule(Real):
         asked = self._asked[args["Pod"]["metadata"]["name"]]
         rows = self._rule.fleet.fits(asked, self._rows(names))
         fits = {self.cluster.fleet[row].name for row in rows}
-        no = {name: "no device has room" for name in names if name not in fits}
+        no = {name: "no device has enough free memory" for name in names if name not in fits}
         return {
             "NodeNames": [name for name in names if name in fits],
             "FailedAndUnresolvableNodes": no,
@@ -229,7 +229,7 @@ class ByRule(Real):
 
 
 class ByHeadroom(Real):
-    """The agents tell of each pod before the next one comes."""
+    """The agents report each pod before the next one is created."""
 
     def __init__(self, cluster: Fleetful) -> None:
         super().__init__(cluster)

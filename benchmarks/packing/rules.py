@@ -22,13 +22,13 @@ Scores = NDArray[np.float64]
 CPU_MILLI = 128_000
 #: Exact scores are compared to this many digits: sums of floats differ by their order beyond it.
 DIGITS = 6
-#: Of all pods: as many as the kinds in the mix of FGD make up.
+#: The typical pods are the most frequent kinds that make up this share of all pods (FGD).
 TYPICAL = 0.95
 NOWHERE = 1 << 60
 
 
 class Fleet:
-    """What is left on every node, as columns."""
+    """The free resources of all nodes, as columns."""
 
     def __init__(self, nodes: Sequence[Node], mode: Mode) -> None:
         def column(values: Sequence[int]) -> Rows:
@@ -61,7 +61,7 @@ class Fleet:
         return (self.left >= ask.amount) & (self.replicas > 0)
 
     def fits(self, ask: Ask, rows: Rows) -> Rows:
-        """Those of the nodes whose devices have room."""
+        """Return those of the nodes on which enough devices fit."""
         return rows[self.candidates(ask)[rows].sum(axis=1) >= ask.gpus] if ask.gpus else rows
 
     def take(self, ask: Ask, row: int, devices: Sequence[int], sign: int = 1) -> None:
@@ -96,7 +96,7 @@ class Rule(ABC):
         return placed
 
     def note(self, name: str, ask: Ask, placed: Placed) -> None:
-        """A pod that it placed, or somebody else did."""
+        """Record a pod that this or another scheduler placed."""
         self.fleet.take(ask, *placed)
         self._placed[name] = ask, placed
 
@@ -190,7 +190,7 @@ class Random(Rule):
 
 @dataclass(slots=True)
 class _Kept:
-    """What the pods of one kind would do to each node; of rows that changed since, it is old."""
+    """The effect of pods of one kind on each node; outdated for rows that have changed since."""
 
     version: Rows
     change: Scores

@@ -30,20 +30,21 @@ class Run:
     asks: tuple[Ask, ...]
     mode: Mode
     policy: str
-    #: "mixed": one pool, and whoever places picks the device; else the choice of Headroom's nodes.
+    #: "mixed": one pool, and the scheduler chooses the device; else the device choice of Headroom's
+    #: nodes.
     choice: str
-    #: Who places pods without a GPU: "own", "bestfit" or "aside".
+    #: The rule that places pods without a GPU: "own", "bestfit" or "aside".
     others: str
     seed: int
-    #: Places in ``asks`` as they arrive; drawn by the seed where empty.
+    #: Indices in ``asks`` in the order of arrival; if empty, drawn by the seed.
     order: tuple[int, ...] = ()
-    #: Who of equal nodes wins; the order of the nodes where empty.
+    #: Ranks of the nodes that decide between equal nodes; if empty, the order of the nodes.
     ranks: tuple[int, ...] = ()
     churn: bool = False
 
 
 def play(run: Run) -> dict[str, Any]:
-    """What came of it; percentages of the capacity."""
+    """Return the results of the run; percentages are of the capacity."""
     demand = Demand(run.nodes, run.mode)
     pools = unshared(run.nodes, run.asks) if run.choice != "mixed" else []
     # Pinned, a pod may use a device of which all replicas are taken: those of its node count.
@@ -163,10 +164,10 @@ def _inflated(found: Inflation) -> dict[str, Any]:
 def _churned(found: Churn) -> dict[str, Any]:
     return {
         "running_pct": round(found.running, 2),
-        "refused_pct": round(found.refused, 2),
-        "refused_pct_by_class": {
-            which: round(100 * refused / came, 2)
-            for which, (came, refused) in sorted(found.by_class.items())
+        "rejected_pct": round(found.rejected, 2),
+        "rejected_pct_by_class": {
+            which: round(100 * rejected / came, 2)
+            for which, (came, rejected) in sorted(found.by_class.items())
         },
         "overcommits": found.overcommits,
     }

@@ -18,7 +18,7 @@ SHAPES: tuple[tuple[str, int, tuple[tuple[int, int, int, int], ...]], ...] = (
     ("V100M16", 16160, ((4, 32000, 131072, 28), (1, 8000, 32768, 19), (8, 64000, 262144, 8))),
     ("A10", 22731, ((1, 128000, 1048576, 2),)),
 )
-#: Of 8152 pods: how many ask for no GPU, and for one, two, four, eight whole ones.
+#: Number of pods, of 8152, that request no GPU, and that request 1, 2, 4 or 8 whole GPUs.
 NO_GPU, WHOLES = 1088, ((1, 3911), (2, 16), (4, 15), (8, 44))
 #: Thousandths of one GPU -> pods; the two most frequent are the published ones.
 SHARES = (

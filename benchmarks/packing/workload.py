@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 Mode = Literal["milli", "vram"]
-#: Of a device where it is shared by thousandths, and what a pod asks that wants all of it.
+#: Thousandths of a whole device.
 WHOLE_MILLI = 1000
-#: Replicas of each shared device: pods that it takes at most.
+#: Replicas of each shared device: the maximum number of its pods.
 REPLICAS = 10
-#: Devices of a node at most.
+#: Maximum number of devices of a node.
 SLOTS = 8
 
 
 class BadFile(Exception):
-    """A file cannot be read as what it should be: where, what is there, and what would be right."""
+    """A file is not valid: where, what is there, and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Node:
     memory_mib: int
     gpus: int
     model: str
-    #: Of each device, in MiB.
+    #: Memory of each device in MiB.
     device_mib: int
 
 
@@ -40,11 +40,11 @@ class Pod:
     cpu_milli: int
     memory_mib: int
     gpus: int
-    #: Of each device; 1000 for all of it.
+    #: Thousandths of each device; 1000: all of it.
     gpu_milli: int
-    #: Models that it may run on; empty: any.
+    #: Models that it may run on; empty: any model.
     models: frozenset[str]
-    #: Of one device; -1 for all memory of each of its devices, 0 where it asks for none.
+    #: MiB on one device; -1: all memory of each of its devices, 0: no GPU.
     vram_mib: int
 
 
@@ -55,7 +55,7 @@ class Ask:
     cpu_milli: int
     memory_mib: int
     gpus: int
-    #: Of one device; None for ``gpus`` devices that are empty.
+    #: Amount on one device; None: ``gpus`` devices that are empty.
     amount: int | None
     models: frozenset[str]
 
@@ -82,7 +82,7 @@ def replicas(mode: Mode) -> int:
 
 
 class Demand:
-    """What a pod is worth, wherever it lands: its own amount, or the mean of what it may take."""
+    """The value of a pod, independent of its node: its own amount, or the mean of its devices."""
 
     def __init__(self, nodes: Sequence[Node], mode: Mode) -> None:
         self._of_model: dict[str, tuple[int, int]] = {}
@@ -167,7 +167,7 @@ def read_arrivals(
         wanted = f"seed {wrong[0]} of " if wrong else ""
         raise BadFile(
             f"{path}: has no arrivals of {wanted}mode {mode}, cluster {cluster} (seeds there: "
-            f"{there}); right is a row such as: cluster={cluster}, mode={mode}, seed=42, k=0, pod=7"
+            f"{there}). Example of a row: cluster={cluster}, mode={mode}, seed=42, k=0, pod=7"
         )
     return {
         seed: tuple(pod for _, pod in sorted(rows))
@@ -203,7 +203,7 @@ class _Cells:
     def number(self, column: str, least: int, most: int | None, example: str) -> int:
         text = self.values[column]
         digits = text.removeprefix("-")
-        # int() takes spaces, underscores and other alphabets besides, and very many digits.
+        # int() also accepts spaces, underscores, other alphabets, and very many digits.
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
             raise self.wrong(column, "a whole number", example)
         number = int(text)
@@ -215,7 +215,7 @@ class _Cells:
     def wrong(self, column: str, wanted: str, example: str) -> BadFile:
         return BadFile(
             f"{self.path}, line {self.line}, column {column}: {self.values[column][:40]!r} is not "
-            f"{wanted}; right is, for example: {example}"
+            f"{wanted}. Example: {example}"
         )
 
 
@@ -227,15 +227,15 @@ def _rows(path: Path, needed: Iterable[str]) -> Iterator[_Cells]:
             missing = [name for name in needed if name not in (reader.fieldnames or ())]
             if missing:
                 raise BadFile(
-                    f"{path}, line 1: the column {missing[0]} is missing; right is a first line "
-                    f"such as: {','.join(needed)}"
+                    f"{path}, line 1: the column {missing[0]} is missing. Example of a first "
+                    f"line: {','.join(needed)}"
                 )
             for row in reader:
                 if None in row or None in row.values():
                     count = len(reader.fieldnames or ())
                     raise BadFile(
-                        f"{path}, line {reader.line_num}: has not {count} cells, as line 1 has; "
-                        f"right is one for each of: {','.join(reader.fieldnames or ())}"
+                        f"{path}, line {reader.line_num}: has not {count} cells, as line 1 has: "
+                        f"one for each of {','.join(reader.fieldnames or ())}"
                     )
                 yield _Cells(path, reader.line_num, row)
     except OSError as err:

@@ -44,11 +44,11 @@ class Args(msgspec.Struct, rename="pascal"):
 
 
 class Script(msgspec.Struct):
-    """What it does besides; what is left out is as it was."""
+    """Settings of the extender; an omitted field stays as it was."""
 
-    #: How pods are refused whose names begin with "refused", or are not.
+    #: How filter rejects pods whose names begin with "refused"; empty: not at all.
     reject: str | None = None
-    #: Those of them that are not refused after all.
+    #: Names of such pods that filter accepts all the same.
     allowed: list[str] | None = None
     #: Node -> score.
     scores: dict[str, int] | None = None

@@ -63,7 +63,7 @@ _told = msgspec.json.Decoder(_Told)
 
 
 class Bound:
-    """When each pod was told to be bound, from when the context begins until it ends."""
+    """The times at which the watch reported each pod as bound, while the context lasts."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -72,7 +72,7 @@ class Bound:
         self._answer = self._open()
         self._over = False
         self._thread = threading.Thread(target=self._read, daemon=True)
-        #: Pod -> when it was first told, by the monotonic clock.
+        #: Pod -> monotonic time of the first event that shows it bound.
         self.at_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -98,7 +98,7 @@ class Bound:
         return answer
 
     def _read(self) -> None:
-        """The API server ends a watch that it has no room for, and some for no reason."""
+        """Read the watch; if the API server ends it, open it again."""
         while True:
             rest = b""
             with contextlib.suppress(urllib3.exceptions.HTTPError):
@@ -184,7 +184,7 @@ class Stage:
         return Spent({name: vitals(self.plane.pid(name)).cpu_s for name in names})
 
     def clear(self, prefix: str) -> None:
-        """Take these pods away, and what was promised to them, as if they had never been."""
+        """Delete these pods and their reservations from etcd, as if they had never existed."""
         listed = self.plane.call("GET", PODS)["items"]
         came = [each for each in listed if each["metadata"]["name"].startswith(prefix)]
         on = {each["spec"].get("nodeName") for each in came} - {None}
@@ -204,7 +204,7 @@ class Stage:
             raise RuntimeError(f"etcd: {answer.status} {answer.data.decode()}")
 
     def refill(self, indices: Iterable[int]) -> None:
-        """Let these nodes run again what they ran, with its promises."""
+        """Create the pods and reservations of these nodes again."""
         again = list(indices)
         pods = [n for i in again for n in range(i, self.nodes * self.held, self.nodes)]
         fill(

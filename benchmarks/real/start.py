@@ -28,7 +28,7 @@ def start_scheduler(
     binary: str = "kube-scheduler",
     extender: Mapping[str, Any] | None = None,
 ) -> None:
-    """Start it as we tell users to set it up, but for what ``config`` says, and ``extender``."""
+    """Start it as the documentation describes, except for ``config`` and ``extender``."""
     kubeconfig = plane.kubeconfig("scheduler-of-the-tests")
     content = scheduler_configuration(extender_url or "", kubeconfig)
     content["extenders"] = [

@@ -17,8 +17,8 @@ from contract.malloc import keep_small
 _LARGE_BYTES = 1 << 20
 _SPARE_BYTES = 8 << 20
 
-#: Number of new objects after which the youngest generation is collected (under 1 ms), and number of
-#: such collections after which the next generation is collected too (under 10 ms).
+#: The youngest generation is collected after this many new objects (under 1 ms), and the next one
+#: after this many collections of the youngest (under 10 ms).
 _YOUNG_OBJECTS, _YOUNG_COLLECTIONS = 10_000, 10
 #: Never reached: the oldest generation is collected by the clock.
 _NEVER = 1_000_000

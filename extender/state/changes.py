@@ -119,7 +119,7 @@ class BackOffEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """No change but time: the monotonic clock is at ``at_s``, so overuse may have become lasting."""
+    """The monotonic clock has reached ``at_s``: overuse may have lasted long enough to report."""
 
     at_s: float
 

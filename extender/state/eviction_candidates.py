@@ -45,7 +45,7 @@ class BackOffs(Tracker):
         self._until_s.pop(name, None)
 
     def note(self, node: str, marked: Set[str], at_s: float) -> None:
-        """Record the pods marked for eviction in the node's ledger. A new mark starts a back-off."""
+        """Record the node's pods that are marked for eviction. A new mark starts a back-off."""
         if marked - self._marked.get(node, set()):
             length_s, since_s = self._last.get(node, (0.0, at_s))
             again = length_s > 0 and at_s - since_s < FORGOTTEN_S

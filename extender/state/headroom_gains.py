@@ -1,4 +1,4 @@
-"""Records when each node last gained headroom: the generation of the first snapshot with the gain."""
+"""Records the last gain of headroom of each node: the generation of the first snapshot with it."""
 
 from collections.abc import Iterator
 

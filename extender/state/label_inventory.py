@@ -239,8 +239,8 @@ def _karpenter(labels: Mapping[str, str]) -> _LabelledGPUs | None:
     for set_by, prefix in _KARPENTERS.items():
         count, memory_mib = (_number(labels.get(prefix + name)) for name in ("count", "memory"))
         if count and memory_mib and labels.get(f"{prefix}manufacturer", "nvidia") == "nvidia":
-            # A multiple of 1024 is a nominal size: 16384 is sold as 16 GB. Other values are real MiB:
-            # 22888 is 24 GB.
+            # A multiple of 1024 is a nominal size: a card with 16384 is sold as 16 GB. Other values
+            # are real MiB: 22888 is 24 GB.
             nominal = memory_mib % 1024 == 0
             memory_bytes = memory_mib // 1024 * GB if nominal else memory_mib * MIB
             model = labels.get(f"{prefix}name", "")

@@ -74,9 +74,9 @@ def obstacle(
 ) -> tuple[Reason | None, str]:
     """Return the reason why no pod is placed on the node, and a detail for people.
 
-    The reason is None if pods are placed there. Then the detail is a warning, or empty. ``status`` is the node's report, from its
-    agent or its labels; ``manager`` names a foreign allocator; ``backs_off``: whether a pod was
-    evicted from the node recently.
+    The reason is None if pods are placed there. Then the detail is a warning, or empty. ``status``
+    is the node's report, from its agent or its labels; ``manager`` names a foreign allocator;
+    ``backs_off``: whether a pod was evicted from the node recently.
     """
     if node is None:
         return Reason.UNKNOWN_NODE, ""

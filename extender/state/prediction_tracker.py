@@ -191,7 +191,7 @@ class PredictionTracker(Tracker):
         self._prune(node, tracked, tracked.at_s)
 
     def node_weighed(self, node: WeighedNode) -> None:
-        """Complete the outcomes of the node: its devices are now computed with the compared pods."""
+        """Complete the outcomes of the node: its devices now include the compared pods."""
         tracked = self._nodes.get(node.name)
         if tracked is not None and tracked.pending and node.gpunode is not None:
             unreserved_pods = self._facts.circumstances(node.gpunode).unreserved_pods

@@ -87,7 +87,7 @@ _ClaimCheck = tuple[Kind, str, int, tuple[tuple[str, str], ...]]
 
 
 class RequeueHints:
-    """Tracks the requeued pods. If this state is lost, each pod is requeued at most once more."""
+    """Tracks the requeued pods. If this state is lost, each pod gets at most one extra requeue."""
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}

@@ -78,8 +78,8 @@ def suggest(
 def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Suggestion]:
     """Return the suggestions without those that an exceeded quota makes dangerous.
 
-    ``beyond``: the result of ``pod_requests.exceeded``; None if the quotas cannot be read. If a quota is
-    exceeded, a pod that is deleted to be created again could be rejected and would be lost.
+    ``beyond``: the result of ``pod_requests.exceeded``; None if the quotas cannot be read. If a
+    quota is exceeded, a pod that is deleted to be created again could be rejected and be lost.
     """
     if beyond == "":
         return list(found)

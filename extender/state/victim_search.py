@@ -319,9 +319,9 @@ class _Candidate:
         return 0, highest, summed, count, -max(pod.started_s for _, pod in leavers)
 
     def victims(self, below: Rank | None, whole: bool) -> tuple[Victims | None, bool]:
-        """Return the best victims with a rank below ``below`` (None: any rank), and whether no victims
-        are needed because the preemptor fits as soon as the pods have left that leave anyway.
+        """Return the best victims with a rank below ``below`` (None: any rank), and ``is_enough``.
 
+        ``is_enough``: the preemptor fits without victims once the pods have left that leave anyway.
         ``whole`` is passed to ``smallest``.
         """
         search = self._search

@@ -129,7 +129,7 @@ def sentences() -> str:
     return "\n".join([*lines, "", ""])
 
 
-def test_the_page_says_what_authors_read() -> None:
+def test_the_page_matches_what_authors_read() -> None:
     _, _, rest = PAGE.read_text().partition(BEGIN)
     held, _, _ = rest.partition(END)
     assert held == sentences(), "python -m tests.admission.test_documented writes it anew"

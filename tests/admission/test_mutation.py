@@ -74,7 +74,7 @@ class TestScheduler:
             "may get a GPU without enough memory; set schedulerName: headroom",
         )
 
-    def test_an_unreadable_pod_goes_where_it_is_refused(self) -> None:
+    def test_an_invalid_pod_goes_to_the_webhook_that_rejects_it(self) -> None:
         stored, _ = mutated(manifest("8Gj"), around())
         assert stored["spec"]["schedulerName"] == "headroom"
 
@@ -116,7 +116,7 @@ class TestScheduler:
 
 
 class TestDefault:
-    def test_is_written_down_with_where_it_is_from(self) -> None:
+    def test_is_recorded_with_its_source(self) -> None:
         stored, _ = mutated(
             manifest(None), around(annotations={"headroom.gpu/default-vram": "4Gi"})
         )
@@ -140,7 +140,7 @@ class TestDefault:
             pytest.param(None, "25%", "25%", id="a share"),
         ],
     )
-    def test_where_it_counts(self, own: str | None, default: str, becomes: str | None) -> None:
+    def test_if_it_counts(self, own: str | None, default: str, becomes: str | None) -> None:
         where = around(annotations={"headroom.gpu/default-vram": default})
         stored, _ = mutated(manifest(own), where)
         held = stored["metadata"].get("annotations", {}).get("headroom.gpu/vram")
@@ -173,7 +173,7 @@ class TestPinned:
         assert isinstance(request, VramRequest)
         assert request.visible is Visible.BY_PLACEMENT
 
-    def test_init_containers_are_where_the_others_will_be(self) -> None:
+    def test_init_containers_are_on_the_devices_of_the_other_containers(self) -> None:
         obj = manifest("8Gi", container("side", 0), container(), initContainers=[container("init")])
         stored, _ = mutated(obj, around(self.PINNED))
         assert env_of(stored, "init") == {VISIBLE: follows("devices.1")}
@@ -194,7 +194,7 @@ class TestPinned:
             pytest.param((node("a", "no such choice"),), id="unreadable"),
         ],
     )
-    def test_never_where_it_would_be_empty(self, nodes: tuple[Any, ...]) -> None:
+    def test_never_if_it_would_be_empty(self, nodes: tuple[Any, ...]) -> None:
         stored, _ = mutated(manifest(), around(*nodes))
         assert env_of(stored) == {}
 
@@ -223,13 +223,13 @@ class TestPinned:
             pytest.param({"name": VISIBLE, "value": "GPU-x"}, "GPU-x", id="a device"),
         ],
     )
-    def test_never_where_the_user_set_it(self, variable: dict[str, str], kept: str) -> None:
+    def test_never_if_the_user_set_it(self, variable: dict[str, str], kept: str) -> None:
         obj = manifest("8Gi", container(env=[variable]), container("more"))
         stored, _ = mutated(obj, around(self.PINNED))
         assert env_of(stored) == {VISIBLE: kept}
         assert env_of(stored, "more") == {}
 
-    def test_nor_where_a_suspected_config_map_may_have(self) -> None:
+    def test_nor_if_an_unreadable_config_map_may_have_one(self) -> None:
         obj = manifest("8Gi", container(envFrom=[{"configMapRef": {"name": "c"}}]))
         assert env_of(mutated(obj, around(self.PINNED))[0]) == {VISIBLE: follows("devices.0")}
         suspicious = Rules(suspect_env_from=True)
@@ -244,7 +244,7 @@ class TestPinned:
 
 
 class TestGate:
-    def test_where_a_gated_node_may_take_it(self) -> None:
+    def test_if_a_gated_node_may_take_it(self) -> None:
         obj = manifest(initContainers=[container("init", 0)])
         where = around(node("a", "gated"), node("b"), gate_image=GATE_IMAGE)
         stored, answer = mutated(obj, where)
@@ -264,7 +264,7 @@ class TestGate:
             pytest.param("yes", None, (), False, id="unreadable"),
         ],
     )
-    def test_by_wish(
+    def test_if_enabled(
         self, of_pod: str | None, of_namespace: str | None, nodes: tuple[Any, ...], gated: bool
     ) -> None:
         key = "headroom.gpu/gated"
@@ -273,7 +273,7 @@ class TestGate:
         stored, _ = mutated(obj, around(*nodes, annotations=annotations, gate_image=GATE_IMAGE))
         assert is_gated(pod(stored), GATE_IMAGE) is gated
 
-    def test_not_where_no_agent_would_open_it(self) -> None:
+    def test_not_if_no_agent_would_open_it(self) -> None:
         where = around(node("a", "gated"), node("b", devices=None), gate_image=GATE_IMAGE)
         stored, answer = mutated(manifest(), where)
         assert not is_gated(pod(stored), GATE_IMAGE)
@@ -282,7 +282,7 @@ class TestGate:
             "which has no agent to open a gate; set a nodeSelector, or headroom.gpu/gated: 'true'",
         )
 
-    def test_without_an_image_it_says_so(self) -> None:
+    def test_without_an_image_it_reports_that(self) -> None:
         stored, answer = mutated(manifest(), around(node("a", "gated")))
         assert not is_gated(pod(stored), GATE_IMAGE)
         assert "set gate_image in Headroom's settings" in answer.warnings[0]
@@ -336,7 +336,7 @@ class TestShare:
         }
         assert env_of(stored, "side") == {}
 
-    def test_a_namespace_may_wish_it_and_a_pod_decline(self) -> None:
+    def test_a_namespace_may_enable_it_and_a_pod_may_disable_it(self) -> None:
         where = around(annotations={"headroom.gpu/share": "env"})
         assert len(env_of(mutated(manifest(), where)[0])) == 2
         declined = manifest(annotations={"headroom.gpu/share": "none"})
@@ -407,7 +407,7 @@ class TestShare:
             pytest.param("4Gi", "1", 2, None, id="two devices are not told apart"),
         ],
     )
-    def test_mps_where_it_lowers_the_plugin_s_own(
+    def test_mps_if_it_lowers_the_plugin_s_own(
         self, vram: str, processes: str, gpus: int, mps: str | None
     ) -> None:
         each = shared("GPU-a", sharing="mps", memory_bytes=24 * GIB, replicas=Replicas(free=4))
@@ -584,7 +584,7 @@ def _bare(each: dict[str, Any]) -> Any:
     return rest, env, amounts
 
 
-def test_who_only_observes_makes_no_pod_depend_on_a_placement() -> None:
+def test_in_mode_observe_no_pod_depends_on_a_placement() -> None:
     """A pod without room is bound then, and has none."""
     pinned = node(choice="pinned")
     asked = {"headroom.gpu/share": "env"}

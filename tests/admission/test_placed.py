@@ -118,7 +118,7 @@ def test_why_a_pod_waits_is_written_under_the_policies(site: Site) -> None:
     assert "insufficient GPU memory on any device" in condition(site, "large")
 
 
-def test_and_whom_kube_scheduler_pushes_out(site: Site) -> None:
+def test_and_victims_of_kube_scheduler(site: Site) -> None:
     """It marks the victim's status before it deletes it, and nominates the other."""
     site.create(
         "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": PLAIN}, "value": 1000}
@@ -140,7 +140,7 @@ def test_and_whom_kube_scheduler_pushes_out(site: Site) -> None:
     until(lambda: bound(site, "high"), "the other is bound")
 
 
-def test_nobody_was_refused_anything_on_the_way(site: Site) -> None:
+def test_no_request_was_rejected_meanwhile(site: Site) -> None:
     for process in ("admission-scheduler", "admission-extender"):
         log = site.plane.log(process)
         assert "ValidatingAdmissionPolicy" not in log, log[-3000:]

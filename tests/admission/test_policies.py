@@ -122,7 +122,9 @@ class TestAnnotations:
         "key", [*EXTENDER_ANNOTATIONS, *(f"{key}0" for key in EXTENDER_ANNOTATION_PREFIXES)]
     )
     @pytest.mark.parametrize("how", ["created", "changed", "by its status"])
-    def test_what_headroom_writes_nobody_else_does(self, site: Site, key: str, how: str) -> None:
+    def test_no_other_client_writes_headroom_s_annotations(
+        self, site: Site, key: str, how: str
+    ) -> None:
         said = (
             f"annotation {key} is written by Headroom alone, when it places the pod; leave it out"
         )
@@ -161,7 +163,7 @@ class TestAnnotations:
         path = f"{PODS}/{WAITING}"
         assert site.send("PATCH", path, noted("headroom.gpu/vram", "4Gi")).status == 200
 
-    def test_other_annotations_are_nobody_s_business(self, site: Site) -> None:
+    def test_other_annotations_are_not_checked(self, site: Site) -> None:
         assert site.send("PATCH", f"{PODS}/{BOUND}", noted("team/note", "x")).status == 200
 
     def test_the_gate_of_a_pod_keeps_its_image(self, site: Site) -> None:
@@ -302,14 +304,14 @@ class TestStolenToken:
 class TestLedger:
     POLICY = "headroom-gpunode-spec"
 
-    def test_nobody_else_creates_a_gpunode(self, site: Site) -> None:
+    def test_no_other_client_creates_a_gpunode(self, site: Site) -> None:
         body = {**GPUNODE, "metadata": {"name": "of-mine"}, "spec": {}}
         rejected(site.send("POST", GPUNODES, body), self.POLICY, "by Headroom's extender alone")
 
     @pytest.mark.parametrize(
         "patch", [{"spec": {"initialised": False}}, {"spec": {"reservations": {}}}, {"spec": None}]
     )
-    def test_nor_writes_promises(self, site: Site, patch: dict[str, Any]) -> None:
+    def test_nor_writes_reservations(self, site: Site, patch: dict[str, Any]) -> None:
         reply = site.send("PATCH", f"{GPUNODES}/{HERE}", patch)
         rejected(reply, self.POLICY, "spec of a GPUNode is the ledger")
 
@@ -397,7 +399,7 @@ class TestOtherSchedulers:
         assert (reply.status, reply.warnings) == (201, ())
 
 
-def test_the_page_quotes_what_is_told(site: Site, token: str) -> None:
+def test_the_page_quotes_the_events(site: Site, token: str) -> None:
     """One attempt of each kind; those of other processes have their own tests."""
     waiting, here, other = f"{PODS}/{WAITING}", f"{GPUNODES}/{HERE}", f"{GPUNODES}/{OTHER}"
     node = f"/api/v1/nodes/{HERE}/status"

@@ -67,7 +67,7 @@ def test_a_patch_is_of_the_object_that_was_sent() -> None:
         (json.dumps(review(None)).encode(), "request.object cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_where(body: bytes, said: str) -> None:
+def test_unreadable_input_is_reported_with_its_place(body: bytes, said: str) -> None:
     with pytest.raises(MalformedReview) as found:
         answered(body)
     assert said in str(found.value)

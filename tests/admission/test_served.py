@@ -89,7 +89,7 @@ def test_a_pod_gets_its_namespace_s_default(http: httpx.Client) -> None:
     ]
 
 
-def test_a_bad_annotation_is_refused(http: httpx.Client) -> None:
+def test_a_bad_annotation_is_rejected(http: httpx.Client) -> None:
     response = http.post("/validate", json=review(manifest("8GB"))).json()["response"]
     assert response["allowed"] is False
     assert response["status"]["code"] == 422
@@ -105,7 +105,7 @@ def test_a_bad_annotation_is_refused(http: httpx.Client) -> None:
         ("POST", "/elsewhere", b"{}", 404, "Not Found"),
     ],
 )
-def test_whatever_else_is_said_to_be_wrong(
+def test_any_other_reported_fault(
     http: httpx.Client, method: str, path: str, body: bytes, status: int, said: str
 ) -> None:
     answer = http.request(method, path, content=body)
@@ -151,7 +151,7 @@ def test_probes_are_answered_and_metrics_are_those_of_the_page(http: httpx.Clien
     assert named == documented("The webhook").keys() | shared
 
 
-def test_a_webhook_that_is_stuck_says_so() -> None:
+def test_a_stuck_webhook_reports_that() -> None:
     served = replace(webhook(), stuck=lambda: {"settings": 31.0})
     answer = asked(webhook_app(served), "/healthz", "GET")
     assert (answer.status_code, answer.text) == (503, "settings (31 s)\n")

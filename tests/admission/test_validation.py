@@ -128,7 +128,7 @@ def test_a_static_pod_is_believed_from_a_kubelet_only() -> None:
         assert "headroom.gpu/vram" in rejection(obj, user=user)
 
 
-def test_the_scheduler_s_verbs_say_the_same() -> None:
+def test_the_scheduler_s_verbs_agree() -> None:
     for obj in (annotated(vram="8GB"), annotated(vram="a=1"), annotated(vram="1Gi", policy="x")):
         found = understand(pod(obj), None, around().rules)
         assert isinstance(found, Unreadable)
@@ -161,12 +161,12 @@ class TestChanges:
     def test_of_a_pod(self, before: Any, after: Any, rejected: bool) -> None:
         assert bool(rejection(after, operation="UPDATE", old=before)) is rejected
 
-    def test_a_pod_that_is_going_is_let_go(self) -> None:
+    def test_a_terminating_pod_is_released(self) -> None:
         going = manifest("9GB")
         going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
         assert rejection(going, operation="UPDATE", old=manifest("8Gi")) == ""
 
-    def test_deletions_are_nobody_s_business(self) -> None:
+    def test_deletions_are_not_checked(self) -> None:
         body = json.dumps(review(None, operation="DELETE", old=manifest("9GB"))).encode()
         for decide in (answer_validate, answer_mutate):
             response = json.loads(decide(read(body), lambda name: around()))["response"]
@@ -284,7 +284,7 @@ def test_a_gate_that_mutation_gave_is_enough() -> None:
     assert "set schedulerName: headroom and no nodeName" in rejection(obj, where)
 
 
-def test_who_only_observes_refuses_nothing_and_says_what_would_be() -> None:
+def test_mode_observe_rejects_nothing_and_reports_what_it_would_reject() -> None:
     observing = around(observes=True)
     for obj in (annotated(vram="8 GB"), annotated(vram="8Gi", gated="perhaps")):
         told = rejection(obj)
@@ -297,7 +297,7 @@ def test_who_only_observes_refuses_nothing_and_says_what_would_be() -> None:
     assert answer(observing, annotated(vram="8Gi", gated="true"))["allowed"]
 
 
-def test_a_pod_beyond_the_limits_is_refused_with_the_number_and_the_limit() -> None:
+def test_a_pod_beyond_the_limits_is_rejected_with_the_number_and_the_limit() -> None:
     many = manifest("1Gi", *(container(f"c{i}") for i in range(65)))
     assert rejection(many) == (
         "Headroom: pod has 65 containers and init containers, at most 64 are allowed with a GPU; "

@@ -77,7 +77,7 @@ def test_a_gpu_pod_gets_its_scheduler_and_its_namespace_s_default(site: Site) ->
     }
 
 
-def test_a_copied_placement_is_dropped_before_the_policy_could_refuse_it(site: Site) -> None:
+def test_a_copied_placement_is_dropped_before_the_policy_could_reject_it(site: Site) -> None:
     reply = create(site, manifest("8Gi", annotations={"headroom.gpu/placement": "{}"}))
     assert reply.status == 201
     assert reply.body["metadata"]["annotations"] == {"headroom.gpu/vram": "8Gi"}
@@ -103,7 +103,7 @@ def test_others_are_left_alone(site: Site, obj: dict[str, Any], namespace: str) 
     assert "annotations" not in reply.body["metadata"]
 
 
-def test_a_bad_annotation_is_refused_with_the_sentence_its_author_needs(site: Site) -> None:
+def test_a_bad_annotation_is_rejected_with_a_message_for_its_author(site: Site) -> None:
     reply = create(site, manifest("8GB"))
     assert reply.status == 422
     assert reply.message == (
@@ -210,7 +210,7 @@ def test_the_strictest_pod_security_takes_the_gate(site: Site) -> None:
         site.send("PATCH", NAMESPACE, {"metadata": {"labels": {level: None}}})
 
 
-def test_a_dead_webhook_keeps_gpu_pods_waiting_and_nobody_else(site: Site) -> None:
+def test_a_dead_webhook_delays_gpu_pods_only(site: Site) -> None:
     site.kill_webhook()
     try:
         rejected = create(site, manifest("8Gi"))

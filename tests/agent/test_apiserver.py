@@ -40,7 +40,9 @@ def test_a_token_that_was_replaced_is_used_with_the_next_request(account: Path) 
         server.authentication()
 
 
-def test_a_pod_without_a_token_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_a_token_is_answered_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("KUBECONFIG", raising=False)

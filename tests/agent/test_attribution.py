@@ -67,7 +67,7 @@ def uses(found: Attributed) -> list[tuple[str, str, str, int | None]]:
     return [(p.uid, p.device, p.replica, p.used_bytes) for p in found.pods]
 
 
-def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unowned() -> None:
+def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unattributed() -> None:
     found = told(
         gpu(processes={1: 10, 2: 20, 3: 5}),
         used={"A": 40},
@@ -85,7 +85,7 @@ def test_an_idle_pod_uses_nothing_and_that_is_known() -> None:
     assert found.unattributed == {"A": 0}
 
 
-def test_a_pod_with_several_rows_on_a_device_tells_its_bytes_once() -> None:
+def test_a_pod_with_several_rows_on_a_device_reports_its_bytes_once() -> None:
     found = told(
         gpu(processes={1: 10}),
         used={"A": 10},
@@ -96,7 +96,7 @@ def test_a_pod_with_several_rows_on_a_device_tells_its_bytes_once() -> None:
     assert [p.replica for p in found.pods] == ["A::0", "A::1", "A::2"]
 
 
-def test_compute_instances_of_one_memory_tell_a_process_once() -> None:
+def test_compute_instances_of_one_memory_report_a_process_once() -> None:
     listed = {1: 10, 2: 7}
     found = told(
         instance("M1", listed, 3),
@@ -110,7 +110,7 @@ def test_compute_instances_of_one_memory_tell_a_process_once() -> None:
     assert found.unattributed == {"M1": 10, "M2": 0, "M3": 0}
 
 
-def test_a_pod_on_a_device_that_it_was_not_given_is_told_without_a_replica() -> None:
+def test_a_pod_on_a_device_that_it_was_not_given_is_reported_without_a_replica() -> None:
     found = told(
         gpu("A", {}),
         gpu("B", {1: 9}),
@@ -123,7 +123,7 @@ def test_a_pod_on_a_device_that_it_was_not_given_is_told_without_a_replica() -> 
     assert found.unattributed["B"] == 0
 
 
-def test_a_pod_that_asked_for_no_device_is_no_stranger() -> None:
+def test_the_use_of_a_pod_that_requested_no_device_is_attributed() -> None:
     found = told(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, "v"),))
     assert uses(found) == [("v", "A", "", 9)]
     assert (found.unattributed, found.outside_pods) == ({"A": 0}, [])
@@ -138,7 +138,7 @@ def test_a_pod_that_asked_for_no_device_is_no_stranger() -> None:
         pytest.param(gpu(processes={1: 9}), (), id="one was not looked at"),
     ],
 )
-def test_where_processes_cannot_be_told_nothing_is_attributed(
+def test_nothing_is_attributed_if_processes_are_unknown(
     device: DeviceReading, processes: tuple[ProcessReading, ...] | None
 ) -> None:
     found = told(device, used={"A": 9}, holdings=(holding("u"),), processes=processes)
@@ -146,7 +146,7 @@ def test_where_processes_cannot_be_told_nothing_is_attributed(
     assert (found.unattributed, found.outside_pods) == ({"A": None}, [])
 
 
-def test_a_figure_that_the_driver_does_not_tell_makes_the_rest_unknown() -> None:
+def test_a_figure_that_the_driver_does_not_report_makes_the_rest_unknown() -> None:
     both = (process(1, "u"), process(2, "u"), process(3))
     pods = told(
         gpu(processes={1: 9, 2: None, 3: 1}),
@@ -164,7 +164,7 @@ def test_a_figure_that_the_driver_does_not_tell_makes_the_rest_unknown() -> None
     assert (uses(outside_pods)[0][3], outside_pods.unattributed) == (10, {"A": 2})
 
 
-def test_a_static_pod_is_told_by_its_mirror_s_uid() -> None:
+def test_a_static_pod_is_reported_by_the_uid_of_its_mirror() -> None:
     found = told(
         gpu(processes={1: 9}),
         used={"A": 9},
@@ -175,13 +175,13 @@ def test_a_static_pod_is_told_by_its_mirror_s_uid() -> None:
     assert uses(found) == [("mirror", "A", "A::0", 9)]
 
 
-def test_a_static_pod_of_which_nothing_is_known_is_a_stranger_by_that_name() -> None:
+def test_the_use_of_an_unknown_static_pod_is_unattributed_with_its_name() -> None:
     found = told(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, HASH),))
     assert [s.command for s in found.outside_pods] == ["python (static pod)"]
     assert found.unattributed == {"A": 9}
 
 
-def test_of_a_pod_in_a_pod_the_one_that_the_kubelet_knows_counts_and_else_the_outer() -> None:
+def test_for_nested_pods_the_one_that_the_kubelet_lists_counts_else_the_outer() -> None:
     nested = process(1, "outer", "inner")
     inner = told(gpu(processes={1: 9}), holdings=(holding("inner"),), processes=(nested,))
     assert uses(inner) == [("inner", "A", "A::0", 9)]
@@ -215,7 +215,7 @@ def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
     assert found.complaints == []
 
 
-def test_where_all_memory_is_counted_to_the_mps_server_nobody_s_is_known() -> None:
+def test_if_all_memory_is_counted_to_the_mps_server_no_use_is_attributed() -> None:
     found = told(
         gpu(processes={1: 0, 2: 0, 3: 100}),
         used={"A": 100},
@@ -226,7 +226,7 @@ def test_where_all_memory_is_counted_to_the_mps_server_nobody_s_is_known() -> No
     assert found.unattributed == {"A": None}
 
 
-def test_processes_that_list_far_more_than_is_used_are_believed_and_it_is_said() -> None:
+def test_process_lists_far_above_the_use_are_taken_and_reported() -> None:
     def claims(more: int) -> Attributed:
         return told(
             gpu(processes={1: GIB, 2: more}),
@@ -399,9 +399,7 @@ def test_whatever_is_sampled_the_report_adds_up(sequence: list[list[Reading]]) -
 
 
 @given(samples(), st.randoms(use_true_random=False))
-def test_the_order_in_which_sources_tell_of_pods_changes_nothing(
-    sample: list[Reading], chance: Any
-) -> None:
+def test_the_order_of_sources_changes_nothing(sample: list[Reading], chance: Any) -> None:
     unique = list({_identity(reading): reading for reading in sample}.values())
     shuffled = list(unique)
     chance.shuffle(shuffled)

@@ -100,7 +100,7 @@ def steering_gives(unattributed_bytes: int, reserve_bytes: int | None, folder: P
 
 @pytest.mark.parametrize("side", [extender_promises, gate_opens, steering_gives])
 @pytest.mark.parametrize(("unattributed_bytes", "reserve_bytes", "room"), CASES)
-def test_every_side_sees_room_to_the_byte(
+def test_every_side_computes_the_same_free_bytes(
     side: Callable[..., bool],
     unattributed_bytes: int,
     reserve_bytes: int,

@@ -80,7 +80,7 @@ def chosen(*args: Any, **kwargs: Any) -> str:
     return found.device
 
 
-def test_a_pod_that_had_a_device_and_has_none_is_not_on_its_way() -> None:
+def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
     """Its reservation may stay for a moment; another pod was promised another device since."""
     spec = GPUNodeSpec(True, {"old": reservation(8, "GPU-0"), "new": reservation(8, "GPU-1")})
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
@@ -101,12 +101,12 @@ def test_a_pod_that_had_a_device_and_has_none_is_not_on_its_way() -> None:
     assert holding.device == "GPU-1"
 
 
-def test_the_promised_device_is_taken_while_it_has_room() -> None:
+def test_the_reserved_device_is_taken_while_it_has_enough_memory() -> None:
     assert chosen(BOTH, {"p": reservation(8, "GPU-1")}) == "GPU-1"
     assert chosen(BOTH, {"p": reservation(8, "GPU-0")}) == "GPU-0"
 
 
-def test_all_that_are_on_their_way_to_one_device_go_there() -> None:
+def test_all_unconfirmed_pods_of_one_device_get_it() -> None:
     reservations = {
         "p": reservation(8, "GPU-1"),
         "q": reservation(12, "GPU-1"),
@@ -116,12 +116,12 @@ def test_all_that_are_on_their_way_to_one_device_go_there() -> None:
     assert chosen(BOTH, reservations, (held("q", "GPU-1::2"),)) == "GPU-1"
 
 
-def test_whoever_has_arrived_is_not_waited_for() -> None:
+def test_a_confirmed_pod_is_not_waited_for() -> None:
     reservations = {"old": reservation(8, "GPU-0"), "p": reservation(8, "GPU-1")}
     assert chosen(BOTH, reservations, (held("old", "GPU-0::2"),)) == "GPU-1"
 
 
-def test_whoever_has_let_go_is_not_waited_for_though_it_has_its_promise_still() -> None:
+def test_an_ended_pod_is_not_waited_for_although_its_reservation_remains() -> None:
     """It was promised another device than those that are on their way, or none by name."""
     reservations = {
         "ended": reservation(16),
@@ -133,7 +133,7 @@ def test_whoever_has_let_go_is_not_waited_for_though_it_has_its_promise_still() 
     assert chosen(BOTH, reservations) == "GPU-0"  # it may come yet
 
 
-def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_it() -> None:
+def test_an_ended_pod_does_not_count_although_the_checkpoint_still_names_it() -> None:
     row = PodUse("gone", "GPU-1", replica="GPU-1::0", used_bytes=20 * GIB)
     reservations = {"gone": reservation(20, "GPU-1"), "p": reservation(20, "GPU-1")}
     assert chosen(BOTH, reservations, (held("gone", "GPU-1::0"),), pods=(row,)) == "GPU-1"
@@ -160,7 +160,7 @@ def test_whoever_has_let_go_does_not_count_although_the_checkpoint_still_names_i
         ),
     ],
 )
-def test_another_device_is_taken_where(
+def test_another_device_is_taken_if(
     devices: tuple[Device, ...], entries: tuple[Entry, ...], wish: ContainerRequest
 ) -> None:
     assert chosen(wish, {"p": reservation(8, "GPU-1")}, entries, devices) == "GPU-0"
@@ -176,13 +176,13 @@ def test_mig_devices_of_one_memory_are_full_together() -> None:
     assert chosen(wish, reservations, (held("there", "MIG-0::0"),), parts) == "MIG-2"
 
 
-def test_it_is_refused_where_the_largest_on_its_way_has_room_nowhere() -> None:
+def test_it_is_rejected_if_the_largest_unconfirmed_pod_fits_on_no_device() -> None:
     reservations = {"small": reservation(2, "GPU-1"), "large": reservation(16, "GPU-1")}
     full = tuple(gpu(f"GPU-{i}", unattributed_bytes=10 * GIB, used_bytes=10 * GIB) for i in (0, 1))
     assert answer(BOTH, reservations, devices=full) == NoRoom(16 * GIB)
 
 
-def test_whoever_was_bound_by_somebody_else_is_not_refused_and_refuses_nobody() -> None:
+def test_an_unreserved_pod_is_not_rejected_and_rejects_no_other() -> None:
     huge = msgspec.structs.replace(reservation(40), flags=["adopted"])
     half = gpu("GPU-0", unattributed_bytes=12 * GIB, used_bytes=12 * GIB)
     devices = (half, gpu("GPU-1"))
@@ -191,7 +191,7 @@ def test_whoever_was_bound_by_somebody_else_is_not_refused_and_refuses_nobody() 
     assert answer(BOTH, {"s": huge, "p": reservation(30, "GPU-0")}) == NoRoom(30 * GIB)
 
 
-def test_a_promise_without_a_choice_is_refused_too_where_it_has_room_nowhere() -> None:
+def test_a_reservation_without_a_choice_is_rejected_too_if_no_device_has_enough_memory() -> None:
     assert answer(BOTH, {"p": reservation(30)}) == NoRoom(30 * GIB)
 
 
@@ -204,7 +204,7 @@ def test_a_promise_without_a_choice_is_refused_too_where_it_has_room_nowhere() -
         ("unknown", "GPU-1", "GPU-1"),
     ],
 )
-def test_whoever_was_promised_no_device_gets_the_one_that_the_plugin_would_give(
+def test_a_pod_without_a_reserved_device_gets_the_plugin_s_choice(
     policy: Literal["distributed", "packed", "unknown"], fuller: str, device: str
 ) -> None:
     """Others were promised since what is left in that order. GPU-0 has a replica less."""
@@ -229,13 +229,13 @@ def test_whoever_was_promised_no_device_gets_the_one_that_the_plugin_would_give(
     assert given(reservation(12)) != fuller
 
 
-def test_of_several_that_were_promised_different_devices_each_gets_room_for_the_largest() -> None:
+def test_each_device_of_differently_reserved_pods_has_memory_for_the_largest() -> None:
     # Not what the extender promises; what is left of a time when nobody steered.
     reservations = {"p": reservation(20, "GPU-1"), "q": reservation(2)}
     assert chosen(BOTH, reservations, (held("other", "GPU-0::3"),)) == "GPU-1"
 
 
-def test_while_nothing_is_said_to_be_steered_only_those_promised_before_get_their_device() -> None:
+def test_while_steering_is_not_reported_only_earlier_reservations_get_their_device() -> None:
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
 
     def unsaid(reservations: dict[str, Reservation]) -> Choice | NoRoom:
@@ -249,7 +249,7 @@ def test_while_nothing_is_said_to_be_steered_only_those_promised_before_get_thei
     assert found.device == "GPU-1"
 
 
-def test_a_stranger_comes_where_most_is_left_and_is_never_refused() -> None:
+def test_an_unattributed_process_uses_the_emptiest_device_and_always_gets_memory() -> None:
     full = gpu("GPU-0", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)
     assert chosen(BOTH, {}, devices=(full, gpu("GPU-1"))) == "GPU-1"
     assert chosen(free("GPU-0::0"), {}, devices=(full, gpu("GPU-1"))) == "GPU-0"
@@ -278,7 +278,7 @@ SIZES = st.integers(1, 24)
     order=st.randoms(use_true_random=False),
     wanted=st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
 )
-def test_in_no_order_is_a_device_promised_more_than_it_has(
+def test_no_order_reserves_more_than_a_device_has(
     sizes: list[int], strangers: list[str], order: Any, wanted: str
 ) -> None:
     """Whatever the extender promised, however wrong that is by now, and whoever is asked for."""

@@ -255,7 +255,7 @@ class TestOwnNodeOnly:
             ("coordination.k8s.io", "leases", "patch"),
         }
 
-    def test_promises_are_not_the_agents_to_write(self, installed: ControlPlane) -> None:
+    def test_agents_cannot_write_reservations(self, installed: ControlPlane) -> None:
         before = installed.call("GET", f"{GPUNODES}/agent-a")["spec"]
         forged = {"status": msgspec.to_builtins(status()), "spec": {"initialised": True}}
         own = token(installed, "agent-a")
@@ -355,7 +355,7 @@ class TestAnHour:
             pytest.param(0.25, 3600, id="woken all the time: a write a second"),
         ],
     )
-    def test_of_a_node_where_everything_moves(
+    def test_on_a_node_where_all_figures_change(
         self, clock: Clock, interval_s: float, most: int
     ) -> None:
         counting = Counting()
@@ -371,7 +371,7 @@ class TestAnHour:
         assert most - 60 <= counting.reports <= most
         assert 115 <= counting.heartbeats <= 120
 
-    def test_of_a_node_where_memory_and_sm_move(
+    def test_on_a_node_where_memory_and_sm_change(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         """Ten minutes of it at the API server: every sample is worth a write."""
@@ -409,7 +409,7 @@ class Counting:
 
 
 class TestBadDays:
-    def test_a_status_never_conflicts_with_promises_that_are_written(
+    def test_a_status_write_never_conflicts_with_reservations(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         """Promises are written by compare-and-swap, against which a status counts as a change."""
@@ -449,7 +449,7 @@ class TestBadDays:
         assert set(held.spec.reservations) == written != set()
         log.info("100 statuses written; %d writes of promises had to be repeated", lost)
 
-    def test_promises_written_since_are_no_reason_to_report_again(
+    def test_later_reservations_are_no_reason_to_report_again(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         status_writer.deliver(sample(clock), clock.at_s)
@@ -462,7 +462,7 @@ class TestBadDays:
         made = {kind: count - before[kind] for kind, count in writes(installed).items()}
         assert (made["status"], made["lease"]) == (0, 3)
 
-    def test_a_status_that_somebody_else_wrote_is_put_right(
+    def test_a_status_of_another_writer_is_corrected(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         """As when a write of ours arrives that was given up long ago."""
@@ -477,7 +477,7 @@ class TestBadDays:
         assert held.observed_at == reported(installed, "agent-a").observed_at
 
     @pytest.mark.parametrize("year", [1970, 2038, 2200])
-    def test_a_wrong_clock_is_told_as_it_is_and_stops_nothing(
+    def test_a_wrong_clock_is_reported_and_blocks_nothing(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock, year: int
     ) -> None:
         """The extender judges its age by its own clock (tests/state/test_clock_skew.py)."""

@@ -65,7 +65,7 @@ def test_version_3_without_profiling_counters() -> None:
     ]
 
 
-def test_mig_series_are_told_apart_by_their_instance() -> None:
+def test_mig_series_are_distinguished_by_their_instance() -> None:
     readings, bad = parse(recorded("4.2.3-4.1.3-mig"))
     assert bad == 0
     told = {
@@ -110,7 +110,7 @@ def test_an_instance_is_not_its_gpu_in_the_first_version_with_mig_either() -> No
     ]
 
 
-def test_ratios_are_ratios_whatever_the_help_says_and_empty_labels_name_no_pod() -> None:
+def test_ratios_are_ratios_whatever_the_help_text_and_empty_labels_name_no_pod() -> None:
     readings, bad = parse(recorded("3.0-3.1-mig"))
     assert bad == 0
     told = [(r.gpu_instance, r.engine_ratio, r.used_bytes, r.sm_ratio) for r in readings]
@@ -126,7 +126,7 @@ def test_a_device_that_has_a_pod_s_name_on_it_is_a_device(name: str) -> None:
     assert [(r.uuid, r.used_bytes) for r in others] in ([], [("GPU-b", 2 * MIB)])
 
 
-def test_a_guest_of_vgpu_tells_its_own_memory() -> None:
+def test_a_vgpu_guest_reports_its_own_memory() -> None:
     assert parse(recorded("4.x-vgpu-guest")) == (
         [DcgmReading("GPU-a", None, used_bytes=0, free_bytes=7531 * MIB, xid=0)],
         0,
@@ -174,7 +174,7 @@ LABELS = st.text(alphabet='GPU-aUID_="{},\\\n# 1é\x00', max_size=30)
 
 
 @given(st.lists(st.tuples(METRIC, LABELS, st.floats() | st.text(max_size=5)), max_size=8))
-def test_nothing_that_an_exporter_says_escapes(lines: list[tuple[str, str, object]]) -> None:
+def test_nothing_that_an_exporter_sends_escapes(lines: list[tuple[str, str, object]]) -> None:
     readings, _ = parse("\n".join(f"{n}{{{labels}}} {v}" for n, labels, v in lines))
     for reading in readings:
         assert reading.sm_ratio is None or 0 <= reading.sm_ratio <= 1
@@ -192,7 +192,7 @@ def test_exposition_that_stands_still_is_not_believed(
         scraped(exporter, stand_in, clock)
 
 
-def test_a_scrape_whose_thread_cannot_start_is_tried_again(
+def test_a_scrape_is_retried_if_its_thread_cannot_start(
     exporter: Exporter, stand_in: StandIn, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.text = recorded("3.3.5-3.4.0")
@@ -243,7 +243,7 @@ def eventually_unreadable(exporter: Exporter, clock: Clock, why: str) -> None:
         ("not http", "not HTTP: BadStatusLine"),
     ],
 )
-def test_exporter_that_misbehaves_is_cut_off_and_heard_again_when_it_behaves(
+def test_a_misbehaving_exporter_is_cut_off_and_read_again_when_it_behaves(
     exporter: Exporter, stand_in: StandIn, clock: Clock, manner: Manner, why: str
 ) -> None:
     stand_in.manner = manner
@@ -259,7 +259,7 @@ def test_exporter_that_misbehaves_is_cut_off_and_heard_again_when_it_behaves(
             time.sleep(0.02)
 
 
-def test_exporter_that_is_not_there_is_said(clock: Clock) -> None:
+def test_a_missing_exporter_is_reported(clock: Clock) -> None:
     reader = Exporter("http://127.0.0.1:1/metrics", every_s=10, monotonic=clock)
     with pytest.raises(Unreadable, match="not reached: Connection refused"):
         reader.newest()

@@ -34,13 +34,13 @@ def test_figure_of_half_a_minute_ago_is_no_disagreement() -> None:
     )
 
 
-def test_figure_that_was_never_true_is_said_after_three_scrapes() -> None:
+def test_a_figure_that_was_never_true_is_reported_after_three_scrapes() -> None:
     figures = [(float(t), 0, 40 * GIB) for t in (10, 20, 30)]
     assert after(CrossCheck(), *figures[:2]) == []
     assert after(CrossCheck(), *figures) == ["GPU-a: its used memory is not what NVML reports"]
 
 
-def test_figure_that_is_true_no_longer_is_said_in_time() -> None:
+def test_an_outdated_figure_is_reported_in_time() -> None:
     figures = [(0.0, 40 * GIB, 40 * GIB), *((float(t), 0, 40 * GIB) for t in range(10, 100, 10))]
     assert after(CrossCheck(), *figures) != []
 
@@ -56,7 +56,7 @@ def test_driver_reserve_may_count_as_used_or_not(used_bytes: int) -> None:
     assert after(CrossCheck(), *((float(t), 5 * GIB, used_bytes) for t in range(5))) == []
 
 
-def test_total_is_checked_as_told_or_as_the_sum_of_its_parts() -> None:
+def test_the_total_is_checked_as_reported_or_as_the_sum_of_its_parts() -> None:
     parts = {"used_bytes": 0, "free_bytes": TOTAL - RESERVED, "reserved_bytes": RESERVED}
     check = CrossCheck()
     assert check.compare(0, 1, nvml(0), dcgm(**parts)) == []

@@ -27,7 +27,7 @@ def measured(uuid: str) -> Callable[[dict[str, Any]], bool]:
     [(t4("GPU-a"), "turing"), (a100("GPU-a"), "ampere"), (h100("GPU-a"), "hopper")],
     ids=["T4", "A100", "H100"],
 )
-def test_device_says_what_it_is(survey: Start, gpu: Gpu, architecture: str) -> None:
+def test_a_device_has_its_fields(survey: Start, gpu: Gpu, architecture: str) -> None:
     agent = survey([gpu])
     agent.driver.say("GPU-a", "mode 3", "util 37")
     found = device(agent.step(), "GPU-a")
@@ -44,14 +44,14 @@ def sm_activity(status: dict[str, Any], uuid: str) -> tuple[float, str]:
     return found["ratio"], found["source"]
 
 
-def test_cuda_and_driver_version_are_told(survey: Start) -> None:
+def test_cuda_and_driver_versions_are_reported(survey: Start) -> None:
     agent = survey([h100("GPU-a")])
     agent.driver.say("", "driver 615.10.02", "cuda 13040")
     status = agent.step()
     assert (status["driverVersion"], status["cudaVersion"]) == ("615.10.02", "13.4")
 
 
-def test_hopper_tells_sm_activity_by_gpm_from_the_second_sample_on(survey: Start) -> None:
+def test_hopper_reports_sm_activity_by_gpm_from_the_second_sample_on(survey: Start) -> None:
     agent = survey([b200("GPU-a")])
     agent.driver.say("GPU-a", "sm 62 31", "util 100", f"busy 7 90 {2**60}")
     # Process samples are the next best until GPM has two.
@@ -66,7 +66,7 @@ def test_hopper_tells_sm_activity_by_gpm_from_the_second_sample_on(survey: Start
     assert sm_activity(agent.step(), "GPU-a") == (0.62, "gpm")
 
 
-def test_older_devices_tell_it_by_the_sum_over_processes_at_most_one(survey: Start) -> None:
+def test_older_devices_report_the_sum_over_processes_at_most_one(survey: Start) -> None:
     agent = survey([a100("GPU-a")])
 
     def when(*busy: str) -> dict[str, Any]:
@@ -118,7 +118,9 @@ def test_each_gpu_instance_has_activity_of_its_own(survey: Start) -> None:
     assert agent.ask("vitals")["samples"] == 2
 
 
-def test_dcgm_tells_how_long_an_instance_was_used_and_nvml_of_a_whole_gpu(survey: Start) -> None:
+def test_dcgm_reports_the_activity_of_an_instance_and_nvml_that_of_a_whole_gpu(
+    survey: Start,
+) -> None:
     with StandIn().serving() as exporter:
         exporter.text = (
             'DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="GPU-a"} 0.9\n'

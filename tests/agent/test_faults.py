@@ -125,7 +125,7 @@ def said(status: dict[str, Any], fault: str = "") -> list[str]:
     return found
 
 
-def test_every_fault_is_said_and_ends_and_the_table_in_the_docs_is_true(
+def test_every_fault_is_reported_and_ends_and_the_table_in_the_docs_is_true(
     survey: Start, exporter: StandIn
 ) -> None:
     exporter.text = WELL

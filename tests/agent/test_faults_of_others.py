@@ -152,7 +152,7 @@ FAULTS: list[tuple[str, Callable[[World], None]]] = [
 ]
 
 
-def test_every_fault_is_said_and_the_table_in_the_docs_is_true() -> None:
+def test_every_fault_is_reported_and_the_table_in_the_docs_is_true() -> None:
     rows = []
     for fault, inject in FAULTS:
         with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 characters at most

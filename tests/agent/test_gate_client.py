@@ -100,7 +100,7 @@ def test_it_waits_until_the_answer_is_yes(told: tuple[int, object]) -> None:
     assert said[-1].startswith("yes")
 
 
-def test_it_says_why_it_waits_and_asks_less_and_less_often_until_that_changes() -> None:
+def test_it_prints_why_it_waits_and_asks_less_and_less_often() -> None:
     with served(*[NOT_YET] * 6, NO, NO, YES) as (_, question):
         said, slept_s = waited(question)
     assert said == [
@@ -120,7 +120,7 @@ def test_it_says_why_it_waits_and_asks_less_and_less_often_until_that_changes() 
     ]
 
 
-def test_it_says_so_where_no_agent_answers() -> None:
+def test_it_reports_if_no_agent_answers() -> None:
     (port,) = free_ports(1)
     said: list[str] = []
 
@@ -147,9 +147,7 @@ def test_it_says_so_where_no_agent_answers() -> None:
         ),
     ],
 )
-def test_what_it_was_not_told_is_named_with_a_right_example(
-    env: dict[str, str], named: str
-) -> None:
+def test_missing_variables_are_named_with_an_example(env: dict[str, str], named: str) -> None:
     with pytest.raises(BadEnvironment, match=f"^{named} .*(write|Example):"):
         read_question(env)
 
@@ -183,7 +181,7 @@ def test_the_process_ends_well_after_a_yes_only() -> None:
     assert "fieldPath: metadata.uid" in said
 
 
-def test_a_process_that_waits_ends_at_once_when_told() -> None:
+def test_a_waiting_process_ends_at_once_on_request() -> None:
     with served(NO) as (_, question):
         env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT": str(question.port)}
         with process(POD_UID=UID, **env) as gate:

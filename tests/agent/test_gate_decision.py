@@ -88,11 +88,11 @@ def ask(
     return judge(held, sample, uid, Limits(reserve, tolerance))
 
 
-def test_a_pod_that_is_charged_where_it_is_may_start() -> None:
+def test_a_pod_that_is_charged_on_its_device_may_start() -> None:
     assert ask({"p": reservation(100)}, status(row("p", "GPU-a"))) == Verdict("yes")
 
 
-def test_a_pod_that_landed_where_nobody_thought_is_weighed_there() -> None:
+def test_a_pod_on_an_unpredicted_device_is_counted_there() -> None:
     here = status(row("p", "GPU-a"), row("q", "GPU-a"))
     reservations = {"p": reservation(60, "GPU-b"), "q": reservation(40, "GPU-a")}
     assert ask(reservations, here).answer == "yes"
@@ -140,11 +140,11 @@ def test_what_is_not_known_yet_is_waited_for(sample: GPUNodeStatus, more: dict[s
     assert ask({"p": reservation(1)}, sample, **more).answer == "not yet"
 
 
-def test_a_pod_without_a_promise_waits() -> None:
+def test_a_pod_without_a_reservation_waits() -> None:
     assert ask({}, status(row("p", "GPU-a"))).answer == "not yet"
 
 
-def test_a_pod_waits_until_it_holds_all_that_it_was_promised() -> None:
+def test_a_pod_waits_until_it_holds_all_reserved_devices() -> None:
     reservations = {"p": reservation(10, count=2)}
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"
     # An app container reuses what the init container had: one replica, two rows.
@@ -181,26 +181,26 @@ def test_a_broken_device_is_none_to_start_on() -> None:
         ),
     ],
 )  # fmt: skip
-def test_use_that_nobody_was_promised_takes_room(room: int, sample: GPUNodeStatus) -> None:
+def test_unreserved_use_takes_memory(room: int, sample: GPUNodeStatus) -> None:
     assert ask({"p": reservation(room)}, sample).answer == "yes"
     if sample.devices[0].unattributed_bytes is not None:
         assert ask({"p": reservation(room + 1)}, sample).answer == "no"
         assert ask({"p": reservation(room)}, sample, reserve=1).answer == "no"
 
 
-def test_a_little_unowned_use_is_not_charged() -> None:
+def test_a_little_unattributed_use_is_not_charged() -> None:
     sample = status(row("p", "GPU-a"), devices=[device("GPU-a", unattributed_bytes=8)])
     assert ask({"p": reservation(100)}, sample, tolerance=8).answer == "yes"
     assert ask({"p": reservation(100)}, sample, tolerance=7).answer == "no"
 
 
-def test_a_neighbour_of_whom_only_the_name_is_known_is_charged_its_promise() -> None:
+def test_a_neighbour_without_measured_use_is_charged_its_reservation() -> None:
     nameless = PodUse("", "GPU-a", "default", "q", replica="GPU-a::1")
     sample = status(row("p", "GPU-a"), nameless)
     assert ask({"p": reservation(60), "q": reservation(41, name="q")}, sample).answer == "no"
 
 
-def test_beside_a_pod_that_the_ledger_does_not_know_nobody_starts() -> None:
+def test_no_pod_starts_beside_a_pod_without_a_reservation() -> None:
     """What it will take, nobody can say yet."""
     beside = status(row("p", "GPU-a"), row("bypass", "GPU-a"))
     assert ask({"p": reservation(10)}, beside).answer == "not yet"
@@ -234,7 +234,7 @@ def test_instances_that_share_memory_are_weighed_together() -> None:
     assert ask({"p": reservation(60), "q": reservation(41)}, sample).answer == "no"
 
 
-def test_an_unshared_device_awaits_nobody() -> None:
+def test_an_unshared_device_has_no_unconfirmed_pods() -> None:
     alone = [device(uuid, sharing="none", replicas=Replicas(allocated=1)) for uuid in DEVICES]
     sample = status(row("p", "GPU-a"), devices=alone)
     assert ask({"p": reservation(100), "q": reservation(100)}, sample).answer == "yes"
@@ -327,7 +327,7 @@ def test_however_many_ask_the_ledger_is_read_once_a_second() -> None:
 
 
 @pytest.mark.parametrize("answer", [NotDelivered("rejected"), BadReport("no JSON"), None])
-def test_a_ledger_that_cannot_be_read_lets_nobody_start(
+def test_no_pod_starts_while_the_ledger_cannot_be_read(
     answer: Exception | None,
 ) -> None:
     sample, at_s = status(row("p", "GPU-a")), [10.0]
@@ -350,14 +350,14 @@ def unknown() -> None:
         pytest.param(lambda: status(row("p", "GPU-a")), unknown, id="no annotations"),
     ],
 )
-def test_a_porter_that_knows_too_little_lets_nobody_start(
+def test_no_pod_starts_while_the_gate_service_lacks_data(
     fresh: Callable[[], GPUNodeStatus | None], reserve: Callable[[], int | None]
 ) -> None:
     ledger = Ledger(node({"p": reservation(1)}, status(row("p", "GPU-a"))))
     assert GateService(ledger, fresh, reserve, lambda: math.inf).ask("p").answer == "not yet"
 
 
-def test_a_verdict_says_nothing_of_others() -> None:
+def test_a_verdict_shows_nothing_about_other_pods() -> None:
     reservations = {"p": reservation(60), "secret": reservation(41, name="secret")}
     sample = status(row("p", "GPU-a"), row("secret", "GPU-a", name="secret"))
     said = msgspec.json.encode(ask(reservations, sample)).decode()
@@ -381,7 +381,7 @@ def certain(asked: int, uuid: str) -> Reservation:
         ),
     ],
 )
-def test_one_whose_variable_shows_it_this_device_is_there_for_certain(
+def test_a_pod_whose_variable_names_this_device_certainly_uses_it(
     rows: list[PodUse], answer: str
 ) -> None:
     reservations = {"p": reservation(60, "GPU-a"), "e": certain(50, "GPU-a")}
@@ -396,7 +396,7 @@ def test_one_whose_variable_shows_it_this_device_is_there_for_certain(
         pytest.param(None, "no", id="or may"),
     ],
 )
-def test_one_whose_variable_shows_it_another_only_holds_a_replica_here(
+def test_a_pod_whose_variable_names_another_device_only_holds_a_replica_here(
     used: int | None, answer: str
 ) -> None:
     reservations = {"p": reservation(60, "GPU-a"), "e": certain(50, "GPU-b")}

@@ -72,7 +72,7 @@ def reservation(api: ApiServer, uid: str, gib: int) -> None:
     api.gpunode["spec"].setdefault("reservations", {})[uid] = reservation
 
 
-def test_a_gated_pod_waits_may_start_and_is_told_no_where_there_is_no_room(
+def test_a_gated_pod_waits_then_starts_and_is_rejected_without_free_memory(
     http: httpx.Client, api: ApiServer, whole: Whole
 ) -> None:
     def asked(uid: str) -> tuple[int, str]:

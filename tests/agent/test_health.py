@@ -46,7 +46,7 @@ def test_device_that_is_not_there_for_a_while_is_not_forgiven() -> None:
     assert list(judge(memory, sight())[1]) == ["GPU-a"]
 
 
-def test_xid_of_nobody_fences_everybody() -> None:
+def test_an_xid_without_a_device_makes_all_devices_unhealthy() -> None:
     assert sorted(judge(HealthState(), sight(xids=[Xid(None, 79, "nvml")]))[1]) == [
         "GPU-a",
         "GPU-b",
@@ -85,7 +85,7 @@ def test_an_xid_after_which_the_device_works_is_none(number: int, recovery: int 
     assert judge(HealthState(), heard)[1] == {}
 
 
-def test_what_is_heard_late_does_not_undo_a_repair() -> None:
+def test_a_late_event_does_not_undo_a_repair() -> None:
     """XID 95, a reset, and then 154, which says that nothing is asked for any more."""
     memory, health_issues = judge(
         HealthState(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")])
@@ -98,7 +98,7 @@ def test_what_is_heard_late_does_not_undo_a_repair() -> None:
     assert memory.unhealthy == {}
 
 
-def test_the_end_of_maintenance_is_a_repair_where_the_driver_tells_of_none() -> None:
+def test_the_end_of_maintenance_is_a_repair_if_the_driver_reports_none() -> None:
     memory, health_issues = judge(HealthState(), sight(xids=[FATAL]))
     assert health_issues
     memory, health_issues = judge(memory, sight(maintained=True))
@@ -107,7 +107,7 @@ def test_the_end_of_maintenance_is_a_repair_where_the_driver_tells_of_none() -> 
     assert health_issues["GPU-a"].reason == "GPU is lost"
 
 
-def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
+def test_a_driver_without_recovery_actions_proves_nothing() -> None:
     memory, _ = judge(HealthState(), sight(checkups={"GPU-a": Checkup(recovery=1)}, xids=[FATAL]))
     assert judge(memory, sight(checkups={"GPU-a": Checkup()}))[1]
     assert judge(memory, sight())[1]
@@ -116,7 +116,7 @@ def test_driver_that_does_not_tell_recoveries_proves_nothing() -> None:
 @pytest.mark.parametrize(
     ("gauge", "unhealthy"), [([0, 79], True), ([79], False), ([31], False), ([0], False)]
 )
-def test_gauge_of_dcgm_counts_where_it_moves(gauge: list[int], unhealthy: bool) -> None:
+def test_the_gauge_of_dcgm_counts_if_it_changes(gauge: list[int], unhealthy: bool) -> None:
     memory = HealthState()
     for value in gauge:
         memory, health_issues = judge(memory, sight(gauges={"GPU-a": value}))
@@ -136,14 +136,12 @@ def test_gauge_of_dcgm_counts_where_it_moves(gauge: list[int], unhealthy: bool) 
         (Checkup(recovery=99), "asks for a recovery"),
     ],
 )
-def test_each_thing_that_the_driver_says_against_a_device_is_a_cause(
-    checkup: Checkup, cause: str
-) -> None:
+def test_each_fault_that_the_driver_reports_is_a_cause(checkup: Checkup, cause: str) -> None:
     (found,) = checkup.causes
     assert cause in found
 
 
-def test_what_the_driver_does_not_tell_is_no_cause() -> None:
+def test_unreported_values_are_no_cause() -> None:
     assert Checkup().causes == []
     assert Checkup(0, False, False, False, 0).causes == []
 
@@ -161,7 +159,7 @@ SIGHT = st.builds(
 
 
 @given(st.lists(SIGHT, max_size=6))
-def test_whatever_happens_a_fence_has_a_cause_and_every_cause_a_fence(
+def test_every_unhealthy_device_has_a_cause_and_every_cause_a_device(
     sights: list[HealthSample],
 ) -> None:
     memory = HealthState()

@@ -32,7 +32,7 @@ def test_the_listener_of_another_process_is_named(tmp_path: Path) -> None:
         listener(path)
 
 
-def test_a_socket_whose_queue_is_full_is_an_error_in_time(tmp_path: Path) -> None:
+def test_a_socket_with_a_full_queue_is_an_error_in_time(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as first:
         server.bind(str(path))

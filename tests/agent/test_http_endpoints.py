@@ -111,7 +111,7 @@ def test_without_a_cluster_no_gated_pod_starts(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "query", ["", "?pod_uid=", "?uid=x", "?pod_uid=a%0ab", "?pod_uid=a&pod_uid=b"]
 )
-def test_a_question_that_names_no_pod_is_refused_with_a_right_example(
+def test_a_request_without_a_pod_is_rejected_with_an_example(
     http: httpx.Client, query: str
 ) -> None:
     answer = http.get(f"/v1/gate{query}")
@@ -139,7 +139,7 @@ def test_a_mistake_of_ours_is_logged_and_a_client_that_hangs_up_is_not(world: Wo
     assert entry["exc_info"]
 
 
-def test_a_log_line_tells_where_a_mistake_was_made(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_line_shows_the_place_of_an_exception(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     try:
         log_to_stderr()

@@ -64,7 +64,7 @@ def test_devices_are_read_of_every_numa_node_and_of_the_old_plain_list() -> None
         pytest.param(b'{"Data":' * 100_000, id="deeper than anybody nests"),
     ],
 )
-def test_a_record_that_is_none_is_refused_in_one_way(content: bytes, tmp_path: Path) -> None:
+def test_an_invalid_record_is_rejected_with_one_error(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint):
         parse_checkpoint(content)
     file = tmp_path / "checkpoint"
@@ -84,7 +84,7 @@ def test_no_bytes_make_the_parsers_raise_anything_else(content: bytes) -> None:
             parse(content)
 
 
-def test_a_record_whose_checksum_is_wrong_is_used_and_not_vouched_for(tmp_path: Path) -> None:
+def test_a_record_with_a_wrong_checksum_is_used_but_not_trusted(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint"
     file.write_text(json.dumps(record(entry())))
     found = list(KubeletProbe(file, tmp_path / "no socket").read())
@@ -123,7 +123,7 @@ def test_while_a_record_changes_with_every_sample_its_checksum_is_computed_seldo
     assert state() == "degraded"
 
 
-def test_the_plugin_s_answer_tells_how_it_is_configured(tmp_path: Path) -> None:
+def test_the_plugin_s_answer_shows_its_configuration(tmp_path: Path) -> None:
     # environment {NVIDIA_VISIBLE_DEVICES: void, CUDA_MPS_PIPE_DIRECTORY: /mps}, one CDI device
     def pair(number: int, *texts: str) -> bytes:
         inner = b"".join(
@@ -153,7 +153,7 @@ def held(uid: str, *replicas: str, container: str = "main") -> Entry:
     return Entry(uid, container, GPU, replicas)
 
 
-def test_names_and_uids_meet_where_the_same_replicas_are_held() -> None:
+def test_names_and_uids_are_matched_by_the_replicas_that_they_hold() -> None:
     joined = join([held("u", "a", "b"), held("v", "c")], [listed("p", "b", "a"), listed("q")], {})
     assert [(h.uid, h.name, h.replica) for h in joined.holdings] == [
         ("u", "p", "a"),
@@ -176,13 +176,13 @@ def test_of_two_pods_of_one_name_each_has_its_own() -> None:
     assert not joined.ambiguous
 
 
-def test_where_two_pods_could_be_meant_neither_is_guessed() -> None:
+def test_an_ambiguous_pod_is_not_guessed() -> None:
     joined = join([held("u", "a"), held("v", "a")], [listed("p", "a")], {})
     assert joined.ambiguous
     assert {(h.uid, h.name) for h in joined.holdings} == {("u", ""), ("v", "")}
 
 
-def test_what_the_checkpoint_lacks_is_told_without_a_uid() -> None:
+def test_pods_missing_from_the_checkpoint_are_reported_without_a_uid() -> None:
     joined = join([], [listed("p", "a")], {})
     assert joined.unwritten
     assert [(h.uid, h.name, h.source) for h in joined.holdings] == [("", "p", "podresources")]
@@ -254,7 +254,7 @@ def test_a_settled_kubelet_that_does_not_name_a_pod_has_ended_it(world: World) -
 
 
 @pytest.mark.parametrize("young", [True, False], ids=["started just now", "lists nobody at all"])
-def test_a_kubelet_that_may_not_know_its_pods_yet_is_given_time(world: World, young: bool) -> None:
+def test_a_kubelet_that_may_not_have_listed_its_pods_gets_time(world: World, young: bool) -> None:
     world.write(entry("u"))
     if young:
         world.restart_kubelet()
@@ -280,7 +280,7 @@ def test_no_answer_is_no_denial_however_long_it_lasts(world: World) -> None:
     assert world.uids() == ["u"]  # patience begins when there is an answer again
 
 
-def test_a_pod_that_is_listed_first_is_looked_for_in_the_record_once_more(world: World) -> None:
+def test_a_newly_listed_pod_is_looked_up_in_the_record_again(world: World) -> None:
     """It was admitted between our two looks."""
     world.write()
     admitted = entry("u")
@@ -295,7 +295,7 @@ def test_a_pod_that_is_listed_first_is_looked_for_in_the_record_once_more(world:
     assert (holding.uid, holding.name) == ("u", "p")
 
 
-def test_a_restart_begins_patience_anew_and_names_are_kept(world: World) -> None:
+def test_a_restart_resets_the_patience_and_keeps_names(world: World) -> None:
     world.write(entry("u"))
     world.service.containers_now = [listed("p", "GPU-a::0")]
     assert world.uids() == ["u"]
@@ -306,7 +306,7 @@ def test_a_restart_begins_patience_anew_and_names_are_kept(world: World) -> None
     assert (holding.uid, holding.name) == ("u", "p")
 
 
-def test_healthy_replicas_are_those_of_now_and_of_the_record_where_now_is_not_told(
+def test_healthy_replicas_are_current_or_else_those_of_the_record(
     world: World,
 ) -> None:
     world.write(entry("u"))
@@ -325,7 +325,7 @@ def test_healthy_replicas_are_those_of_now_and_of_the_record_where_now_is_not_to
     assert "UNIMPLEMENTED" in world.message()
 
 
-def test_a_socket_that_nobody_serves_is_said_in_time(tmp_path: Path) -> None:
+def test_a_socket_that_no_process_serves_is_reported_in_time(tmp_path: Path) -> None:
     socket = tmp_path / "socket"
     socket.touch()
     probe = KubeletProbe(tmp_path / "none", socket, PodResources(str(socket), timeout_s=0.5))
@@ -335,7 +335,7 @@ def test_a_socket_that_nobody_serves_is_said_in_time(tmp_path: Path) -> None:
     assert rows["checkpoint"].state == "absent"
 
 
-def test_a_record_that_is_replaced_wakes_the_agent(tmp_path: Path) -> None:
+def test_a_replaced_record_triggers_a_sample(tmp_path: Path) -> None:
     changed = threading.Event()
     folder = tmp_path / "device-plugins"
     file = folder / "checkpoint"

@@ -85,7 +85,7 @@ def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whol
     ]
 
 
-def test_a_driver_before_r615_is_said_to_have_none(whole: Whole) -> None:
+def test_a_driver_before_r615_is_reported_to_have_none(whole: Whole) -> None:
     whole.missing = (CALL,)
     status = reported(whole, "--pause", "0.1")
     assert source(status) == (
@@ -232,14 +232,14 @@ def test_a_call_that_hangs_costs_the_limits_alone(
         pytest.param(999, [Degraded("limits", "A: Unknown Error (NVML 999)")], id="a failure"),
     ],
 )
-def test_a_call_that_fails_is_said_and_one_that_is_not_supported_tells_nothing(
+def test_a_failed_call_is_reported_and_an_unsupported_one_shows_no_fault(
     probe: Callable[..., LimitsProbe], tmp_path: Path, code: int, said: list[Reading]
 ) -> None:
     some_pod(tmp_path)
     assert probe(refusing(code)).follow(SAMPLE) == [SourceReading("limits"), *said]
 
 
-def test_cgroups_that_are_not_those_of_the_host_are_said(
+def test_cgroups_of_another_namespace_are_reported(
     probe: Callable[..., LimitsProbe], tmp_path: Path
 ) -> None:
     why = f"no pod's cgroup is in {tmp_path}: mount the host's /sys/fs/cgroup there"
@@ -280,7 +280,7 @@ def test_no_error_escapes(
     assert all(isinstance(each, kinds) for each in found)
 
 
-def test_a_pynvml_that_changed_its_insides_is_said(tmp_path: Path) -> None:
+def test_a_pynvml_with_changed_internals_is_reported(tmp_path: Path) -> None:
     changed = library(mistaken)
     del changed._nvmlGetFunctionPointer
     with capture_logs():
@@ -300,7 +300,7 @@ def test_a_pynvml_that_changed_its_insides_is_said(tmp_path: Path) -> None:
         pytest.param([SAMPLE[0], DeviceReading("nvml", "A", 0, kind="mig"), SAMPLE[2]], id="MIG"),
     ],
 )
-def test_nothing_is_asked_where_there_can_be_no_limit(
+def test_no_query_is_made_if_there_can_be_no_limit(
     probe: Callable[..., LimitsProbe], tmp_path: Path, sample: list[Reading]
 ) -> None:
     some_pod(tmp_path)
@@ -317,7 +317,7 @@ def names(holdings: list[HoldingReading], *limits: LimitReading) -> list[tuple[s
     return [(each.uid, each.container) for each in found]
 
 
-def test_a_container_is_named_only_where_it_can_be_no_other() -> None:
+def test_a_container_is_named_only_if_it_is_certain() -> None:
     two = [held("u"), held("u", "A::1", "side")]
     assert names([held("u")], limit("u", "c1")) == [("u", "main")]
     assert names(two, limit("u", "c1"), limit("u", "c2")) == [("u", ""), ("u", "")]

@@ -148,7 +148,7 @@ def test_a_driver_library_that_comes_after_the_agent_is_found(
         ({}, {ANNOTATION: "later"}, ""),
     ],
 )
-def test_what_tells_the_agent_to_leave_the_driver_alone(
+def test_signals_to_release_the_driver(
     labels: dict[str, str], annotations: dict[str, str], expected: str
 ) -> None:
     assert of_maintenance(labels, annotations) == expected

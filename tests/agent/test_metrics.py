@@ -108,7 +108,7 @@ def values(metric: Metric, *labels: str) -> dict[tuple[str, ...], float]:
     return {tuple(s.labels[each] for each in labels): s.value for s in metric.samples}
 
 
-def test_every_series_is_told_once_and_every_name_is_in_the_docs(told: dict[str, Metric]) -> None:
+def test_every_series_is_exposed_once_and_every_name_is_documented(told: dict[str, Metric]) -> None:
     series = Counter(
         (sample.name, *sorted(sample.labels.items()))
         for metric in told.values()
@@ -182,7 +182,7 @@ def test_every_reason_that_the_docs_list_has_a_code() -> None:
     assert reason_codes("something new") == ["other"]
 
 
-def test_what_a_pod_uses_is_told_once_for_each_device(told: dict[str, Metric]) -> None:
+def test_the_use_of_a_pod_is_reported_once_for_each_device(told: dict[str, Metric]) -> None:
     used = told["headroom_pod_used_bytes"]
     assert values(used, "UUID", "namespace", "pod", "container", "pod_uid") == {
         ("GPU-a", "ns", "p", "main", "u1"): 800,
@@ -196,7 +196,7 @@ def test_what_a_pod_uses_is_told_once_for_each_device(told: dict[str, Metric]) -
     assert values(sm, "pod", "container", "source") == {("p", "main", "nvml-process"): 0.4}
 
 
-def test_what_the_driver_grants_a_container_and_counts_is_told_beside_what_pods_use(
+def test_the_driver_s_limits_and_counts_of_containers_are_reported_with_the_use_of_pods(
     told: dict[str, Metric],
 ) -> None:
     used = values(told["headroom_container_used_bytes"], "UUID", "pod", "container", "container_id")
@@ -205,7 +205,7 @@ def test_what_the_driver_grants_a_container_and_counts_is_told_beside_what_pods_
     assert limits == {("c1", "soft"): 500, ("c1", "hard"): 1000}
 
 
-def test_the_agent_tells_of_itself(told: dict[str, Metric]) -> None:
+def test_the_agent_reports_its_own_metrics(told: dict[str, Metric]) -> None:
     (build,) = told["headroom_agent_build_info"].samples
     assert build.labels == {"version": "1.2", "driver_version": "580", "cuda_version": "13.0"}
     states = values(told["headroom_agent_source_state"], "source", "state")

@@ -88,7 +88,7 @@ def test_labels_reserve_and_topology_policy_are_asked_once_a_minute(
         pytest.param(None, [], "absent", id="not ours to read"),
     ],
 )
-def test_a_policy_that_nobody_tells_is_not_guessed(
+def test_an_unreported_policy_is_not_guessed(
     server: ApiServer, asking: Asking, answer: Any, policy: list[str], state: str
 ) -> None:
     if answer is None:
@@ -162,7 +162,7 @@ def test_the_mirror_of_a_static_pod_is_asked_for_once(server: ApiServer, asking:
         pytest.param(mirror("uid-1", "f" * 32), "another one", id="another pod of that name"),
     ],
 )
-def test_a_mirror_that_is_not_known_is_said_and_asked_for_again_after_a_minute(
+def test_a_missing_mirror_pod_is_reported_and_queried_again_after_a_minute(
     server: ApiServer, asking: Asking, found: Any, why: str
 ) -> None:
     server.objects[POD] = found
@@ -192,7 +192,7 @@ def test_a_mirror_that_is_not_known_is_said_and_asked_for_again_after_a_minute(
         ("", None),
     ],
 )
-def test_the_arguments_that_k3s_writes_on_the_node_tell_the_topology_policy(
+def test_the_node_arguments_of_k3s_give_the_topology_policy(
     arguments: str, expected: tuple[str, str] | None
 ) -> None:
     found = of_k3s({"k3s.io/node-args": arguments})

@@ -194,7 +194,7 @@ def test_processes_are_asked_for_once_of_each_kind_and_merged_by_pid() -> None:
     assert len(sizes) == 3
 
 
-def test_list_that_does_not_fit_is_asked_for_again_with_more_room() -> None:
+def test_a_list_that_does_not_fit_is_queried_again_with_a_larger_buffer() -> None:
     sizes: list[int] = []
     many = [(pid, pid * 10) for pid in range(1, 201)]
     found = gate(nvmlDeviceGetComputeRunningProcesses_v3=listing(*many, sizes=sizes)).processes(0)
@@ -281,7 +281,7 @@ def test_memory_is_asked_for_once_by_the_version_that_the_driver_has() -> None:
     assert asked == [pynvml.nvmlMemory_v2, None, None]
 
 
-def test_driver_without_process_lists_lists_nobody_rather_than_none() -> None:
+def test_without_process_lists_the_processes_are_unknown_and_not_none() -> None:
     assert gate().processes(0) is None
 
 
@@ -371,7 +371,7 @@ def test_device_that_was_taken_out_is_gone_not_lost() -> None:
     assert devices(probe) == []
 
 
-def test_fault_where_a_device_was_taken_out_is_not_blamed_on_it() -> None:
+def test_a_device_that_was_taken_out_is_not_blamed_for_the_fault() -> None:
     counts = [1, 0, 1]
     handles = [refusing(pynvml.NVML_ERROR_GPU_IS_LOST), lambda index: index]
     probe = probing(
@@ -385,7 +385,7 @@ def test_fault_where_a_device_was_taken_out_is_not_blamed_on_it() -> None:
     assert devices(probe) == []
 
 
-def test_driver_that_went_is_said_and_its_devices_are_named_without_figures() -> None:
+def test_a_lost_driver_is_reported_and_its_devices_have_no_figures() -> None:
     codes: list[int] = []
 
     def memory(handle: object, version: int | None = None) -> Any:
@@ -410,7 +410,7 @@ def test_driver_that_cannot_count_is_not_a_node_without_devices() -> None:
     )
 
 
-def test_permission_is_said_only_while_it_is_missing() -> None:
+def test_a_permission_is_reported_only_while_it_is_missing() -> None:
     codes = [4]
 
     def name(handle: int) -> str:
@@ -424,7 +424,7 @@ def test_permission_is_said_only_while_it_is_missing() -> None:
     assert missing not in probe.read().degraded
 
 
-def test_that_a_driver_lists_no_processes_is_said_once() -> None:
+def test_a_driver_without_process_lists_is_reported_once() -> None:
     (said,) = probing(gate(nvmlDeviceGetCount=lambda: 2)).read().degraded
     assert "lists no processes" in said.what
     listed = {
@@ -564,7 +564,7 @@ def limited(hard: int) -> Gate:
     return opened
 
 
-def test_limits_of_a_cgroup_are_told_where_the_driver_has_them() -> None:
+def test_limits_of_a_cgroup_are_reported_if_the_driver_has_them() -> None:
     assert limited(10).limits(0, "/sys/fs/cgroup/a") == Limits(5, soft_bytes=0, hard_bytes=10)
     assert limited(2**64 - 1).limits(0, "/sys/fs/cgroup/a") == Limits(5, 0, hard_bytes=None)
     assert gate().limits(0, "/sys/fs/cgroup/a") is None
@@ -625,9 +625,7 @@ def test_incarnation_changes_with_boot_and_module(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mig_that_cannot_be_read_is_a_gpu_that_takes_nobody(
-    calls: dict[str, Any], why: str
-) -> None:
+def test_a_gpu_with_unreadable_mig_takes_no_pods(calls: dict[str, Any], why: str) -> None:
     on = {
         "nvmlDeviceGetMigMode": lambda handle: [1, 1],
         "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
@@ -643,7 +641,7 @@ def test_mig_that_cannot_be_read_is_a_gpu_that_takes_nobody(
     assert entry["reason"] == why
 
 
-def test_own_cgroup_is_a_full_path_where_there_is_v2(tmp_path: Path) -> None:
+def test_own_cgroup_is_a_full_path_with_v2(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     assert own_cgroup(tmp_path) is None
     (tmp_path / "proc/self/cgroup").write_text("0::/kubepods.slice/x\n")
@@ -661,7 +659,7 @@ def test_own_cgroup_is_a_full_path_where_there_is_v2(tmp_path: Path) -> None:
     ("cgroup", "has_limits", "is_said"),
     [("", True, True), ("", False, False), (None, True, False), ("/own", True, False)],
 )
-def test_own_limit_that_cannot_be_looked_for_is_said(
+def test_an_own_limit_that_cannot_be_searched_is_reported(
     cgroup: str | None, has_limits: bool, is_said: bool
 ) -> None:
     calls = {"nvmlDeviceGetMemoryLimits_v1": lambda handle, asked: None} if has_limits else {}
@@ -671,7 +669,7 @@ def test_own_limit_that_cannot_be_looked_for_is_said(
     assert [device.fault for device in found.devices] == [""]
 
 
-def test_own_cgroup_is_found_where_the_kernel_shows_it_as_the_root(tmp_path: Path) -> None:
+def test_own_cgroup_is_found_if_the_kernel_shows_it_as_the_root(tmp_path: Path) -> None:
     """In a private cgroup namespace, the default of containerd and CRI-O with cgroups v2."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
@@ -686,7 +684,7 @@ def test_own_cgroup_is_found_where_the_kernel_shows_it_as_the_root(tmp_path: Pat
     assert own_cgroup(tmp_path, 4243) == ""
 
 
-def test_gpus_that_the_kernel_has_and_the_driver_does_not_show_are_said(tmp_path: Path) -> None:
+def test_gpus_of_the_kernel_that_the_driver_does_not_show_are_reported(tmp_path: Path) -> None:
     for address, kind, driver in (
         ("0000:3b:00.0", "0x030200", "nvidia"),
         ("0000:3c:00.0", "0x030000", "vfio-pci"),
@@ -790,7 +788,7 @@ def test_no_error_escapes_the_probe_and_no_device_appears_twice(
         probe.close()
 
 
-def test_a_device_whose_mig_mode_is_about_to_change_takes_nobody() -> None:
+def test_a_device_with_a_pending_mig_mode_takes_no_pods() -> None:
     pending = probing(gate(nvmlDeviceGetMigMode=lambda handle: [0, 1])).read().devices
     assert [device.fault for device in pending] == [
         "its MIG mode is about to change, which takes a reset"
@@ -827,7 +825,7 @@ def test_a_question_that_fails_spoils_no_answer_to_the_others(failing: str, code
 @pytest.mark.parametrize(
     ("ask", "minor"), [(lambda handle: 5, 5), (refusing(3), None), (refusing(999), None)]
 )
-def test_the_minor_number_is_known_where_the_driver_tells_it(
+def test_the_minor_number_is_reported_if_the_driver_has_it(
     ask: Callable[..., Any], minor: int | None
 ) -> None:
     (device,) = probing(gate(nvmlDeviceGetMinorNumber=ask)).read().devices

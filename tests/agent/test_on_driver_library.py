@@ -55,14 +55,14 @@ def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
     assert condition(status, "Complete") == ("True", "")
 
 
-def test_driver_without_v2_memory_reserves_nothing_and_that_is_said(report: Report) -> None:
+def test_without_v2_memory_nothing_is_reserved_and_that_is_reported(report: Report) -> None:
     status = report("code nvmlDeviceGetMemoryInfo_v2 13\n" + A100)
     (device,) = status["devices"]
     assert (device["reserved"], device["used"]) == (0, 85899345920 - 53687091200)
     assert "reserve" in condition(status, "Complete")[1]
 
 
-def test_refused_call_is_remembered_and_the_device_still_reported(report: Report) -> None:
+def test_a_failed_call_is_remembered_and_the_device_still_reported(report: Report) -> None:
     status = report(A100 + "fail nvmlDeviceGetMemoryInfo_v2 4\n")
     assert "no permission for nvmlDeviceGetMemoryInfo" in condition(status, "Complete")[1]
     assert status["devices"][0]["used"] > 0
@@ -85,7 +85,7 @@ def test_compute_instances_of_one_gpu_instance_report_its_memory(report: Report)
     ]
 
 
-def test_device_lost_before_the_agent_came_is_said_without_inventing_one(report: Report) -> None:
+def test_a_device_lost_before_the_agent_started_is_reported_without_figures(report: Report) -> None:
     status = report(A100 + "fail all 15\n" + B100)
     assert [d["uuid"] for d in status["devices"]] == ["GPU-b"]
     assert "device 0 does not report its UUID: GPU is lost" in condition(status, "Complete")[1]
@@ -104,7 +104,7 @@ def test_device_lost_before_the_agent_came_is_said_without_inventing_one(report:
         pytest.param(2, "Invalid Argument", id="handle that stays stale"),
     ],
 )
-def test_device_whose_memory_fails_is_unhealthy_alone(
+def test_only_the_device_with_failing_memory_is_unhealthy(
     report: Report, code: int, reason: str
 ) -> None:
     calls = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
@@ -123,7 +123,7 @@ def test_contradictory_figures_are_passed_on_and_nothing_is_computed(report: Rep
     assert device["healthReason"] == "driver reports more memory free than there is"
 
 
-def test_node_without_a_driver_library_says_so(
+def test_a_node_without_a_driver_library_reports_that(
     report: Report, environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment["LD_LIBRARY_PATH"] = str(tmp_path)
@@ -244,7 +244,7 @@ def printed(process: subprocess.Popen[str], right: Callable[[dict[str, Any]], bo
     raise AssertionError("it ended")
 
 
-def test_driver_that_is_replaced_is_told_and_the_same_process_begins_anew(
+def test_a_replaced_driver_is_reported_and_the_process_starts_again(
     environment: dict[str, str],
 ) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
@@ -275,7 +275,7 @@ def test_driver_that_is_unloaded_for_a_while_is_waited_for(environment: dict[str
         printed(process, lambda status: status.get("driverVersion") == "615.10.02")
 
 
-def test_process_ends_for_a_new_container_where_beginning_anew_did_not_help(
+def test_the_process_ends_for_a_new_container_if_a_restart_did_not_help(
     environment: dict[str, str],
 ) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])

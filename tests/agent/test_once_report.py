@@ -63,7 +63,7 @@ def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
     assert there[1] == printed, f"docs/agent.md should say:\n{printed}"
 
 
-def test_programs_get_the_report_and_the_status_says_whether_all_is_well(whole: Whole) -> None:
+def test_programs_get_the_report_and_an_exit_status(whole: Whole) -> None:
     done = whole.once("--json", "--pause", "0")
     assert done.returncode == 1
     names = {pod["name"] for pod in json.loads(done.stdout)["pods"]}
@@ -89,7 +89,7 @@ def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path)
     assert any("checkpoint absent" in line for line in lines)
 
 
-def test_an_unusable_pause_is_refused_with_a_right_example(whole: Whole) -> None:
+def test_an_invalid_pause_is_rejected_with_an_example(whole: Whole) -> None:
     done = whole.once("--pause", "nan")
     assert done.returncode == 2
     assert "--pause 1" in done.stderr

@@ -22,7 +22,7 @@ from agent.sharing import pinning
         pytest.param([], True, "unknown", id="the plugin is not seen"),
     ],
 )
-def test_pinning_is_promised_only_where_nothing_stands_in_the_way(
+def test_pinning_is_reported_only_if_nothing_prevents_it(
     strategies: list[str], obeys: bool | None, expected: str
 ) -> None:
     assert pinning(strategies, obeys) == expected
@@ -35,9 +35,7 @@ def test_pinning_is_promised_only_where_nothing_stands_in_the_way(
         pytest.param(False, "ignored", id="nothing to see besides"),
     ],
 )
-def test_device_files_that_the_plugin_hands_out_are_seen_besides(
-    obeys: bool, expected: str
-) -> None:
+def test_device_files_of_the_plugin_are_seen_too(obeys: bool, expected: str) -> None:
     assert pinning(["envvar"], obeys, passes_device_specs=True) == expected
 
 
@@ -52,6 +50,8 @@ def test_device_files_that_the_plugin_hands_out_are_seen_besides(
         pytest.param("nvidia-container-runtime = 1", True, id="not a table"),
     ],
 )
-def test_the_toolkit_obeys_unless_it_says_otherwise(config: str, expected: bool | None) -> None:
+def test_the_toolkit_obeys_unless_it_is_configured_otherwise(
+    config: str, expected: bool | None
+) -> None:
     decoded: dict[str, Any] = tomllib.loads(config)
     assert obeys_environment(decoded) is expected

@@ -81,7 +81,7 @@ def test_absent_memory_is_a_reason_and_never_the_hosts(
     ("table", "allocatable_gib", "used_gib"),
     [pytest.param(VGPU, 19, 10, id="a vGPU guest"), pytest.param(WSL, 24, 10, id="WSL")],
 )
-def test_without_a_process_list_all_use_beyond_the_promises_is_charged_and_that_is_said(
+def test_without_a_process_list_all_use_above_reservations_is_charged_and_reported(
     report: Report, table: str, allocatable_gib: int, used_gib: int
 ) -> None:
     status, terms = weighed(report, table)

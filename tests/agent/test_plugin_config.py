@@ -123,7 +123,7 @@ def policy(tree: Tree) -> str:
     return reading.policy
 
 
-def test_a_plugin_that_is_told_nothing_has_its_defaults(tree: Tree) -> None:
+def test_a_plugin_without_configuration_has_its_defaults(tree: Tree) -> None:
     tree.process(200, "nvidia-device-plugin")
     assert plugin(tree) == PluginReading("plugin", "none", {}, "distributed", ("envvar",), False)
 
@@ -142,7 +142,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tree: Tree) -> No
     assert (found.sharing, found.replicas) == ("time-slicing", {GPU: 4})
 
 
-def test_a_process_that_ends_while_it_is_looked_at_is_absent(tree: Tree) -> None:
+def test_a_process_that_ends_while_it_is_read_is_absent(tree: Tree) -> None:
     """As the kernel shows it from the end of its memory until somebody waits for it."""
     tree.plugin(TIME_SLICING)
     tree.process(300, "kubelet")
@@ -215,7 +215,7 @@ def test_sharing_is_read_as_the_plugin_does(
     assert found.fail_requests_greater_than_one is rejects
 
 
-def test_a_file_that_was_replaced_is_read_anew(tree: Tree) -> None:
+def test_a_replaced_file_is_read_again(tree: Tree) -> None:
     folder = tree.plugin(TIME_SLICING)
     probe = tree.probe()
     read(probe)
@@ -236,7 +236,7 @@ def test_a_plugin_that_was_restarted_is_found_again(tree: Tree) -> None:
     assert read(probe)[1]["plugin"].state == "ok"
 
 
-def test_a_socket_on_which_nobody_listens_yet_is_tried_again(tree: Tree) -> None:
+def test_a_socket_without_a_listener_is_tried_again(tree: Tree) -> None:
     probe = tree.probe()
     tree.listen("nvidia-gpu.sock", 200)
     assert read(probe)[1]["plugin"].state == "absent"
@@ -411,7 +411,7 @@ def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
         ),
     ],
 )
-def test_a_plugin_whose_configuration_cannot_be_read_is_said_and_nothing_is_assumed(
+def test_an_unreadable_plugin_configuration_is_reported_and_not_guessed(
     tree: Tree, spoil: Callable[[Path], object], said: str
 ) -> None:
     spoil(tree.plugin(TIME_SLICING))
@@ -429,7 +429,7 @@ def test_of_two_plugins_none_is_believed(tree: Tree) -> None:
     assert sources["plugin"].state == "degraded"
 
 
-def test_the_toolkit_is_read_where_the_operator_put_it_and_else_where_packages_do(
+def test_the_toolkit_is_read_from_the_operator_s_path_else_from_the_package_s(
     tree: Tree,
 ) -> None:
     tree.plugin(TIME_SLICING)
@@ -540,7 +540,7 @@ ANYTHING = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(ANYTHING)
-def test_whatever_the_files_hold_the_probe_tells_or_says_why_not(
+def test_the_probe_reports_or_gives_a_reason_whatever_the_files_contain(
     tmp_path: Path, content: object
 ) -> None:
     root = tmp_path / "any"

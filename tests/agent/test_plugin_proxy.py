@@ -123,7 +123,7 @@ def test_any_number_of_registrations_leaves_calls_their_answer(
         made.stop()
 
 
-def test_who_chooses_too_long_is_not_waited_for(
+def test_a_scheduler_that_takes_too_long_is_not_waited_for(
     tmp_path: Path, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin_proxy, "ANSWER_S", 0.1)

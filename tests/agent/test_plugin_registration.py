@@ -53,7 +53,7 @@ def answering(socket: Path, service: str, method: str) -> Iterator[list[bytes]]:
 
 
 @pytest.mark.parametrize("healthy", [True, False, None])
-def test_the_plugin_is_brought_back_for_a_killed_agent_whatever_the_kubelet_says(
+def test_the_plugin_is_restored_after_a_killed_agent_whatever_the_kubelet_answers(
     healthy: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "NOTICE_S", 0.1)

@@ -96,7 +96,7 @@ def test_the_ledger_is_asked_again_until_it_answers(tmp_path: Path) -> None:
         pytest.param(0, status(), "{}", "checkpoint cannot be read", id="no checkpoint"),
     ],
 )
-def test_nobody_is_given_a_device_by_guess(
+def test_no_pod_is_assigned_a_device_by_guess(
     failures: int, sample: Any, checkpoint: str | None, why: str, tmp_path: Path
 ) -> None:
     if checkpoint is not None:
@@ -105,7 +105,7 @@ def test_nobody_is_given_a_device_by_guess(
         answer(allocation(tmp_path, Ledger(failures=failures), sample, patience_s=0.0))
 
 
-def test_the_plugin_is_asked_about_devices_that_nobody_shares(tmp_path: Path) -> None:
+def test_the_plugin_chooses_unshared_devices(tmp_path: Path) -> None:
     assert answer(allocation(tmp_path, Ledger(), status(sharing="none"))) is None
 
 
@@ -113,7 +113,7 @@ def test_parts_of_a_gpu_are_chosen_like_whole_ones(tmp_path: Path) -> None:
     assert answer(allocation(tmp_path, Ledger(), status(kind="mig"))) == ("B::0",)
 
 
-def test_it_may_leave_when_nobody_counts_on_a_choice_any_more(tmp_path: Path) -> None:
+def test_it_may_leave_when_no_pod_depends_on_a_choice_any_more(tmp_path: Path) -> None:
     ledger = Ledger()
     steering = allocation(tmp_path, ledger, status())
     steering.leave()
@@ -167,7 +167,7 @@ def steering(tmp_path: Path) -> Iterator[Steering]:
     made.allocation.stop(bring_back=False)
 
 
-def test_steering_begins_when_the_mode_is_known_and_says_what_is_missing(
+def test_steering_begins_when_the_mode_is_known_and_reports_what_is_missing(
     steering: Steering,
 ) -> None:
     steering.mode = None
@@ -184,7 +184,7 @@ def test_steering_begins_when_the_mode_is_known_and_says_what_is_missing(
 
 
 @pytest.mark.parametrize("mode", [DeviceChoice.PREDICTED, DeviceChoice.GATED])
-def test_steering_ends_once_no_pod_on_its_way_counts_on_the_choice(
+def test_steering_ends_once_no_unconfirmed_pod_depends_on_the_choice(
     mode: DeviceChoice, steering: Steering
 ) -> None:
     assert steering.has_resources()

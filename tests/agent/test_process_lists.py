@@ -66,7 +66,7 @@ def test_a_process_in_several_lists_of_the_driver_is_counted_once(
     assert "unattributedProcesses" not in status
 
 
-def test_processes_of_every_compute_instance_are_told(report: Callable[..., Any]) -> None:
+def test_processes_of_every_compute_instance_are_reported(report: Callable[..., Any]) -> None:
     status = report(
         "device GPU-a 80000 10 70000 NVIDIA H100 80GB HBM3\n"
         "mig MIG-1 1 0 10000 10 4000 NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb\nprocess compute 7 3000\n"

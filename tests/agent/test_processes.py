@@ -92,7 +92,7 @@ def test_a_process_of_no_pod_has_none_and_is_named(pid: int, command: str) -> No
     "text",
     ["", "\n", "nonsense", "0::", ":::", "0::/pod", "0::/kubepods/pod", f"0::/podx{uid(1)}"],
 )
-def test_what_is_no_pod_s_cgroup_is_nobody_s(text: str) -> None:
+def test_other_cgroups_belong_to_no_pod(text: str) -> None:
     assert owner(text) == ()
 
 
@@ -112,7 +112,7 @@ def test_a_process_that_ended_since_it_was_listed_was_its_last_owner_s(tree: Pat
     assert again[101].pods == ()  # whatever lists it for longer is no process of a pod
 
 
-def test_a_process_that_is_still_listed_is_looked_at_seldom(tree: Path) -> None:
+def test_a_process_that_is_still_listed_is_read_seldom(tree: Path) -> None:
     """Reading thousands of them takes a third of a second of CPU."""
     now_s = [1e6]
     probing = ProcessProbe(tree, lambda: now_s[0])
@@ -185,7 +185,7 @@ def test_a_proc_that_cannot_be_read_attributes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "1 (x) S 1 2"])
-def test_a_file_that_is_not_understood_is_not_nobody_s(tree: Path, text: str) -> None:
+def test_a_file_that_cannot_be_parsed_is_not_counted_as_unused(tree: Path, text: str) -> None:
     (tree / "101/stat").write_text(text)
     found, source = looked(probe(tree), 101, 102)
     assert (found[101].known, found[102].known) == (False, True)

@@ -61,7 +61,7 @@ def test_what_means_no_device_or_several_is_left_out(replica: str) -> None:
     assert resolve([replica], NODE) == {}
 
 
-def test_gke_names_a_device_by_its_minor_number_where_the_driver_tells_it() -> None:
+def test_gke_names_a_device_by_its_minor_number_if_the_driver_reports_it() -> None:
     """Numbers differ where a device is hidden from us, and where the bus orders them otherwise."""
     node = [replace(gpu(GPU, 0), minor=1), replace(gpu("GPU-b", 1), minor=0)]
     cut = replace(mig(MIG, 3, parent="GPU-c", index=2), minor=7)

@@ -24,7 +24,7 @@ def test_some_tries_in_a_row_are_enough() -> None:
         Restarts(in_a_row(MOST_TRIES, 0.0), lambda: 1e6).due()
 
 
-def test_row_ends_where_the_driver_answers() -> None:
+def test_a_row_ends_at_the_driver_s_answer() -> None:
     environment = in_a_row(MOST_TRIES, 100.0)
     restarts = Restarts(environment, lambda: 100.0)
     restarts.well()
@@ -32,5 +32,5 @@ def test_row_ends_where_the_driver_answers() -> None:
     assert environment == {}
 
 
-def test_variable_of_somebody_else_is_no_row() -> None:
+def test_a_variable_of_another_process_is_no_row() -> None:
     assert Restarts({VARIABLE: "many times"}, lambda: 0.0).due()

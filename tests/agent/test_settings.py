@@ -16,7 +16,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert settings.publish
 
 
-def test_manifest_says_by_environment_what_flags_say() -> None:
+def test_the_manifest_sets_by_environment_what_flags_set() -> None:
     env = {
         "NODE_NAME": "n1",
         "HEADROOM_RESOURCE": "nvidia.com/gpu.shared",
@@ -52,7 +52,7 @@ def test_manifest_says_by_environment_what_flags_say() -> None:
         ),
     ],
 )
-def test_flags_that_cannot_be_used_are_refused_with_a_right_example(
+def test_invalid_flags_are_rejected_with_an_example(
     flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

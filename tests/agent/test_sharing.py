@@ -78,7 +78,7 @@ def test_an_init_container_and_the_one_after_it_take_one_replica() -> None:
     assert counts(told)["A"] == (1, 1, 0)
 
 
-def test_the_plugin_s_configuration_knows_of_a_last_replica_that_is_unhealthy() -> None:
+def test_the_plugin_s_configuration_includes_a_last_unhealthy_replica() -> None:
     told = SharingReadings(
         registered=[registered(GPU, *replicas(3, "A"))],
         plugins=[configured(replicas={GPU: 4})],
@@ -86,7 +86,7 @@ def test_the_plugin_s_configuration_knows_of_a_last_replica_that_is_unhealthy() 
     assert counts(told)["A"] == (3, 0, 1)
 
 
-def test_after_a_reduction_only_what_is_advertised_is_counted_and_the_rest_is_said() -> None:
+def test_after_a_reduction_only_advertised_replicas_count_and_the_rest_is_reported() -> None:
     told = SharingReadings(
         registered=[registered(GPU, *replicas(2, "A", "B"))],
         holdings=held("A::0", "A::3"),
@@ -151,7 +151,7 @@ def test_mig_devices_have_the_resource_of_their_profile() -> None:
     )
 
 
-def test_what_flags_say_wins_and_who_holds_what_is_still_the_kubelet_s() -> None:
+def test_flags_win_and_holdings_still_come_from_the_kubelet() -> None:
     told = SharingReadings(
         flags=SharingReading("flags", GPU, 4, "mps"),
         registered=[registered(GPU, *replicas(2, "A", "B"))],
@@ -162,7 +162,7 @@ def test_what_flags_say_wins_and_who_holds_what_is_still_the_kubelet_s() -> None
     assert plugin(told).source.split(",")[0] == "flags"
 
 
-def test_devices_that_the_driver_does_not_list_are_said() -> None:
+def test_devices_that_the_driver_does_not_list_are_reported() -> None:
     told = SharingReadings(registered=[registered(GPU, "A")], holdings=held("C", resource=GPU))
     assert why(told) == [f"a pod holds {GPU} of a device that the driver does not list"]
     other = SharingReadings(
@@ -189,7 +189,7 @@ LABELS = {
         pytest.param([], [], "time-slicing", id="and nobody: said, and taken for time-slicing"),
     ],
 )
-def test_how_replicas_are_shared_is_told_by_the_best_witness(
+def test_sharing_is_taken_from_the_best_source(
     plugins: list[PluginReading], answers: list[AnswerReading], expected: str
 ) -> None:
     told = SharingReadings(
@@ -200,14 +200,14 @@ def test_how_replicas_are_shared_is_told_by_the_best_witness(
     assert bool(why(told)) == (not plugins and not answers)
 
 
-def test_labels_that_contradict_the_plugin_are_said() -> None:
+def test_labels_that_contradict_the_plugin_are_reported() -> None:
     labels = of_labels(LABELS)
     assert labels is not None
     told = SharingReadings(plugins=[labels, configured()])
     assert why(told) == ["sharing differs from the plugin's configuration"]
 
 
-def test_each_part_of_the_configuration_comes_from_the_best_source_that_tells_it() -> None:
+def test_each_part_of_the_configuration_comes_from_its_best_source() -> None:
     found = plugin(
         SharingReadings(
             plugins=[
@@ -229,12 +229,12 @@ def test_each_part_of_the_configuration_comes_from_the_best_source_that_tells_it
     assert found.source == "plugin,checkpoint,labels,configz"
 
 
-def test_nobody_is_pinned_where_the_plugin_hands_out_device_files_too() -> None:
+def test_no_pod_is_pinned_if_the_plugin_also_mounts_device_files() -> None:
     one = configured("plugin", toolkit_obeys_environment=True, passes_device_specs=True)
     assert plugin(SharingReadings(plugins=[one], answers=ANSWERED)).pinning == "unknown"
 
 
-def test_answers_of_two_configurations_tell_none() -> None:
+def test_answers_of_two_configurations_show_no_policy() -> None:
     two = [*ANSWERED, AnswerReading("checkpoint", GPU, frozenset({"cdi-cri"}), mps=False)]
     assert plugin(SharingReadings(answers=two)).device_list_strategy == ""
     assert plugin(SharingReadings()).pinning == "unknown"

@@ -55,7 +55,7 @@ def one(memory: Memory | None, **changes: Any) -> Device:
     return found
 
 
-def test_nothing_is_attributed_so_unowned_is_absent_and_there_are_no_pods() -> None:
+def test_nothing_is_attributed_so_unattributed_is_absent_and_there_are_no_pods() -> None:
     found = summarise([DriverReading("nvml", version="580"), reading()], NOW)
     assert found.devices[0].unattributed_bytes is None
     assert found.devices[0].sm_activity is None
@@ -84,7 +84,7 @@ def test_contradiction_is_unhealthy_and_nothing_is_computed_from_it(memory: Memo
     assert found.used_bytes == -1
 
 
-def test_probe_s_fault_is_the_reason_even_where_figures_are_good() -> None:
+def test_the_probe_s_fault_is_the_reason_even_with_good_figures() -> None:
     found = one(Memory(1000, 700, 100), fault="XID 79")
     assert (found.healthy, found.health_reason, found.used_bytes) == (False, "XID 79", 200)
 
@@ -93,7 +93,7 @@ ANY_BYTES = st.integers(0, (1 << 64) - 1) | st.integers(0, 2000)
 
 
 @given(st.builds(Memory, ANY_BYTES, ANY_BYTES, st.none() | ANY_BYTES))
-def test_whatever_the_driver_says_a_healthy_device_adds_up_and_fits_the_wire(
+def test_a_healthy_device_adds_up_and_can_be_encoded_whatever_the_driver_reports(
     memory: Memory,
 ) -> None:
     found = one(memory)
@@ -105,7 +105,7 @@ def test_whatever_the_driver_says_a_healthy_device_adds_up_and_fits_the_wire(
     assert found.healthy == (found.used_bytes >= 0)
 
 
-def test_sharing_told_by_flags_is_for_whole_gpus_only() -> None:
+def test_sharing_by_flags_is_for_whole_gpus_only() -> None:
     mig = reading("MIG-1", kind="mig", parent="GPU-b", gpu_instance=1, index=1)
     found = summarise(
         [SharingReading("flags", "nvidia.com/gpu", 4, "time-slicing"), reading(), mig], NOW
@@ -150,7 +150,7 @@ def test_first_report_is_always_written() -> None:
     assert worth_writing(None, status(), 0.0)
 
 
-def test_silence_is_never_written_and_its_time_is_no_news() -> None:
+def test_missing_reports_are_never_written_and_cause_no_change() -> None:
     before = summarise([DriverReading("nvml"), reading()], NOW)
     after = summarise([DriverReading("nvml"), reading()], NOW + timedelta(days=1))
     assert before != after
@@ -212,7 +212,7 @@ def test_memory_freed_by_a_pod_counts_though_the_device_s_total_stays() -> None:
     assert worth_writing(status(device(), pods=[POD]), status(device(), pods=[after]), 1.0)
 
 
-def test_a_limit_is_told_at_once_and_what_is_counted_below_it_rides_along() -> None:
+def test_a_limit_is_reported_at_once_and_use_below_it_with_the_next_report() -> None:
     def limited(used_bytes: int, hard_bytes: int) -> GPUNodeStatus:
         limit = ContainerLimit("u", "GPU-a", "c", used_bytes=used_bytes, hard_bytes=hard_bytes)
         return status(device(), limits=[limit])
@@ -260,7 +260,7 @@ def test_sm_activity_is_smoothed_over_a_minute_however_often_it_is_sampled() -> 
     assert often[-1] == pytest.approx(math.exp(-1))
 
 
-def test_smoothing_begins_anew_with_another_source_or_after_a_gap_and_survives_the_clock() -> None:
+def test_smoothing_restarts_with_another_source_or_after_a_gap_and_survives_the_clock() -> None:
     found = smoothed((0, 1.0, "gpm"), (5, 0.5, "dcgm"), (10, None, "dcgm"), (15, 0.5, "dcgm"))
     assert found == [None, None, None, None]
     assert smoothed((0, 1.0, "gpm"), (-3600, 0.0, "gpm"))[1] == 1.0  # set back: no time passed

@@ -182,7 +182,7 @@ def test_lease_is_created_once_and_then_renewed(
     }
 
 
-def test_refusal_says_what_was_refused_and_why(
+def test_a_rejection_shows_what_was_rejected_and_why(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
     api.reject["PATCH", f"{GPUNODE}/status"] = (403, {})
@@ -386,7 +386,7 @@ def test_storm_of_samples_is_written_once_a_second_the_first_at_once(
     assert written_at_s == pytest.approx([1010.0, 1011.0, 1012.0, 1013.0, 1014.0])
 
 
-def test_report_whose_answer_was_lost_is_told_again_before_anything_is_vouched_for(
+def test_a_report_with_a_lost_answer_is_sent_again_before_a_heartbeat_confirms_it(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     """It may have been taken, and memory may since be as it was before."""
@@ -402,7 +402,7 @@ def test_report_whose_answer_was_lost_is_told_again_before_anything_is_vouched_f
     assert vouched(api) == vouch("t2", "uid-1", "t2", "101")
 
 
-def test_gpunode_created_again_is_told_everything_again(
+def test_a_gpunode_that_is_created_again_gets_the_whole_report(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")

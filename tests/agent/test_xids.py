@@ -54,7 +54,7 @@ def test_xid_after_which_the_device_works_fences_nothing(survey: Start) -> None:
     assert list(reasons(agent.until(unhealthy))) == ["GPU-b"]
 
 
-def test_fence_outlives_the_agent_and_ends_with_the_driver_that_failed(
+def test_an_unhealthy_state_outlives_the_agent_and_ends_with_the_driver(
     survey: Start, tmp_path: Path
 ) -> None:
     state = ("--state", str(tmp_path / "run" / "state.json"))
@@ -80,7 +80,7 @@ def test_without_a_file_a_restart_forgets_which_is_why_there_should_be_one(surve
     assert not unhealthy(survey(agent.driver).step())
 
 
-def test_file_that_cannot_be_written_or_read_is_said(survey: Start, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_or_read_is_reported(survey: Start, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("{garbage")
     agent = survey([h100("GPU-a")], "--state", str(tmp_path / "state"))
     (xid,) = [s for s in agent.step()["sources"] if s["name"] == "xid"]
@@ -90,7 +90,7 @@ def test_file_that_cannot_be_written_or_read_is_said(survey: Start, tmp_path: Pa
     assert "cannot be written, XIDs are lost at a restart" in xid["message"]
 
 
-def test_fence_ends_when_the_driver_asks_for_no_recovery(survey: Start) -> None:
+def test_a_device_is_healthy_again_when_the_driver_asks_for_no_recovery(survey: Start) -> None:
     agent = survey([h100("GPU-a"), h100("GPU-b")])  # the other one goes on: XIDs are heard
     agent.driver.say("GPU-a", "recovery 1")
     agent.step()
@@ -101,7 +101,7 @@ def test_fence_ends_when_the_driver_asks_for_no_recovery(survey: Start) -> None:
     assert not unhealthy(agent.step())
 
 
-def test_fence_ends_with_the_maintenance_of_the_node(survey: Start) -> None:
+def test_a_device_is_healthy_again_after_maintenance_of_the_node(survey: Start) -> None:
     """This driver does not tell which recovery it wants."""
     agent = survey([h100("GPU-a")])
     agent.step()
@@ -143,7 +143,7 @@ def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) ->
         ("nvmlDeviceRegisterEvents 4", "the driver does not register them"),
     ],
 )
-def test_devices_without_events_are_said(survey: Start, fails: str, why: str) -> None:
+def test_devices_without_events_are_reported(survey: Start, fails: str, why: str) -> None:
     agent = survey([h100("GPU-a"), h100("GPU-b")])
     agent.driver.say("GPU-a", f"fail {fails}")
 

@@ -90,7 +90,7 @@ def test_every_verb_is_recorded_under_the_name_that_is_on_the_pod() -> None:
 @pytest.mark.parametrize(
     "deaf", [pytest.param(set(), id="heard of"), pytest.param({2}, id="found out by the conflict")]
 )
-def test_a_pod_that_is_changed_before_bind_is_another_decision_and_says_so(deaf: set[int]) -> None:
+def test_a_pod_that_changed_before_bind_has_another_decision_id(deaf: set[int]) -> None:
     async def play() -> None:
         replicas = Replicas()
         replicas.deaf = deaf

@@ -61,7 +61,7 @@ def test_a_burst_is_applied_between_the_turns_of_others() -> None:
     play(script)
 
 
-def test_the_loop_is_woken_once_for_all_that_is_told_before_it_is_done() -> None:
+def test_the_loop_is_scheduled_once_for_all_queued_changes() -> None:
     async def script(extender: Extender) -> None:
         loop = asyncio.get_running_loop()
         for first in range(0, 100, 50):  # and again after it was done
@@ -77,7 +77,7 @@ def test_the_loop_is_woken_once_for_all_that_is_told_before_it_is_done() -> None
     play(script)
 
 
-def test_what_threads_tell_at_any_moment_is_taken() -> None:
+def test_changes_of_threads_are_accepted_at_any_time() -> None:
     """Also at the very moment at which the loop is done with all that it knew of."""
 
     async def script(extender: Extender) -> None:
@@ -101,7 +101,7 @@ def test_what_threads_tell_at_any_moment_is_taken() -> None:
     play(script)
 
 
-def test_what_we_did_ourselves_waits_for_nothing_that_was_told() -> None:
+def test_own_changes_do_not_wait_for_watch_events() -> None:
     async def script(extender: Extender) -> None:
         extender.deliver([NodeSeen(kube_node("n000")), *reports(names=["n000"])])
         free = extender.cluster.snapshot().nodes[0].devices[0].headroom_bytes
@@ -121,7 +121,7 @@ def test_what_we_did_ourselves_waits_for_nothing_that_was_told() -> None:
     play(script)
 
 
-def test_a_node_that_was_told_of_several_times_is_weighed_once() -> None:
+def test_a_node_with_several_changes_is_weighed_once() -> None:
     async def script(extender: Extender) -> None:
         weighed: list[str] = []
 
@@ -137,7 +137,7 @@ def test_a_node_that_was_told_of_several_times_is_weighed_once() -> None:
     play(script)
 
 
-def test_a_replica_is_not_ready_before_it_has_taken_in_what_was_listed() -> None:
+def test_a_replica_is_not_ready_before_it_has_processed_the_lists() -> None:
     async def script(extender: Extender) -> None:
         lists = {Node: tuple(map(kube_node, NAMES)), GPUNode: ()}
         for kind in KINDS:

@@ -75,7 +75,7 @@ def failures(extender: Extender, loop: str) -> float:
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
-def test_what_the_cluster_tells_is_known_in_the_end(
+def test_all_changes_of_the_cluster_arrive(
     monkeypatch: pytest.MonkeyPatch, where: type, method: str, nth: int
 ) -> None:
     monkeypatch.setattr(event_queue, "RETRY_S", 0.01)
@@ -120,7 +120,7 @@ class Deaf:
         return call
 
 
-def test_chores_go_on_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconciling_continues_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Deaf()
         monkeypatch.setattr("extender.controllers.reconcile.EVERY_S", 0.3)
@@ -161,7 +161,7 @@ def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
     assert failed == ["x", "x"]
 
 
-def test_work_that_has_no_end_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_an_end_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("extender.periodic.AGAIN_AFTER_S", 0.0)
 
     async def play() -> list[str]:
@@ -181,7 +181,7 @@ def test_work_that_has_no_end_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> 
     assert asyncio.run(play()) == ["y", "y"]
 
 
-def test_a_round_without_progress_is_stuck_and_health_says_so() -> None:
+def test_a_round_without_progress_is_stuck_and_health_shows_it() -> None:
     async def play() -> None:
         clock, going = [0.0], asyncio.Event()
         extender = Extender(Settings(), lambda: "")
@@ -237,7 +237,7 @@ class Slow:
         return []
 
 
-def test_a_node_that_cannot_be_looked_into_keeps_no_other_waiting(
+def test_a_node_that_cannot_be_checked_delays_no_other_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("extender.controllers.reconcile.WAITED_S", 0.01)

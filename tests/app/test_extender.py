@@ -36,7 +36,7 @@ def bound_pod(uid: str) -> Pod:
     return Pod(metadata=ObjectMeta(name=uid, namespace="default", uid=uid), spec=spec)
 
 
-def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
+def test_nothing_is_reconciled_before_the_cluster_was_listed() -> None:
     async def play(unready: str) -> list[str]:
         extender = Extender(Settings(), unready=lambda: unready)
         looked_into: list[str] = []
@@ -61,7 +61,7 @@ def test_nothing_is_tidied_before_the_cluster_was_listed() -> None:
     assert asyncio.run(play("")) == ["u"]
 
 
-def test_a_node_that_cannot_be_let_go_keeps_no_other_from_being_initialised() -> None:
+def test_a_finalizer_that_cannot_be_removed_blocks_no_other_node() -> None:
     async def play() -> list[str]:
         extender = Extender(Settings(), unready=lambda: "")
         initialised: list[str] = []
@@ -110,7 +110,7 @@ class Open:
         self.done += 1
 
 
-def test_chores_leave_connections_to_binds() -> None:
+def test_reconciling_leaves_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
         for name in (f"n{number}" for number in range(3 * reconcile.WRITTEN_AT_ONCE)):
@@ -138,7 +138,7 @@ def test_touches_leave_connections_to_binds() -> None:
     assert most <= CONNECTIONS - 8
 
 
-def test_wakes_leave_connections_to_binds() -> None:
+def test_requeues_leave_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(mode=Mode.OBSERVE), unready=lambda: ""), Open()
         waiting = [rejected(f"p{number}") for number in range(3 * requeue.REQUEUED_AT_ONCE)]
@@ -212,7 +212,7 @@ def test_a_wall_clock_that_is_set_after_the_start_is_gone_by(
     assert asyncio.run(play()) > 0
 
 
-def test_what_another_thread_heard_first_is_applied_first() -> None:
+def test_changes_of_another_thread_are_applied_in_order() -> None:
     async def play() -> Pod | None:
         extender = Extender(Settings(), unready=lambda: "")
         # A bind thread hears that the pod is bound; the loop's own, that it has gone again.
@@ -226,7 +226,7 @@ def test_what_another_thread_heard_first_is_applied_first() -> None:
     assert asyncio.run(play()) is None
 
 
-def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
+def test_kube_schedulers_calls_do_not_wait_for_a_check_of_all_pending_pods() -> None:
     async def play() -> int:
         extender = Extender(Settings(), unready=lambda: "")
         stamp = datetime.now(UTC).isoformat()
@@ -252,7 +252,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_look_at_all_who_wait() -> None:
     assert asyncio.run(play()) > 10
 
 
-def test_a_pod_is_understood_anew_when_the_default_of_its_namespace_has_changed() -> None:
+def test_a_request_is_parsed_again_when_the_default_of_its_namespace_changes() -> None:
     async def play() -> list[list[int]]:
         extender = Extender(Settings(), unready=lambda: "")
         ledger = extender.open_ledger(AsyncStore(EmbeddedStore(extender.deliver, time.monotonic)))

@@ -39,7 +39,7 @@ def overcommitted() -> GPUNode:
     ("settings", "looked", "told"),
     [pytest.param(OBSERVE, 0, 0, id="observes"), pytest.param(ENFORCE, 1, 1, id="enforces")],
 )
-def test_nobody_is_sent_away_or_told_while_it_observes(
+def test_in_mode_observe_no_pod_is_evicted_and_no_event_written(
     settings: Settings, looked: int, told: int
 ) -> None:
     async def play() -> tuple[int, int]:
@@ -67,7 +67,7 @@ def once_woken(said: list[list[str]]) -> set[str]:
     return {uid for uids in said for uid in uids}
 
 
-def test_who_was_refused_is_tried_again_once_when_it_begins_to_observe() -> None:
+def test_a_rejected_pod_is_tried_again_once_when_mode_observe_begins() -> None:
     async def play() -> list[list[str]]:
         extender = Extender(ENFORCE, unready=lambda: "")
         requeued: list[str] = []

@@ -43,7 +43,7 @@ def health(kind: str = "pods", synced: bool = True, age_s: float | None = 1.0) -
         ),
     ],
 )
-def test_it_says_what_is_missing(seen: list[Health], says: str) -> None:
+def test_it_reports_what_is_missing(seen: list[Health], says: str) -> None:
     assert unready(seen, 90.0) == says
 
 
@@ -82,7 +82,7 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         asyncio.run(play())
 
 
-def test_how_the_watches_do_is_told_as_it_is() -> None:
+def test_the_health_of_watches_is_reported() -> None:
     observed = ProcessMonitor(behind=lambda: True)
     listed, unheard = Health("pods", True, 1.23456, 2, 3, 4), Health("nodes", False, None, 0, 0, 0)
     observed.health = lambda: [listed, unheard]

@@ -117,7 +117,7 @@ def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Pat
     assert run(server.debug, "top").stderr == ""
 
 
-def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_until_it_is_right(
+def test_an_invalid_file_changes_nothing_and_is_reported_until_it_is_valid(
     server: Server, file: Path
 ) -> None:
     reloads = 'headroom_settings_reloads_total{outcome="%s"}'

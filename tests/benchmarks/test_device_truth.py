@@ -43,7 +43,7 @@ def test_the_others_do() -> None:
 
 
 @pytest.mark.parametrize("row", ["gated", "steered", "pinned"])
-def test_no_surprise_hurts_where_the_device_is_chosen_or_asked_about(row: str) -> None:
+def test_no_surprise_overcommits_if_the_device_is_chosen_or_gated(row: str) -> None:
     """Lives of six windows: something ends between most bindings and admissions."""
     found = played(row, LONG)
     assert found.verdict.overcommits == 0
@@ -121,7 +121,7 @@ def test_steered_the_agent_gives_the_device_that_the_extender_chose() -> None:
     assert admitted(steered, world, "c", 50) != first
 
 
-def test_steered_the_kubelet_refuses_whom_no_device_has_room_for() -> None:
+def test_on_a_steered_node_the_kubelet_rejects_a_pod_that_fits_on_no_device() -> None:
     world = World(Shape(1, 1, 80 * GIB, 6, "distributed"), 1)
     steered = Steered(world)
     assert placed(steered, world, ("a", 60)) == [0]
@@ -160,7 +160,7 @@ def _device(replica: str) -> int:
     return index_of(device_of(replica))
 
 
-def test_gated_who_drew_a_full_device_is_evicted_and_its_node_left_alone() -> None:
+def test_a_gated_pod_on_a_full_device_is_evicted_and_its_node_backs_off() -> None:
     world = World(Shape(1, 2, 80 * GIB, 6, "distributed"), 1)
     gated = Gated(world)
 
@@ -188,7 +188,7 @@ def test_gated_who_drew_a_full_device_is_evicted_and_its_node_left_alone() -> No
     assert comes("d", 30, 1, 14.0)
 
 
-def test_what_it_does_not_know_it_names() -> None:
+def test_unsupported_fields_are_named() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "benchmarks.device_truth", "--mix", "huge"],
         cwd=ROOT,

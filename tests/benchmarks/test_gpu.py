@@ -127,7 +127,7 @@ def test_a_lie_makes_its_line_differ(stage: Stage, lie: str) -> None:
         assert text in found[name][1]
 
 
-def test_beside_an_agent_on_its_usual_port_the_cost_is_measured_all_the_same(stage: Stage) -> None:
+def test_the_cost_is_measured_beside_an_agent_on_its_usual_port(stage: Stage) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):  # somebody else has it, which does as well
@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(stage: St
     assert err == f"make gpu: {stage.out}: File exists; example: --out /tmp/gpu-check\n"
 
 
-def test_a_machine_without_cuda_says_so_line_by_line(stage: Stage) -> None:
+def test_a_machine_without_cuda_reports_that_on_each_line(stage: Stage) -> None:
     found = stage.verdicts(*SHORT, "--only", "fields,processes,engines", FAKE_CUDA_FAILS="1")
     assert found["fields"][0] == "ok"
     for name in ("processes", "engines"):

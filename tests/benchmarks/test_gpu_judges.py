@@ -70,7 +70,7 @@ def test_a_mig_device_is_compared_with_its_instance(used_mib: int, differences: 
     assert compare([device], [device], parse(MIG_XML)) == differences
 
 
-def test_a_figure_that_moves_between_two_looks_does_not_differ() -> None:
+def test_a_figure_that_changes_between_two_reads_is_no_difference() -> None:
     before = {"uuid": UUID, "index": 0, "memory": 81559 * MIB, "reserved": 0, "used": 0}
     after = before | {"used": 900 * MIB}
     smi = parse(MIG_XML.replace("<used>0 MiB</used>", "<used>512 MiB</used>"))
@@ -98,7 +98,9 @@ def test_dmon_is_read_by_the_names_in_its_first_line() -> None:
 
 
 @pytest.mark.parametrize(("size", "found"), [(24, 24), (32, 32), (40, None)])
-def test_the_size_of_an_entry_is_where_the_pids_stand(size: int, found: int | None) -> None:
+def test_the_size_of_an_entry_follows_from_the_position_of_the_pids(
+    size: int, found: int | None
+) -> None:
     pids = (4001, 4002, 4003)
     raw = b"".join(pid.to_bytes(4, "little") + b"\xa5" * (size - 4) for pid in pids)
     assert entry_bytes(raw + b"\xa5" * 64, len(pids), set(pids)) == found
@@ -228,7 +230,7 @@ def test_answers_to_unknown_fields_are_judged(
     assert judge_fields({"unknown": unknown}) == differences
 
 
-def test_latency_is_judged_by_call_and_by_look() -> None:
+def test_latency_is_judged_by_call_and_by_sample() -> None:
     fast = {"p99_ms": 3.0, "max_ms": 4.0}
     assert judge_latency(fast, {"nvmlDeviceGetName": fast}, 10.0) == []
     slow = {"p99_ms": 600.0, "max_ms": 12_000.0}

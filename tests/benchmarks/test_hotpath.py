@@ -41,7 +41,7 @@ def test_every_case_has_every_figure() -> None:
     assert [report.nodes for report in found.reports] == [12]
 
 
-def test_a_choice_that_is_none_is_refused_with_a_right_one() -> None:
+def test_an_unknown_choice_is_rejected_with_an_example() -> None:
     with pytest.raises(typer.BadParameter, match="--form names"):
         main(as_json=True, form=["bytes"])
 
@@ -61,7 +61,7 @@ class Refusing:
         return msgspec.json.encode({"Error": f"body of /{what} is too large"}), 1_000_000
 
 
-def test_a_refused_body_is_told_and_not_measured() -> None:
+def test_a_rejected_body_is_reported_and_not_measured() -> None:
     case = matrix.Case(2, 0, "small", "objects", "all")
     caller: Any = Refusing()
     measured = matrix._measure(case, matrix.QUICK, caller, caller)
@@ -71,7 +71,7 @@ def test_a_refused_body_is_told_and_not_measured() -> None:
 
 
 @pytest.mark.slow
-def test_each_part_is_loaded_and_the_calls_stand_beside_an_echo() -> None:
+def test_each_part_is_loaded_and_calls_are_compared_with_an_echo() -> None:
     found = apart.results(12, pods_per_device=1, seconds=0.5, rounds=1, with_quotas=False)
     assert [of.phase for of in found.phases] == [phase.name for phase in apart.PHASES]
     for of in found.phases:

@@ -125,7 +125,7 @@ class Plain:
 
 @pytest.mark.parametrize("mode", ["milli", "vram"])
 @pytest.mark.parametrize("policy", ["bestfit", "worstfit", "fgd", "fgdu"])
-def test_rules_choose_as_their_definitions_say(policy: str, mode: Mode) -> None:
+def test_rules_choose_as_they_are_defined(policy: str, mode: Mode) -> None:
     nodes = NODES[::3]
     asks = [ask(pod, mode) for pod in PODS[::24]]
     demand = Demand(nodes, mode)
@@ -149,7 +149,7 @@ def test_rules_choose_as_their_definitions_say(policy: str, mode: Mode) -> None:
     assert 40 < placed < number  # it came to refusals
 
 
-def test_spreading_strands_more_than_packing_and_nobody_promises_twice() -> None:
+def test_spreading_strands_more_than_packing_and_no_memory_is_reserved_twice() -> None:
     asks = tuple(ask(pod, "vram") for pod in PODS)
     admitted = {}
     for policy in ("bestfit", "worstfit"):
@@ -236,7 +236,7 @@ def parts_of(name: str) -> dict[str, float]:
     }
 
 
-def test_mixes_are_what_their_names_say() -> None:
+def test_mixes_match_their_names() -> None:
     default = parts_of("default")
     assert default["select"] == 0
     assert parts_of("select-10")["select"] == pytest.approx(0.10, abs=0.03)
@@ -248,7 +248,7 @@ def test_mixes_are_what_their_names_say() -> None:
     assert parts_of("random-1") == parts_of("random-1") != parts_of("random-2")
 
 
-def test_who_selects_models_asks_for_no_more_than_one_of_them_has() -> None:
+def test_a_pod_that_selects_models_requests_no_more_than_one_of_them_has() -> None:
     sizes = {node.model: node.device_mib for node in NODES}
     for name in ("select-33", "select-33-even"):
         for pod in mix(name, PODS[::4], NODES):
@@ -256,7 +256,7 @@ def test_who_selects_models_asks_for_no_more_than_one_of_them_has() -> None:
 
 
 @pytest.mark.parametrize("choice", ["pinned", "steered"])
-def test_headroom_keeps_pods_without_a_gpu_together_where_least_is_left(choice: str) -> None:
+def test_headroom_packs_pods_without_a_gpu_on_nodes_with_little_headroom(choice: str) -> None:
     nodes = [node("a", mib=100), node("b", mib=90), node("c", mib=100)]
     scheduler = Headroom(nodes, "vram", "pack", choice, 1, ())
     plain, part = Ask(10, 10, 0, 0, frozenset()), Ask(10, 10, 1, 60, frozenset())
@@ -277,7 +277,7 @@ def test_churn_comes_to_rest_and_gives_back_what_leaves() -> None:
     told = play(Run(tuple(NODES), asks, "vram", "bestfit", "mixed", "own", 1, churn=True))
     assert told["overcommits"] == 0
     assert 70 < told["running_pct"] < 95
-    assert 0 <= told["refused_pct"] < 20
+    assert 0 <= told["rejected_pct"] < 20
     assert CHURN_LIVES > 2
 
 
@@ -310,7 +310,7 @@ POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
         pytest.param("\0\xff", "is not a CSV file in UTF-8", id="not text"),
     ],
 )
-def test_bad_files_are_refused_with_the_place_and_a_right_example(
+def test_bad_files_are_rejected_with_the_place_and_an_example(
     text: str, told: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "nodes.csv"
@@ -329,7 +329,7 @@ def test_bad_files_are_refused_with_the_place_and_a_right_example(
         pytest.param(",1,2,0,0,,0", "column name: '' is not a name", id="no name"),
     ],
 )
-def test_bad_pods_are_refused(row: str, told: str, tmp_path: Path) -> None:
+def test_bad_pods_are_rejected(row: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "pods.csv"
     path.write_text(f"{POD_COLUMNS}\n{row}\n")
     with pytest.raises(BadFile) as caught:
@@ -359,7 +359,7 @@ def told_by(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_prints_one_object_and_says_what_was_wrong(tmp_path: Path) -> None:
+def test_the_command_prints_one_object_and_the_error(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(f"{NODE_COLUMNS}\na,9000,9000,2,T4,100\n")
     (tmp_path / "pods.csv").write_text(f"{POD_COLUMNS}\np,10,10,1,500,,40\nq,10,10,1,1000,,-1\n")
     files = ["--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv")]

@@ -18,16 +18,14 @@ app.command()(certs)
         pytest.param(["--ca-days", "10"], "--ca-days 10", id="an authority that ends first"),
     ],
 )
-def test_terms_that_contradict_each_other_are_refused_with_a_right_example(
-    options: list[str], said: str
-) -> None:
+def test_contradictory_terms_are_rejected_with_an_example(options: list[str], said: str) -> None:
     rejected = CliRunner().invoke(app, options)
     assert rejected.exit_code == 2
     assert said in rejected.stderr
     assert "Example: --leaf-renew-days 30 --leaf-days 90 --ca-days 3650" in rejected.stderr
 
 
-def test_without_a_cluster_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_it_reports_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     rejected = CliRunner().invoke(app, [])

@@ -88,7 +88,7 @@ def test_an_authority_survives_its_secret_and_a_damaged_one_is_not_used() -> Non
     assert authority_of("serving", data | {"serving.key": other["serving.key"]}) is None
 
 
-def test_what_is_made_is_for_the_services_and_says_so() -> None:
+def test_certificates_are_for_the_services_and_labelled() -> None:
     authority, leaf = run(None, None, NOW)
     said = facts(leaf)
     assert {"headroom-extender.headroom-system.svc", "headroom-webhook", "10.96.0.53"} <= said.names

@@ -107,7 +107,7 @@ def test_what_asks_in_other_words_is_counted_as_well() -> None:
     assert rules(told(pod("a", "main=16Gi,side=9G", ONE, containers=both))) == ["promised twice"]
 
 
-def test_who_has_ended_or_is_gone_makes_room() -> None:
+def test_an_ended_or_deleted_pod_frees_memory() -> None:
     for goes in ("ends", "is gone", "is missing from a list"):
         auditor = told(pod("a", "20Gi", ONE))
         if goes == "ends":
@@ -120,7 +120,7 @@ def test_who_has_ended_or_is_gone_makes_room() -> None:
     assert rules(auditor) == ["promised twice"]
 
 
-def test_who_is_being_deleted_makes_no_room_yet() -> None:
+def test_a_terminating_pod_frees_no_memory_yet() -> None:
     leaving = pod("a", "20Gi", ONE, deletionTimestamp="2026-11-21T00:00:00Z")
     assert rules(told(leaving, pod("b", "20Gi", ONE))) == ["promised twice"]
 
@@ -135,7 +135,7 @@ def test_outsiders_are_not_ours() -> None:
     assert rules(auditor) == ["promised twice"]
 
 
-def test_who_was_promised_room_beside_a_boast_is_not_our_fault() -> None:
+def test_overcommitment_by_an_overstated_report_is_not_our_fault() -> None:
     auditor = told(pod("a", "20Gi", ONE))
     auditor.gpunode(gpunode(ONE, memory_gib=48, a=20, b=20))
     auditor.pod(pod("b", "20Gi", ONE))
@@ -148,14 +148,14 @@ def test_who_was_promised_room_beside_a_boast_is_not_our_fault() -> None:
     assert rules(auditor) == ["promised twice"]
 
 
-def test_a_boast_counts_however_late_its_watch_is() -> None:
+def test_an_overstated_report_counts_however_late_its_watch_event_is() -> None:
     auditor = told(pod("a", "20Gi", ONE), pod("b", "20Gi", ONE))
     assert rules(auditor) == ["promised twice"]
     auditor.gpunode(gpunode(ONE, memory_gib=48, a=20, b=20))
     assert rules(auditor) == []
 
 
-def test_the_plugin_gave_more_pods_a_device_than_have_room_there() -> None:
+def test_the_plugin_gave_a_device_to_more_pods_than_fit() -> None:
     candidates = tuple(MACHINES[TWO].memory_bytes)
     pods = [pod(name, "14Gi", TWO, candidates) for name in ("a", "b")]
     auditor = told(*pods)
@@ -165,7 +165,7 @@ def test_the_plugin_gave_more_pods_a_device_than_have_room_there() -> None:
     assert rules(auditor) == ["overcommitted"]
 
 
-def test_a_device_that_its_placement_does_not_name_is_a_miss_and_said() -> None:
+def test_a_device_that_the_placement_does_not_name_is_a_miss_and_reported() -> None:
     pods = [pod("a", "14Gi", TWO, ("GPU-two-0",)), pod("b", "14Gi", TWO, ("GPU-two-1",))]
     auditor = told(*pods)
     auditor.look(TWO, holds("a", "b", device="GPU-two-0"), [])
@@ -176,7 +176,7 @@ def test_a_device_that_its_placement_does_not_name_is_a_miss_and_said() -> None:
 @pytest.mark.parametrize(
     "happens", ["released", "gone before it was admitted", "bypassed", "lied", "lost", "long ago"]
 )
-def test_what_nobody_can_foresee_is_left_out_where_the_device_is_predicted(happens: str) -> None:
+def test_unforeseeable_changes_are_left_out_on_predicted_nodes(happens: str) -> None:
     candidates = tuple(MACHINES[TWO].memory_bytes)
     now_s = 1000.0
     auditor = Auditor({TWO: replace(MACHINES[TWO], predicted=True)}, lambda: now_s)
@@ -264,7 +264,7 @@ def test_all_is_well_in_the_end() -> None:
     assert in_the_end(auditor) == []
 
 
-def test_promises_to_who_is_not_there_are_orphans() -> None:
+def test_reservations_of_missing_pods_are_orphans() -> None:
     for left in (
         pod("a", "20Gi"),
         pod("a", "20Gi", TWO),
@@ -282,7 +282,7 @@ def test_promises_to_who_is_not_there_are_orphans() -> None:
     assert in_the_end(auditor) == []
 
 
-def test_who_sits_there_is_charged_exactly_once_and_all() -> None:
+def test_every_pod_on_the_node_is_charged_exactly_once() -> None:
     for charged in ({}, {ONE: 19}, {TWO: 20}, {ONE: 20, TWO: 20}):
         auditor = told(pod("a", "20Gi", ONE))
         for name, gib in charged.items():
@@ -299,7 +299,7 @@ def test_outsiders_are_charged_too() -> None:
     assert in_the_end(auditor) == []
 
 
-def test_who_waits_although_there_is_room() -> None:
+def test_pods_that_wait_although_they_fit() -> None:
     assert in_the_end(told(pod("a", "25Gi", phase="Pending"))) == []
     assert in_the_end(told(pod("a", "24Gi", phase="Pending"))) == ["waits"]
     going = pod("a", "24Gi", phase="Pending", deletionTimestamp="2026-11-21T00:00:00Z")
@@ -321,7 +321,7 @@ def test_who_waits_although_there_is_room() -> None:
 
 
 @pytest.mark.parametrize(("size", "found"), [("17Gi", ["waits"]), ("18Gi", [])])
-def test_who_sits_on_two_devices_counts_whole_on_each(size: str, found: list[str]) -> None:
+def test_a_pod_on_two_devices_counts_whole_on_each(size: str, found: list[str]) -> None:
     """A pod with 4 GiB on one device and 3 GiB on the other leaves 17 GiB on each."""
     both = "main", "side"
     devices = list(MACHINES[TWO].memory_bytes)
@@ -336,7 +336,7 @@ def test_who_sits_on_two_devices_counts_whole_on_each(size: str, found: list[str
     assert in_the_end(auditor) == found
 
 
-def test_a_promise_that_was_made_beside_a_boast_stands() -> None:
+def test_a_reservation_beside_an_overstated_report_stays() -> None:
     def after(memory_gib: int) -> Auditor:
         auditor = told(pod("other", "20Gi", TWO, tuple(MACHINES[TWO].memory_bytes)))
         auditor.gpunode(gpunode(TWO, other=20))

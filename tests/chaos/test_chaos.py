@@ -23,7 +23,7 @@ SMALL = Scale(
 )
 
 
-def test_after_a_short_storm_nothing_is_lost_and_nothing_was_promised_twice(
+def test_after_a_short_storm_no_pod_is_lost_and_no_memory_was_reserved_twice(
     request: pytest.FixtureRequest,
 ) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")

@@ -40,7 +40,7 @@ def test_each_kind_befalls_its_own() -> None:
     assert LIES.keys() <= KINDS.keys()
 
 
-def test_at_first_bystanders_are_alone() -> None:
+def test_at_first_there_are_only_unreserved_pods() -> None:
     faults = schedule(7, 600.0, TARGETS, every_s=2.0, alone_s=100.0)
     alone = [fault for fault in faults if fault.at_s < 100.0]
     assert {fault.kind for fault in alone} == BYSTANDERS.keys()

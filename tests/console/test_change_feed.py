@@ -122,7 +122,7 @@ def test_reports_are_lost_and_return(looking: Looking) -> None:
     assert looking.told(1.0) == [("report_returned", "", "")]
 
 
-def test_devices_are_fenced_and_heal(looking: Looking) -> None:
+def test_devices_become_unhealthy_and_recover(looking: Looking) -> None:
     looking.report(healthy=False)
     assert looking.told() == [("device_unhealthy", "", "")]
     latest = looking.feed.past()[-1]

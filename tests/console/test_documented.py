@@ -47,7 +47,7 @@ def _quoted(cell: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", cell))
 
 
-def test_the_page_and_the_description_say_the_same() -> None:
+def test_the_page_and_the_description_agree() -> None:
     there, told = described(), documented()
     assert set(told) == set(there)
     for endpoint, (parameters, fields) in there.items():

@@ -49,7 +49,7 @@ def test_only_a_client_that_reads_nothing_is_dropped() -> None:
     asyncio.run(play())
 
 
-def test_followers_are_bounded_and_leave_room_when_they_leave() -> None:
+def test_followers_are_bounded_and_free_their_slot_when_they_leave() -> None:
     async def play() -> None:
         feed = open_feed()
         followers = [feed.join() for _ in range(feeds.MOST_FOLLOWERS)]

@@ -18,7 +18,7 @@ def inputs(asked: Asked) -> dict[str, dict[str, Any]]:
     return {each["place"] or each["kind"]: each for each in found}
 
 
-def test_where_nothing_is_watched_or_followed_nothing_has_an_age() -> None:
+def test_without_watches_and_journals_there_are_no_ages() -> None:
     assert inputs(Asked()) == {}
 
 

@@ -149,7 +149,7 @@ def test_all_verbs_of_an_attempt_are_one_record_and_its_name_is_on_the_pod() -> 
 
 
 @pytest.mark.parametrize("text", [None, "no json", "[]", '{"decision": 5}', "{}"])
-def test_a_placement_that_somebody_else_wrote_names_no_decision(text: str | None) -> None:
+def test_a_placement_of_another_author_names_no_decision(text: str | None) -> None:
     annotations = {} if text is None else {"headroom.gpu/placement": text}
     shown: Pod = pod(annotations=annotations)
     assert decision_of(shown) == ""

@@ -60,7 +60,7 @@ def asked(server: ScriptedServer) -> list[tuple[str, str, Any]]:
         pytest.param({"authenticated": True}, None, id="without a name"),
     ],
 )
-def test_whose_a_token_is(status: dict[str, Any], user: User | None) -> None:
+def test_the_user_of_a_token(status: dict[str, Any], user: User | None) -> None:
     with reviews(says(status)) as (api_server, server):
         assert api_server.authenticate("secret") == user
         assert asked(server) == [("POST", "tokenreviews", {"token": "secret"})]

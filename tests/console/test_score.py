@@ -97,7 +97,7 @@ def test_a_bound_pod_does_not_block_itself(fleet: Asked) -> None:
         ("pod=default/waits", 422, "query node: "),
     ],
 )
-def test_what_is_not_there_is_said(fleet: Asked, query: str, status: int, said: str) -> None:
+def test_missing_files_are_reported(fleet: Asked, query: str, status: int, said: str) -> None:
     answer = fleet.get(f"/v1/score?{query}")
     assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
 

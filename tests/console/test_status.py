@@ -143,7 +143,7 @@ def test_status_lists_peers() -> None:
 
 
 @pytest.mark.slow
-def test_a_real_process_tells_its_memory_and_how_late_its_loop_is() -> None:
+def test_a_real_process_reports_its_memory_and_loop_lag() -> None:
     with serving(FLEET) as server:
         until(lambda: server.get("/v1/status").json()["loop_lag"], "the lag was sampled")
         body = server.get("/v1/status").json()

@@ -62,7 +62,7 @@ def kinds(body: dict[str, object]) -> list[str]:
     return [one["kind"] for one in given]
 
 
-def test_the_smallest_pod_whose_end_makes_room_is_waited_for() -> None:
+def test_the_suggestion_waits_for_the_smallest_pod_whose_end_helps() -> None:
     fleet = asked(*node("a", tiny=2, large=13), *node("b", whole=20))
     body = explained(fleet)
     assert kinds(body) == ["lower", "wait"]

@@ -95,7 +95,7 @@ def test_hidden_pods_are_counted() -> None:
     ]
 
 
-def test_advice_to_wait_for_a_pod_does_not_say_which() -> None:
+def test_advice_to_wait_for_a_pod_does_not_name_it() -> None:
     (wait,) = (each for each in read(world(OWN), EXPLAIN)[0]["advice"] if each["kind"] == "wait")
     assert wait["wait_for"] is None
     assert wait["sentence"] == (

@@ -67,7 +67,7 @@ def test_nodes_go_and_come_and_their_pods_move(asked: Asked) -> None:
     assert told["placed"] + told["rejected"] == 5
 
 
-def test_released_pods_and_more_replicas_make_room(asked: Asked) -> None:
+def test_released_pods_and_more_replicas_make_the_pod_fit(asked: Asked) -> None:
     body: dict[str, Any] = {"pods": [{"vram": "1Gi", "count": 24}]}
     assert ask(asked, **body)["placed"] == 8
     freed = ask(asked, **body, release=["default/a", "default/b"])

@@ -84,7 +84,7 @@ def struct_differences(kind: mi.StructType, schema: Schema, path: str) -> Iterat
         yield from differences(fields[name].type, properties[name], f"{path}.{name}")
 
 
-def test_schema_and_types_say_the_same() -> None:
+def test_schema_and_types_agree() -> None:
     assert list(differences(mi.type_info(g.GPUNode), SCHEMA)) == []
 
 
@@ -245,7 +245,7 @@ def test_a_contradiction_is_accepted(change: Schema) -> None:
     ],
     ids=str,
 )
-def test_a_device_that_cannot_be_is_refused(change: Schema) -> None:
+def test_an_impossible_device_is_rejected(change: Schema) -> None:
     instance = node()
     instance["status"]["devices"][0] |= change
     assert not valid(instance)
@@ -262,7 +262,7 @@ def test_a_device_that_cannot_be_is_refused(change: Schema) -> None:
     ],
     ids=lambda charges: str(charges)[:80],
 )
-def test_a_charge_that_cannot_be_is_refused(charges: list[Schema]) -> None:
+def test_an_impossible_charge_is_rejected(charges: list[Schema]) -> None:
     instance = node()
     instance["spec"]["reservations"]["u"]["charges"] = charges
     assert not valid(instance)

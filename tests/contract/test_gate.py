@@ -40,7 +40,7 @@ def with_state(*states: tuple[str, ContainerState | None], phase: str = "Pending
         ),
     ],
 )
-def test_a_pod_is_gated_where_nothing_runs_before_its_gate_ends(
+def test_a_pod_is_gated_if_no_container_runs_before_its_gate_ends(
     init: list[Container], gated: bool
 ) -> None:
     assert has_gate(pod(init=init)) == gated

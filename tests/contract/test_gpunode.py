@@ -10,7 +10,7 @@ from contract.gpunode import GPUNode, decode_gpunode, encode_gpunode
 from contract.kube import ObjectMeta
 
 
-def test_an_encoded_node_says_what_it_is() -> None:
+def test_an_encoded_node_has_kind_and_version() -> None:
     """The API server refuses to create an object without its kind."""
     body = json.loads(encode_gpunode(GPUNode(metadata=ObjectMeta(name="n1"))))
     assert body["apiVersion"] == "headroom.gpu/v1alpha1"

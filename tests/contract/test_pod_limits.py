@@ -81,7 +81,7 @@ def test_bytes_are_counted_as_the_api_server_counts_them() -> None:
     assert annotation_bytes({"k": "\u00fc"}) == 3
 
 
-def test_a_placement_fits_beside_the_annotations_and_a_mark_after_it() -> None:
+def test_a_placement_and_a_later_mark_fit_into_the_annotations() -> None:
     written = {"headroom.gpu/placement": "x" * 4000}
     room = (256 << 10) - 512 - annotation_bytes(written) - len(FOREIGN)
     assert has_room_for(pod(None, annotations={FOREIGN: "x" * room}), written)
@@ -91,7 +91,7 @@ def test_a_placement_fits_beside_the_annotations_and_a_mark_after_it() -> None:
     assert has_room_for(pod(None, annotations=again), written)
 
 
-def test_the_size_of_a_pod_is_kept_only_where_it_matters() -> None:
+def test_the_size_of_a_pod_is_kept_only_if_it_matters() -> None:
     assert sized(pod("1Gi"), MAX_POD_BYTES) == pod("1Gi")
     assert sized(pod("1Gi"), MAX_POD_BYTES + 1).json_bytes == MAX_POD_BYTES + 1
 

@@ -59,7 +59,7 @@ def test_the_table_is_whole() -> None:
     ],
     ids=lambda text: text[:30],
 )
-def test_says_why_it_refuses(text: str, why: str) -> None:
+def test_shows_why_it_rejects(text: str, why: str) -> None:
     with pytest.raises(BadQuantity) as caught:
         parse_bytes(text)
     assert caught.value.why == why

@@ -175,7 +175,7 @@ def test_a_scheduler_of_ones_own_is_kept_and_another_can_be_given() -> None:
     assert converted(other, scheduler_name="headroom")["spec"]["schedulerName"] == "hami-scheduler"
 
 
-def test_what_gpushare_says_of_compute_is_not_left_for_a_plugin_that_is_gone() -> None:
+def test_gpushare_compute_settings_are_removed_with_its_plugin() -> None:
     pod = converted(limits({"aliyun.com/gpu-mem": 3, "aliyun.com/gpu-core.percentage": 30}))
     assert pod["spec"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
 

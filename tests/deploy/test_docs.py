@@ -63,7 +63,7 @@ def flat(values: Any, begin: str = "") -> list[tuple[str, Any]]:
     ]
 
 
-def test_images_that_helm_is_told_are_those_of_the_chart() -> None:
+def test_images_set_with_helm_are_those_of_the_chart() -> None:
     values = yaml.safe_load((DEPLOY / "chart/headroom/values.yaml").read_text())
     assert set(re.findall(r"--set images\.(\w+)=", read("install.md"))) == values["images"].keys()
 

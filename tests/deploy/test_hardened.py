@@ -84,7 +84,7 @@ def test_no_pod_has_the_services_of_its_namespace_in_its_environment(platform: s
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_container_has_requests_probes_and_a_memory_limit_where_one_was_measured(
+def test_every_container_has_requests_probes_and_a_measured_memory_limit(
     platform: str,
 ) -> None:
     for key, spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).items():
@@ -106,7 +106,7 @@ def test_only_gpu_nodes_have_an_agent() -> None:
 
 
 @pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
-def test_the_agent_understands_what_its_environment_says(platform: str) -> None:
+def test_the_agent_reads_its_environment(platform: str) -> None:
     (container,) = spec_of(platform, AGENT)["containers"]
     env = {each["name"]: each.get("value", "of-the-pod") for each in container["env"]}
     settings = read_settings([], env)

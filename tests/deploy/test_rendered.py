@@ -138,7 +138,7 @@ def test_every_overlay_and_component_is_compared() -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_images_are_names_that_can_never_exist_until_somebody_names_them(platform: str) -> None:
+def test_images_are_impossible_names_until_a_user_sets_them(platform: str) -> None:
     specs = pod_specs(objects(overlay(DEPLOY / "overlays" / platform)))
     images = {
         container["image"]
@@ -170,7 +170,7 @@ def test_images_are_names_that_can_never_exist_until_somebody_names_them(platfor
         ),
     ],
 )
-def test_helm_says_which_image_is_missing_and_what_is_right(
+def test_helm_reports_which_image_is_missing_with_an_example(
     images: dict[str, str], told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -186,7 +186,7 @@ def test_a_digest_is_as_good_as_a_tag(tmp_path: Path) -> None:
     assert spec["containers"][0]["image"] == digest
 
 
-def test_the_agents_image_is_not_asked_for_where_there_are_no_agents(tmp_path: Path) -> None:
+def test_the_agents_image_is_not_required_without_agents(tmp_path: Path) -> None:
     images = {**dict.fromkeys(("extender", "kubeScheduler"), "registry.example/e:1"), "agent": ""}
     found = objects(template(tmp_path, {"images": images, "agent": {"enabled": False}}))
     assert ("DaemonSet", NAMESPACE, "headroom-agent") not in found
@@ -234,9 +234,7 @@ def test_a_pool_of_nodes_has_agents_with_values_of_their_own(tmp_path: Path) -> 
         ({"agent": {"env": {"A": 1}}}, "env"),
     ],
 )
-def test_helm_refuses_values_that_nobody_knows(
-    values: dict[str, Any], told: str, tmp_path: Path
-) -> None:
+def test_helm_rejects_unknown_values(values: dict[str, Any], told: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=told):
         template(tmp_path, values)
 

@@ -59,7 +59,7 @@ def operator(*nodes: str, but: Sequence[str] = ()) -> list[ComponentPod]:
     return [neighbour(app, name) for name in nodes for app in APPS if app not in but]
 
 
-def test_of_sound_surroundings_nothing_is_said() -> None:
+def test_a_healthy_environment_has_no_findings() -> None:
     assert examined() == []
     assert examined(operator("n", "m")) == []
 
@@ -86,7 +86,7 @@ def test_of_parts_that_wait_for_each_other_the_first_is_the_broken_one() -> None
     assert one.found.endswith(f"; these parts may wait for it: {', '.join(waiting)}")
 
 
-def test_a_part_is_missed_where_the_operator_wants_it_and_others_have_it() -> None:
+def test_a_part_is_missing_if_the_operator_deploys_it_and_other_nodes_have_it() -> None:
     there = operator("n", "m", but=["gpu-feature-discovery"])
     (one,) = examined([*there, neighbour("gpu-feature-discovery", "m")])
     assert one.nodes == ("n",)
@@ -104,7 +104,7 @@ def test_while_a_part_is_replaced_its_ready_pod_counts() -> None:
     assert examined([old, *operator("n", "m")]) == []
 
 
-def test_device_plugins_of_several_versions_are_told_apart() -> None:
+def test_device_plugins_of_several_versions_are_distinguished() -> None:
     chart = {"app.kubernetes.io/name": "nvidia-device-plugin"}
     pods = [neighbour("a", "n", tag="v0.19.2", labels=chart), neighbour("b", "m", tag="v0.20.0")]
     assert examined(pods) == []  # the second has no label of a plugin
@@ -126,7 +126,7 @@ def test_an_autoscaler_counts_replicas(labels: dict[str, str]) -> None:
     assert "counts replicas, not memory" in one.found
 
 
-def test_karpenter_is_seen_by_its_nodes_where_the_cloud_runs_it() -> None:
+def test_karpenter_is_detected_by_its_nodes_if_the_cloud_runs_it() -> None:
     (one,) = examined(nodes=[node("n", **{"karpenter.sh/nodepool": "gpus"})])
     assert one.nodes == ("Karpenter",)
 
@@ -162,7 +162,7 @@ def test_mistakes_in_a_schedulers_config_map_are_named_with_it() -> None:
     assert examined(schedulers={where: scheduler()}) == []
 
 
-def test_a_scheduler_without_headroom_is_told_of_where_none_has_it() -> None:
+def test_a_scheduler_without_headroom_is_reported_if_no_scheduler_has_it() -> None:
     other = {"kind": "KubeSchedulerConfiguration", "extenders": []}
     (one,) = examined(schedulers={"b": other, "a": other})
     assert (one.weight, one.nodes) == (Weight.ADVICE, ("a", "b"))
@@ -170,7 +170,7 @@ def test_a_scheduler_without_headroom_is_told_of_where_none_has_it() -> None:
     assert examined(schedulers={"a": other, "b": scheduler()}) == []
 
 
-def test_what_could_not_be_looked_at_is_said_and_is_no_warning() -> None:
+def test_missing_checks_are_reported_without_a_warning() -> None:
     (one,) = examined(unreadable=["ConfigMaps of kube-system (403)"])
     assert (one.weight, one.nodes) == (Weight.ADVICE, ())
     assert one.found == "not read: ConfigMaps of kube-system (403)"

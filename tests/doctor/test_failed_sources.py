@@ -92,14 +92,14 @@ def status(*sources: tuple[str, str, str], plugin: Plugin | None = None) -> GPUN
         pytest.param(NO_EXPORTER, Weight.ADVICE, "dcgm-exporter's pod", id="no exporter"),
     ],
 )
-def test_what_mends_a_source(source: tuple[str, str, str], weight: Weight, mends: str) -> None:
+def test_the_fix_of_a_source(source: tuple[str, str, str], weight: Weight, mends: str) -> None:
     ((weighs, found, do),) = source_findings(status(source))
     assert weighs is weight
     assert f"source {source[0]} is {source[1]} ({source[2]})" in found
     assert mends in do
 
 
-def test_without_both_ways_to_know_who_holds_what_one_thing_is_said() -> None:
+def test_without_both_sources_of_holdings_there_is_one_finding() -> None:
     ((weighs, found, do),) = source_findings(status(NO_FILE, NO_SOCKET))
     assert weighs is Weight.WARNING
     assert "neither the kubelet's checkpoint nor its PodResources" in found
@@ -107,7 +107,7 @@ def test_without_both_ways_to_know_who_holds_what_one_thing_is_said() -> None:
     assert "/var/lib/kubelet/pod-resources" in do
 
 
-def test_what_lacks_the_checkpoint_alone_is_mended_with_it() -> None:
+def test_data_missing_from_the_checkpoint_alone_has_that_fix() -> None:
     """PodResources is read, and replicas are counted by it."""
     nameless = "lists pods without their uids, and there is no checkpoint to look them up"
     sources = status(NO_FILE, ("podresources", "degraded", nameless)).sources
@@ -135,13 +135,13 @@ def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, str, str]) 
     assert list(source_findings(status(source, plugin=KNOWN))) == []
 
 
-def test_gkes_plugin_is_not_missed_if_labels_tell_how_it_shares() -> None:
+def test_gkes_plugin_is_not_missing_if_labels_describe_its_sharing() -> None:
     source = ("plugin", "absent", "it is GKE's own: the labels of the node show how it shares")
     assert list(source_findings(status(source, plugin=Plugin(source="labels")))) == []
     assert list(source_findings(status(source, plugin=Plugin())))
 
 
-def test_every_fault_that_the_agent_documents_has_something_that_mends_it() -> None:
+def test_every_documented_fault_of_the_agent_has_a_fix() -> None:
     """Of docs/agent.md, which the agent's tests hold against the agent."""
     rows = (ROOT / "docs/agent.md").read_text().splitlines()
     cells = [cell for row in rows if row.startswith("| ") for cell in re.split(r"<br>|\|", row)]
@@ -168,7 +168,7 @@ def whole(**how: object) -> GPUNodeStatus:
     return msgspec.structs.replace(said, **how)
 
 
-def test_what_a_report_lacks_is_said_of_its_node() -> None:
+def test_missing_data_of_a_report_is_reported_for_its_node() -> None:
     assert findings(whole()) == []
     (one,) = findings(whole(sources=status(BLIND).sources))
     assert (one.weight, one.nodes) == (Weight.WARNING, ("n",))

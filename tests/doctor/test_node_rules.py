@@ -70,7 +70,7 @@ def only(found: Sequence[Finding]) -> Finding:
         pytest.param(gpunode(device("a"), device("b"), plugin=Plugin()), id="unshared"),
     ],
 )
-def test_of_a_sound_node_nothing_is_said(node: GPUNode) -> None:
+def test_a_healthy_node_has_no_findings(node: GPUNode) -> None:
     assert findings(node, pods=asking(*["8Gi"] * 6)) == []
 
 
@@ -172,7 +172,7 @@ def test_each_rule(
     ("policy", "says"),
     [("", "policy is not known"), ("restricted", "policy is restricted"), ("none", "")],
 )
-def test_alignment_costs_where_there_are_several_numa_nodes(policy: str, says: str) -> None:
+def test_alignment_costs_memory_on_several_numa_nodes(policy: str, says: str) -> None:
     plugin = msgspec.structs.replace(SOUND, topology_manager_policy=policy)
     apart = [shared("a", 3, numa_node=0), shared("b", 3, numa_node=1)]
     found = findings(gpunode(*apart, plugin=plugin))
@@ -189,11 +189,11 @@ def test_replicas_for_like_pods_make_every_surprise_harmless() -> None:
     assert findings(sliced(3), pods=alike) == []
 
 
-def test_many_replicas_cost_nothing_where_pods_differ() -> None:
+def test_many_replicas_cost_nothing_if_pods_differ() -> None:
     assert findings(sliced(10), pods=asking(*["4Gi"] * 5, "20Gi")) == []
 
 
-def test_many_replicas_cost_much_where_the_plugin_packs() -> None:
+def test_many_replicas_cost_much_if_the_plugin_packs() -> None:
     pods = asking(*["4Gi"] * 5, "20Gi")
     packs, replicas = findings(sliced(10, allocation_policy="packed"), pods=pods)
     assert "policy packed" in packs.found
@@ -206,7 +206,7 @@ def test_a_few_pods_are_not_typical() -> None:
     assert findings(sliced(2), pods=[*asking(*["4Gi"] * 4), ended]) == []
 
 
-def test_pods_that_say_nothing_are_charged_little_where_replicas_are_many() -> None:
+def test_pods_without_an_annotation_are_charged_little_with_many_replicas() -> None:
     pods = asking(*["8Gi"] * 5, "20Gi", None, None)
     found = only(findings(sliced(10), pods=pods))
     assert found.weight is Weight.WARNING
@@ -223,7 +223,7 @@ def test_what_mps_never_lets_fit() -> None:
     assert findings(gpunode(served, plugin=SOUND), pods=asking(*["6Gi"] * 6)) == []
 
 
-def test_nodes_of_which_the_same_is_said_are_told_of_together() -> None:
+def test_nodes_with_equal_findings_are_reported_together() -> None:
     names = [f"n{i}" for i in range(7)]
     found = only(findings(names=names))
     assert found.nodes == tuple(names)
@@ -269,5 +269,5 @@ def test_a_node_that_asks_to_be_steered_and_is_not_is_named(
     assert f"kubectl annotate node NAME {DEVICE_CHOICE}-" in found.do
 
 
-def test_of_a_node_that_is_steered_as_it_asks_nothing_is_said() -> None:
+def test_a_steered_node_has_no_findings() -> None:
     assert findings(sliced(steered=[GPU]), annotations=STEERED_ANNOTATION) == []

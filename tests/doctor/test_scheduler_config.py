@@ -36,7 +36,7 @@ def found(config: object, best_only: bool = True) -> list[Finding]:
     return examine_scheduler(config, SETTINGS.model_copy(update={"filter_best_only": best_only}))
 
 
-def test_nothing_is_said_of_what_we_ship() -> None:
+def test_shipped_files_have_no_findings() -> None:
     assert found(SHIPPED) == []
 
 
@@ -99,7 +99,7 @@ def test_each_mistake_is_named_with_its_place_and_what_to_write(
     assert says in finding.do
 
 
-def test_without_a_bind_verb_nothing_is_promised() -> None:
+def test_without_a_bind_verb_nothing_is_reserved() -> None:
     config = copy.deepcopy(SHIPPED)
     del ours(config)["bindVerb"]
     (finding,) = found(config)
@@ -154,7 +154,7 @@ def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> No
     assert unmanaged_gpus(nodes, Rules(resources=("nvidia.com/*",)).manages) == []
 
 
-def test_a_weight_of_nothing_is_said_where_headroom_prioritizes() -> None:
+def test_a_weight_of_zero_is_reported_if_headroom_prioritizes() -> None:
     config = copy.deepcopy(SHIPPED)
     ours(config).update(prioritizeVerb="prioritize", weight=0)
     (finding,) = found(config)
@@ -172,7 +172,7 @@ def test_a_sample_of_the_nodes_is_warned_of(percentage: int | None) -> None:
     assert found(config) == []
 
 
-def test_a_scheduler_that_asks_somebody_else_does_not_ask_us() -> None:
+def test_a_scheduler_with_another_extender_does_not_call_headroom() -> None:
     config = copy.deepcopy(SHIPPED)
     other = [{"urlPrefix": "http://127.0.0.1:1", "filterVerb": "filter"}]
     (finding,) = found(config | {"extenders": other})
@@ -181,7 +181,7 @@ def test_a_scheduler_that_asks_somebody_else_does_not_ask_us() -> None:
     assert "does not call Headroom" in finding.found
 
 
-def test_who_filters_after_headroom_is_told_where_it_names_one_node() -> None:
+def test_an_extender_after_headroom_is_reported_if_filter_returns_one_node() -> None:
     other = {"urlPrefix": "http://storage", "filterVerb": "filter"}
     after = SHIPPED | {"extenders": [*SHIPPED["extenders"], other]}
     (finding,) = found(after)
@@ -192,6 +192,6 @@ def test_who_filters_after_headroom_is_told_where_it_names_one_node() -> None:
 
 
 @pytest.mark.parametrize("config", [None, [], {}, {"kind": "Pod"}, SHIPPED | {"extenders": "us"}])
-def test_what_is_no_configuration_is_refused_with_a_right_one(config: object) -> None:
+def test_an_invalid_configuration_is_rejected_with_an_example(config: object) -> None:
     with pytest.raises(BadSettings, match=r"deploy/base/kube-scheduler\.yaml"):
         found(config)

@@ -56,7 +56,7 @@ def test_an_extender_killed_in_a_burst_loses_and_doubles_nothing(new_cluster: Ne
     assert_nothing_is_promised_twice(cluster)
 
 
-def test_two_replicas_behind_one_address_promise_nothing_twice(new_cluster: NewCluster) -> None:
+def test_two_replicas_behind_one_address_reserve_nothing_twice(new_cluster: NewCluster) -> None:
     cluster = new_cluster(5, MANY_REPLICAS)
     ports = cluster.start_replicas("extender-a", "extender-b")
     with round_robin(ports) as url:
@@ -70,7 +70,9 @@ def test_two_replicas_behind_one_address_promise_nothing_twice(new_cluster: NewC
     assert_nothing_is_promised_twice(cluster)
 
 
-def test_who_goes_around_two_replicas_is_charged_and_told_once(new_cluster: NewCluster) -> None:
+def test_an_unreserved_pod_is_charged_and_reported_once_by_two_replicas(
+    new_cluster: NewCluster,
+) -> None:
     """Both see it, both do what there is to do; the same for an edit of a pod that is bound."""
     cluster = new_cluster(1, ONE_GPU)
     ports = cluster.start_replicas("extender-a", "extender-b")

@@ -42,7 +42,7 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
         yield real
 
 
-def test_whatever_surprises_while_short_jobs_end_all_the_time_none_starts_without_room(
+def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     cluster: RealCluster, tell: Tell
 ) -> None:
     """Jobs that run for a few seconds ask for twice the memory of the nodes.

@@ -90,7 +90,9 @@ def test_the_console_shows_what_the_extender_decides_and_neither_needs_the_other
     assert apart.get("/v1/capacity?vram=1Gi")["snapshot_generation"] > 0
 
 
-def test_whoever_may_not_read_is_told_so_by_both(new_cluster: NewCluster) -> None:
+def test_a_reader_without_permission_gets_the_same_answer_from_both(
+    new_cluster: NewCluster,
+) -> None:
     apart = Apart(new_cluster(1))
     apart.start_extender()
     apart.start_console()

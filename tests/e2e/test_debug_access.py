@@ -51,7 +51,7 @@ def may_get_pods(new_cluster: NewCluster) -> Iterator[Cluster]:
         cluster.plane.call("DELETE", f"{NAMESPACE}/{kind}/reads-pods")
 
 
-def test_a_view_is_for_whom_the_api_server_would_show_the_same(may_get_pods: Cluster) -> None:
+def test_a_view_is_for_readers_that_the_api_server_allows(may_get_pods: Cluster) -> None:
     cluster = may_get_pods
     with wire_to(cluster.plane.port) as wire:
         cluster.start_extender(guarded=True, api_port=wire.port)

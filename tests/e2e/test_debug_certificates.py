@@ -107,9 +107,7 @@ def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_
     assert reasons[-2:] == ["CERTIFICATE_VERIFY_FAILED", "CERTIFICATE_VERIFY_FAILED"]
 
 
-def test_where_the_ca_may_not_be_read_tokens_are_taken_all_the_same(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_tokens_are_accepted_if_the_ca_may_not_be_read(cluster: Cluster, tmp_path: Path) -> None:
     plane = cluster.plane
     role = plane.call("GET", ROLE)
     plane.call("PUT", ROLE, role | {"rules": []})
@@ -228,7 +226,7 @@ def becomes_ready(cluster: Cluster) -> None:
     cluster.plane.call("PATCH", path, status, "application/merge-patch+json")
 
 
-def test_every_kind_of_kubeconfig_leads_to_the_debug_api_or_says_why_not(
+def test_every_kind_of_kubeconfig_leads_to_the_debug_api_or_to_a_reason(
     installed: Cluster, tmp_path: Path
 ) -> None:
     cluster, plane, ca = installed, installed.plane, installed.plane.clients_ca

@@ -113,7 +113,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
 
 
 @pytest.mark.parametrize("on_miss", ["report", "evict"])
-def test_a_pod_without_a_gate_is_evicted_only_if_that_is_set_and_costs_nobody_anything(
+def test_a_pod_without_a_gate_is_evicted_only_if_set_and_if_no_work_is_lost(
     new_cluster: NewCluster, on_miss: str
 ) -> None:
     """On each node a pod ends on GPU 0, which has no room for it. One has a controller and uses no

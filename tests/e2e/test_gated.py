@@ -55,7 +55,7 @@ def _empty(cluster: RealCluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("strategy", [LEGACY, CDI])
-def test_beside_a_pod_that_bypassed_us_nobody_starts_and_its_successor_runs_elsewhere(
+def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere(
     cluster: RealCluster, strategy: str, tell: Tell
 ) -> None:
     """Of the devices A and B of a node only B can be the next pod's, as long as A holds two more.
@@ -102,7 +102,7 @@ def test_beside_a_pod_that_bypassed_us_nobody_starts_and_its_successor_runs_else
     assert_nobody_took_what_was_not_there(cluster)
 
 
-def test_a_pod_that_no_controller_makes_again_waits_and_starts_when_there_is_room(
+def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
     cluster: RealCluster,
 ) -> None:
     here, elsewhere = cluster.names
@@ -139,7 +139,7 @@ def test_a_pod_that_no_controller_makes_again_waits_and_starts_when_there_is_roo
     assert_nobody_took_what_was_not_there(cluster)
 
 
-def test_a_pod_without_a_gate_is_told_why_no_gated_node_takes_it(cluster: RealCluster) -> None:
+def test_a_pod_without_a_gate_gets_the_reason_of_gated_nodes(cluster: RealCluster) -> None:
     cluster.ask("plain", 1)
     cluster.until(lambda: bool(cluster.rejection("plain")), "it is refused")
     assert f"0/2 nodes are available: 2 {Reason.NO_GATE.sentence}." in cluster.rejection("plain")

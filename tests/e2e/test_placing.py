@@ -19,7 +19,7 @@ from tests.e2e.preempting import MERGE
 @pytest.mark.parametrize(
     "scheduler", ["kube-scheduler", "kube-scheduler-1.35", "kube-scheduler-1.34"]
 )
-def test_every_supported_scheduler_binds_and_is_woken_by_memory_that_comes_free(
+def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     new_cluster: NewCluster, scheduler: str
 ) -> None:
     cluster = new_cluster(1)
@@ -62,7 +62,7 @@ def test_a_new_node_gets_its_ledger_and_takes_it_along_when_it_is_deleted(
     cluster.until(lambda: [n.name for n in cluster.gpunodes()] == ["gpu-2"], "its GPUNode is gone")
 
 
-def test_a_pod_lands_on_the_node_with_room(new_cluster: NewCluster) -> None:
+def test_a_pod_is_bound_to_the_node_with_enough_free_memory(new_cluster: NewCluster) -> None:
     cluster = new_cluster(2)
     cluster.bring_up()
     cluster.create_pod("first", "20Gi")
@@ -91,7 +91,7 @@ def test_a_pod_lands_on_the_node_with_room(new_cluster: NewCluster) -> None:
 
 
 @pytest.mark.parametrize("best_only", [True, False])
-def test_the_shipped_scheduler_looks_everywhere_and_heeds_users_before_us_before_balance(
+def test_the_shipped_scheduler_examines_all_nodes_and_ranks_users_then_us_then_balance(
     new_cluster: NewCluster, best_only: bool
 ) -> None:
     cluster = new_cluster(2)
@@ -132,7 +132,7 @@ def test_the_shipped_scheduler_looks_everywhere_and_heeds_users_before_us_before
     assert cluster.metric(prioritized) == (1 if best_only else 7)
 
 
-def test_what_others_say_of_a_pod_or_of_our_node_counts_more_than_our_choice(
+def test_preferences_of_others_outweigh_our_choice(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
@@ -216,7 +216,7 @@ def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free_but_never_kept_waiti
     assert place("anywhere") == other
 
 
-def test_a_resource_of_another_name_is_managed_where_settings_and_scheduler_name_it(
+def test_another_resource_is_managed_if_settings_and_scheduler_name_it(
     new_cluster: NewCluster,
 ) -> None:
     """The stock plugin ignores other names in its configuration; other plugins do not."""

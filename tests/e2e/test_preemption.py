@@ -42,9 +42,7 @@ def stage(whole_stage: Stage) -> Iterator[Stage]:
 @pytest.mark.parametrize(
     "scenario", [pytest.param(each, id=each.name) for each in SCENARIOS if each.tested]
 )
-def test_those_leave_who_have_to_and_nobody_else(
-    stage: Stage, scenario: Scenario, tell: Tell
-) -> None:
+def test_only_required_pods_are_evicted(stage: Stage, scenario: Scenario, tell: Tell) -> None:
     outcome = stage.run(scenario)
     tell(
         f"{scenario.name}: evicted {outcome.evicted}, bound after "
@@ -59,7 +57,7 @@ def test_those_leave_who_have_to_and_nobody_else(
     assert all(took_s >= scenario.grace_s for took_s in outcome.took_s.values())
 
 
-def test_it_is_told_who_left_for_whom_and_nobody_steals_the_place(stage: Stage) -> None:
+def test_preemption_is_reported_and_no_pod_takes_the_freed_memory(stage: Stage) -> None:
     stage.run_batch(TWO_LARGE)
     cluster = stage.cluster
     with stage.played(2.0) as outcome:

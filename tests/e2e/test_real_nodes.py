@@ -149,7 +149,7 @@ def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
         return waits_s(), exits
 
 
-def test_a_refused_pod_is_bound_soon_after_the_report_that_memory_is_free(
+def test_a_rejected_pod_is_bound_soon_after_the_report_of_free_memory(
     cluster: RealCluster, tell: Tell
 ) -> None:
     found_s: list[float] = []

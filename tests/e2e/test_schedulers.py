@@ -197,7 +197,7 @@ def elects(plane: ControlPlane) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("elects")
-def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
+def test_the_other_of_two_replicas_continues_and_no_pod_is_affected(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
@@ -242,7 +242,7 @@ def test_of_two_replicas_the_other_goes_on_and_nobody_else_is_hurt(
     assert not cluster.node_of("fourth")
 
 
-def test_who_only_observes_overcommits_like_stock_counts_it_and_enforces_without_a_restart(
+def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(1)

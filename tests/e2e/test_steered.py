@@ -57,7 +57,7 @@ def test_pods_of_two_sizes_fill_every_device_to_the_last_byte(
     assert (outcome.overcommitted, outcome.overdrawn, outcome.turned_away) == (0, 0, 0)
 
 
-def test_a_burst_of_mixed_sizes_lands_where_the_ledger_chose(
+def test_a_burst_of_mixed_sizes_gets_the_devices_that_the_ledger_chose(
     cluster: RealCluster, tell: Tell
 ) -> None:
     chance = random.Random(3)

@@ -36,7 +36,7 @@ LONG = "9" * 5000
         pytest.param(sent_pod("half", "1Mi", version="2"), id="another version"),
     ],
 )
-def test_a_pod_is_promised_what_the_cluster_says_it_asks(shown: object) -> None:
+def test_the_reservation_follows_the_request_in_the_cluster(shown: object) -> None:
     assert ForgedTarget().take(json.dumps({**offer(None, *NODES[:4]), "Pod": shown}).encode())
 
 
@@ -95,14 +95,14 @@ def test_a_state_that_nests_without_end_is_forgotten(tmp_path: Path) -> None:
     assert "cannot be read" in state.trouble
 
 
-def test_settings_that_nest_without_end_are_refused(tmp_path: Path) -> None:
+def test_settings_that_nest_too_deeply_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"resources: " + b"[" * 900 + b"]" * 900)
     with pytest.raises(BadSettings, match=r"settings.yaml: is not YAML"):
         load_settings(path)
 
 
-def test_settings_of_megabytes_are_refused(tmp_path: Path) -> None:
+def test_settings_of_megabytes_are_rejected(tmp_path: Path) -> None:
     """A single text of 4 MB took seconds."""
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"policy: " + b"pack\n " * (1 << 18))
@@ -110,7 +110,7 @@ def test_settings_of_megabytes_are_refused(tmp_path: Path) -> None:
         load_settings(path)
 
 
-def test_a_manifest_that_nests_without_end_is_refused() -> None:
+def test_a_manifest_that_nests_too_deeply_is_rejected() -> None:
     with pytest.raises(BadManifest, match="nested more than 200"):
         convert('{"a":' * 3000, Options(1 << 30, None))
 
@@ -146,7 +146,7 @@ def _many(vram: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_is_large_is_told_off_in_a_few_words(shown: dict[str, Any], why: str) -> None:
+def test_large_input_is_rejected_with_a_short_message(shown: dict[str, Any], why: str) -> None:
     world = World()
     reply = world.call("filter", json.dumps(offer(shown, *NODES)).encode())
     answer = json.loads(reply.body)

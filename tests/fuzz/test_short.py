@@ -11,7 +11,7 @@ SEED = 7
 
 
 @pytest.mark.parametrize("name", SHARES)
-def test_hostile_input_is_taken_or_refused_and_nothing_else(name: str) -> None:
+def test_hostile_input_is_accepted_or_rejected_and_nothing_else(name: str) -> None:
     tally = attacked(partial(made, name), range(30 + SHARES[name]), SEED)
     assert not tally.failures, "\n".join(map(str, tally.failures))
     # Not all of them are so wrong that nobody looks inside.

@@ -68,13 +68,13 @@ _kept: list[bytes] = []
         pytest.param(caught_by_a_reader, "Complaint", id="an exception that was only logged"),
     ],
 )
-def test_each_harm_is_told(does: Callable[[], object], said: str) -> None:
+def test_each_harm_is_reported(does: Callable[[], object], said: str) -> None:
     (failure,) = fed(does).failures
     assert failure.what.startswith(said)
     assert "--seed 1 --only 0" in str(failure)
 
 
-def test_memory_that_does_not_come_back_is_told() -> None:
+def test_memory_that_is_not_freed_is_reported() -> None:
     try:
         failures = fed(lambda: _kept.append(bytes(range(256)) * 4096), 300).failures
     finally:
@@ -82,7 +82,7 @@ def test_memory_that_does_not_come_back_is_told() -> None:
     assert any("stay of 300 inputs" in failure.what for failure in failures)
 
 
-def test_nothing_is_told_of_what_does_no_harm() -> None:
+def test_harmless_settings_have_no_findings() -> None:
     tally = fed(lambda: None, 300)
     assert (tally.inputs, tally.taken, tally.failures) == (300, 300, [])
 
@@ -93,7 +93,9 @@ def report_of(name: str) -> Event:
     return GPUNodeSeen(decode_gpunode(encode(tree)), 1000.0)
 
 
-def test_a_node_that_changes_another_ones_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_changes_the_answers_about_another_node_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Planted: whatever is told of the hostile node is told of a sound one, too."""
     deliver = World.deliver
 
@@ -107,7 +109,7 @@ def test_a_node_that_changes_another_ones_answers_is_told(monkeypatch: pytest.Mo
     assert any("a sound node is not what it was" in failure.what for failure in failures)
 
 
-def test_a_pod_that_fits_where_there_is_no_room_is_told() -> None:
+def test_a_pod_that_passes_a_full_node_is_reported() -> None:
     target = WatchTarget("gpunodes", listed=False)
     world = target._world
     world.deliver([NodeSeen(kube_node(BAD)), report_of(BAD)])
@@ -121,7 +123,7 @@ def test_a_pod_that_fits_where_there_is_no_room_is_told() -> None:
         target._offer_beside(world)
 
 
-def test_a_verb_that_promises_by_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verb_that_reserves_by_itself_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: every filter call binds a pod."""
     call = World.call
 

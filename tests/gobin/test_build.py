@@ -23,7 +23,7 @@ def build() -> ModuleType:
     return module
 
 
-def test_kubernetes_is_told_its_version(build: ModuleType) -> None:
+def test_kubernetes_gets_its_version(build: ModuleType) -> None:
     go_mod = "go 1.26.0\n\ntool k8s.io/kubernetes/cmd/kubelet\nrequire k8s.io/kubernetes v1.36.3\n"
     *_, ldflags, package = build.build_flags(go_mod)
     assert package == "k8s.io/kubernetes/cmd/kubelet"
@@ -31,7 +31,7 @@ def test_kubernetes_is_told_its_version(build: ModuleType) -> None:
     assert "gitMinor=36 " in ldflags
 
 
-def test_a_module_that_does_not_say_what_to_build_is_refused(build: ModuleType) -> None:
+def test_a_module_without_a_build_target_is_rejected(build: ModuleType) -> None:
     with pytest.raises(SystemExit, match="tool"):
         build.build_flags("go 1.26.0\n")
 
@@ -43,7 +43,7 @@ def test_a_module_that_does_not_say_what_to_build_is_refused(build: ModuleType) 
         pytest.param("// build: CGO_ENABLED=1\n", "1", id="C where the module says so"),
     ],
 )
-def test_a_module_says_whether_it_needs_c(build: ModuleType, line: str, expected: str) -> None:
+def test_a_module_declares_whether_it_needs_c(build: ModuleType, line: str, expected: str) -> None:
     assert build.build_environment(f"go 1.26.0\n{line}tool x/y\n")["CGO_ENABLED"] == expected
 
 
@@ -90,7 +90,7 @@ def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_what_is_built_is_built_once_and_its_seconds_are_said_at_the_end(script: Path) -> None:
+def test_a_build_runs_once_and_its_seconds_are_printed_at_the_end(script: Path) -> None:
     first = run(script)
     name, path = first.stdout.strip().split("\t")
     assert name == "small"
@@ -101,7 +101,7 @@ def test_what_is_built_is_built_once_and_its_seconds_are_said_at_the_end(script:
 
 
 @pytest.mark.slow
-def test_a_change_of_what_is_pinned_is_built_beside_what_was(script: Path) -> None:
+def test_after_a_change_of_a_pin_the_earlier_build_is_kept(script: Path) -> None:
     first = run(script).stdout
     (script.parent / "small/go.mod").write_text(f"// build: CGO_ENABLED=0\n{GO_MOD}")
     second = run(script)
@@ -121,7 +121,7 @@ def test_a_build_that_was_killed_goes_on(script: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_build_that_fails_says_why_and_leaves_no_binary(script: Path) -> None:
+def test_a_failed_build_shows_the_reason_and_leaves_no_binary(script: Path) -> None:
     (script.parent / "small/main.go").write_text("package main\n\nfunc main() { nonsense() }\n")
     failed = run(script)
     assert failed.returncode == 1
@@ -131,7 +131,7 @@ def test_a_build_that_fails_says_why_and_leaves_no_binary(script: Path) -> None:
     assert not list(script.parent.parent.glob("cache/*/small"))
 
 
-def test_a_name_that_is_no_module_is_refused() -> None:
+def test_an_unknown_module_is_rejected() -> None:
     answer = subprocess.run(
         [sys.executable, str(SCRIPT), "nonsense"], capture_output=True, text=True, check=False
     )

@@ -251,7 +251,7 @@ def test_labels_in_lower_case_and_exported_ones_are_read(told: World) -> None:
     assert (right["sm_activity_ratio"], right["sm_activity_source"]) == (0.2, HISTORY)
 
 
-def test_max_sm_goes_by_history_and_says_so(told: World) -> None:
+def test_max_sm_uses_history_and_shows_that(told: World) -> None:
     asking = pod("calm", "1Gi")
     asking["metadata"]["annotations"]["headroom.gpu/max-sm"] = "50%"
     answer = told.server.post("/filter", offer(asking, "left", "right")).json()

@@ -93,7 +93,9 @@ def test_what_there_is_is_given_out_and_no_more(played: dict[str, Any]) -> None:
     assert message.startswith(f"0/{NODES} nodes are available: {reason}")
 
 
-def test_the_webhook_sends_pods_to_our_scheduler_and_refuses_slips(played: dict[str, Any]) -> None:
+def test_the_webhook_sends_pods_to_our_scheduler_and_rejects_mistakes(
+    played: dict[str, Any],
+) -> None:
     assert played["schedulers"] == ["headroom"]
     assert "headroom.gpu/vram" in played["slip"]
     assert "8G" in played["slip"]

@@ -206,7 +206,7 @@ class TestOptionalKind:
         assert [path.split("/")[3] for path in self.paths(followed)[:2]] == ["v1", "v1"]
         assert followed.waits == [1.0]
 
-    def test_a_required_kind_is_awaited(self) -> None:
+    def test_a_required_kind_must_be_listed_first(self) -> None:
         with following(status(404), page(5), HANG) as followed:
             followed.told(1)
         assert followed.waits == [1.0]

@@ -296,7 +296,7 @@ def test_headroom_has_the_same_commands(server: Server) -> None:
     assert also.stdout.decode() == own
 
 
-def test_headroom_knows_every_command_that_reads_the_debug_api() -> None:
+def test_headroom_has_every_command_that_reads_the_debug_api() -> None:
     commands = {str(each.callback and each.callback.__name__) for each in app.registered_commands}
     assert commands - {"doctor"} == DEBUG_API_COMMANDS
 

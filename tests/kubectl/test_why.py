@@ -75,7 +75,7 @@ def test_an_explanation_shows_recorded_and_recomputed_results() -> None:
     assert not [line for line in bound if "recomputed" in line]
 
 
-def test_a_pod_that_no_scheduler_tries_is_named_beside_the_score() -> None:
+def test_the_score_of_a_pod_that_no_scheduler_tries_has_a_note() -> None:
     gated = {"not_tried": "the pod has 1 scheduling gate (queue)", "wins": False}
     lines = score({"snapshot_generation": 9, "live": LIVE | gated, "stored": None})
     assert lines[:3] == [

@@ -224,7 +224,7 @@ def test_a_restart_of_the_kubelet_loses_no_pod_from_the_report(
     node.wait(as_before, "the same sources and replicas as before")
 
 
-def test_a_kubelet_that_does_not_know_its_pods_yet_has_not_lost_them(
+def test_a_kubelet_that_has_not_listed_its_pods_yet_has_not_lost_them(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     """A kubelet that cannot reach the API server after its restart lists no pod."""
@@ -297,7 +297,7 @@ def test_a_pod_deleted_by_force_is_reported_while_its_process_lives_and_its_succ
     node.wait(lambda: old not in told(), "the end of the old container")
 
 
-def test_a_plugin_with_fewer_replicas_is_reported_as_it_counts_and_what_it_forgot_is_said(
+def test_a_plugin_with_fewer_replicas_is_reported_with_the_replicas_that_it_dropped(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=4)
@@ -342,7 +342,7 @@ def test_a_renamed_resource_is_reported_and_the_pods_under_the_old_name_stay(
     assert rows(status) == rows(before)
 
 
-def test_an_unhealthy_replica_and_a_plugin_that_is_gone_are_told_apart_from_free_ones(
+def test_unhealthy_replicas_and_those_of_a_missing_plugin_are_not_free(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=2, replicas=4)
@@ -359,7 +359,7 @@ def test_an_unhealthy_replica_and_a_plugin_that_is_gone_are_told_apart_from_free
     assert {d.replicas.free for d in agent.sample().devices} == {0}
 
 
-def test_an_unshared_device_is_told_and_so_is_the_topology_policy(
+def test_an_unshared_device_is_reported_and_so_is_the_topology_policy(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=2, replicas=1, numa=(0, 1), topologyManagerPolicy="single-numa-node")
@@ -373,7 +373,7 @@ def test_an_unshared_device_is_told_and_so_is_the_topology_policy(
     assert row.replica == row.device
 
 
-def test_the_checkpoint_alone_and_podresources_alone_tell_what_they_can(
+def test_the_checkpoint_alone_and_podresources_alone_give_what_they_have(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)
@@ -425,7 +425,7 @@ def test_a_static_pod_is_reported_by_the_uid_of_its_mirror(
     node.wait(lambda: agent.sample().pods == [], "its end")
 
 
-def test_labels_are_read_where_we_may_and_what_we_may_not_is_absent(
+def test_permitted_labels_are_read_and_others_are_absent(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)

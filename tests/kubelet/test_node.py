@@ -151,7 +151,7 @@ def test_unshared_devices_hold_one_pod_each(start_node: StartNode) -> None:
     assert sorted(held.replica for held in node.held()) == ["GPU-0", "GPU-1"]
 
 
-def test_two_replicas_are_two_devices_while_there_is_room(start_node: StartNode) -> None:
+def test_two_replicas_are_two_devices_while_both_have_memory(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2)
     node.run(gpu_pod("p", containers=[gpu_container("main", gpus=2, takes_bytes=GIB)]))
     assert sorted(devices(node)) == ["GPU-0", "GPU-1"]
@@ -213,7 +213,7 @@ def test_a_pod_bound_before_the_plugin_is_back_is_rejected(start_node: StartNode
     assert node.status("a")["phase"] == "Running"
 
 
-def test_forced_deletion_frees_a_replica_whose_memory_is_still_taken(
+def test_forced_deletion_frees_a_replica_while_its_memory_is_in_use(
     start_node: StartNode,
 ) -> None:
     node = start_node(gpus=1, replicas=1)

@@ -145,7 +145,7 @@ def start_steered(start_node: StartNode) -> Iterator[StartSteered]:
         yield start
 
 
-def test_every_pod_gets_the_device_that_it_was_promised(start_steered: StartSteered) -> None:
+def test_every_pod_gets_its_reserved_device(start_steered: StartSteered) -> None:
     steered = start_steered()
     # The plugin would take both in turn.
     assert [steered.place(f"p{i}", "GPU-1") for i in range(3)] == ["GPU-1"] * 3
@@ -195,7 +195,7 @@ def test_a_plugin_that_takes_its_place_back_is_noticed_by_the_first_pod(
     assert steered.place("r", "GPU-1") == "GPU-1"
 
 
-def test_a_stranger_gets_no_promised_room_and_nobody_is_sent_where_there_is_none(
+def test_unattributed_use_takes_no_reserved_memory_and_no_pod_goes_to_a_full_device(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered()  # devices of 80 GiB, of which a replica is worth a third
@@ -243,7 +243,7 @@ def test_a_killed_agent_stops_what_comes_and_not_what_runs_until_it_is_back(
     }
 
 
-def test_an_agent_that_ends_waits_for_those_on_their_way_and_gives_back_the_plugin(
+def test_an_agent_that_ends_waits_for_unconfirmed_pods_and_restores_the_plugin(
     start_steered: StartSteered,
 ) -> None:
     steered = start_steered()
@@ -268,7 +268,7 @@ def test_an_agent_that_ends_waits_for_those_on_their_way_and_gives_back_the_plug
     assert "plugin_brought_back" in node.log("agent")
 
 
-def test_the_plugin_is_not_brought_back_while_a_pod_on_its_way_counts_on_our_choice(
+def test_the_plugin_is_not_restored_while_an_unconfirmed_pod_depends_on_our_choice(
     start_steered: StartSteered,
 ) -> None:
     """The plugin would choose by its count, and the pod is charged on one device."""

@@ -30,12 +30,14 @@ def state() -> ClusterWriter:
     return state
 
 
-def test_a_bystander_is_charged_once_its_promise_was_taken_back(state: ClusterWriter) -> None:
+def test_an_unreserved_pod_is_charged_once_its_reservation_was_removed(
+    state: ClusterWriter,
+) -> None:
     """The object read from the store is ahead of the one that the watch has shown."""
     assert state.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
 
 
-def test_a_bystander_with_a_promise_is_charged_once(state: ClusterWriter) -> None:
+def test_an_adopted_pod_is_charged_once(state: ClusterWriter) -> None:
     held = state.gpunode("n1")
     assert held is not None
     assert isinstance(state.judge(pod("p", 4), held, 0.0), Placement)

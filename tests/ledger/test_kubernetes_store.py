@@ -489,7 +489,7 @@ class TestOutcome:
             "500 Because: server's words"
         )
 
-    def test_a_refused_connection_is_unknown(self, loop: Loop) -> None:
+    def test_a_failed_connection_is_unknown(self, loop: Loop) -> None:
         with scripted_server() as server:
             configuration = server.configuration()
         with (

@@ -38,7 +38,7 @@ def attempts(number: int) -> dict[str, str]:
         pytest.param(3, 0, id="more attempts, nothing is lost"),
     ],
 )
-def test_whatever_happens_promises_hold(play: str, tries: int, losses: int) -> None:
+def test_reservations_hold_whatever_happens(play: str, tries: int, losses: int) -> None:
     explored = explore(PLAYS[play](protocol_with(attempts(tries)), losses), wrong_with)
     log.info("%s: %s", play, explored)
     assert not explored.wrong, explored
@@ -48,7 +48,7 @@ def test_whatever_happens_promises_hold(play: str, tries: int, losses: int) -> N
 @pytest.mark.parametrize(
     "play", ["two pods for one device", "one pod on two nodes", "a request that grows"]
 )
-def test_promises_hold_when_two_calls_are_lost_from_sight(play: str) -> None:
+def test_no_memory_is_reserved_twice_when_two_answers_are_lost(play: str) -> None:
     explored = explore(PLAYS[play](protocol_with(attempts(2)), 2), wrong_with)
     log.info("%s: %s", play, explored)
     assert not explored.wrong, explored

@@ -13,7 +13,7 @@ NAME = "headroom_certificate_end_timestamp_seconds"
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 
 
-def test_the_end_is_told_of_each_port_and_anew_after_a_renewal(tmp_path: Path) -> None:
+def test_the_expiry_is_exposed_for_each_port_and_updated_after_a_renewal(tmp_path: Path) -> None:
     cert, other = tmp_path / "tls.crt", tmp_path / "other.crt"
     cert.write_bytes(new_authority("x", NOW, timedelta(days=1)).cert)
     files = {"tls_cert": cert, "tls_key": cert, "debug_tls_cert": other, "debug_tls_key": cert}

@@ -127,7 +127,7 @@ def test_every_series_that_a_rule_goes_by_is_there(real: Prometheus) -> None:
     assert absent() == certificates
 
 
-def test_panels_are_where_nothing_else_is() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         at = panel["gridPos"]
@@ -139,7 +139,7 @@ def test_panels_are_where_nothing_else_is() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_what_the_docs_tell_to_ask_is_served(world: World) -> None:
+def test_queries_in_the_docs_are_served(world: World) -> None:
     """The debug API's paths in docs/alerts.md, with what stands for a name in capitals."""
     served = world.extender.get("/openapi.json").json()["paths"]
     asked = re.findall(r"\$D(/[\w/]*)", DOCS.read_text())

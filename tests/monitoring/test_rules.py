@@ -60,7 +60,7 @@ def test_every_alert_has_a_test_that_raises_it() -> None:
 
 
 @pytest.mark.parametrize("name", alerts())
-def test_an_alert_says_all_that_who_is_woken_by_it_needs(name: str) -> None:
+def test_an_alert_has_all_that_an_operator_needs(name: str) -> None:
     rule = alerts()[name]
     labels, annotations = rule["labels"], rule["annotations"]
     assert isinstance(labels, dict)

@@ -85,7 +85,7 @@ def test_devices_are_shared_as_the_plugin_advertises_them(
         pytest.param(sharing("mps", 5), PluginReading("labels", "mps", {RESOURCE: 5}), id="mps"),
     ],
 )
-def test_labels_of_the_real_feature_discovery_say_the_same(
+def test_labels_of_the_real_feature_discovery_agree(
     discover: Callable[..., dict[str, str]],
     gpus: list[Gpu],
     config: dict[str, Any],

@@ -90,7 +90,7 @@ def of_gpu(labels: Mapping[str, str]) -> dict[str, str]:
         ),
     ],
 )
-def test_gpus_are_counted_and_measured_as_if_nobody_shared_them(
+def test_gpus_are_counted_and_measured_as_if_they_were_not_shared(
     discover: Discover, config: dict[str, Any], expected: dict[str, str]
 ) -> None:
     whole = {"count": "3", "memory": str(L4_MIB), "mps.capable": "false"}
@@ -100,7 +100,9 @@ def test_gpus_are_counted_and_measured_as_if_nobody_shared_them(
     assert not [name for name in labels if name.startswith("nvidia.com/gpu.shared")]
 
 
-def test_of_several_models_one_is_told_of_and_not_always_the_same(discover: Discover) -> None:
+def test_one_of_several_models_is_described_by_labels_and_not_always_the_same(
+    discover: Discover,
+) -> None:
     one = {"replicas": "4", "sharing-strategy": "time-slicing", "mps.capable": "false"}
     l4 = one | {"count": "3", "memory": str(L4_MIB), "product": "NVIDIA-L4-SHARED"}
     h200 = one | {"count": "2", "memory": str(H200_MIB), "product": "NVIDIA-H200-SHARED"}
@@ -111,14 +113,14 @@ def test_of_several_models_one_is_told_of_and_not_always_the_same(discover: Disc
     assert all(each in (l4, h200) for each in seen)
 
 
-def test_memory_that_the_driver_does_not_tell_is_no_label(discover: Discover) -> None:
+def test_memory_that_the_driver_does_not_report_is_no_label(discover: Discover) -> None:
     unsupported = "fail nvmlDeviceGetMemoryInfo 3"  # as where it is the machine's own memory
     labels = discover(gpus(1, "NVIDIA GB10", 128 * GIB), {}, unsupported)
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-GB10"
     assert "nvidia.com/gpu.memory" not in labels
 
 
-def test_without_mig_no_strategy_is_told(discover: Discover) -> None:
+def test_without_mig_no_strategy_is_reported(discover: Discover) -> None:
     capable = discover(H200S, {})
     assert capable["nvidia.com/mig.capable"] == "true"
     assert "nvidia.com/mig.strategy" not in capable

@@ -149,7 +149,7 @@ def test_a_layout_that_single_cannot_offer_is_called_invalid_and_closes_the_node
     assert obstacle[0] is Reason.MIG_INVALID
 
 
-def test_under_mixed_labels_tell_of_profiles_and_not_of_gpus(
+def test_under_mixed_labels_describe_profiles_and_not_gpus(
     discover: Callable[..., dict[str, str]],
 ) -> None:
     labels = discover(MIXED, strategy("mixed"))

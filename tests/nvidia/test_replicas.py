@@ -77,13 +77,13 @@ def test_replicas_by_mps_are_offered_like_any_and_answered_with_the_way_to_its_s
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == UUIDS[0]
 
 
-def test_mps_refuses_several_replicas_after_the_pod_was_bound(start_plugin: StartPlugin) -> None:
+def test_mps_rejects_several_replicas_after_the_pod_was_bound(start_plugin: StartPlugin) -> None:
     kubelet = start_plugin(GPUS, MPS)
     with pytest.raises(grpc.RpcError, match="maximum request size for shared resources is 1"):
         kubelet.allocate(kubelet.registered(), f"{UUIDS[0]}::0", f"{UUIDS[1]}::0")
 
 
-def test_mps_on_mig_devices_is_refused_by_the_plugin(start_plugin: StartPlugin) -> None:
+def test_mps_on_mig_devices_is_rejected_by_the_plugin(start_plugin: StartPlugin) -> None:
     cut = [Gpu(UUIDS[0], instances=(Instance("MIG-1", 1),))]
     with pytest.raises(RuntimeError, match="MPS is not supported for MIG devices"):
         start_plugin(cut, {"flags": {"migStrategy": "single"}} | MPS).advertised()

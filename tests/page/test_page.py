@@ -104,7 +104,7 @@ def gib(text: str) -> float:
     return float(text.removesuffix(" GiB"))
 
 
-def test_a_pod_that_nobody_knows_is_said(looked: Looked) -> None:
+def test_an_unknown_pod_is_reported(looked: Looked) -> None:
     looked.expected = "404"  # so the browser itself says in its console
     page = looked.open("/pod")
     page.get_by_role("textbox", name="Pod").fill("team-a/nobody")
@@ -166,7 +166,7 @@ def test_changes_are_listed_with_their_cause(looked: Looked) -> None:
     expect(unhealthy).to_contain_text("XID 79")
 
 
-def test_it_hears_of_every_kind_of_change() -> None:
+def test_it_receives_every_kind_of_change() -> None:
     script = (ROOT / "extender/console/page/app.js").read_text(encoding="utf-8")
     heard = set(re.findall(r'"(\w+)"', script.partition("const KINDS = [")[2].partition("]")[0]))
     told = (ROOT / "docs/debug-api.md").read_text(encoding="utf-8")

@@ -225,7 +225,7 @@ class TestEverywhere:
         node = weighed(shared("a"), device("b", resource="nvidia.com/other", healthy=False))
         assert verdict(everywhere("1Gi"), node) is Reason.UNHEALTHY_DEVICE
 
-    def test_all_its_containers_count_even_where_devices_are_not_shared(self) -> None:
+    def test_all_containers_count_even_on_unshared_devices(self) -> None:
         node = weighed(device("a"), device("b"))
         assert chosen(everywhere("a=8Gi,b=9Gi", *TWO), node) == {"a": 17 * GIB, "b": 17 * GIB}
 

@@ -71,7 +71,7 @@ def looks() -> Any:
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=12))
-def test_what_is_remembered_is_what_looking_anew_says(steps: list[tuple[str, bool]]) -> None:
+def test_cached_results_equal_recomputed_ones(steps: list[tuple[str, bool]]) -> None:
     state = cluster()
     remembers = AssumedBinds(state)
     for number, (size, begins) in enumerate(steps):
@@ -85,7 +85,7 @@ def test_what_is_remembered_is_what_looking_anew_says(steps: list[tuple[str, boo
             remembers.bind_received(who.metadata.uid)
 
 
-def test_a_kind_is_looked_into_once_beside_the_same_kinds_on_a_node_as_it_was() -> None:
+def test_a_kind_is_checked_once_beside_equal_kinds_on_an_unchanged_node() -> None:
     state = cluster()
     of = AssumedBinds(state)
     with looks() as looked:
@@ -104,7 +104,7 @@ def test_a_kind_is_looked_into_once_beside_the_same_kinds_on_a_node_as_it_was() 
         assert looked.call_count == BINDS_EXPECTED + 3
 
 
-def test_beside_one_that_says_itself_where_it_is_nothing_is_remembered() -> None:
+def test_beside_a_pod_that_sets_its_variable_no_answer_is_cached() -> None:
     state = cluster(gpunode(shared("A"), plugin=Plugin(pinning="honoured")))
     of = AssumedBinds(state)
     first = pod("8Gi", choosing(container("a")), uid="first", name="first")
@@ -115,7 +115,7 @@ def test_beside_one_that_says_itself_where_it_is_nothing_is_remembered() -> None
         assert looked.call_count == 2
 
 
-def test_what_a_pod_is_promised_there_already_does_not_count_against_itself() -> None:
+def test_a_pod_s_own_reservation_does_not_count_against_it() -> None:
     first, second = named("16Gi", "first"), named("8Gi", "second")
     node = gpunode(shared("A"))
     held = replace(
@@ -141,7 +141,7 @@ def test_one_that_is_being_bound_there_does_not_count_against_itself() -> None:
     assert asked(state, of, second) is None
 
 
-def test_who_does_not_come_in_time_is_not_waited_for() -> None:
+def test_a_bind_that_does_not_follow_in_time_is_not_waited_for() -> None:
     first, second = named("16Gi", "first"), named("16Gi", "second")
     state = cluster(gpunode(shared("A")))
     of = AssumedBinds(state)

@@ -37,7 +37,9 @@ def asked(server: Server, shown: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("vram", ["4Gi", "20Gi", "30Gi"])
-def test_filter_names_who_prioritize_would_have_named(best_only: Server, vram: str) -> None:
+def test_filter_returns_the_node_that_prioritize_would_rank_first(
+    best_only: Server, vram: str
+) -> None:
     with serving(FLEET) as other:
         shown = pod("p", vram)
         passed = asked(other, shown)["NodeNames"]
@@ -62,7 +64,7 @@ def test_a_known_node_is_not_preferred_to_an_autoscalers_template(best_only: Ser
     assert best_only.post("/filter", args).json()["Nodes"]["items"] == nodes
 
 
-def test_where_one_fits_or_none_the_others_have_their_reasons(best_only: Server) -> None:
+def test_if_one_or_none_fits_the_others_have_their_reasons(best_only: Server) -> None:
     answer = asked(best_only, pod("one", "60Gi"))
     assert answer["NodeNames"] == ["large"]
     assert answer["FailedAndUnresolvableNodes"] == {"small": TOO_SMALL, "pair": TOO_SMALL}
@@ -71,7 +73,7 @@ def test_where_one_fits_or_none_the_others_have_their_reasons(best_only: Server)
     assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(NAMES, TOO_SMALL)
 
 
-def test_all_that_fit_are_named_where_users_prefer_or_no_gpu_is_asked_for(
+def test_all_fitting_nodes_are_returned_for_preferences_or_pods_without_a_gpu(
     best_only: Server,
 ) -> None:
     spread = pod("spread", "4Gi")

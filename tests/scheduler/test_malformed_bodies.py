@@ -76,7 +76,7 @@ def error_of(reply: Reply) -> str:
 
 @pytest.mark.parametrize(("body", "says"), NOT_OFFERS)
 @pytest.mark.parametrize("verb", ["filter", "prioritize"])
-def test_body_that_offers_nothing_is_refused_with_what_is_wrong(
+def test_a_body_without_nodes_is_rejected_with_the_reason(
     server: Server, verb: str, body: bytes, says: str
 ) -> None:
     reply = server.post(f"/{verb}", body)
@@ -102,19 +102,19 @@ def test_body_that_offers_nothing_is_refused_with_what_is_wrong(
         pytest.param(b"x" * 20_000_000, "larger than", id="20 MB"),
     ],
 )
-def test_bind_that_cannot_be_done_says_why(server: Server, body: object, says: str) -> None:
+def test_an_impossible_bind_reports_the_reason(server: Server, body: object, says: str) -> None:
     reply = server.post("/bind", body)
     assert reply.status == 200
     assert says in error_of(reply)
 
 
-def test_bind_to_an_unknown_node_says_so(server: Server) -> None:
+def test_bind_to_an_unknown_node_reports_that(server: Server) -> None:
     shown = pod("lost", "1Gi")
     server.post("/filter", offer(shown, "gpu-a"))
     assert "no GPU report" in error_of(server.post("/bind", binding(shown, "nowhere")))
 
 
-def test_bind_of_a_replaced_pod_says_so(server: Server) -> None:
+def test_bind_of_a_replaced_pod_reports_that(server: Server) -> None:
     server.post("/filter", offer(pod("again", "1Gi"), "gpu-a"))
     other = binding(pod("again"), "gpu-a") | {"PodUID": "another"}
     assert "was replaced" in error_of(server.post("/bind", other))
@@ -125,19 +125,19 @@ def test_bind_of_a_replaced_pod_says_so(server: Server) -> None:
     [b"", b"null", b"{}", b'{"Pod":null}', b'{"Pod":{"metadata":{}}}', b"x" * 20_000_000],
     ids=["nothing", "null", "empty object", "null pod", "nameless pod", "20 MB"],
 )
-def test_preempt_of_nothing_is_refused(server: Server, body: bytes) -> None:
+def test_preempt_without_nodes_is_rejected(server: Server, body: bytes) -> None:
     reply = server.post("/preempt", body)
     assert reply.status == (413 if len(body) > 16 << 20 else 400)
     assert error_of(reply)
 
 
-def test_unknown_node_is_refused_with_a_reason(server: Server) -> None:
+def test_an_unknown_node_is_rejected_with_a_reason(server: Server) -> None:
     answer = server.post("/filter", offer(pod("p", "1Gi"), "nowhere", "gpu-a")).json()
     assert answer["NodeNames"] == ["gpu-a"]
     assert answer["FailedAndUnresolvableNodes"] == {"nowhere": "node is not known to Headroom"}
 
 
-def test_nothing_offered_is_nothing_refused(server: Server) -> None:
+def test_nothing_offered_is_nothing_rejected(server: Server) -> None:
     answer = server.post("/filter", offer(pod("p", "1Gi"))).json()
     assert (answer["NodeNames"], answer["FailedAndUnresolvableNodes"]) == ([], {})
     assert server.post("/prioritize", offer(pod("p", "1Gi"))).json() == []
@@ -186,7 +186,7 @@ def test_bad_annotation_fits_no_node_for_one_constant_sentence(server: Server, v
     assert len(told["message"]) < 400
 
 
-def test_client_that_goes_away_in_the_middle_hurts_nobody(server: Server) -> None:
+def test_a_client_that_disconnects_midway_does_no_harm(server: Server) -> None:
     url = urlsplit(server.verbs)
     with socket.create_connection((url.hostname, url.port), timeout=5) as raw:
         raw.sendall(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
@@ -195,6 +195,6 @@ def test_client_that_goes_away_in_the_middle_hurts_nobody(server: Server) -> Non
     assert "Traceback" not in server.log.read_text()
 
 
-def test_other_methods_and_paths_are_refused(server: Server) -> None:
+def test_other_methods_and_paths_are_rejected(server: Server) -> None:
     assert server.post("/nothing", b"").status == 404
     assert server._send(server.verbs, "GET", "/filter", b"", {}).status == 405

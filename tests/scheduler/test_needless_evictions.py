@@ -176,7 +176,7 @@ def play(seed: int) -> tuple[int, bool]:
     return len(uids), bool(World(after, plugin).fitting(shown, [node]))
 
 
-def test_nobody_is_evicted_in_vain_in_a_thousand_clusters() -> None:
+def test_no_pod_is_evicted_in_vain_in_a_thousand_clusters() -> None:
     with capture_logs():
         played = {seed: play(seed) for seed in range(SCENARIOS)}
     in_vain = [seed for seed, (evicted, fits) in played.items() if evicted and not fits]

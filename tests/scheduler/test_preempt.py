@@ -32,7 +32,7 @@ def world() -> World:
     return World(layout, DISTRIBUTED)
 
 
-def test_a_node_that_was_refused_in_the_same_cycle_is_added(world: World) -> None:
+def test_a_node_that_was_rejected_in_the_same_cycle_is_added(world: World) -> None:
     shown = important("new", "22Gi")
     assert world.fitting(shown, ["small"]) == []
     answer = world.preempted(shown, {"full": ["a"]})
@@ -64,7 +64,7 @@ def test_its_place_is_held_from_the_answer_on(world: World) -> None:
     assert uids(world.preempted(second, {"full": ["a"]})) == {"full": ["a"]}
 
 
-def test_who_leaves_for_whom_and_why_these_goes_on_record(world: World) -> None:
+def test_preemptions_are_recorded_with_their_reasons(world: World) -> None:
     shown = important("new", "22Gi")
     assert world.fitting(shown, ["small"]) == []
     world.preempted(shown, {"full": ["a"]})
@@ -94,7 +94,7 @@ def test_who_leaves_for_whom_and_why_these_goes_on_record(world: World) -> None:
     )
 
 
-def test_of_equal_nodes_one_is_told_and_why_is_said() -> None:
+def test_one_of_equal_nodes_is_returned_with_the_reason() -> None:
     world = World({"n": [[On("a", 20, 1)]], "m": [[On("b", 20, 1)]]}, DISTRIBUTED)
     answer = world.preempted(important("new", "22Gi"), {"n": ["a"], "m": ["b"]})
     assert uids(answer) == {"m": ["b"]}
@@ -108,7 +108,7 @@ def test_a_pod_without_a_gpu_is_left_to_kube_scheduler(world: World) -> None:
     assert uids(world.preempted(shown, {"full": ["x"], "none": []})) == {"full": ["x"]}
 
 
-def test_victims_come_in_either_form_and_malformed_ones_are_refused(world: World) -> None:
+def test_victims_have_either_form_and_malformed_ones_are_rejected(world: World) -> None:
     whole = {"metadata": {"name": "x", "uid": "x"}, "spec": {"priority": 1}}
     args = {
         "Pod": important("new", "4Gi"),

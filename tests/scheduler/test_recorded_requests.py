@@ -94,7 +94,7 @@ def test_prioritize_crowns_one(server: Server, path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", of_verb("bind"))
-def test_bind_binds_where_it_was_told(server: Server, path: Path) -> None:
+def test_bind_binds_to_the_given_node(server: Server, path: Path) -> None:
     send(server, path.with_name(path.name.replace("bind-", "filter-")))
     body, reply = send(server, path)
     assert reply.json() == {"Error": ""}

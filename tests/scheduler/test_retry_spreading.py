@@ -78,13 +78,13 @@ def test_a_crowd_is_moved_apart_and_stays_so(pods: int) -> None:
     assert apart.errors - errors < pods / 2
 
 
-def test_few_are_told_the_reason_each_time() -> None:
+def test_a_few_pods_get_the_reason_each_time() -> None:
     few = Queue(FEW, RetrySpreader())
     few.play(200)
     assert few.errors == 0
 
 
-def test_the_first_refusals_are_told_in_any_crowd() -> None:
+def test_the_first_rejections_are_reported_however_many_pods_wait() -> None:
     pace, now_s = RetrySpreader(), 0.0
     for turn in range(REJECTED_OFTEN):
         assert all(pace.reject(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
@@ -92,14 +92,14 @@ def test_the_first_refusals_are_told_in_any_crowd() -> None:
     assert not all(pace.reject(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
 
 
-def test_who_does_not_back_off_at_all_is_told_each_time() -> None:
+def test_a_scheduler_without_back_off_gets_the_reason_each_time() -> None:
     """Else autoscalers would hardly ever see that it waits."""
     pace, dice = RetrySpreader(), random.Random(7)
     for turn in range(2000):
         assert pace.reject(f"pod-{dice.randrange(20)}", 0.01 * turn)
 
 
-def test_filter_answers_a_crowd_with_errors_and_whom_others_leave_for_with_the_reason() -> None:
+def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -> None:
     world = World({"full": [[]]}, DISTRIBUTED)
     crowd = [pod(f"p{number}", "90Gi") for number in range(60)]
     crowd[-1]["status"]["nominatedNodeName"] = "full"

@@ -70,7 +70,7 @@ TestCalls = Calls.TestCase
 TestCalls.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 
 
-def test_rows_that_moved_since_filter_are_looked_up_again() -> None:
+def test_rows_that_moved_since_filter_are_found_again() -> None:
     calls = Calls()
     for name in ("a", "b", "c"):
         calls.report(name, 0)

@@ -67,7 +67,7 @@ def test_bind_checks_again_because_the_next_filter_may_come_before_it(server: Se
     assert bind(server, second, "shared") == "insufficient GPU memory on any device"
 
 
-def test_filter_leaves_room_for_the_pod_whose_bind_comes_next(server: Server) -> None:
+def test_filter_keeps_memory_for_the_pod_that_is_bound_next(server: Server) -> None:
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
     assert passed(server, first, "shared") == ["shared"]
     assert passed(server, second, "shared", "large") == ["large"]
@@ -84,7 +84,7 @@ def test_filter_leaves_room_for_the_pod_whose_bind_comes_next(server: Server) ->
     eventually(lambda: passed(server, second, "shared") == ["shared"])
 
 
-def test_filter_leaves_room_on_the_node_that_prioritize_crowned(server: Server) -> None:
+def test_filter_keeps_memory_on_the_node_that_prioritize_ranked_first(server: Server) -> None:
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
     names = passed(server, first, "shared", "large")
     scores = server.post("/prioritize", offer(first, *names)).json()
@@ -172,7 +172,7 @@ def test_a_template_leaves_no_trace(server: Server) -> None:
     assert passed(server, shown, "new", "shared") == ["shared"]  # by its name it is not known
 
 
-def test_a_template_beside_known_nodes_is_answered_too(server: Server) -> None:
+def test_a_template_among_known_nodes_is_answered_too(server: Server) -> None:
     known, first = {"metadata": {"name": "shared"}}, pod("first", "20Gi")
     assert filtered(server, first, known) == {"shared": ""}
     assert bind(server, first, "shared") == ""
@@ -190,7 +190,7 @@ def test_a_template_that_cannot_be_read_stays_unknown(server: Server) -> None:
     assert answers == {"odd": "node is not known to Headroom", "new": ""}
 
 
-def test_many_binds_at_once_never_promise_more_than_there_is(server: Server) -> None:
+def test_many_concurrent_binds_never_reserve_more_than_there_is(server: Server) -> None:
     pods = [pod(f"burst-{i}", "10Gi") for i in range(24)]
     for shown in pods:
         assert passed(server, shown, "large", "pair")  # which of them is not known yet
@@ -211,7 +211,7 @@ def test_node_that_does_not_fit_scores_nothing(server: Server) -> None:
     assert scores == [{"Host": "large", "Score": 10}]
 
 
-def test_a_pod_without_a_gpu_is_told_where_least_is_left_and_nobody_remembers_it(
+def test_a_pod_without_a_gpu_prefers_full_nodes_and_is_not_recorded(
     server: Server,
 ) -> None:
     holder, plain = pod("holder", "30Gi"), pod("plain", gpus=0)
@@ -247,7 +247,7 @@ def test_pod_that_could_end_on_either_device_is_charged_on_both(server: Server) 
     assert passed(server, pod("third", "1M"), "pair") == []
 
 
-def test_report_settles_where_the_pod_is(server: Server) -> None:
+def test_a_report_confirms_the_device_of_the_pod(server: Server) -> None:
     shown = pod("seen", "16Gi")
     passed(server, shown, "pair")
     bind(server, shown, "pair")
@@ -267,7 +267,7 @@ def test_report_settles_where_the_pod_is(server: Server) -> None:
     assert passed(server, pod("narrow", "8Gi"), "pair") == ["pair"]
 
 
-def test_contradictory_report_fences_its_device_and_says_why(server: Server) -> None:
+def test_a_contradictory_report_makes_its_device_unhealthy_with_a_reason(server: Server) -> None:
     def device(uuid: str, **wrong: object) -> dict[str, object]:
         right = {"uuid": uuid, "memory": 40 * GI, "reserved": 0, "used": 0, "unattributed": 0,
                  "resource": "nvidia.com/gpu", "replicas": {"free": 1}}  # fmt: skip
@@ -300,21 +300,23 @@ def test_unannotated_pod_takes_what_its_replica_is_worth(server: Server) -> None
     assert devices(server, "shared")[0]["unconfirmed_bytes"] == 6 * GI
 
 
-def test_namespace_default_is_taken_for_pods_that_say_nothing(server: Server) -> None:
+def test_the_namespace_default_applies_to_pods_without_an_annotation(server: Server) -> None:
     shown = pod("plain", namespace="team")
     passed(server, shown, "large")
     bind(server, shown, "large")
     assert devices(server, "large")[0]["unconfirmed_bytes"] == 6 * GI
 
 
-def test_pods_without_gpus_pass_everywhere_and_are_bound_without_a_promise(server: Server) -> None:
+def test_pods_without_gpus_pass_everywhere_and_are_bound_without_a_reservation(
+    server: Server,
+) -> None:
     shown = pod("web", resource="cpu")
     assert passed(server, shown, "shared", "nowhere") == ["shared", "nowhere"]
     assert bind(server, shown, "shared") == ""
     assert devices(server, "shared")[0]["holders"] == []
 
 
-def test_ended_pod_gives_its_promise_back(server: Server) -> None:
+def test_an_ended_pod_frees_its_reservation(server: Server) -> None:
     shown = pod("short", "20Gi")
     passed(server, shown, "shared")
     bind(server, shown, "shared")

@@ -138,7 +138,7 @@ def held(node: StandIn, uid: str) -> frozenset[str]:
     return entry.replicas
 
 
-def test_a_node_tells_of_its_replicas(plane: ControlPlane, start: Start) -> None:
+def test_a_node_reports_its_replicas(plane: ControlPlane, start: Start) -> None:
     (name,) = own(1)
     node = StandIn([Gpu("GPU-0")], Settings(3))
     fleet = start({name: node})

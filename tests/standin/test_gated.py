@@ -422,7 +422,7 @@ SURPRISES: Sequence[tuple[Deed, tuple[str, ...]]] = (
 @pytest.mark.parametrize(
     ("surprise", "sit"), [pytest.param(*each, id=each[0].__name__) for each in SURPRISES]
 )
-def test_a_pod_that_a_surprise_brought_to_a_device_without_room_leaves_before_it_starts(
+def test_a_pod_that_gets_a_full_device_by_surprise_is_evicted_before_it_starts(
     world: Gated, surprise: Deed, sit: Sequence[str]
 ) -> None:
     for device in sit:
@@ -448,7 +448,7 @@ def test_a_pod_that_a_surprise_brought_to_a_device_without_room_leaves_before_it
     assert uid not in world.gpunode().spec.reservations
 
 
-def test_a_pod_that_is_deleted_before_it_is_admitted_surprises_nobody(world: Gated) -> None:
+def test_a_pod_that_is_deleted_before_admission_causes_no_miss(world: Gated) -> None:
     """Every subset of those on their way was thought of."""
     world.we_bind_a_pod(size=1)
     (first,) = world.coming

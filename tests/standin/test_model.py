@@ -195,7 +195,7 @@ def test_memory_outlives_its_pod_until_it_is_vacated() -> None:
     assert node.used_bytes() == {"GPU-0": 2 * GIB}
 
 
-def test_the_driver_is_told(tmp_path: Path) -> None:
+def test_the_driver_is_reported(tmp_path: Path) -> None:
     driver = Driver(tmp_path / "devices", GPUS[:1])
     node = StandIn(GPUS[:1], Settings(2), driver=driver)
     node.admit(pod("p", Container("main", 1, takes_bytes=GIB)))
@@ -213,7 +213,7 @@ def test_the_plugin_is_forgotten_after_a_while() -> None:
     assert node.devices.capacity is None
 
 
-def test_what_the_plugin_refuses_the_kubelet_rejects() -> None:
+def test_the_kubelet_rejects_what_the_plugin_rejects() -> None:
     node = StandIn(GPUS[:2], Settings(2, fail_requests_greater_than_one=True))
     verdict = node.admit(pod("p", 2))
     assert verdict.reason == "UnexpectedAdmissionError"

@@ -46,7 +46,7 @@ def test_what_cannot_be_read_is_charged_a_replicas_worth(of: Pod) -> None:
     assert charge.candidates == {"a": 6 * GIB}
 
 
-def test_pods_that_would_have_been_refused_are_charged() -> None:
+def test_pods_that_would_have_been_rejected_are_charged() -> None:
     (charge,) = charges(pod(None), device("a"), reject_unannotated=True)
     assert charge.candidates == {"a": 23 * GIB}
 

@@ -121,7 +121,7 @@ class TestTheNodeAsAWhole:
             ),
         ],
     )
-    def test_it_says_why_it_takes_nothing(
+    def test_it_shows_why_it_takes_no_pods(
         self, events: list[Node | GPUNode], expected: Reason
     ) -> None:
         assert reason(state_of(*seen(*events))) is expected
@@ -151,7 +151,7 @@ def reserving(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
 
 
 class TestBindsOnTheirWay:
-    def test_filter_knows_of_them_before_they_are_written(self) -> None:
+    def test_filter_counts_assumed_binds_before_they_are_written(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         assert headroom(state) == [4]
@@ -182,7 +182,7 @@ class TestBindsOnTheirWay:
     @pytest.mark.parametrize("vram", ["8Gi", "20Gi", "100Gi"])
     @pytest.mark.parametrize("choice", [None, "predicted", "pinned", "any"])
     @pytest.mark.parametrize("steered", [[], [GPU]])
-    def test_what_is_promised_as_expected_is_not_weighed_again(
+    def test_an_expected_reservation_is_not_weighed_again(
         self, vram: str, choice: str | None, steered: list[str]
     ) -> None:
         """And what stands there is what weighing it would say; of one without room all is."""
@@ -225,7 +225,7 @@ class TestBindsOnTheirWay:
             pytest.param([NodeGone("n")], pod("2Gi"), id="the node is gone"),
         ],
     )
-    def test_what_was_weighed_is_not_judged_by_where_it_is_not_this_object(
+    def test_the_last_weighing_is_not_used_for_another_version(
         self, events: list[Event], asked: Pod
     ) -> None:
         held = gpunode(shared("A"), reservations={"old": reservation({"A": GIB})})
@@ -289,7 +289,7 @@ class TestBindsOnTheirWay:
         state.apply([GPUNodeSeen(reserving(held, other=20, another=20), NOW_S)])
         assert state.overcommits.now()
 
-    def test_a_promise_to_a_pod_that_is_gone_is_looked_after(self) -> None:
+    def test_a_reservation_of_a_deleted_pod_is_checked(self) -> None:
         held = gpunode(shared("A"))
         state = state_of(*seen(kube_node(), held))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
@@ -299,7 +299,7 @@ class TestBindsOnTheirWay:
         assert state.snapshot() is before
         assert state.take_unsettled() == ["n"]
 
-    def test_what_is_told_of_a_pod_with_a_promise_is_weighed_if_anything_hangs_on_it(self) -> None:
+    def test_a_change_of_a_reserved_pod_is_weighed_if_anything_depends_on_it(self) -> None:
         reservations = {"other": reservation({device().uuid: 20 * GIB})}
         state = state_of(*seen(kube_node(), gpunode(device(), reservations=reservations)))
         before = state.snapshot()
@@ -329,7 +329,7 @@ class TestBindsOnTheirWay:
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         assert isinstance(state.judge(pod("20Gi"), node, NOW_S), Placement)
 
-    def test_one_to_a_node_that_nobody_knows_changes_nothing(self) -> None:
+    def test_a_bind_to_an_unknown_node_changes_nothing(self) -> None:
         state = state_of(BindBegun(pod("20Gi"), "gone"), BindEnded("u", "gone"))
         assert state.snapshot().nodes == ()
 
@@ -368,7 +368,7 @@ class TestRoom:
             pytest.param(gpunode(device()), gpunode(device()), False, id="nothing"),
         ],
     )
-    def test_when_a_node_got_room_last_is_known(
+    def test_the_last_gain_of_a_node_is_recorded(
         self, before: GPUNode | None, after: GPUNode, grew: bool
     ) -> None:
         state = state_of(*seen(kube_node(), *([before] if before else [])))
@@ -378,7 +378,7 @@ class TestRoom:
         assert (state.latest_room > before_it) is grew
         assert state.rooms.of("n") <= state.snapshot().generation
 
-    def test_a_node_that_was_silent_gets_room_when_it_is_heard_of_again(self) -> None:
+    def test_a_stale_node_counts_as_a_gain_when_it_reports_again(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         before_it = state.snapshot().generation
         again = gpunode(device(), version="2", observed_at="2026-11-21T01:00:00+00:00")
@@ -398,7 +398,7 @@ class TestRoom:
             pytest.param([pod(node="m")], True, id="it went elsewhere"),
         ],
     )
-    def test_nodes_with_promises_that_nobody_may_need_are_told_once(
+    def test_nodes_with_possible_orphans_are_reported_once(
         self, pods: list[Pod], unsettled: bool
     ) -> None:
         state = state_of(*seen(kube_node(), pod(node="n"), gpunode(device())))
@@ -450,7 +450,7 @@ class TestDevicesThatThePluginCouldGive:
         room = snap.columns.free_bytes[0].tolist()
         assert room == [22 * GIB, 20 * GIB if how != "stays" else 0]
 
-    def test_a_node_may_wish_for_room_on_any_device(self) -> None:
+    def test_a_node_may_require_free_memory_on_every_device(self) -> None:
         for choice, fits in ((None, True), ("predicted", True), ("any", False)):
             wished = None if choice is None else {DEVICE_CHOICE: choice}
             node = kube_node(annotations=wished)
@@ -479,12 +479,12 @@ class TestDevicesThatThePluginCouldGive:
         assert isinstance(other, VramRequest)
         assert fit(other, snap, snap.rows(["n"]), NOW_S).reason(0) is None
 
-    def test_a_wish_that_cannot_be_read_stops_the_node(self) -> None:
+    def test_an_invalid_node_annotation_closes_the_node(self) -> None:
         node = kube_node(annotations={DEVICE_CHOICE: "best"})
         state = state_of(*seen(node, self.reported(), *self.sitting()))
         assert reason(state) is Reason.BAD_NODE_ANNOTATION
 
-    def test_a_device_that_is_no_candidate_any_more_makes_room(self) -> None:
+    def test_a_device_that_is_no_longer_a_candidate_frees_memory(self) -> None:
         """D1, where nothing is left, is behind D0 as soon as one more of it is taken."""
         even = [shared("D0", free=2, allocated=2), shared("D1", free=2, allocated=2)]
         one_more = [even[0], shared("D1", free=1, allocated=3)]
@@ -534,7 +534,7 @@ class TestFreshness:
             pytest.param({"observed_at": "2026-11-20T00:00:00Z"}, id="another status"),
         ],
     )
-    def test_a_heartbeat_for_another_report_says_nothing_of_this_one(
+    def test_a_heartbeat_for_another_report_does_not_confirm_this_one(
         self, other: dict[str, str]
     ) -> None:
         state = state_of(
@@ -582,7 +582,7 @@ class TestFreshness:
 
 class TestWhatCallsDecideOn:
     @pytest.mark.parametrize("counts", [False, True])
-    def test_what_the_cluster_tells_waits_for_the_next_snapshot(self, counts: bool) -> None:
+    def test_watch_events_wait_for_the_next_snapshot(self, counts: bool) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("A"))))
         shown = state.snapshot()
         unattributed_use_bytes = 8 * GIB if counts else 0
@@ -655,7 +655,7 @@ class TestBystanders:
         state.apply([NamespaceGone("default")])
         assert headroom(state) == [18]
 
-    def test_one_with_a_promise_is_charged_once(self) -> None:
+    def test_a_pod_with_a_reservation_is_charged_once(self) -> None:
         held = {"uid-p": reservation({"a": 8 * GIB})}
         state = state_of(
             *seen(kube_node(), gpunode(shared("a"), reservations=held), pod("8Gi", node="n"))
@@ -686,7 +686,7 @@ class TestPods:
         assert found.metadata.uid == "new"
         assert state.pod("old") is None
 
-    def test_a_pod_that_is_bound_is_charged_where_it_went(self) -> None:
+    def test_a_bound_pod_is_charged_on_its_node(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi")))
         state.apply(seen(pod("8Gi", node="n", version="2")))
         assert headroom(state) == [16]
@@ -748,17 +748,17 @@ class TestJudge:
         assert isinstance(placement, Placement)
         assert placement.charges[0].candidates == {"a": 8 * GIB}
 
-    def test_the_pods_own_promise_does_not_stand_in_its_way(self) -> None:
+    def test_the_pods_own_reservation_does_not_count_against_it(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
         own = gpunode(shared("a"), reservations={"uid-p": reservation({"a": 20 * GIB})})
         assert isinstance(state.judge(pod("20Gi"), own, NOW_S), Placement)
 
-    def test_bystanders_count(self) -> None:
+    def test_unreserved_pods_count(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
         state.apply(seen(pod("20Gi", node="n", uid="b", name="b")))
         assert state.judge(pod("8Gi"), gpunode(shared("a")), NOW_S) is Reason.MEMORY_ON_ANY
 
-    def test_it_refuses_what_filter_refuses(self) -> None:
+    def test_it_rejects_what_filter_rejects(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
         assert state.judge(pod("lots"), gpunode(shared("a")), NOW_S) is Reason.BAD_VRAM
         late = NOW_S + STALE_AFTER_S + 1
@@ -804,7 +804,7 @@ def test_what_was_handed_out_does_not_change() -> None:
     assert state.snapshot().columns.headroom_bytes[0, 0] == 16 * GIB
 
 
-def test_an_absurd_report_harms_nobody_but_its_device() -> None:
+def test_an_absurd_report_affects_only_its_device() -> None:
     """Whatever the agent says, events go on being applied."""
     absurd = shared("b", memory_bytes=1 << 90, used_bytes=1 << 90)
     state = state_of(*seen(kube_node(), gpunode(shared("a"), absurd), pod(None, node="n")))
@@ -827,7 +827,7 @@ def test_nodes_are_weighed_when_every_required_kind_was_listed() -> None:
     assert state.snapshot().nodes == ()
 
 
-def test_a_cluster_without_nodes_is_taken_in_when_that_was_heard() -> None:
+def test_a_cluster_without_nodes_is_processed_once_it_is_listed() -> None:
     state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, Pod))
     for kind, begun in ((Node, False), (Pod, True)):
         for _ in state.steps([Relisted(kind, (), NOW_S)]):

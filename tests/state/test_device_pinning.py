@@ -94,7 +94,9 @@ def reserved(placement: Placement | Reason) -> Reservation:
         ),
     ],
 )
-def test_a_node_that_cannot_be_pinned_takes_nothing_and_says_why(plugin: Plugin, said: str) -> None:
+def test_a_node_that_cannot_be_pinned_takes_no_pods_and_shows_the_reason(
+    plugin: Plugin, said: str
+) -> None:
     state = pinned(plugin)
     for asked in (follower(), pod("8Gi")):
         reason, detail = filtered(state, asked)
@@ -103,7 +105,7 @@ def test_a_node_that_cannot_be_pinned_takes_nothing_and_says_why(plugin: Plugin,
         assert judged(state, asked) is Reason.CANNOT_PIN
 
 
-def test_labels_alone_never_say_that_a_node_can_be_pinned() -> None:
+def test_labels_alone_never_show_that_a_node_can_be_pinned() -> None:
     labels = {
         "nvidia.com/gpu.count": "1",
         "nvidia.com/gpu.replicas": "1",
@@ -119,7 +121,7 @@ def test_labels_alone_never_say_that_a_node_can_be_pinned() -> None:
     assert filtered(state, pod("8Gi"))[0] is Reason.CANNOT_PIN
 
 
-def test_the_placement_says_which_device_and_the_ledger_charges_it_alone() -> None:
+def test_the_placement_names_the_device_and_only_that_is_charged() -> None:
     state = pinned()
     assert certainty(state.snapshot().nodes[0]) == "pinned"
     placement = judged(state, follower())
@@ -132,7 +134,7 @@ def test_the_placement_says_which_device_and_the_ledger_charges_it_alone() -> No
     assert written["containers"]["main"]["devices"] == [device]
 
 
-def test_as_many_as_have_room_are_bound_wherever_the_plugin_puts_their_replicas() -> None:
+def test_all_pods_that_fit_are_bound_whatever_device_the_plugin_chooses() -> None:
     """Three of 12 GiB on two devices: the third has none, though six replicas are free."""
     state, reservations = pinned(), dict[str, Reservation]()
     for number in range(4):
@@ -164,7 +166,7 @@ def test_mig_devices_are_pinned_like_gpus_and_what_they_share_is_counted_once() 
     assert certainty(state.snapshot().nodes[0]) == "pinned"
 
 
-def test_where_nobody_shares_a_device_the_variable_is_refused_and_all_others_are_placed() -> None:
+def test_on_unshared_devices_the_variable_is_rejected_and_other_pods_are_placed() -> None:
     node = NodeSeen(kube_node(annotations={DEVICE_CHOICE: "pinned"}))
     held = gpunode(mig("MIG-a", 1), mig("MIG-b", 2), plugin=OBEYS)
     state = state_of(node, GPUNodeSeen(held, NOW_S))
@@ -193,7 +195,7 @@ def test_it_stays_pinned_to_the_device_of_an_attempt_that_may_still_arrive() -> 
     assert list(without.charges[0].candidates) == [other]
 
 
-def test_it_is_refused_rather_than_moved_while_that_device_is_full() -> None:
+def test_it_is_rejected_rather_than_moved_while_that_device_is_full() -> None:
     first = reserved(judged(pinned(), follower("4Gi", "u")))
     (device,) = first.charges[0].candidates
     full = msgspec.structs.replace(first.charges[0], candidates={device: 24 * GIB})
@@ -210,7 +212,7 @@ class TestAdoption:
         state.apply([PodSeen(asked)])
         return [each.reservation_bytes // GIB for each in state.snapshot().nodes[0].devices]
 
-    def test_one_that_follows_its_placement_is_where_that_says(self) -> None:
+    def test_a_pod_that_follows_its_placement_is_on_that_device(self) -> None:
         there = follower(node="n", annotations={"headroom.gpu/devices.0": "b"})
         assert self.charged(there) == [0, 8]
 
@@ -221,14 +223,14 @@ class TestAdoption:
             pytest.param({"headroom.gpu/devices.0": "GPU-of-another-node"}, id="no device of ours"),
         ],
     )
-    def test_it_may_be_anywhere_where_that_is_not_said(self, annotations: dict[str, str]) -> None:
+    def test_it_may_be_on_any_device_if_none_is_named(self, annotations: dict[str, str]) -> None:
         assert self.charged(follower(node="n", annotations=annotations)) == [8, 8]
 
-    def test_the_plugin_decides_where_nobody_looks_at_the_variable(self) -> None:
+    def test_the_plugin_decides_if_the_variable_is_ignored(self) -> None:
         there = follower(node="n", annotations={"headroom.gpu/devices.0": "b"})
         assert self.charged(there, Plugin(pinning="ignored")) == [0, 0]
 
-    def test_one_that_is_being_bound_is_where_it_will_be_promised(self) -> None:
+    def test_an_assumed_bind_counts_on_its_future_candidates(self) -> None:
         state = pinned()
         state.apply([BindBegun(follower("20Gi", "u"), "n")])
         assert filtered(state, follower("8Gi", "v"))[0] is None
@@ -236,7 +238,7 @@ class TestAdoption:
         assert filtered(state, follower("8Gi", "v"))[0] is Reason.MEMORY_ON_ANY
 
 
-def test_a_miss_is_charged_where_it_uses_memory_as_well() -> None:
+def test_a_miss_is_also_charged_on_the_device_that_it_uses() -> None:
     its = reserved(judged(pinned(), follower("8Gi", "u")))
     (device,) = its.charges[0].candidates
     other = {"a": "b", "b": "a"}[device]
@@ -271,19 +273,19 @@ class TestObservation:
         state.apply([GPUNodeSeen(msgspec.structs.replace(held, status=status), NOW_S + 1)])
         return [(each.result, each.surprise, each.observed) for each in state.take_outcomes()]
 
-    def test_a_replica_says_nothing(self) -> None:
+    def test_a_replica_reports_nothing(self) -> None:
         assert self.outcomes(use("u", "b", 0, replica="b::0")) == []
 
-    def test_it_is_a_hit_when_its_processes_are_where_it_was_told(self) -> None:
+    def test_it_is_a_hit_if_its_processes_are_on_the_chosen_device(self) -> None:
         rows = use("u", "b", 0, replica="b::0"), use("u", "a", GIB)
         assert self.outcomes(*rows) == [(Result.HIT, None, ("a",))]
 
-    def test_and_a_miss_when_they_are_where_the_plugin_put_it(self) -> None:
+    def test_and_a_miss_if_they_are_on_the_device_that_the_plugin_chose(self) -> None:
         miss = (Result.MISS, Surprise.DISOBEYED, ("b",))
         assert self.outcomes(use("u", "b", GIB, replica="b::0")) == [miss]
 
 
-def test_what_it_uses_is_no_replica_that_somebody_else_could_be_taken_for() -> None:
+def test_its_use_is_not_mistaken_for_another_pod_s_replica() -> None:
     """Of two replicas of a that are allocated only one is explained: another pod may have come."""
     two = shared("a", free=2, allocated=2), shared("b", free=4)
     reservations = {

@@ -116,11 +116,11 @@ def test_taints(tolerations: list[dict[str, str]], may: bool) -> None:
     assert eligible(pod(tolerations=tolerations), tainted) is may
 
 
-def test_what_is_only_preferred_keeps_nobody_away() -> None:
+def test_preferences_exclude_no_node() -> None:
     assert eligible(pod(), node(taints=[{"key": "gpu", "effect": "PreferNoSchedule"}]))
 
 
-def test_a_cordoned_node_takes_who_tolerates_that() -> None:
+def test_a_cordoned_node_takes_pods_that_tolerate_the_cordon() -> None:
     tolerates = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}
     assert not eligible(pod(), node(unschedulable=True))
     assert eligible(pod(tolerations=[tolerates]), node(unschedulable=True))

@@ -34,7 +34,7 @@ def test_every_further_one_doubles_it_up_to_a_limit() -> None:
     assert took_s == [10, 20, 40, 80, 160, 320, 320, LONGEST_S]
 
 
-def test_after_a_long_peace_it_begins_anew() -> None:
+def test_the_back_off_starts_again_after_a_long_time_without_evictions() -> None:
     backs = BackOffs()
     backs.note("n", {"p"}, 0.0)
     backs.note("n", {"q"}, 1.0)

@@ -189,7 +189,9 @@ def state() -> ClusterWriter:
     return state_of(NodeSeen(kube_node("n")), GPUNodeSeen(gpunode(device()), NOW_S))
 
 
-def test_a_node_is_refused_while_somebody_else_shows_on_it(state: ClusterWriter) -> None:
+def test_a_node_is_rejected_while_it_has_a_trace_of_a_foreign_allocator(
+    state: ClusterWriter,
+) -> None:
     assert reason(state) is None
     state.apply([NodeSeen(node({HANDSHAKE: "Reported 2026"}))])
     assert reason(state) is Reason.HAMI_MANAGES
@@ -222,7 +224,7 @@ def test_the_last_pod_of_another_opens_the_node_again(state: ClusterWriter) -> N
     assert reason(state) is None
 
 
-def test_a_node_backed_by_dra_is_not_refused_for_its_silence() -> None:
+def test_a_node_with_dra_is_not_rejected_for_a_missing_report() -> None:
     """KEP-5004: no plugin, so no allocatable, no agent's devices, no ledger."""
     state = state_of(NodeSeen(kube_node("n")), SliceSeen(published()))
     assert reason(state) is Reason.DRA_MANAGES
@@ -247,7 +249,7 @@ def test_a_node_that_is_another_ones_has_gpus(state: ClusterWriter) -> None:
 
 
 @pytest.mark.parametrize("told", [{GPU: "0"}, {"nvidia.com/mig-1g.10gb": "7"}], ids=str)
-def test_a_node_that_offers_gpus_of_which_nobody_told_anything_has_some(
+def test_a_node_that_offers_gpus_without_a_report_has_gpus(
     told: dict[str, str],
 ) -> None:
     silent = msgspec.structs.replace(kube_node("n"), status=NodeStatus(allocatable=told))
@@ -262,6 +264,6 @@ def test_every_manager_has_its_place_in_the_order() -> None:
     assert {r for r in Reason if r.code.endswith("_manages")} == set(MANAGERS)
 
 
-def test_a_pod_of_another_that_moves_to_no_node_of_ours_harms_nobody(state: ClusterWriter) -> None:
+def test_a_foreign_pod_that_moves_to_an_unknown_node_does_no_harm(state: ClusterWriter) -> None:
     state.apply([PodSeen(marked({"ALIYUN_COM_GPU_MEM_IDX": "0"}, on="elsewhere"))])
     assert reason(state) is None

@@ -104,7 +104,7 @@ def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
     return sum(name.startswith("former-") for name in names_in(state))
 
 
-def test_a_pod_whose_variable_decides_holds_nothing_of_the_pods_after_it() -> None:
+def test_a_pod_whose_variable_decides_keeps_no_baseline_for_later_pods() -> None:
     """An idle notebook that follows its own NVIDIA_VISIBLE_DEVICES uses no memory for days."""
     charge = Charge(resource=GPU, count=1, candidates={"a": GIB}, by_environment=True)
     idle = Reservation(namespace="default", name="idle", charges=[charge], attempt="1")

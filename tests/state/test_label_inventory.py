@@ -264,7 +264,7 @@ OF_GFD = "labels of GPU feature discovery "
         ),
     ],
 )
-def test_labels_that_are_not_say_what_is_missing(given: Node, why: str) -> None:
+def test_insufficient_labels_show_what_is_missing(given: Node, why: str) -> None:
     assert believed(given, LABELS_DO) is None
     assert believed(given, Rules()) is None
     assert why in why_not_believed(given, LABELS_DO)
@@ -339,7 +339,7 @@ def test_placing_by_label(
     assert nearest.detail.startswith(missing.get(reason, "")) if reason else not nearest.detail
 
 
-def test_promises_add_up_and_never_exceed_what_one_gpu_has() -> None:
+def test_reservations_add_up_and_never_exceed_one_gpu() -> None:
     """Nobody observes who is where: each of them may be on any GPU."""
     given = state(SLICED, "16", LABELS_DO)
     held = given.gpunode("n")
@@ -371,7 +371,7 @@ def test_an_agents_word_stands_above_labels_even_when_it_is_old() -> None:
     assert late.reason(0) is Reason.STALE_REPORT
 
 
-def test_a_ledger_is_set_up_where_labels_are_enough() -> None:
+def test_a_ledger_is_initialised_if_labels_are_enough() -> None:
     given = state_of(NodeSeen(node(gfd())))
     assert uninitialised(given) == [node(gfd())]  # it needs an object
     assert verdict(given, None).reason(0) is Reason.NOT_INITIALISED
@@ -401,7 +401,7 @@ def test_a_pod_that_was_there_before_is_charged() -> None:
         pytest.param(aks("Standard_NC4as_T4_v3"), "the instance type", id="a pool of AKS"),
     ],
 )
-def test_whole_gpus_of_a_cloud_are_given_out_and_said_not_to_be_measured(
+def test_whole_gpus_of_a_cloud_are_used_and_reported_as_unmeasured(
     labels: dict[str, str], whose: str
 ) -> None:
     given = state(labels, "1", Rules())

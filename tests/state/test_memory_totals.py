@@ -109,12 +109,12 @@ def test_nodes_are_counted_by_what_closes_them() -> None:
     assert nodes_by_state(build([]), NOW_S) == {"open": 0, "stale_report": 0, "no_report": 0}
 
 
-def test_ages_are_of_nodes_that_were_ever_heard_of() -> None:
+def test_ages_are_given_for_nodes_that_ever_reported() -> None:
     snap = build([node("a"), node("never", fresh_until_s=-np.inf), node("l", fresh_until_s=np.inf)])
     assert report_ages_s(snap, 90.0, NOW_S) == {"a": 90.0 - (FRESH_S - NOW_S)}
 
 
-def test_fenced_devices_are_counted_by_what_fences_them() -> None:
+def test_unhealthy_devices_are_counted_by_cause() -> None:
     broken = device("x", healthy=False, health_reason="XID 79")
     snap = build([weighed(broken, device("y")), weighed(LOST, name="m")])
     assert unhealthy(snap) == {"unhealthy_device": 1, "memory_unknown": 1}
@@ -164,7 +164,7 @@ def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[Capaci
         pytest.param([device(), device("GPU-1", resource="other/gpu")], 24 << 10, id="ours alone"),
     ],
 )
-def test_a_node_shows_what_it_can_promise(devices: list[Device], mib: int) -> None:
+def test_a_node_shows_what_is_free_for_reservation(devices: list[Device], mib: int) -> None:
     assert due(None, *devices) == [CapacityChange("n", mib)]
 
 

@@ -39,7 +39,7 @@ def node(labels: dict[str, str]) -> Node:
         pytest.param({PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, None, id="one that it can"),
     ],
 )
-def test_what_labels_say_of_the_layout(labels: dict[str, str], reason: Reason | None) -> None:
+def test_labels_describe_the_layout(labels: dict[str, str], reason: Reason | None) -> None:
     found = mig_obstacle(node(labels))
     assert (found and found[0]) is reason
 
@@ -57,7 +57,7 @@ def verdict(state: ClusterWriter) -> tuple[Reason | None, str]:
     return nearest.reason, nearest.detail
 
 
-def test_a_node_takes_nothing_while_its_layout_is_changed_and_says_what_shows_it() -> None:
+def test_a_node_takes_no_pods_while_mig_changes_and_shows_the_label() -> None:
     reported = GPUNodeSeen(gpunode(mig("M0", 1), mig("M1", 2)), NOW_S)
     state = state_of(NodeSeen(node({STATE: "success"})), reported)
     assert verdict(state) == (None, "")

@@ -6,7 +6,7 @@ from contract.reasons import Reason
 from tests.state.kinds import DOCUMENT, KINDS, Kind, between, section
 
 
-def test_the_documentation_says_what_explain_says() -> None:
+def test_the_documentation_matches_explain() -> None:
     assert between(DOCUMENT.read_text().splitlines()) == list(section()), (
         "right is: python -m tests.state.kinds"
     )

@@ -62,13 +62,13 @@ def test_labels_capacity_and_annotations_decide(node: msgspec.Raw, reason: Reaso
     assert reasons(node) == [reason]
 
 
-def test_kubernetes_takes_capacity_where_a_node_says_nothing_of_allocatable() -> None:
+def test_allocatable_defaults_to_capacity_as_in_kubernetes() -> None:
     said = bytes(item())
     assert reasons(msgspec.Raw(said.replace(b"allocatable", b"images"))) == [None]
     assert reasons(msgspec.Raw(said.replace(b'"capacity"', b'"images"'))) == [None]
 
 
-def test_nobody_keeps_the_sms_of_a_new_node_busy() -> None:
+def test_the_sms_of_a_new_node_are_idle() -> None:
     assert reasons(item(), **{MAX_SM: "10%"}) == [None]
 
 

@@ -30,7 +30,7 @@ def held(nominations: Nominations, now_s: float, left: bool = False) -> list[str
     return sorted(nominations.nominees(now_s, lambda _: left))
 
 
-def test_a_place_is_held_while_somebody_leaves_and_a_while_longer() -> None:
+def test_a_node_is_held_while_a_pod_leaves_and_a_while_longer() -> None:
     nominations = Nominations(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     assert held(nominations, 0.0, left=True) == ["n"]
@@ -54,7 +54,7 @@ def test_a_nomination_that_was_taken_back_counts_a_while_longer() -> None:
     assert held(nominations, 1.1 + CLEARED_S) == []
 
 
-def test_what_kube_scheduler_was_told_counts_until_it_says_so() -> None:
+def test_an_answer_to_kube_scheduler_counts_until_it_nominates() -> None:
     nominations = Nominations(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
     assert held(nominations, EXPECTED_S) == ["n"]
@@ -63,7 +63,7 @@ def test_what_kube_scheduler_was_told_counts_until_it_says_so() -> None:
     assert held(nominations, EXPECTED_S + HOLD_S) == ["n"]
 
 
-def test_what_was_expected_and_never_seen_ends_whoever_leaves_later() -> None:
+def test_an_expected_nomination_that_never_shows_up_ends() -> None:
     """The pod was deleted while kube-scheduler looked for victims: nothing tells of it any more."""
     nominations = Nominations(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
@@ -90,7 +90,7 @@ def test_a_hold_ends_though_pods_leave_the_node_all_the_time() -> None:
     assert held(nominations, LONGEST_S + 1.0, left=True) == []
 
 
-def test_our_own_nomination_counts_only_where_we_make_them() -> None:
+def test_our_own_nomination_counts_only_if_we_preempt() -> None:
     for allowed in (False, True):
         nominations = Nominations(HOLD_S, ours=allowed)
         nominations.pod_seen(ours(), True)
@@ -120,7 +120,7 @@ def test_what_users_write_there_breaks_nothing(text: str) -> None:
         pytest.param(nominee(), True, False, id="nobody yields to itself"),
     ],
 )
-def test_who_leaves_a_place_to_whom(of: Pod, both: bool, expected: bool) -> None:
+def test_which_pod_takes_precedence(of: Pod, both: bool, expected: bool) -> None:
     assert yields(of, nominee(), both) is expected
 
 

@@ -55,7 +55,7 @@ def strange(*pids: int, used_gib: int = 20) -> GPUNode:
     return msgspec.structs.replace(node, status=status)
 
 
-def test_a_node_is_told_who_overcommits_it() -> None:
+def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
     """Pods that came around us, and processes of no pod; not a pod of ours that grows."""
     half_full = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
     around = pod("20Gi", uid="uid-x", name="x", node="n")
@@ -85,7 +85,7 @@ def test_a_node_is_told_who_overcommits_it() -> None:
     assert said(state, "GPUOvercommitted") == []
 
 
-def test_more_of_the_same_strangers_is_no_news_and_others_are() -> None:
+def test_growth_of_the_same_unattributed_processes_is_no_new_notice_and_others_are() -> None:
     def name(node: GPUNode) -> str:
         (notice,) = said(state_of(*seen(kube_node(), node)), "GPUOvercommitted")
         return event_name(notice)
@@ -94,7 +94,7 @@ def test_more_of_the_same_strangers_is_no_news_and_others_are() -> None:
     assert name(strange(7)) != name(strange(8))
 
 
-def test_a_fenced_device_is_told_once_for_each_time_that_it_fails() -> None:
+def test_an_unhealthy_device_has_one_notice_per_failure() -> None:
     def told(since: str, why: str = "XID 79 (nvml)") -> Notice:
         broken = shared("a", healthy=False, health_reason=why, unhealthy_since=since)
         (notice,) = said(state_of(*seen(kube_node(), gpunode(broken))), "GPUUnhealthy")
@@ -123,7 +123,7 @@ def using(gib: int) -> GPUNode:
     )
 
 
-def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
+def test_a_pod_gets_an_event_after_a_minute_of_overuse() -> None:
     placed = OURS | {"headroom.gpu/placement": '{"decision": "uid-q.7"}'}
     ours = pod(uid="uid-q", name="q", node="n", annotations=placed)
     state = state_of(*seen(kube_node(), using(10), ours))
@@ -147,7 +147,7 @@ def test_a_pod_is_told_when_it_has_used_too_much_for_a_minute() -> None:
     assert event_name(doubled) != event_name(notice)
 
 
-def test_who_stops_and_begins_again_has_another_minute() -> None:
+def test_overuse_that_stops_and_starts_again_has_another_minute() -> None:
     state = state_of(*seen(kube_node(), using(10)))
     state.overuses.update(NOW_S)
     state.apply(seen(using(8)))
@@ -163,7 +163,7 @@ def weighed(devices: Sequence[DeviceTerms]) -> WeighedNode:
     return WeighedNode("n", devices=devices, written_devices=devices)
 
 
-def test_a_memory_that_devices_share_is_told_of_once() -> None:
+def test_a_memory_that_devices_share_is_reported_once() -> None:
     overuses = Overuses(LASTING_S)
     devices = [mig("m1", 1, used_bytes=2 * GIB), mig("m2", 1, used_bytes=2 * GIB)]
     row = use("u", "m1", 2 * GIB, replica="m1")

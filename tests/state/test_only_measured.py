@@ -154,7 +154,7 @@ def test_pods_that_use_what_they_are_charged_anyway_have_nothing_weighed() -> No
     assert measured_of(state) == 9 * GIB
 
 
-def test_nobody_keeps_a_report_that_was_followed_by_another() -> None:
+def test_replaced_reports_are_not_kept() -> None:
     """Of 5,000 nodes two of each would not go into memory."""
     first = told(GIB, 1)
     before = sys.getrefcount(first.status)
@@ -166,7 +166,7 @@ def test_nobody_keeps_a_report_that_was_followed_by_another() -> None:
     assert after == before
 
 
-def test_who_overcommits_a_device_is_told_with_what_they_use_now() -> None:
+def test_pods_on_an_overcommitted_device_are_reported_with_their_use() -> None:
     """One is on its way there and has no room beside the other and a stranger."""
     held = {**PROMISES, "b": reservation({"D0": 8 * GIB})}
     state = state_of(*seen(kube_node(), told(GIB, 1, 12 * GIB, reservations=held)))
@@ -176,7 +176,7 @@ def test_who_overcommits_a_device_is_told_with_what_they_use_now() -> None:
         assert [holder.measured_bytes for holder in over.holders] == [used_bytes, None]
 
 
-def test_a_node_from_which_somebody_is_to_leave_is_looked_after_with_each_report() -> None:
+def test_a_node_with_a_pod_to_evict_is_checked_with_each_report() -> None:
     leaving = {"a": replace(PROMISES["a"], flags=[EVICTED])}
     sits = pod("8Gi", uid="a", node="n")
     state = state_of(*seen(kube_node(), sits, told(GIB, 1, reservations=leaving)))
@@ -186,7 +186,7 @@ def test_a_node_from_which_somebody_is_to_leave_is_looked_after_with_each_report
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_promise_that_is_left_over_is_looked_into_when_its_agent_is_heard_of(gone: bool) -> None:
+def test_an_orphaned_reservation_is_checked_when_its_agent_reports(gone: bool) -> None:
     sits = pod("8Gi", uid="a", node="n")
     state = state_of(*seen(kube_node(), sits, told(GIB, 1)))
     if gone:
@@ -197,7 +197,7 @@ def test_a_promise_that_is_left_over_is_looked_into_when_its_agent_is_heard_of(g
     assert state.take_unsettled() == (["n"] if gone else [])
 
 
-def test_a_heartbeat_after_silence_is_room() -> None:
+def test_a_heartbeat_after_a_stale_report_counts_as_a_gain() -> None:
     state = state_of(*seen(kube_node(), told(GIB, 1)))
     state.apply([HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S + 30)])
     before = state.snapshot().generation

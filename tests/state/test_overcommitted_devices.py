@@ -62,7 +62,7 @@ VERSION_3 = msgspec.structs.replace(HALF_FULL.metadata, resource_version="3")
         pytest.param(shared("a", used_bytes=90 * GIB), id="they contradict each other"),
     ],
 )
-def test_a_device_whose_figures_are_not_known_raises_no_alarm(device: Device) -> None:
+def test_a_device_with_unknown_figures_raises_no_alarm(device: Device) -> None:
     lost = gpunode(
         device, reservations={"uid-q": reservation({"a": 8 * GIB})}, pods=[use("uid-q", "a")]
     )
@@ -77,7 +77,7 @@ def test_a_node_that_goes_takes_its_alarm_with_it() -> None:
     assert figures(state) == []
 
 
-def test_binds_on_their_way_are_no_reason_for_an_alarm() -> None:
+def test_assumed_binds_raise_no_alarm() -> None:
     """They are taken to go to every device, so that filter leaves them room everywhere."""
     state = state_of(*seen(kube_node(), HALF_FULL))
     state.apply([BindBegun(pod("20Gi"), "n")])
@@ -97,7 +97,7 @@ def test_a_report_that_contradicts_itself_is_no_alarm(node: GPUNode) -> None:
     assert figures(state_of(*seen(kube_node(), node, around_us()))) == []
 
 
-def test_only_who_came_around_us_is_told() -> None:
+def test_only_unreserved_pods_get_a_notice() -> None:
     """Ours is a victim there; so is who grew beyond what it asked for, of whom metrics tell."""
     ours = pod("8Gi", uid="uid-q", name="q", node="n", annotations={PLACEMENT: '{"node":"n"}'})
     state = state_of(*seen(kube_node(), HALF_FULL, ours, around_us()))
@@ -112,7 +112,7 @@ def test_only_who_came_around_us_is_told() -> None:
     assert told(state) == []
 
 
-def test_what_is_shown_is_what_the_terms_say() -> None:
+def test_the_view_shows_the_terms() -> None:
     state = ClusterWriter(Rules(), 90.0, 0.0)
     state.apply(seen(kube_node(), HALF_FULL, around_us()))
     (over,) = state.overcommits.now()

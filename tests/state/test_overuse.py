@@ -117,7 +117,7 @@ def test_a_pod_that_its_gate_let_through_stays() -> None:
         pytest.param(crowded(neighbour=16), pod(gate=False), EVICT, False, id="it has room"),
     ],
 )
-def test_without_a_gate_only_newcomers_leave_and_only_where_that_is_wanted(
+def test_without_a_gate_only_new_pods_are_evicted_and_only_if_set(
     node: GPUNode, of: Pod, rules: Rules, leaves: bool
 ) -> None:
     assert found(node, of, rules=rules) == (LEAVES if leaves else NOBODY)
@@ -128,12 +128,12 @@ def test_a_pod_that_is_going_is_not_sent_away_as_well() -> None:
     assert found(crowded(), pod(deleted="2026-11-21T00:00:00Z")) == NOBODY
 
 
-def test_a_stale_node_sends_nobody_away() -> None:
+def test_no_pod_is_evicted_from_a_stale_node() -> None:
     state = state_of(crowded(), pod())
     assert state.misplaced(crowded(), NOW_S + 91) == NOBODY
 
 
-def test_a_node_with_somebody_to_send_away_is_looked_at_until_all_is_well() -> None:
+def test_a_node_with_a_pod_to_evict_is_checked_until_it_has_left() -> None:
     state = state_of(crowded(), pod())
     assert state.crowded == ["n"]
     assert "n" in state.take_unsettled()
@@ -148,7 +148,7 @@ def rejection(state: RecordingState) -> Reason | None:
     return node.reason
 
 
-def test_after_an_eviction_the_node_takes_nobody_for_a_while() -> None:
+def test_after_an_eviction_the_node_takes_no_pods_for_a_while() -> None:
     state = state_of(crowded(), pod())
     assert rejection(state) is None
     marked = crowded(EVICTED, version="2")
@@ -165,7 +165,7 @@ def others(count: int) -> Iterable[Pod]:
     return (pod(f"r{number}") for number in range(count))
 
 
-def test_in_a_back_off_nobody_else_is_sent_away() -> None:
+def test_no_pod_is_evicted_during_a_back_off() -> None:
     node = gpunode(
         shared("a", free=1, allocated=3),
         reservations={"p": made(20, EVICTED), "r0": made(20), "r1": made(20)},
@@ -177,7 +177,7 @@ def test_in_a_back_off_nobody_else_is_sent_away() -> None:
     assert state.misplaced(node, NOW_S).leave == {"p", "r1"}
 
 
-def test_a_mark_that_another_replica_has_just_made_counts_before_the_watch_tells_of_it() -> None:
+def test_a_mark_of_another_replica_counts_before_the_watch_delivers_it() -> None:
     """Read ahead of the watch: nobody else is sent away beside it, and nobody is let in."""
 
     def of(*flags: str) -> GPUNode:

@@ -47,7 +47,7 @@ def message(
     return None if notice is None else notice.message
 
 
-def test_the_numbers_of_the_nearest_device_are_told() -> None:
+def test_the_numbers_of_the_nearest_device_are_shown() -> None:
     state = world(("far", 20, {}), ("near", 8, {}))
     assert message(state, pod("20Gi", name="p")) == (
         "0 of 3 nodes can take the pod: 2 insufficient GPU memory on any device; "
@@ -65,7 +65,7 @@ def test_a_node_that_the_pod_may_not_run_on_is_not_near() -> None:
     assert "short by 16.0 GiB of 20.0 GiB on GPU 3 (GPU-far) of far" in told
 
 
-def test_who_would_fit_by_now_is_told_nothing_unless_that_helps_nothing() -> None:
+def test_a_pod_that_would_fit_now_gets_no_notice_unless_a_retry_does_not_help() -> None:
     state = world(("n", 2, {}))
     assert message(state, pod("20Gi")) is None
     told = message(state, pod("20Gi"), again=True)
@@ -73,7 +73,7 @@ def test_who_would_fit_by_now_is_told_nothing_unless_that_helps_nothing() -> Non
     assert "It would fit on n, which kube-scheduler does not offer." in told
 
 
-def test_pods_that_ask_for_the_same_are_each_told_of_nodes_that_they_may_run_on() -> None:
+def test_equal_pods_each_get_their_own_eligible_nodes() -> None:
     state = world(("far", 20, {"pool": "mine"}), ("near", 8, {}))
     explaining = Explaining(state, state.snapshot(), NOW_S)
     spec = msgspec.structs.replace(pod("20Gi").spec, node_selector={"pool": "mine"})
@@ -88,7 +88,7 @@ def test_pods_that_ask_for_the_same_are_each_told_of_nodes_that_they_may_run_on(
     assert "short by 6.0 GiB of 22.0 GiB" in larger.message
 
 
-def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alone() -> None:
+def test_an_invalid_or_too_large_pod_gets_only_the_reasons() -> None:
     state = world(("n", 2, {}))
     told = message(state, pod("much"), {Reason.BAD_VRAM: 1})
     assert told == (
@@ -102,7 +102,7 @@ def test_a_pod_that_cannot_be_read_or_no_node_could_take_is_told_the_reasons_alo
     assert "Nearest" not in unreported
 
 
-def test_of_many_reasons_the_most_frequent_are_told() -> None:
+def test_the_most_frequent_of_many_reasons_are_shown() -> None:
     many = {reason: 2 + i for i, reason in enumerate(list(Reason)[:6])}
     told = message(world(), pod("8Gi"), many)
     assert told is not None

@@ -41,7 +41,7 @@ def holding(always: bool = False, **limits: str) -> Container:
     return Container(resources=ResourceRequirements(limits=limits), restart_policy=policy)
 
 
-def test_init_containers_count_where_they_are_larger_and_sidecars_always() -> None:
+def test_init_containers_count_if_they_are_larger_and_sidecars_always() -> None:
     of = Pod(
         metadata=ObjectMeta(),
         spec=PodSpec(
@@ -53,7 +53,7 @@ def test_init_containers_count_where_they_are_larger_and_sidecars_always() -> No
     assert demands(of) == {"cpu": Decimal("3.25"), "memory": Decimal(5)}
 
 
-def test_a_request_counts_where_there_is_one() -> None:
+def test_a_request_counts_if_there_is_one() -> None:
     resources = ResourceRequirements(limits={"cpu": "4", "memory": "1"}, requests={"cpu": "1"})
     of = Pod(metadata=ObjectMeta(), spec=PodSpec(containers=[Container(resources=resources)]))
     assert demands(of) == {"cpu": Decimal(1), "memory": Decimal(1)}

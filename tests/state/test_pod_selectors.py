@@ -121,7 +121,7 @@ def test_pods_that_are_there_speak_of_the_newcomer(
     assert neighbours.known() == set()
 
 
-def test_who_has_ended_says_nothing_any_more() -> None:
+def test_an_ended_pod_has_no_terms_any_more() -> None:
     neighbours, newcomer = Neighbours(), pod("new", labels={"app": "web"})
     speaker = pod("one", affinity=beside(PREFERRED, labelSelector=WEB))
     neighbours.pod_seen(speaker, False)
@@ -131,7 +131,7 @@ def test_who_has_ended_says_nothing_any_more() -> None:
     assert not neighbours.match(newcomer)
 
 
-def test_the_state_keeps_what_pods_without_a_gpu_say_as_long_as_they_are_there() -> None:
+def test_the_state_keeps_terms_of_pods_without_a_gpu_while_they_exist() -> None:
     state = ClusterWriter(Rules(), 90.0, 0.0)
     speaker = pod("one", affinity=beside(PREFERRED, labelSelector=WEB))
     newcomer = pod("new", labels={"app": "web"})
@@ -168,5 +168,5 @@ def expression(operator: str, *values: str) -> dict[str, Any]:
         pytest.param(expression("Gt", "1"), False, id="an invalid selector selects no pod"),
     ],
 )
-def test_whom_a_selector_is_about(selector: dict[str, Any], expected: bool) -> None:
+def test_which_pods_a_selector_matches(selector: dict[str, Any], expected: bool) -> None:
     assert selects(LabelSelector(**selector), {"app": "web"}) is expected

@@ -90,7 +90,7 @@ def state_with(node: GPUNode, *pods: Pod) -> RecordingState:
         pytest.param([], OLD, True, False, id="deleted by force, but seen"),
     ],
 )
-def test_promises_that_nobody_needs(
+def test_reservations_without_a_pod(
     pods: list[Pod], since: str, observed: bool, left: bool
 ) -> None:
     rows = [use("uid-p", "a")] if observed else []
@@ -107,7 +107,7 @@ def test_promises_that_nobody_needs(
         pytest.param(AHEAD, id="of a clock that was wrong"),
     ],
 )
-def test_a_promise_to_a_pod_that_nobody_knows_is_looked_into(since: str) -> None:
+def test_a_reservation_of_an_unknown_pod_is_checked(since: str) -> None:
     reservation = Reservation(namespace="default", name="p", since=since)
     state = state_with(gpunode(reservations={"uid-p": reservation}))  # nor did the node ever report
     assert leftovers(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", reservation)]
@@ -220,7 +220,7 @@ SOUND = [Source(name="checkpoint"), Source(name="proc")]
         ),
     ],
 )
-def test_a_pod_that_is_gone_is_let_go_by_a_sample_taken_after_that(
+def test_a_deleted_pod_is_released_by_a_sample_taken_afterwards(
     sources: list[Source], device: Device, beat: HeartbeatSeen, left: bool
 ) -> None:
     node = gpunode(device, reservations={"uid-p": PROMISE})
@@ -238,7 +238,7 @@ def unreachable(by: bool) -> NodeSeen:
     return NodeSeen(msgspec.structs.replace(kube_node(), spec=NodeSpec(taints=taints)))
 
 
-def test_without_an_agent_a_kubelet_that_is_reachable_has_ended_who_is_gone() -> None:
+def test_without_an_agent_a_reachable_kubelet_has_ended_deleted_pods() -> None:
     node = gpunode(reservations={"uid-p": PROMISE})
     state = state_with(node, pod(node="n"))
     state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
@@ -261,7 +261,7 @@ def test_an_agent_that_has_reported_is_waited_for() -> None:
     assert leftovers(state, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
 
 
-def test_marks_go_with_the_promise() -> None:
+def test_marks_are_dropped_with_the_reservation() -> None:
     node = gpunode(shared("a"), reservations={"uid-p": PROMISE})
     state = state_with(node)
     for gone in (GPUNodeGone("n"), GPUNodeSeen(gpunode(shared("a"), version="2"), NOW_S)):
@@ -279,7 +279,7 @@ def test_only_so_many_pods_are_remembered() -> None:
     assert departures.seen("uid-1") is not None
 
 
-def test_only_the_nodes_asked_about_are_looked_at() -> None:
+def test_only_the_given_nodes_are_checked() -> None:
     held = {"uid-p": Reservation(namespace="default", name="p", since=OLD)}
     state = state_with(gpunode(reservations=held))
     assert leftovers(state, WALL_S, 60.0, ["n", "nowhere"]) == [
@@ -308,9 +308,7 @@ def test_only_the_nodes_asked_about_are_looked_at() -> None:
         ),
     ],
 )
-def test_whoever_sits_on_a_node_without_a_promise_is_to_be_charged(
-    node: GPUNode, sitting: Pod, charged: bool
-) -> None:
+def test_an_unreserved_pod_must_be_charged(node: GPUNode, sitting: Pod, charged: bool) -> None:
     state = state_with(node, sitting)
     found = [] if charged else [UnreservedPod("n", sitting)]
     assert unreserved_pods(state) == unreserved_pods(state, ["n", "nowhere"]) == found
@@ -340,7 +338,7 @@ def test_nodes_that_offer_gpus_wait_for_their_ledger() -> None:
     assert [node.metadata.name for node in uninitialised(state)] == ["new", "begun"]
 
 
-def test_gpunodes_that_somebody_deletes_are_let_go_once() -> None:
+def test_the_finalizer_of_deleted_gpunodes_is_removed_once() -> None:
     def deleted(name: str, *finalizers: str, at: str | None = "2026-11-21T00:00:00Z") -> GPUNode:
         node = gpunode(name=name)
         metadata = msgspec.structs.replace(

@@ -36,7 +36,7 @@ def bound(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
         pytest.param("8Gi", "8" * 9999, "8888'...", id="very long"),
     ],
 )
-def test_an_edit_is_told(asked: str | None, now: str | None, says: str) -> None:
+def test_an_edit_is_reported(asked: str | None, now: str | None, says: str) -> None:
     state, edited = bound(asked, now)
     state.apply([PodSeen(edited)])
     found = list(notices(state))
@@ -47,7 +47,7 @@ def test_an_edit_is_told(asked: str | None, now: str | None, says: str) -> None:
         assert len(notice.message) < 400
 
 
-def test_it_is_told_no_more_when_it_is_taken_back_or_the_pod_goes() -> None:
+def test_it_is_no_longer_reported_when_it_is_reverted_or_the_pod_ends() -> None:
     state, edited = bound("8Gi", "1Gi")
     state.apply([PodSeen(edited)])
     assert list(notices(state))
@@ -69,7 +69,7 @@ def test_a_second_edit_is_another_notice() -> None:
     assert first.key != second.key
 
 
-def test_what_was_promised_stands_when_the_ledger_is_lost() -> None:
+def test_reservations_are_restored_when_the_ledger_is_lost() -> None:
     """Initialised anew, the node charges what the pod was bound with."""
     state, edited = bound("8Gi", "1Gi")
     state.apply([GPUNodeGone("n")])
@@ -88,7 +88,7 @@ def test_what_was_promised_stands_when_the_ledger_is_lost() -> None:
         pytest.param('{"node":"elsewhere","asked":"1Gi"}', id="of another node"),
     ],
 )
-def test_a_placement_that_tells_nothing_is_no_edit(placement: str) -> None:
+def test_a_placement_without_a_request_shows_no_edit(placement: str) -> None:
     assert edit(pod("8Gi", annotations={PLACEMENT: placement}, node="n")) == ""
 
 
@@ -114,7 +114,7 @@ def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
         pytest.param("8Gi", None, "from '8Gi' to nothing", id="taken away"),
     ],
 )
-def test_an_edit_of_a_pod_bound_by_others_is_told_too(
+def test_an_edit_of_an_adopted_pod_is_reported_too(
     asked: str | None, now: str | None, says: str
 ) -> None:
     state, edited = adopted_as(asked, now)

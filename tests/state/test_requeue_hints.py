@@ -95,14 +95,14 @@ class World:
         return [who.metadata.uid for who in due]
 
 
-def test_nobody_is_woken_while_nothing_comes_free() -> None:
+def test_no_pod_is_requeued_while_no_memory_is_freed() -> None:
     world = World("n")
     world.see(rejected("p"))
     assert world.requeued() == []
     assert not world.waking.pending
 
 
-def test_who_fits_is_woken_once_for_each_time_that_room_comes() -> None:
+def test_a_pod_that_fits_is_requeued_once_for_each_gain() -> None:
     world = World("n")
     world.see(rejected("p"), rejected("large", "25Gi"))
     world.requeued()
@@ -135,7 +135,7 @@ def test_small_ones_share_what_came_free() -> None:
     assert world.requeued() == ["p0", "p1"]
 
 
-def test_who_is_bound_gives_the_rest_of_the_room_free() -> None:
+def test_a_bound_pod_frees_the_rest_of_its_claim() -> None:
     world = World("n")
     world.see(*(rejected(f"p{i}", "8Gi", minute=i) for i in range(3)))
     world.holds("n", 15)
@@ -145,7 +145,7 @@ def test_who_is_bound_gives_the_rest_of_the_room_free() -> None:
     assert world.requeued() == ["p1"]
 
 
-def test_who_comes_back_refused_leaves_the_room_to_the_next() -> None:
+def test_a_pod_that_is_rejected_again_leaves_the_memory_to_the_next() -> None:
     world = World("n")
     stuck, next_one = rejected("stuck", minute=1), rejected("next", minute=2)
     world.see(stuck, next_one)
@@ -158,7 +158,7 @@ def test_who_comes_back_refused_leaves_the_room_to_the_next() -> None:
     assert world.requeued() == ["next"]
 
 
-def test_who_is_kept_away_by_other_plugins_does_not_shut_the_others_out() -> None:
+def test_a_pod_that_other_plugins_reject_does_not_block_the_others() -> None:
     """Filter is never asked for them, so only time tells."""
     world = World("n")
     world.see(*(rejected(f"stuck{i}", minute=i) for i in range(3)), rejected("right", minute=9))
@@ -167,7 +167,7 @@ def test_who_is_kept_away_by_other_plugins_does_not_shut_the_others_out() -> Non
     assert found == [["stuck0"], ["stuck1"], ["stuck2"], ["right"]]
 
 
-def test_a_thousand_who_select_other_nodes_cost_the_right_one_nothing() -> None:
+def test_a_thousand_pods_for_other_nodes_do_not_delay_the_pod_that_fits() -> None:
     world = World("n", labels={"zone": "a"})
 
     def selecting(uid: str, zone: str, minute: int) -> Pod:
@@ -180,7 +180,7 @@ def test_a_thousand_who_select_other_nodes_cost_the_right_one_nothing() -> None:
     assert world.requeued() == ["right"]
 
 
-def test_many_are_woken_in_portions() -> None:
+def test_many_pods_are_requeued_in_portions() -> None:
     names = [f"n{i}" for i in range(AT_ONCE + 5)]
     world = World(*names)
     world.see(*(rejected(f"p{i:02}", minute=i % 60) for i in range(len(names))))
@@ -191,7 +191,7 @@ def test_many_are_woken_in_portions() -> None:
     assert len(world.requeued()) == 5
 
 
-def test_a_replica_that_starts_wakes_whom_others_refused_and_there_is_room_for() -> None:
+def test_a_replica_that_starts_requeues_rejected_pods_that_fit() -> None:
     world = World("n")
     world.holds("n", 0)
     world.see(
@@ -209,7 +209,7 @@ def test_what_the_journal_saw_needs_no_condition() -> None:
     assert world.requeued() == ["p"]
 
 
-def test_who_passed_filter_is_not_disturbed() -> None:
+def test_a_pod_that_passed_filter_is_not_requeued() -> None:
     world = World("n")
     waiting = rejected("p")
     world.see(waiting)
@@ -220,7 +220,7 @@ def test_who_passed_filter_is_not_disturbed() -> None:
     assert world.requeued(after_s=10) == ["p"]
 
 
-def test_who_was_refused_for_pods_that_never_came_is_tried_again() -> None:
+def test_a_pod_rejected_for_assumed_binds_that_failed_is_tried_again() -> None:
     world = World("n")
     waiting = rejected("p")
     world.see(waiting)
@@ -231,7 +231,7 @@ def test_who_was_refused_for_pods_that_never_came_is_tried_again() -> None:
     assert world.requeued(0.5) == ["p"]
 
 
-def test_a_clock_that_was_ahead_and_is_set_keeps_nobody_waiting() -> None:
+def test_a_clock_that_is_set_back_delays_no_pod() -> None:
     world = World("n")
     waiting = rejected("p")
     world.see(waiting)
@@ -245,7 +245,7 @@ def test_a_clock_that_was_ahead_and_is_set_keeps_nobody_waiting() -> None:
     assert world.requeued(0.5) == ["p"]
 
 
-def test_who_was_refused_with_all_room_in_sight_is_not() -> None:
+def test_a_pod_rejected_with_all_memory_known_is_not_tried_again() -> None:
     world = World("n")
     waiting = rejected("p")
     world.see(waiting)
@@ -254,7 +254,7 @@ def test_who_was_refused_with_all_room_in_sight_is_not() -> None:
     assert world.requeued() == []
 
 
-def test_a_node_that_is_heard_of_again_has_room() -> None:
+def test_a_node_with_a_new_heartbeat_counts_as_a_gain() -> None:
     world = World("n")
     world.holds("n", 0)
     world.now_s += 200
@@ -264,7 +264,7 @@ def test_a_node_that_is_heard_of_again_has_room() -> None:
     assert world.requeued() == ["p"]
 
 
-def test_room_for_one_whom_another_replica_woke_is_left_to_it() -> None:
+def test_memory_for_a_pod_that_another_replica_requeued_is_left_to_it() -> None:
     world = World("n")
     first, second = rejected("first", minute=1), rejected("second", minute=2)
     world.see(first, second)
@@ -278,7 +278,7 @@ def test_room_for_one_whom_another_replica_woke_is_left_to_it() -> None:
     assert world.requeued(CLAIM_S) == ["first"]
 
 
-def test_who_could_not_be_woken_is_tried_again() -> None:
+def test_a_pod_that_could_not_be_requeued_is_tried_again() -> None:
     world = World("n")
     world.see(rejected("p"))
     world.holds("n", 0)
@@ -287,7 +287,7 @@ def test_who_could_not_be_woken_is_tried_again() -> None:
     assert world.requeued(1.0) == ["p"]
 
 
-def test_who_is_woken_in_vain_is_woken_less_and_less_often() -> None:
+def test_a_pod_that_is_requeued_in_vain_is_requeued_less_and_less_often() -> None:
     world = World("n")
     world.see(rejected("p"))
     at_s: list[float] = []
@@ -306,7 +306,7 @@ def wanting_calm(uid: str, limit: str = "50%", minute: int = 0) -> Pod:
     return msgspec.structs.replace(made, metadata=metadata)
 
 
-def test_who_waits_for_idle_sms_is_woken_when_they_are_idle_enough() -> None:
+def test_a_pod_that_waits_for_idle_sms_is_requeued_when_they_are_idle_enough() -> None:
     world = World("n")
     world.holds("n", 0, sm=0.9)
     world.see(wanting_calm("p"))
@@ -327,7 +327,7 @@ def test_sms_that_are_known_at_last_may_be_idle_enough() -> None:
     assert world.requeued() == ["p"]
 
 
-def test_idle_sms_wake_nobody_who_did_not_ask_for_them() -> None:
+def test_lower_sm_activity_requeues_no_pod_that_did_not_request_it() -> None:
     world = World("n", "m")
     world.holds("n", 4, sm=0.9)
     world.see(rejected("p"))
@@ -351,7 +351,7 @@ def test_idle_sms_wake_nobody_who_did_not_ask_for_them() -> None:
     assert world.state.latest_room == latest
 
 
-def test_who_asks_for_less_is_looked_at_anew() -> None:
+def test_a_pod_that_requests_less_is_checked_again() -> None:
     world = World("n")
     world.see(rejected("p", "20Gi"))
     world.holds("n", 16)
@@ -361,7 +361,7 @@ def test_who_asks_for_less_is_looked_at_anew() -> None:
     assert world.requeued() == ["p"]
 
 
-def test_whose_namespace_asks_for_less_is_looked_at_anew() -> None:
+def test_a_pod_whose_namespace_default_decreases_is_checked_again() -> None:
     world = World("n")
     bare = rejected("p")
     metadata = msgspec.structs.replace(bare.metadata, annotations={})
@@ -381,7 +381,7 @@ def test_whose_namespace_asks_for_less_is_looked_at_anew() -> None:
     assert world.requeued() == ["p"]
 
 
-def test_a_look_may_be_interrupted_between_any_two_pods_and_names_the_same() -> None:
+def test_a_pass_may_be_interrupted_between_any_two_pods_with_the_same_result() -> None:
     names = [f"n{i}" for i in range(6)]
     whole, parts = World(*names), World(*names)
     for world in (whole, parts):
@@ -402,7 +402,7 @@ def test_a_look_may_be_interrupted_between_any_two_pods_and_names_the_same() -> 
     assert len(found) > len(names)
 
 
-def test_a_look_weighs_only_so_many_crowded_nodes_and_the_next_goes_on() -> None:
+def test_a_pass_checks_a_limited_number_of_claimed_nodes_and_the_next_continues() -> None:
     many = MOST_WEIGHED + 20
     world = World("n")
     # Each asks for something else, so that nothing learned of one is known of the next.
@@ -416,7 +416,7 @@ def test_a_look_weighs_only_so_many_crowded_nodes_and_the_next_goes_on() -> None
     assert world.requeued() == ["last"]
 
 
-def test_who_is_gone_or_bound_is_forgotten() -> None:
+def test_a_deleted_or_bound_pod_is_forgotten() -> None:
     world = World("n")
     world.see(rejected("gone"), rejected("bound"))
     world.state.apply([PodGone("gone"), PodSeen(pod("1Gi", uid="bound", node="m"))])
@@ -424,7 +424,7 @@ def test_who_is_gone_or_bound_is_forgotten() -> None:
     assert world.requeued() == []
 
 
-def test_only_a_refusal_that_quotes_us_counts() -> None:
+def test_only_a_rejection_with_our_reason_counts() -> None:
     def said(kind: str, status: str, reason: str, message: str) -> bool:
         return rejected_by_us(saying(pod(), kind, status, reason, message))
 
@@ -436,7 +436,7 @@ def test_only_a_refusal_that_quotes_us_counts() -> None:
     assert not rejected_by_us(pod())
 
 
-def test_room_that_others_left_for_somebody_wakes_nobody_else() -> None:
+def test_memory_that_victims_freed_for_a_pod_requeues_no_other_pod() -> None:
     world = World("n")
     nominee = rejected("nominee", "10Gi", minute=9, priority=5)
     status = msgspec.structs.replace(nominee.status, nominated_node_name="n")
@@ -453,7 +453,7 @@ def test_room_that_others_left_for_somebody_wakes_nobody_else() -> None:
     assert world.requeued(MAX_BACK_OFF_S) == ["above"]
 
 
-def test_who_was_refused_for_a_held_place_is_woken_when_nobody_holds_it_any_more() -> None:
+def test_a_pod_rejected_for_a_held_node_is_requeued_when_the_hold_ends() -> None:
     world = World("n")
     nominee = rejected("nominee", "10Gi", priority=5)
     status = msgspec.structs.replace(nominee.status, nominated_node_name="n")

@@ -201,7 +201,7 @@ asks = st.tuples(sizes, st.sampled_from([GPU, *RESOURCES[:2]]), st.sampled_from(
 
 @settings(max_examples=30, deadline=None)
 @given(fleets, plugins_of, choices_of, st.lists(asks, min_size=1, max_size=8))
-def test_pods_that_are_placed_for_real_go_where_the_trial_says(
+def test_real_placements_match_the_simulation(
     fleet: list[World],
     plugins: list[Plugin],
     choices: list[str],

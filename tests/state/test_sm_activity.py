@@ -91,7 +91,7 @@ def test_moved_history_weighs_nothing_again_and_leaves_earlier_snapshots_alone()
     assert first.nodes[0].devices[0].activity.ratio == 0.8
 
 
-def test_only_what_is_named_is_looked_at() -> None:
+def test_only_the_given_names_are_checked() -> None:
     state = node_with(shared("A", sm_activity=BUSY))
     before = state.snapshot()
     brings(state, {("X", None): history(0.1)}, "who", "nobody")
@@ -99,7 +99,7 @@ def test_only_what_is_named_is_looked_at() -> None:
     assert state.snapshot() is before
 
 
-def test_a_gpu_is_found_on_the_node_where_it_was_seen_last() -> None:
+def test_a_gpu_is_found_on_the_node_that_showed_it_last() -> None:
     state = node_with(shared("A"), mig("M", 1, "G"))
     find = state.activities.node_of
     assert [find(("A", None)), find(("G", 7)), find(("X", None))] == ["n", "n", None]
@@ -112,7 +112,7 @@ def test_a_gpu_is_found_on_the_node_where_it_was_seen_last() -> None:
     assert find(("B", None)) is None
 
 
-def test_history_wakes_who_waits_for_idler_sms() -> None:
+def test_history_requeues_pods_that_wait_for_lower_sm_activity() -> None:
     state = node_with(shared("A"))
     state.apply(seen(SMALL))
     generation = state.snapshot().generation
@@ -154,7 +154,7 @@ def test_history_wakes_who_waits_for_idler_sms() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_limit_is_held_against_what_counts_and_the_explanation_says_what(
+def test_the_limit_applies_to_the_activity_that_the_explanation_shows(
     figures: dict[Key, Activity], sample: SmActivity, reason: Reason | None, line: str
 ) -> None:
     state = node_with(device("A", sm_activity=sample))
@@ -196,7 +196,7 @@ def test_the_age_is_that_of_the_newest_sample_though_the_figure_has_not_moved() 
     assert ages(15) == [35.0, None]
 
 
-def test_promises_of_a_node_survive_what_moves_beside_them() -> None:
+def test_reservations_of_a_node_survive_concurrent_changes() -> None:
     held = {"q": reservation({"A": 8 << 30})}
     state = state_of(*seen(kube_node(), gpunode(shared("A"), reservations=held)))
     (before,) = state.snapshot().nodes[0].devices

@@ -20,7 +20,7 @@ def busy(free: int) -> Device:
     return shared("B", free=free, allocated=4 - free, **stranger)
 
 
-def test_pods_asked_about_while_one_is_being_bound_go_where_it_goes() -> None:
+def test_equal_pods_filtered_during_a_bind_get_the_same_node() -> None:
     first = pod("8Gi", uid="u1", name="p1")
     state = state_of(*seen(kube_node(), first, empty()))
     state.apply([BindBegun(first, "n")])
@@ -28,7 +28,7 @@ def test_pods_asked_about_while_one_is_being_bound_go_where_it_goes() -> None:
     assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING  # though A is empty
 
 
-def test_that_those_on_their_way_have_arrived_wakes_whoever_waited() -> None:
+def test_confirmed_pods_requeue_pods_that_waited() -> None:
     first = pod("8Gi", uid="u1", name="p1", node="n")
     state = state_of(*seen(kube_node(), first, empty()))
     placement = state.judge(pod("8Gi", uid="u1", name="p1"), empty(), NOW_S)

@@ -96,7 +96,7 @@ ONE_DEVICE = [On("a", 6), On("b", 6), On("c", 6), On("d", 6)]
         pytest.param([[On("a", 20, 2_000_000_000)]], 20, {"n": ["a"]}, {}, id="nor a critical one"),
     ],
 )
-def test_who_leaves_an_offered_node(
+def test_victims_on_an_offered_node(
     cluster: list[list[On]], gib: int, offered: dict[str, list[str]], leave: dict[str, list[str]]
 ) -> None:
     result = found(full_node("n", *cluster), of=newcomer(gib), offered=offered)
@@ -111,7 +111,7 @@ def test_a_critical_newcomer_does_not_drive_out_critical_pods() -> None:
     assert told(found(node, of=system, offered={"n": ["a"]})) == {}
 
 
-def test_a_newcomer_that_never_preempts_drives_out_nobody() -> None:
+def test_a_pod_that_never_preempts_evicts_no_pod() -> None:
     never = newcomer(20, preemption_policy="Never")
     assert told(found(full_node("n", [On("a", 20)]), of=never, offered={"n": ["a"]})) == {}
 
@@ -135,7 +135,7 @@ SMALL = [On("a", 10, 1), On("b", 10, 1)], [On("c", 2, 1)]
         pytest.param(LARGE, DISTRIBUTED, {DEVICE_CHOICE: "any"}, {"a", "b", "c"}, id="any is any"),
     ],
 )
-def test_every_device_that_the_newcomer_could_get_must_have_room(
+def test_every_device_that_the_pod_could_get_must_have_enough_memory(
     devices: tuple[list[On], ...], plugin: Plugin, annotations: dict[str, str], leave: set[str]
 ) -> None:
     node = full_node("n", *devices, plugin=plugin, annotations=annotations)
@@ -144,7 +144,7 @@ def test_every_device_that_the_newcomer_could_get_must_have_room(
     assert set(result.best.uids) == leave
 
 
-def test_the_best_node_is_told_and_those_that_are_worse() -> None:
+def test_the_best_node_is_answered_and_worse_ones() -> None:
     clusters = [
         full_node("cheap", [On("a", 20, 1)]),
         full_node("dear", [On("b", 20, 9)]),
@@ -170,7 +170,7 @@ def test_a_node_that_was_not_offered_is_added_only_when_it_is_better() -> None:
     assert not best.best.offered
 
 
-def test_victims_of_others_stay_where_kube_scheduler_needs_them() -> None:
+def test_victims_without_a_gpu_stay_if_kube_scheduler_needs_them() -> None:
     """It meant CPU, of which we know nothing, and the memory is there."""
     node = full_node("n", [On("a", 4, 1)])
     assert told(found(node, of=newcomer(20), offered={"n": ["stranger"]})) == {"n": ["stranger"]}
@@ -179,7 +179,7 @@ def test_victims_of_others_stay_where_kube_scheduler_needs_them() -> None:
     }
 
 
-def test_who_leaves_instead_frees_as_much_of_everything() -> None:
+def test_other_victims_free_as_much_of_each_resource() -> None:
     """kube-scheduler proposes a for its 8 CPU; b alone would do for the memory."""
     devices = [On("a", 2, 3, cpu="8")], [On("b", 20, 3, cpu="4")]
     node = full_node("n", *devices)
@@ -189,7 +189,7 @@ def test_who_leaves_instead_frees_as_much_of_everything() -> None:
     assert set(told(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"b"}
 
 
-def test_who_may_be_in_the_way_by_more_than_amounts_is_never_replaced() -> None:
+def test_victims_that_may_block_by_more_than_amounts_are_never_replaced() -> None:
     of = newcomer(20)
     affine = Affinity(pod_anti_affinity=Present())
     of = msgspec.structs.replace(of, spec=msgspec.structs.replace(of.spec, affinity=affine))
@@ -199,7 +199,7 @@ def test_who_may_be_in_the_way_by_more_than_amounts_is_never_replaced() -> None:
     assert told(found(node, of=of, offered={"n": ["a"]})) == {"n": ["a"]}
 
 
-def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
+def test_only_pods_that_leave_anyway_are_named() -> None:
     clusters = [
         full_node("leaving", [On("a", 20, 50, deleted=LEAVING)]),
         full_node("full", [On("b", 20, 1)]),
@@ -233,7 +233,7 @@ def test_who_leaves_anyway_is_named_and_nobody_else() -> None:
     }
 
 
-def test_who_should_be_gone_long_ago_is_not_evicted_once_more() -> None:
+def test_an_overdue_pod_is_not_evicted_again() -> None:
     node = full_node("n", [On("a", 20, 50, deleted=OVERDUE)])
     assert told(found(node, of=newcomer(20), offered={"n": ["a"]})) == {}
 
@@ -270,7 +270,7 @@ def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> Non
     assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
 
 
-def test_a_place_that_is_held_for_somebody_is_not_given_twice() -> None:
+def test_memory_that_is_held_for_a_pod_is_not_reserved_for_another() -> None:
     events = full_node("n", [On("a", 10, 1), On("b", 10, 2)])
     first = newcomer(14, name="first", nominated="n", created="2026-11-21T00:30:00Z")
     second = newcomer(12, name="second")

@@ -61,9 +61,7 @@ def verdict(state: ClusterWriter, of: Pod) -> Reason | None:
     ],
 )
 @pytest.mark.parametrize("where", ["gpu", "neighbour", "init"])
-def test_it_counts_where_it_may_be_obeyed(
-    pinning: Pinning, reason: Reason | None, where: str
-) -> None:
+def test_it_counts_if_it_may_be_obeyed(pinning: Pinning, reason: Reason | None, where: str) -> None:
     assert verdict(node(pinning), setting(EnvVar(name=NAME, value="all"), where=where)) is reason
 
 
@@ -103,7 +101,7 @@ def test_as_it_stands_in_a_manifest() -> None:
     assert verdict(node("honoured"), read) is Reason.CHOOSES_DEVICES
 
 
-def test_what_was_kept_of_a_pod_that_does_not_is_not_said_of_one_that_does() -> None:
+def test_a_cached_result_is_not_used_for_a_pod_with_a_reservation() -> None:
     state, cached_fits = node("honoured"), FitCache(Weights())
     plain: Any = state.understand(setting())
     chooses: Any = state.understand(setting(EnvVar(name=NAME, value="all")))
@@ -122,7 +120,7 @@ def test_of_two_by_one_name_the_last_counts() -> None:
 CHARGE = Rules(visible_devices=VisibleDevices.CHARGE)
 
 
-def test_by_setting_it_is_charged_instead_of_refused() -> None:
+def test_by_setting_it_is_charged_instead_of_rejected() -> None:
     asked = setting(EnvVar(name=NAME, value="all"))
     assert verdict(node("honoured", CHARGE), asked) is None
     placement = placed(node("honoured", CHARGE), asked)

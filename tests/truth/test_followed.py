@@ -75,7 +75,7 @@ def test_a_pod_is_compared_when_a_report_shows_it() -> None:
     assert state.observations.of_pod("n", "p") == outcome
 
 
-def test_it_is_compared_once_whatever_is_told_again() -> None:
+def test_it_is_compared_once_whatever_is_delivered_again() -> None:
     state = started(seen(BOUND), seen(HIT))
     assert results(state) == [("p", Result.HIT)]
     older = node(3, *IDLE)  # a sample from before, written by an agent that was restarted
@@ -93,7 +93,7 @@ def test_it_is_compared_once_whatever_is_told_again() -> None:
     assert state.observations.totals == {Result.HIT: 1}
 
 
-def test_a_version_that_comes_late_is_no_news() -> None:
+def test_a_late_version_changes_nothing() -> None:
     state = started(seen(BOUND), seen(node(5, *IDLE)))
     state.apply([seen(HIT)])  # version 2
     assert results(state) == []
@@ -109,7 +109,7 @@ def test_what_was_shown_before_we_watched_is_not_compared() -> None:
     assert not state.observations.is_pending("n", "p")
 
 
-def test_a_pod_on_its_way_at_a_restart_is_compared_with_what_is_known_then() -> None:
+def test_a_pod_unconfirmed_at_a_restart_is_compared_with_the_state_at_that_time() -> None:
     state = started(Relisted(GPUNode, (BOUND,), 0.0))
     state.apply([seen(node(2, *ASTRAY, shown="D1"))])
     (outcome,) = state.take_outcomes()
@@ -172,7 +172,7 @@ def test_a_pod_that_ends_before_it_is_seen_is_counted_as_that() -> None:
     assert results(state) == [("p", Result.UNSEEN)]
 
 
-def test_a_promise_that_never_led_to_a_binding_is_not_counted() -> None:
+def test_a_reservation_without_a_binding_is_not_counted() -> None:
     state = started(PodSeen(pod(uid="p", name="p")), seen(BOUND))
     state.apply([seen(node(2, *IDLE, reservations={"old": reserved()["old"]}))])
     assert results(state) == []
@@ -188,7 +188,9 @@ def recreated_seen_as_another() -> list[Event]:
 
 
 @pytest.mark.parametrize("told", [recreated_seen_as_gone, recreated_seen_as_another])
-def test_an_object_made_anew_has_lost_its_predictions(told: Callable[[], list[Event]]) -> None:
+def test_an_object_that_is_created_again_has_no_predictions(
+    told: Callable[[], list[Event]],
+) -> None:
     state = started(seen(BOUND))
     adopted = {
         uid: msgspec.structs.replace(each, flags=["adopted"], attempt="anew")
@@ -201,7 +203,7 @@ def test_an_object_made_anew_has_lost_its_predictions(told: Callable[[], list[Ev
     assert results(state) == []  # nobody predicted anything
 
 
-def test_a_silent_agent_leaves_the_pod_on_its_way() -> None:
+def test_without_reports_the_pod_stays_unconfirmed() -> None:
     state = started(seen(BOUND, 0.0))
     state.apply([NodeSeen(kube_node())])
     for version in range(2, 5):
@@ -210,7 +212,7 @@ def test_a_silent_agent_leaves_the_pod_on_its_way() -> None:
     assert state.observations.is_pending("n", "p")
 
 
-def test_a_device_with_another_name_was_configured_anew() -> None:
+def test_a_device_with_another_resource_name_was_reconfigured() -> None:
     other = [shared(f"E{n}", free=4 - n, allocated=n) for n in (1, 0)]
     state = started(seen(BOUND))
     state.apply([seen(node(2, *other, shown="E0"))])
@@ -218,7 +220,7 @@ def test_a_device_with_another_name_was_configured_anew() -> None:
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.CONFIGURATION)
 
 
-def test_that_a_node_is_steered_no_more_was_configured_anew() -> None:
+def test_the_end_of_steering_counts_as_reconfiguration() -> None:
     """The agent that had the chosen device taken went, and the plugin took another one."""
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
     chosen = reserved()
@@ -301,7 +303,7 @@ def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:
     assert (line["surprise"], line["node"], line["devices"]) == ("unknown", "n", ("D1",))
 
 
-def test_nodes_are_told_apart() -> None:
+def test_nodes_are_distinguished() -> None:
     state = started(seen(BOUND))
     other = GPUNode(
         metadata=msgspec.structs.replace(HIT.metadata, name="m", uid="gm"),

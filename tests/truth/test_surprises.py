@@ -107,7 +107,7 @@ def test_without_it_there_is_none(
 
 
 @pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
-def test_where_any_device_must_have_room_it_hurts_nobody(
+def test_with_device_choice_any_it_overcommits_no_device(
     happen: Callable[[World], None], small_on_1: int, surprise: Surprise
 ) -> None:
     world = node_with_a_large_pod("any", small_on_1)
@@ -154,7 +154,7 @@ def test_a_pod_deleted_before_admission_turns_nothing() -> None:
         assert world.excess_bytes("n") == {}
 
 
-def test_two_together_where_one_could_come_are_a_miss_of_the_second() -> None:
+def test_two_pods_on_a_device_for_one_are_a_miss_of_the_second() -> None:
     """Each sits on a candidate of its own; that both are there nobody had counted on."""
     world = World({"n": StandIn(gpus(2), Settings(4))})
     for uid, gpu in (("x", 0), ("y", 1)):

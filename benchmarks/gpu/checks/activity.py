@@ -11,9 +11,9 @@ _FULL_BLOCKS, _ONE_BLOCK = 2048, 1
 #: More than the two samplers take to start, and dmon to end.
 _SPIN_MORE_S = 15.0
 _GPM_SM_UTIL = "2"
-#: What dmon -s u has without GPM; the name of the GPM column is the driver's.
+#: Columns of dmon -s u without GPM; the driver names the GPM column.
 _PLAIN = {"gpu", "idx", "sm", "mem", "enc", "dec", "jpg", "ofa"}
-#: Two samplers do not look at the same moment.
+#: Two samplers do not sample at the same moment.
 _APART_RATIO = 0.15
 _BUSY_RATIO, _IDLE_RATIO, _ONE_BLOCK_RATIO = 0.8, 0.05, 0.2
 
@@ -37,7 +37,7 @@ def _phase(machine: Machine, smi: str, blocks: int) -> dict[str, Any]:
             answer = worker.read(30.0)
             if "spinning" not in answer:
                 raise NotPossible(f"no kernel can be started: {answer}")
-            early = worker.read_or_none(0.5)  # a refused launch answers at once
+            early = worker.read_or_none(0.5)  # a launch that fails is answered at once
             if early is not None and "error" in early:
                 raise NotPossible(f"no kernel can be started: {early['error']}")
         device = device_of(machine.agent(machine.options.pause_s), machine.uuid)

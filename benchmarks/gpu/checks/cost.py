@@ -15,7 +15,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.vitals import Vitals, at_rest
 
 MOST_RESIDENT_MIB, MOST_CORE_RATIO = 80.0, 0.01
-#: A shorter window says nothing about CPU.
+#: A shorter window is too inexact for CPU.
 _LEAST_WINDOW_S = 30.0
 _STARTED_S = 60.0
 _TRIES = 10

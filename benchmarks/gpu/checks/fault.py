@@ -74,7 +74,7 @@ def judge_fault(figures: dict[str, Any]) -> list[str]:
 def _samples(agent: Child, began_at: str, ended_at: str) -> list[dict[str, Any]]:
     """Every sample that was taken after ``began_at``, with some after ``ended_at``.
 
-    The pipe holds older ones, which say nothing about the fault.
+    The pipe also holds older ones, which do not show the fault.
     """
     found: list[dict[str, Any]] = []
     late = 0

@@ -43,7 +43,10 @@ def fields(machine: Machine) -> Line:
 
 
 def compare(before: list[dict[str, Any]], after: list[dict[str, Any]], smi: Smi) -> list[str]:
-    """What differs, field by field; ``before`` and ``after`` are the agent's devices around it."""
+    """Return the differences, field by field.
+
+    ``before`` and ``after``: devices that the agent reported before and after nvidia-smi ran.
+    """
     earlier = {device["uuid"]: device for device in before}
     differences = []
     for device in after:
@@ -63,7 +66,7 @@ def compare(before: list[dict[str, Any]], after: list[dict[str, Any]], smi: Smi)
         ):
             ours = sorted((first.get(key, -1) / _MIB, device.get(key, -1) / _MIB))
             if theirs is None:
-                continue  # nvidia-smi says N/A
+                continue  # nvidia-smi shows N/A
             if not ours[0] - _ROUNDING_MIB <= theirs <= ours[1] + _ROUNDING_MIB:
                 differences.append(f"{name}: {key} {ours[1]:.1f} MiB, nvidia-smi {theirs} MiB")
     shown = {device.get("parent") or device["uuid"] for device in after}

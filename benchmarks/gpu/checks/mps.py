@@ -111,7 +111,7 @@ def _in_list(raw: dict[str, Any], clients: set[int]) -> str:
 
 
 def _wait_for(control: Path) -> None:
-    """Without its socket clients would run without MPS, and not say so."""
+    """Wait for the daemon's socket: without it, clients would silently run without MPS."""
     until_s = time.monotonic() + _START_S
     while not control.exists():
         if time.monotonic() > until_s:

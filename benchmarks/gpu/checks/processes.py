@@ -13,7 +13,7 @@ from contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
 _GIB, _MIB = 1 << 30, 1 << 20
 #: A CUDA context and its libraries.
 _MOST_CONTEXT_BYTES = 2 * _GIB
-#: Of the memory that is free, all holders together take at most this share.
+#: All holders together use at most this share of the free memory.
 _MOST_SHARE = 0.5
 _ALLOCATE_S = 60.0
 _ENTRY_BYTES = (24, 32)
@@ -97,7 +97,7 @@ def judge_lists(
             differences.append(f"the process with {gib(size)} is listed with {gib(used)}")
         smi_mib = None if theirs is None else theirs.get(pid)
         if used is not None and smi_mib is not None and abs(used / _MIB - smi_mib) > 1:
-            differences.append(f"{used / _MIB:.1f} MiB listed, nvidia-smi says {smi_mib} MiB")
+            differences.append(f"{used / _MIB:.1f} MiB listed, nvidia-smi shows {smi_mib} MiB")
     if grown_bytes is None:  # others use the device: the growth may be theirs
         return differences
     rest_bytes = grown_bytes - sum(found.get(pid) or 0 for pid in held)
@@ -193,7 +193,7 @@ def pid_namespace(machine: Machine) -> Line:
     except ChildFailed as err:
         raise NotPossible(str(err)) from err
     if done.status:
-        raise NotPossible(f"unshare is refused: {last_line(done.err)}")
+        raise NotPossible(f"unshare failed: {last_line(done.err)}")
     with holders(machine) as held:
         inside = machine.agent(prefix=unshare)
         lists = machine.measure("lists", machine.uuid, prefix=unshare)
@@ -210,14 +210,14 @@ def pid_namespace(machine: Machine) -> Line:
     summary = (
         f"in a namespace of its own the driver lists {plural(len(shown), 'process')}"
         f" ({len(seen)} of 3 by their pid outside), {gib(sum(b or 0 for b in shown.values()))};"
-        f" the agent says: {source.get('message') or 'nothing'}; outside it {ours} processes"
+        f" the agent reports: {source.get('message') or 'nothing'}; outside it {ours} processes"
     )
     figures = {"listed": len(shown), "same pids": len(seen), "source": source}
     return judged("pid-namespace", summary, differences, figures)
 
 
 def judge_namespace(inside: dict[str, Any], uuid: str) -> list[str]:
-    """Without the host's processes the agent must attribute nothing, and say so."""
+    """Check that the agent attributes nothing without the host's processes, and reports why."""
     differences = []
     if "unattributed" in device_of(inside, uuid):
         differences.append("the agent attributes processes that it cannot see")
