@@ -113,8 +113,10 @@ def test_the_size_of_an_entry_follows_from_the_position_of_the_pids(
         pytest.param({1: 4 * GIB}, None, 4 * GIB, "is listed with 4.0 GiB", id="far too much"),
         pytest.param({1: None}, None, GIB, "gives no bytes", id="no bytes"),
         pytest.param({2: GIB}, None, GIB, "does not list the process", id="another process"),
-        pytest.param({1: GIB}, {1: 1030}, GIB, "nvidia-smi says 1030 MiB", id="nvidia-smi differs"),
-        pytest.param({1: GIB}, None, 2 * GIB, "1024.0 MiB of the growth", id="use of nobody"),
+        pytest.param(
+            {1: GIB}, {1: 1030}, GIB, "nvidia-smi shows 1030 MiB", id="nvidia-smi differs"
+        ),
+        pytest.param({1: GIB}, None, 2 * GIB, "1024.0 MiB of the growth", id="unattributed use"),
         pytest.param({1: GIB}, None, None, "", id="the growth is that of others"),
     ],
 )

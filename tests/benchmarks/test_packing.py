@@ -289,16 +289,16 @@ POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
     ("text", "told"),
     [
         pytest.param(
-            "name,cpu_milli\n", "line 1: the column memory_mib is missing; right is", id="no column"
+            "name,cpu_milli\n", "line 1: the column memory_mib is missing. Example", id="no column"
         ),
         pytest.param(
             f"{NODE_COLUMNS}\nn,1,2,9,T4,5\n",
-            "line 2, column gpu: '9' is not a whole number from 0 to 8; right is, for example: 8",
+            "line 2, column gpu: '9' is not a whole number from 0 to 8. Example: 8",
             id="too many devices",
         ),
         pytest.param(
             f"{NODE_COLUMNS}\nn,1e3,2,1,T4,5\n",
-            "line 2, column cpu_milli: '1e3' is not a whole number; right is, for example: 96000",
+            "line 2, column cpu_milli: '1e3' is not a whole number. Example: 96000",
             id="no whole number",
         ),
         pytest.param(
@@ -372,4 +372,4 @@ def test_the_command_prints_one_object_and_the_error(tmp_path: Path) -> None:
     wrong = told_by(*files)
     assert wrong.returncode == 2
     words = " ".join(wrong.stderr.replace("│", "").split())
-    assert "line 2, column cpu_milli: 'ten' is not a whole number; right is" in words
+    assert "line 2, column cpu_milli: 'ten' is not a whole number. Example: " in words
