@@ -37,10 +37,12 @@ from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.fit import Verdicts, fit
 from extender.placement.occupancy import occupy
-from extender.placement.policy import MIB, Rules
+from extender.placement.policy import Rules
 from extender.placement.request import VramRequest, understand
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import build
+
+MIB = 1 << 20
 
 __all__ = ["GIB", "GPU", "MIB", "NOW_S", "STAMP"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.attribution import TOLERANCE_BYTES, Attributed, attribute
+from agent.attribution import Attributed, attribute
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
     AnswerReading,
@@ -24,8 +24,12 @@ from agent.probes.readings import (
     RegisteredReading,
     SourceReading,
 )
-from agent.status_builder import MAX_PODS, summarise
-from contract.gpunode import MAX_DEVICE_BYTES, GPUNodeStatus
+from agent.status_builder import summarise
+from contract.gpunode import GPUNodeStatus
+
+TOLERANCE_BYTES = 64 << 20
+MAX_PODS = 4096
+MAX_DEVICE_BYTES = 1 << 44
 
 GIB = 1 << 30
 NOW = datetime(2026, 11, 20, 20, tzinfo=UTC)

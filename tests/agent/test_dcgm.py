@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.probes.dcgm import MOST_BYTES, STALE_AFTER_S, Exporter, Unreadable
+from agent.probes.dcgm import Exporter, Unreadable
 from agent.probes.dcgm_exposition import DcgmReading, parse
 from tests.agent.exporter import Manner, StandIn, recorded
+
+MOST_BYTES = 16 << 20
+STALE_AFTER_S = 120.0
 
 MIB = 1 << 20
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from agent.probes.dcgm import TIMEOUT_S
 from tests.agent.conftest import Survey
 from tests.agent.exporter import Manner, StandIn
 from tests.agent.stepper import EXPORTER_TIMEOUT_S
 from tests.driver import GIB, Driver, h100, t4
+
+TIMEOUT_S = 3.0
 
 Start = Callable[..., Survey]
 Inject = Callable[[Driver, StandIn], None]

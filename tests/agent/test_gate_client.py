@@ -13,16 +13,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.gate_client import (
-    FIRST_WAIT_S,
-    LONGEST_WAIT_S,
-    BadEnvironment,
-    Question,
-    read_question,
-    wait,
-)
+from agent.gate_client import BadEnvironment, Question, read_question, wait
 from tests.controlplane import ROOT
 from tests.processes import free_ports
+
+FIRST_WAIT_S = 0.25
+LONGEST_WAIT_S = 3.0
 
 UID = "00000001-1111-4222-8333-000000000001"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.gate_decision import Limits, Verdict, judge
-from agent.gate_service import READ_EVERY_S, GateService
+from agent.gate_service import GateService
 from agent.kube_publisher import NotDelivered
 from contract.errors import BadReport
 from contract.gpunode import (
@@ -26,6 +26,8 @@ from contract.gpunode import (
     Source,
 )
 from contract.kube import ObjectMeta
+
+READ_EVERY_S = 1.0
 
 GPU = "nvidia.com/gpu"
 DEVICES = ("GPU-a", "GPU-b")

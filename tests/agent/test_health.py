@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.probes.device_health import HARMLESS, Checkup, HealthSample, HealthState, Xid, judge
+from agent.probes.device_health import Checkup, HealthSample, HealthState, Xid, judge
 
+#: XIDs after which a device still works.
+HARMLESS = (13, 31, 43, 45, 63, 68, 92, 94, 121, 154)
 FATAL = Xid("GPU-a", 79, "nvml")
 WELL: dict[str, list[str]] = {"GPU-a": [], "GPU-b": []}
 
@@ -77,7 +79,7 @@ def test_the_recovery_that_the_driver_asks_for_decides() -> None:
     assert memory.unhealthy == {}
 
 
-@pytest.mark.parametrize("number", sorted(HARMLESS))
+@pytest.mark.parametrize("number", HARMLESS)
 @pytest.mark.parametrize("recovery", [None, 0])
 def test_an_xid_after_which_the_device_works_is_none(number: int, recovery: int | None) -> None:
     checkups = {"GPU-a": Checkup(recovery=recovery)}

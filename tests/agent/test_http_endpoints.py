@@ -20,10 +20,11 @@ from agent import liveness_probe
 from agent.__main__ import log_to_stderr
 from agent.gate_decision import Verdict
 from agent.http_endpoints import LatestSample, Server
-from agent.http_port import MAX_CONNECTIONS
 from contract.gpunode import GPUNodeStatus
 from tests.builders import shared
 from tests.waiting import until
+
+MAX_CONNECTIONS = 256
 
 STALE_AFTER_S = 35.0
 

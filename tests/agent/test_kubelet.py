@@ -12,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.probes.checkpoint import BadCheckpoint, Entry, parse_checkpoint, watched
-from agent.probes.kubelet import SETTLED_AFTER_S, VERIFY_EVERY_S, KubeletProbe, join
+from agent.probes.kubelet import KubeletProbe, join
 from agent.probes.podresources import ListedContainer, PodResources, Unanswered
 from agent.probes.protobuf import BadMessage, fields
 from agent.probes.readings import AnswerReading, HoldingReading, RegisteredReading, SourceReading
 from tests.standin.checkpoint import checksum
 from tests.waiting import until
+
+SETTLED_AFTER_S = 10.0
+VERIFY_EVERY_S = 300.0
 
 GPU = "nvidia.com/gpu"
 

@@ -15,6 +15,8 @@ from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import PluginProxy
 from tests.waiting import PATIENCE_S, until
 
+CHOOSING = 4
+
 SERVICE = "v1beta1.DevicePlugin"
 PLUGIN = "nvidia-gpu.sock"
 
@@ -136,7 +138,7 @@ def test_a_scheduler_that_takes_too_long_is_not_waited_for(
     made, kubelet = between(tmp_path, choose)
     try:
         # More than there are threads to choose.
-        for _ in range(2 * plugin_proxy._CHOOSING):
+        for _ in range(2 * CHOOSING):
             with pytest.raises(grpc.RpcError) as rejected:
                 kubelet.call("GetPreferredAllocation", WISH)
             assert rejected.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

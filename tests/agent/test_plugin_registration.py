@@ -11,9 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.steering import plugin_registration as keeping
-from agent.steering.plugin_proxy import PREFIX
 from agent.steering.plugin_registration import NodeLock, PluginRegistration, plugin_socket, restore
 from tests.waiting import until
+
+PREFIX = "headroom-"
 
 RESOURCE = "nvidia.com/gpu"
 

@@ -10,10 +10,9 @@ import pytest
 
 from agent.kube_publisher import NotDelivered
 from agent.probes.readings import ObstacleReading
-from agent.steering.choice import NOT_PERMITTED
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
-from agent.steering.preferred_allocation import MAX_ARRIVALS, Arrivals, PreferredAllocation
+from agent.steering.preferred_allocation import Arrivals, PreferredAllocation
 from contract.annotations import DeviceChoice
 from contract.gpunode import (
     Charge,
@@ -28,6 +27,13 @@ from contract.gpunode import (
 )
 from contract.kube import ObjectMeta
 from tests.waiting import until
+
+NOT_PERMITTED = (
+    "not permitted: the agent has the kubelet's device plugin directory read-only (chart "
+    "value agent.steering.permitted, or component deploy/components/steering)"
+)
+
+MAX_ARRIVALS = 4096
 
 RESOURCE = "nvidia.com/gpu"
 GIB = 1 << 30

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from agent.probes.cgroup import is_static, owner
-from agent.probes.processes import CHECK_AGAIN_S, ProcessProbe
+from agent.probes.processes import ProcessProbe
 from agent.probes.readings import DeviceReading, ProcessReading, Reading, SourceReading
+
+CHECK_AGAIN_S = 15.0
 
 RECORDED = Path(__file__).parents[1] / "recorded/proc"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

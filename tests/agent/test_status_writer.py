@@ -21,13 +21,15 @@ from structlog.testing import capture_logs
 
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher, NotDelivered, NotThereYet, status_patch
-from agent.status_writer import GROWN_BYTES, StatusWriter
+from agent.status_writer import StatusWriter
 from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity, Source
 from contract.heartbeat import Confirmation, confirmation_of
 from contract.kube import Lease
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged
 from tests.agent.test_node_probe import NO_ANSWER
 from tests.waiting import until
+
+GROWN_BYTES = 64 << 20
 
 NO_PORTS = ("--listen", "127.0.0.1:0", "--local-port", "0")
 NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600")

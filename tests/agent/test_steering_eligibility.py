@@ -4,14 +4,15 @@ from typing import Any, Literal
 
 import pytest
 
-from agent.steering.choice import (
-    NOT_PERMITTED,
-    NOTHING_SHARED,
-    SHARING_UNKNOWN,
-    Eligibility,
-    eligibility,
-)
+from agent.steering.choice import Eligibility, eligibility
 from contract.gpunode import Device, GPUNodeStatus, Plugin
+
+NOT_PERMITTED = (
+    "not permitted: the agent has the kubelet's device plugin directory read-only (chart "
+    "value agent.steering.permitted, or component deploy/components/steering)"
+)
+NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"
+SHARING_UNKNOWN = "how the device plugin shares the GPUs cannot be read"
 
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-1g.10gb"

@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 from contract.gpunode import GPUNode
 from contract.kube import Lease, Namespace, Node, Pod, ResourceSlice
-from extender.app.cluster_view import NOT_PROCESSED
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.observability.metrics import sample_lag
@@ -18,6 +17,8 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.waiting import until_then
+
+NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
 KINDS = (Node, Namespace, GPUNode, Lease, ResourceSlice, Pod)
 NAMES = [f"n{i:03d}" for i in range(300)]

@@ -15,7 +15,7 @@ from extender.config.settings import Settings
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
 from extender.ledger.ledger import Ledger
-from extender.periodic import STUCK_AFTER_S, Loops, progressed
+from extender.periodic import Loops, progressed
 from extender.state import event_queue
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone
 from extender.state.cluster_writer import ClusterWriter
@@ -25,6 +25,8 @@ from extender.state.node_weigher import NodeWeigher
 from extender.state.sm_activity import Activities
 from tests.builders import kube_node
 from tests.waiting import PATIENCE_S, until_then
+
+STUCK_AFTER_S = 30.0
 
 
 class Bug(Exception):

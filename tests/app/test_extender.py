@@ -17,9 +17,8 @@ from contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceReq
 from extender.app import extender
 from extender.app.extender import Extender
 from extender.config.settings import Mode, Settings
-from extender.controllers import reconcile, requeue
+from extender.controllers import reconcile
 from extender.errors import StoreRejected
-from extender.kube.async_client import CONNECTIONS
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
@@ -27,6 +26,11 @@ from tests.builders import gpunode, kube_node, namespace, shared
 from tests.serving import offer
 from tests.serving import pod as sent
 from tests.state.test_requeue_hints import rejected
+
+WRITTEN_AT_ONCE = 8
+TOUCHED_AT_ONCE = 24
+REQUEUED_AT_ONCE = 8
+CONNECTIONS = 32
 
 GPU = ResourceRequirements(limits={"nvidia.com/gpu": "1"})
 
@@ -113,7 +117,7 @@ class Open:
 def test_reconciling_leaves_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
-        for name in (f"n{number}" for number in range(3 * reconcile.WRITTEN_AT_ONCE)):
+        for name in (f"n{number}" for number in range(3 * WRITTEN_AT_ONCE)):
             # Promised to a pod that is gone.
             reservations = {f"uid-{name}": Reservation(namespace="default", name=name)}
             spec = GPUNodeSpec(initialised=True, reservations=reservations)
@@ -123,17 +127,17 @@ def test_reconciling_leaves_connections_to_binds() -> None:
         await extender.reconciler.once(cast(Ledger, ledger))
         return ledger.done, ledger.most
 
-    most = reconcile.WRITTEN_AT_ONCE
+    most = WRITTEN_AT_ONCE
     assert asyncio.run(play()) == (3 * most, most)
 
 
 def test_touches_leave_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         ledger = Open()
-        await extender.gathered(ledger._wait() for _ in range(3 * extender.TOUCHED_AT_ONCE))
+        await extender.gathered(ledger._wait() for _ in range(3 * TOUCHED_AT_ONCE))
         return ledger.done, ledger.most
 
-    most = extender.TOUCHED_AT_ONCE
+    most = TOUCHED_AT_ONCE
     assert asyncio.run(play()) == (3 * most, most)
     assert most <= CONNECTIONS - 8
 
@@ -141,12 +145,12 @@ def test_touches_leave_connections_to_binds() -> None:
 def test_requeues_leave_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(mode=Mode.OBSERVE), unready=lambda: ""), Open()
-        waiting = [rejected(f"p{number}") for number in range(3 * requeue.REQUEUED_AT_ONCE)]
+        waiting = [rejected(f"p{number}") for number in range(3 * REQUEUED_AT_ONCE)]
         extender.deliver([PodSeen(pod) for pod in waiting])
         await extender.requeue_controller.once(cast(Ledger, ledger))
         return ledger.done, ledger.most
 
-    most = requeue.REQUEUED_AT_ONCE
+    most = REQUEUED_AT_ONCE
     assert asyncio.run(play()) == (3 * most, most)
 
 

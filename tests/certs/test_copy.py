@@ -6,8 +6,9 @@ import structlog
 import typer
 from typer.testing import CliRunner
 
-from extender.certs.commands import FILES, copy, copy_certs
+from extender.certs.commands import copy, copy_certs
 
+FILES = ("ca.crt", "tls.crt", "tls.key")
 #: Alone: all of the commands together say where logs go, for the whole process.
 app = typer.Typer()
 app.command()(copy_certs)

@@ -23,14 +23,8 @@ from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.ledger.bind import BindRequest, Failed
 from extender.ledger.ledger import Ledger
-from extender.observability.journal_follower import (
-    EXPIRES_S,
-    AssumedBindsUpdater,
-    Followed,
-    assumed_by,
-)
+from extender.observability.journal_follower import AssumedBindsUpdater, Followed, assumed_by
 from extender.observability.journal_stream import (
-    MAX_ASSUMED,
     AssumedBind,
     AssumedLine,
     Copy,
@@ -65,6 +59,9 @@ from tests.serving import binding, offer
 from tests.serving import pod as sent
 from tests.state.evictions import newcomer
 from tests.waiting import until_then
+
+EXPIRES_S = 15.0
+MAX_ASSUMED = 500
 
 EPOCH_S = 1_795_219_200.0 - NOW_S
 NODES = ("n0", "n1")

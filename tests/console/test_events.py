@@ -11,10 +11,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from extender.console import events
-from extender.observability import feed as feeds
 from extender.observability.feed import Feed, TooManyFollowers
 from tests.console.asking import Asked
 from tests.serving import Server, binding, offer, pod, serving
+
+KEPT = 4096
+MOST_FOLLOWERS = 32
+MOST_WAITING = 1024
 
 FLEET = """
 nodes:
@@ -32,7 +35,7 @@ def test_the_past_is_bounded_and_is_continued_after_a_number_or_a_time() -> None
     for number in range(5000):
         feed.publish("device_healthy", device=str(number))
     past = feed.past()
-    assert (len(past), past[-1].device) == (feeds.KEPT, "4999")
+    assert (len(past), past[-1].device) == (KEPT, "4999")
     assert [each.number for each in feed.past(after=4998)] == [4999, 5000]
     assert [each.at_s for each in feed.past(since_s=4998.0)] == [4998.0, 4999.0]
 
@@ -41,7 +44,7 @@ def test_only_a_client_that_reads_nothing_is_dropped() -> None:
     async def play() -> None:
         feed = open_feed()
         slow, quick = feed.join(), feed.join()
-        for _ in range(feeds.MOST_WAITING + 1):
+        for _ in range(MOST_WAITING + 1):
             feed.publish("device_healthy")
             quick.queue.get_nowait()
         assert (slow.dropped, quick.dropped) == (True, False)
@@ -52,7 +55,7 @@ def test_only_a_client_that_reads_nothing_is_dropped() -> None:
 def test_followers_are_bounded_and_free_their_slot_when_they_leave() -> None:
     async def play() -> None:
         feed = open_feed()
-        followers = [feed.join() for _ in range(feeds.MOST_FOLLOWERS)]
+        followers = [feed.join() for _ in range(MOST_FOLLOWERS)]
         with pytest.raises(TooManyFollowers):
             feed.join()
         feed.leave(followers[0])
@@ -64,7 +67,7 @@ def test_followers_are_bounded_and_free_their_slot_when_they_leave() -> None:
 def test_one_client_too_many_is_rejected_with_an_alternative() -> None:
     async def full() -> Feed:
         feed = open_feed()
-        for _ in range(feeds.MOST_FOLLOWERS):
+        for _ in range(MOST_FOLLOWERS):
             feed.join()
         return feed
 

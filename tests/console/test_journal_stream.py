@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.observability.journal_stream import (
-    MAX_ASSUMED,
     AssumedBind,
     AssumedLine,
     BadLine,
@@ -32,8 +31,11 @@ from extender.state.decision_records import (
     Record,
     Victim,
 )
-from extender.state.journal import MAX_NODE_SETS, Decision, Journal, NodeSets
+from extender.state.journal import Decision, Journal, NodeSets
 from tests.builders import pod, reservation
+
+MAX_ASSUMED = 500
+MAX_NODE_SETS = 4
 
 AT_S = 1_795_219_200.0
 KINDS = (Filtered, Ranked, Candidates, Preempted)

@@ -26,7 +26,7 @@ from contract.kube import (
 )
 from contract.reasons import Reason
 from extender.app.cli import app
-from extender.placement.device_reading import HISTORY, Activity
+from extender.placement.device_reading import Activity
 from extender.state.changes import (
     ActivitySeen,
     BackOffEnded,
@@ -59,6 +59,8 @@ from tests.builders import (
 )
 from tests.console.asking import Asked
 from tests.forks import run
+
+HISTORY = "dcgm-history"
 
 LATER = "2026-11-21T00:03:20+00:00"
 PINNED = Plugin("distributed", "envvar", "none", pinning="honoured")

@@ -7,12 +7,14 @@ import pytest
 
 from contract.gpunode import Reservation
 from contract.kube import Pod
-from extender.console.auth import MOST_NAMESPACES, GetPod, Permission, ReadPath, ReviewFailed
+from extender.console.auth import GetPod, Permission, ReadPath, ReviewFailed
 from extender.server.client_certificates import User
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.decision_records import Preempted, Victim
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.test_auth import World
+
+MOST_NAMESPACES = 32
 
 EXPLAIN = "/v1/explain/pods/ml/waits"
 VIEWS = (EXPLAIN, "/v1/decisions?pod=ml/waits", "/v1/score?pod=ml/waits&node=n")

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.kube import NodeSpec, ObjectMeta, Taint
-from extender.console.whatif import SOME_QUOTAS
 from extender.state.changes import NodeSeen
 from extender.state.pod_requests import QuotaSpec, QuotaStatus, ResourceQuota
 from tests.builders import GIB, GPU, NOW_S
@@ -19,6 +18,8 @@ from tests.console.asking import Asked
 from tests.serving import binding, offer, pod, serving
 from tests.state.digest import digest
 from tests.state.test_simulation import two_nodes
+
+SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from contract import annotations as an
 from contract.annotations import Bytes, DeviceChoice, ScoringPolicy, Share, VramAnnotation
 from contract.errors import BadAnnotation
-from contract.gpunode import MAX_DEVICE_BYTES
+
+PPM = 1_000_000
+MAX_DEVICE_BYTES = 1 << 44
 
 GI = 1 << 30
 
-amounts = st.builds(Bytes, st.integers(1, MAX_DEVICE_BYTES)) | st.builds(
-    Share, st.integers(1, an.PPM)
-)
+amounts = st.builds(Bytes, st.integers(1, MAX_DEVICE_BYTES)) | st.builds(Share, st.integers(1, PPM))
 containers = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True)
 vrams = st.builds(VramAnnotation, everywhere=amounts) | st.builds(
     VramAnnotation,

@@ -7,9 +7,11 @@ import pytest
 
 from contract import pod_limits
 from contract.kube import Pod
-from contract.pod_limits import MAX_POD_BYTES, annotation_bytes, exceeded, has_room_for, sized
+from contract.pod_limits import annotation_bytes, exceeded, has_room_for, sized
 from tests.builders import container, pod
 from tests.controlplane import ROOT
+
+MAX_POD_BYTES = 1 << 20
 
 FOREIGN = "example.com/notes"
 

@@ -9,7 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract.errors import BadQuantity
-from contract.quantity import MAX_INT64, MAX_LENGTH, format_bytes, parse_bytes
+from contract.quantity import format_bytes, parse_bytes
+
+MAX_INT64 = (1 << 63) - 1
+MAX_LENGTH = 64
 
 TABLE = json.loads((Path(__file__).parent / "quantity_table.json").read_text())
 UNITS = ["n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]

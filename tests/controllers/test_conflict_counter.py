@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from contract.gpunode import GPUNodeSpec
 from extender.errors import StoreConflict, StoreRejected
 from extender.ledger.store import Binding, Store
-from extender.observability.metrics import CONFLICTING, Telemetry
+from extender.observability.metrics import Telemetry
 from extender.observability.recorder import ConflictCountingStore
 from tests.blocking import now
 from tests.builders import gpunode, pod
@@ -37,10 +37,10 @@ class Refusing:
 def counts(telemetry: Telemetry) -> dict[str, float]:
     value = telemetry.registry.get_sample_value
     name = "headroom_ledger_conflicts_total"
-    return {write: value(name, {"write": write}) or 0.0 for write in CONFLICTING}
+    return {write: value(name, {"write": write}) or 0.0 for write in WRITES}
 
 
-@pytest.mark.parametrize("write", CONFLICTING)
+@pytest.mark.parametrize("write", WRITES)
 def test_a_conflict_is_counted(write: str) -> None:
     telemetry = Telemetry(CollectorRegistry())
     store = ConflictCountingStore(cast(Store, Refusing(StoreConflict("newer"))), telemetry)
@@ -52,7 +52,7 @@ def test_a_conflict_is_counted(write: str) -> None:
 def test_other_errors_are_not_counted() -> None:
     telemetry = Telemetry(CollectorRegistry())
     store = ConflictCountingStore(cast(Store, Refusing(StoreRejected("no right"))), telemetry)
-    for write in CONFLICTING:
+    for write in WRITES:
         with pytest.raises(StoreRejected):
             now(WRITES[write](store))
     assert not any(counts(telemetry).values())

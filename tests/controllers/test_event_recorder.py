@@ -9,12 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from extender.controllers.event_recorder import AT_ONCE, EventRecorder, KubeEvents, event_name
+from extender.controllers.event_recorder import EventRecorder, KubeEvents, event_name
 from extender.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from extender.kube.client import KubeApi
 from extender.observability.metrics import Telemetry
 from extender.state.notices import Notice, pod_subject
 from tests.builders import pod
+
+AT_ONCE = 64
 
 
 def notice(uid: str = "uid-p", key: str = "n", name: str = "p") -> Notice:

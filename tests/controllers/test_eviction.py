@@ -23,13 +23,7 @@ from contract.kube import (
     Terminated,
 )
 from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.eviction import (
-    NO_ROOM,
-    NO_ROOM_EVICTED,
-    NO_ROOM_WAITS,
-    EvictionController,
-    Evictions,
-)
+from extender.controllers.eviction import EvictionController, Evictions
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError
 from extender.ledger.memory_store import AsyncStore
 from extender.observability.metrics import Telemetry
@@ -38,6 +32,19 @@ from extender.state.cluster_state import ClusterState
 from extender.state.notices import Notice
 from tests.blocking import now
 from tests.ledger.test_ledger import DEVICES, Stage, once, raises
+
+NO_ROOM = "NoRoomOnGPU"
+NO_ROOM_EVICTED = (
+    "The GPU that this pod was given has no room for it: the device plugin chose another "
+    "GPU than Headroom predicted, or another process took the memory. The pod is evicted "
+    "before it starts, so that its controller creates a new one."
+)
+NO_ROOM_WAITS = (
+    "The GPU that this pod was given has no room for it: the device plugin chose another "
+    "GPU than Headroom predicted, or another process took the memory. The pod waits at its"
+    " gate until there is room. It is not evicted, because no controller would replace it."
+    " To place it on another GPU, delete it and create it again."
+)
 
 #: Uids of the evicted, and of the rejected with the reason.
 Sent = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]

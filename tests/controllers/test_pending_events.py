@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.pending_events import AGAIN_AFTER_S, SPENT_S, PendingEventsController
+from extender.controllers.pending_events import PendingEventsController
 from extender.observability.metrics import Telemetry
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen
@@ -19,6 +19,9 @@ from extender.state.notices import Notice
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
 from tests.state.test_cluster_state import EPOCH_S, seen
 from tests.state.test_requeue_hints import rejected
+
+AGAIN_AFTER_S = 60.0
+SPENT_S = 0.1
 
 
 class World:

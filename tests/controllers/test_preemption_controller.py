@@ -14,12 +14,7 @@ from contract.reasons import Reason
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.event_recorder import EventRecorder
-from extender.controllers.preemption import (
-    NEWCOMER,
-    VICTIM,
-    PreemptionController,
-    PreemptionWriter,
-)
+from extender.controllers.preemption import PreemptionController, PreemptionWriter
 from extender.ledger.bind import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.observability.metrics import Telemetry
@@ -32,6 +27,9 @@ from extender.state.preemption_report import recorded
 from extender.state.victim_search import preemption
 from tests.state.evictions import On, full_node, newcomer, running
 from tests.state.test_victim_search import budget
+
+NEWCOMER = "OthersLeaveGPU"
+VICTIM = "LeavesForGPUMemory"
 
 SAID = f"0/1 nodes are available: 1 {Reason.MEMORY_ON_ANY.sentence}. preemption: none."
 

@@ -10,8 +10,10 @@ import pytest
 
 from extender.controllers.prometheus import examine, queries, read
 from extender.controllers.sm_history import Span, Unreadable, changed, history, still_fresh
-from extender.placement.device_reading import HISTORY, Activity
+from extender.placement.device_reading import Activity
 from extender.state.sm_activity import Key
+
+HISTORY = "dcgm-history"
 
 AT_S = 1_795_219_200.25
 SPAN = Span(0.95, 900)

@@ -10,12 +10,13 @@ from typing import Any
 from extender.app.extender import Extender
 from extender.config.settings import Settings
 from extender.controllers.sm_history import sm_history
-from extender.placement.device_reading import HISTORY
 from extender.state.changes import ActivitySeen, Event, GPUNodeSeen, NodeSeen
 from tests.agent.exporter import StandIn
 from tests.builders import gpunode, kube_node, shared
 from tests.controllers.test_promql import body
 from tests.waiting import until_then
+
+HISTORY = "dcgm-history"
 
 NODES = 100
 

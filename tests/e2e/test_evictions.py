@@ -16,7 +16,6 @@ import pytest
 import urllib3
 
 from contract.reasons import Reason
-from extender.state.eviction_candidates import FIRST_S
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.e2e.cluster import (
     NAMESPACE,
@@ -29,6 +28,8 @@ from tests.e2e.cluster import (
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
+
+FIRST_S = 10.0
 
 TWO_GPUS = Shape(gpus=2)
 REPLICAS = ("extender-a", "extender-b")

@@ -14,8 +14,7 @@ from typing import Any
 from agent.settings import read_settings
 from contract import annotations
 from contract.errors import BadAnnotation, BadQuantity
-from contract.gpunode import MAX_DEVICE_BYTES
-from contract.quantity import MAX_INT64, parse_bytes
+from contract.quantity import parse_bytes
 from extender.admission.review import MalformedReview, answer_mutate, answer_validate, read
 from extender.config.fleet_file import load_fleet
 from extender.config.loading import load_settings
@@ -25,6 +24,10 @@ from tests.admission.reviews import applied, around, manifest, node, patch_of, r
 from tests.fuzz.hostile import RAW, TEXTS, garbled
 from tests.fuzz.node import Files, NodeTarget, of_bytes, of_trees
 from tests.fuzz.watchdog import Harm
+
+PPM = 1_000_000
+MAX_DEVICE_BYTES = 1 << 44
+MAX_INT64 = (1 << 63) - 1
 
 _MOST_MESSAGE = 700
 
@@ -65,7 +68,7 @@ def _annotations(data: bytes) -> bool:
                 if isinstance(amount, annotations.Bytes):
                     _within(amount.count_bytes, MAX_DEVICE_BYTES)
                 elif amount is not None:
-                    _within(amount.ppm, annotations.PPM)
+                    _within(amount.ppm, PPM)
             if annotations.parse_vram(annotations.render_vram(found)) != found:
                 raise Harm(f"{text!r:.200} is not what it is rendered as")
     try:

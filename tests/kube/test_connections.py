@@ -15,10 +15,12 @@ from kubernetes.client import Configuration
 from extender.errors import BadSettings
 from extender.kube import client as kube_client
 from extender.kube.api_errors import NoAnswer
-from extender.kube.async_client import CONNECTIONS, AsyncKubeApi
+from extender.kube.async_client import AsyncKubeApi
 from extender.kube.client import KubeApi
 from tests.certificates import Authority, Certificate
 from tests.scripted import Exchange, scripted_server
+
+CONNECTIONS = 32
 
 
 @contextlib.contextmanager

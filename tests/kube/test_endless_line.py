@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from extender.kube import reflector
 from extender.kube.client import KubeApi
 from extender.kube.reflector import Reflector
 from extender.kube.resources import watched_kinds
 from extender.state.changes import Event
+
+MOST_LINE_BYTES = 8 << 20
 
 CHUNK = b"x" * (1 << 20)
 
@@ -47,6 +48,6 @@ def test_a_line_over_the_limit_is_an_error_and_causes_a_list() -> None:
     (kind,) = (each for each in watched_kinds("ns") if each.name == "nodes")
     follower = Reflector(kind, api, deliver, wait=wait)
     follower.run()
-    assert api.chunks <= reflector.MOST_LINE_BYTES // len(CHUNK) + 1
+    assert api.chunks <= MOST_LINE_BYTES // len(CHUNK) + 1
     assert follower.health.reconnects == 1
     assert len(events) == 1  # the list

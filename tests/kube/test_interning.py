@@ -7,8 +7,10 @@ import pytest
 
 from contract.gpunode import GPUNode, decode_gpunode
 from contract.kube import Node, Pod
-from extender.kube.interning import MOST_KEPT, GPUNodeReader, Interned
+from extender.kube.interning import GPUNodeReader, Interned
 from extender.kube.resources import Kind, watched_kinds
+
+MOST_KEPT = 4096
 
 
 def kinds() -> dict[str, Kind]:

@@ -7,19 +7,16 @@ import pytest
 
 from contract.gate import GATE, gate_container, is_gated, waits
 from contract.kube import Pod
-from contract.pod_limits import (
-    MAX_ANNOTATION_BYTES,
-    MAX_OWN_ANNOTATION_BYTES,
-    RESERVED_ANNOTATION_BYTES,
-    annotation_bytes,
-    exceeded,
-    has_room_for,
-)
+from contract.pod_limits import annotation_bytes, exceeded, has_room_for
 from extender.kube.resources import watched_kinds
 from extender.placement.policy import Rules
 from extender.placement.request import understand
 from extender.state.foreign_allocators import of_pod
 from extender.state.requeue_hints import rejected_by_us
+
+MAX_ANNOTATION_BYTES = 256 << 10
+MAX_OWN_ANNOTATION_BYTES = 32 << 10
+RESERVED_ANNOTATION_BYTES = 8 << 10
 
 DECODE = next(kind for kind in watched_kinds("any") if kind.name == "pods").decode
 ALL = msgspec.json.Decoder(Pod).decode

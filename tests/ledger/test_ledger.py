@@ -15,15 +15,16 @@ from contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, PodUse
 from contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
 from contract.reasons import Reason
 from extender.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected, StoreTimeout
-from extender.ledger import initialise
 from extender.ledger import ledger as ledger_module
 from extender.ledger.bind import BindRequest, Bound, Declined, Failed, Outcome
-from extender.ledger.initialise import FEW_NODES
 from extender.ledger.memory_store import EmbeddedStore, Fault, no_fault
 from extender.ledger.store import Binding, Store
 from extender.placement.placement_record import Placement
 from tests.blocking import Faraway, Ledger
 from tests.waiting import PATIENCE_S, until_then
+
+AT_ONCE = 50
+FEW_NODES = 16
 
 RESOURCE = "nvidia.com/gpu"
 WALL_S = 1_000_000.0
@@ -877,7 +878,7 @@ class TestInitialise:
 
     def test_initialisation_does_not_block_other_tasks(self, stage: Stage) -> None:
         stage.new_node("n")
-        for number in range(2 * initialise.AT_ONCE + 1):
+        for number in range(2 * AT_ONCE + 1):
             stage.store.admit(pod(f"on-{number}", node="n"))
         work = stage.ledger.awaited.initialiser.initialise(
             [Node(metadata=ObjectMeta(name="n", uid="n"))]
@@ -887,7 +888,7 @@ class TestInitialise:
             while work.send(None) is None:
                 turns += 1
         assert turns >= 3
-        assert len(stage.reserved) == 2 * initialise.AT_ONCE + 1
+        assert len(stage.reserved) == 2 * AT_ONCE + 1
 
     def test_an_initialised_node_is_not_changed(self, stage: Stage) -> None:
         stage.new_node("n", initialised=True)

@@ -7,16 +7,11 @@ It loops over Python integers, is written from the specification, and imports no
 from collections.abc import Mapping
 
 from contract.annotations import MAX_SM, PROCESSES, VRAM, Bytes, Share, parse_max_sm, parse_vram
-from contract.gpunode import (
-    MAX_DEVICE_BYTES,
-    Charge,
-    Device,
-    GPUNodeStatus,
-    PodUse,
-    Reservation,
-)
+from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
 from contract.kube import Container, Pod
 from contract.reasons import Reason
+
+MAX_DEVICE_BYTES = 1 << 44
 
 
 def reasons(

@@ -13,12 +13,14 @@ from extender.placement.explain import explain
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
 from extender.placement.score import rank
-from extender.placement.snapshot import MOST_BYTES, REASONS, SHARING
+from extender.placement.snapshot import REASONS, SHARING
 from extender.placement.snapshot_builder import build
 from tests.builders import NOW_S, judged, pod, request
 from tests.examples import examples
 from tests.placement import oracle
 from tests.placement.worlds import World, pods, worlds
+
+MOST_BYTES = 1 << 61
 
 pytestmark = pytest.mark.slow
 

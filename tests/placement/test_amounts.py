@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
-from contract.gpunode import MAX_DEVICE_BYTES, Device, Replicas
+from contract.annotations import Amount, Bytes, ReplicaShare, Share
+from contract.gpunode import Device, Replicas
 from contract.kube import Container
-from extender.placement.amounts import TOO_MUCH_BYTES, bytes_of, device_arrays, needed
+from extender.placement.amounts import bytes_of, device_arrays, needed
 from extender.placement.request import Ask, Portion
-from extender.placement.snapshot import MOST_BYTES
 from tests.builders import GIB, container, device, mig, pod, request, shared
+
+PPM = 1_000_000
+MAX_DEVICE_BYTES = 1 << 44
+TOO_MUCH_BYTES = 1 << 52
+MOST_BYTES = 1 << 61
 
 
 def on(amount: Amount, of: Device, count: int = 1) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from contract.annotations import PROCESSES
-from contract.gpunode import MAX_DEVICE_BYTES, Device, Replicas, SmActivity
+from contract.gpunode import Device, Replicas, SmActivity
 from contract.kube import Pod
 from contract.reasons import Reason
 from extender.placement.fit import fit
@@ -25,6 +25,8 @@ from tests.builders import (
     use,
     weighed,
 )
+
+MAX_DEVICE_BYTES = 1 << 44
 
 SHARED = "nvidia.com/gpu.shared"
 SMALL_MIG = "nvidia.com/mig-1g.5gb"

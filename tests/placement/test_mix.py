@@ -8,18 +8,7 @@ from hypothesis import strategies as st
 
 from contract.gpunode import Replicas
 from contract.kube import Pod
-from extender.placement.demand_pricing import (
-    EVERY_PODS,
-    HALF_LIFE_PODS,
-    MOST_CLASSES,
-    MOST_SELECTORS,
-    MOST_SETS,
-    DemandMix,
-    DemandTracker,
-    Market,
-    market,
-    prices,
-)
+from extender.placement.demand_pricing import DemandMix, DemandTracker, Market, market, prices
 from extender.placement.fit import fit
 from extender.placement.fit_cache import FitCache
 from extender.placement.policy import Weights
@@ -38,6 +27,12 @@ from tests.builders import (
     use,
     weighed,
 )
+
+EVERY_PODS = 64
+HALF_LIFE_PODS = 2000
+MOST_CLASSES = 64
+MOST_SELECTORS = 256
+MOST_SETS = 32
 
 SMALL, LARGE = 16 * GIB, 64 * GIB
 FRAGMENTATION = {"headroom.gpu/policy": "fragmentation"}

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from contract.gpunode import Replicas, SmActivity
 from contract.reasons import Reason
-from extender.placement.snapshot import CODE_OF, MOST_BYTES, Snapshot
+from extender.placement.snapshot import CODE_OF, Snapshot
 from extender.placement.snapshot_builder import _COLUMNS, Table, build
 from tests.builders import GIB, device, reservation, shared, weighed
+
+MOST_BYTES = 1 << 61
 
 
 def copied(snap: Snapshot) -> dict[str, object]:

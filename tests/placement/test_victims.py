@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.placement.victims import (
-    FEW,
     NOBODY,
-    NOT_STARTED_S,
     Budget,
     Evictable,
     Rank,
@@ -20,6 +18,9 @@ from extender.placement.victims import (
     smallest,
     violators,
 )
+
+FEW = 10
+NOT_STARTED_S = 1 << 62
 
 PLENTY = 1 << 20
 

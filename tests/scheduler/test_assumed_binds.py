@@ -16,7 +16,7 @@ from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS
 from extender.scheduler import assumed_binds
-from extender.scheduler.assumed_binds import BIND_FOLLOWS_WITHIN_S, BINDS_EXPECTED, AssumedBinds
+from extender.scheduler.assumed_binds import AssumedBinds
 from extender.state import node_whatif
 from extender.state.changes import BindBegun, BindEnded, GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
@@ -31,6 +31,9 @@ from tests.builders import (
     reservation,
     shared,
 )
+
+BIND_FOLLOWS_WITHIN_S = 0.25
+BINDS_EXPECTED = 2
 
 FULL = Reason.MEMORY_ON_ANY
 #: The wall time at which the monotonic clock of these tests was 0.

@@ -8,12 +8,14 @@ import pytest
 from extender.console.decision_bodies import decision_view
 from extender.scheduler.extender_v1 import MalformedBody
 from extender.state.decision_records import Preempted
-from extender.state.nominations import EXPECTED_S
-from extender.state.preemption_report import EQUAL, LOST_BY
 from tests.builders import DISTRIBUTED
 from tests.scheduler.test_needless_evictions import World
 from tests.serving import pod
 from tests.state.evictions import On
+
+EQUAL = "equal; another node was taken"
+
+EXPECTED_S = 5.0
 
 
 def important(name: str, vram: str, priority: int = 5, version: str = "1") -> dict[str, Any]:
@@ -73,7 +75,9 @@ def test_preemptions_are_recorded_with_their_reasons(world: World) -> None:
     part = record.part(Preempted)
     assert part is not None
     assert (part.offered, part.kept, part.node, part.source) == (1, 2, "small", "added")
-    assert [(loser.node, loser.lost_by) for loser in part.losers] == [("full", LOST_BY[1])]
+    assert [(loser.node, loser.lost_by) for loser in part.losers] == [
+        ("full", "a victim of higher priority")
+    ]
     view = decision_view(record, "replica").preempt
     assert view is not None
     assert view.lines == [

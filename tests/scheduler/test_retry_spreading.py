@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from extender.scheduler.filter import TRY_AGAIN
-from extender.scheduler.retry_spreading import FEW, REJECTED_OFTEN, RetrySpreader
+from extender.scheduler.retry_spreading import RetrySpreader
 from tests.builders import DISTRIBUTED
 from tests.scheduler.test_needless_evictions import TELEMETRY, World
 from tests.serving import offer, pod
+
+TRY_AGAIN = "no node has room; many pods wait, so this one is tried again within seconds"
+
+FEW = 5
+REJECTED_OFTEN = 3
 
 TRY_S = 0.008
 MOST_BACK_OFF_S = 30.0

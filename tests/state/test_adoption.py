@@ -2,11 +2,13 @@
 
 import pytest
 
-from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, Replicas
+from contract.gpunode import ADOPTED, Charge, Device, Replicas
 from contract.kube import Pod
 from extender.placement.policy import Rules
 from extender.state.adoption import adopt
 from tests.builders import GIB, GPU, MIB, container, device, mig, pod, shared
+
+MAX_DEVICE_BYTES = 1 << 44
 
 
 def charges(of: Pod, *devices: Device, default: str | None = None, **rules: bool) -> list[Charge]:

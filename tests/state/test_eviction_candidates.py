@@ -1,6 +1,10 @@
 """For how long a node takes no pods that had to send one away."""
 
-from extender.state.eviction_candidates import FIRST_S, FORGOTTEN_S, LONGEST_S, BackOffs
+from extender.state.eviction_candidates import BackOffs
+
+FIRST_S = 10.0
+FORGOTTEN_S = 900.0
+LONGEST_S = 320.0
 
 
 def test_a_node_that_sent_a_pod_away_is_left_alone_for_a_while() -> None:

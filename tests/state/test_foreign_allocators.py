@@ -20,7 +20,6 @@ from contract.kube import (
 )
 from contract.reasons import Reason
 from extender.placement.fit import fit
-from extender.placement.snapshot import MOST_BYTES, NO_DEVICE
 from extender.state.changes import (
     GPUNodeGone,
     GPUNodeSeen,
@@ -36,6 +35,9 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.foreign_allocators import MANAGERS, node_of, of_node, of_pod
 from tests.builders import GPU, NOW_S, device, gpunode, kube_node, pod
 from tests.state.test_cluster_state import state_of
+
+MOST_BYTES = 1 << 61
+NO_DEVICE = -1
 
 HANDSHAKE, REGISTER = "hami.io/node-handshake", "hami.io/node-nvidia-register"
 

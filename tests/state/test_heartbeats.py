@@ -2,7 +2,9 @@
 
 import pytest
 
-from extender.state.heartbeats import NEVER_S, Heartbeat, age
+from extender.state.heartbeats import Heartbeat, age
+
+NEVER_S = float("-inf")
 
 #: 2026-11-21T00:00:00Z; the receiver's monotonic clock shows 1000 then.
 WALL_S = 1_795_219_200.0

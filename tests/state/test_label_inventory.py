@@ -11,13 +11,16 @@ from contract.reasons import Reason
 from extender.placement.explain import explain
 from extender.placement.fit import Verdicts, fit
 from extender.placement.placement_record import Placement
-from extender.placement.policy import MIB, Rules, Weights
+from extender.placement.policy import Rules, Weights
 from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.label_inventory import ASSUMED_RESERVED_BYTES, GB, believed, why_not_believed
+from extender.state.label_inventory import GB, believed, why_not_believed
 from extender.state.reconcile_queue import knows_devices, uninitialised
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod
 from tests.state.test_cluster_state import state_of
+
+MIB = 1 << 20
+ASSUMED_RESERVED_BYTES = 1 << 30
 
 LABELS_DO = Rules(require_report=False)
 

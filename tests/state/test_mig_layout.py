@@ -11,9 +11,12 @@ from extender.placement.fit import fit
 from extender.placement.policy import Weights
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.label_inventory import PRODUCT, STATE, mig_obstacle
+from extender.state.label_inventory import mig_obstacle
 from tests.builders import GPU, NOW_S, gpunode, mig, pod
 from tests.state.test_cluster_state import state_of
+
+PRODUCT = "nvidia.com/gpu.product"
+STATE = "nvidia.com/mig.config.state"
 
 
 def node(labels: dict[str, str]) -> Node:

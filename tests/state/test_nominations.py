@@ -9,10 +9,14 @@ from contract.preemption import Attempt, encode_attempt
 from extender.placement.policy import Rules
 from extender.state.changes import PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.nominations import CLEARED_S, EXPECTED_S, LONGEST_S, Nominations, yields
+from extender.state.nominations import Nominations, yields
 from tests.builders import NOW_S, pod
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.test_cluster_state import EPOCH_S, STALE_AFTER_S
+
+CLEARED_S = 15.0
+EXPECTED_S = 5.0
+LONGEST_S = 1800.0
 
 HOLD_S = 60.0
 

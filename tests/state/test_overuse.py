@@ -21,10 +21,12 @@ from contract.reasons import Reason
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.policy import Rules
 from extender.state.changes import BackOffEnded, Event, GPUNodeSeen, NodeSeen, PodSeen
-from extender.state.eviction_candidates import FIRST_S, NEW_FOR_S
 from tests.builders import GIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
 from tests.recording import RecordingState
+
+FIRST_S = 10.0
+NEW_FOR_S = 120.0
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 EVICT = Rules(evict_misses=True)

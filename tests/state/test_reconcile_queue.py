@@ -31,7 +31,7 @@ from extender.state.changes import (
     PodSeen,
     Relisted,
 )
-from extender.state.deleted_pods import KUBELET_ENDS_S, REMEMBERED, DeletedPods
+from extender.state.deleted_pods import DeletedPods
 from extender.state.reconcile_queue import (
     Leftover,
     Unmarked,
@@ -56,6 +56,9 @@ from tests.builders import (
     use,
 )
 from tests.recording import RecordingState
+
+KUBELET_ENDS_S = 120.0
+REMEMBERED = 10000
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 YOUNG, OLD = "2026-11-20T23:59:30Z", "2026-11-20T23:58:30Z"

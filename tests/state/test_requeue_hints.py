@@ -10,15 +10,13 @@ from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
-from extender.state.requeue_hints import (
-    AT_ONCE,
-    CLAIM_S,
-    MAX_BACK_OFF_S,
-    MOST_WEIGHED,
-    RequeueHints,
-    rejected_by_us,
-)
+from extender.state.requeue_hints import RequeueHints, rejected_by_us
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, shared
+
+AT_ONCE = 64
+CLAIM_S = 2.0
+MAX_BACK_OFF_S = 10.0
+MOST_WEIGHED = 256
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}. preemption: none."

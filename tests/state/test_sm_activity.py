@@ -5,7 +5,7 @@ import pytest
 
 from contract.gpunode import Device, SmActivity
 from contract.reasons import Reason
-from extender.placement.device_reading import HISTORY, Activity
+from extender.placement.device_reading import Activity
 from extender.placement.explain import explain, explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
@@ -24,6 +24,8 @@ from tests.builders import (
     shared,
 )
 from tests.state.test_cluster_state import EPOCH_S, seen, state_of
+
+HISTORY = "dcgm-history"
 
 BUSY = SmActivity(0.8, "gpm")
 SMALL = pod("1Gi", annotations={"headroom.gpu/max-sm": "50%"})

@@ -19,12 +19,13 @@ from contract.kube import (
 )
 from extender.state.changes import BudgetGone, BudgetSeen, Event, PodSeen, Relisted
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.evictable_pods import MIRRORED
 from extender.state.preemption_report import answered
 from extender.state.victim_search import Offer, Preemption, preemption
 from tests.builders import DISTRIBUTED, GPU, NOW_S
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.test_cluster_state import state_of
+
+MIRRORED = "kubernetes.io/config.mirror"
 
 #: Of a pod that is being deleted, with seconds to go by the clock of these tests.
 LEAVING = "2026-11-21T00:00:20+00:00"
