@@ -1,0 +1,216 @@
+"""Mutation test: change one place of the product at a time and run the quick tests that use it.
+
+    python -m tests.mutation --seed 1 --count 40
+    python -m tests.mutation --seed 1 --count 40 --only 7
+
+The seed draws the places, each with the same probability. For each mutant, the quick tests run that
+import the mutated module, then the other ones of its suite, until one fails. A mutant that no test
+notices is printed with its line: read it, and write a test if the difference matters. The work is
+done on a copy, so the working tree does not change. The exit status is the number of survivors.
+"""
+
+import argparse
+import ast
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("agent", "contract", "extender", "headroom")
+#: What a copy leaves out.
+LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
+TIMEOUT_S = 600.0
+_SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``becomes`` replaces the bytes from ``begin`` to ``end`` of the file."""
+
+    file: str
+    line: int
+    begin: int
+    end: int
+    was: str
+    becomes: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {_short(self.was)} -> {_short(self.becomes)}"
+
+    @property
+    def module(self) -> str:
+        parts = Path(self.file).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _short(code: str) -> str:
+    text = " ".join(code.split())
+    return text if len(text) < 90 else f"{text[:87]}..."
+
+
+def _replacement(node: ast.AST) -> str | None:
+    """Return other code for the node, or None."""
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in _SWAPS:
+            other = ast.Compare(node.left, [_SWAPS[type(op)]()], node.comparators)  # type: ignore[list-item]
+            return f"({ast.unparse(other)})"
+        case ast.BoolOp():
+            return f"({ast.unparse(ast.BoolOp(_SWAPS[type(node.op)](), node.values))})"  # type: ignore[arg-type]
+        case ast.BinOp() if type(node.op) in _SWAPS and not _is_text(node):
+            other_op = _SWAPS[type(node.op)]()
+            return f"({ast.unparse(ast.BinOp(node.left, other_op, node.right))})"  # type: ignore[arg-type]
+        case ast.UnaryOp(op=ast.Not()):
+            return f"({ast.unparse(node.operand)})"
+        case ast.Constant(value=bool()):
+            return str(not node.value)
+        case ast.Constant(value=int() | float()):
+            return f"({node.value!r} + 1)"
+        case ast.Return(value=ast.expr()) if ast.unparse(node) != "return None":
+            return "return None"
+        case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Raise():
+            return "pass"
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            return "pass"
+    return None
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    """Return whether it joins texts: these have no other operator."""
+    return any(
+        isinstance(each, ast.JoinedStr)
+        or (isinstance(each, ast.Constant) and isinstance(each.value, str | bytes))
+        for each in (node.left, node.right)
+    )
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the code below the node, without annotations and without the inside of f-strings."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "type_params"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr):
+                yield child
+                yield from _nodes(child)
+
+
+def mutants_of(file: str, source: bytes) -> Iterator[Mutant]:
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node in _nodes(ast.parse(source)):
+        if (becomes := _replacement(node)) is None:
+            continue
+        assert isinstance(node, ast.expr | ast.stmt)
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        yield Mutant(file, node.lineno, begin, end, source[begin:end].decode(), becomes)
+
+
+def drawn(seed: int, count: int) -> list[Mutant]:
+    files = sorted(path for each in PACKAGES for path in (ROOT / each).rglob("*.py"))
+    everything = [
+        mutant
+        for path in files
+        for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_bytes())
+    ]
+    return random.Random(seed).sample(everything, count)
+
+
+def tests_of(module: str) -> list[list[str]]:
+    """Return test files in two groups: those that import the module, and the rest of its suite."""
+    parent, _, name = module.rpartition(".")
+    direct, suite = [], []
+    parts = module.split(".")
+    own = {"agent": "agent", "contract": "contract", "headroom": "kubectl"}.get(parts[0], parts[1])
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text, file = path.read_text(), str(path.relative_to(ROOT))
+        imports = f"{module} import" in text or (
+            f"from {parent} import" in text and f"{name}" in text
+        )
+        if imports or f"import {module}" in text:
+            direct.append(file)
+        elif path.parent.name == own:
+            suite.append(file)
+    return [direct, suite]
+
+
+def killer(mutant: Mutant, copy: Path) -> str | None:
+    """Return the test that fails with the mutant, "timeout", or None if no test fails."""
+    path = copy / mutant.file
+    source = path.read_bytes()
+    path.write_bytes(source[: mutant.begin] + mutant.becomes.encode() + source[mutant.end :])
+    try:
+        for files in filter(None, tests_of(mutant.module)):
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+            command += ["-m", "not slow", "--no-header", *files]
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=copy,
+                    capture_output=True,
+                    text=True,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return "timeout"
+            if done.returncode not in (0, 5):  # 5: no quick test
+                failed = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
+                return (failed or [done.stdout[-300:] + done.stderr[-300:]])[0]
+        return None
+    finally:
+        path.write_bytes(source)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--only", type=int, help="only the mutant of this number, from 0")
+    args = parser.parse_args()
+    survivors = 0
+    with tempfile.TemporaryDirectory(prefix="headroom-mutation-") as folder:
+        copy = Path(folder, "copy")
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+        for number, mutant in enumerate(drawn(args.seed, args.count)):
+            if args.only not in (None, number):
+                continue
+            began_s = time.monotonic()
+            found = killer(mutant, copy)
+            survivors += found is None
+            verdict = "SURVIVED" if found is None else f"killed by {_short(found)}"
+            took_s = time.monotonic() - began_s
+            sys.stdout.write(f"{number:3} {mutant}\n    {verdict} ({took_s:.0f} s)\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"{survivors} of {args.count if args.only is None else 1} survived\n")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main())
