@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from enum import Enum
 
-import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
@@ -78,14 +77,13 @@ class Cluster:
         return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
 
     def quotas(self) -> Callable[[str], Sequence[ResourceQuota] | None]:
-        """Return a reader of ResourceQuotas. Only a process with a console calls this, because the
-        models of ``CoreV1Api`` take 20 MiB."""
+        """Return a reader of ResourceQuotas, for the console."""
         quotas = KubeQuotas(self.reviews)
 
         def read(namespace: str) -> Sequence[ResourceQuota] | None:
             try:
                 return quotas.of(namespace)
-            except (ApiError, msgspec.MsgspecError) as err:
+            except ApiError as err:
                 log.warning("quotas_not_read", namespace=namespace, error=str(err))
                 return None
 

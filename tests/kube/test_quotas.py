@@ -1,0 +1,63 @@
+"""The ResourceQuotas of a namespace, read from an API server."""
+
+import pytest
+
+from extender.kube.api_errors import NoAnswer, Unreadable
+from extender.kube.client import KubeApi
+from extender.kube.quotas import PAGE_SIZE, KubeQuotas
+from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
+
+
+def page(*names: str, token: str = "") -> Answer:
+    items = [{"metadata": {"name": name}, "status": {"hard": {"pods": "1"}}} for name in names]
+    body = {"metadata": {"resourceVersion": "9", "continue": token}, "items": items}
+    return lambda exchange: exchange.reply(200, body)
+
+
+def names(server: ScriptedServer, namespace: str = "team") -> list[str]:
+    api = KubeApi(server.configuration())
+    try:
+        return [quota.metadata.name for quota in KubeQuotas(api).of(namespace)]
+    finally:
+        api.close()
+
+
+def test_all_pages_are_read() -> None:
+    """A quota that was left out could reject a pod that a suggestion asks to create again."""
+    first = [f"quota-{number}" for number in range(PAGE_SIZE)]
+    with scripted_server(page(*first, token="more"), page("last")) as server:
+        assert names(server) == [*first, "last"]
+        assert [request.path for request in server.requests] == [
+            "/api/v1/namespaces/team/resourcequotas"
+        ] * 2
+        assert [request.query for request in server.requests] == [
+            {"limit": "100"},
+            {"limit": "100", "continue": "more"},
+        ]
+
+
+def test_a_name_of_no_namespace_asks_for_no_other_path() -> None:
+    with scripted_server(page()) as server:
+        assert names(server, "../nodes?") == []
+        (request,) = server.requests
+        assert request.path == "/api/v1/namespaces/%2E%2E%2Fnodes%3F/resourcequotas"
+
+
+def _breaks_off(exchange: Exchange) -> None:
+    exchange.raw(b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"metadata": {}, "items": [')
+
+
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        pytest.param(_breaks_off, NoAnswer, id="no answer"),
+        pytest.param(
+            lambda exchange: exchange.reply(200, {"metadata": {}, "items": [{"metadata": 1}]}),
+            Unreadable,
+            id="no quota",
+        ),
+    ],
+)
+def test_a_list_that_is_not_whole_is_an_error(last: Answer, error: type[Exception]) -> None:
+    with scripted_server(page("first", token="more"), last) as server, pytest.raises(error):
+        names(server)
