@@ -1,5 +1,6 @@
 """Writes reports and heartbeats to the API server: status patches and a Lease."""
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -96,12 +97,14 @@ class KubernetesPublisher:
         """
         return self._read("application/json")
 
-    def gpunode(self) -> GPUNode | None:
+    def gpunode(self, within_s: float = math.inf) -> GPUNode | None:
         """Return the GPUNode, read consistently; None if it does not exist.
 
-        Raises ``BadReport`` if it cannot be decoded.
+        A silence of the API server ends the call after ``within_s`` seconds, if that is sooner than
+        the usual timeout. Raises ``BadReport`` if the GPUNode cannot be decoded.
         """
-        answer = self._send("GET", self._gpunode, accept="application/json")
+        timeout_s = min(within_s, self._timeout_s)
+        answer = self._send("GET", self._gpunode, accept="application/json", timeout_s=timeout_s)
         if answer.status == 404:
             return None
         return decode_gpunode(self._accepted(answer, f"GPUNode {self._node}"))
@@ -139,10 +142,15 @@ class KubernetesPublisher:
         return _held(self._accepted(answer, what))[0].version
 
     def _send(
-        self, method: str, path: str, body: object = None, accept: str = _METADATA_ONLY
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        accept: str = _METADATA_ONLY,
+        timeout_s: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
         try:
-            return request(self._server, method, path, self._timeout_s, accept, body)
+            return request(self._server, method, path, timeout_s or self._timeout_s, accept, body)
         except NotReached as err:
             raise NotDelivered(f"{method} {path}: API server not reached: {err}") from err
 

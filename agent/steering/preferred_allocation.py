@@ -41,9 +41,11 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 
-#: Maximum of seconds to wait for each input that cannot be read: sample, ledger, checkpoint and
-#: limits. The plugin proxy ends the whole call after ``ANSWER_S``.
+#: Maximum of seconds that one call waits for inputs that cannot be read: sample, ledger, checkpoint
+#: and limits. The plugin proxy ends the call after ``ANSWER_S``, without the reason.
 PATIENCE_S = 0.8 * ANSWER_S
+#: Minimum time in seconds for the API server to answer, if other inputs took the rest.
+_LEAST_READ_S = 0.1
 _RETRY_S = 0.2
 #: Maximum number of remembered pods: the maximum of reservations of a GPUNode.
 MAX_ARRIVALS = 4096
@@ -252,15 +254,17 @@ class PreferredAllocation:
         Raises ``Rejected``.
         """
         began_s = time.monotonic()
-        sample = self._soon(self._sample, "no fresh sample of the devices")
+        until_s = began_s + self._patience_s
+        soon = partial(_soon, until_s)
+        sample = soon(self._sample, "no fresh sample of the devices")
         if not any(
             device.resource == resource and device.sharing != "none" for device in sample.devices
         ):
             return None  # unshared devices are not steered; the extender uses the same rule
-        node = self._soon(self._read_ledger, "the ledger cannot be read")
+        node = soon(partial(self._read_ledger, until_s), "the ledger cannot be read")
         steered = node.status is not None and resource in node.status.plugin.steered
-        entries = self._soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
-        known = self._soon(lambda: limits(self._reserve_bytes()), LIMITS_UNKNOWN)
+        entries = soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
+        known = soon(lambda: limits(self._reserve_bytes()), LIMITS_UNKNOWN)
         arrived = self._arrivals.see(entry.pod_uid for entry in entries)
         found = choose(request, resource, node.spec, sample, entries, known, steered, arrived)
         if isinstance(found, NoRoom):
@@ -287,21 +291,10 @@ class PreferredAllocation:
         )
         return found.replicas or None
 
-    def _soon(self, read: Callable[[], T | None], why_not: str) -> T:
-        """Call ``read`` until its result is not None, and return that.
-
-        Raises ``Rejected`` with ``why_not`` after ``patience_s``.
-        """
-        deadline_s = time.monotonic() + self._patience_s
-        while (found := read()) is None:
-            if time.monotonic() >= deadline_s:
-                raise Rejected(f"Headroom: {why_not}")
-            time.sleep(_RETRY_S)
-        return found
-
-    def _read_ledger(self) -> GPUNode | None:
+    def _read_ledger(self, until_s: float) -> GPUNode | None:
+        within_s = max(_LEAST_READ_S, until_s - time.monotonic())
         try:
-            return self._ledger.gpunode() or GPUNode(metadata=ObjectMeta())
+            return self._ledger.gpunode(within_s) or GPUNode(metadata=ObjectMeta())
         except (NotDelivered, BadReport) as err:
             _log.warning("ledger_not_read", reason=str(err))
             return None
@@ -320,6 +313,19 @@ class PreferredAllocation:
             return bool(self._kubelet.healthy().get(resource))
         except Unanswered:
             return None
+
+
+def _soon(until_s: float, read: Callable[[], T | None], why_not: str) -> T:
+    """Call ``read`` until its result is not None, and return that.
+
+    Raises ``Rejected`` with ``why_not`` after ``until_s`` of the monotonic clock.
+    """
+    while (found := read()) is None:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise Rejected(f"Headroom: {why_not}")
+        time.sleep(min(_RETRY_S, left_s))
+    return found
 
 
 def may_choose_again(ledger: KubernetesPublisher, resource: str = "") -> bool:

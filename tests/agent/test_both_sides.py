@@ -73,7 +73,7 @@ class Ledger:
     def __init__(self, node: GPUNode) -> None:
         self._node = node
 
-    def gpunode(self) -> GPUNode:
+    def gpunode(self, within_s: float = 0.0) -> GPUNode:
         return self._node
 
 

@@ -1,5 +1,6 @@
 """What the agent reads before it answers the kubelet, and what it says when it cannot."""
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import pytest
 
 from agent.kube_publisher import NotDelivered
 from agent.probes.readings import ObstacleReading
+from agent.steering import preferred_allocation
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.preferred_allocation import Arrivals, PreferredAllocation
@@ -59,8 +61,11 @@ class Ledger:
     told: GPUNodeStatus | None = field(default_factory=status)
     choice: str = "B"
     failures: int = 0
+    #: The timeout of each read, in seconds.
+    within_s: list[float] = field(default_factory=list)
 
-    def gpunode(self) -> GPUNode | None:
+    def gpunode(self, within_s: float = math.inf) -> GPUNode | None:
+        self.within_s.append(within_s)
         if self.failures:
             self.failures -= 1
             raise NotDelivered("API server not reached")
@@ -109,6 +114,36 @@ def test_no_pod_is_assigned_a_device_by_guess(
         (tmp_path / "checkpoint").write_text(checkpoint)
     with pytest.raises(Rejected, match=why):
         answer(allocation(tmp_path, Ledger(failures=failures), sample, patience_s=0.0))
+
+
+class Clock:
+    """Stands in for module ``time``: sleeping takes no time, but is counted."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_all_inputs_together_wait_no_longer_than_the_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the proxy ends the call first, and the pod's status does not say what is missing."""
+    clock = Clock()
+    monkeypatch.setattr(preferred_allocation, "time", clock)
+    (tmp_path / "checkpoint").write_text("{}")
+    ledger = Ledger(failures=2)
+    steering = allocation(tmp_path, ledger, None, patience_s=preferred_allocation.PATIENCE_S)
+    monkeypatch.setattr(steering, "_sample", lambda: status() if clock.now_s > 0.1 else None)
+    with pytest.raises(Rejected, match="checkpoint cannot be read"):
+        answer(steering)
+    assert clock.now_s == pytest.approx(0.8)  # the proxy waits for 1 s
+    # The API server, too, has only the time that is left.
+    assert ledger.within_s == pytest.approx([0.6, 0.4, 0.2])
 
 
 def test_the_plugin_chooses_unshared_devices(tmp_path: Path) -> None:
