@@ -2,13 +2,13 @@
 #   docker build --target extender --build-arg PYTHON_DIGEST=sha256:... -t REGISTRY/headroom-extender:0.1.0 .
 #   docker build --target agent    --build-arg PYTHON_DIGEST=sha256:... -t REGISTRY/headroom-agent:0.1.0 .
 #
-# The base image is taken by its digest alone, which you choose: docs/install.md says how to learn it. Every package is taken
-# by its hashes. Both images run as a user without a name, from a file system that may be read-only; each has its
-# packages with their metadata in /opt/headroom, ours too, where tools that list them look.
+# You choose the base image by its digest; docs/install.md shows how to find it. Packages are pinned by their hashes. Both
+# images run as user id 65532, which has no name in /etc/passwd, and need no writable file system. All packages, including
+# Headroom's, are in /opt/headroom with their metadata, so that scanners find them.
 ARG PYTHON=python:3.12-slim
 ARG PYTHON_DIGEST
 
-# Ours as one package.
+# Builds Headroom as one wheel.
 FROM ${PYTHON}@${PYTHON_DIGEST} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
@@ -21,7 +21,7 @@ COPY agent/ agent/
 COPY headroom/ headroom/
 RUN pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /dist .
 
-# What each image has, compiled, so that nothing is compiled at every start of a read-only container.
+# Installs the packages of each image, byte-compiled: a read-only container could not store compiled files.
 FROM ${PYTHON}@${PYTHON_DIGEST} AS extender-packages
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src

@@ -102,7 +102,7 @@ def _read(status: int, body: bytes, question: Question) -> Answer:
     except (ValueError, AttributeError, RecursionError):
         answer, reason = None, None
     if status == 200 and answer == "yes":
-        return Answer(True, "yes: every GPU of this pod has room for it")
+        return Answer(True, "yes: every GPU of this pod has enough free memory")
     if answer == "no":
         return Answer(False, f"no: {reason}; waiting for free memory, or for eviction of this pod")
     if answer == "not yet":

@@ -80,7 +80,9 @@ def judge(node: GPUNode, sample: GPUNodeStatus, uid: str, limits: Limits) -> Ver
     if reservation is None or not node.spec.initialised:
         return Verdict("not yet", "no memory is reserved for this pod on this node")
     if EVICTED in reservation.flags:
-        return Verdict("no", "this pod is being evicted: its device has no room for it")
+        return Verdict(
+            "no", "this pod is being evicted: its device does not have enough free memory"
+        )
     if HOLDINGS_SOURCES.isdisjoint(s.name for s in sample.sources if s.state == "ok"):
         return Verdict("not yet", "the kubelet does not report which pod holds which device")
     held = _held(sample, uid)
@@ -119,7 +121,7 @@ def _verdict(
     seen = {reserved_for(row, spec) for row in rows}
     present_bytes = taken_bytes(memory, spec, rows, limits.tolerance_bytes)
     if present_bytes > allocatable_bytes:
-        return Verdict("no", "the device of this pod has no room for it")
+        return Verdict("no", "the device of this pod does not have enough free memory")
     # No other pod gets a replica of an unshared device while this pod holds it.
     shared = first.sharing != "none" or len(memory) > 1
     others = spec.reservations.items() if shared else ()

@@ -89,7 +89,7 @@ class StatusWriter:
             self._failures += 1
             wait_s = max(self._back_off_s(), err.retry_after_s)
             self._not_before_s = self._monotonic() + wait_s
-            event = "gpunode_awaited" if isinstance(err, NotThereYet) else "report_not_delivered"
+            event = "gpunode_missing" if isinstance(err, NotThereYet) else "report_not_delivered"
             _log.warning(event, reason=str(err), failures=self._failures, retry_s=round(wait_s, 1))
             return wait_s
         self._failures = 0

@@ -30,9 +30,7 @@ class Reason(Enum):
     # The node: Headroom reserves nothing on it.
     UNKNOWN_NODE = "node is not known to Headroom"
     NO_REPORT = "no GPU report from the node"
-    LABELS_SAY_TOO_LITTLE = (
-        "no GPU report from the node, and its labels describe its GPUs incompletely"
-    )
+    LABELS_INCOMPLETE = "no GPU report from the node, and its labels describe its GPUs incompletely"
     STALE_REPORT = "GPU report of the node is stale"
     NOT_INITIALISED = "GPU ledger of the node is being set up"
     BAD_NODE_ANNOTATION = (
@@ -43,7 +41,7 @@ class Reason(Enum):
     MIG_CHANGING = "MIG layout of the node is being changed"
     MIG_FAILED = "MIG layout of the node could not be changed as asked"
     MIG_INVALID = "MIG layout of the node does not suit the MIG strategy of its device plugin"
-    EVICTED_LATELY = "node recently evicted a pod that was given a GPU without enough free memory"
+    EVICTED_RECENTLY = "node recently evicted a pod that was given a GPU without enough free memory"
     # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
     DRA_MANAGES = "GPUs of the node are managed by a DRA driver"
     HAMI_MANAGES = "GPUs of the node are managed by HAMi"

@@ -38,7 +38,7 @@ PASSING = {
         *("Offer.pods", "_Search.needed_bytes", "_Candidate._evictable", "_Candidate._kept"),
         *("_Candidate._named", "_Candidate._proposed"),
     ],
-    "extender/state/pod_requests.py": ["QuotaRoom._quotas", "QuotaRoom._taken"],
+    "extender/state/pod_requests.py": ["QuotaUse._quotas", "QuotaUse._taken"],
     "extender/state/redaction.py": ["Redaction._names"],
     "extender/doctor/environment.py": ["Environment.schedulers"],
     "extender/state/simulation.py": ["Simulation._held", "_SimulatedNode.gone"],

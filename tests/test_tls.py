@@ -120,7 +120,7 @@ def test_only_clients_with_a_certificate_of_the_ca_get_an_answer(
         pytest.raises(OSError, match=r"alert protocol version|closed|reset|EOF occurred"),
     ):
         old.call()
-    assert logged(server, "tls_client_refused") == [
+    assert logged(server, "tls_client_rejected") == [
         "PEER_DID_NOT_RETURN_A_CERTIFICATE",
         "CERTIFICATE_VERIFY_FAILED",
         "UNSUPPORTED_PROTOCOL",
@@ -152,7 +152,7 @@ def test_without_a_certificate_bind_is_unreachable_in_any_protocol(
     assert "HTTP" not in by_hand()
     known = clients["known"]
     assert by_hand("-cert", str(known.cert), "-key", str(known.key)).startswith("HTTP/1.1 200 OK")
-    rejected = logged(server, "tls_client_refused")
+    rejected = logged(server, "tls_client_rejected")
     assert rejected[:2] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"]
     assert rejected[2] == "HTTP_REQUEST"
     assert rejected[3:] == ["PEER_DID_NOT_RETURN_A_CERTIFICATE"]

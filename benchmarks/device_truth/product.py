@@ -45,7 +45,7 @@ from extender.placement.score import best_for_non_gpu_pod
 from extender.placement.visible_devices import VISIBLE_DEVICES
 from extender.state.changes import BackOffEnded, Event, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import Leftover, leftovers
+from extender.state.reconcile_queue import Orphan, orphans
 from tests.blocking import Ledger, now
 from tests.standin.devices import Lots
 
@@ -188,8 +188,8 @@ class Product(Scheduler):
         reservations."""
         self._take_news()
         wall_s = EPOCH_S + self._now_s
-        for found in leftovers(self._cluster, wall_s, NEVER_S, sorted(self._unsettled)):
-            assert isinstance(found, Leftover)
+        for found in orphans(self._cluster, wall_s, NEVER_S, sorted(self._unsettled)):
+            assert isinstance(found, Orphan)
             self._ledger.remove(found.node, found.uid, found.left)
         self._unsettled.clear()
         self._take_news()

@@ -37,7 +37,7 @@ from extender.scheduler.server import Verbs, verbs_app
 from extender.state.changes import Effects, GPUNodeSeen
 from extender.state.journal import Journal
 from extender.state.node_whatif import rejection_beside
-from extender.state.reconcile_queue import knows_devices
+from extender.state.reconcile_queue import devices_known
 
 #: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
 #: and 8 of the 32 that ``extender.kube.async_client`` opens are left for binds.
@@ -143,7 +143,7 @@ class Extender(ClusterView):
             written=lambda gpunode: self.deliver([GPUNodeSeen(gpunode, time.monotonic())]),
             wall_s=time.time,
             new_id=self.new_id,
-            known=lambda gpunode: knows_devices(self.cluster, gpunode),
+            known=lambda gpunode: devices_known(self.cluster, gpunode),
             observes=lambda: self.observes,
             together=gathered,
         )

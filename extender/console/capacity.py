@@ -81,8 +81,8 @@ class CapacityBody(Body):
     pods: int
     #: Whether ``pods`` is a lower bound, because not every node was counted.
     pods_at_least: bool
-    #: room, fragmented (enough memory is free in total, but not on any one node), full, or closed
-    #: (no node with such a device takes pods).
+    #: fits (one more pod does), fragmented (enough memory is free in total, but not on any one
+    #: node), full, or closed (no node with such a device takes pods).
     fullness: str
     message: str
     space: SpaceView

@@ -35,9 +35,9 @@ class HolderView(BaseModel):
 
 class DeviceView(BaseModel):
     """The memory accounting of one device, in bytes: allocatable = memory - reserved - reserve, and
-    headroom = allocatable - reservation - unconfirmed - unobserved_pods - unattributed.
+    headroom = allocatable - reservation - unconfirmed - unreserved_pods - unattributed.
     Reservations are of pods observed on the device. Unconfirmed is the worst case of bound pods
-    that no report shows yet. Unobserved_pods is the use of pods without a reservation."""
+    that no report shows yet. ``unreserved_pods`` is the use of pods without a reservation."""
 
     uuid: str
     index: int
@@ -53,7 +53,7 @@ class DeviceView(BaseModel):
     allocatable_bytes: int
     reservation_bytes: int
     unconfirmed_bytes: int
-    unobserved_pods_bytes: int
+    unreserved_pods_bytes: int
     unattributed_bytes: int
     #: Whether the agent reports which pod uses the memory. If not, requests of idle pods can hide
     #: unattributed use.
@@ -259,7 +259,7 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         allocatable_bytes=terms.allocatable_bytes,
         reservation_bytes=terms.reservation_bytes,
         unconfirmed_bytes=terms.unconfirmed_bytes,
-        unobserved_pods_bytes=terms.unobserved_pods_bytes,
+        unreserved_pods_bytes=terms.unreserved_pods_bytes,
         unattributed_bytes=terms.unattributed_bytes,
         attributed=terms.attributed,
         headroom_bytes=terms.headroom_bytes,

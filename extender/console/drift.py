@@ -121,7 +121,7 @@ def drift_views(cluster: ClusterState) -> Iterator[DriftView]:
     """Yield a view of every pod with a reservation, by node name."""
     overuse_bytes = Counter[str]()
     for each in cluster.overuses.lasting:
-        overuse_bytes[each.uid] += each.beyond_bytes
+        overuse_bytes[each.uid] += each.excess_bytes
     for gpunode in sorted(cluster.gpunodes(), key=lambda gpunode: gpunode.name):
         yield from _pods(gpunode, cluster.observations, overuse_bytes)
 

@@ -321,7 +321,7 @@ def _last_attempt(filtered: FilterView, not_offered: int, again_by: str | None) 
             "(selectors, taints, CPU, replicas ...), or it had found enough"
         )
     if again_by:
-        message += f"; it retries when Headroom finds room for the pod, at the latest by {again_by}"
+        message += f"; it retries when the pod fits on a node, at the latest by {again_by}"
     return message
 
 
@@ -331,6 +331,6 @@ def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:
     if held is None or sees(held.namespace, held.name):
         return advice
     sentence = (
-        f"wait for a pod on node {advice.node} that you may not read: when it ends there is room"
+        f"wait for a pod on node {advice.node} that you may not read: when it ends, the pod fits"
     )
     return replace(advice, sentence=sentence, held=None)

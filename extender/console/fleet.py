@@ -87,7 +87,7 @@ class _Sums:
         self.devices += 1
         self.allocatable_bytes += terms.allocatable_bytes
         self.reservation_bytes += terms.reservation_bytes + terms.unconfirmed_bytes
-        self.unattributed_bytes += terms.unattributed_bytes + terms.unobserved_pods_bytes
+        self.unattributed_bytes += terms.unattributed_bytes + terms.unreserved_pods_bytes
         self.used_bytes += terms.device.used_bytes
         self.unhealthy += terms.health_issue is not None
         self.overcommitted += terms.headroom_bytes < 0

@@ -68,7 +68,7 @@ class Context:
         return {"generatedAt": stamp(self.wall_s()), "snapshot_generation": snap.generation}
 
     def overcommitted_bytes(self) -> int:
-        return sum(over.beyond_bytes for over in self.cluster.overcommits.now())
+        return sum(over.excess_bytes for over in self.cluster.overcommits.now())
 
     def tag(self, snap: Snapshot, *more: object) -> str:
         """Return the weak ETag of a view of this snapshot; ``more`` are its other inputs.

@@ -43,7 +43,7 @@ from extender.state.eligible_nodes import (
     eligible_nodes,
     not_modeled,
 )
-from extender.state.pod_requests import QuotaRoom
+from extender.state.pod_requests import QuotaUse
 from extender.state.simulation import NotPlaced, Placed, Simulation
 
 #: Limits of one question, because each pod and each change of a node takes a few milliseconds:
@@ -262,30 +262,30 @@ def _no_node(where: str, node: str) -> HTTPException:
 
 def _quotas_left(
     context: Context, pods: Sequence[NewPod], changes: _Changes
-) -> dict[str, QuotaRoom]:
+) -> dict[str, QuotaUse]:
     """Return the remaining quota of each namespace, without the pods that are removed or moved.
 
     Namespaces are missing if their quotas cannot be read, or beyond ``MOST_NAMESPACES``.
     """
     namespaces = dict.fromkeys(each.request.namespace for each in pods if each.counted)
-    quotas: dict[str, QuotaRoom] = {}
+    quotas: dict[str, QuotaUse] = {}
     for namespace in islice(namespaces, MOST_NAMESPACES):
         if (found := context.quotas(namespace)) is not None:
-            quotas[namespace] = QuotaRoom(found)
+            quotas[namespace] = QuotaUse(found)
     for request in (*changes.released, *(each.request for each in changes.moving)):
         if request.namespace in quotas:
             quotas[request.namespace].give_back(request)
     return quotas
 
 
-def _not_checked(pods: Sequence[NewPod], quotas: Mapping[str, QuotaRoom]) -> list[str]:
+def _not_checked(pods: Sequence[NewPod], quotas: Mapping[str, QuotaUse]) -> list[str]:
     all_read = all(each.counted and each.request.namespace in quotas for each in pods)
     checks = [AMOUNTS, SOME_QUOTAS if all_read else "ResourceQuotas"]
     return list(dict.fromkeys([*checks, *(c for each in pods for c in not_modeled(each.pod))]))
 
 
 def _placed(
-    simulation: Simulation, pods: list[NewPod], quotas: Mapping[str, QuotaRoom]
+    simulation: Simulation, pods: list[NewPod], quotas: Mapping[str, QuotaUse]
 ) -> Iterator[tuple[NewPod, _Outcome]]:
     """Place the pods one after another; yield each with its outcome."""
     eligible: dict[bytes, Eligible] = {}

@@ -68,7 +68,7 @@ class KubeEvents:
             if err.status in _LATER or err.status >= 500:
                 return False
             # For example, the namespace is being deleted. A retry would not help.
-            log.warning("event_refused", uid=notice.about.uid, message=str(err))
+            log.warning("event_rejected", uid=notice.about.uid, message=str(err))
             return True
         except ApiError:
             return False
@@ -158,7 +158,7 @@ class EventRecorder:
                 self._recorded[key] = None
                 about = notice.about
                 log.warning(
-                    "noticed",
+                    "event_written",
                     kind=about.kind,
                     name=f"{about.namespace}/{about.name}".lstrip("/"),
                     uid=about.uid,

@@ -34,17 +34,18 @@ from extender.state.notices import pod_notice
 
 log = structlog.get_logger()
 
-NO_ROOM = "NoRoomOnGPU"
-NO_ROOM_EVICTED = (
-    "The GPU that this pod was given has no room for it: the device plugin chose another GPU than"
-    " Headroom predicted, or another process took the memory. The pod is evicted before it starts,"
-    " so that its controller creates a new one."
+DOES_NOT_FIT = "InsufficientGPUMemory"
+_WHY = "not enough free memory on its GPU"
+DOES_NOT_FIT_EVICTED = (
+    "The GPU that this pod got does not have enough free memory: the device plugin chose another"
+    " GPU than Headroom predicted, or another process took the memory. The pod is evicted before it"
+    " starts, so that its controller creates a new one."
 )
-NO_ROOM_WAITS = (
-    "The GPU that this pod was given has no room for it: the device plugin chose another GPU than"
-    " Headroom predicted, or another process took the memory. The pod waits at its gate until there"
-    " is room. It is not evicted, because no controller would replace it. To place it on another"
-    " GPU, delete it and create it again."
+DOES_NOT_FIT_WAITS = (
+    "The GPU that this pod got does not have enough free memory: the device plugin chose another"
+    " GPU than Headroom predicted, or another process took the memory. The pod waits at its gate"
+    " until enough memory is free. It is not evicted, because no controller would replace it. To place it"
+    " on another GPU, delete it and create it again."
 )
 
 
@@ -138,8 +139,10 @@ class EvictionController:
             await asyncio.sleep(0)  # lets kube-scheduler's calls in
         for uid in stuck - self._recorded:
             if (pod := self._cluster.pod(uid)) is not None:
-                log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason="no room on its GPU")
-                await self._event_recorder.write(pod_notice(pod, NO_ROOM, NO_ROOM_WAITS, key=""))
+                log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason=_WHY)
+                await self._event_recorder.write(
+                    pod_notice(pod, DOES_NOT_FIT, DOES_NOT_FIT_WAITS, key="")
+                )
         self._recorded = frozenset(stuck)
 
     async def _evict(self, node: str) -> None:
@@ -151,8 +154,10 @@ class EvictionController:
         for pod in sent.evicted:
             uid = pod.metadata.uid
             self._telemetry.evictions.labels("evicted").inc()
-            log.warning("pod_evicted", node=node, pod_uid=uid, reason="no room on its GPU")
-            await self._event_recorder.write(pod_notice(pod, NO_ROOM, NO_ROOM_EVICTED, key=""))
+            log.warning("pod_evicted", node=node, pod_uid=uid, reason=_WHY)
+            await self._event_recorder.write(
+                pod_notice(pod, DOES_NOT_FIT, DOES_NOT_FIT_EVICTED, key="")
+            )
         for uid, message in sent.rejected:
             self._telemetry.evictions.labels("rejected").inc()
             log.warning("eviction_rejected", node=node, pod_uid=uid, message=message)

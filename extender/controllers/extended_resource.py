@@ -49,7 +49,7 @@ class ExtendedResourceController:
         if due:
             error = await asyncio.to_thread(self._write, due)
             if error and error != self._logged:
-                log.warning("memory_not_shown", message=error, hint=_HINT)
+                log.warning("extended_resource_not_written", message=error, hint=_HINT)
             self._logged = error
 
     def _write(self, due: list[CapacityChange]) -> str:

@@ -80,7 +80,7 @@ class PreemptionWriter:
         self._wall_s = wall_s
         self._new_id = new_id
 
-    async def make_room(self, seen: Pod, node: str, victims: Sequence[Pod]) -> PreemptionResult:
+    async def preempt(self, seen: Pod, node: str, victims: Sequence[Pod]) -> PreemptionResult:
         """Evict the victims from the node for the pod, if nothing has changed since ``seen``.
 
         The victims must still be there, and the pod may differ only in what kube-scheduler writes
@@ -172,7 +172,7 @@ class PreemptionController:
             return
         now_s = time.monotonic()
         for pod in self._waiting(now_s)[:AT_ONCE]:
-            await self._make_room(self._writer, pod)
+            await self._preempt(self._writer, pod)
 
     def _waiting(self, now_s: float) -> list[Pod]:
         """Return the pods that may preempt others, the most important and oldest first."""
@@ -196,7 +196,7 @@ class PreemptionController:
             found, key=lambda pod: (-priority(pod), pod.metadata.creation_timestamp or "")
         )
 
-    async def _make_room(self, writer: PreemptionWriter, pod: Pod) -> None:
+    async def _preempt(self, writer: PreemptionWriter, pod: Pod) -> None:
         uid, began_s = pod.metadata.uid, time.monotonic()
         self._not_before_s[uid] = began_s + AGAIN_AFTER_S
         found = preemption(
@@ -209,9 +209,9 @@ class PreemptionController:
         part = recorded(found, time.time(), took_us, 0, 1, "controller")
         decision = self._journal.of_uid(uid)
         self._journal.note(decision.pod if decision else pod, part, part.at_s)
-        made = await writer.make_room(pod, best.node, best.pods)
+        made = await writer.preempt(pod, best.node, best.pods)
         log.info(
-            "room_made" if made.begun else "no_room_made",
+            "pods_preempted" if made.begun else "preemption_not_begun",
             pod_uid=uid,
             node=best.node,
             victims=list(best.uids),

@@ -30,13 +30,13 @@ from extender.state.changes import (
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import notices
 from extender.state.reconcile_queue import (
-    Leftover,
+    Orphan,
     Unmarked,
     UnreservedPod,
-    dying,
-    leftovers,
+    being_deleted,
+    changed_choices,
+    orphans,
     uninitialised,
-    unnoted_choices,
     unreserved_pods,
 )
 
@@ -102,7 +102,7 @@ class ReconcileController:
             self._reservations_changed.set()
         seen = [event.node.metadata.name for event in effects.events if isinstance(event, NodeSeen)]
         held = filter(None, map(self._cluster.gpunode, seen))
-        if any(map(_changes_readiness, effects.events)) or unnoted_choices(self._cluster, held):
+        if any(map(_changes_readiness, effects.events)) or changed_choices(self._cluster, held):
             self._nodes_changed.set()
 
     def start(self, ledger: Ledger) -> None:
@@ -127,8 +127,8 @@ class ReconcileController:
             return
         gone, choices = list[str](), list[tuple[str, str]]()
         async for held in part_by_part(self._cluster.gpunodes(), AT_ONCE):
-            gone += dying(held)
-            choices += unnoted_choices(self._cluster, held)
+            gone += being_deleted(held)
+            choices += changed_choices(self._cluster, held)
         if gone:
             with _logged():
                 await ledger.initialiser.remove_finalizer(gone)
@@ -167,11 +167,11 @@ class ReconcileController:
             return  # pods that are not listed yet are not missing
         after_s = self._settings.orphan_after_s
         nodes = self._cluster.gpunode_names() if everywhere else on
-        of_node: dict[str, list[UnreservedPod | Leftover | Unmarked]] = {}
+        of_node: dict[str, list[UnreservedPod | Orphan | Unmarked]] = {}
         async for some in part_by_part(nodes, AT_ONCE):
             for found in (
                 *unreserved_pods(self._cluster, some),
-                *leftovers(self._cluster, time.time(), after_s, some),
+                *orphans(self._cluster, time.time(), after_s, some),
             ):
                 of_node.setdefault(found.node, []).append(found)
         begun = {
@@ -186,7 +186,7 @@ class ReconcileController:
             await self.eviction_controller.once()
 
     async def _correct_node(
-        self, ledger: Ledger, node: str, findings: Sequence[UnreservedPod | Leftover | Unmarked]
+        self, ledger: Ledger, node: str, findings: Sequence[UnreservedPod | Orphan | Unmarked]
     ) -> None:
         try:
             async with self._writes:
@@ -197,21 +197,21 @@ class ReconcileController:
         finally:
             del self._checks[node]
 
-    async def _correct(self, ledger: Ledger, found: UnreservedPod | Leftover | Unmarked) -> None:
+    async def _correct(self, ledger: Ledger, found: UnreservedPod | Orphan | Unmarked) -> None:
         if isinstance(found, UnreservedPod):
             node, uid = found.node, found.pod.metadata.uid
             charged = await ledger.reservations.charge(node, found.pod)
             log.info("unreserved_pod_adopted", node=node, pod_uid=uid, charged=charged)
             return
         node, uid = found.node, found.uid
-        if isinstance(found, Leftover):
+        if isinstance(found, Orphan):
             removed = await ledger.reservations.remove(node, uid, found.left)
             log.info("reservation_checked", node=node, pod_uid=uid, removed=removed)
             return
         version = await ledger.reservations.departed_by(node, uid, found.reservation)
         if version is not None:
             self._deliver([DepartureMarked(node, uid, version, time.monotonic())])
-            log.info("reservation_awaits_a_sample", node=node, pod_uid=uid, lease_version=version)
+            log.info("reservation_waits_for_sample", node=node, pod_uid=uid, lease_version=version)
 
 
 def _changes_readiness(event: Event) -> bool:

@@ -57,7 +57,7 @@ class RequeueController:
         self._name = name
         self._requeue_hints = RequeueHints()
         self._due = asyncio.Event()
-        self._latest_room = 0
+        self._latest_gain = 0
         #: Uids of rejected pods that were requeued since the mode is observe.
         self._released: set[str] = set()
         self._writes = asyncio.Semaphore(REQUEUED_AT_ONCE)
@@ -70,8 +70,8 @@ class RequeueController:
 
     def react(self, effects: Effects) -> None:
         """Schedule a check if an event may concern a rejected pod, or if a node gained headroom."""
-        has_gained = self._cluster.latest_room != self._latest_room
-        self._latest_room = self._cluster.latest_room
+        has_gained = self._cluster.latest_gain != self._latest_gain
+        self._latest_gain = self._cluster.latest_gain
         if has_gained or any(map(_was_rejected, effects.events)):
             self._due.set()
 

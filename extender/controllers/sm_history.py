@@ -169,7 +169,7 @@ class PrometheusHistory:
             try:
                 self.refresh()
             except Exception:  # if the thread ended, old figures would stay in use
-                log.exception("history_broken")
+                log.exception("history_failed")
             self._stopping.wait(self._source.every_s)
 
     def refresh(self) -> None:
@@ -180,7 +180,7 @@ class PrometheusHistory:
         except Unreadable as err:
             error = str(err)
         except Exception:  # our own bug must not keep old figures in use
-            log.exception("history_broken")
+            log.exception("history_failed")
             error = "the answer could not be used"
         if error:
             after = still_fresh(self._held, self._monotonic_s(), self._source.stale_after_s)
@@ -203,7 +203,7 @@ class PrometheusHistory:
         queried_at_s, wall_s = self._monotonic_s(), self._wall_s()
         answers, warnings = self._answers()
         if warnings:
-            log.warning("history_in_part", warnings="; ".join(warnings)[:_MAX_QUOTED])
+            log.warning("history_incomplete", warnings="; ".join(warnings)[:_MAX_QUOTED])
         return history(answers, self._held, source.span, queried_at_s, wall_s, source.stale_after_s)
 
     def _answers(self) -> Answers:

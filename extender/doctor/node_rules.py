@@ -115,7 +115,7 @@ _FOREIGN_ALLOCATOR = (
 )
 _FIXES = {
     Reason.NO_REPORT: _AGENT,
-    Reason.LABELS_SAY_TOO_LITTLE: f"{_AGENT}; for unshared GPUs the labels of GPU feature "
+    Reason.LABELS_INCOMPLETE: f"{_AGENT}; for unshared GPUs the labels of GPU feature "
     "discovery are enough",
     Reason.STALE_REPORT: _AGENT,
     Reason.NOT_INITIALISED: "check whether an extender runs: it sets up the ledger within seconds",
@@ -128,7 +128,7 @@ _FIXES = {
     "in use",
     Reason.MIG_INVALID: "set MIG strategy mixed in the device plugin, or use the same MIG profiles "
     "on all GPUs of the node",
-    Reason.EVICTED_LATELY: "wait; the node accepts pods again by itself",
+    Reason.EVICTED_RECENTLY: "wait; the node accepts pods again by itself",
     Reason.DRA_MANAGES: _FOREIGN_ALLOCATOR,
     Reason.HAMI_MANAGES: _FOREIGN_ALLOCATOR,
     Reason.KAI_MANAGES: _FOREIGN_ALLOCATOR,

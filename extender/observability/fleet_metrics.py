@@ -115,9 +115,9 @@ class FleetCollector(Collector):
             "none. All replicas report the same value.",
             labels=["node", "device"],
         )
-        worst = sorted(self._cluster.overcommits.now(), key=lambda over: -over.beyond_bytes)
+        worst = sorted(self._cluster.overcommits.now(), key=lambda over: -over.excess_bytes)
         for over in worst[:MOST_OFFENDERS]:
-            family.add_metric([over.node, over.device], over.beyond_bytes)
+            family.add_metric([over.node, over.device], over.excess_bytes)
         yield family
 
     def _overusing(self) -> Iterator[Metric]:
@@ -127,10 +127,10 @@ class FleetCollector(Collector):
             "overuse_after_s; absent otherwise.",
             labels=["namespace", "pod", "node", "device"],
         )
-        worst = sorted(self._cluster.overuses.lasting, key=lambda each: -each.beyond_bytes)
+        worst = sorted(self._cluster.overuses.lasting, key=lambda each: -each.excess_bytes)
         for each in worst[:MOST_OFFENDERS]:
             labels = [each.namespace, each.name, each.node, each.device]
-            family.add_metric(labels, each.beyond_bytes)
+            family.add_metric(labels, each.excess_bytes)
         yield family
 
     def _pending_pods(self) -> Iterator[Metric]:

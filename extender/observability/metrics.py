@@ -160,7 +160,7 @@ class ViewTelemetry(ProcessTelemetry):
 class Telemetry(ViewTelemetry):
     """Metrics of the extender."""
 
-    loops = ("intake", "reservations", "nodes", "notices", "requeues")
+    loops = ("event_queue", "reservations", "nodes", "notices", "requeues")
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry, "headroom_ready")

@@ -19,10 +19,10 @@ from extender.placement.snapshot import CODE_OF, Mask, Rows
 INT64_MAX = int(np.iinfo(np.int64).max)
 #: Codes of nodes where only memory decides: the pod fits, or lacks memory.
 MEMORY_CODES = [CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME)]
-#: "room": one more pod fits. "fragmented": the total headroom suffices for one more pod, but the
+#: "fits": one more pod fits. "fragmented": the total headroom suffices for one more pod, but the
 #: pod fits on no node. "full": the total headroom does not suffice. "closed": no node that has a
 #: healthy device of the resource accepts pods.
-Fullness = Literal["room", "fragmented", "full", "closed"]
+Fullness = Literal["fits", "fragmented", "full", "closed"]
 _ORDER = list(Reason)
 #: Codes of reasons that concern the pod or the whole node, not single devices: by the order of
 #: ``Reason``, all up to NO_SUCH_RESOURCE.
@@ -70,7 +70,7 @@ class Space:
     @property
     def fullness(self) -> Fullness:
         if self.fitting_nodes:
-            return "room"
+            return "fits"
         if not self.open_nodes or self.need_bytes is None:
             return "closed"
         return "fragmented" if self.headroom_bytes >= self.need_bytes else "full"
@@ -148,7 +148,7 @@ def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
         else ""
     )
     match space.fullness:
-        case "room":
+        case "fits":
             more = "at least " if at_least else ""
             nodes = space.open_nodes + space.closed_nodes
             on = f"{space.fitting_nodes} of {nodes} node{'' if nodes == 1 else 's'}"

@@ -59,7 +59,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     reservation_bytes: int
     unconfirmed_bytes: int
     #: The term *unreserved pods*: measured use of pods without a reservation.
-    unobserved_pods_bytes: int
+    unreserved_pods_bytes: int
     unattributed_bytes: int
     #: Whether the agent attributes the use to processes. If not, ``unattributed_bytes`` is the use
     #: above what is charged for the pods in the report, and idle pods can hide unattributed use.
@@ -114,7 +114,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
         return (
             self.reservation_bytes
             + self.unconfirmed_bytes
-            + self.unobserved_pods_bytes
+            + self.unreserved_pods_bytes
             + self.unattributed_bytes
         )
 
@@ -124,7 +124,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
         All unconfirmed pods that could get the device are assumed to be on it.
         """
-        taken_bytes = self.reservation_bytes + self.unobserved_pods_bytes + self.unattributed_bytes
+        taken_bytes = self.reservation_bytes + self.unreserved_pods_bytes + self.unattributed_bytes
         return self.allocatable_bytes - taken_bytes - self.crowd_bytes
 
     @property
@@ -161,7 +161,7 @@ def weigh(
         reported_bytes = _attributed(mates) if commitments.all_measured else None
         unattributed_bytes = 0
         if believed:
-            explained_bytes = commitments.reservation_bytes + commitments.unobserved_pods_bytes
+            explained_bytes = commitments.reservation_bytes + commitments.unreserved_pods_bytes
             if reported_bytes is not None:
                 unattributed_bytes = reported_bytes
             else:
@@ -169,7 +169,7 @@ def weigh(
                 unattributed_bytes = max([mate.used_bytes for mate in mates]) - explained_bytes
             unattributed_bytes = max(0, unattributed_bytes - unattributed_tolerance_bytes)
         allocatable_bytes = allocatable(device, reserve_bytes) if believed else 0
-        available_bytes = allocatable_bytes - commitments.unobserved_pods_bytes - unattributed_bytes
+        available_bytes = allocatable_bytes - commitments.unreserved_pods_bytes - unattributed_bytes
         terms.append(
             DeviceTerms(
                 device=device,
@@ -177,7 +177,7 @@ def weigh(
                 allocatable_bytes=allocatable_bytes,
                 reservation_bytes=commitments.reservation_bytes,
                 unconfirmed_bytes=commitments.unconfirmed_bytes,
-                unobserved_pods_bytes=commitments.unobserved_pods_bytes,
+                unreserved_pods_bytes=commitments.unreserved_pods_bytes,
                 unattributed_bytes=unattributed_bytes,
                 attributed=reported_bytes is not None,
                 free_bytes=commitments.free_bytes(available_bytes, tenancy.with_newcomer),
@@ -261,8 +261,8 @@ class _Commitments:
         self.reservation_bytes = sum(charged_bytes)
         self.largest_bytes = max([*charged_bytes, *tenancy.most_bytes[:2]])
         self.holders = (*occupants, *unconfirmed) if any(tenancy.arrivals) else tuple(occupants)
-        self.unobserved_pods_bytes = sum(
-            [sum_known(rows, used_bytes) or 0 for rows in tenancy.unobserved_pods]
+        self.unreserved_pods_bytes = sum(
+            [sum_known(rows, used_bytes) or 0 for rows in tenancy.unreserved_pods]
         )
         #: Whether the report has the use of each pod.
         self.all_measured = None not in [used_bytes[row] for row in tenancy.rows]

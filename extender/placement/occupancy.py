@@ -64,7 +64,7 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
     #: Rows of all pods in the report.
     rows: Rows
     #: Rows of each pod without a reservation.
-    unobserved_pods: tuple[Rows, ...]
+    unreserved_pods: tuple[Rows, ...]
     #: Unconfirmed pods that the plugin could send there, the largest first.
     unconfirmed: tuple[Holder, ...]
     #: Item n is the most bytes that n of the unconfirmed pods request together.
@@ -137,7 +137,7 @@ def occupy(
                     if occupant.uid in leaving and occupant.uid not in by_environment.uids
                 ),
                 report.rows(memory),
-                report.unobserved_pods(memory, reservations),
+                report.unreserved_pods(memory, reservations),
                 unconfirmed_pods.for_memory(memory, {occupant.uid for occupant in occupants}),
                 [choices[mate] for mate in memory],
                 unconfirmed_pods.renamed(memory),
@@ -202,7 +202,7 @@ def _tenancy(
     occupants: list[Occupant],
     ending: tuple[int, ...],
     rows: Rows,
-    unobserved_pods: tuple[Rows, ...],
+    unreserved_pods: tuple[Rows, ...],
     unconfirmed: list[Holder],
     choices: list[PluginChoice],
     renamed: int,
@@ -230,7 +230,7 @@ def _tenancy(
         occupants=tuple(occupants),
         ending=ending,
         rows=rows,
-        unobserved_pods=unobserved_pods,
+        unreserved_pods=unreserved_pods,
         unconfirmed=tuple(unconfirmed),
         most_bytes=once((0, *accumulate([holder.requested_bytes for holder in unconfirmed]))),
         leaving=leaving,

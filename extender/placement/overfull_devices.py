@@ -102,7 +102,7 @@ def _excess_bytes(terms: DeviceTerms, observed: Iterable[Holder]) -> int:
     charged_bytes = sum(holder.charged_bytes for holder in observed)
     return (
         charged_bytes
-        + terms.unobserved_pods_bytes
+        + terms.unreserved_pods_bytes
         + terms.unattributed_bytes
         - terms.allocatable_bytes
     )

@@ -178,7 +178,7 @@ def _unattributed_alike(
     else:
         if was.used_bytes == now.used_bytes:
             return True
-        unexplained_bytes = now.used_bytes - terms.reservation_bytes - terms.unobserved_pods_bytes
+        unexplained_bytes = now.used_bytes - terms.reservation_bytes - terms.unreserved_pods_bytes
     return (
         terms.unattributed_bytes == 0
         and unexplained_bytes is not None

@@ -88,7 +88,7 @@ class ReportIndex:
         rows = [row for slot in memory for of_pod in self._rows[slot].values() for row in of_pod]
         return once(tuple(rows))
 
-    def unobserved_pods(
+    def unreserved_pods(
         self, memory: Memory, reservations: Mapping[str, Reservation]
     ) -> tuple[Rows, ...]:
         """Return the rows of each pod in a memory that has no reservation."""

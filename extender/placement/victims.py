@@ -34,7 +34,7 @@ NOT_STARTED_S = 1 << 62
 
 Rank = tuple[int, int, int, int, int]
 #: Rank of the empty set; lower than any other.
-NOBODY: Rank = (0, -OFFSET - 1, 0, 0, -NOT_STARTED_S)
+NO_VICTIMS: Rank = (0, -OFFSET - 1, 0, 0, -NOT_STARTED_S)
 #: Returns whether the preemptor fits, or may fit, without the pods of this set of uids.
 Helps = Callable[[frozenset[str]], bool]
 
@@ -91,7 +91,7 @@ def violators(pods: Iterable[Evictable], budgets: Sequence[Budget]) -> list[str]
 def rank(pods: Collection[Evictable], budgets: Sequence[Budget] = ()) -> Rank:
     """Return the rank of a set of victims; the lowest rank is the best set."""
     if not pods:
-        return NOBODY
+        return NO_VICTIMS
     highest = max(pod.priority for pod in pods)
     return (
         len(violators(pods, budgets)) if budgets else 0,
@@ -158,7 +158,7 @@ class _Search:
         """
         ordered = sorted(pods, key=lambda pod: (rank([pod], self._budgets), pod.uid))
         rest = [frozenset(pod.uid for pod in ordered[i:]) for i in range(len(ordered) + 1)]
-        heap: list[tuple[Rank, tuple[int, ...]]] = [(NOBODY, ())]
+        heap: list[tuple[Rank, tuple[int, ...]]] = [(NO_VICTIMS, ())]
         while heap:
             set_rank, members = heappop(heap)
             if below is not None and set_rank >= below:

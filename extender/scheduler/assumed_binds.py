@@ -70,7 +70,7 @@ class AssumedBinds:
         """Drop cached answers, which depend on the placement rules."""
         self._answers.clear()
 
-    def leave_room(
+    def reject_nodes(
         self,
         pod: Pod,
         request: VramRequest,

@@ -26,7 +26,9 @@ from extender.state.pod_selectors import prefers, prefers_no_schedule
 log = structlog.get_logger()
 
 #: The Error for a pod whose retry is delayed; its owner got the reason with an earlier rejection.
-TRY_AGAIN = "no node has room; many pods wait, so this one is tried again within seconds"
+TRY_AGAIN = (
+    "no node has enough free GPU memory; many pods wait, so this one is retried within seconds"
+)
 SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 
 
@@ -154,7 +156,7 @@ class Filter:
         whether any node was rejected.
         """
         cluster = self._state.cluster
-        any_rejected = self._state.assumed.leave_room(pod, request, rows, codes, snap, now_s)
+        any_rejected = self._state.assumed.reject_nodes(pod, request, rows, codes, snap, now_s)
         for node, others in cluster.held_for(pod, now_s).items():
             passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
             if passed.any():

@@ -64,7 +64,7 @@ class _Connection(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as err:
-            log.warning("tls_client_refused", message=err.reason or str(err))
+            log.warning("tls_client_rejected", message=err.reason or str(err))
             raise
 
 

@@ -64,7 +64,7 @@ class ClusterState:
         self._latest: Snapshot | None = None
         #: Nodes that gained headroom: any pod may be requeued for them.
         #: Nodes whose SM activity decreased: only pods with ``headroom.gpu/max-sm`` are requeued.
-        self.rooms, self.calms = HeadroomGains(), HeadroomGains()
+        self.headroom_gains, self.sm_decreases = HeadroomGains(), HeadroomGains()
         #: Nodes that may have pods to mark for eviction, or marks to remove.
         self._crowded: dict[str, None] = {}
         self.usual = DemandTracker(rules.policy is ScoringPolicy.FRAGMENTATION)
@@ -139,13 +139,13 @@ class ClusterState:
         return self._latest or self.snapshot()
 
     @property
-    def latest_room(self) -> int:
+    def latest_gain(self) -> int:
         """The generation of the last snapshot in which a node had gained headroom.
 
         While a pod with ``headroom.gpu/max-sm`` waits, a decrease of SM activity counts too.
         """
-        calm = self.calms.latest if self._objects.with_max_sm else 0
-        return max(self.rooms.latest, calm)
+        sm_decrease = self.sm_decreases.latest if self._objects.with_max_sm else 0
+        return max(self.headroom_gains.latest, sm_decrease)
 
     # Objects.
 

@@ -49,7 +49,7 @@ from extender.state.changes import (
 from extender.state.cluster_state import ClusterState
 from extender.state.headroom_gains import grew
 from extender.state.overuse import any_overcommitted
-from extender.state.sm_activity import grew_idler
+from extender.state.sm_activity import sm_decreased
 from extender.state.tracker import LastSeen, Tracker, WeighedNode
 from extender.state.weighing_queue import as_assumed, matters, older
 
@@ -329,8 +329,8 @@ class ClusterWriter(ClusterState):
 
     def _put_measured(self, before: NodeTerms, after: NodeTerms) -> None:
         """Store terms that differ only in measurements. The headroom of the node is unchanged."""
-        if grew_idler(before, after):
-            self.calms.note(after.name, self._table.next_generation)
+        if sm_decreased(before, after):
+            self.sm_decreases.note(after.name, self._table.next_generation)
         self._table.put_measured(after)
 
     def _assume(self, pod: Pod, name: str, placement: Placement | None) -> None:
@@ -366,8 +366,8 @@ class ClusterWriter(ClusterState):
     def _forget(self, name: str) -> None:
         """Drop what was kept of a node that has neither a Node nor a GPUNode."""
         self._crowded.pop(name, None)
-        self.rooms.lose(name)
-        self.calms.lose(name)
+        self.headroom_gains.lose(name)
+        self.sm_decreases.lose(name)
         self._table.drop(name)
         self._weigher.forget(name)
         self._objects.drop_pods_of(name)
@@ -385,9 +385,9 @@ class ClusterWriter(ClusterState):
         weighed = WeighedNode(name, gpunode, pods, terms.devices, written)
         self._track(lambda tracker: tracker.node_weighed(weighed))
         if is_revived or grew(before, terms):
-            self.rooms.note(name, self._table.next_generation)
-        if before is not None and grew_idler(before, terms):
-            self.calms.note(name, self._table.next_generation)
+            self.headroom_gains.note(name, self._table.next_generation)
+        if before is not None and sm_decreased(before, terms):
+            self.sm_decreases.note(name, self._table.next_generation)
         crowded = overfull(terms.devices) or self.back_offs.marks(name)
         if crowded:
             self._crowded[name] = None

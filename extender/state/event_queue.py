@@ -108,7 +108,7 @@ class EventQueue:
         """Return the seconds without progress if the queue is stuck, in the form of
         ``Loops.stuck``. May be called from any thread."""
         since_s = time.monotonic() - self._progress_at_s
-        return {"intake": since_s} if self.is_behind and since_s > STUCK_AFTER_S else {}
+        return {"event_queue": since_s} if self.is_behind and since_s > STUCK_AFTER_S else {}
 
     def _apply_own(self) -> None:
         """Apply all own changes delivered so far, in the order of delivery."""
@@ -214,7 +214,7 @@ class EventQueue:
 
     def _failing(self) -> None:
         """Count and log the current exception. Schedule failed nodes to be weighed again."""
-        self._loops.failing("intake")
+        self._loops.failing("event_queue")
         self._loop.call_later(RETRY_S, self._weigh_failed_again)
 
 

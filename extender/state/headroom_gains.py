@@ -6,8 +6,8 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import MOST_BYTES, NodeTerms
 from extender.placement.snapshot_builder import reach
 
-#: Lower than the room of any device.
-_NO_ROOM = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
+#: Lower than the figures of any device.
+_LOWEST = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
 
 
 class HeadroomGains:
@@ -47,15 +47,15 @@ def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
         return False
     if before is None or before.reason is not None:
         return True
-    had = {terms.device.uuid: _room(terms) for terms in before.devices}
+    had = {terms.device.uuid: _figures(terms) for terms in before.devices}
     return any(
         more > less
         for terms in after.devices
-        for more, less in zip(_room(terms), had.get(terms.device.uuid, _NO_ROOM), strict=True)
+        for more, less in zip(_figures(terms), had.get(terms.device.uuid, _LOWEST), strict=True)
     )
 
 
-def _room(terms: DeviceTerms) -> tuple[int, int, int, int]:
+def _figures(terms: DeviceTerms) -> tuple[int, int, int, int]:
     """Return four figures of a device. A pod may newly fit only if one of them grows.
 
     They are: whether the device is healthy, free bytes, free replicas, and the number of replicas

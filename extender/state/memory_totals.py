@@ -66,12 +66,12 @@ class Totals:
         self.unattributed += terms.unattributed_bytes
         self.headroom += max(0, headroom_bytes)
         self.overcommitted += max(0, -headroom_bytes)
-        self.unreserved += terms.unobserved_pods_bytes
+        self.unreserved += terms.unreserved_pods_bytes
         for holder in terms.holders:
             if holder.measured_bytes is not None:
-                beyond_bytes = holder.measured_bytes - holder.requested_bytes
-                self.overuse += max(0, beyond_bytes)
-                self.underuse += max(0, -beyond_bytes)
+                excess_bytes = holder.measured_bytes - holder.requested_bytes
+                self.overuse += max(0, excess_bytes)
+                self.underuse += max(0, -excess_bytes)
 
 
 def totals(snap: Snapshot) -> Totals:

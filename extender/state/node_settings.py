@@ -87,9 +87,9 @@ def obstacle(
     if (by_mig := mig_obstacle(node)) is not None:
         return by_mig
     if backs_off:
-        return Reason.EVICTED_LATELY, ""
+        return Reason.EVICTED_RECENTLY, ""
     if status is None:
-        reason = Reason.NO_REPORT if rules.require_report else Reason.LABELS_SAY_TOO_LITTLE
+        reason = Reason.NO_REPORT if rules.require_report else Reason.LABELS_INCOMPLETE
         return reason, why_not_believed(node, rules)
     if gpunode is None or not gpunode.spec.initialised:
         return Reason.NOT_INITIALISED, ""

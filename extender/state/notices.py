@@ -74,7 +74,7 @@ def _overcommitting(state: ClusterState) -> Iterator[Notice]:
     for over in state.overcommits.now():
         for holder in over.holders:
             known = worst.get(holder.uid)
-            if known is None or known.beyond_bytes < over.beyond_bytes:
+            if known is None or known.excess_bytes < over.excess_bytes:
                 worst[holder.uid] = over
     for uid, over in worst.items():
         pod = state.pod(uid)
@@ -85,7 +85,7 @@ def _overcommitting(state: ClusterState) -> Iterator[Notice]:
             "Overcommitted",
             f"This pod was bound without Headroom to a node without enough free GPU memory. Device "
             f"{over.device} of node {over.node} is, or may become, overcommitted by "
-            f"{gib(over.beyond_bytes, up=True)} (allocatable: {gib(over.allocatable_bytes)}). "
+            f"{gib(over.excess_bytes, up=True)} (allocatable: {gib(over.allocatable_bytes)}). "
             "Headroom charges the pod's memory all the same. To place the pod where it fits, "
             "delete it and create it again with a scheduler that uses Headroom.",
             key=over.node,
@@ -123,8 +123,8 @@ def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
             f"({_some([f'{each.command} {each.pid}' for each in processes])})"
             if over.unattributed_bytes
             else "",
-            f"{gib(over.unobserved_pods_bytes, up=True)} used by pods without a reservation there"
-            if over.unobserved_pods_bytes
+            f"{gib(over.unreserved_pods_bytes, up=True)} used by pods without a reservation there"
+            if over.unreserved_pods_bytes
             else "",
         ]
         if not any(causes):
@@ -135,7 +135,7 @@ def _overcommitted_nodes(state: ClusterState) -> Iterator[Notice]:
         yield Notice(
             _node_subject(node),
             "GPUOvercommitted",
-            f"Device {over.device} is overcommitted by {gib(over.beyond_bytes, up=True)} "
+            f"Device {over.device} is overcommitted by {gib(over.excess_bytes, up=True)} "
             f"(allocatable: {gib(over.allocatable_bytes)}): {', '.join(filter(None, causes))}. "
             "No pod is placed on it until memory is freed.",
             key="\n".join((over.device, *causers)),
@@ -180,11 +180,11 @@ def _overusing(state: ClusterState) -> Iterator[Notice]:
             pod,
             "GPUMemoryOveruse",
             f"This pod uses {gib(over.measured_bytes, up=True)} of device {over.device} of node "
-            f"{over.node}, {gib(over.beyond_bytes, up=True)} more than the "
+            f"{over.node}, {gib(over.excess_bytes, up=True)} more than the "
             f"{gib(over.requested_bytes, up=True)} that it requested. Headroom charges what the "
             "pod uses, and other pods on the device may run out of memory. Request more in "
             f"annotation {VRAM}, or reduce the pod's use.",
-            key=f"{over.device}\n{over.beyond_bytes.bit_length()}",
+            key=f"{over.device}\n{over.excess_bytes.bit_length()}",
         )
 
 

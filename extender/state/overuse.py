@@ -29,7 +29,7 @@ class Overuse:
     measured_bytes: int
 
     @property
-    def beyond_bytes(self) -> int:
+    def excess_bytes(self) -> int:
         return self.measured_bytes - self.requested_bytes
 
     @property
@@ -98,12 +98,12 @@ class Overcommit:
 
     node: str
     device: str
-    #: How far the worst-case use exceeds the device's allocatable memory.
-    beyond_bytes: int
+    #: By how much the worst-case use exceeds the device's allocatable memory.
+    excess_bytes: int
     allocatable_bytes: int
     holders: tuple[Holder, ...]
-    #: Memory used by pods without a reservation there, and by processes of no known pod.
-    unobserved_pods_bytes: int = 0
+    #: Measured use of pods without a reservation there, and of processes of no known pod.
+    unreserved_pods_bytes: int = 0
     unattributed_bytes: int = 0
 
 
@@ -140,6 +140,6 @@ def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcomm
                 -term.headroom_bytes,
                 term.allocatable_bytes,
                 term.holders,
-                term.unobserved_pods_bytes,
+                term.unreserved_pods_bytes,
                 term.unattributed_bytes,
             )

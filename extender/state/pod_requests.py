@@ -123,7 +123,7 @@ def _left(status: QuotaStatus) -> Iterator[tuple[str, Decimal]]:
         yield resource, amount(hard) - amount(used.get(resource, "0"))
 
 
-class QuotaRoom:
+class QuotaUse:
     """Counts new pods in the quotas of one namespace, for GPUs and for the number of pods.
 
     Quotas with scopes count only some pods, and are left out.

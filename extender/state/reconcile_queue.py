@@ -20,7 +20,7 @@ from extender.state.node_settings import choice_to_note
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class Orphan:
     """An orphaned reservation; ``left``: its pod is gone and certainly does not run on the node."""
 
     node: str
@@ -55,14 +55,14 @@ def unreserved_pods(state: ClusterState, on: Collection[str] | None = None) -> l
     return [
         UnreservedPod(gpunode.name, pod)
         for gpunode in held
-        if knows_devices(state, gpunode)
+        if devices_known(state, gpunode)
         for pod in state.unreserved_pods(gpunode.name)
     ]
 
 
-def leftovers(
+def orphans(
     state: ClusterState, wall_s: float, orphan_after_s: float, on: Collection[str] | None = None
-) -> list[Leftover | Unmarked]:
+) -> list[Orphan | Unmarked]:
     """Return the reservations of pods that ended, were bound elsewhere, or were never bound.
 
     A bind in progress has a reservation but no bound pod yet, so a reservation without a bound pod
@@ -71,7 +71,7 @@ def leftovers(
     is kept until a sample taken after the pod was gone no longer shows it. ``on``: names of the
     nodes to check, None for all.
     """
-    found: list[Leftover | Unmarked] = []
+    found: list[Orphan | Unmarked] = []
     held = state.gpunodes() if on is None else map(state.gpunode, on)
     for gpunode in filter(None, held):
         seen = {use.uid for use in gpunode.status.pods} if gpunode.status else set()
@@ -86,13 +86,13 @@ def leftovers(
             if pod is not None:
                 sits = pod.node == gpunode.name and not pod.ended
                 if not sits and (pod.ended or pod.node or old):
-                    found.append(Leftover(gpunode.name, uid))
+                    found.append(Orphan(gpunode.name, uid))
             elif (
                 (departure and departure.settles(gpunode.name))
                 or _left(state, gpunode, uid)
                 or _ended_by_kubelet(state, gpunode, uid, wall_s - state.epoch_s)
             ):
-                found.append(Leftover(gpunode.name, uid, left=True))
+                found.append(Orphan(gpunode.name, uid, left=True))
             elif (departure or old) and not state.departures.marked(gpunode.name, uid):
                 found.append(Unmarked(gpunode.name, uid, reservation))
     return found
@@ -120,7 +120,7 @@ def _ended_by_kubelet(state: ClusterState, gpunode: GPUNode, uid: str, now_s: fl
     )
 
 
-def dying(among: Iterable[GPUNode]) -> list[str]:
+def being_deleted(among: Iterable[GPUNode]) -> list[str]:
     """Return the names of GPUNodes that are being deleted and still have Headroom's finalizer."""
     return [
         gpunode.name
@@ -129,13 +129,13 @@ def dying(among: Iterable[GPUNode]) -> list[str]:
     ]
 
 
-def unnoted_choices(state: ClusterState, among: Iterable[GPUNode]) -> list[tuple[str, str]]:
+def changed_choices(state: ClusterState, among: Iterable[GPUNode]) -> list[tuple[str, str]]:
     """Return (name, device choice of the Node) of each GPUNode whose device choice differs."""
     found = ((held.name, choice_to_note(state.node(held.name), held)) for held in among)
     return [(name, choice) for name, choice in found if choice is not None]
 
 
-def knows_devices(state: ClusterState, gpunode: GPUNode) -> bool:
+def devices_known(state: ClusterState, gpunode: GPUNode) -> bool:
     """Return whether the devices of the node are known."""
     status = state.report(gpunode.name, gpunode)
     return status is not None and bool(status.devices)
@@ -152,7 +152,7 @@ def uninitialised(state: ClusterState, among: Iterable[Node] | None = None) -> l
         offers = node.status.allocatable if node.status else None
         if any(state.rules.manages(resource) for resource in offers or ()):
             gpunode = state.gpunode(node.metadata.name)
-            if gpunode is None or (knows_devices(state, gpunode) and not gpunode.spec.initialised):
+            if gpunode is None or (devices_known(state, gpunode) and not gpunode.spec.initialised):
                 found.append(node)
     return found
 

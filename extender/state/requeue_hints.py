@@ -225,7 +225,10 @@ class _Checks:
         self._previous = previous
         self.claim_checks: dict[_ClaimCheck, bool] = {}
         self._weighed = 0
-        self._latest = state.rooms.latest, max(state.rooms.latest, state.calms.latest)
+        self._latest = (
+            state.headroom_gains.latest,
+            max(state.headroom_gains.latest, state.sm_decreases.latest),
+        )
         #: (generation, whether lower SM activity counts) -> rows of nodes that improved since then.
         self._rows: dict[tuple[int, bool], list[int]] = {}
         #: Kind of request -> mask of checked rows, mask of rows on which the request fits.
@@ -275,12 +278,12 @@ class _Checks:
         self._names[key] = [name for name in names if is_eligible[name]]
         return self._names[key]
 
-    def _better_since(self, generation: int, calmer: bool) -> list[int]:
-        key = generation, calmer
+    def _better_since(self, generation: int, lower_sm: bool) -> list[int]:
+        key = generation, lower_sm
         if key not in self._rows:
-            names = set(self.state.rooms.since(generation))
-            if calmer:
-                names.update(self.state.calms.since(generation))
+            names = set(self.state.headroom_gains.since(generation))
+            if lower_sm:
+                names.update(self.state.sm_decreases.since(generation))
             row_of = self.snap.row_of
             self._rows[key] = sorted(row_of[name] for name in names if name in row_of)
         return self._rows[key]

@@ -36,7 +36,7 @@ from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import Eligible, Obstacle, eligible_nodes
 
 #: Temporary reasons, which do not apply to an added node even if its model node has them.
-_PASSING = frozenset({Reason.EVICTED_LATELY})
+_PASSING = frozenset({Reason.EVICTED_RECENTLY})
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class Activities(Tracker):
         return max(0.0, now_s - newest.sampled_at_s)
 
 
-def grew_idler(before: NodeTerms, after: NodeTerms) -> bool:
+def sm_decreased(before: NodeTerms, after: NodeTerms) -> bool:
     """Return whether the SM activity of any device has decreased or has become known."""
     known = [terms for terms in after.devices if terms.activity is not None]
     if not known:

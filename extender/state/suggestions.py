@@ -167,8 +167,8 @@ def _wait(
             since = f" since {held.since[:19]}Z" if held.since else ""
             unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))
             sentence = (
-                f"wait for pod {name}, which holds {size} on node {node}{since}: when it ends "
-                f"there is room{unchecked}"
+                f"wait for pod {name}, which holds {size} on node {node}{since}: when it ends, "
+                f"the pod fits{unchecked}"
             )
             yield Suggestion("wait", sentence, node, held)
             return
@@ -189,20 +189,20 @@ def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
 
 
 def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
-    room = f"{_have(nodes, first)} room for the pod"
+    would_fit = f"the pod would fit on {_nodes(nodes, first)}"
     match obstacle.code:
         case "cordoned":
-            return f"uncordon: {room} but {'is' if nodes == 1 else 'are'} cordoned"
+            return f"uncordon: {would_fit}, but {'it is' if nodes == 1 else 'they are'} cordoned"
         case "taint":
-            return f"add a toleration: {room} but the taint {obstacle.what}"
+            return f"add a toleration for taint {obstacle.what}: {would_fit}"
         case "selector":
-            return f"change nodeSelector {obstacle.what}: {room} but other labels"
+            return f"change nodeSelector {obstacle.what}: {would_fit}"
         case _:
-            return f"change the required node affinity: {room} but other labels"
+            return f"change the required node affinity: {would_fit}"
 
 
-def _have(nodes: int, first: str) -> str:
-    return f"node {first} has" if nodes == 1 else f"{nodes} nodes, such as {first}, have"
+def _nodes(nodes: int, first: str) -> str:
+    return f"node {first}" if nodes == 1 else f"{nodes} nodes, such as {first}"
 
 
 def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
@@ -224,7 +224,7 @@ def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Itera
             )
             what += f" ({next(details)})"
         sentence = (
-            f"repair node {node.name}: it has room for the pod, but {what}"
+            f"repair node {node.name}: the pod would fit there, but {what}"
             f"{but_not_checked(where.not_checked(row))}"
         )
         yield Suggestion("repair", sentence, node.name)
@@ -246,8 +246,8 @@ def _more_replicas(
     if helped:
         nodes, first = len(helped), helped[0]
         sentence = (
-            f"{_have(nodes, first)} the memory and no free replica: raise the replicas that the "
-            f"device plugin advertises there{but_not_checked(not_checked)}"
+            f"raise the replicas that the device plugin advertises on {_nodes(nodes, first)}: "
+            f"enough memory is free there, but no replica{but_not_checked(not_checked)}"
         )
         yield Suggestion("replicas", sentence, first if nodes == 1 else "", nodes=nodes)
 

@@ -35,7 +35,7 @@ from extender.placement.fit import fit
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import NodeTerms
 from extender.placement.victims import (
-    NOBODY,
+    NO_VICTIMS,
     OFFSET,
     Evictable,
     Rank,
@@ -63,7 +63,7 @@ from extender.state.nominations import priority
 from extender.state.pod_requests import demands
 
 #: The lowest rank of a set that violates a disruption budget; sets without violations rank lower.
-VIOLATING: Rank = (1, *NOBODY[1:])
+VIOLATING: Rank = (1, *NO_VICTIMS[1:])
 #: Maximum number of what-if computations for one preemptor; each takes half a millisecond.
 MAX_TRIES = 500
 #: Maximum number of nodes to examine, of the offered ones and of the others: first those with the
@@ -111,7 +111,7 @@ class Victims:
 
     @property
     def leaving_anyway(self) -> bool:
-        return self.rank == NOBODY and not self.others
+        return self.rank == NO_VICTIMS and not self.others
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class _Search:
         least important pods."""
         pods = self.state.pods_on(name)
         if any(pod.metadata.deletion_timestamp for pod in pods):
-            return NOBODY[1], name
+            return NO_VICTIMS[1], name
         return min(map(priority, pods), default=CRITICAL), name
 
     def candidate(self, name: str, offer: Offer | None) -> "_Candidate | None":
@@ -267,10 +267,10 @@ class _Candidate:
         #: Whether kube-scheduler's victims, or others in their place, can be evicted.
         self.possible = self._kept - leaving <= pods.keys()
         #: No set of victims ranks lower.
-        self.least = NOBODY
+        self.least = NO_VICTIMS
         if not leaving:
             self.possible = self.possible and bool(self._floors or self._others)
-            self.least = min((floor for floor, _ in self._floors), default=NOBODY)
+            self.least = min((floor for floor, _ in self._floors), default=NO_VICTIMS)
 
     def sort_key(self) -> tuple[bool, Rank, str]:
         """Return a key that puts the nodes with the least important pods first, so that the others

@@ -8,7 +8,7 @@ from contract.quantity import gib
 
 Body = Mapping[str, Any]
 Row = tuple[str, ...]
-_RESERVED = ("reservation_bytes", "unconfirmed_bytes", "unobserved_pods_bytes")
+_RESERVED = ("reservation_bytes", "unconfirmed_bytes", "unreserved_pods_bytes")
 
 
 @dataclass(slots=True)

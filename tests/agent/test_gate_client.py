@@ -62,7 +62,7 @@ def served(*told: tuple[int, object]) -> Iterator[tuple[Answers, Question]]:
 
 YES = 200, {"answer": "yes", "reason": ""}
 NOT_YET = 503, {"answer": "not yet", "reason": "the report is not written"}
-NO = 409, {"answer": "no", "reason": "there is no room"}
+NO = 409, {"answer": "no", "reason": "the device is full"}
 
 
 def waited(question: Question) -> tuple[list[str], list[float]]:
@@ -101,8 +101,8 @@ def test_it_prints_why_it_waits_and_asks_less_and_less_often() -> None:
         said, slept_s = waited(question)
     assert said == [
         "waiting: the report is not written",
-        "no: there is no room; waiting for free memory, or for eviction of this pod",
-        "yes: every GPU of this pod has room for it (asked for 0.0 s)",
+        "no: the device is full; waiting for free memory, or for eviction of this pod",
+        "yes: every GPU of this pod has enough free memory (asked for 0.0 s)",
     ]
     assert slept_s == [
         FIRST_WAIT_S,

@@ -99,7 +99,9 @@ def test_a_pod_on_an_unpredicted_device_is_counted_there() -> None:
     reservations = {"p": reservation(60, "GPU-b"), "q": reservation(40, "GPU-a")}
     assert ask(reservations, here).answer == "yes"
     reservations["q"] = reservation(41, "GPU-a")
-    assert ask(reservations, here) == Verdict("no", "the device of this pod has no room for it")
+    assert ask(reservations, here) == Verdict(
+        "no", "the device of this pod does not have enough free memory"
+    )
     # Whichever of the two goes, the other may start.
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is on its way
     del reservations["q"]

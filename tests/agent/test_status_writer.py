@@ -420,7 +420,7 @@ def test_waiting_for_the_gpunode_is_its_own_event(
 ) -> None:
     with capture_logs() as logs:
         deliver(status_writer, clock, status())
-    assert [log["event"] for log in logs] == ["gpunode_awaited"]
+    assert [log["event"] for log in logs] == ["gpunode_missing"]
 
 
 def test_whole_agent_waits_for_its_gpunode_and_then_reports(
@@ -448,5 +448,5 @@ def test_whole_agent_waits_for_its_gpunode_and_then_reports(
     finally:
         process.kill()
         _, log = process.communicate()
-    assert "gpunode_awaited" in log
+    assert "gpunode_missing" in log
     assert "Traceback" not in log

@@ -24,7 +24,7 @@ from extender.config import reload
 from extender.config.reload import Origin
 from extender.config.settings import Settings
 from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
-from extender.controllers.eviction import NO_ROOM
+from extender.controllers.eviction import DOES_NOT_FIT
 from extender.controllers.extended_resource import ExtendedResourceController
 from extender.controllers.preemption import PreemptionWriter
 from extender.errors import StoreConflict, StoreRejected
@@ -162,7 +162,7 @@ class World:
 
     def post(self, notice: Notice) -> bool:
         self.events.append(notice)
-        if notice.reason == NO_ROOM:
+        if notice.reason == DOES_NOT_FIT:
             self.stuck.append(notice.about.name)
         return True
 
@@ -336,7 +336,7 @@ def start(world: World, ledger: Any) -> None:
 
 def failures(world: World) -> float:
     counted = world.extender.telemetry.registry.get_sample_value
-    names = ("intake", "requeues", "reservations", "nodes", "notices", "waiting", "preemption")
+    names = ("event_queue", "requeues", "reservations", "nodes", "notices", "waiting", "preemption")
     names += ("mirror", "feed", "lag", "settings")
     of_loops = (counted("headroom_loop_failures_total", {"loop": name}) for name in names)
     return world.errors + sum(filter(None, of_loops))

@@ -97,7 +97,7 @@ def test_all_changes_of_the_cluster_arrive(
             "all nodes are known",
         )
         await asyncio.wait_for(extender.event_queue.idle(), PATIENCE_S)
-        assert failures(extender, "intake") == 1
+        assert failures(extender, "event_queue") == 1
         assert extender.stuck() == ""
 
     asyncio.run(play())

@@ -159,7 +159,7 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
 ) -> None:
     """kube-scheduler's calls wait for one part at most, whichever chore it is of."""
     names = [f"n{number}" for number in range(7)]
-    chores = ("unreserved_pods", "dying", "leftovers", "uninitialised")
+    chores = ("unreserved_pods", "being_deleted", "orphans", "uninitialised")
     looked_at: dict[int, set[str]] = {}
     done: set[str] = set()
     turn = 0

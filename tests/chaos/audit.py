@@ -430,7 +430,7 @@ class Auditor:
         }
         has_bytes = sum(machine.memory_bytes.values())
         if sum(ours.values()) > has_bytes:
-            self._suspect("promised twice", pod.node, ours, has_bytes)
+            self._suspect("reserved twice", pod.node, ours, has_bytes)
 
     def _is_ours(self, uid: str) -> bool:
         """Whether it is there because of us."""

@@ -20,7 +20,7 @@ LEAST_S = 0.1
 MOST_LATE = 0.05
 TOOK_LONGER = "the API server took longer than kube-scheduler waits"
 #: In the error by which filter puts off a pod of many that wait.
-NO_ROOM = "no node has room"
+TRY_AGAIN = "no node has enough free GPU memory; many pods wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _is_right(
     call: Call, rejections: Collection[str], fates: Callable[[str], Sequence[str]]
 ) -> bool:
     if call.verb != "bind":
-        return NO_ROOM in call.error
+        return TRY_AGAIN in call.error
     pod = f"pod {call.asked['PodNamespace']}/{call.asked['PodName']} "
     words = tuple(pod + fate for fate in fates(call.asked["PodUID"]))
     return call.error in rejections or call.error.startswith(words)

@@ -55,7 +55,7 @@ MUTANTS = {
         "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
     ),
     # Pods are bound, and promised nothing.
-    "no promise": Mutant(
+    "no reservation": Mutant(
         "extender/ledger/bind.py",
         "        elif placement.charges:\n",
         "        elif False:\n",

@@ -90,7 +90,7 @@ def in_the_end(auditor: Auditor) -> list[str]:
 def test_more_is_bound_to_a_node_than_it_has() -> None:
     assert rules(told(pod("a", "16Gi", ONE), pod("b", "8Gi", ONE))) == []
     auditor = told(pod("a", "16Gi", ONE), pod("b", "8193Mi", ONE))
-    assert rules(auditor) == ["promised twice"]
+    assert rules(auditor) == ["reserved twice"]
     (finding,) = auditor.findings
     assert "has 25769803776 bytes" in finding.what
     assert "a=17179869184, b=8590983168" in finding.what
@@ -98,13 +98,13 @@ def test_more_is_bound_to_a_node_than_it_has() -> None:
 
 def test_what_asks_in_other_words_is_counted_as_well() -> None:
     assert rules(told(pod("a", "50%", ONE), pod("b", "50%", ONE))) == []
-    assert rules(told(pod("a", "51%", ONE), pod("b", "50%", ONE))) == ["promised twice"]
+    assert rules(told(pod("a", "51%", ONE), pod("b", "50%", ONE))) == ["reserved twice"]
     # A replica of four is worth 6 GiB to whoever says nothing.
     assert rules(told(pod("a", "18Gi", ONE), pod("b", None, ONE))) == []
-    assert rules(told(pod("a", "19Gi", ONE), pod("b", None, ONE))) == ["promised twice"]
+    assert rules(told(pod("a", "19Gi", ONE), pod("b", None, ONE))) == ["reserved twice"]
     both = ("main", "side")
     assert rules(told(pod("a", "main=16Gi,side=8Gi", ONE, containers=both))) == []
-    assert rules(told(pod("a", "main=16Gi,side=9G", ONE, containers=both))) == ["promised twice"]
+    assert rules(told(pod("a", "main=16Gi,side=9G", ONE, containers=both))) == ["reserved twice"]
 
 
 def test_an_ended_or_deleted_pod_frees_memory() -> None:
@@ -117,12 +117,12 @@ def test_an_ended_or_deleted_pod_frees_memory() -> None:
         auditor.listed([pod("b", "20Gi", ONE)])
         assert rules(auditor) == [], goes
     auditor.listed([pod("b", "20Gi", ONE), pod("c", "20Gi", ONE)])
-    assert rules(auditor) == ["promised twice"]
+    assert rules(auditor) == ["reserved twice"]
 
 
 def test_a_terminating_pod_frees_no_memory_yet() -> None:
     leaving = pod("a", "20Gi", ONE, deletionTimestamp="2026-11-21T00:00:00Z")
-    assert rules(told(leaving, pod("b", "20Gi", ONE))) == ["promised twice"]
+    assert rules(told(leaving, pod("b", "20Gi", ONE))) == ["reserved twice"]
 
 
 def test_outsiders_are_not_ours() -> None:
@@ -132,7 +132,7 @@ def test_outsiders_are_not_ours() -> None:
     auditor.look(ONE, holds("theirs", "a"), [])
     assert rules(auditor) == []
     auditor.pod(pod("b", "20Gi", ONE))  # but of our own there are too many as well
-    assert rules(auditor) == ["promised twice"]
+    assert rules(auditor) == ["reserved twice"]
 
 
 def test_overcommitment_by_an_overstated_report_is_not_our_fault() -> None:
@@ -145,12 +145,12 @@ def test_overcommitment_by_an_overstated_report_is_not_our_fault() -> None:
     auditor.gpunode(gpunode(ONE, a=20, b=20, c=20, d=20))
     auditor.pod(pod("c", "20Gi", ONE))
     auditor.pod(pod("d", "20Gi", ONE))
-    assert rules(auditor) == ["promised twice"]
+    assert rules(auditor) == ["reserved twice"]
 
 
 def test_an_overstated_report_counts_however_late_its_watch_event_is() -> None:
     auditor = told(pod("a", "20Gi", ONE), pod("b", "20Gi", ONE))
-    assert rules(auditor) == ["promised twice"]
+    assert rules(auditor) == ["reserved twice"]
     auditor.gpunode(gpunode(ONE, memory_gib=48, a=20, b=20))
     assert rules(auditor) == []
 
@@ -237,7 +237,7 @@ def test_what_an_agent_denies_is_not_our_fault() -> None:
     auditor.lying(ONE, True)
     auditor.pod(pod("c", "20Gi", ONE))
     auditor.look(ONE, holds("b", "c"), [])
-    assert rules(auditor) == ["promised twice", "overcommitted"]
+    assert rules(auditor) == ["reserved twice", "overcommitted"]
 
 
 def test_the_driver_ran_out_of_memory() -> None:

@@ -31,7 +31,7 @@ def test_the_count_is_not_free_memory_divided_by_the_size(fleet: Asked) -> None:
     body = fleet.get("/v1/capacity?vram=8Gi&by_node=true").json()
     # 76 GiB are left, and 8 of them nine times on devices with a replica; but after one pod on B
     # the plugin could send the next one to A, which lacks the memory.
-    assert (body["pods"], body["pods_at_least"], body["fullness"]) == (7, False, "room")
+    assert (body["pods"], body["pods_at_least"], body["fullness"]) == (7, False, "fits")
     assert [(node["name"], node["pods"], node["reason"]) for node in body["nodes"]] == [
         ("empty", 6, None),
         ("held", 1, None),

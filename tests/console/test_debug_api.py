@@ -86,7 +86,7 @@ def test_every_term_of_the_equation_is_shown_and_adds_up(server: Server) -> None
             assert d["headroom_bytes"] == d["allocatable_bytes"] - (
                 d["reservation_bytes"]
                 + d["unconfirmed_bytes"]
-                + d["unobserved_pods_bytes"]
+                + d["unreserved_pods_bytes"]
                 + d["unattributed_bytes"]
             )
 

@@ -72,7 +72,7 @@ def test_the_suggestion_waits_for_the_smallest_pod_whose_end_helps() -> None:
     assert wait["wait_for"]["priority"] == 5
     assert wait["sentence"] == (
         "wait for pod default/large, which holds 13.0 GiB on node a since "
-        f"{SINCE[:19]}Z: when it ends there is room"
+        f"{SINCE[:19]}Z: when it ends, the pod fits"
         " (not checked: CPU, memory and other resources)"
     )
     assert lower["lower_to_bytes"] == 9 * GIB
@@ -130,9 +130,9 @@ def test_a_node_with_only_one_fault_is_suggested_for_repair() -> None:
     body = explained(fleet)
     repairs = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "repair"}  # type: ignore[attr-defined]
     assert repairs == {
-        "late": "repair node late: it has room for the pod, but GPU report of the node is stale "
+        "late": "repair node late: the pod would fit there, but GPU report of the node is stale "
         "(not checked: CPU, memory and other resources)",
-        "sick": "repair node sick: it has room for the pod, but a GPU that the pod could get is "
+        "sick": "repair node sick: the pod would fit there, but a GPU that the pod could get is "
         "unhealthy (S: XID 79) (not checked: CPU, memory and other resources)",
     }
 
@@ -142,8 +142,8 @@ def test_memory_without_replicas_wants_more_replicas() -> None:
     assert kinds(body)[-1] == "replicas"
     assert body["advice"][-1] == {  # type: ignore[index]
         "kind": "replicas",
-        "sentence": "2 nodes, such as a, have the memory and no free replica: raise the replicas "
-        "that the device plugin advertises there (not checked: CPU, memory and other resources)",
+        "sentence": "raise the replicas that the device plugin advertises on 2 nodes, such as a: "
+        "enough memory is free there, but no replica (not checked: CPU, memory and other resources)",
         "node": None,
         "nodes": 2,
         "lower_to_bytes": None,
@@ -213,11 +213,16 @@ def record(
 @pytest.mark.parametrize(
     ("spec", "what", "advice"),
     [
-        pytest.param({"unschedulable": True}, "cordoned", "uncordon: node b has room", id="cordon"),
+        pytest.param(
+            {"unschedulable": True},
+            "cordoned",
+            "uncordon: the pod would fit on node b",
+            id="cordon",
+        ),
         pytest.param(
             {"taints": [TEAM]},
             "taint team=x:NoSchedule, which the pod does not tolerate",
-            "add a toleration: node b has room for the pod but the taint team=x:NoSchedule",
+            "add a toleration for taint team=x:NoSchedule: the pod would fit on node b",
             id="taint",
         ),
     ],

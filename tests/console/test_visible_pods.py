@@ -101,7 +101,7 @@ def test_advice_to_wait_for_a_pod_does_not_name_it() -> None:
     (wait,) = (each for each in read(world(OWN), EXPLAIN)[0]["advice"] if each["kind"] == "wait")
     assert wait["wait_for"] is None
     assert wait["sentence"] == (
-        "wait for a pod on node n that you may not read: when it ends there is room"
+        "wait for a pod on node n that you may not read: when it ends, the pod fits"
     )
 
 

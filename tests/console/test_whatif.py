@@ -56,7 +56,7 @@ def test_pods_are_placed_one_after_another_until_none_fits(asked: Asked) -> None
     ]
     (space,) = told["spaces"]
     assert space["before"]["headroom_bytes"] - space["after"]["headroom_bytes"] == 2 * 16 * GIB
-    assert (space["fullness_before"], space["fullness_after"]) == ("room", "fragmented")
+    assert (space["fullness_before"], space["fullness_after"]) == ("fits", "fragmented")
 
 
 def test_nodes_go_and_come_and_their_pods_move(asked: Asked) -> None:

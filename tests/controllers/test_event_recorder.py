@@ -44,7 +44,7 @@ def test_a_recorded_notice_is_not_recorded_again() -> None:
     with capture_logs() as logs:
         tell(post, [notice()], [notice(), other], [notice(), other])
     assert posted == [notice(), other]
-    assert [entry["event"] for entry in logs] == ["noticed"] * 2
+    assert [entry["event"] for entry in logs] == ["event_written"] * 2
 
 
 def test_a_failed_event_is_retried() -> None:

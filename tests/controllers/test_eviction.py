@@ -33,17 +33,17 @@ from extender.state.notices import Notice
 from tests.blocking import now
 from tests.ledger.test_ledger import DEVICES, Stage, once, raises
 
-NO_ROOM = "NoRoomOnGPU"
-NO_ROOM_EVICTED = (
-    "The GPU that this pod was given has no room for it: the device plugin chose another "
-    "GPU than Headroom predicted, or another process took the memory. The pod is evicted "
-    "before it starts, so that its controller creates a new one."
+DOES_NOT_FIT = "InsufficientGPUMemory"
+DOES_NOT_FIT_EVICTED = (
+    "The GPU that this pod got does not have enough free memory: the device plugin chose another "
+    "GPU than Headroom predicted, or another process took the memory. The pod is evicted before it "
+    "starts, so that its controller creates a new one."
 )
-NO_ROOM_WAITS = (
-    "The GPU that this pod was given has no room for it: the device plugin chose another "
-    "GPU than Headroom predicted, or another process took the memory. The pod waits at its"
-    " gate until there is room. It is not evicted, because no controller would replace it."
-    " To place it on another GPU, delete it and create it again."
+DOES_NOT_FIT_WAITS = (
+    "The GPU that this pod got does not have enough free memory: the device plugin chose another "
+    "GPU than Headroom predicted, or another process took the memory. The pod waits at its gate "
+    "until enough memory is free. It is not evicted, because no controller would replace it. To "
+    "place it on another GPU, delete it and create it again."
 )
 
 #: Uids of the evicted, and of the rejected with the reason.
@@ -255,11 +255,11 @@ def test_a_node_without_a_gpunode_evicts_no_pod(world: World) -> None:
 
 def test_an_evicted_pod_gets_an_event_with_the_reason(world: World) -> None:
     leaves = Misplaced(frozenset({"uid-p"}))
-    assert world.told(leaves) == [("uid-p", NO_ROOM, NO_ROOM_EVICTED)]
+    assert world.told(leaves) == [("uid-p", DOES_NOT_FIT, DOES_NOT_FIT_EVICTED)]
     assert world.evictor.evicted == ["uid-p"]
 
 
 def test_a_stuck_pod_gets_one_event_with_a_suggestion(world: World) -> None:
     stuck = Misplaced(frozenset(), frozenset({"uid-p"}))
-    assert world.told(stuck) == [("uid-p", NO_ROOM, NO_ROOM_WAITS)]
+    assert world.told(stuck) == [("uid-p", DOES_NOT_FIT, DOES_NOT_FIT_WAITS)]
     assert world.evictor.evicted == []

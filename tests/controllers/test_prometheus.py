@@ -194,7 +194,7 @@ def test_a_partial_answer_is_used_and_logged(server: StandIn) -> None:
     source = Source(at(server))
     with capture_logs() as logs:
         assert source.refresh() == {"G": 0.5}
-    assert logs[0] == {"event": "history_in_part", "log_level": "warning", "warnings": "b: down"}
+    assert logs[0] == {"event": "history_incomplete", "log_level": "warning", "warnings": "b: down"}
 
 
 def test_a_server_with_a_wrong_clock_is_ignored(server: StandIn) -> None:
@@ -213,7 +213,7 @@ def test_after_internal_errors_old_values_expire(
         assert source.refresh(after_s=10) == {"G": 0.5}
         assert source.refresh(after_s=180) == {}
     assert [each["event"] for each in logs] == [
-        "history_broken", "history_unavailable", "history_broken"]  # fmt: skip
+        "history_failed", "history_unavailable", "history_failed"]  # fmt: skip
 
 
 class TestSecrets:
@@ -340,4 +340,4 @@ def test_an_error_of_the_receiver_does_not_end_the_thread(server: StandIn) -> No
         source.start()
         until(lambda: len(calls) > 2, "it goes on")
         source.stop()
-    assert "history_broken" in {each["event"] for each in logs}
+    assert "history_failed" in {each["event"] for each in logs}

@@ -154,18 +154,18 @@ def test_images_are_impossible_names_until_a_user_sets_them(platform: str) -> No
     [
         pytest.param(
             {"agent": "registry.example/a:1", "kubeScheduler": "registry.example/k:v1.36.3"},
-            "images.extender is not set, and nobody publishes it for you; right is, for example, "
+            "images.extender is not set, and no registry publishes it. Example: "
             "--set images.extender=registry.example/headroom-extender:0.1.0",
             id="one is missing",
         ),
         pytest.param(
             {**dict.fromkeys(("agent", "kubeScheduler"), "registry.example/a:1"), "extender": "e"},
-            "images.extender is e, without a tag or a digest; right is, for example, --set",
+            "images.extender is e, without a tag or a digest. Example: --set",
             id="one has no tag",
         ),
         pytest.param(
             dict.fromkeys(("agent", "kubeScheduler", "extender"), next(iter(IMAGES))),
-            "is still set-me.invalid/headroom-extender:set-me; right is, for example, --set",
+            "is still set-me.invalid/headroom-extender:set-me. Example: --set",
             id="the placeholder was taken over",
         ),
     ],

@@ -141,7 +141,11 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     assert_nobody_took_what_was_not_there(cluster)
     assert ran_on.keys() == {*jobs}
     listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
-    told = {each["involvedObject"]["name"] for each in listed if each["reason"] == "NoRoomOnGPU"}
+    told = {
+        each["involvedObject"]["name"]
+        for each in listed
+        if each["reason"] == "InsufficientGPUMemory"
+    }
     sent_from = {name: node for name, node in bound.items() if name in told}
     told_no = {gate.pod for gate in gates.values() if "gate: no: " in gate.output}
     # Whoever sees it first tells: the gate, or who evicts. One may find room meanwhile.

@@ -103,7 +103,7 @@ def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_
         with pytest.raises(httpx.TransportError):
             answer(cluster, tmp_path, forged)
     logged = [json.loads(line) for line in cluster.plane.log("extender").splitlines()]
-    reasons = [line["message"] for line in logged if line["event"] == "tls_client_refused"]
+    reasons = [line["message"] for line in logged if line["event"] == "tls_client_rejected"]
     assert reasons[-2:] == ["CERTIFICATE_VERIFY_FAILED", "CERTIFICATE_VERIFY_FAILED"]
 
 

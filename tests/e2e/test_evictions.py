@@ -100,7 +100,9 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
         answers = granted(cluster.plane)
         answers.subtract(before)
         assert answers["201"] == len(victims), answers
-        told = Counter(uid for uid in told_of(cluster, "NoRoomOnGPU") if uid in gone | innocent)
+        told = Counter(
+            uid for uid in told_of(cluster, "InsufficientGPUMemory") if uid in gone | innocent
+        )
         assert told == dict.fromkeys(gone, 1)
         assert innocent <= {uid_of(pod) for pod in cluster.pods()} - deleted(cluster)
         counted = [cluster.metric(EVICTED, replica) for replica in REPLICAS]
@@ -284,7 +286,7 @@ def told_of(cluster: PlayedCluster, reason: str) -> list[str]:
 def closed_lately(cluster: PlayedCluster, replica: str) -> set[str]:
     """The nodes that take nobody because they had to send a pod away, as the replica says."""
     nodes = httpx.get(f"{cluster.debug_url(replica)}/v1/nodes", timeout=30.0).json()["nodes"]
-    return {node["name"] for node in nodes if node["reason"] == Reason.EVICTED_LATELY.code}
+    return {node["name"] for node in nodes if node["reason"] == Reason.EVICTED_RECENTLY.code}
 
 
 def when(stamp: str) -> float:

@@ -97,7 +97,7 @@ def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere
     assert name not in ever_ran(machine)
     events = f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={name}"
     told = {event["reason"] for event in cluster.plane.call("GET", events)["items"]}
-    assert "NoRoomOnGPU" in told
+    assert "InsufficientGPUMemory" in told
     assert evictions(cluster) - evicted_before == 1
     assert_nobody_took_what_was_not_there(cluster)
 
@@ -121,12 +121,14 @@ def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
 
     def told() -> str:
         items = cluster.plane.call("GET", events)["items"]
-        return " ".join(each["message"] for each in items if each["reason"] == "NoRoomOnGPU")
+        return " ".join(
+            each["message"] for each in items if each["reason"] == "InsufficientGPUMemory"
+        )
 
     cluster.until(lambda: "waits at its gate" in told(), "its user is told what to do")
     assert "alone" not in running(machine)
     assert "deletionTimestamp" not in cluster.pod("alone")["metadata"]
-    no = "no: the device of this pod has no room for it"
+    no = "no: the device of this pod does not have enough free memory"
     cluster.until(
         lambda: any(no in gate.output for gate in gates(machine, "alone")),
         "its gate says why it waits",

@@ -325,7 +325,7 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
 
     def noted() -> bool:
         lines = cluster.plane.log("extender").splitlines()
-        return any(uid in line and "reservation_awaits_a_sample" in line for line in lines)
+        return any(uid in line and "reservation_waits_for_sample" in line for line in lines)
 
     cluster.until(noted, "its removal is noted")
     cluster.nodes.beat(["gpu-1"])  # of a sample that may be from before the deletion

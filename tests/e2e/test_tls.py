@@ -52,7 +52,7 @@ def test_a_scheduler_without_a_certificate_is_not_answered(
     rejected = [
         json.loads(line)
         for line in cluster.plane.log("extender").splitlines()
-        if "tls_client_refused" in line
+        if "tls_client_rejected" in line
     ]
     assert rejected[-1]["message"] == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 

@@ -52,7 +52,7 @@ def test_the_state_of_a_gpu_is_why_its_node_takes_no_pods() -> None:
         "allocatable",
         "reservation",
         "unconfirmed",
-        "unobserved_pods",
+        "unreserved_pods",
         "unattributed",
         "used",
         "headroom",

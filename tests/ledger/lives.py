@@ -32,11 +32,11 @@ from extender.state.changes import (
 )
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import (
-    Leftover,
+    Orphan,
     Unmarked,
     UnreservedPod,
-    dying,
-    leftovers,
+    being_deleted,
+    orphans,
     uninitialised,
     unreserved_pods,
 )
@@ -113,7 +113,7 @@ class Clock:
     passed_s = 0.0
 
 
-Chore = UnreservedPod | Leftover | Unmarked | Node | str
+Chore = UnreservedPod | Orphan | Unmarked | Node | str
 
 
 class Cluster:
@@ -203,8 +203,8 @@ class Cluster:
         state = self.replicas[i].state
         return [
             *unreserved_pods(state),
-            *leftovers(state, WALL_S + self.clock.passed_s, ORPHAN_AFTER_S),
-            *dying(state.gpunodes()),
+            *orphans(state, WALL_S + self.clock.passed_s, ORPHAN_AFTER_S),
+            *being_deleted(state.gpunodes()),
             *uninitialised(state),
         ]
 
@@ -214,7 +214,7 @@ class Cluster:
             match chore:
                 case UnreservedPod(node, who):
                     ledger.charge(node, who)
-                case Leftover(node, uid, left):
+                case Orphan(node, uid, left):
                     ledger.remove(node, uid, left)
                 case Unmarked(node, uid, reservation):
                     if version := ledger.departed_by(node, uid, reservation):

@@ -112,11 +112,11 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
     pod = bound(plane, "p" + "x" * 252, placement)
     for _ in range(2):  # another replica tells the same
         post = KubeEvents(api, lambda: 1_795_219_200.0).post
-        assert post(pod_notice(pod, "NoRoomOnGPU", "There is no room.", key=""))
+        assert post(pod_notice(pod, "InsufficientGPUMemory", "It does not fit.", key=""))
     query = f"fieldSelector=involvedObject.uid={pod.metadata.uid}"
     (event,) = plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events?{query}")["items"]
-    assert (event["type"], event["reason"]) == ("Warning", "NoRoomOnGPU")
-    assert event["message"] == "There is no room."
+    assert (event["type"], event["reason"]) == ("Warning", "InsufficientGPUMemory")
+    assert event["message"] == "It does not fit."
     assert event["lastTimestamp"] == "2026-11-21T00:00:00Z"
     # By which the pod came to where it has to be told of.
     assert event["metadata"]["annotations"] == {"headroom.gpu/decision": "u.7"}

@@ -32,7 +32,7 @@ from extender.ledger.memory_store import EmbeddedStore
 from extender.placement.policy import Rules
 from extender.state.changes import Event, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import Leftover, leftovers, uninitialised
+from extender.state.reconcile_queue import Orphan, orphans, uninitialised
 from tests.blocking import Ledger
 from tests.examples import examples
 from tests.judge import excess
@@ -213,9 +213,9 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def chores(self) -> None:
-        for found in leftovers(self.state, self.wall_s, ORPHAN_AFTER_S):
+        for found in orphans(self.state, self.wall_s, ORPHAN_AFTER_S):
             # All pods are seen to come and go here, and end before they go.
-            assert isinstance(found, Leftover)
+            assert isinstance(found, Orphan)
             self.ledger.remove(found.node, found.uid, found.left)
         if waiting := uninitialised(self.state):
             self.ledger.initialise(waiting)

@@ -6,7 +6,7 @@ import pytest
 
 from contract.annotations import PLACEMENT
 from extender.ledger.bind import Bound
-from extender.state.reconcile_queue import Leftover, Unmarked, UnreservedPod
+from extender.state.reconcile_queue import Orphan, Unmarked, UnreservedPod
 from tests.builders import GIB, use
 from tests.ledger.lives import ORPHAN_AFTER_S, Cluster
 
@@ -78,11 +78,11 @@ def an_object_to_be_initialised(cluster: Cluster) -> None:
 
 
 SCENES: dict[str, tuple[Callable[[Cluster], None], type]] = {
-    "removal of who ended": (an_ended_pod, Leftover),
-    "removal of an orphan": (an_orphan, Leftover),
+    "removal of who ended": (an_ended_pod, Orphan),
+    "removal of an orphan": (an_orphan, Orphan),
     "adoption": (a_pod_around_us, UnreservedPod),
     "marking": (a_pod_deleted_by_force, Unmarked),
-    "removal of who has left": (a_pod_proved_to_have_left, Leftover),
+    "removal of who has left": (a_pod_proved_to_have_left, Orphan),
     "letting go": (a_dying_object, str),
     "creation": (a_new_object, object),
     "initialisation": (an_object_to_be_initialised, object),

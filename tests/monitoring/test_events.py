@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from extender.controllers.eviction import NO_ROOM
+from extender.controllers.eviction import DOES_NOT_FIT
 from extender.controllers.preemption import NEWCOMER, VICTIM
 from tests.monitoring.documented import DOCS
 
@@ -13,7 +13,7 @@ SOURCES = Path(__file__).parents[2] / "extender"
 
 
 def reasons() -> Iterator[str]:
-    yield from (NO_ROOM, NEWCOMER, VICTIM)
+    yield from (DOES_NOT_FIT, NEWCOMER, VICTIM)
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:

@@ -300,16 +300,16 @@ def room(
     for row in rows:
         if row.uid not in reservations:
             unreserved_rows.setdefault(row.uid, []).append(row)
-    unobserved_pods = sum(measured(own) for own in unreserved_rows.values() if all_known(own))
+    unreserved_pods = sum(measured(own) for own in unreserved_rows.values() if all_known(own))
     used = max(mate.used_bytes for mate in memory)
     if any(mate.unattributed_bytes is None for mate in memory) or not all_known(rows):
-        unattributed = max(0, used - explained - unobserved_pods)
+        unattributed = max(0, used - explained - unreserved_pods)
     else:
         unattributed = sum(mate.unattributed_bytes or 0 for mate in memory)
     if contradictory(d, status):
         unattributed = 0
     unattributed = max(0, unattributed - tolerance_bytes)
-    left = allocatable(d, status, reserve_bytes) - taken - unobserved_pods - unattributed
+    left = allocatable(d, status, reserve_bytes) - taken - unreserved_pods - unattributed
     return left - left_out_bytes if left_out_bytes > left else left
 
 

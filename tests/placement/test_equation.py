@@ -123,13 +123,13 @@ def test_a_pod_stays_charged_after_its_resource_was_renamed() -> None:
     other = shared("D1", resource="nvidia.com/gpu.shared")
     _, b = terms(shared("D0"), other, reservations=held, pods=rows)
     assert b.reservation_bytes == 8 * GIB
-    assert b.unobserved_pods_bytes == 0
+    assert b.unreserved_pods_bytes == 0
 
 
 def test_an_unreserved_pod_is_charged_its_measured_use() -> None:
     rows = [use("s1", "D0", 3 * GIB), use("s1", "D0", GIB, container="b"), use("s2", "D0", GIB)]
     (t,) = terms(shared("D0", used_bytes=5 * GIB), pods=rows)
-    assert (t.unobserved_pods_bytes, t.unattributed_bytes) == (5 * GIB, 0)
+    assert (t.unreserved_pods_bytes, t.unattributed_bytes) == (5 * GIB, 0)
 
 
 @pytest.mark.parametrize(
@@ -356,4 +356,4 @@ def test_a_report_may_refer_to_devices_that_it_lacks() -> None:
     device_: Device = shared("D0")
     held = {"u1": reservation({"D0": GIB})}
     (t,) = terms(device_, reservations=held, pods=[use("u1", "lost", GIB), use("s", "lost", GIB)])
-    assert (t.unconfirmed_bytes, t.unobserved_pods_bytes) == (GIB, 0)
+    assert (t.unconfirmed_bytes, t.unreserved_pods_bytes) == (GIB, 0)

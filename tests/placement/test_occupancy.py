@@ -135,7 +135,7 @@ def test_it_is_reused_after_any_change_of_measurements() -> None:
     again = find(later, {**held}, frozenset(), DeviceChoice.PREDICTED, before=found)
     assert again.occupancy is found.occupancy
     a, b = weigh(again.occupancy, later, 0, 0)
-    assert (a.reservation_bytes, b.unobserved_pods_bytes, b.attributed) == (3 * GIB, 2 * GIB, True)
+    assert (a.reservation_bytes, b.unreserved_pods_bytes, b.attributed) == (3 * GIB, 2 * GIB, True)
     assert a.activity == b.activity
 
 

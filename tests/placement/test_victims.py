@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.placement.victims import (
-    NOBODY,
+    NO_VICTIMS,
     Budget,
     Evictable,
     Rank,
@@ -42,7 +42,7 @@ def chosen(
     def frees(uids: frozenset[str]) -> bool:
         return sum(bytes_of[uid] for uid in uids) >= need
 
-    floors = [(NOBODY, on) for on in devices]
+    floors = [(NO_VICTIMS, on) for on in devices]
     found = smallest(pods, budgets, floors, frees, frees, Tries(PLENTY))
     return None if found is None else set(found)
 
@@ -129,7 +129,7 @@ def test_the_number_of_tried_sets_is_limited() -> None:
 
     pods = [pod(f"p{i}") for i in range(FEW)]
     tries = Tries(7)
-    everybody = [(NOBODY, {p.uid for p in pods})]
+    everybody = [(NO_VICTIMS, {p.uid for p in pods})]
     assert smallest(pods, [], everybody, lambda _: True, helps, tries) is None
     assert (len(asked), tries.left) == (7, 0)
     assert len(set(asked)) == len(asked)
@@ -143,7 +143,7 @@ def test_with_many_pods_victims_of_one_device_suffice() -> None:
         return any(len(uids & on) >= 3 for on in devices)
 
     tries = Tries(PLENTY)
-    floors = [(NOBODY, on) for on in devices]
+    floors = [(NO_VICTIMS, on) for on in devices]
     found = smallest(pods, [], floors, helps, helps, tries)
     assert found is not None
     assert len(found) == 3
@@ -166,7 +166,7 @@ def worlds(draw: st.DrawFn) -> Worlds:
     some = st.frozensets(st.sampled_from(names)) if names else st.just(frozenset[str]())
     budgets = [Budget(draw(st.integers(0, 2)), draw(some)) for _ in range(draw(st.integers(0, 2)))]
     helping = draw(st.sets(some, max_size=8))
-    return pods, budgets, [(NOBODY, set(names))], set(helping)
+    return pods, budgets, [(NO_VICTIMS, set(names))], set(helping)
 
 
 def brute(world: Worlds) -> tuple[tuple[float, ...], frozenset[str]] | None:
@@ -208,7 +208,7 @@ def test_no_better_set_exists_and_every_victim_is_needed(world: Worlds) -> None:
     if found:
         assert rank(of_found, budgets) == expected[0]
     else:
-        assert (rank(of_found), expected[1]) == (NOBODY, frozenset())
+        assert (rank(of_found), expected[1]) == (NO_VICTIMS, frozenset())
     for p in of_found:
         assert found - {p.uid} not in helping
     # Told of something better, it finds nothing.

@@ -57,7 +57,7 @@ def wanted(state: ClusterWriter, of: Pod) -> VramRequest:
 def asked(state: ClusterWriter, of: AssumedBinds, who: Pod, now_s: float = NOW_S) -> Reason | None:
     """Why the pod is kept from the one node, which it would fit on by itself."""
     codes, snap = np.zeros(1, np.int8), state.snapshot()
-    left = of.leave_room(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
+    left = of.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
     reason = REASONS[int(codes[0])]
     assert left == (reason is not None)
     return reason

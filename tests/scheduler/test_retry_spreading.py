@@ -13,7 +13,9 @@ from tests.builders import DISTRIBUTED
 from tests.scheduler.test_needless_evictions import TELEMETRY, World
 from tests.serving import offer, pod
 
-TRY_AGAIN = "no node has room; many pods wait, so this one is tried again within seconds"
+TRY_AGAIN = (
+    "no node has enough free GPU memory; many pods wait, so this one is retried within seconds"
+)
 
 FEW = 5
 REJECTED_OFTEN = 3

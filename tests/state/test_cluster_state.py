@@ -374,19 +374,19 @@ class TestRoom:
         state = state_of(*seen(kube_node(), *([before] if before else [])))
         before_it = state.snapshot().generation
         state.apply(seen(after))
-        assert (state.rooms.of("n") > before_it) is grew
-        assert (state.latest_room > before_it) is grew
-        assert state.rooms.of("n") <= state.snapshot().generation
+        assert (state.headroom_gains.of("n") > before_it) is grew
+        assert (state.latest_gain > before_it) is grew
+        assert state.headroom_gains.of("n") <= state.snapshot().generation
 
     def test_a_stale_node_counts_as_a_gain_when_it_reports_again(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         before_it = state.snapshot().generation
         again = gpunode(device(), version="2", observed_at="2026-11-21T01:00:00+00:00")
         state.apply(seen(again, at_s=NOW_S + STALE_AFTER_S))
-        assert state.rooms.of("n") <= before_it
+        assert state.headroom_gains.of("n") <= before_it
         later = gpunode(device(), version="3", observed_at="2026-11-21T02:00:00+00:00")
         state.apply(seen(later, at_s=NOW_S + 3 * STALE_AFTER_S))
-        assert state.rooms.of("n") > before_it
+        assert state.headroom_gains.of("n") > before_it
 
     @pytest.mark.parametrize(
         ("pods", "unsettled"),
@@ -504,7 +504,7 @@ class TestDevicesThatThePluginCouldGive:
         rows.append(use("s", "D1", 0, replica="1"))
         after = gpunode(*one_more, version="2", reservations=full, pods=rows, plugin=DISTRIBUTED)
         state.apply(seen(after))
-        assert state.rooms.of("n") > before_it
+        assert state.headroom_gains.of("n") > before_it
 
 
 class TestFreshness:

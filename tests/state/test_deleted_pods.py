@@ -28,7 +28,7 @@ from extender.state.changes import (
     Relisted,
 )
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.reconcile_queue import Leftover, leftovers
+from extender.state.reconcile_queue import Orphan, orphans
 from tests.blocking import Ledger
 from tests.builders import pod, shared, use
 from tests.examples import examples
@@ -149,10 +149,10 @@ class Departing(RuleBasedStateMachine):
 
     @rule()
     def chores(self) -> None:
-        for found in leftovers(self.state, 1000.0, 60.0):
-            if isinstance(found, Leftover) and not found.left:
+        for found in orphans(self.state, 1000.0, 60.0):
+            if isinstance(found, Orphan) and not found.left:
                 assert self.state.pod("uid-p") == pod()  # to be touched, if it is still so
-            elif isinstance(found, Leftover):
+            elif isinstance(found, Orphan):
                 assert not self.runs, "it still runs"
                 assert self.ended, "it is still to come"
                 self.let_go = True

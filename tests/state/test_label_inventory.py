@@ -15,7 +15,7 @@ from extender.placement.policy import Rules, Weights
 from extender.state.changes import BindBegun, GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.label_inventory import GB, believed, why_not_believed
-from extender.state.reconcile_queue import knows_devices, uninitialised
+from extender.state.reconcile_queue import devices_known, uninitialised
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod
 from tests.state.test_cluster_state import state_of
 
@@ -298,9 +298,7 @@ def verdict(given: ClusterWriter, vram: str | None) -> Verdicts:
         pytest.param(gfd(), "4", Rules(), "79Gi", Reason.MEMORY_ON_ANY, id="the driver's part"),
         pytest.param(SLICED, "16", Rules(), "8Gi", Reason.NO_REPORT, id="no shared ones"),
         pytest.param(SLICED, "16", LABELS_DO, "8Gi", None, id="unless labels will do"),
-        pytest.param(
-            {}, "16", LABELS_DO, "8Gi", Reason.LABELS_SAY_TOO_LITTLE, id="and say something"
-        ),
+        pytest.param({}, "16", LABELS_DO, "8Gi", Reason.LABELS_INCOMPLETE, id="and say something"),
         pytest.param(by_mps("48"), "192", LABELS_DO, "1Gi", None, id="MPS"),
         pytest.param(
             by_mps("48"), "192", LABELS_DO, "2Gi", Reason.ABOVE_MPS_LIMIT, id="MPS, above its cap"
@@ -330,14 +328,14 @@ def test_placing_by_label(
     verdicts = verdict(given, vram)
     assert verdicts.reason(0) is reason
     (nearest,) = explain(verdicts, Weights()).nearest
-    told = reason not in (Reason.NO_REPORT, Reason.LABELS_SAY_TOO_LITTLE)
+    told = reason not in (Reason.NO_REPORT, Reason.LABELS_INCOMPLETE)
     assert nearest.unmeasured == (
         "not measured: taken from labels of GPU feature discovery" if told else ""
     )
     missing = {
         Reason.NO_REPORT: f"{OF_GFD}describe shared GPUs, which without an agent's report need "
         "the setting require_report: false",
-        Reason.LABELS_SAY_TOO_LITTLE: NO_LABELS,
+        Reason.LABELS_INCOMPLETE: NO_LABELS,
     }
     assert nearest.detail.startswith(missing.get(reason, "")) if reason else not nearest.detail
 
@@ -380,10 +378,10 @@ def test_a_ledger_is_initialised_if_labels_are_enough() -> None:
     assert verdict(given, None).reason(0) is Reason.NOT_INITIALISED
     given.apply([GPUNodeSeen(SILENT, NOW_S)])
     assert uninitialised(given) == [node(gfd())]
-    assert knows_devices(given, SILENT)
+    assert devices_known(given, SILENT)
     shared = state_of(NodeSeen(node(SLICED, gpu="16")), GPUNodeSeen(SILENT, NOW_S))
     assert uninitialised(shared) == []
-    assert not knows_devices(shared, SILENT)
+    assert not devices_known(shared, SILENT)
 
 
 def test_a_pod_that_was_there_before_is_charged() -> None:

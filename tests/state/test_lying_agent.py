@@ -10,7 +10,7 @@ from contract.gpunode import Device, PodUse, Replicas
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from extender.state.node_whatif import rejection_beside
-from extender.state.reconcile_queue import leftovers, unreserved_pods
+from extender.state.reconcile_queue import orphans, unreserved_pods
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -63,7 +63,7 @@ def seen_of_a(state: RecordingState) -> Any:
         snap.nodes[snap.row_of["a"]],
         state.take_outcomes(),
         [each.pod.metadata.uid for each in unreserved_pods(state, ["a"])],
-        list(leftovers(state, 1e9, 60.0, ["a"])),
+        list(orphans(state, 1e9, 60.0, ["a"])),
         rejection_beside(state, pod(uid=WAITING, name="waiting"), "a", (), NOW_S),
     )
 

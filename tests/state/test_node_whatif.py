@@ -46,8 +46,8 @@ def reasons(*items: msgspec.Raw, **annotations: str) -> list[Reason | None]:
         pytest.param(item(reserve="60Gi"), Reason.MEMORY_ON_ANY, id="annotated reserve"),
         pytest.param(item(reserve="much"), Reason.BAD_NODE_ANNOTATION, id="bad annotation"),
         pytest.param(item(device_choice="gated"), Reason.NO_GATE, id="for gated pods only"),
-        pytest.param(item(gpus=15), Reason.LABELS_SAY_TOO_LITTLE, id="contradictory"),
-        pytest.param(item(labels={}), Reason.LABELS_SAY_TOO_LITTLE, id="no labels"),
+        pytest.param(item(gpus=15), Reason.LABELS_INCOMPLETE, id="contradictory"),
+        pytest.param(item(labels={}), Reason.LABELS_INCOMPLETE, id="no labels"),
         pytest.param(
             item(labels={**SLICED, "nvidia.com/mig.config.state": "pending"}),
             Reason.MIG_CHANGING,

@@ -156,7 +156,7 @@ def test_overuse_that_stops_and_starts_again_has_another_minute() -> None:
     state.overuses.update(NOW_S + LASTING_S)
     assert state.overuses.lasting == ()
     state.overuses.update(NOW_S + 2 * LASTING_S)
-    assert [each.beyond_bytes for each in state.overuses.lasting] == [4 * GIB]
+    assert [each.excess_bytes for each in state.overuses.lasting] == [4 * GIB]
 
 
 def weighed(devices: Sequence[DeviceTerms]) -> WeighedNode:
@@ -172,7 +172,7 @@ def test_a_memory_that_devices_share_is_reported_once() -> None:
     )
     overuses.update(0.0)
     overuses.update(LASTING_S)
-    assert [(each.device, each.beyond_bytes) for each in overuses.lasting] == [("m1", GIB)]
+    assert [(each.device, each.excess_bytes) for each in overuses.lasting] == [("m1", GIB)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ READS = {
     "activities": {"age_s", "node_of"},
     "back_offs": {"holds", "holds_in", "marks", "over"},
     "budgets": {"known", "over"},
-    "calms": {"of", "since"},
+    "sm_decreases": {"of", "since"},
     "departures": {"ended_by_kubelet", "marked", "precede", "seen"},
     "edits": {"now", "of"},
     # In a dump, ``namespaces`` is a dictionary.
@@ -23,7 +23,7 @@ READS = {
     "observations": {"is_pending", "of_pod"},
     "overcommits": {"now"},
     "overuses": set[str](),
-    "rooms": {"of", "since"},
+    "headroom_gains": {"of", "since"},
     "usual": set[str](),
 }
 #: These build a state of their own, or are the writer.

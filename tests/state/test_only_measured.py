@@ -202,9 +202,9 @@ def test_a_heartbeat_after_a_stale_report_counts_as_a_gain() -> None:
     state.apply([HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S + 30)])
     before = state.snapshot().generation
     state.apply([HeartbeatSeen(lease("2026-11-21T00:01:00Z"), NOW_S + 60)])
-    assert state.rooms.of("n") <= before
+    assert state.headroom_gains.of("n") <= before
     state.apply([HeartbeatSeen(lease("2026-11-21T00:10:00Z"), NOW_S + 600)])
-    assert state.rooms.of("n") > before
+    assert state.headroom_gains.of("n") > before
 
 
 def test_a_pod_is_compared_when_a_report_shows_it_whatever_else_it_brings() -> None:

@@ -16,7 +16,7 @@ from tests.state.test_cluster_state import seen, state_of
 
 
 def figures(state: ClusterWriter) -> list[tuple[str, str, int]]:
-    return [(over.node, over.device, over.beyond_bytes) for over in state.overcommits.now()]
+    return [(over.node, over.device, over.excess_bytes) for over in state.overcommits.now()]
 
 
 def around_us(uid: str = "uid-p", vram: str = "20Gi") -> Pod:

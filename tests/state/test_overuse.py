@@ -155,12 +155,12 @@ def test_after_an_eviction_the_node_takes_no_pods_for_a_while() -> None:
     assert rejection(state) is None
     marked = crowded(EVICTED, version="2")
     apply(state, GPUNodeSeen(marked, NOW_S))
-    assert rejection(state) is Reason.EVICTED_LATELY
+    assert rejection(state) is Reason.EVICTED_RECENTLY
     assert state.back_offs.over(NOW_S + FIRST_S) == ["n"]
-    before = state.rooms.of("n")
+    before = state.headroom_gains.of("n")
     apply(state, BackOffEnded("n"))
     assert rejection(state) is None
-    assert state.rooms.of("n") > before  # whoever waits is woken
+    assert state.headroom_gains.of("n") > before  # whoever waits is woken
 
 
 def others(count: int) -> Iterable[Pod]:
@@ -193,7 +193,7 @@ def test_a_mark_of_another_replica_counts_before_the_watch_delivers_it() -> None
 
     state = state_of(of(), pod(), *others(2))
     newcomer = plain_pod("4Gi", uid="new")
-    assert state.judge(newcomer, of(), NOW_S) is not Reason.EVICTED_LATELY
+    assert state.judge(newcomer, of(), NOW_S) is not Reason.EVICTED_RECENTLY
     assert state.misplaced(of(), NOW_S).leave == {"r1"}
     assert state.misplaced(of(EVICTED), NOW_S) == LEAVES
-    assert state.judge(newcomer, of(EVICTED), NOW_S) is Reason.EVICTED_LATELY
+    assert state.judge(newcomer, of(EVICTED), NOW_S) is Reason.EVICTED_RECENTLY

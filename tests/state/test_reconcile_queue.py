@@ -33,13 +33,13 @@ from extender.state.changes import (
 )
 from extender.state.deleted_pods import DeletedPods
 from extender.state.reconcile_queue import (
-    Leftover,
+    Orphan,
     Unmarked,
     UnreservedPod,
-    dying,
-    leftovers,
+    being_deleted,
+    changed_choices,
+    orphans,
     uninitialised,
-    unnoted_choices,
     unreserved_pods,
 )
 from extender.state.tracker import LastSeen
@@ -99,7 +99,7 @@ def test_reservations_without_a_pod(
     rows = [use("uid-p", "a")] if observed else []
     held = {"uid-p": Reservation(namespace="default", name="p", since=since)}
     state = state_with(gpunode(shared("a"), reservations=held, pods=rows), *pods)
-    assert leftovers(state, WALL_S, 60.0) == ([Leftover("n", "uid-p")] if left else [])
+    assert orphans(state, WALL_S, 60.0) == ([Orphan("n", "uid-p")] if left else [])
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_reservations_without_a_pod(
 def test_a_reservation_of_an_unknown_pod_is_checked(since: str) -> None:
     reservation = Reservation(namespace="default", name="p", since=since)
     state = state_with(gpunode(reservations={"uid-p": reservation}))  # nor did the node ever report
-    assert leftovers(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", reservation)]
+    assert orphans(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", reservation)]
 
 
 PROMISE = Reservation(namespace="default", name="p", since=YOUNG)
 AWAITS = [Unmarked("n", "uid-p", PROMISE)]
-LEFT = [Leftover("n", "uid-p", left=True)]
+LEFT = [Orphan("n", "uid-p", left=True)]
 RUNS = PodStatus(
     phase="Failed",
     container_statuses=[ContainerStatus(state=ContainerState(running=Present()))],
@@ -153,11 +153,11 @@ RUNS = PodStatus(
     ],
 )
 def test_what_a_pod_that_went_leaves_behind(
-    events: list[Event], expected: list[Leftover | Unmarked]
+    events: list[Event], expected: list[Orphan | Unmarked]
 ) -> None:
     state = state_with(gpunode(shared("a"), reservations={"uid-p": PROMISE}))
     state.apply(events)
-    assert leftovers(state, WALL_S, 60.0) == expected
+    assert orphans(state, WALL_S, 60.0) == expected
 
 
 def heartbeat(after: str, gpunode: str = "gn", observed_at: str = STAMP) -> HeartbeatSeen:
@@ -231,9 +231,9 @@ def test_a_deleted_pod_is_released_by_a_sample_taken_afterwards(
     reported = msgspec.structs.replace(node.status, sources=sources)
     state = state_with(msgspec.structs.replace(node, status=reported), pod(node="n"))
     state.apply([PodGone("uid-p"), beat])
-    assert leftovers(state, WALL_S, 60.0) == AWAITS
+    assert orphans(state, WALL_S, 60.0) == AWAITS
     state.apply([DepartureMarked("n", "uid-p", "100"), DepartureMarked("n", "uid-p", "200")])
-    assert leftovers(state, WALL_S, 60.0) == (LEFT if left else [])
+    assert orphans(state, WALL_S, 60.0) == (LEFT if left else [])
 
 
 def unreachable(by: bool) -> NodeSeen:
@@ -245,23 +245,23 @@ def test_without_an_agent_a_reachable_kubelet_has_ended_deleted_pods() -> None:
     node = gpunode(reservations={"uid-p": PROMISE})
     state = state_with(node, pod(node="n"))
     state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
-    assert leftovers(state, WALL_S + KUBELET_ENDS_S, 60.0) == AWAITS
+    assert orphans(state, WALL_S + KUBELET_ENDS_S, 60.0) == AWAITS
     later_s = WALL_S + KUBELET_ENDS_S + 1.0
-    assert leftovers(state, later_s, 60.0) == LEFT
+    assert orphans(state, later_s, 60.0) == LEFT
     # One that is not has ended nobody, and begins anew when it is back.
     state.apply([unreachable(True)])
-    assert leftovers(state, later_s, 60.0) == AWAITS
+    assert orphans(state, later_s, 60.0) == AWAITS
     state.apply([DepartureMarked("n", "uid-p", "", NOW_S)])
-    assert leftovers(state, later_s, 60.0) == AWAITS
+    assert orphans(state, later_s, 60.0) == AWAITS
     state.apply([unreachable(False), DepartureMarked("n", "uid-p", "", NOW_S + 100.0)])
-    assert leftovers(state, later_s, 60.0) == AWAITS
-    assert leftovers(state, later_s + 100.0, 60.0) == LEFT
+    assert orphans(state, later_s, 60.0) == AWAITS
+    assert orphans(state, later_s + 100.0, 60.0) == LEFT
 
 
 def test_an_agent_that_has_reported_is_waited_for() -> None:
     state = state_with(gpunode(shared("a"), reservations={"uid-p": PROMISE}), pod(node="n"))
     state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
-    assert leftovers(state, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
+    assert orphans(state, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
 
 
 def test_marks_are_dropped_with_the_reservation() -> None:
@@ -285,10 +285,8 @@ def test_only_so_many_pods_are_remembered() -> None:
 def test_only_the_given_nodes_are_checked() -> None:
     held = {"uid-p": Reservation(namespace="default", name="p", since=OLD)}
     state = state_with(gpunode(reservations=held))
-    assert leftovers(state, WALL_S, 60.0, ["n", "nowhere"]) == [
-        Unmarked("n", "uid-p", held["uid-p"])
-    ]
-    assert leftovers(state, WALL_S, 60.0, []) == []
+    assert orphans(state, WALL_S, 60.0, ["n", "nowhere"]) == [Unmarked("n", "uid-p", held["uid-p"])]
+    assert orphans(state, WALL_S, 60.0, []) == []
 
 
 @pytest.mark.parametrize(
@@ -356,7 +354,7 @@ def test_the_finalizer_of_deleted_gpunodes_is_removed_once() -> None:
     ]
     state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply(GPUNodeSeen(node, NOW_S) for node in held)
-    assert dying(state.gpunodes()) == ["held"]
+    assert being_deleted(state.gpunodes()) == ["held"]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +377,7 @@ def test_a_device_choice_that_the_gpunode_does_not_have_is_found(
     state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     annotations = None if annotation is None else {DEVICE_CHOICE: annotation}
     state.apply([NodeSeen(kube_node(annotations=annotations)), GPUNodeSeen(held, NOW_S)])
-    assert unnoted_choices(state, state.gpunodes()) == found
+    assert changed_choices(state, state.gpunodes()) == found
     assert (
-        unnoted_choices(RecordingState(Rules(), 90.0, WALL_S - NOW_S), [held]) == []
+        changed_choices(RecordingState(Rules(), 90.0, WALL_S - NOW_S), [held]) == []
     )  # without its Node

@@ -334,19 +334,19 @@ def test_lower_sm_activity_requeues_no_pod_that_did_not_request_it() -> None:
     world.requeued()
     world.decides(waiting, fits=0)
     world.now_s += MAX_BACK_OFF_S
-    latest = world.state.latest_room
+    latest = world.state.latest_gain
     world.holds("n", 4, sm=0.1)
-    assert world.state.latest_room == latest  # not even a look
+    assert world.state.latest_gain == latest  # not even a look
     assert world.requeued() == []
     world.holds("m", 23)  # there is a look, but not for this
     world.holds("n", 4, sm=0.05)
     assert world.requeued() == []
-    latest = world.state.latest_room
+    latest = world.state.latest_gain
     world.holds("n", 4, sm=0.01)
     world.see(wanting_calm("q"))
-    assert world.state.latest_room > latest
+    assert world.state.latest_gain > latest
     world.state.apply([PodGone("q")])
-    assert world.state.latest_room == latest
+    assert world.state.latest_gain == latest
 
 
 def test_a_pod_that_requests_less_is_checked_again() -> None:

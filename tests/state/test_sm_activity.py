@@ -119,13 +119,13 @@ def test_history_requeues_pods_that_wait_for_lower_sm_activity() -> None:
     state.apply(seen(SMALL))
     generation = state.snapshot().generation
     brings(state, {("A", None): history(0.7)}, "n")
-    assert state.latest_room > generation  # it is known at last
+    assert state.latest_gain > generation  # it is known at last
     state.snapshot()
     brings(state, {("A", None): history(0.8)}, "n")
     busier = state.snapshot().generation
-    assert state.latest_room < busier
+    assert state.latest_gain < busier
     brings(state, {("A", None): history(0.3)}, "n")
-    assert state.latest_room > busier
+    assert state.latest_gain > busier
 
 
 @pytest.mark.parametrize(

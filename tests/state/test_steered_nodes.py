@@ -44,4 +44,4 @@ def test_confirmed_pods_requeue_pods_that_waited() -> None:
     arrived = gpunode(*devices, reservations=reservation, pods=rows, version="3", plugin=STEERED)
     state.apply([GPUNodeSeen(arrived, NOW_S)])
     assert reason(state, "20Gi") is None
-    assert state.rooms.of("n") > before_it
+    assert state.headroom_gains.of("n") > before_it

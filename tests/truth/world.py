@@ -25,7 +25,7 @@ from extender.placement.request import VramRequest
 from extender.placement.score import rank
 from extender.state.changes import NodeSeen, PodSeen
 from extender.state.prediction_tracker import Outcome
-from extender.state.reconcile_queue import Leftover, leftovers
+from extender.state.reconcile_queue import Orphan, orphans
 from tests.blocking import Ledger
 from tests.driver import GIB, Gpu
 from tests.judge import excess
@@ -150,8 +150,8 @@ class World:
         self.tidy()
 
     def tidy(self) -> None:
-        for found in leftovers(self.state, self.now_s, 60.0):
-            if isinstance(found, Leftover):
+        for found in orphans(self.state, self.now_s, 60.0):
+            if isinstance(found, Orphan):
                 self.ledger.remove(found.node, found.uid, found.left)
 
     def report(self, name: str) -> dict[str, Outcome]:

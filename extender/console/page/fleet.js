@@ -84,7 +84,7 @@ function row(node, opened) {
 /** A bar with the shares of the device's memory: reserved by pods, unattributed, free and system reserve. */
 function bar(device) {
   const whole = Math.max(1, device.memory_bytes), over = device.headroom_bytes < 0;
-  const reservations = device.reservation_bytes + device.unconfirmed_bytes, unattributed = device.unattributed_bytes + device.unobserved_pods_bytes;
+  const reservations = device.reservation_bytes + device.unconfirmed_bytes, unattributed = device.unattributed_bytes + device.unreserved_pods_bytes;
   const system = device.reserved_bytes + device.reserve_bytes;
   const parts = [["reservations", reservations], ["unattributed", unattributed], ["free", Math.max(0, device.headroom_bytes)], ["system", system]];
   const sum = Math.max(whole, parts.reduce((all, [, bytes]) => all + bytes, 0));
@@ -110,7 +110,7 @@ function inside(node, reportAge) {
     node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);
-  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} system reserve - ${gib(d.reservation_bytes)} reserved by pods - ${gib(d.unconfirmed_bytes)} unconfirmed - ${gib(d.unobserved_pods_bytes)} unreserved pods - ${gib(d.unattributed_bytes)} unattributed = ${gib(d.headroom_bytes)}`;
+  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} system reserve - ${gib(d.reservation_bytes)} reserved by pods - ${gib(d.unconfirmed_bytes)} unconfirmed - ${gib(d.unreserved_pods_bytes)} unreserved pods - ${gib(d.unattributed_bytes)} unattributed = ${gib(d.headroom_bytes)}`;
   return el("div", {class: "inside"},
     ...about.map(text => el("p", {class: "quiet"}, text)),
     table(`Devices of ${node.name}`, ["GPU", "Headroom", "In use", "SM", "Replicas free", "Next pod?", "Held by"],

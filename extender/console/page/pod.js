@@ -99,7 +99,7 @@ function nearest(node, i) {
       node.candidates.length ? table(`Candidate devices of ${node.node}`,
         ["GPU", "Memory", "- system reserve", "- reserved by pods", "- unconfirmed", "- unreserved pods", "- unattributed", "= headroom", "Free for this pod", "Needs", "Short by", "Reason"],
         alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), gib(d.reserved_bytes + d.reserve_bytes), gib(d.reservation_bytes),
-          gib(d.unconfirmed_bytes), gib(d.unobserved_pods_bytes), gib(d.unattributed_bytes), gib(d.headroom_bytes), gib(c.free_bytes), gib(c.need_bytes),
+          gib(d.unconfirmed_bytes), gib(d.unreserved_pods_bytes), gib(d.unattributed_bytes), gib(d.headroom_bytes), gib(c.free_bytes), gib(c.need_bytes),
           [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes) : "nothing")], d.candidate_because]), "sums") : null,
       terms.length ? el("p", {class: "quiet"}, `Score ${node.score_ratio.toFixed(2)}: ${terms.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ")}`) : null));
 }

@@ -1,15 +1,15 @@
-{{/* The images, each with what it has to look like; ends here where one is missing. */}}
+{{/* Checks the images. Fails if one is missing or has neither tag nor digest. */}}
 {{- define "headroom.images" -}}
 {{- $wanted := dict "extender" "headroom-extender:0.1.0" }}
 {{- if not .Values.defaultScheduler.enabled }}{{ $_ := set $wanted "kubeScheduler" "kube-scheduler:v1.36.3" }}{{ end }}
 {{- if .Values.agent.enabled }}{{ $_ := set $wanted "agent" "headroom-agent:0.1.0" }}{{ end }}
 {{- range $name, $example := $wanted }}
 {{- $image := index $.Values.images $name }}
-{{- $right := printf "right is, for example, --set images.%s=registry.example/%s (docs/install.md says how to build the images)" $name $example }}
-{{- if not $image }}{{ fail (printf "images.%s is not set, and nobody publishes it for you; %s" $name $right) }}{{ end }}
-{{- if contains "set-me.invalid" $image }}{{ fail (printf "images.%s is still %s; %s" $name $image $right) }}{{ end }}
+{{- $right := printf "Example: --set images.%s=registry.example/%s (docs/install.md describes how to build the images)" $name $example }}
+{{- if not $image }}{{ fail (printf "images.%s is not set, and no registry publishes it. %s" $name $right) }}{{ end }}
+{{- if contains "set-me.invalid" $image }}{{ fail (printf "images.%s is still %s. %s" $name $image $right) }}{{ end }}
 {{- if not (regexMatch "(@sha256:[0-9a-f]{64}|:[A-Za-z0-9_][A-Za-z0-9._-]*)$" $image) }}
-{{- fail (printf "images.%s is %s, without a tag or a digest; %s" $name $image $right) }}
+{{- fail (printf "images.%s is %s, without a tag or a digest. %s" $name $image $right) }}
 {{- end }}
 {{- end }}
 {{- end -}}

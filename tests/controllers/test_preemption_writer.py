@@ -50,12 +50,12 @@ class World:
             self.store.admit(victim(name))
         self.made = 0
 
-    def make_room(self, seen: Pod | None = None, *names: str) -> PreemptionResult:
+    def preempt(self, seen: Pod | None = None, *names: str) -> PreemptionResult:
         self.made += 1
         store = AsyncStore(self.store)
         maker = PreemptionWriter(store, self.evictors, lambda: 5.0, lambda: f"id-{self.made}")
         victims = [victim(name) for name in names or ("high", "low")]
-        return now(maker.make_room(seen or self.new, "n", victims))
+        return now(maker.preempt(seen or self.new, "n", victims))
 
     @property
     def new(self) -> Pod:
@@ -81,7 +81,7 @@ def test_the_attempt_is_recorded_on_the_pod_before_any_eviction() -> None:
         assert world.evictors.evicted == []
 
     world.evictors.before = look
-    made = world.make_room()
+    made = world.preempt()
     assert (made.begun, made.rejected, asked) == (True, "", ["high", "low"])
     # The least important first.
     assert names(made.evicted) == world.evictors.evicted == ["low", "high"]
@@ -94,14 +94,14 @@ def test_the_attempt_is_recorded_on_the_pod_before_any_eviction() -> None:
 def test_of_two_replicas_one_acts() -> None:
     world = World()
     seen = world.new
-    assert world.make_room(seen).begun
-    assert world.make_room(seen) == PreemptionResult()
+    assert world.preempt(seen).begun
+    assert world.preempt(seen) == PreemptionResult()
     assert world.evictors.evicted == ["low", "high"]
 
     # Also where both have read the pod before either writes.
     world = World()
     world.evictors.before = lambda: void(world.store.touch_pod(world.new, "{}", PREEMPTING))
-    assert world.make_room() == PreemptionResult()
+    assert world.preempt() == PreemptionResult()
     assert world.evictors.evicted == []
 
 
@@ -112,7 +112,7 @@ def void(_: object) -> None:
 def test_no_victim_is_evicted_if_a_budget_forbids_one() -> None:
     world = World()
     world.evictors.forbidden["low"] = OutcomeUnknown("429 Cannot evict pod as it would violate")
-    made = world.make_room()
+    made = world.preempt()
     assert not made.begun
     assert "would violate" in made.rejected
     assert world.evictors.evicted == []
@@ -124,7 +124,7 @@ def test_a_terminating_victim_is_not_evicted_again() -> None:
     world.store.delete_pod("default", "low")
     leaving = msgspec.structs.replace(victim("low").metadata, deletion_timestamp="2026-01-01")
     world.store.admit(msgspec.structs.replace(victim("low"), metadata=leaving))
-    made = world.make_room()
+    made = world.preempt()
     assert names(made.evicted) == world.evictors.asked == ["high"]
 
 
@@ -141,7 +141,7 @@ def test_no_victim_is_evicted_if_the_state_has_changed(
     world = World()
     seen = world.new
     deed(world.store)
-    made = world.make_room(seen)
+    made = world.preempt(seen)
     assert (made.begun, made.evicted, world.evictors.evicted) == (False, (), [])
 
 
@@ -153,16 +153,16 @@ def test_a_nominated_or_bound_preemptor_evicts_no_pod() -> None:
         spec = msgspec.structs.replace(NEW.spec, node_name="m")
         as_is = {"nominated": {"status": status}, "bound": {"spec": spec}}[change]
         world.store.admit(msgspec.structs.replace(NEW, **as_is))
-        assert world.make_room(NEW) == PreemptionResult()
+        assert world.preempt(NEW) == PreemptionResult()
         assert world.evictors.evicted == []
 
 
 def test_a_failed_eviction_stops_the_others_and_is_reported() -> None:
     world = World()
     world.evictors.rejected["low"] = StoreRejected("403 forbidden")
-    made = world.make_room()
+    made = world.preempt()
     assert (made.begun, made.evicted, made.rejected) == (True, (), "403 forbidden")
     # What changed in that very moment is read again.
     world = World()
     world.evictors.rejected["low"] = StoreConflict("409")
-    assert names(world.make_room().evicted) == ["low", "high"]
+    assert names(world.preempt().evicted) == ["low", "high"]
