@@ -44,8 +44,8 @@ DOES_NOT_FIT_EVICTED = (
 DOES_NOT_FIT_WAITS = (
     "The GPU that this pod got does not have enough free memory: the device plugin chose another"
     " GPU than Headroom predicted, or another process took the memory. The pod waits at its gate"
-    " until enough memory is free. It is not evicted, because no controller would replace it. To place it"
-    " on another GPU, delete it and create it again."
+    " until enough memory is free. It is not evicted, because no controller would replace it. To"
+    " place it on another GPU, delete it and create it again."
 )
 
 

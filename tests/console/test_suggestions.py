@@ -143,7 +143,8 @@ def test_memory_without_replicas_wants_more_replicas() -> None:
     assert body["advice"][-1] == {  # type: ignore[index]
         "kind": "replicas",
         "sentence": "raise the replicas that the device plugin advertises on 2 nodes, such as a: "
-        "enough memory is free there, but no replica (not checked: CPU, memory and other resources)",
+        "enough "
+        "memory is free there, but no replica (not checked: CPU, memory and other resources)",
         "node": None,
         "nodes": 2,
         "lower_to_bytes": None,
