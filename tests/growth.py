@@ -57,8 +57,8 @@ PASSING = {
     "extender/placement/fit.py": ["Verdicts.closed"],
     "extender/placement/overfull_devices.py": ["Misplaced.leave", "Misplaced.stuck"],
     "extender/placement/prediction_outcome.py": ["_Replay._arrived"],
+    "extender/placement/occupants.py": ["EnvironmentPods._on", "EnvironmentPods.uids"],
     "extender/placement/occupancy.py": [
-        *("_ByEnvironment._on", "_ByEnvironment.uids"),
         *("_UnconfirmedPods._holders", "_UnconfirmedPods._renamed", "_UnconfirmedPods._waiting"),
         *("_UnconfirmedPods.picks", "_UnconfirmedPods.reserved"),
     ],

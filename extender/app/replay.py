@@ -9,7 +9,8 @@ import numpy as np
 from contract.kube import Pod
 from extender.console.requested_pods import made_up, of_size, usual_resource
 from extender.errors import BadSettings
-from extender.placement.explain import explain, explanation_lines, verdict_digest
+from extender.placement.explain import explain, verdict_digest
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable
 from extender.state.cluster_state import ClusterState

@@ -17,7 +17,8 @@ from extender.console.pending import not_tried
 from extender.console.requested_pods import pod_named, understood
 from extender.console.responses import UNKNOWN, Body, Recomputed, encoded, unknown_node
 from extender.console.view_context import InContext, Newest, Visible
-from extender.placement.explain import Comparison, NodeExplanation, compare, explanation_lines
+from extender.placement.explain import Comparison, NodeExplanation, compare
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import AMOUNTS, Obstacle, eligible_nodes, not_modeled

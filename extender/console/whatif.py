@@ -6,31 +6,27 @@ from itertools import islice
 from typing import Any
 
 from fastapi import APIRouter, HTTPException
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from contract.gpunode import MAX_REPLICAS
-from extender.console.capacity import SpaceView, space_view
+from extender.console.capacity import space_view
 from extender.console.requested_pods import (
     NewPod,
-    PodsAsked,
-    StrictModel,
     made_up,
     new_pods,
     of_size,
     understood,
     usual_resource,
 )
-from extender.console.responses import (
-    AskView,
-    Body,
-    ReasonView,
-    ask_view,
-    encoded,
-    obstacle_view,
-    reason_view,
-)
+from extender.console.responses import ask_view, encoded, obstacle_view, reason_view
 from extender.console.view_context import Context, InContext, Newest
+from extender.console.whatif_bodies import (
+    WhatifAsked,
+    WhatifBody,
+    WhatifPlacementView,
+    WhatifRejectionView,
+    WhatifSpaceView,
+)
 from extender.placement.capacity import space
 from extender.placement.fit import fit
 from extender.placement.request import Unreadable, VramRequest
@@ -47,8 +43,8 @@ from extender.state.pod_requests import QuotaUse
 from extender.state.simulation import NotPlaced, Placed, Simulation
 
 #: Limits of one question, because each pod and each change of a node takes a few milliseconds:
-#: pods, nodes of each change, and entries of ``pods``.
-MOST_PODS, MOST_NODES, MOST_KINDS = 1000, 200, 50
+#: pods, and nodes of each change.
+MOST_PODS, MOST_NODES = 1000, 200
 
 #: Additional answers in /openapi.json.
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -64,84 +60,6 @@ SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 #: The placement of a pod, or the reasons of the nodes against it. A sentence if no scheduler tries
 #: the pod, or if a ResourceQuota rejects it.
 _Outcome = Placed | NotPlaced | str
-
-
-class NodesAdded(StrictModel):
-    like: str = Field(max_length=512, description="An existing node to copy.")
-    count: int = Field(1, ge=1)
-
-
-class WhatifAsked(StrictModel):
-    """Changes are applied in this order: release, drain, replicas, add. Then the pods of drained
-    nodes are placed, then ``pods`` in the given order."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [{"pods": [{"vram": "20Gi", "count": 6}], "drain": ["gpu-a"]}]
-        },
-    )
-
-    pods: list[PodsAsked] = Field(default_factory=list, max_length=MOST_KINDS)
-    release: list[str] = Field(
-        default_factory=list, description="Pods to remove, as namespace/name."
-    )
-    drain: list[str] = Field(default_factory=list, description="Nodes to drain and remove.")
-    replicas: dict[str, int] = Field(
-        default_factory=dict,
-        description="Node name: new number of replicas of each of its devices; 1: not shared.",
-    )
-    add: list[NodesAdded] = Field(default_factory=list, description="Idle nodes to add.")
-
-
-class WhatifPlacementView(BaseModel):
-    pod: str
-    #: The drained node that the pod leaves; null for a pod of the question.
-    leaves: str | None
-    node: str
-    score_ratio: float
-    #: Devices that the pod could get; one if that is certain.
-    devices: list[str]
-    #: Maximum memory that the pod takes on one of them.
-    most_bytes: int
-
-
-class WhatifRejectionView(BaseModel):
-    """Equal pods that could not be placed, with the reasons."""
-
-    pods: list[str]
-    leaves: str | None
-    #: Why no scheduler tries the pods, whatever the nodes: scheduling gates, another scheduler, or
-    #: a ResourceQuota that rejects them; null if one does.
-    not_tried: str | None
-    reasons: list[ReasonView]
-    #: Nodes that are not eligible, by selector, affinity, taint or cordon.
-    ineligible: list[ReasonView]
-
-
-class WhatifSpaceView(BaseModel):
-    """Free memory for pods of one size, before and after; see /v1/capacity."""
-
-    request: AskView
-    before: SpaceView
-    after: SpaceView
-    fullness_before: str
-    fullness_after: str
-
-
-class WhatifBody(Body):
-    message: str
-    placed: int
-    rejected: int
-    #: In the order in which they were placed.
-    placements: list[WhatifPlacementView]
-    rejections: list[WhatifRejectionView]
-    #: Names of the nodes that were added.
-    added: list[str]
-    #: One for each size of ``pods``; without pods, one for the memory share of a replica.
-    spaces: list[WhatifSpaceView]
-    #: Checks of kube-scheduler and the API server that this answer does not include.
-    not_checked: list[str]
 
 
 routes = APIRouter()

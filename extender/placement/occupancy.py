@@ -17,6 +17,7 @@ from contract.annotations import DeviceChoice
 from contract.gpunode import Charge, Device, GPUNodeStatus, Reservation
 from extender.placement.device_plugin_model import ALL_PICKS, PluginChoice, Policy, plugin_choices
 from extender.placement.device_reading import duplicate_uuids
+from extender.placement.occupants import EnvironmentPods, Occupant, occupants_of
 from extender.placement.report_index import Memory, ReportIndex, Rows, memories_of, once
 
 
@@ -35,20 +36,6 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     @property
     def charged_bytes(self) -> int:
         return max(self.requested_bytes, self.measured_bytes or 0)
-
-
-class Occupant(msgspec.Struct, frozen=True, gc=False):
-    """A pod with a reservation that the report shows in a memory, or that certainly uses it."""
-
-    uid: str
-    namespace: str
-    name: str
-    requested_bytes: int
-    #: Rows of the report with the pod in this memory; empty if the report does not show it there.
-    rows: Rows
-    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. Then only its use shows
-    #: which devices it is on, and its replicas do not.
-    by_environment: bool
 
 
 class Tenancy(msgspec.Struct, frozen=True, gc=False):
@@ -119,14 +106,14 @@ def occupy(
     """
     devices = status.devices
     memories = memories_of(devices)
-    by_environment = _ByEnvironment(reservations)
+    by_environment = EnvironmentPods(reservations)
     report = ReportIndex(status, by_environment.uids)
     unconfirmed_pods = _UnconfirmedPods(devices, reservations, report)
     choices = _choices(status, report, unconfirmed_pods, leaving, device_choice)
     tenancies: dict[Memory, Tenancy] = {}
     for memory in memories:
         if memory not in tenancies:
-            occupants = _occupants(memory, devices, reservations, report, by_environment)
+            occupants = occupants_of(memory, devices, reservations, report, by_environment)
             tenancies[memory] = _tenancy(
                 occupants,
                 # A pod by environment may hold a replica of another device than it uses, so the
@@ -174,7 +161,7 @@ def possibilities(
 
     The arguments are those of ``occupy``.
     """
-    report = ReportIndex(status, _ByEnvironment(reservations).uids)
+    report = ReportIndex(status, EnvironmentPods(reservations).uids)
     unconfirmed_pods = _UnconfirmedPods(status.devices, reservations, report)
     return _choices(status, report, unconfirmed_pods, leaving, device_choice)
 
@@ -239,79 +226,6 @@ def _tenancy(
         with_several=once(others(ALL_PICKS)),
     )
     return tenancy if rows or occupants or unconfirmed else once(tenancy)
-
-
-class _ByEnvironment:
-    """Pods whose own NVIDIA_VISIBLE_DEVICES decides their devices, whichever replicas they hold."""
-
-    def __init__(self, reservations: Mapping[str, Reservation]) -> None:
-        #: uid -> device -> bytes.
-        self.uids: dict[str, dict[str, int]] = {}
-        #: Device -> uids of pods with a reservation on it.
-        self._on: dict[str, list[str]] = {}
-        for uid, reservation in reservations.items():
-            for charge in reservation.charges:
-                if charge.by_environment:
-                    reserved = self.uids.setdefault(uid, {})
-                    for uuid, size in charge.candidates.items():
-                        reserved[uuid] = reserved.get(uuid, 0) + size
-                        self._on.setdefault(uuid, []).append(uid)
-
-    def occupants(
-        self,
-        memory: Memory,
-        devices: Sequence[Device],
-        reservations: Mapping[str, Reservation],
-        report: ReportIndex,
-    ) -> list[Occupant]:
-        """Return the pods that use this memory, may use it, or have a reservation there."""
-        if not self.uids:
-            return []
-        uuids = [devices[slot].uuid for slot in memory]
-        shown = [uid for slot in memory for uid in report.uids(slot) if uid in self.uids]
-        reserved = [uid for uuid in uuids for uid in self._on.get(uuid, ())]
-        found: list[Occupant] = []
-        for uid in dict.fromkeys([*shown, *reserved]):
-            rows = report.of(uid, memory)
-            sizes = [self.uids[uid][uuid] for uuid in uuids if uuid in self.uids[uid]]
-            if not sizes:
-                if report.uses_nothing(rows):
-                    continue  # it holds a replica of the device, but does not use the device
-                # It uses the device, or its use is unknown.
-                sizes = list(self.uids[uid].values())
-            names = reservations[uid].namespace, reservations[uid].name
-            found.append(Occupant(uid, *names, max(sizes, default=0), rows, by_environment=True))
-        return found
-
-
-def _occupants(
-    memory: Memory,
-    devices: Sequence[Device],
-    reservations: Mapping[str, Reservation],
-    report: ReportIndex,
-    by_environment: _ByEnvironment,
-) -> list[Occupant]:
-    """Return the pods with a reservation that use this memory, by the report or by environment."""
-    occupants = by_environment.occupants(memory, devices, reservations, report)
-    for uid in dict.fromkeys([uid for slot in memory for uid in report.uids(slot)]):
-        reservation = reservations.get(uid)
-        if reservation is None or uid in by_environment.uids:
-            continue
-        asked_bytes = 0
-        for slot in memory:
-            device = devices[slot]
-            if uid in report.uids(slot):
-                matching = _charges_for(reservation, device)
-            else:  # the pod may still get more replicas on this device of the memory
-                charges = [charge for charge in reservation.charges if _may_be_on(charge, device)]
-                matching = [charge for charge in charges if report.missing(uid, charge)]
-            for charge in matching:
-                asked_bytes = max(asked_bytes, _bytes_on(charge, device))
-        names = reservation.namespace, reservation.name
-        occupants.append(
-            Occupant(uid, *names, asked_bytes, report.of(uid, memory), by_environment=False)
-        )
-    return occupants
 
 
 class _UnconfirmedPods:
@@ -389,23 +303,3 @@ class _UnconfirmedPods:
 
 
 _requested_bytes = attrgetter("requested_bytes")
-
-
-def _charges_for(reservation: Reservation, device: Device) -> list[Charge]:
-    """Return the charges that may explain why the report shows the pod on the device.
-
-    A plugin that restarts with another configuration can rename the resource of a running pod. If
-    no charge matches, each of them may be the explanation.
-    """
-    charges = reservation.charges
-    return [charge for charge in charges if _may_be_on(charge, device)] or charges
-
-
-def _may_be_on(charge: Charge, device: Device) -> bool:
-    return charge.resource == device.resource or device.uuid in charge.candidates
-
-
-def _bytes_on(charge: Charge, device: Device) -> int:
-    """Return the bytes reserved on the device; the largest value if the device is not listed."""
-    size = charge.candidates.get(device.uuid)
-    return max(charge.candidates.values(), default=0) if size is None else size

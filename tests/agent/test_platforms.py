@@ -13,7 +13,8 @@ import pytest
 from contract.gpunode import GPUNodeStatus
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
-from extender.placement.explain import explain, explanation_lines
+from extender.placement.explain import explain
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.policy import Weights
 from extender.placement.snapshot import NodeTerms
 from tests.agent.test_on_driver_library import A100

@@ -13,7 +13,8 @@ from contract.annotations import DEVICE_CHOICE
 from contract.gpunode import Device, GPUNode, Plugin
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from contract.reasons import Reason
-from extender.placement.explain import explain, explanation_lines
+from extender.placement.explain import explain
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Rules, VisibleDevices, Weights
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen

@@ -6,7 +6,8 @@ import pytest
 from contract.gpunode import Device, SmActivity
 from contract.reasons import Reason
 from extender.placement.device_reading import Activity
-from extender.placement.explain import explain, explanation_lines
+from extender.placement.explain import explain
+from extender.placement.explanation_text import explanation_lines
 from extender.placement.fit import fit
 from extender.placement.policy import Weights
 from extender.state.changes import ActivitySeen, GPUNodeGone, GPUNodeSeen, NodeGone

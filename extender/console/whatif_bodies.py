@@ -1,0 +1,88 @@
+"""The request and the answer of POST /v1/whatif."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from extender.console.capacity import SpaceView
+from extender.console.requested_pods import PodsAsked, StrictModel
+from extender.console.responses import AskView, Body, ReasonView
+
+#: Maximum number of entries of ``pods``.
+MOST_KINDS = 50
+
+
+class NodesAdded(StrictModel):
+    like: str = Field(max_length=512, description="An existing node to copy.")
+    count: int = Field(1, ge=1)
+
+
+class WhatifAsked(StrictModel):
+    """Changes are applied in this order: release, drain, replicas, add. Then the pods of drained
+    nodes are placed, then ``pods`` in the given order."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"pods": [{"vram": "20Gi", "count": 6}], "drain": ["gpu-a"]}]
+        },
+    )
+
+    pods: list[PodsAsked] = Field(default_factory=list, max_length=MOST_KINDS)
+    release: list[str] = Field(
+        default_factory=list, description="Pods to remove, as namespace/name."
+    )
+    drain: list[str] = Field(default_factory=list, description="Nodes to drain and remove.")
+    replicas: dict[str, int] = Field(
+        default_factory=dict,
+        description="Node name: new number of replicas of each of its devices; 1: not shared.",
+    )
+    add: list[NodesAdded] = Field(default_factory=list, description="Idle nodes to add.")
+
+
+class WhatifPlacementView(BaseModel):
+    pod: str
+    #: The drained node that the pod leaves; null for a pod of the question.
+    leaves: str | None
+    node: str
+    score_ratio: float
+    #: Devices that the pod could get; one if that is certain.
+    devices: list[str]
+    #: Maximum memory that the pod takes on one of them.
+    most_bytes: int
+
+
+class WhatifRejectionView(BaseModel):
+    """Equal pods that could not be placed, with the reasons."""
+
+    pods: list[str]
+    leaves: str | None
+    #: Why no scheduler tries the pods, whatever the nodes: scheduling gates, another scheduler, or
+    #: a ResourceQuota that rejects them; null if one does.
+    not_tried: str | None
+    reasons: list[ReasonView]
+    #: Nodes that are not eligible, by selector, affinity, taint or cordon.
+    ineligible: list[ReasonView]
+
+
+class WhatifSpaceView(BaseModel):
+    """Free memory for pods of one size, before and after; see /v1/capacity."""
+
+    request: AskView
+    before: SpaceView
+    after: SpaceView
+    fullness_before: str
+    fullness_after: str
+
+
+class WhatifBody(Body):
+    message: str
+    placed: int
+    rejected: int
+    #: In the order in which they were placed.
+    placements: list[WhatifPlacementView]
+    rejections: list[WhatifRejectionView]
+    #: Names of the nodes that were added.
+    added: list[str]
+    #: One for each size of ``pods``; without pods, one for the memory share of a replica.
+    spaces: list[WhatifSpaceView]
+    #: Checks of kube-scheduler and the API server that this answer does not include.
+    not_checked: list[str]
