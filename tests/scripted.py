@@ -25,6 +25,8 @@ class Exchange:
     body: bytes
     handler: socketserver.StreamRequestHandler
     released: threading.Event
+    #: By their names in lower case.
+    headers: dict[str, str]
 
     def raw(self, data: bytes) -> None:
         self.handler.wfile.write(data)
@@ -115,11 +117,11 @@ def _read(handler: socketserver.StreamRequestHandler, released: threading.Event)
     if not line:
         return None
     method, target, _ = line.split(" ", 2)
-    length = 0
+    headers: dict[str, str] = {}
     while header := handler.rfile.readline().strip():
         name, _, text = header.decode().partition(":")
-        if name.lower() == "content-length":
-            length = int(text)
+        headers[name.lower()] = text.strip()
     url = urlsplit(target)
     query = dict(parse_qsl(url.query))
-    return Exchange(method, url.path, query, handler.rfile.read(length), handler, released)
+    body = handler.rfile.read(int(headers.get("content-length", "0")))
+    return Exchange(method, url.path, query, body, handler, released, headers)

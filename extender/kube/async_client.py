@@ -6,20 +6,25 @@ as the step, and the loop would wait for the interpreter's lock. Use the blockin
 that take long to decode, such as lists.
 """
 
+import asyncio
 import ssl
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import structlog
 from kubernetes.client import Configuration
 from kubernetes.client.rest import should_bypass_proxies
 from yarl import URL
 
 from extender.errors import BadSettings
 from extender.kube.api_errors import NoAnswer, describe, rejection
-from extender.kube.client import JSON, request_headers
+from extender.kube.client import JSON, USER_AGENT, authentication
 from extender.periodic import progressed
+
+log = structlog.get_logger()
 
 #: Errors of a connection that broke, or was silent for too long.
 _BROKEN = (aiohttp.ClientError, OSError)
@@ -29,6 +34,45 @@ CONNECTIONS = 32
 _KEEPALIVE_S = 60.0
 #: A longer body is sent in pieces.
 _MAX_ONE_PIECE_BYTES = 1 << 18
+
+
+#: Seconds after which credentials are read again. Tokens are renewed minutes before they expire.
+_CREDENTIALS_S = 10.0
+
+
+class Credentials:
+    """The headers that authenticate this process. ``read`` returns them, and runs on a thread,
+    because the exec plugin of a kubeconfig can take seconds.
+
+    While credentials are read again, the previous ones are used.
+    """
+
+    def __init__(self, read: Callable[[], dict[str, str]], fresh_s: float = _CREDENTIALS_S) -> None:
+        self._read = read
+        self._fresh_s = fresh_s
+        self._headers: dict[str, str] | None = None
+        self._reading: asyncio.Future[dict[str, str]] | None = None
+        self._due_s = 0.0
+
+    async def headers(self) -> dict[str, str]:
+        """Return the headers. Raise ``OSError`` if none were ever read."""
+        loop = asyncio.get_running_loop()
+        if self._reading is None and (self._headers is None or loop.time() >= self._due_s):
+            self._reading = loop.run_in_executor(None, self._read)
+            self._reading.add_done_callback(self._done)
+        if self._headers is None and self._reading is not None:
+            return await asyncio.shield(self._reading)
+        return self._headers or {}
+
+    def _done(self, reading: "asyncio.Future[dict[str, str]]") -> None:
+        self._reading = None
+        self._due_s = reading.get_loop().time() + self._fresh_s
+        if reading.cancelled():
+            return
+        if (err := reading.exception()) is None:
+            self._headers = reading.result()
+        else:
+            log.warning("credentials_not_read", error=describe(err))
 
 
 class AsyncKubeApi:
@@ -48,7 +92,7 @@ class AsyncKubeApi:
         ``read_timeout_s`` limits each silence of the server. ``total_timeout_s`` limits the whole
         call, also if the answer arrives byte by byte or all connections are in use.
         """
-        self._configuration = configuration
+        self._credentials = Credentials(lambda: authentication(configuration))
         self._host = configuration.host.rstrip("/")
         self._routing = _routing(configuration)
         timeout = aiohttp.ClientTimeout(
@@ -78,7 +122,11 @@ class AsyncKubeApi:
         """Send a request once and return the body of a successful answer; raise ``ApiStatus`` or
         ``NoAnswer``."""
         call = f"{method} {path}"
-        headers = request_headers(self._configuration, accept)
+        try:
+            headers = {"Accept": accept, "User-Agent": USER_AGENT}
+            headers |= await self._credentials.headers()
+        except OSError as err:
+            raise NoAnswer(f"{call}: the credentials cannot be read: {describe(err)}") from err
         data: bytes | BytesIO | None = body
         if body is not None:
             headers["Content-Type"] = content_type

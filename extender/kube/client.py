@@ -169,7 +169,7 @@ class KubeApi:
                 raise NoAnswer(f"{call}: {err.reason}") from err
             body, headers = (err.body or "").encode(), err.headers or {}
             raise rejection(call, err.status, body, err.reason, headers) from err
-        except _BROKEN as err:
+        except (*_BROKEN, kubernetes.config.ConfigException) as err:
             raise NoAnswer(f"{call}: {describe(err)}") from err
         except (ValueError, RecursionError):  # their text quotes the answer, perhaps a secret
             raise Unreadable(f"{call}: the answer cannot be read") from None
@@ -262,10 +262,11 @@ class KubeApi:
     ) -> urllib3.BaseHTTPResponse:
         if self._is_closed:
             raise NoAnswer(f"{method} {path}: not sent, because this process is stopping")
-        headers = request_headers(self._configuration, accept)
+        headers = {"Accept": accept, "User-Agent": USER_AGENT}
         if body is not None:
             headers["Content-Type"] = content_type
         try:
+            headers |= authentication(self._configuration)
             return self._pool.request(
                 method,
                 self._host + path + (f"?{urlencode(query)}" if query else ""),
@@ -301,20 +302,25 @@ def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw])
     return [item for raw in raws if (item := take(raw)) is not None]
 
 
-def request_headers(configuration: Configuration, accept: str) -> dict[str, str]:
-    """Return the headers of a request without a body."""
-    headers = {"Accept": accept, "User-Agent": USER_AGENT}
-    # Read each time: service account tokens are rotated while the process runs.
-    settings: Any = configuration.auth_settings()
-    for setting in settings.values():
-        if setting["in"] == "header" and setting["value"]:
-            headers[setting["key"]] = setting["value"]
-    return headers
+def authentication(configuration: Configuration) -> dict[str, str]:
+    """Return the headers that authenticate this process; empty if it has no token.
+
+    Call it for each request: service account tokens are rotated while the process runs. It may run
+    the exec plugin of a kubeconfig, which can take seconds. Raise ``OSError`` if they cannot be
+    read.
+    """
+    try:
+        settings: Any = configuration.auth_settings()
+    except kubernetes.config.ConfigException as err:
+        raise OSError(str(err)) from err
+    return {
+        setting["key"]: setting["value"]
+        for setting in settings.values()
+        if setting["in"] == "header" and setting["value"]
+    }
 
 
 def authorization(configuration: Configuration) -> str:
     """Return the header value that authenticates this process by its token; empty if it has
     none."""
-    settings: Any = configuration.auth_settings()
-    values = (setting["value"] for setting in settings.values() if setting["in"] == "header")
-    return next(filter(None, values), "")
+    return next(iter(authentication(configuration).values()), "")
