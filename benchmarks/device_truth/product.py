@@ -43,7 +43,7 @@ from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.score import best_for_non_gpu_pod
 from extender.placement.visible_devices import VISIBLE_DEVICES
-from extender.state.changes import BackOffEnded, Event, NodeSeen
+from extender.state.changes import Event, NodeSeen, TimePassed
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import Orphan, orphans
 from tests.blocking import Ledger, now
@@ -228,8 +228,7 @@ class Gated(Product):
         """As ``extender.controllers.eviction`` does it."""
         self._now_s = now_s
         self._catch_up()
-        over = self._cluster.back_offs.over(now_s)
-        self._cluster.apply([BackOffEnded(name) for name in over])
+        self._cluster.apply([TimePassed(now_s)])
         for name in self._cluster.crowded:
             gpunode = self._read(name)
             marked = any(EVICTED in each.flags for each in gpunode.spec.reservations.values())

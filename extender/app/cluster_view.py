@@ -16,12 +16,14 @@ from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import CertificateCollector, ViewTelemetry, sample_lag
 from extender.periodic import Loops
-from extender.state.changes import Effects
+from extender.state.changes import Effects, TimePassed
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from extender.state.pod_requests import ResourceQuota
 
+#: Seconds between two changes that only report the time.
+CLOCK_EVERY_S = 5.0
 NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
 
@@ -74,6 +76,7 @@ class ClusterView:
         self.reloading.start(self.loops)
         self.loops.keep("lag", lambda: sample_lag(self.note_lag))
         self.loops.keep("memory", self._collect)
+        self.loops.start("clock", self.report_time, CLOCK_EVERY_S)
 
     def take(self, settings: Settings) -> None:
         """Use these settings from now on; only those of ``RELOADED`` may differ. Call it on the
@@ -138,6 +141,10 @@ class ClusterView:
             rejected=list(reloading.rejected),
             after_restart=list(reloading.after_restart),
         )
+
+    async def report_time(self) -> None:
+        """End back-offs and report overuse, which no other change does."""
+        self.deliver([TimePassed(time.monotonic())])
 
     async def _collect(self) -> None:
         await self.begun.wait()

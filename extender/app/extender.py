@@ -158,7 +158,7 @@ class Extender(ClusterView):
             ConflictCountingStore(store, self.telemetry), ledger, evictor, misplaced_now
         )
         self.reconciler.eviction_controller = EvictionController(
-            self.cluster, evictions, self.telemetry, self.event_recorder, self.deliver
+            self.cluster, evictions, self.telemetry, self.event_recorder
         )
 
     def enable_preemption(self, writer: PreemptionWriter) -> None:

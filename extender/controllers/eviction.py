@@ -12,7 +12,7 @@ its gate: that pod is pending and serves nothing yet.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -28,7 +28,6 @@ from extender.ledger.reservations import ATTEMPTS
 from extender.ledger.store import Evictor, Store
 from extender.observability.metrics import Telemetry
 from extender.placement.overfull_devices import Misplaced
-from extender.state.changes import BackOffEnded, Event
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import pod_notice
 
@@ -113,20 +112,16 @@ class EvictionController:
         evictions: Evictions,
         telemetry: Telemetry,
         event_recorder: EventRecorder,
-        deliver: Callable[[Sequence[Event]], None],
     ) -> None:
         self._cluster = cluster
         self._evictions = evictions
         self._telemetry = telemetry
         self._event_recorder = event_recorder
-        self._deliver = deliver
         #: Uids of stuck pods that already have an Event.
         self._recorded: frozenset[str] = frozenset()
 
     async def once(self) -> None:
         now_s = time.monotonic()
-        if over := self._cluster.back_offs.over(now_s):
-            self._deliver([BackOffEnded(node) for node in over])
         stuck: set[str] = set()
         for name in self._cluster.crowded:
             gpunode = self._cluster.gpunode(name)

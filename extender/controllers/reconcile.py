@@ -25,7 +25,6 @@ from extender.state.changes import (
     GPUNodeGone,
     GPUNodeSeen,
     NodeSeen,
-    TimePassed,
 )
 from extender.state.cluster_state import ClusterState
 from extender.state.notices import notices
@@ -148,7 +147,6 @@ class ReconcileController:
         """Write Events for users."""
         if self._unready():
             return
-        self._deliver([TimePassed(time.monotonic())])
         if self._settings.mode is not Mode.OBSERVE:
             await self._event_recorder.record(notices(self._cluster))
 

@@ -111,15 +111,9 @@ class DepartureMarked:
 
 
 @dataclass(frozen=True, slots=True)
-class BackOffEnded:
-    """The back-off of a node after an eviction has ended: the node may take pods again."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The monotonic clock has reached ``at_s``: overuse may have lasted long enough to report."""
+    """The monotonic clock has reached ``at_s``: back-offs may have ended, and overuse may have
+    lasted long enough to report."""
 
     at_s: float
 
@@ -199,7 +193,6 @@ Event = (
     | BudgetSeen
     | BudgetGone
     | DepartureMarked
-    | BackOffEnded
     | TimePassed
     | ActivitySeen
     | BindBegun

@@ -22,7 +22,6 @@ from extender.placement.snapshot import NodeTerms
 from extender.state.changes import (
     ActivitySeen,
     AssumedSeen,
-    BackOffEnded,
     BindBegun,
     BindEnded,
     BudgetGone,
@@ -189,11 +188,11 @@ class ClusterWriter(ClusterState):
                 self.budgets.lose(namespace_name, name)
             case DepartureMarked(name, uid, version, at_s):
                 self.departures.mark(name, uid, version, at_s)
-            case BackOffEnded(name):
-                self.back_offs.end(name)
-                self._queue.add(name)
             case TimePassed(at_s):
                 self.overuses.update(at_s)
+                for name in self.back_offs.over(at_s):
+                    self.back_offs.end(name)
+                    self._queue.add(name)
             case ActivitySeen(history, names):
                 self.activities.replace(history)
                 for name in names:

@@ -18,6 +18,7 @@ from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
 from extender import periodic
+from extender.app import cluster_view
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.config import reload
@@ -56,6 +57,7 @@ def quicken() -> None:
     requeue.SLICE_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
     preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
     feed.CHECK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
+    cluster_view.CLOCK_EVERY_S = 0.05
     nominations.EXPECTED_S, nominations.CLEARED_S = 0.2, 0.3
     structlog.configure(processors=[lambda logger, name, event: _drop()])
 
@@ -332,12 +334,13 @@ def start(world: World, ledger: Any) -> None:
     ExtendedResourceController(extender.cluster, True, api).start(each, extender.unready)
     world.console.changes.start(each, extender.begun)
     each.keep("lag", lambda: sample_lag(extender.note_lag))
+    each.start("clock", extender.report_time, cluster_view.CLOCK_EVERY_S)
 
 
 def failures(world: World) -> float:
     counted = world.extender.telemetry.registry.get_sample_value
     names = ("event_queue", "requeues", "reservations", "nodes", "notices", "waiting", "preemption")
-    names += ("mirror", "feed", "lag", "settings")
+    names += ("mirror", "feed", "lag", "settings", "clock")
     of_loops = (counted("headroom_loop_failures_total", {"loop": name}) for name in names)
     return world.errors + sum(filter(None, of_loops))
 

@@ -29,7 +29,6 @@ from extender.app.cli import app
 from extender.placement.device_reading import Activity
 from extender.state.changes import (
     ActivitySeen,
-    BackOffEnded,
     BindBegun,
     Event,
     GPUNodeSeen,
@@ -37,6 +36,7 @@ from extender.state.changes import (
     NodeSeen,
     PodSeen,
     SliceSeen,
+    TimePassed,
 )
 from extender.state.journal import Decision
 from tests.builders import (
@@ -112,7 +112,8 @@ def nodes() -> list[Event]:
         metadata = msgspec.structs.replace(one.metadata, name=name, uid=f"gn-{name}")
         status = one.status and msgspec.structs.replace(one.status, observed_at=LATER)
         whole = msgspec.structs.replace(one, metadata=metadata, status=status)
-        events += [NodeSeen(kube_node(name, annotations.get(name))), GPUNodeSeen(whole, 200.0)]
+        seen_at_s = 130.0 if name == "forgiven" else 200.0
+        events += [NodeSeen(kube_node(name, annotations.get(name))), GPUNodeSeen(whole, seen_at_s)]
     late = gpunode(shared("GPU-late"), name="late", plugin=DISTRIBUTED)
     events += [NodeSeen(kube_node("late")), GPUNodeSeen(late, 0.0)]
     return events
@@ -152,7 +153,7 @@ def fleet() -> Asked:
             PodSeen(pod("23Gi", uid="u-by", name="by", node="crossed", phase="Running")),
             *(PodSeen(each) for each in WAITING.values()),
             PodSeen(coming),
-            BackOffEnded("forgiven"),
+            TimePassed(150.0),
             ActivitySeen(
                 {("GPU-two-0", None): Activity(0.9, HISTORY, 0.99, 900.0, 150.0)}, ["two"]
             ),

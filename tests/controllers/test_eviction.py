@@ -91,7 +91,6 @@ class World:
             return True
 
         cluster = SimpleNamespace(
-            back_offs=SimpleNamespace(over=lambda now_s: []),
             crowded=["n"],
             gpunode=lambda name: self.stage.node(),
             misplaced=lambda gpunode, now_s: misplaced,
@@ -103,7 +102,6 @@ class World:
             self.evictions(lambda gpunode: misplaced),
             telemetry,
             EventRecorder(post, telemetry),
-            lambda events: None,
         )
 
         async def rounds() -> None:

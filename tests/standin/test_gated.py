@@ -47,7 +47,7 @@ from extender.errors import StoreConflict
 from extender.ledger.bind import BindRequest
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.placement.policy import Rules
-from extender.state.changes import BackOffEnded, NodeSeen
+from extender.state.changes import NodeSeen, TimePassed
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.reconcile_queue import unreserved_pods
 from tests.blocking import Ledger, now
@@ -62,6 +62,8 @@ from tests.standin.plugin import Settings, device_of
 MEMORY_BYTES = 12 * GIB
 REPLICAS = 4
 NOW_S, WALL_S = 1000.0, 1_795_219_200.0
+#: After the longest back-off.
+LONG_AFTER_S = 2000.0
 NAME = "n"
 
 
@@ -206,7 +208,7 @@ class Gated(RuleBasedStateMachine):
 
     @rule()
     def a_back_off_ends(self) -> None:
-        self.state.apply([BackOffEnded(NAME)])
+        self.state.apply([TimePassed(LONG_AFTER_S)])
 
     # What must be.
 

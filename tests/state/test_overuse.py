@@ -20,12 +20,11 @@ from contract.kube import (
 from contract.reasons import Reason
 from extender.placement.overfull_devices import Misplaced
 from extender.placement.policy import Rules
-from extender.state.changes import BackOffEnded, Event, GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodSeen, TimePassed
 from tests.builders import GIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod
 from tests.recording import RecordingState
 
-FIRST_S = 10.0
 NEW_FOR_S = 120.0
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
@@ -156,9 +155,10 @@ def test_after_an_eviction_the_node_takes_no_pods_for_a_while() -> None:
     marked = crowded(EVICTED, version="2")
     apply(state, GPUNodeSeen(marked, NOW_S))
     assert rejection(state) is Reason.EVICTED_RECENTLY
-    assert state.back_offs.over(NOW_S + FIRST_S) == ["n"]
     before = state.headroom_gains.of("n")
-    apply(state, BackOffEnded("n"))
+    apply(state, TimePassed(NOW_S + 9.9))
+    assert rejection(state) is Reason.EVICTED_RECENTLY
+    apply(state, TimePassed(NOW_S + 10.0))
     assert rejection(state) is None
     assert state.headroom_gains.of("n") > before  # whoever waits is woken
 
@@ -175,7 +175,7 @@ def test_no_pod_is_evicted_during_a_back_off() -> None:
     )
     state = state_of(node, pod(), *others(2))
     assert state.misplaced(node, NOW_S) == LEAVES
-    apply(state, BackOffEnded("n"))
+    apply(state, TimePassed(NOW_S + 10.0))
     assert state.misplaced(node, NOW_S).leave == {"p", "r1"}
 
 

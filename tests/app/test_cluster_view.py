@@ -1,0 +1,55 @@
+"""The view of the cluster that a console without an extender has."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from contract.gpunode import EVICTED, GPUNode
+from contract.reasons import Reason
+from extender.app import cluster_view
+from extender.app.cluster_view import ClusterView
+from extender.config.settings import Settings
+from extender.observability.metrics import ViewTelemetry
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from tests.builders import GIB, gpunode, kube_node, reservation, shared, use
+from tests.waiting import until_then
+
+
+def evicting() -> GPUNode:
+    """Return a node whose ledger marks a pod for eviction; another pod uses 1 GiB too much."""
+    marked = msgspec.structs.replace(reservation({"GPU-0": GIB}), flags=[EVICTED])
+    return gpunode(
+        shared("GPU-0", used_bytes=5 * GIB),
+        reservations={"u-marked": marked, "u-over": reservation({"GPU-0": 4 * GIB})},
+        pods=[use("u-over", "GPU-0", 5 * GIB)],
+    )
+
+
+def test_a_console_alone_ends_back_offs_and_shows_overuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an extender in its process, only its own clock does that."""
+    monkeypatch.setattr(cluster_view, "CLOCK_EVERY_S", 0.01)
+
+    async def play() -> tuple[Reason | None, Reason | None, list[tuple[str, int]]]:
+        telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
+        settings = Settings(overuse_after_s=0.0)
+        view = ClusterView(settings, lambda: "", telemetry)
+        # The first back-off takes 10 s.
+        seen_at_s = time.monotonic() - 9.5
+        view.enqueue([NodeSeen(kube_node("n")), GPUNodeSeen(evicting(), seen_at_s)])
+        await view.event_queue.idle()
+        (before,) = view.cluster.snapshot().nodes
+        view.start()
+        try:
+            await until_then(lambda: not view.cluster.back_offs.holds("n"), "the back-off ends")
+            await until_then(lambda: view.cluster.overuses.lasting, "the overuse is shown")
+            await view.event_queue.idle()
+            (after,) = view.cluster.snapshot().nodes
+        finally:
+            view.loops.stop()
+        overuse = [(each.uid, each.excess_bytes) for each in view.cluster.overuses.lasting]
+        return before.reason, after.reason, overuse
+
+    assert asyncio.run(play()) == (Reason.EVICTED_RECENTLY, None, [("u-over", GIB)])
