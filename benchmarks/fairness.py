@@ -125,7 +125,7 @@ def main(
             p99 = sorted(stormy_s)[int(len(stormy_s) * 0.99)]
             typer.echo(
                 f"{what:<22} a bind beside {rate:.0f} reports/s takes {stormy / calm:.1f} times as "
-                f"long as without (p99 {p99 / calm:.1f}); {reports[1]} reports refused"
+                f"long as without (p99 {p99 / calm:.1f}); {reports[1]} reports rejected"
             )
     finally:
         plane.stop()

@@ -129,7 +129,7 @@ def waits(on: Stage, bound: Bound, prefix: str, count: int) -> tuple[list[float]
 
 def reject(on: Stage, turn: int, way: str, count: int) -> list[str]:
     """Create pods that fit nowhere; return when all were rejected."""
-    names = [f"refused-{turn}-{way}-{number:03d}" for number in range(count)]
+    names = [f"rejected-{turn}-{way}-{number:03d}" for number in range(count)]
     on.put(pending(name, LARGE) for name in names)
     deadline_s = time.monotonic() + 120
     while True:
@@ -187,7 +187,7 @@ def play(
         + "  ".join(f"{cpu_s / took_s:.2f}" for cpu_s in spent.of.values())
     )
     on.clear("run-")
-    on.clear("refused-")
+    on.clear("rejected-")
     on.refill(range(rooms))
 
 
@@ -233,12 +233,12 @@ def main(
 ) -> None:
     """Print how long ordinary pods are pending: idle, while pods change, with rejected pods."""
     typer.echo(machine(), err=True)
-    phases = "quiet", "changes", "and refused"
+    phases = "quiet", "changes", "and rejected"
     columns = [f"{kind} {phase}" for kind in ("GPU", "CPU") for phase in phases]
     typer.echo(
         f"{'way':<13}{'round':>5}  {'rejections/s':>9}  "
         + "  ".join(f"{each:>15}" for each in columns)
-        + "  room s  (most)  CPU of scheduler, API server"
+        + "  fits s  (most)  CPU of scheduler, API server"
     )
     with stage(nodes, held=8) as on:
         for turn in range(rounds):

@@ -1,9 +1,10 @@
-"""Finds wording in the product's Python files that is hard to understand.
+"""Finds wording in the product's files that is hard to understand.
 
     python -m tests.language [FILE ...]      all of the product if no file is named
 
-Prints one line for each finding: file, line, rule and text. It reads docstrings, comments and
-messages (strings of at least three words). Text without findings can still be hard to read.
+Prints one line for each finding: file, line, rule and text. In Python files it reads docstrings,
+comments and messages (strings of at least three words). It reads whole manifests, the Makefile and
+the Dockerfile. Text without findings can still be hard to read.
 """
 
 import ast
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("agent", "contract", "extender", "headroom")
+PYTHON = ("agent", "benchmarks", "contract", "extender", "headroom")
+OTHERS = ("deploy/*.yaml", "deploy/*.json", "Dockerfile", "Makefile")
 
 #: Words that a docstring must not start with: it starts with a verb or a noun.
 OPENING = re.compile(r"(Of|Who|Whom|Whose|What|Where|That which)\b")
@@ -46,6 +48,12 @@ WORDS = {
     r"part with|lets? go of": "release",
     r"no less than": "at least",
     r"right is": "Example:",
+    r"(is|has|have|had|no|finds?|makes?|leaves?) room": "fit, enough free memory",
+    r"foretold|foresee\w*|foresaw": "predict",
+    r"on (its|their) way": "unconfirmed",
+    r"in vain": "without effect",
+    r"(sen[dt]s?|driv(en?|es)) (away|out)|takes? back|taken back": "evict, remove",
+    r"whence|lest|thereof|therein|heed\w*": "from where, or else, respect",
 }
 _WORDS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): use for pattern, use in WORDS.items()}
 
@@ -62,25 +70,33 @@ class Finding:
 
 
 def findings(path: Path) -> Iterator[Finding]:
-    """Yield the findings in one Python file, in the order of its lines."""
+    """Yield the findings in one file, in the order of its lines."""
     source = path.read_text(encoding="utf-8")
     name = str(path.resolve().relative_to(ROOT))
+    if path.suffix != ".py":
+        for line, text in enumerate(source.splitlines(), 1):
+            yield from _unwanted_words(name, line, text)
+        return
     tree = ast.parse(source)
     docstrings = set(_docstrings(tree))
     for line, text in sorted({*docstrings, *_comments(source), *_messages(tree, docstrings)}):
         documents = (line, text) in docstrings or text.startswith("#:")
         if documents and OPENING.match(text.lstrip("#: ")):
             yield Finding(name, line, "starts with a pronoun", text.split("\n")[0])
-        for pattern, use in _WORDS.items():
-            for match in pattern.finditer(text):
-                at = line + text[: match.start()].count("\n")
-                yield Finding(name, at, f"write {use}", match[0])
+        yield from _unwanted_words(name, line, text)
+
+
+def _unwanted_words(name: str, line: int, text: str) -> Iterator[Finding]:
+    for pattern, use in _WORDS.items():
+        for match in pattern.finditer(text):
+            at = line + text[: match.start()].count("\n")
+            yield Finding(name, at, f"write {use}", match[0])
 
 
 def product() -> list[Path]:
-    """Return the product's Python files that git tracks."""
+    """Return the product's files that git tracks and that are checked."""
     listed = subprocess.run(
-        ["git", "ls-files", "--", *(f"{package}/*.py" for package in PACKAGES)],
+        ["git", "ls-files", "--", *(f"{package}/*.py" for package in PYTHON), *OTHERS],
         cwd=ROOT,
         capture_output=True,
         text=True,

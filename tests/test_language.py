@@ -22,6 +22,7 @@ def test_the_product_has_no_findings(path: Path) -> None:
         ("#: Where it is.\nx = 1\n", ["starts with a pronoun"]),
         ('raise ValueError("the pod was refused by us")\n', ["write reject, unschedulable"]),
         ('name = "refused"\n', []),
+        ("x = 1  # the node has room\n", ["write fit, enough free memory"]),
     ],
 )
 def test_docstrings_comments_and_messages_are_checked(
@@ -31,3 +32,19 @@ def test_docstrings_comments_and_messages_are_checked(
     file = tmp_path / "module.py"
     file.write_text(source)
     assert [each.rule for each in language.findings(file)] == rules
+
+
+def test_manifests_are_checked_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "ROOT", tmp_path)
+    file = tmp_path / "rules.yaml"
+    file.write_text("# Alerts.\nsummary: what was promised\n")
+    (found,) = language.findings(file)
+    assert str(found) == "rules.yaml:2: write reserve, reservation: promised"
+
+
+def test_manifests_benchmarks_and_build_files_belong_to_the_product() -> None:
+    names = {str(path.relative_to(language.ROOT)) for path in language.product()}
+    assert names >= {
+        *("Makefile", "Dockerfile", "deploy/base/agent.yaml", "benchmarks/storm.py"),
+        "deploy/components/dashboard/headroom.json",
+    }

@@ -38,7 +38,7 @@ class Result:
     #: Pods that are still pending at the end.
     waiting: tuple[DemoPod, ...]
     #: Binds that the extender rejected, retries included.
-    refused_binds: int = 0
+    rejected_binds: int = 0
 
 
 def play_counting(fleet: Fleet, workload: Workload, seed: int, advance: Advance) -> Result:
@@ -66,7 +66,7 @@ def play_headroom(
         scheduler.close()
         agents.close()
     verdict = referee.verdict(workload.median_mib * MIB)
-    return Result(verdict, waiting, scheduler.refused_binds)
+    return Result(verdict, waiting, scheduler.rejected_binds)
 
 
 def _play(

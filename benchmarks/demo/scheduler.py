@@ -66,7 +66,7 @@ class HeadroomScheduler:
         self._idle: list[Connection] = []
         self._in_flight: dict[Connection, _Bind] = {}
         #: Binds that the extender answered with an error.
-        self.refused_binds = 0
+        self.rejected_binds = 0
 
     def close(self) -> None:
         for connection in (self._connection, *self._idle, *self._in_flight):
@@ -92,7 +92,7 @@ class HeadroomScheduler:
                 if not error:
                     yield Outcome(bind.pod, bind.node)
                     continue
-                self.refused_binds += 1
+                self.rejected_binds += 1
                 self._replicas.give_back(bind.pod, bind.node)
                 if bind.retried:
                     yield Outcome(bind.pod, None)

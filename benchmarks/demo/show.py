@@ -132,7 +132,7 @@ def _bar(progress: Progress, label: str, workload: Workload) -> Advance:
 
 
 def _explain(console: Console, results: _Results, workload: Workload, took_s: float) -> None:
-    rejected_binds = total(results.headroom, lambda r: r.refused_binds)
+    rejected_binds = total(results.headroom, lambda r: r.rejected_binds)
     sharing = sum(pod.vram_mib is not None for r in results.headroom for pod in r.waiting)
     waiting = total(results.headroom, lambda r: len(r.waiting))
     console.print(

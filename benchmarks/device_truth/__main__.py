@@ -76,7 +76,7 @@ COLUMNS: dict[str, Callable[[Played], float]] = {
     "devices overcommitted": lambda p: p.verdict.devices_overcommitted,
     "pods without room, %": lambda p: 100 * p.verdict.overcommits / max(1, p.bound),
     "memory used, %": lambda p: 100 * p.verdict.used_ratio,
-    "refused, %": lambda p: 100 * p.verdict.rejected / p.verdict.offered,
+    "rejected, %": lambda p: 100 * p.verdict.rejected / p.verdict.offered,
     "of these false, %": lambda p: 100 * p.verdict.falsely / max(1, p.verdict.rejected),
     "evictions per bind": lambda p: p.evictions / max(1, p.bound),
 }

@@ -191,7 +191,7 @@ def _readme(facts: report.Facts) -> str:
     return (
         f"# {facts.model}, driver {facts.driver}\n\n"
         f"Recorded by `{facts.command}` on {facts.date}. UUIDs are numbered, and serial numbers and"
-        " process\nnames left out. `report.md` says what was compared.\n"
+        " process\nnames left out. `report.md` lists what was compared.\n"
     )
 
 

@@ -203,7 +203,7 @@ class _Run:
         elif "prioritize" in self._verbs:
             scores = msgspec.json.decode(self._call("prioritize", passed, turn))
             best = max(scores, key=lambda each: each["Score"])["Host"]
-        # Pods of the other cases would fill the node that has room.
+        # Pods of the other cases would fill the only node that fits.
         if best and "bind" in self._verbs and self._case.fits == "all" and turn < _MOST_BINDS:
             self._caller.post("drive/admit", body)
             told = msgspec.json.decode(self._call("bind", bind_of(body, best), turn))

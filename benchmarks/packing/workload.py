@@ -50,7 +50,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a pod needs, in the unit of the mode: MiB of memory, or thousandths of a device."""
+    """The request of a pod, in the unit of the mode: MiB of memory, or thousandths of a device."""
 
     cpu_milli: int
     memory_mib: int

@@ -46,7 +46,7 @@ class Args(msgspec.Struct, rename="pascal"):
 class Script(msgspec.Struct):
     """Settings of the extender; an omitted field stays as it was."""
 
-    #: How filter rejects pods whose names begin with "refused"; empty: not at all.
+    #: How filter rejects pods whose names begin with "rejected"; empty: not at all.
     reject: str | None = None
     #: Names of such pods that filter accepts all the same.
     allowed: list[str] | None = None

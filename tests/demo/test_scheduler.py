@@ -70,7 +70,7 @@ def play(
             outcomes = [(o.pod.name, o.node) for o in scheduler.schedule(asked)]
         finally:
             scheduler.close()
-        return outcomes, calls, scheduler.refused_binds
+        return outcomes, calls, scheduler.rejected_binds
 
 
 def test_the_highest_score_is_bound() -> None:
