@@ -51,6 +51,8 @@ class SettingsReloader:
         self._take = take
         self._telemetry = telemetry
         self._seen = self._stamp()
+        #: Whether the file was missing at the last check.
+        self._was_missing = False
         #: Settings of the sources at the start; ``after_restart`` lists differences from them. The
         #: process may run with other settings, because commands override some.
         self._initial = check_settings(origin.path, origin.env, origin.flags)[0] or settings
@@ -71,10 +73,20 @@ class SettingsReloader:
             loops.start("settings", check, EVERY_S)
 
     def once(self) -> None:
-        """Apply the file if it has changed since the last call and is valid."""
-        if self._origin.path is None or (stamp := self._stamp()) == self._seen:
+        """Apply the file if it has changed since the last call and is valid.
+
+        A missing file counts from the second call on: the file of a mounted ConfigMap can be
+        missing for a moment while it is updated.
+        """
+        if self._origin.path is None:
+            return
+        stamp, was_missing = self._stamp(), self._was_missing
+        self._was_missing = stamp is None
+        if stamp == self._seen or (stamp is None and not was_missing):
             return
         written, problems = check_settings(self._origin.path, self._origin.env, self._origin.flags)
+        if written is None and self._stamp() != stamp:
+            return  # it was replaced while it was read; the next call reads the new one
         if written is None:
             self._seen = stamp
             self.rejected = tuple(map(str, problems))
@@ -101,10 +113,7 @@ class SettingsReloader:
         self._seen = stamp  # a failure before this line is retried
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """Return the file's modification time, size and inode; None if there is no file.
-
-        The file of a mounted ConfigMap can be missing for a moment while it is updated.
-        """
+        """Return the file's modification time, size and inode; None if there is no file."""
         if self._origin.path is None:
             return None
         try:

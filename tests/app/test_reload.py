@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from contract.reasons import Reason
+from extender.config import reload
+from extender.config.loading import check_settings
+from extender.config.reload import Origin, SettingsReloader
 from extender.config.settings import RELOADED, Settings
+from extender.observability.metrics import Telemetry
 from tests.kubectl.test_commands import run
 from tests.processes import starts_processes
 from tests.serving import Server, binding, offer, pod, serving
@@ -160,3 +165,59 @@ def test_weights_count_at_once(server: Server, file: Path) -> None:
 
 def test_what_is_reloaded_is_a_setting() -> None:
     assert set(RELOADED) <= set(Settings.model_fields)
+
+
+class Reloading:
+    """A reloader of a file in ``folder``, whose checks the test makes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "headroom.yaml"
+        self.file.write_text("mode: enforce\n")
+        self.modes: list[str] = []
+        self.telemetry = Telemetry(CollectorRegistry())
+        self.reloader = SettingsReloader(
+            Origin(self.file),
+            Settings(),
+            lambda settings: self.modes.append(settings.mode.value),
+            self.telemetry,
+        )
+
+    def reloads(self) -> tuple[float, float]:
+        """Return the numbers of rejected and of taken reloads."""
+        counter = self.telemetry.settings_reloads
+        return counter.labels("rejected")._value.get(), counter.labels("taken")._value.get()
+
+
+def test_a_file_that_is_missing_for_a_moment_is_not_rejected(tmp_path: Path) -> None:
+    """The kubelet may replace the file of a ConfigMap between two checks, or during one."""
+    reloading = Reloading(tmp_path)
+    reloading.file.unlink()
+    reloading.reloader.once()
+    reloading.file.write_text("mode: observe\n")
+    reloading.reloader.once()
+    assert (reloading.modes, reloading.reloads()) == (["observe"], (0, 1))
+    for _ in range(2):
+        reloading.file.unlink(missing_ok=True)
+        reloading.reloader.once()
+    assert reloading.reloader.rejected == (
+        f"{reloading.file}: cannot be read: No such file or directory",
+    )
+    assert reloading.reloads() == (1, 1)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reloading = Reloading(tmp_path)
+    replace(reloading.file, "mode: obse")
+
+    def read(*sources: Any) -> Any:
+        found = check_settings(*sources)
+        replace(reloading.file, "mode: observe\n")
+        return found
+
+    monkeypatch.setattr(reload, "check_settings", read)
+    reloading.reloader.once()
+    assert (reloading.modes, reloading.reloads()) == ([], (0, 0))
+    reloading.reloader.once()
+    assert (reloading.modes, reloading.reloads()) == (["observe"], (0, 1))
