@@ -127,13 +127,13 @@ def nodes(
 
     def shows(node: NodeTerms) -> bool:
         return not (troubled and _has_no_trouble(node, now_s)) and (
-            not text or _matches(node, text)
+            not text or _matches(node, text, now_s)
         )
 
     rows = np.arange(len(snap.nodes))
     if troubled or text:
         rows = np.array([row for row, node in enumerate(snap.nodes) if shows(node)], int)
-    positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap)
+    positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap, now_s)
     ordered = positions.sorted(rows)
     begin = bisect_right(ordered, page.after, key=positions.of) if page.after else 0
     end = len(ordered) if page.limit is None else min(begin + page.limit, len(ordered))
@@ -165,11 +165,14 @@ def one_node(
     return encoded(body, tag)
 
 
+def _reason(node: NodeTerms, now_s: float) -> Reason | None:
+    """Return why the node as a whole takes no pods; None if its devices decide."""
+    return node.reason or (None if node.fresh_until_s >= now_s else Reason.STALE_REPORT)
+
+
 def _has_no_trouble(node: NodeTerms, now_s: float) -> bool:
-    return (
-        node.reason is None
-        and node.fresh_until_s >= now_s
-        and all(terms.health_issue is None and terms.headroom_bytes >= 0 for terms in node.devices)
+    return _reason(node, now_s) is None and (
+        all(terms.health_issue is None and terms.headroom_bytes >= 0 for terms in node.devices)
     )
 
 
@@ -190,7 +193,7 @@ class _Sorting(NamedTuple):
         return "_".join([*(f"{key[row]:016d}" for key in self.keys), self.snap.nodes[row].name])
 
 
-def _by_fullness(snap: Snapshot) -> _Sorting:
+def _by_fullness(snap: Snapshot, now_s: float) -> _Sorting:
     """Put nodes with a reason first, then the nodes with the fullest device.
 
     An unhealthy device counts as filled to 200 %.
@@ -203,17 +206,18 @@ def _by_fullness(snap: Snapshot) -> _Sorting:
     )
     fullness_ppm = np.where(columns.health_issue > 0, 2 * _PPM, fullness_ppm)
     fullest_ppm = fullness_ppm.max(axis=1, initial=0)
-    return _Sorting(snap, ((snap.node_reason == 0).astype(np.int64), _MOST_PPM - fullest_ppm))
+    takes_pods = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
+    return _Sorting(snap, (takes_pods.astype(np.int64), _MOST_PPM - fullest_ppm))
 
 
-def _matches(node: NodeTerms, text: str) -> bool:
-    return any(text in word.lower() for word in _searchable(node))
+def _matches(node: NodeTerms, text: str, now_s: float) -> bool:
+    return any(text in word.lower() for word in _searchable(node, now_s))
 
 
-def _searchable(node: NodeTerms) -> Iterator[str]:
+def _searchable(node: NodeTerms, now_s: float) -> Iterator[str]:
     yield node.name
-    if node.reason is not None:
-        yield node.reason.sentence
+    if (reason := _reason(node, now_s)) is not None:
+        yield reason.sentence
     yield node.detail
     yield node.unmeasured
     for terms in node.devices:
@@ -236,8 +240,7 @@ def node_view(node: NodeTerms, context: Context) -> NodeView:
     gpunode = cluster.gpunode(node.name)
     status = gpunode.status if gpunode else None
     kube_node = cluster.node(node.name)
-    fresh = node.fresh_until_s >= context.monotonic_s()
-    reason = node.reason or (None if fresh else Reason.STALE_REPORT)
+    reason = _reason(node, context.monotonic_s())
     return NodeView(
         name=node.name,
         reason=reason.code if reason else None,
@@ -245,7 +248,7 @@ def node_view(node: NodeTerms, context: Context) -> NodeView:
         detail=node.detail or None,
         observed_at=status.observed_at if status else None,
         report_age_s=rounded_s(age(status.observed_at, context.wall_s())) if status else None,
-        fresh=fresh,
+        fresh=node.fresh_until_s >= context.monotonic_s(),
         initialised=gpunode.spec.initialised if gpunode else False,
         cordoned=kube_node is not None and cordoned(kube_node),
         taints=list(map(taint_text, keeping_out(kube_node))) if kube_node else [],

@@ -179,11 +179,13 @@ def test_fleet_totals_are_the_sums_over_nodes(fleet: Asked) -> None:
 
 def test_nodes_with_stale_reports_add_no_headroom_to_the_totals(fleet: Asked) -> None:
     fleet.now_s = 2 * STALE_AFTER_S
-    fleet.cluster.apply([GPUNodeSeen(gpunode(shared("GPU-new"), name="new"), fleet.now_s)])
-    fleet.cluster.apply([NodeSeen(kube_node("new"))])
+    new = gpunode(shared("GPU-new"), name="new", observed_at="2026-11-21T00:03:00Z")
+    fleet.cluster.apply([NodeSeen(kube_node("new")), GPUNodeSeen(new, fleet.now_s)])
     sums_add_up(fleet)
-    (closed,) = fleet.get("/v1/fleet").json()["closed"]
-    assert closed["reason"] == "stale_report"
+    body = fleet.get("/v1/fleet").json()
+    (closed,) = body["closed"]
+    assert (closed["reason"], closed["nodes"]) == ("stale_report", 5)
+    assert sum(model["headroom_bytes"] for model in body["models"]) == 24 * GIB
 
 
 def sums_add_up(fleet: Asked) -> None:
@@ -222,3 +224,22 @@ def test_nodes_are_searched_by_their_visible_texts(fleet: Asked) -> None:
     assert found("gpu-gpu-a-1") == ["gpu-a"]
     assert found("nvidia.com/gpu") == ["another", "gpu-a", "gpu-b", "gpu-c", "gpu-d"]
     assert found("nobody has this") == []
+
+
+def test_nodes_with_a_stale_report_are_sorted_first_and_found_by_their_reason(fleet: Asked) -> None:
+    """A report becomes stale without a change of the node, so no snapshot records it."""
+    fleet.now_s += STALE_AFTER_S + 1
+    for name in ("fresh-a", "fresh-b"):
+        devices = shared(f"GPU-{name}")
+        node = gpunode(devices, name=name, observed_at="2026-11-21T00:01:31Z")
+        fleet.cluster.apply([NodeSeen(kube_node(name)), GPUNodeSeen(node, fleet.now_s)])
+    stale = ["another", "gpu-a", "gpu-b", "gpu-c", "gpu-d"]
+
+    def names(query: str) -> list[str]:
+        return [node["name"] for node in fleet.get(f"/v1/nodes?{query}").json()["nodes"]]
+
+    assert names("order=fullest") == [*stale, "fresh-a", "fresh-b"]
+    first = fleet.get("/v1/nodes?order=fullest&limit=4").json()
+    assert names(f"order=fullest&continue={first['continue']}") == ["gpu-d", "fresh-a", "fresh-b"]
+    assert names("search=report of the node is stale") == stale
+    assert names("troubled=true") == stale
