@@ -85,12 +85,17 @@ docs: $(VENV)/test.stamp  ## generate docs/settings.md from the code
 # Pins every dependency by its hashes. The lock files contain no registry addresses.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-header --no-emit-index-url --no-emit-find-links pyproject.toml
+# The requirements of one extra alone, without those of the client.
+EXTRA := $(PYTHON) -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["optional-dependencies"][sys.argv[1]], sep="\n")'
 lock:  ## after a change of pyproject.toml; needs uv
 	$(LOCK) --all-extras -o requirements/test.txt
-	$(LOCK) -c requirements/test.txt --extra extender -o requirements/demo.txt
-	$(LOCK) -c requirements/test.txt --extra extender --extra cluster -o requirements/extender.txt
-	$(LOCK) -c requirements/test.txt --extra agent -o requirements/agent.txt
+	$(LOCK) -c requirements/test.txt -o requirements/client.txt
+	$(EXTRA) embedded | $(LOCK:pyproject.toml=-) -c requirements/test.txt -o requirements/demo.txt
+	$(LOCK) -c requirements/test.txt --extra extender -o requirements/extender.txt
+	$(EXTRA) agent | $(LOCK:pyproject.toml=-) -c requirements/test.txt -o requirements/agent.txt
 	$(LOCK:pyproject.toml=requirements/build.in) -c requirements/test.txt -o requirements/build.txt
+	$(LOCK:pyproject.toml=requirements/release.in) -c requirements/test.txt -o requirements/release.txt
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -185,7 +185,7 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except ImportError as err:
-        typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
+        typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
         raise typer.Exit(2) from err
     except BadSettings as err:
         for line in str(err).splitlines():

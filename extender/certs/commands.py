@@ -45,7 +45,7 @@ def certs(
         from extender.kube.api_errors import ApiError
         from extender.kube.client import KubeApi, load_configuration
     except ImportError as err:
-        typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
+        typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
         raise typer.Exit(2) from err
     try:
         if not leaf_renew_days < leaf_days <= ca_days:

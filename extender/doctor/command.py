@@ -44,17 +44,18 @@ def doctor(
 
     The exit status is 1 if there is a warning, and 2 if nothing could be examined.
     """
-    # These imports are slow, and other commands of `kubectl headroom` do not need them.
-    from extender.config.fleet_file import load_fleet
-    from extender.config.loading import load_settings
-    from extender.doctor.environment import examine_environment
-    from extender.doctor.findings import Weight, line, warnings_first
-    from extender.doctor.node_rules import examine_nodes, fleet_events
-    from extender.doctor.scheduler_config import examine_scheduler_file
     from extender.errors import BadSettings, NotSynced
-    from extender.version import own_version
 
     try:
+        # Slow, and not installed with the client alone.
+        from extender.config.fleet_file import load_fleet
+        from extender.config.loading import load_settings
+        from extender.doctor.environment import examine_environment
+        from extender.doctor.findings import Weight, line, warnings_first
+        from extender.doctor.node_rules import examine_nodes, fleet_events
+        from extender.doctor.scheduler_config import examine_scheduler_file
+        from extender.version import own_version
+
         settings = load_settings(config)
         if scheduler_config:
             nodes = _nodes(settings, fleet, kubeconfig, context)
@@ -62,7 +63,6 @@ def doctor(
         elif fleet:
             found = examine_nodes(settings, fleet_events(load_fleet(fleet)))
         else:
-            # The Kubernetes client is an optional dependency.
             from extender.doctor.collect import list_cluster, list_environment, nodes_of
 
             listed = list_cluster(settings, kubeconfig, context)
@@ -70,7 +70,7 @@ def doctor(
             found = examine_nodes(settings, listed)
             found += examine_environment(environment, settings, own_version())
     except ImportError as err:
-        typer.echo(f"headroom: {err}: install headroom-gpu[extender,cluster]", err=True)
+        typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
         raise typer.Exit(2) from err
     except (BadSettings, NotSynced) as err:
         typer.echo(f"headroom: {err}", err=True)

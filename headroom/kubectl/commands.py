@@ -11,8 +11,6 @@ import webbrowser
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 from typing import Annotated, Any
 
 import typer
@@ -24,11 +22,14 @@ from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, tran
 from headroom.kubectl.ui import Page, show
 from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as explained
+from headroom.version import own_version
 
 app = typer.Typer(
     name="kubectl headroom",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # Plain help, like that of kubectl. Formatted help takes a third of a command's start.
+    rich_markup_mode=None,
     help="Show which pods hold GPU memory and why pods wait, from Headroom's debug API.",
 )
 
@@ -62,11 +63,7 @@ class _Options:
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        version = installed("headroom-gpu")
-    except PackageNotFoundError:
-        version = "not installed, run from its sources"
-    print(f"kubectl headroom: {version}")  # noqa: T201
+    print(f"kubectl headroom: {own_version()}")  # noqa: T201
     raise typer.Exit
 
 

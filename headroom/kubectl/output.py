@@ -1,15 +1,14 @@
-"""Prints answers of the debug API as JSON, YAML or a table."""
+"""Prints answers of the debug API as JSON, YAML or a table.
+
+Imports ``rich`` and ``yaml`` only if they are needed: they take longer to import than the rest of a
+command takes to start.
+"""
 
 import json
 import sys
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
-
-import yaml
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from headroom.kubectl.tables import Table
 
@@ -26,6 +25,8 @@ def print_data(body: Any, output: Output | None) -> bool:
         case Output.JSON:
             print(json.dumps(body, indent=2))  # noqa: T201
         case Output.YAML:
+            import yaml
+
             print(yaml.safe_dump(body, sort_keys=False), end="")  # noqa: T201
         case _:
             return False
@@ -39,6 +40,10 @@ def show_table(body: Any, table: Table, output: Output | None) -> None:
     if not table.rows:
         print("nothing to show", file=sys.stderr)  # noqa: T201
         return
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     console = Console(highlight=False)
     if not console.is_terminal:
         # Do not wrap lines in pipes, so that grep and awk get whole lines.

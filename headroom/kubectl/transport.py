@@ -199,9 +199,7 @@ def _core_api(kubeconfig: str | None, context: str | None) -> Any:
     try:
         from kubernetes import client, config
     except ImportError as err:
-        raise CommandError(
-            f"{err}; install it: pip install 'headroom-gpu[extender,cluster]'", 2
-        ) from err
+        raise CommandError(f"{err}; install it: pip install headroom-gpu", 2) from err
     load: Any = config
     try:
         return client.CoreV1Api(load.new_client_from_config(kubeconfig, context))
