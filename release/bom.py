@@ -1,0 +1,31 @@
+"""Software bills of materials in CycloneDX's format, from the locks.
+
+An image's list has its Python packages. The packages of its base image are known only where it is
+built: RELEASING.md.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from release.source import Source
+
+#: Lock -> the artefact that has its packages.
+SUBJECTS = {
+    "client": "headroom_gpu",
+    "extender": "headroom-extender",
+    "agent": "headroom-agent",
+}
+
+
+def build_boms(source: Source, out: Path) -> list[Path]:
+    """Write a list for each artefact into ``out``, and return their paths."""
+    paths = []
+    for lock, subject in SUBJECTS.items():
+        path = out / f"{subject}_{source.version}.cdx.json"
+        command = [sys.executable, "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
+        command += ["--pyproject", "pyproject.toml", "--mc-type", "application"]
+        command += ["--output-file", str(path.resolve()), f"requirements/{lock}.txt"]
+        subprocess.run(command, cwd=source.folder, check=True)
+        paths.append(path)
+    return paths

@@ -1,0 +1,54 @@
+"""The commit that is released: its version, its time and its files."""
+
+import subprocess
+import tarfile
+import tomllib
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+
+class ReleaseError(Exception):
+    """The release cannot be made; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    version: str
+    #: Seconds since 1970 at which the commit was made: the time of every file in an artefact.
+    epoch_s: int
+    #: The commit's files, and nothing that was not committed.
+    folder: Path
+    #: Whether the commit has the tag of the version.
+    tagged: bool
+    #: Address of the repository. Its releases hold what the krew manifest and the chart link to.
+    repository: str
+
+
+def export(root: Path, folder: Path, version: str, repository: str, commit: str = "HEAD") -> Source:
+    """Copy the files of a commit of the repository ``root`` into ``folder``.
+
+    Raises ``ReleaseError`` if the commit has another version.
+    """
+
+    def git(*arguments: str) -> bytes:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+
+    with tarfile.open(fileobj=BytesIO(git("archive", commit))) as archive:
+        archive.extractall(folder, filter="data")
+    own = version_of(folder)
+    if version != own:
+        raise ReleaseError(
+            f"the version of {commit} is {own}, not {version}: set version in pyproject.toml and "
+            f"commit it. Example: make release VERSION={own}"
+        )
+    epoch_s = int(git("log", "-1", "--format=%ct", commit))
+    tags = git("tag", "--points-at", commit).decode().split()
+    return Source(version, epoch_s, folder, f"v{version}" in tags, repository.rstrip("/"))
+
+
+def version_of(folder: Path) -> str:
+    """Return the version in pyproject.toml, the only place that has it."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
