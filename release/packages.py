@@ -12,7 +12,8 @@ from release.source import Source
 _BUILD = """\
 import sys
 from setuptools import build_meta
-print(build_meta.build_sdist(sys.argv[1]), build_meta.build_wheel(sys.argv[1]))
+out = sys.argv[1]  # the hooks change sys.argv
+print(build_meta.build_sdist(out), build_meta.build_wheel(out))
 """
 
 
