@@ -63,7 +63,7 @@ def build(source: Source, registry: str, out: Path) -> list[str]:
     if title != source.version:
         remarks.append(f"the release notes are the section {title} of CHANGELOG.md")
     wheel, _ = build_packages(source, out)
-    write_manifest(source, build_clients(source, wheel, out), out / "headroom.krew.yaml")
+    write_manifest(source, build_clients(source, wheel, out), out / "headroom.yaml")
     build_chart(source, registry, out)
     build_boms(source, out)
     images, reason = build_images(source, registry, out)

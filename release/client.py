@@ -62,8 +62,9 @@ def install(source: Source, wheel: Path, site: Path) -> None:
     """Install the wheel and the packages of the client's lock, without compiled modules."""
     to_site = ("install", "--no-compile", "--no-deps", "--target", str(site))
     _pip(*to_site, "--require-hashes", "-r", str(source.folder / "requirements/client.txt"))
+    shutil.rmtree(site / "bin")
     _pip(*to_site, "--no-index", str(wheel))
-    shutil.rmtree(site / "bin", ignore_errors=True)
+    shutil.rmtree(site / "bin")
     for name in UNUSED:
         shutil.rmtree(site / name)
     for file in site.rglob("*"):

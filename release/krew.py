@@ -25,7 +25,10 @@ has; pip install 'headroom-gpu[extender]' provides them.
 
 
 def write_manifest(source: Source, archives: Mapping[tuple[str, str], Path], path: Path) -> None:
-    """Write the manifest of these archives, by platform, and validate it with krew's own tool."""
+    """Write the manifest of these archives, by platform, and validate it with krew's own tool.
+
+    krew takes the plugin's name from that of the file: headroom.yaml.
+    """
     downloads = f"{source.repository}/releases/download/v{source.version}"
     manifest: dict[str, Any] = {
         "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
