@@ -1,6 +1,6 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | lock:
-# the targets of this file; the comment after ## describes each.
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | release | publish |
+# lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,8 @@ WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs lock
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs release \
+	publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
@@ -82,6 +83,14 @@ gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions abou
 docs: $(VENV)/test.stamp  ## generate docs/settings.md from the code
 	@PYTHONPATH=. $(RUN) -m extender.config.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
 
+RELEASE := PYTHONPATH=. .cache/release/bin/python -m
+REGISTRY_FLAG := $(and $(REGISTRY),--registry $(REGISTRY))
+release: .cache/release/stamp  ## build all that is published, in dist/: make release VERSION=... (RELEASING.md)
+	@$(RELEASE) release $(VERSION) $(and $(REPOSITORY),--repository $(REPOSITORY)) $(REGISTRY_FLAG)
+
+publish: .cache/release/stamp  ## publish what `make release` built; only the release workflow runs it
+	@$(RELEASE) release.publish $(VERSION) $(REGISTRY_FLAG)
+
 # Pins every dependency by its hashes. The lock files contain no registry addresses.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-header --no-emit-index-url --no-emit-find-links pyproject.toml
@@ -115,4 +124,9 @@ $(VENV)/agent.stamp: requirements/agent.txt | $(VENV)/bin/python
 $(VENV)/test.stamp: requirements/test.txt | $(VENV)/bin/python
 	@echo "Installing what the tests need into $(VENV) ..."
 	@$(PIP) -r requirements/test.txt
+	@touch $@
+
+.cache/release/stamp: requirements/release.txt
+	@$(PYTHON) -m venv .cache/release
+	@.cache/release/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
 	@touch $@

@@ -23,8 +23,14 @@ def build_boms(source: Source, out: Path) -> list[Path]:
     paths = []
     for lock, subject in SUBJECTS.items():
         path = out / f"{subject}_{source.version}.cdx.json"
-        command = [sys.executable, "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
-        command += ["--pyproject", "pyproject.toml", "--mc-type", "application"]
+        command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements"]
+        command += [
+            "--output-reproducible",
+            "--pyproject",
+            "pyproject.toml",
+            "--mc-type",
+            "application",
+        ]
         command += ["--output-file", str(path.resolve()), f"requirements/{lock}.txt"]
         subprocess.run(command, cwd=source.folder, check=True)
         paths.append(path)

@@ -30,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     # Plain help, like that of kubectl. Formatted help takes a third of a command's start.
     rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
     help="Show which pods hold GPU memory and why pods wait, from Headroom's debug API.",
 )
 
