@@ -3,7 +3,7 @@
 
 def own_version() -> str:
     """Return the package's version; "unknown" if it runs from its sources."""
-    # It imports `email`, which takes longer than the rest of a command's start.
+    # Slow to import, and most commands do not need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

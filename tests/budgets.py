@@ -40,10 +40,11 @@ BUDGETS_S = {
     "nvidia": 75,
     "page": 60,
     "placement": 170,
+    "release": 60,
     "scheduler": 90,
     "server": 35,
-    "standin": 150,
-    "truth": 40,
+    "standin": 110,
+    "truth": 20,
     "state": 35,
     "modules beside": 110,
 }

@@ -1,0 +1,71 @@
+"""The release of the working tree, with what git tracks, and a machine with the client alone."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from release.packages import build_packages
+from release.source import Source, export, version_of
+from tests.controlplane import ROOT
+
+REPOSITORY = "https://git.example/headroom"
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    wheel: Path
+    sdist: Path
+
+
+def exported(folder: Path) -> Source:
+    """Export HEAD with the changes of tracked files."""
+    stashed = subprocess.run(
+        ["git", "-C", ROOT, "-c", "user.name=t", "-c", "user.email=t@t", "stash", "create"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    return export(ROOT, folder, version_of(ROOT), REPOSITORY, stashed or "HEAD")
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return exported(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="session")
+def packages(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    return Packages(*build_packages(source, tmp_path_factory.mktemp("packages")))
+
+
+@pytest.fixture(scope="session")
+def client(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and the packages of requirements/client.txt alone.
+
+    The packages are links to those of the tests, which have the same versions and hashes.
+    """
+    venv = tmp_path_factory.mktemp("client") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (site,) = venv.glob("lib/python*/site-packages")
+    for package in locked("client"):
+        try:
+            installed = importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # for another platform
+        for name in {file.parts[0] for file in installed.files or () if ".." not in file.parts}:
+            if name != "__pycache__" and not (site / name).exists():
+                (site / name).symlink_to(str(installed.locate_file(name)))
+    command = [sys.executable, "-m", "pip", "--python", venv / "bin/python", "install"]
+    subprocess.run([*command, "--quiet", "--no-index", "--no-deps", packages.wheel], check=True)
+    return venv
+
+
+def locked(lock: str) -> set[str]:
+    """Return the names of the packages in a lock."""
+    text = (ROOT / f"requirements/{lock}.txt").read_text()
+    return set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))

@@ -1,0 +1,145 @@
+"""`pip install headroom-gpu` is the client: its commands need nothing of the servers."""
+
+import os
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+from extender.app.cli import app as extender_app
+from headroom.__main__ import DEBUG_API_COMMANDS, EXTENDER_COMMANDS
+from release.source import Source
+from tests.controlplane import ROOT
+from tests.release.conftest import locked
+from tests.serving import serving
+
+FLEET = "nodes: [{name: gpu-a, gpus: 2, memory: 24Gi, model: L4}]\n"
+#: Packages of the servers, one of each extra, and of the tests.
+NOT_OF_THE_CLIENT = {"fastapi", "grpcio", "msgspec", "numpy", "prometheus-client", "pytest"}
+#: Modules that take longer to import than the rest of a command takes to start.
+SLOW = ("kubernetes", "rich", "yaml")
+
+
+def run(client: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [client / "bin" / command[0], *command[1:]],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_locks_of_client_and_agent_are_small() -> None:
+    assert not NOT_OF_THE_CLIENT & locked("client")
+    assert not {"typer", "rich", "fastapi"} & locked("agent")
+    assert locked("client") <= locked("extender")
+
+
+def test_the_commands_that_need_more_packages_are_those_of_the_extender() -> None:
+    group = typer.main.get_command(extender_app)
+    assert set(group.commands) == EXTENDER_COMMANDS  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_every_command_of_the_client_has_help(client: Path) -> None:
+    for command in sorted(DEBUG_API_COMMANDS):
+        helped = run(client, "kubectl-headroom", command, "--help")
+        assert (helped.returncode, helped.stderr) == (0, "")
+        assert f"Usage: kubectl-headroom {command}" in helped.stdout
+    assert run(client, "kubectl-headroom", "doctor", "--help").returncode == 0
+    helped = run(client, "headroom", "--help")
+    assert helped.returncode == 0
+    for command in DEBUG_API_COMMANDS:
+        assert f"\n  {command} " in helped.stdout
+    assert "pip install 'headroom-gpu[extender]'" in helped.stdout
+    assert "Usage: headroom why" in run(client, "headroom", "why", "--help").stdout
+
+
+@pytest.mark.slow
+def test_a_command_answers_from_a_server(client: Path) -> None:
+    with serving(FLEET) as server:
+        shown = run(client, "kubectl-headroom", "--server", server.debug, "top")
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert shown.stdout.splitlines()[1].split()[:4] == ["gpu-a", "2", "48.0", "GiB"]
+        also = run(client, "headroom", "--server", server.debug, "top", "-o", "yaml")
+        assert [node["name"] for node in yaml.safe_load(also.stdout)["nodes"]] == ["gpu-a"]
+
+
+@pytest.mark.slow
+def test_without_a_cluster_the_client_reports_that_it_has_none(client: Path) -> None:
+    rejected = run(client, "kubectl-headroom", "top")
+    assert rejected.returncode == 3
+    assert "no cluster is configured" in rejected.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        pytest.param(["headroom", "serve"], "extender", id="extender"),
+        pytest.param(["headroom", "doctor"], "extender", id="doctor"),
+        pytest.param(["kubectl-headroom", "doctor"], "extender", id="doctor of the plugin"),
+        pytest.param(["headroom", "agent", "--once"], "agent", id="agent"),
+    ],
+)
+def test_a_command_of_a_server_names_the_extra_that_it_needs(
+    client: Path, command: list[str], extra: str
+) -> None:
+    rejected = run(client, *command)
+    assert rejected.returncode == 2
+    (line,) = rejected.stderr.splitlines()
+    assert f"install it: pip install 'headroom-gpu[{extra}]'" in line
+
+
+@pytest.mark.slow
+def test_the_installed_package_reports_its_version(client: Path, source: Source) -> None:
+    assert run(client, "headroom", "--version").stdout == f"headroom {source.version}\n"
+    plugin = run(client, "kubectl-headroom", "--version")
+    assert plugin.stdout == f"kubectl headroom: {source.version}\n"
+    for own in ("extender.version", "headroom.version"):
+        printed = run(client, "python", "-c", f"from {own} import own_version as v; print(v())")
+        assert printed.stdout == f"{source.version}\n"
+
+
+@pytest.mark.slow
+def test_a_command_starts_without_slow_imports(
+    client: Path, record_property: Callable[[str, object], None]
+) -> None:
+    code = (
+        "import sys; sys.argv = ['kubectl-headroom', 'top', '--help']\n"
+        "from headroom.plugin import main\n"
+        "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+    imported = set(run(client, "python", "-c", code).stderr.split())
+    assert "typer" in imported
+    assert not {*SLOW, "numpy", "pydantic_settings"} & imported
+
+    def cpu_s(*command: str) -> float:
+        before = os.times()
+        assert run(client, *command).returncode == 0
+        after = os.times()
+        used = after.children_user - before.children_user
+        return used + after.children_system - before.children_system
+
+    runs = [
+        (cpu_s("kubectl-headroom", "top", "--help"), cpu_s("python", "-c", "pass"))
+        for _ in range(5)
+    ]
+    command_s, nothing_s = (statistics.median(each) for each in zip(*runs, strict=True))
+    record_property(
+        "measured",
+        f"kubectl headroom top --help: {command_s:.2f} s of CPU, "
+        f"{command_s / nothing_s:.0f} times python -c pass",
+    )
+
+
+def test_the_guide_names_extras_that_exist() -> None:
+    text = (ROOT / "docs/kubectl.md").read_text()
+    assert "pip install headroom-gpu\n" in text
+    assert "headroom-gpu[extender,cluster]" not in text
