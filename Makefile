@@ -97,7 +97,7 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hash
 # The requirements of one extra alone, without those of the client.
 EXTRA := $(PYTHON) -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]], sep="\n")'
-lock:  ## after a change of pyproject.toml; needs uv
+lock:  ## pin the dependencies again, after a change of pyproject.toml; needs uv
 	$(LOCK) --all-extras -o requirements/test.txt
 	$(LOCK) -c requirements/test.txt -o requirements/client.txt
 	$(EXTRA) embedded | $(LOCK:pyproject.toml=-) -c requirements/test.txt -o requirements/demo.txt

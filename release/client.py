@@ -97,9 +97,11 @@ def pack(source: Source, site: Path, app: Path) -> None:
     command += ["--preamble", str(source.folder / "release/preamble.py")]
     command += ["--entry-point", "headroom.plugin:main", "--output-file", str(app)]
     epoch = {"SOURCE_DATE_EPOCH": str(source.epoch_s)}
-    subprocess.run([*command, "-p", "/usr/bin/env python3"], env=os.environ | epoch, check=True)
+    subprocess.run(
+        [*command, "-p", "/usr/bin/env python3"], env=os.environ | epoch, umask=0o022, check=True
+    )
 
 
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*command, *arguments], check=True)
+    subprocess.run([*command, *arguments], umask=0o022, check=True)

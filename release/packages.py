@@ -24,6 +24,7 @@ def build_packages(source: Source, out: Path) -> tuple[Path, Path]:
         cwd=source.folder,
         env=os.environ | {"SOURCE_DATE_EPOCH": str(source.epoch_s)},
         stdout=subprocess.PIPE,
+        umask=0o022,  # the modes of files are part of the archives
         text=True,
         check=True,
     )

@@ -1,0 +1,184 @@
+"""The artefacts of a release: their version, their bytes, and that others' tools accept them."""
+
+import json
+import os
+import re
+import subprocess
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from release.archives import File, normalise, write_tar_gz
+from release.chart import build_chart, rows
+from release.client import PLATFORMS
+from release.images import build_images
+from release.krew import validate, write_manifest
+from release.notes import notes
+from release.packages import build_packages
+from release.source import ReleaseError, Source, export, version_of
+from tests.controlplane import ROOT, built
+from tests.release.conftest import REPOSITORY, Packages, exported
+
+
+def test_another_version_than_that_of_the_commit_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError) as rejected:
+        export(ROOT, tmp_path, "99.0.0", REPOSITORY)
+    own = version_of(tmp_path)
+    assert f"the version of HEAD is {own}, not 99.0.0" in str(rejected.value)
+    assert f"Example: make release VERSION={own}" in str(rejected.value)
+
+
+def test_archives_do_not_depend_on_time_and_user(tmp_path: Path) -> None:
+    files = [File("b", b"2", executable=True), File("a", b"1")]
+    write_tar_gz(tmp_path / "one.tar.gz", files, 1_700_000_000)
+    with tarfile.open(tmp_path / "two.tar.gz", "w:gz") as archive:
+        for name, content in (("a", "1"), ("b", "2")):
+            path = tmp_path / name
+            path.write_text(content)
+            path.chmod(0o700 if name == "b" else 0o600)
+            archive.add(path, name)
+    normalise(tmp_path / "two.tar.gz", 1_700_000_000)
+    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
+    with tarfile.open(tmp_path / "one.tar.gz") as archive:
+        members = [(each.name, each.mode, each.mtime, each.uid) for each in archive]
+    assert members == [("a", 0o644, 1_700_000_000, 0), ("b", 0o755, 1_700_000_000, 0)]
+
+
+def released(folder: Path, changelog: str, tagged: bool) -> Source:
+    (folder / "CHANGELOG.md").write_text(changelog)
+    return Source("0.2.0", 1_700_000_000, folder, tagged, REPOSITORY)
+
+
+def test_notes_are_the_section_of_the_version(tmp_path: Path) -> None:
+    changelog = (
+        "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-01-31\n\n- New.\n\n## [0.1.0]\n"
+    )
+    assert notes(released(tmp_path, changelog, tagged=True)) == ("0.2.0", "- New.\n")
+
+
+def test_a_commit_without_a_tag_may_have_unreleased_notes(tmp_path: Path) -> None:
+    changelog = "## [Unreleased]\n\n- Next.\n"
+    assert notes(released(tmp_path, changelog, tagged=False)) == ("Unreleased", "- Next.\n")
+    with pytest.raises(ReleaseError, match=r"has no section 0\.2\.0 .*## \[0\.2\.0\] - "):
+        notes(released(tmp_path, changelog, tagged=True))
+
+
+def test_images_without_a_base_or_a_builder_are_left_out(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BASE", raising=False)
+    monkeypatch.delenv("BUILDER", raising=False)
+    assert build_images(source, "", tmp_path)[1].startswith("BASE is not set. Example: BASE=")
+    monkeypatch.setenv("BASE", f"python:3.12-slim@sha256:{'0' * 64}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    nothing = build_images(source, "", tmp_path)
+    assert nothing == ([], "none of docker, podman, buildah is installed")
+
+
+def test_the_chart_describes_its_values_with_their_defaults() -> None:
+    schema = {
+        "definitions": {"r": {"properties": {"cpu": {"description": "Cores | threads."}}}},
+        "properties": {"replicas": {"description": "Pods."}, "web": {"$ref": "#/definitions/r"}},
+    }
+    values = {"replicas": 2, "web": {}}
+    assert list(rows(schema, values, schema)) == [
+        ("replicas", 2, "Pods."),
+        ("web.cpu", None, "Cores \\| threads."),
+    ]
+
+
+@pytest.mark.slow
+def test_two_builds_of_a_commit_have_the_same_bytes(
+    packages: Packages, source: Source, tmp_path: Path
+) -> None:
+    before = os.umask(0o077)
+    try:
+        again = replace(exported(tmp_path / "source"), epoch_s=source.epoch_s)
+        wheel, sdist = build_packages(again, tmp_path)
+        chart = build_chart(again, "", tmp_path).read_bytes()
+    finally:
+        os.umask(before)
+    assert wheel.read_bytes() == packages.wheel.read_bytes()
+    assert sdist.read_bytes() == packages.sdist.read_bytes()
+    assert build_chart(source, "", tmp_path).read_bytes() == chart
+
+
+@pytest.mark.slow
+def test_the_wheel_of_the_source_distribution_is_the_wheel(
+    packages: Packages, source: Source, tmp_path: Path
+) -> None:
+    with tarfile.open(packages.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    (tmp_path / "out").mkdir()
+    wheel, _ = build_packages(replace(source, folder=unpacked), tmp_path / "out")
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(packages.wheel) as theirs:
+        assert {each.filename: each.CRC for each in ours.infolist()} == {
+            each.filename: each.CRC for each in theirs.infolist()
+        }
+        assert "extender/console/page/index.html" in ours.namelist()
+
+
+@pytest.mark.slow
+def test_the_chart_has_the_version_a_readme_and_annotations(source: Source, tmp_path: Path) -> None:
+    path = build_chart(source, "registry.example/team", tmp_path)
+    assert path.name == f"headroom-{source.version}.tgz"
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    chart = tmp_path / "headroom"
+    metadata = yaml.safe_load((chart / "Chart.yaml").read_text())
+    assert (metadata["version"], metadata["appVersion"]) == (source.version, source.version)
+    assert metadata["icon"] == f"{REPOSITORY}/raw/v{source.version}/deploy/chart/headroom/icon.svg"
+    annotations = metadata["annotations"]
+    assert annotations["artifacthub.io/category"] == "ai-machine-learning"
+    images = yaml.safe_load(annotations["artifacthub.io/images"])
+    assert images[1]["image"] == f"registry.example/team/headroom-agent:{source.version}"
+    (crd,) = yaml.safe_load(annotations["artifacthub.io/crds"])
+    deployed = yaml.safe_load((chart / "files/base/crd.yaml").read_text())
+    assert crd["name"] == deployed["metadata"]["name"]
+    assert crd["version"] in [each["name"] for each in deployed["spec"]["versions"]]
+    text = (chart / "README.md").read_text()
+    assert "| `replicas` | `2` |" in text
+    properties = json.loads((chart / "values.schema.json").read_text())["properties"]
+    for name in properties:
+        assert f"`{name}" in text, name
+
+
+@pytest.mark.slow
+def test_krew_accepts_the_manifest(source: Source, tmp_path: Path) -> None:
+    archives = {}
+    for system, machine in PLATFORMS:
+        archives[system, machine] = tmp_path / f"{system}_{machine}.tar.gz"
+        archives[system, machine].write_bytes(f"{system} {machine}".encode())
+    path = tmp_path / "headroom.yaml"
+    write_manifest(source, archives, path)
+    spec = yaml.safe_load(path.read_text())["spec"]
+    assert spec["version"] == f"v{source.version}"
+    first = spec["platforms"][0]
+    assert first["uri"] == f"{REPOSITORY}/releases/download/v{source.version}/linux_amd64.tar.gz"
+    # printf "linux amd64" | sha256sum
+    assert first["sha256"] == "ca40350362516cc30c839fd3e0f04e9bbb7703698fd5c57f12f3b87f07d866e9"
+    path.write_text(path.read_text().replace(first["sha256"], "unknown"))
+    with pytest.raises(ReleaseError, match="krew rejects"):
+        validate(path)
+
+
+@pytest.mark.slow
+def test_the_workflows_have_no_errors() -> None:
+    workflows = sorted((ROOT / ".github/workflows").glob("*.yaml"))
+    assert [each.stem for each in workflows] == ["ci", "release"]
+    linter = built("actionlint")["actionlint"]
+    found = subprocess.run([linter, *workflows], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_workflows_run_nothing_but_make() -> None:
+    for path in (ROOT / ".github/workflows").glob("*.yaml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            for command in (step["run"] for step in job["steps"] if "run" in step):
+                assert re.match(r"(sudo \S+ )?make (test|release|publish)\b", command), command
+                assert len(command.replace("\\\n", "").splitlines()) == 1, command

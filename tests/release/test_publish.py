@@ -1,0 +1,80 @@
+"""The commands that publish a release: in which order, and that they sign what was pushed."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from release.publish import BUILD_FLAGS, publish
+
+REGISTRY = "registry.example/team"
+EXTENDER, AGENT, CHART = (f"sha256:{digit * 64}" for digit in "123")
+
+
+class Recorded:
+    """Records commands, and answers as the programs do. ``fails`` is a part of one that fails."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        self.commands: list[str] = []
+        self.variables: list[Mapping[str, str]] = []
+
+    def __call__(self, command: list[str], variables: Mapping[str, str]) -> str:
+        text = " ".join(command)
+        if self.fails and self.fails in text:
+            raise subprocess.CalledProcessError(1, command)
+        self.commands.append(text)
+        self.variables.append(variables)
+        if "imagetools" in text:
+            return f"{EXTENDER if 'extender' in text else AGENT}\n"
+        return f"Pushed: {REGISTRY}/charts/headroom:0.2.0\nDigest: {CHART}\n"
+
+
+@pytest.fixture
+def dist(tmp_path: Path) -> Path:
+    for name in ("SHA256SUMS", "RELEASE_NOTES.md", "headroom-0.2.0.tgz", "headroom.yaml"):
+        (tmp_path / name).touch()
+    for name in ("headroom_gpu-0.2.0.tar.gz", "headroom_gpu-0.2.0-py3-none-any.whl"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_what_was_pushed_is_signed_by_digest_and_packages_come_last(dist: Path) -> None:
+    recorded = Recorded()
+    publish("0.2.0", REGISTRY, dist, recorded, "helm")
+    sums = f"{dist}/SHA256SUMS"
+    inspect = f"docker buildx imagetools inspect {REGISTRY}/headroom"
+    attest = f"cosign attest --yes --type cyclonedx --predicate {dist}/headroom"
+    *before, release, upload = recorded.commands
+    assert before == [
+        "sh deploy/images.sh",
+        f"{inspect}-extender:0.2.0 --format {{{{.Manifest.Digest}}}}",
+        f"cosign sign --yes {REGISTRY}/headroom-extender@{EXTENDER}",
+        f"{attest}-extender_0.2.0.cdx.json {REGISTRY}/headroom-extender@{EXTENDER}",
+        f"{inspect}-agent:0.2.0 --format {{{{.Manifest.Digest}}}}",
+        f"cosign sign --yes {REGISTRY}/headroom-agent@{AGENT}",
+        f"{attest}-agent_0.2.0.cdx.json {REGISTRY}/headroom-agent@{AGENT}",
+        f"helm push {dist}/headroom-0.2.0.tgz oci://{REGISTRY}/charts",
+        f"cosign sign --yes {REGISTRY}/charts/headroom@{CHART}",
+        f"cosign sign-blob --yes --bundle {sums}.sigstore.json {sums}",
+    ]
+    assert release.startswith("gh release create v0.2.0 --verify-tag --title Headroom 0.2.0 ")
+    assert f"{sums}.sigstore.json" in release.split()
+    assert upload == (
+        f"{sys.executable} -m uv publish --trusted-publishing always"
+        f" {dist}/headroom_gpu-0.2.0-py3-none-any.whl {dist}/headroom_gpu-0.2.0.tar.gz"
+    )
+    assert "linux/amd64,linux/arm64" in BUILD_FLAGS
+    assert recorded.variables[0] == {
+        "VERSION": "0.2.0", "REGISTRY": REGISTRY, "FLAGS": BUILD_FLAGS, "BUILDER": "docker",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", ["images.sh", "cosign sign --yes", "helm push", "sign-blob"])
+def test_after_a_failure_nothing_more_is_published(dist: Path, fails: str) -> None:
+    recorded = Recorded(fails)
+    with pytest.raises(subprocess.CalledProcessError):
+        publish("0.2.0", REGISTRY, dist, recorded, "helm")
+    assert not any("gh release" in each or "uv publish" in each for each in recorded.commands)
