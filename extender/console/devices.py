@@ -45,6 +45,9 @@ class DeviceView(BaseModel):
     kind: str
     resource: str
     sharing: str
+    #: Equal for devices that share one memory: MIG compute instances of one GPU instance. Each of
+    #: them has the figures of the whole memory, so a sum must count only one of them.
+    memory_id: str
     memory_bytes: int
     #: Reserved by the driver.
     reserved_bytes: int
@@ -253,6 +256,7 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         kind=device.kind,
         resource=device.resource,
         sharing=device.sharing,
+        memory_id=_memory_id(terms),
         memory_bytes=device.memory_bytes,
         reserved_bytes=device.reserved_bytes,
         reserve_bytes=terms.reserve_bytes,
@@ -282,6 +286,11 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         holders=[HolderView.model_validate(holder, from_attributes=True) for holder in seen],
         hidden_holders=len(terms.holders) - len(seen),
     )
+
+
+def _memory_id(terms: DeviceTerms) -> str:
+    device = terms.device
+    return f"{device.parent}/{device.gpu_instance}" if terms.sharers > 1 else device.uuid
 
 
 def held_view(held: Held) -> HeldView:

@@ -22,10 +22,14 @@ from extender.console.responses import (
 from extender.console.view_context import InContext, Newest
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import REASONS, Snapshot
+from extender.state.overuse import first_of_each_memory
 
 
 class ModelView(BaseModel):
-    """All devices of one model. Reservations include unconfirmed pods in the worst case."""
+    """All devices of one model. Reservations include unconfirmed pods in the worst case.
+
+    Sums in bytes count memory that several devices share once, for the model of the first device.
+    """
 
     model: str
     devices: int
@@ -83,17 +87,19 @@ class _Sums:
     headroom_bytes: int = 0
     replicas_free: int = 0
 
-    def add(self, terms: DeviceTerms, is_open: bool) -> None:
+    def count(self, terms: DeviceTerms, is_open: bool) -> None:
+        """Count a device, without its memory."""
         self.devices += 1
+        self.unhealthy += terms.health_issue is not None
+        self.overcommitted += terms.headroom_bytes < 0
+        if is_open and terms.health_issue is None:
+            self.replicas_free += terms.device.replicas.free
+
+    def add_memory(self, terms: DeviceTerms) -> None:
         self.allocatable_bytes += terms.allocatable_bytes
         self.reservation_bytes += terms.reservation_bytes + terms.unconfirmed_bytes
         self.unattributed_bytes += terms.unattributed_bytes + terms.unreserved_pods_bytes
         self.used_bytes += terms.device.used_bytes
-        self.unhealthy += terms.health_issue is not None
-        self.overcommitted += terms.headroom_bytes < 0
-        if is_open and terms.health_issue is None:
-            self.headroom_bytes += max(0, terms.headroom_bytes)
-            self.replicas_free += terms.device.replicas.free
 
 
 def _models(snap: Snapshot, now_s: float) -> list[ModelView]:
@@ -101,7 +107,12 @@ def _models(snap: Snapshot, now_s: float) -> list[ModelView]:
     are_open = (snap.node_reason == 0) & (snap.fresh_until_s >= now_s)
     for node, is_open in zip(snap.nodes, are_open.tolist(), strict=True):
         for terms in node.devices:
-            sums[terms.device.model].add(terms, is_open)
+            sums[terms.device.model].count(terms, is_open)
+        for terms in first_of_each_memory(node.devices):
+            sums[terms.device.model].add_memory(terms)
+        taking_pods = [each for each in node.devices if is_open and each.health_issue is None]
+        for terms in first_of_each_memory(taking_pods):
+            sums[terms.device.model].headroom_bytes += max(0, terms.headroom_bytes)
     models = [ModelView(model=model, **asdict(each)) for model, each in sums.items()]
     return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
 

@@ -1,6 +1,6 @@
 """Formats bodies of the debug API as tables: pure functions; bytes are shown as GiB."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ def nodes(body: Body, wide: bool = False) -> Table:
         columns = (*columns, "MODELS", "SHARING", "NEXT DEVICE", "OBSERVED AT", "TAINTS")
     table = Table(columns)
     for node in body["nodes"]:
-        devices = node["devices"]
+        devices, memories = node["devices"], _one_of_each_memory(node["devices"])
         over = any(device["headroom_bytes"] < 0 for device in devices)
         states = ["overcommitted"] if over else []
         states += ["cordoned"] if node["cordoned"] else []
@@ -47,11 +47,11 @@ def nodes(body: Body, wide: bool = False) -> Table:
         table.add(
             node["name"],
             str(len(devices)),
-            gib(_sum(devices, "allocatable_bytes")),
-            gib(_sum(devices, *_RESERVED)),
-            gib(_sum(devices, "unattributed_bytes")),
-            gib(_sum(devices, "used_bytes")),
-            signed(_sum(devices, "headroom_bytes")),
+            gib(_sum(memories, "allocatable_bytes")),
+            gib(_sum(memories, *_RESERVED)),
+            gib(_sum(memories, "unattributed_bytes")),
+            gib(_sum(memories, "used_bytes")),
+            signed(_sum(memories, "headroom_bytes")),
             str(_sum(devices, "replicas_free")),
             age(node["report_age_s"]),
             state,
@@ -96,7 +96,9 @@ def devices(body: Body, wide: bool = False) -> Table:
 
 
 def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
-    """Return a row for each pod on each device, of one namespace or of all (None).
+    """Return a row for each pod in each memory, of one namespace or of all (None).
+
+    If several GPUs share the memory, the row has the indices of all of them.
 
     ``wide`` adds the model and the uids.
     """
@@ -107,7 +109,8 @@ def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
         columns = (*columns, "MODEL", "GPU UUID", "POD UID")
     table = Table(columns)
     for node in body["nodes"]:
-        for device in node["devices"]:
+        for device in _one_of_each_memory(node["devices"]):
+            mates = [each for each in node["devices"] if _memory_of(each) == _memory_of(device)]
             for holder in device["holders"]:
                 if namespace not in (None, holder["namespace"]):
                     continue
@@ -116,11 +119,11 @@ def pods(body: Body, namespace: str | None, wide: bool = False) -> Table:
                     holder["namespace"],
                     holder["name"],
                     node["name"],
-                    str(device["index"]),
+                    _joined([str(each["index"]) for each in mates]),
                     gib(holder["requested_bytes"]),
                     _sum_of_known([measured]),
                     "yes" if holder["observed"] else "no",
-                    *((device["model"], device["uuid"], holder["uid"]) if wide else ()),
+                    *(_wide_holder_cells(mates, holder) if wide else ()),
                     bad=measured is not None and measured > holder["requested_bytes"],
                 )
     return table
@@ -327,6 +330,23 @@ def age(seconds: float | None) -> str:
 
 def percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def _memory_of(device: Body) -> str:
+    return str(device["memory_id"])
+
+
+def _one_of_each_memory(devices: Iterable[Body]) -> list[Body]:
+    """Return the first device of each memory: those that share one have the same figures."""
+    first: dict[str, Body] = {}
+    for device in devices:
+        first.setdefault(_memory_of(device), device)
+    return list(first.values())
+
+
+def _wide_holder_cells(mates: Sequence[Body], holder: Body) -> Row:
+    models = sorted({str(each["model"]) for each in mates})
+    return _joined(models), _joined([str(each["uuid"]) for each in mates]), holder["uid"]
 
 
 def _sum(devices: Iterable[Body], *keys: str) -> int:

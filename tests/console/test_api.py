@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from extender.state.changes import GPUNodeSeen, NodeSeen
-from tests.builders import GIB, gpunode, kube_node, reservation, shared
+from tests.builders import GIB, gpunode, kube_node, mig, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
 
 
@@ -243,3 +243,21 @@ def test_nodes_with_a_stale_report_are_sorted_first_and_found_by_their_reason(fl
     assert names(f"order=fullest&continue={first['continue']}") == ["gpu-d", "fresh-a", "fresh-b"]
     assert names("search=report of the node is stale") == stale
     assert names("troubled=true") == stale
+
+
+def test_memory_that_compute_instances_share_counts_once_in_fleet_totals() -> None:
+    fleet = Asked()
+    usage = {"model": "MIG 1c.3g.20gb", "used_bytes": 5 * GIB}
+    node = gpunode(
+        *(mig(f"MIG-{number}", 1, **usage) for number in range(3)),
+        mig("MIG-other", 2, model="MIG 1c.3g.20gb"),
+        reservations={"uid-p": reservation({"MIG-0": 4 * GIB}, name="p")},
+        pods=[use("uid-p", "MIG-0", 5 * GIB, replica="MIG-0")],
+    )
+    fleet.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(node, 0.0)])
+    (model,) = fleet.get("/v1/fleet").json()["models"]
+    assert (model["devices"], model["replicas_free"]) == (4, 4)
+    in_gib = {name: model[f"{name}_bytes"] // GIB for name in ("allocatable", "used", "headroom")}
+    assert in_gib == {"allocatable": 20, "used": 5, "headroom": 15}
+    devices = fleet.get("/v1/nodes/n").json()["node"]["devices"]
+    assert [each["memory_id"] for each in devices] == ["GPU-0/1"] * 3 + ["MIG-other"]

@@ -78,7 +78,7 @@ function placement(body) {
 function alike(candidates) {
   const kinds = new Map();
   for (const each of candidates) {
-    const {uuid, index, holders, sm_activity_ratio, sm_activity_age_s, ...same} = each.device;
+    const {uuid, index, memory_id, holders, sm_activity_ratio, sm_activity_age_s, ...same} = each.device;
     const key = JSON.stringify([same, each.need_bytes, each.free_bytes, each.short_bytes]);
     if (kinds.has(key)) kinds.get(key).which.push(index); else kinds.set(key, {...each, which: [index]});
   }
