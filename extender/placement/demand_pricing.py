@@ -132,9 +132,11 @@ def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
     while len(np.unique(sizes)) > MOST_CLASSES:
         unit_bytes *= 2
         sizes = _sizes(snap, unit_bytes)
-    allocatable_bytes = np.maximum(snap.columns.allocatable_bytes, 0)
-    devices = int((snap.columns.memory_bytes > 0).sum())
-    if not devices or not allocatable_bytes.any():
+    # Each of the devices that share a memory has the figures of all of it, so divide them.
+    sharers = np.maximum(snap.columns.sharers, 1)
+    allocatable_bytes = np.maximum(snap.columns.allocatable_bytes, 0) // sharers
+    memories = float(((snap.columns.memory_bytes > 0) / sharers).sum())
+    if not memories or not allocatable_bytes.any():
         return None
     classes, indices = np.unique(sizes, return_inverse=True)
     # Floats, because sums of absurd reports would overflow int64, and only ratios matter.
@@ -142,7 +144,7 @@ def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
         indices, allocatable_bytes.sum(axis=1, dtype=np.float64), len(classes)
     )
     free_bytes = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
-    mean_bytes = max(1.0, float(capacity_bytes.sum()) / devices)
+    mean_bytes = max(1.0, float(capacity_bytes.sum()) / memories)
     left_bytes = free_bytes + LEFT_AT_LEAST * capacity_bytes
     return Market(unit_bytes, classes, prices(demand, classes * unit_bytes, left_bytes), mean_bytes)
 

@@ -149,7 +149,8 @@ class Snapshot:
     name_rank: Int2D
     #: (rows,) generation of the first snapshot with the node's current values.
     changed_in: Rows
-    #: (rows,) headroom of all devices of the node; overcommitted ones count as full.
+    #: (rows,) headroom of all devices of the node; overcommitted ones count as full, and each of
+    #: the devices that share a memory counts its part.
     node_headroom_bytes: Rows
     #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
     spare_bytes: Rows

@@ -61,7 +61,7 @@ class Table:
         table._columns = {name: getattr(snap.columns, name).copy(order="K") for name, _ in _COLUMNS}
         memory_bytes = np.maximum(snap.columns.memory_bytes, 0)
         table._per_node = {name: getattr(snap, name).copy() for name in PER_NODE} | {
-            "memory_bytes": memory_bytes.sum(axis=1),
+            "memory_bytes": (memory_bytes // np.maximum(snap.columns.sharers, 1)).sum(axis=1),
             "largest_device_bytes": memory_bytes.max(axis=1, initial=0),
         }
         table._names, table._names_hash = snap.names, snap.names_hash
@@ -197,9 +197,16 @@ class Table:
             "ageing_from_s": node.ageing_from_s,
             "degraded": node.degraded or bool(node.unmeasured),
             "changed_in": self.next_generation,
-            "node_headroom_bytes": sum([max(each, 0) for each in headroom_bytes]),
+            "node_headroom_bytes": sum(
+                [
+                    max(each, 0) // max(terms.sharers, 1)
+                    for terms, each in zip(node.devices, headroom_bytes, strict=True)
+                ]
+            ),
             "spare_bytes": _spare_bytes(node, headroom_bytes),
-            "memory_bytes": sum(believed_bytes),
+            "memory_bytes": sum(
+                [t.device.memory_bytes // max(t.sharers, 1) for t in node.devices if t.believed]
+            ),
             "largest_device_bytes": max(believed_bytes, default=0),
         }
         for name, value in per_node.items():

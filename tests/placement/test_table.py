@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from contract.gpunode import Replicas, SmActivity
 from contract.reasons import Reason
+from extender.placement.demand_pricing import market
 from extender.placement.snapshot import CODE_OF, Snapshot
 from extender.placement.snapshot_builder import _COLUMNS, Table, build
-from tests.builders import GIB, device, reservation, shared, weighed
+from tests.builders import GIB, device, mig, reservation, shared, weighed
 
 MOST_BYTES = 1 << 61
 
@@ -172,3 +173,15 @@ def test_an_empty_table_works() -> None:
     assert snap.columns.memory_bytes.shape == (0, 0)
     assert snap.rows(["a"]).tolist() == [-1]
     assert snap.name_rank.dtype == np.int32
+
+
+def test_memory_that_compute_instances_share_counts_once_in_sums() -> None:
+    """Else a node with many instances would look emptier than it is."""
+    instances = [mig(f"MIG-{number}", 1) for number in range(3)]
+    snap = build([weighed(*instances, mig("MIG-other", 2), name="n")])
+    assert snap.node_headroom_bytes.tolist() == [20 * GIB - 1]  # thirds are rounded down
+    assert snap.largest_node_bytes == 20 * GIB - 1
+    assert Table.after(snap).snapshot().largest_node_bytes == 20 * GIB - 1
+    found = market(snap, {})
+    assert found is not None
+    assert found.mean_bytes == pytest.approx(10 * GIB)

@@ -80,11 +80,12 @@ class Changes(RuleBasedStateMachine):
     @invariant()
     def sums_are_those_of_the_columns(self) -> None:
         snap = self.table.snapshot()
+        sharers = np.maximum(snap.columns.sharers, 1)
         memory = np.maximum(snap.columns.memory_bytes, 0)
-        headroom = np.maximum(snap.columns.headroom_bytes, 0)
+        headroom = np.maximum(snap.columns.headroom_bytes, 0) // sharers
         assert snap.node_headroom_bytes.tolist() == headroom.sum(axis=1).tolist()
         assert snap.largest_device_bytes == max(1, memory.max(initial=0))
-        assert snap.largest_node_bytes == max(1, memory.sum(axis=1).max(initial=0))
+        assert snap.largest_node_bytes == max(1, (memory // sharers).sum(axis=1).max(initial=0))
 
 
 TestChanges = Changes.TestCase
