@@ -65,7 +65,7 @@ def report(environment: dict[str, str]) -> Callable[..., dict[str, Any]]:
 
 
 class Survey:
-    """The agent's survey in a process of its own, on a driver that plays what it is told."""
+    """The agent's survey in a separate process, on a driver that a test controls."""
 
     def __init__(self, driver: Driver, environment: dict[str, str], *flags: str) -> None:
         self.driver = driver
@@ -84,7 +84,7 @@ class Survey:
     def until(
         self, right: Callable[[dict[str, Any]], bool], within_s: float = 60.0
     ) -> dict[str, Any]:
-        """The first status that is right; what another thread hears takes a moment."""
+        """The first status with the expected value; results of other threads take a moment."""
         end_s = time.monotonic() + within_s
         while not right(status := self.step()):
             assert time.monotonic() < end_s, f"not within {within_s} s; last: {status}"

@@ -1,4 +1,4 @@
-"""A dcgm-exporter over real HTTP that serves what it is told, or misbehaves as it is told."""
+"""A dcgm-exporter over real HTTP that serves given text, or misbehaves on request."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Literal
 
 EXPOSITIONS = Path(__file__).with_name("expositions")
 
-#: What it does with a request: answers; never says a word; drips one byte of a header, or of the
+#: Its reaction to a request: answers; never answers; drips one byte of a header, or of the
 #: body, at a time; sends a body without end; or answers nothing that is HTTP.
 Manner = Literal["answer", "silent", "drip headers", "drip body", "endless", "not http"]
 
@@ -38,7 +38,7 @@ class StandIn:
                 try:
                     self._behave()
                 except OSError:
-                    self.close_connection = True  # whoever asked hung up
+                    self.close_connection = True  # the client disconnected
 
             def _behave(self) -> None:
                 body = stand_in.text.encode()
@@ -67,7 +67,7 @@ class StandIn:
                     self.wfile.write(b"x")
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -23,11 +23,11 @@ class ApiServer:
     gpunode: dict[str, Any] | None = None
     lease: dict[str, Any] | None = None
     node: dict[str, Any] | None = None
-    #: What else may be read, by its path; bytes are sent as they are.
+    #: Path -> another answer; bytes are sent as they are.
     objects: dict[str, Any] = field(default_factory=dict)
     #: So many status patches are taken and not answered as such.
     lost: int = 0
-    #: Of the Lease.
+    #: Answers to Lease calls.
     version: int = 100
     #: (method, path) -> a status to answer instead, with headers.
     reject: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ApiServer:
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, str], Any]:
         if (method, path) in self.reject:
             status, headers = self.reject[method, path]
-            return status, headers, {"kind": "Status", "message": "refused by the test"}
+            return status, headers, {"kind": "Status", "message": "rejected by the test"}
         match method, path:
             case ("PATCH", p) if p == f"{GPUNODE}/status" and self.gpunode is not None:
                 self.gpunode["status"] = merged(self.gpunode.get("status"), body["status"])

@@ -1,4 +1,4 @@
-"""Whose memory it is: cases, and what holds for whatever drivers, kubelets and /proc may say."""
+"""Attribution of memory: cases, and properties for any answers of drivers, kubelets and /proc."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -202,7 +202,7 @@ def test_for_nested_pods_the_one_that_the_kubelet_lists_counts_else_the_outer() 
         pytest.param(
             200, 130, {"u": 60, "v": 40, "mps": 100}, 0, id="no more is taken than clients list"
         ),
-        pytest.param(30, 500, {"u": 60, "v": 40, "mps": 30}, 370, id="with much that nobody lists"),
+        pytest.param(30, 500, {"u": 60, "v": 40, "mps": 30}, 370, id="with much unattributed use"),
     ],
 )
 def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
@@ -250,7 +250,7 @@ def test_holdings_of_other_plugins_and_of_devices_that_are_gone_are_no_rows() ->
     assert found.pods == []
 
 
-# Whatever the sources say.
+# Whatever the sources report.
 
 UUIDS = st.sampled_from(["A", "B", "M1", "M2", "M3"])
 UIDS = st.sampled_from(["", "u", "v", "w", HASH])
@@ -323,7 +323,7 @@ READINGS: st.SearchStrategy[Reading] = st.one_of(
 
 @st.composite
 def samples(draw: st.DrawFn) -> list[Reading]:
-    """A node on which processes can be told, mostly, and what else may be said of it."""
+    """A node on which processes are usually known, and other inputs of the attribution."""
     found: list[Reading] = []
     pids: set[int] = set()
     for uuid in draw(st.sets(UUIDS, min_size=1)):
@@ -346,7 +346,7 @@ def memory_of(uuid: str) -> object:
 
 
 def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
-    """What may be said of any report, of whatever sample."""
+    """Properties of every report, from any sample."""
     uuids = [device.uuid for device in status.devices]
     assert len(set(uuids)) == len(uuids)
     assert {row.device for row in status.pods} <= set(uuids)
@@ -380,7 +380,7 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
         # Never more than is used, or than processes list where they list more.
         most_bytes = max(sum(listed.values()), max(used, default=0))
         assert owned_bytes + unattributed_bytes <= most_bytes
-        # Never less than is used: what is nobody's is a stranger's.
+        # Never less than is used: use of no pod is unattributed.
         assert owned_bytes + unattributed_bytes >= max(used, default=0)
     for device in status.devices:
         replicas = device.replicas
@@ -413,7 +413,7 @@ def test_the_order_of_sources_changes_nothing(sample: list[Reading], chance: Any
 
 
 def _identity(reading: Reading) -> object:
-    """Of what a real probe tells once."""
+    """A report as a real probe gives it once."""
     match reading:
         case DeviceReading():
             return (DeviceReading, reading.uuid)

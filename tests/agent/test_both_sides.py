@@ -1,4 +1,4 @@
-"""Extender and agent leave the same out of the equation of a device: what the one promises, the
+"""Extender and agent leave the same out of the equation of a device: what one reserves, the
 other lets start, to the byte."""
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from tests.builders import (
     use,
 )
 
-#: The device has 24 GiB and the pod asks for 20: unowned use, reserve, whether there is room.
+#: The device has 24 GiB and the pod requests 20: unattributed use, reserve, whether the pod fits.
 CASES = [
     pytest.param(0, 4 * GIB, True, id="all but the reserve"),
     pytest.param(0, 4 * GIB + 1, False, id="a byte more of reserve"),
@@ -49,7 +49,7 @@ def device(unattributed_bytes: int, taken: int = 0) -> Device:
 
 
 def of_node(unattributed_bytes: int, arrived: bool) -> GPUNode:
-    """The node, with the promise to the pod, before the pod comes or after."""
+    """The node, with the reservation of the pod, before the pod is shown or after."""
     node = gpunode(
         device(unattributed_bytes, taken=int(arrived)),
         reservations={"p": reservation({"D": 20 * GIB}, choice="D")},

@@ -1,4 +1,4 @@
-"""Which replicas a container gets on a steered node, whoever it belongs to."""
+"""Which replicas a container gets on a steered node, for any pod."""
 
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ def chosen(*args: Any, **kwargs: Any) -> str:
 
 
 def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
-    """Its reservation may stay for a moment; another pod was promised another device since."""
+    """Its reservation may stay for a moment; another device is reserved for another pod since."""
     spec = GPUNodeSpec(True, {"old": reservation(8, "GPU-0"), "new": reservation(8, "GPU-1")})
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
 
@@ -93,7 +93,7 @@ def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
     assert ambiguous.reserved == ""
     assert isinstance(certain, Choice)
     assert (certain.reserved, certain.device) == ("GPU-1", "GPU-1")
-    # While it still holds a replica it is there, and not on its way either.
+    # While it still holds a replica it is on the device, and not unconfirmed.
     holding = choose(
         BOTH, RESOURCE, spec, sample, (held("old", "GPU-0::9"),), NO_LIMITS, arrived_before={"old"}
     )
@@ -122,7 +122,7 @@ def test_a_confirmed_pod_is_not_waited_for() -> None:
 
 
 def test_an_ended_pod_is_not_waited_for_although_its_reservation_remains() -> None:
-    """It was promised another device than those that are on their way, or none by name."""
+    """Another device than those of the unconfirmed pods is reserved for it, or none by name."""
     reservations = {
         "ended": reservation(16),
         "p": reservation(12, "GPU-1"),
@@ -147,13 +147,13 @@ def test_an_ended_pod_does_not_count_although_the_checkpoint_still_names_it() ->
             (gpu("GPU-0"), gpu("GPU-1", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)),
             (),
             BOTH,
-            id="somebody outside of all pods uses it",
+            id="a process outside of all pods uses it",
         ),
         pytest.param(
             (gpu("GPU-0"), gpu("GPU-1", 12)),
             (held("stranger", "GPU-1::2"), held("another", "GPU-1::3")),
             BOTH,
-            id="strangers sit there, each charged what a replica is worth",
+            id="unattributed processes use it, each charged a replica's share",
         ),
         pytest.param(
             (gpu("GPU-0"), gpu("GPU-1")), (), free("GPU-0::1"), id="the kubelet does not offer it"
@@ -207,7 +207,7 @@ def test_a_reservation_without_a_choice_is_rejected_too_if_no_device_has_enough_
 def test_a_pod_without_a_reserved_device_gets_the_plugin_s_choice(
     policy: Literal["distributed", "packed", "unknown"], fuller: str, device: str
 ) -> None:
-    """Others were promised since what is left in that order. GPU-0 has a replica less."""
+    """Later reservations took the rest in that order. GPU-0 has a replica less."""
     used = {"used_bytes": 18 * GIB, "unattributed_bytes": 18 * GIB}
     devices = [gpu(name, **(used if name == fuller else {})) for name in ("GPU-0", "GPU-1")]
     sample = GPUNodeStatus(
@@ -224,13 +224,13 @@ def test_a_pod_without_a_reserved_device_gets_the_plugin_s_choice(
         return found.device
 
     assert given(reservation(4)) == device
-    # What has a name is that one, and where it has no room no order is of use.
+    # The pod with a reserved device gets it; if that is full, no order helps.
     assert {given(reservation(4, name)) for name in ("GPU-0", "GPU-1")} == {"GPU-0", "GPU-1"}
     assert given(reservation(12)) != fuller
 
 
 def test_each_device_of_differently_reserved_pods_has_memory_for_the_largest() -> None:
-    # Not what the extender promises; what is left of a time when nobody steered.
+    # Reservations that the extender would not make; they remain from a time without steering.
     reservations = {"p": reservation(20, "GPU-1"), "q": reservation(2)}
     assert chosen(BOTH, reservations, (held("other", "GPU-0::3"),)) == "GPU-1"
 
@@ -260,12 +260,12 @@ def test_all_replicas_of_a_container_are_of_one_device_with_those_that_it_has() 
     found = answer(wish, {"p": reservation(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
     assert isinstance(found, Choice)
     assert set(found.replicas) == {"GPU-1::2", "GPU-1::0"}
-    # All that it was promised is on the device already, half of it used.
+    # All that is reserved for it is on the device already, half of it used.
     whole = {"p": reservation(24, "GPU-1", count=2)}
     assert chosen(BOTH, whole, (held("p", "GPU-1::2"),)) == "GPU-1"
     too_many = ContainerRequest(("GPU-0::0", "GPU-1::0"), (), 2)
     assert answer(too_many, {"p": reservation(8, "GPU-1", count=2)}) == NoRoom(8 * GIB)
-    # Promised when the plugin could take one of each: it may.
+    # Reserved when the plugin could take one of each: it may.
     assert answer(too_many, {"p": reservation(8, count=2)}) == Choice(())
 
 
@@ -281,7 +281,7 @@ SIZES = st.integers(1, 24)
 def test_no_order_reserves_more_than_a_device_has(
     sizes: list[int], strangers: list[str], order: Any, wanted: str
 ) -> None:
-    """Whatever the extender promised, however wrong that is by now, and whoever is asked for."""
+    """Whatever the extender reserved, however wrong that is by now, and for any container."""
     devices = tuple(gpu(f"GPU-{i}", replicas=Replicas(free=8)) for i in range(3))
     left = {device.uuid: [f"{device.uuid}::{n}" for n in range(8)] for device in devices}
     entries = [held(f"s{n}", left[uuid].pop()) for n, uuid in enumerate(strangers)]

@@ -40,7 +40,7 @@ from tests.blocking import Blocking, Loop
 from tests.controlplane import ADMIN_TOKEN, ROOT, ApiRefused, ControlPlane
 from tests.waiting import until
 
-#: The figures are told with ``--log-cli-level=info``.
+#: The figures are shown with ``--log-cli-level=info``.
 log = logging.getLogger(__name__)
 
 SYSTEM = "headroom-system"
@@ -118,7 +118,7 @@ def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def token(plane: ControlPlane, node: str | None) -> str:
-    """What the kubelet of the node would mount into its agent; of no pod where that is None."""
+    """The token that the node's kubelet would mount into its agent; None: a token of no pod."""
     bound: dict[str, Any] = {}
     if node is not None:
         name = f"pod-on-{node}"
@@ -135,7 +135,7 @@ def token(plane: ControlPlane, node: str | None) -> str:
 def publishing(
     plane: ControlPlane, sits_on: str | None, says: str, timeout_s: float = 5.0
 ) -> Iterator[KubernetesPublisher]:
-    """The publisher of an agent that sits on one node, and was told that it is on another."""
+    """The publisher of an agent on one node that is configured for another one."""
     configuration = plane.configuration(token(plane, sits_on))
     configuration.no_proxy = "*"
     with ApiClient(configuration) as kube:
@@ -278,7 +278,7 @@ def request(plane: ControlPlane, token: str, method: str, path: str, body: Any) 
 
 @dataclass
 class Clock:
-    """Of the agent: what the test says it is."""
+    """An agent whose status a test sets."""
 
     at_s: float = 1000.0
     wall: datetime = field(default_factory=lambda: datetime(2026, 11, 21, tzinfo=UTC))
@@ -310,7 +310,7 @@ def sample(clock: Clock, used_bytes: int = 5, sm_ratio: float = 0.0) -> GPUNodeS
 
 
 def writes(plane: ControlPlane) -> dict[str, int]:
-    """What the API server itself counts: patches and creations of reports and of heartbeats."""
+    """The API server's own counters: patches and creations of reports and of heartbeats."""
     with urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False) as http:
         headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
@@ -352,7 +352,7 @@ class TestAnHour:
         ("interval_s", "most"),
         [
             pytest.param(5.0, 720, id="sampled every 5 s: a write a sample"),
-            pytest.param(0.25, 3600, id="woken all the time: a write a second"),
+            pytest.param(0.25, 3600, id="triggered all the time: a write a second"),
         ],
     )
     def test_on_a_node_where_all_figures_change(
@@ -401,7 +401,7 @@ class Counting:
         return Held()
 
     def reported(self) -> tuple[Held, str]:
-        raise AssertionError("nobody else writes")
+        raise AssertionError("no other client writes")
 
     def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
         self.heartbeats += 1
@@ -412,7 +412,7 @@ class TestBadDays:
     def test_a_status_write_never_conflicts_with_reservations(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        """Promises are written by compare-and-swap, against which a status counts as a change."""
+        """Reservations are written by compare-and-swap, for which a status write is a change."""
         lost, stop = 0, threading.Event()
         written: set[str] = set()
 
@@ -447,7 +447,7 @@ class TestBadDays:
                 extender.join()
         held = decode_gpunode(msgspec.json.encode(installed.call("GET", f"{GPUNODES}/agent-a")))
         assert set(held.spec.reservations) == written != set()
-        log.info("100 statuses written; %d writes of promises had to be repeated", lost)
+        log.info("100 statuses written; %d writes of reservations had to be repeated", lost)
 
     def test_later_reservations_are_no_reason_to_report_again(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock

@@ -1,4 +1,4 @@
-"""What is read of dcgm-exporters, over real HTTP."""
+"""Reading dcgm-exporters, over real HTTP."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Clock:
-    """Seconds that only pass when a test says so."""
+    """A clock that advances only when a test sets it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

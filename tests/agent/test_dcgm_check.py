@@ -20,7 +20,7 @@ def dcgm(used_bytes: int | None = None, **more: int) -> list[DcgmReading]:
 
 
 def after(check: CrossCheck, *used: tuple[float, int, int | None]) -> list[str]:
-    """What is said after these (time, NVML's used, DCGM's used), each of a new scrape."""
+    """The result after these (time, NVML's used, DCGM's used), each of a new scrape."""
     wrong: list[str] = []
     for scrape, (now_s, own, other) in enumerate(used, start=1):
         wrong = check.compare(now_s, scrape, nvml(own), dcgm(other))

@@ -1,4 +1,4 @@
-"""Calls that do not return: nobody waits for them, and no thread is made for them twice."""
+"""Calls that do not return: no caller waits for them, and no thread is started for them twice."""
 
 import threading
 import time

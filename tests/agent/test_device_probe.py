@@ -1,4 +1,4 @@
-"""What is really in use, through the real pynvml and ctypes on the fake driver library."""
+"""Measured use, through the real pynvml and ctypes on the fake driver library."""
 
 import time
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_older_devices_report_the_sum_over_processes_at_most_one(survey: Start) 
     agent = survey([a100("GPU-a")])
 
     def when(*busy: str) -> dict[str, Any]:
-        """What the agent says of samples that are taken now; it asks for the last second."""
+        """The agent's result for samples that are taken now; it asks for the last second."""
         for _ in range(20):  # on a slow machine that is over before it asks
             now_us = time.time_ns() // 1000
             agent.driver.say("GPU-a", *(f"busy {each} {now_us}" for each in busy))
@@ -82,7 +82,7 @@ def test_older_devices_report_the_sum_over_processes_at_most_one(survey: Start) 
     status = when("7 20", "8 15")
     assert sm_activity(status, "GPU-a") == (0.35, "nvml-process")
     assert "smOccupancy" not in device(status, "GPU-a")
-    # Nothing since the newest sample seen: the driver says NOT_FOUND, which is idle.
+    # Nothing since the newest sample seen: the driver returns NOT_FOUND, which is idle.
     assert sm_activity(agent.step(), "GPU-a") == (0.0, "nvml-process")
     assert sm_activity(when("7 80", "8 70"), "GPU-a") == (1.0, "nvml-process")
 
@@ -111,7 +111,7 @@ def test_each_gpu_instance_has_activity_of_its_own(survey: Start) -> None:
     assert ratios == {"MIG-1": 0.4, "MIG-2": 0.4, "MIG-3": 0.8}
     assert device(status, "MIG-1")["pciBusId"] == "00000000:01:00.0"
     assert agent.ask("vitals")["samples"] == 4
-    # Cut anew: what was kept of the instance that went is given back.
+    # A new layout: the samples of the removed instance are freed.
     agent.driver.gpus[0] = Gpu("GPU-a", instances=instances[:2])
     agent.driver.say("MIG-3")
     agent.step()
@@ -166,7 +166,7 @@ def test_nothing_grows_over_two_thousand_samples(survey: Start) -> None:
     agent.ask("steps 100")
     before = agent.ask("vitals")
     agent.ask("steps 1000")
-    agent.driver.say("GPU-a", "fail nvmlGpmSampleGet 999")  # begins anew with every sample
+    agent.driver.say("GPU-a", "fail nvmlGpmSampleGet 999")  # starts again with every sample
     agent.driver.say("MIG-1", "fail nvmlDeviceGetMemoryInfo_v2 15")
     agent.ask("steps 1000")
     after = agent.ask("vitals")

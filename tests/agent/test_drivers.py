@@ -19,7 +19,7 @@ Report = Callable[..., dict[str, Any]]
 
 DOCS = Path(__file__).parents[2] / "docs/agent.md"
 MIB, GIB = 1 << 20, 1 << 30
-#: Processes on each of three GPUs: one, many, and more than the first question has room for.
+#: Processes on each of three GPUs: one, many, and more than fit into the first buffer.
 COUNTS = (1, 33, 65)
 
 each_branch = pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: str(branch.driver))

@@ -1,4 +1,4 @@
-"""Every fault that the driver and the exporter can play, and what the report says of it.
+"""Every fault that the driver and the exporter can simulate, and its effect on the report.
 
 The table is in docs/agent.md too, and kept true from here.
 """
@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "agent.md"
 BAD, GOOD, OLD = "GPU-bad", "GPU-good", "GPU-old"
 
 
-#: What is said of a GPU that is well.
+#: The report of a healthy GPU.
 ALWAYS = {BAD: ("sm 10 10",), OLD: (), "": ()}
 
 
@@ -48,7 +48,7 @@ WELL = "".join(f'DCGM_FI_PROF_SM_ACTIVE{{UUID="{uuid}"}} 0.5\n' for uuid in (BAD
 #: How long the agent here waits for an exporter, and how long others do.
 TIMEOUTS = f"within {EXPORTER_TIMEOUT_S:g} s", f"within {TIMEOUT_S:g} s"
 
-#: Fault -> how it is made. All of them end when what was said is taken back; an XID would not.
+#: Fault -> how it is simulated. All of them end when the order is withdrawn; an XID would not.
 FAULTS: list[tuple[str, Inject]] = [
     ("the GPU fell off the bus", on(BAD, "fail all 15")),
     ("a call answers that the GPU needs a reset", on(BAD, "fail nvmlDeviceGetTotalEccErrors 16")),
@@ -105,7 +105,7 @@ def exporter() -> Iterator[StandIn]:
 def said(status: dict[str, Any], fault: str = "") -> list[str]:
     """All that is not well in a status, in words.
 
-    That XIDs of a lost device are not heard any more is said some seconds later, if at all.
+    That XIDs of a lost device are no longer received is reported some seconds later, if at all.
     """
     beside = ("xid",) if "bus" in fault else ()
     found = [
@@ -155,14 +155,14 @@ def test_every_fault_is_reported_and_ends_and_the_table_in_the_docs_is_true(
     agent.until(lambda status: not said(status))
     agent.driver.fail(BAD, 79)  # the last, since it does not end by itself
     rows.append(f"| XID 79 | {'<br>'.join(said(agent.until(lambda s: bool(said(s)))))} |")
-    table = "\n".join(["| fault | what the report says |", "|---|---|", *rows])
+    table = "\n".join(["| fault | in the report |", "|---|---|", *rows])
     there = re.search(r"<!-- faults -->\n(.*)\n<!-- end of faults -->", DOCS.read_text(), re.S)
     assert there is not None
     assert there[1] == table, f"the table in {DOCS.name} should be:\n{table}"
 
 
 def settled(fault: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether three samples in a row said the same, and something."""
+    """Whether three samples in a row had the same result, and one that is not empty."""
     last: list[list[str]] = []
 
     def right(status: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Every fault of kubelet, plugin and machine that can be played, and what the report says of it.
+"""Every fault of kubelet, plugin and machine that can be simulated, and its effect on the report.
 
 The table is in docs/agent.md too, and kept true from here.
 """
@@ -53,7 +53,7 @@ class World:
         assert self.sample() == []
 
     def sample(self) -> list[str]:
-        """What is not well, in words, and what it costs those who go by the report."""
+        """The faults in words, and their effect on readers of the report."""
         pids = {self.whole.node.processes[uid, "main"].pid: GIB for uid in UIDS}
         memory = Memory(80 * GIB, 78 * GIB, 0)
         readings: list[Reading] = [DriverReading("nvml")]
@@ -119,7 +119,7 @@ class World:
 
 
 def lost(status: GPUNodeStatus) -> list[str]:
-    """What those who go by the report do not learn from it."""
+    """What readers of the report do not see."""
     (device,), pods = status.devices, status.pods
     missing = {
         "which pod holds which replica": not any(pod.replica for pod in pods),
@@ -165,7 +165,7 @@ def test_every_fault_is_reported_and_the_table_in_the_docs_is_true() -> None:
                 world.whole.stop()
         assert found, fault
         rows.append(f"| {fault} | {'<br>'.join(found)} |")
-    table = "\n".join(["| fault | what the report says |", "|---|---|", *rows])
+    table = "\n".join(["| fault | in the report |", "|---|---|", *rows])
     marks = r"<!-- faults of others -->\n(.*?)<!-- end of faults of others -->"
     there: Any = re.search(marks, DOCS.read_text(), re.S)
     assert there[1].strip() == table, f"the table in {DOCS.name} should be:\n{table}"

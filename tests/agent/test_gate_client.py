@@ -25,7 +25,7 @@ UID = "00000001-1111-4222-8333-000000000001"
 
 @dataclass
 class Answers:
-    """What is answered, one after the other; the last one again and again."""
+    """The answers, one after the other; the last one is repeated."""
 
     told: list[tuple[int, bytes]]
     paths: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ NO = 409, {"answer": "no", "reason": "the device is full"}
 
 
 def waited(question: Question) -> tuple[list[str], list[float]]:
-    """What was said and how long it slept."""
+    """The printed lines, and the time slept."""
     said: list[str] = []
     slept_s: list[float] = []
     wait(question, said.append, slept_s.append, lambda: 7.0, lambda: 0.5)
@@ -78,7 +78,7 @@ def waited(question: Question) -> tuple[list[str], list[float]]:
     [
         pytest.param(NOT_YET, id="not yet"),
         pytest.param(NO, id="no"),
-        pytest.param((400, {"error": "pod_uid is no uid"}), id="a question that is refused"),
+        pytest.param((400, {"error": "pod_uid is no uid"}), id="a rejected request"),
         pytest.param((200, b"yes"), id="something else than an agent"),
         pytest.param((200, {"answer": "no"}), id="a status that contradicts its body"),
         pytest.param((503, {"answer": "yes"}), id="the other way round"),
@@ -92,7 +92,7 @@ def test_it_waits_until_the_answer_is_yes(told: tuple[int, object]) -> None:
         said, slept_s = waited(question)
         assert answers.paths == [f"/v1/gate?pod_uid={UID}"] * 4
     assert len(slept_s) == 3
-    assert len(said) == 2  # the same is not said again
+    assert len(said) == 2  # equal lines are not repeated
     assert said[-1].startswith("yes")
 
 

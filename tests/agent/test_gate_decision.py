@@ -103,7 +103,7 @@ def test_a_pod_on_an_unpredicted_device_is_counted_there() -> None:
         "no", "the device of this pod does not have enough free memory"
     )
     # Whichever of the two goes, the other may start.
-    assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is on its way
+    assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is unconfirmed
     del reservations["q"]
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "yes"
 
@@ -171,7 +171,7 @@ def test_a_broken_device_is_none_to_start_on() -> None:
 @pytest.mark.parametrize(
     ("room", "sample"),
     [
-        pytest.param(30, status(row("p", "GPU-a"), stray(70)), id="a stray's use"),
+        pytest.param(30, status(row("p", "GPU-a"), stray(70)), id="use of an unreserved pod"),
         pytest.param(
             30,
             status(row("p", "GPU-a"), devices=[device("GPU-a", unattributed_bytes=70)]),
@@ -181,7 +181,7 @@ def test_a_broken_device_is_none_to_start_on() -> None:
             30,
             status(row("p", "GPU-a", None), stray(None),
                    devices=[device("GPU-a", unattributed_bytes=None, used_bytes=100)]),
-            id="nobody tells whose the use is: that of the pod itself is not known apart",
+            id="use is not attributed: that of the pod itself is unknown",
         ),
     ],
 )  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_neighbour_without_measured_use_is_charged_its_reservation() -> None:
 
 
 def test_no_pod_starts_beside_a_pod_without_a_reservation() -> None:
-    """What it will take, nobody can say yet."""
+    """The use of that pod is unknown."""
     beside = status(row("p", "GPU-a"), row("bypass", "GPU-a"))
     assert ask({"p": reservation(10)}, beside).answer == "not yet"
     elsewhere = status(row("p", "GPU-a"), row("bypass", "GPU-b"))
@@ -283,7 +283,7 @@ def test_pods_that_may_start_never_ask_for_more_than_there_is(
         asking = sorted(where)
         chance.shuffle(asking)
         for uid in asking:
-            # The ledger may have been read a moment ago: it knows less of promises.
+            # The ledger may have been read a moment ago: it may lack reservations.
             old = chance.randrange(max(0, now - 1), now + 1)
             then, written = story[old]
             if ask(then, sample, uid, written=written).answer == "yes":
@@ -370,7 +370,7 @@ def test_a_verdict_shows_nothing_about_other_pods() -> None:
 
 
 def certain(asked: int, uuid: str) -> Reservation:
-    """A promise to a pod whose own variable decides which device it sees."""
+    """A reservation of a pod whose own variable decides which device it sees."""
     charge = Charge(GPU, 1, {uuid: asked}, by_environment=True)
     return Reservation("default", "e", [charge])
 
@@ -381,7 +381,7 @@ def certain(asked: int, uuid: str) -> Reservation:
         pytest.param([], "no", id="it is charged here before it is seen"),
         pytest.param([row("e", "GPU-b")], "no", id="its replica is of another device"),
         pytest.param(
-            [PodUse("e", "GPU-a", used_bytes=70)], "no", id="it uses more than it was promised"
+            [PodUse("e", "GPU-a", used_bytes=70)], "no", id="it uses more than its reservation"
         ),
     ],
 )

@@ -84,15 +84,15 @@ def test_a_gated_pod_waits_then_starts_and_is_rejected_without_free_memory(
     assert asked(UID) == (503, "not yet")  # the kubelet has not admitted it
     whole.run(UID, "pod-1", 0)
     until(lambda: asked(UID) == (200, "yes"), "a pod that may start")
-    # It asked etcd: what the API server has cached may be older than the promises.
+    # It reads from etcd: the API server's cache may be older than the reservations.
     assert ("GET", GPUNODE) in api.sent()
     written = 'headroom_agent_writes_total{kind="report",outcome="accepted"} '
     (count,) = re.findall(rf"^{re.escape(written)}(\S+)$", http.get("/metrics").text, re.M)
     assert float(count) >= 1
     reservation(api, OTHER, 10)  # 80 GiB, but one is kept free
     whole.run(OTHER, "pod-2", 0)
-    until(lambda: asked(OTHER) == (409, "no"), "a pod for which there is no room")
+    until(lambda: asked(OTHER) == (409, "no"), "a pod that does not fit")
     reservation(api, OTHER, 9)
     until(lambda: asked(OTHER) == (200, "yes"), "a pod for which there is")
     api.reject["GET", GPUNODE] = (500, {})
-    until(lambda: asked(OTHER) == (503, "not yet"), "nobody who starts blindly")
+    until(lambda: asked(OTHER) == (503, "not yet"), "no pod starts without data")

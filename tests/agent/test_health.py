@@ -1,4 +1,4 @@
-"""Which devices are fenced, and what proves them well: values in, values out."""
+"""Which devices are unhealthy, and what ends that: values in, values out."""
 
 import pytest
 from hypothesis import given
@@ -69,7 +69,7 @@ ASKED, QUIET = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
 
 
 def test_the_recovery_that_the_driver_asks_for_decides() -> None:
-    """A fatal XID is believed at once, and no longer than the driver itself says so."""
+    """A fatal XID counts at once, and only as long as the driver confirms it."""
     memory, health_issues = judge(HealthState(), sight(checkups=QUIET, xids=[FATAL]))
     assert health_issues["GPU-a"].reason.endswith("unhealthy until the driver asks for no recovery")
     memory, health_issues = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["it asks"]}))
@@ -88,7 +88,7 @@ def test_an_xid_after_which_the_device_works_is_none(number: int, recovery: int 
 
 
 def test_a_late_event_does_not_undo_a_repair() -> None:
-    """XID 95, a reset, and then 154, which says that nothing is asked for any more."""
+    """XID 95, a reset, and then 154, which requests no further action."""
     memory, health_issues = judge(
         HealthState(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")])
     )

@@ -1,4 +1,4 @@
-"""The process behind a socket, as this kernel tells it."""
+"""The process behind a socket, as this kernel shows it."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""When the agent says that a restart would help it, and how old a sample may be to go by."""
+"""When the agent reports that a restart would help, and the maximum age of a usable sample."""
 
 import contextlib
 import json
@@ -88,7 +88,7 @@ def test_only_samples_that_do_not_come_are_a_reason_to_restart(
     assert local.get("/readyz").status_code == HTTPStatus.OK
     world.now_s += STALE_AFTER_S + 5
     assert not healthy(local)
-    # What was known last is still told, with its age.
+    # The last known values are still served, with their age.
     assert local.get("/v1/report").status_code == HTTPStatus.OK
     assert "headroom_agent_sample_age_seconds 40.0" in local.get("/metrics").text
 
@@ -246,7 +246,7 @@ def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes)
         server.stop()
 
 
-#: Ends after its server, although somebody still waits for an answer.
+#: Ends after its server, although a client still waits for an answer.
 _WITH_A_GATE_THAT_WAITS = """
 import socket, threading
 from agent.http_endpoints import LatestSample, Server
@@ -268,7 +268,7 @@ print("stopped")
 
 
 def test_an_answer_that_never_comes_does_not_keep_the_agent_from_ending() -> None:
-    """As when the API server does not answer, of which the kubelet knows nothing."""
+    """As if the API server does not answer, which does not concern the kubelet."""
     command = [sys.executable, "-c", _WITH_A_GATE_THAT_WAITS]
     assert subprocess.check_output(command, text=True, timeout=30) == "stopped\n"
 

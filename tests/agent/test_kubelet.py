@@ -64,7 +64,7 @@ def test_devices_are_read_of_every_numa_node_and_of_the_old_plain_list() -> None
         pytest.param(json.dumps(record(entry(ContainerName="x" * 64))).encode(), id="a long name"),
         pytest.param(json.dumps(record(entry(DeviceIDs=["x" * 257]))).encode(), id="a long device"),
         pytest.param(b"\xff\xfe", id="no text"),
-        pytest.param(b'{"Data":' * 100_000, id="deeper than anybody nests"),
+        pytest.param(b'{"Data":' * 100_000, id="nested too deeply"),
     ],
 )
 def test_an_invalid_record_is_rejected_with_one_error(content: bytes, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_pods_missing_from_the_checkpoint_are_reported_without_a_uid() -> None:
 
 
 class Service(PodResources):
-    """A kubelet that says what it is told to; None: nothing."""
+    """A kubelet with a scripted answer; None: no answer."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -256,7 +256,7 @@ def test_a_settled_kubelet_that_does_not_name_a_pod_has_ended_it(world: World) -
     assert world.message() == ""
 
 
-@pytest.mark.parametrize("young", [True, False], ids=["started just now", "lists nobody at all"])
+@pytest.mark.parametrize("young", [True, False], ids=["started just now", "lists no pods at all"])
 def test_a_kubelet_that_may_not_have_listed_its_pods_gets_time(world: World, young: bool) -> None:
     world.write(entry("u"))
     if young:
@@ -273,7 +273,7 @@ def test_a_kubelet_that_may_not_have_listed_its_pods_gets_time(world: World, you
 
 def test_no_answer_is_no_denial_however_long_it_lasts(world: World) -> None:
     world.write(entry("u"))
-    assert world.uids() == ["u"]  # nobody is listed: doubt begins
+    assert world.uids() == ["u"]  # no pod is listed: the list may be incomplete
     world.service.containers_now = None
     for now_s in (1.0, 1e6):
         world.now_s = now_s

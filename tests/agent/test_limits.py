@@ -1,4 +1,4 @@
-"""What drivers from r615 on grant containers: an agent's process on the fake library, and parts."""
+"""Limits of containers in drivers from r615 on: a whole agent on the fake library, and parts."""
 
 import json
 import threading

@@ -84,7 +84,7 @@ def test_gpus_that_are_all_lost_are_not_kept_open_and_are_followed_back(
     agent.step()
     agent.driver.say("GPU-a", said)
     agent.step()
-    assert opened(agent)  # the other one is in use: its errors have to be heard
+    assert opened(agent)  # the other one is in use: its errors must be received
     agent.driver.say("GPU-b", said)
     agent.step()
     status = agent.until(lambda _: not opened(agent))

@@ -9,7 +9,7 @@ HOUR_US = 3_600_000_000
 
 
 class Driver:
-    """Has one process sample, taken just before it is asked, and tells it to who asks for it."""
+    """Has one process sample just before each answer, and returns the sample."""
 
     def __init__(self) -> None:
         self.now_us = 10 * HOUR_US

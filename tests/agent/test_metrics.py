@@ -1,4 +1,4 @@
-"""What /metrics says: names and labels of the docs, and nothing counted twice."""
+"""The output of /metrics: names and labels of the docs, and nothing counted twice."""
 
 import re
 from collections import Counter
@@ -62,7 +62,7 @@ STATUS = GPUNodeStatus(
             resource=GPU,
             replicas=Replicas(free=1, allocated=2, unhealthy=1),
             healthy=False,
-            health_reason="XID 79 (nvml): fenced; a row remap is pending",
+            health_reason="XID 79 (nvml): unhealthy; a row remap is pending",
         ),
         mig("MIG-1", 1, "1c.2g.20gb", used=300, unattributed=30),
         mig("MIG-2", 1, "1c.2g.20gb", used=300),

@@ -1,4 +1,4 @@
-"""What the API server tells of a node: each part alone, and absent with its reason if refused."""
+"""Data of a node from the API server: each part alone, and absent with its reason if forbidden."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +35,7 @@ def server() -> Iterator[ApiServer]:
 
 
 class Asking:
-    """A NodeApi and the time that it is told."""
+    """A NodeApi and the time that it gets."""
 
     def __init__(self, url: str) -> None:
         self.now_s = 0.0

@@ -208,7 +208,7 @@ def test_a_list_that_does_not_fit_is_queried_again_with_a_larger_buffer() -> Non
 def test_entries_are_as_long_as_the_driver_writes_them(
     entry_bytes: int, count: int, clears: bool
 ) -> None:
-    """The header of v3 says 24, and drivers write less or more (docs/agent.md)."""
+    """The header of v3 has 24, and drivers write less or more (docs/agent.md)."""
 
     def call(handle: Any, room: Any, array: Any) -> int:
         size, room._obj.value = room._obj.value, count
@@ -259,7 +259,7 @@ def test_the_newest_version_that_the_driver_has_is_found_once_for_each_call(vers
 
 
 def test_a_call_that_fails_is_not_made_in_an_older_version() -> None:
-    """An older version could tell less, and be believed."""
+    """An older version could report less, and be used."""
     listed = gate(
         nvmlDeviceGetComputeRunningProcesses_v3=lambda *_: 3,
         nvmlDeviceGetComputeRunningProcesses_v2=listing((7, 70)),
@@ -538,7 +538,7 @@ def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
         assert not looking.is_alive()
         assert [d.fault for d in devices(probe)] == [""]
         count = 2
-        assert [d.fault for d in devices(probe)] == [""]  # the other one did not tell its UUID
+        assert [d.fault for d in devices(probe)] == [""]  # the other one did not report its UUID
         assert len(readers()) == 3  # two devices and the driver
     finally:
         stuck.set()
@@ -571,7 +571,7 @@ def test_limits_of_a_cgroup_are_reported_if_the_driver_has_them() -> None:
 
 
 def test_agent_that_is_limited_itself_believes_no_figure() -> None:
-    # Inside a limited cgroup the driver tells the limit for the memory of the device.
+    # Inside a limited cgroup the driver reports the limit as the memory of the device.
     for hard, fault in ((10, "the agent's own cgroup"), (2**64 - 1, "")):
         probe = NvmlProbe(limited(hard), cgroup="/sys/fs/cgroup/a")
         _PROBES.append(probe)
@@ -744,7 +744,7 @@ CALLS = [
     "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetMigDeviceHandleByIndex",
 ]
-#: What a call may do instead of answering: any code of NVML, an answer of no sense, a mistake.
+#: What a call may do instead of answering: any code of NVML, an invalid answer, an exception.
 MISHAPS: dict[str, Callable[..., Any]] = {
     **{f"code {code}": refusing(code) for code in [*range(1, 30), 777, 999]},
     "no sense": lambda *args: "no sense",

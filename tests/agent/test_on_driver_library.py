@@ -203,7 +203,7 @@ def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
             first = http.get("/v1/report").json()["devices"][0]
             return first["uuid"] == "GPU-a" and "lost" in first.get("healthReason", "")
 
-        until(lost, "the loss is told")
+        until(lost, "the loss is reported")
 
         def healthy() -> list[float]:
             return [value for _, value in metric(http, "headroom_device_healthy")]
@@ -268,7 +268,7 @@ def test_driver_that_is_unloaded_for_a_while_is_waited_for(environment: dict[str
     with printing(environment) as process:
         printed(process, lambda status: bool(status.get("devices")))
         driver.say("", "driver none")
-        # First by the process that knew the old one, then by the new one, which knows none.
+        # First by the process that had the old driver, then by the new process, which had none.
         printed(process, lambda status: "unloaded" in condition(status, "DriverReady")[1])
         printed(process, lambda status: "Not Loaded" in condition(status, "DriverReady")[1])
         driver.say("", "driver 615.10.02")

@@ -1,4 +1,4 @@
-"""What `headroom agent --once` prints of a whole node; the table in the docs is the one printed."""
+"""The output of `headroom agent --once` for a whole node; the docs contain the same table."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def uid(number: int) -> str:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Iterator[Whole]:
-    """Four pods and a stranger on two H100 and a T4 that is broken; one of the pods is busy, and
+    """Four pods and an unattributed process on two H100 and a broken T4; one pod is busy, and
     limited by the driver."""
     built = Whole(tmp_path, [h100("GPU-4c1e"), h100("GPU-9b07"), t4("GPU-e2d5")], 4)
     pods = {"llama-0": 30, "embed-7": 6, "whisper-2": 4, "rerank-1": 9}
@@ -60,7 +60,7 @@ def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
     docs = (ROOT / "docs/agent.md").read_text()
     there = re.search(r"```console\n\$ headroom agent --once\n(.*?)```", docs, re.S)
     assert there is not None
-    assert there[1] == printed, f"docs/agent.md should say:\n{printed}"
+    assert there[1] == printed, f"docs/agent.md should contain:\n{printed}"
 
 
 def test_programs_get_the_report_and_an_exit_status(whole: Whole) -> None:

@@ -31,8 +31,8 @@ def test_pinning_is_reported_only_if_nothing_prevents_it(
 @pytest.mark.parametrize(
     ("obeys", "expected"),
     [
-        pytest.param(True, "unknown", id="the pod sees the plugin's pick besides"),
-        pytest.param(False, "ignored", id="nothing to see besides"),
+        pytest.param(True, "unknown", id="the pod also sees the plugin's choice"),
+        pytest.param(False, "ignored", id="no other device is visible"),
     ],
 )
 def test_device_files_of_the_plugin_are_seen_too(obeys: bool, expected: str) -> None:
@@ -42,7 +42,7 @@ def test_device_files_of_the_plugin_are_seen_too(obeys: bool, expected: str) -> 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        pytest.param("", True, id="nothing said: the toolkit's defaults"),
+        pytest.param("", True, id="empty: the toolkit's defaults"),
         pytest.param("accept-nvidia-visible-devices-envvar-when-unprivileged = false", False),
         pytest.param('[nvidia-container-runtime]\nmode = "legacy"', True),
         pytest.param('[nvidia-container-runtime]\nmode = "cdi"', None, id="needs a CDI name"),

@@ -1,7 +1,7 @@
-"""Drivers that do not tell everything: vGPU guests, WSL, Jetson, Grace.
+"""Drivers that do not report everything: vGPU guests, WSL, Jetson, Grace.
 
 From the driver's library through the agent's report to what a user reads. What is absent is a
-reason or is said, and nothing is ever made up from what the host has.
+reason or is reported, and nothing is ever derived from the host's figures.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ NO_PROCESSES = "".join(
 VGPU = NO_PROCESSES + f"device GPU-a {20 * GIB} {GIB} {9 * GIB} GRID A100D-20C\n"
 #: No reserve either.
 WSL = NO_PROCESSES + f"device GPU-a {24 * GIB} 0 {14 * GIB} NVIDIA GeForce RTX 4090\n"
-#: 96 GB of its own beside 480 GB of the host; of what the system keeps in it nobody is the owner.
+#: 96 GB of its own beside 480 GB of the host; the system's part of it is attributed to no process.
 GRACE = f"device GPU-a {95 * GIB} {GIB} {84 * GIB} NVIDIA GH200 480GB\n"
 TELLS_NOTHING = "code nvmlDeviceGetMemoryInfo_v2 3\ncode nvmlDeviceGetMemoryInfo 3\n" + A100
 #: GB10 answers, with zeros.
@@ -44,7 +44,7 @@ def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, Devi
 
 
 def read(terms: DeviceTerms, vram: str) -> list[str]:
-    """What explain says of a node with this device."""
+    """The explanation of a node with this device."""
     verdicts = judged(vram, NodeTerms("n", None, FRESH_S, (terms,)))[1]
     return explanation_lines(explain(verdicts, Weights()).nearest[0])
 
@@ -96,7 +96,7 @@ def test_without_a_process_list_all_use_above_reservations_is_charged_and_report
     said = read(terms, f"{left_gib + 1}Gi")
     assert said[0] == f"n: {Reason.MEMORY_ON_ANY.sentence}"
     assert "cannot attribute use to pods" in said[2]
-    # Nobody can say that a pod that is gone from the lists has left nothing behind.
+    # It is unknown whether a pod that is gone from the lists has freed its memory.
     assert not status.shows_every_pod
 
 
@@ -111,7 +111,7 @@ def test_unified_memory_counts_the_gpus_own_and_what_the_system_keeps_in_it(
     node = NodeTerms("n", None, FRESH_S, (terms,))
     assert reason_for("84Gi", node) is None
     assert reason_for("85Gi", node) is Reason.MEMORY_ON_ANY
-    # A pod that was promised memory is charged all of it, however little the driver counts.
+    # A pod with a reservation is charged all of it, however little the driver counts.
     held = {"u": reservation({"GPU-a": 60 * GIB})}
     _, beside = weighed(report, GRACE, reservations=held)
     assert beside.headroom_bytes == (94 - 10 - 60) * GIB

@@ -143,7 +143,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tree: Tree) -> No
 
 
 def test_a_process_that_ends_while_it_is_read_is_absent(tree: Tree) -> None:
-    """As the kernel shows it from the end of its memory until somebody waits for it."""
+    """As the kernel shows a process from the end of its memory until its parent waits for it."""
     tree.plugin(TIME_SLICING)
     tree.process(300, "kubelet")
     probe = tree.probe()
@@ -180,14 +180,14 @@ def test_the_operator_s_environment_is_read(tree: Tree) -> None:
             "time-slicing",
             {GPU: 2},
             True,
-            id="several are refused; a name without its domain",
+            id="several are rejected; a name without its domain",
         ),
         pytest.param(
             {"mps": {"resources": [{"name": GPU, "replicas": 3}]}},
             "mps",
             {GPU: 3},
             True,
-            id="mps: refused by default",
+            id="mps: rejected by default",
         ),
         pytest.param(
             {
@@ -257,7 +257,7 @@ def test_a_process_that_only_has_the_name_is_not_believed(tree: Tree) -> None:
 
 
 def test_gkes_own_plugin_is_not_read_as_if_it_were_nvidias(tree: Tree) -> None:
-    """Its policy and its files are others: what its flags do not say is not NVIDIA's default."""
+    """Its policy and files differ: what its flags do not set is not NVIDIA's default."""
     tree.process(199, "nvidia-gpu-device-plugin", "-enable-container-gpu-metrics")
     tree.listen("nvidiaGPU-1700000000.sock", 199)
     told, sources = read(tree.probe())
@@ -298,7 +298,7 @@ def test_a_file_system_that_does_not_answer_delays_no_sample(tree: Tree) -> None
     released.set()
 
 
-#: Where distributions put the kubelet's configuration: arguments, file, its content, the policy.
+#: Paths of the kubelet's configuration in distributions: arguments, file, its content, the policy.
 LAYOUTS = [
     pytest.param(
         ("--config=/var/lib/kubelet/config.yaml", "--container-runtime-endpoint=unix:///x"),

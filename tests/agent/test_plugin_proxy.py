@@ -37,7 +37,7 @@ WISH = field(1, field(1, b"G::0") + field(1, b"G::1") + b"\x18\x01")
 
 
 class Plugin:
-    """Answers what it was sent; its stream says one thing, and stays open."""
+    """Answers with what it was sent; its stream sends one message, and stays open."""
 
     def __init__(self, folder: Path) -> None:
         self.hangs = threading.Event()

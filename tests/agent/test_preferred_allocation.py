@@ -1,4 +1,4 @@
-"""What the agent reads before it answers the kubelet, and what it says when it cannot."""
+"""What the agent reads before it answers the kubelet, and its error if it cannot answer."""
 
 import math
 import os
@@ -132,7 +132,7 @@ class Clock:
 def test_all_inputs_together_wait_no_longer_than_the_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the proxy ends the call first, and the pod's status does not say what is missing."""
+    """Otherwise the proxy ends the call first, and the pod's status lacks the reason."""
     clock = Clock()
     monkeypatch.setattr(preferred_allocation, "time", clock)
     (tmp_path / "checkpoint").write_text("{}")
@@ -158,21 +158,21 @@ def test_it_may_leave_when_no_pod_depends_on_a_choice_any_more(tmp_path: Path) -
     ledger = Ledger()
     steering = allocation(tmp_path, ledger, status())
     steering.leave()
-    assert not steering.may_leave  # it still says that it steers
+    assert not steering.may_leave  # it still reports that it steers
     ledger.told = GPUNodeStatus()
-    assert not steering.may_leave  # somebody is on his way
+    assert not steering.may_leave  # a pod is unconfirmed
     ledger.told = GPUNodeStatus(pods=[PodUse("u", "B")])
     assert steering.may_leave
     ledger.told, ledger.choice = GPUNodeStatus(), ""
     assert steering.may_leave
     ledger.told = status()
-    assert not steering.may_leave  # nobody yet, but somebody may still be promised a choice
+    assert not steering.may_leave  # none yet, but a choice may still be reserved for a pod
     ledger.told, ledger.failures = GPUNodeStatus(), 1
     assert not steering.may_leave
 
 
 class Steering:
-    """A helm whose mode, sample and ledger the test sets; nobody listens in the folder."""
+    """Steering whose mode, sample and ledger the test sets; no plugin listens in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.ledger = Ledger(choice="")
@@ -234,7 +234,7 @@ def test_steering_ends_once_no_unconfirmed_pod_depends_on_the_choice(
     assert steering.has_resources()
     assert steering.samples_wanted == 1
     steering.ledger.told = GPUNodeStatus()  # it is reported that nothing is steered
-    assert steering.has_resources()  # a pod is on its way
+    assert steering.has_resources()  # a pod is unconfirmed
     steering.ledger.choice = ""
     until(lambda: not steering.has_resources(), "that nothing is steered")
 

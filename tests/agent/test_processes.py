@@ -1,4 +1,4 @@
-"""Whose a process is: every form of cgroup path, processes that go, and those nobody may see."""
+"""The pod of a process: every form of cgroup path, processes that end, and invisible processes."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The agent's flags: what they default to, and what is refused with a sentence."""
+"""The agent's flags: their defaults, and values that are rejected with a message."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_the_manifest_sets_by_environment_what_flags_set() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        pytest.param([], "no node name", id="nobody said which node"),
+        pytest.param([], "no node name", id="the node is not set"),
         pytest.param(["--node", "n", "--replicas", "4"], "contradict", id="shared by no means"),
         pytest.param(["--node", "n", "--sharing", "mps"], "contradict", id="shared by one"),
         pytest.param(["--node", "n", "--replicas", "0"], "is not 1..", id="no replica"),

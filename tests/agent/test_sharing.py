@@ -1,4 +1,4 @@
-"""How devices are shared, from what plugin, kubelet, flags and labels tell."""
+"""How devices are shared, by plugin, kubelet, flags and labels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -186,7 +186,7 @@ LABELS = {
         pytest.param([configured(sharing="none")], ANSWERED, "mps", id="unless it is not in use"),
         pytest.param([], ANSWERED, "mps", id="then what the plugin answered"),
         pytest.param([of_labels(LABELS)], [], "mps", id="then the labels"),
-        pytest.param([], [], "time-slicing", id="and nobody: said, and taken for time-slicing"),
+        pytest.param([], [], "time-slicing", id="and none: reported, and taken for time-slicing"),
     ],
 )
 def test_sharing_is_taken_from_the_best_source(
@@ -267,7 +267,7 @@ def test_answers_of_two_configurations_show_no_policy() -> None:
             PluginReading("labels", "mps", {}),
             id="no number",
         ),
-        pytest.param({"nvidia.com/gpu.sharing-strategy": ""}, None, id="invalid, GFD says"),
+        pytest.param({"nvidia.com/gpu.sharing-strategy": ""}, None, id="invalid in GFD"),
         pytest.param({}, None, id="none"),
     ],
 )

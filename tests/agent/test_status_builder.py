@@ -1,4 +1,4 @@
-"""What a sample says, and when that is worth a write."""
+"""The content of a sample, and when it is worth a write."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -242,7 +242,7 @@ def test_sm_activity_alone_is_written_once_a_minute(
 
 
 def smoothed(*samples: tuple[float, float | None, str]) -> list[float | None]:
-    """Of samples (seconds, ratio, source)."""
+    """The smoothed activity of samples (seconds, ratio, source)."""
     before: GPUNodeStatus | None = None
     found: list[float | None] = []
     for at_s, ratio, source in samples:

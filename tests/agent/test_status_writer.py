@@ -1,4 +1,4 @@
-"""What reaches the API server, on the wire, and what the courier makes of its answers."""
+"""What reaches the API server, on the wire, and how the status writer handles its answers."""
 
 import math
 import random
@@ -351,7 +351,7 @@ def test_heartbeat_does_not_wait_for_sm_activity(
         pytest.param({"used_bytes": 4}, id="memory is freed"),
         pytest.param({"pods": [PodUse(uid="u", device="GPU-a")]}, id="a pod appears"),
         pytest.param({"devices": []}, id="a device is lost"),
-        pytest.param({"devices": [Device(uuid="GPU-a", healthy=False)]}, id="it is fenced"),
+        pytest.param({"devices": [Device(uuid="GPU-a", healthy=False)]}, id="it is unhealthy"),
         pytest.param({"sources": [Source(name="proc", state="absent")]}, id="a source is lost"),
     ],
 )

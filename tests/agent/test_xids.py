@@ -1,4 +1,4 @@
-"""Fences by XID, on the fake driver library and a stand-in for dcgm-exporter."""
+"""Unhealthy devices by XID, on the fake driver library and a stand-in for dcgm-exporter."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ def exporter() -> Iterator[StandIn]:
 
 
 def reasons(status: Status) -> dict[str, str]:
-    """uuid -> why, of the devices that are fenced."""
+    """uuid -> reason, of the unhealthy devices."""
     return {d["uuid"]: d["healthReason"] for d in status["devices"] if not d.get("healthy", True)}
 
 
@@ -50,7 +50,7 @@ def test_xid_after_which_the_device_works_fences_nothing(survey: Start) -> None:
     agent.step()
     for xid in (13, 31, 43, 45, 68, 63, 92, 94, 121, 154):
         agent.driver.fail("GPU-a", xid)
-    agent.driver.fail("GPU-b", 48)  # heard after the others
+    agent.driver.fail("GPU-b", 48)  # received after the others
     assert list(reasons(agent.until(unhealthy))) == ["GPU-b"]
 
 
@@ -64,7 +64,7 @@ def test_an_unhealthy_state_outlives_the_agent_and_ends_with_the_driver(
     before = agent.until(unhealthy)
     agent.end()
     again = survey(agent.driver, *state)
-    after = again.step()  # the driver tells it nothing of the XID
+    after = again.step()  # the driver does not report the XID to it
     assert reasons(after) == {"GPU-a": FENCED}
     assert since(after) == since(before)
     again.end()
@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_written_or_read_is_reported(survey: Start, tmp_pa
 
 
 def test_a_device_is_healthy_again_when_the_driver_asks_for_no_recovery(survey: Start) -> None:
-    agent = survey([h100("GPU-a"), h100("GPU-b")])  # the other one goes on: XIDs are heard
+    agent = survey([h100("GPU-a"), h100("GPU-b")])  # the other one is healthy: XIDs are received
     agent.driver.say("GPU-a", "recovery 1")
     agent.step()
     agent.driver.fail("GPU-a", 95)
@@ -102,7 +102,7 @@ def test_a_device_is_healthy_again_when_the_driver_asks_for_no_recovery(survey: 
 
 
 def test_a_device_is_healthy_again_after_maintenance_of_the_node(survey: Start) -> None:
-    """This driver does not tell which recovery it wants."""
+    """This driver does not report which recovery it needs."""
     agent = survey([h100("GPU-a")])
     agent.step()
     agent.driver.fail("GPU-a", 95)

@@ -101,7 +101,7 @@ class Whole:
         return f"{self.node.processes[uid, 'main'].pid:064x}"
 
     def once(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        """What `headroom agent --once` prints."""
+        """The output of `headroom agent --once`."""
         kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         return subprocess.run(
             [sys.executable, "-m", "headroom", "agent", "--once", *self.flags, *flags],

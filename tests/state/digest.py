@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-#: What is reckoned the first time somebody asks, from what is digested beside it.
+#: Values that are derived from the digested state on first use.
 _KEPT_FOR_LATER = {"_latest", "_columns_shown", "_per_node_shown", "_generation"}
 
 

@@ -1,4 +1,4 @@
-"""Small clusters in which somebody has to leave: what is on each device, in GiB."""
+"""Small clusters in which pods must be evicted: the content of each device, in GiB."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def full_node(
     plugin: Plugin = DISTRIBUTED,
     annotations: Mapping[str, str] | None = None,
 ) -> list[Event]:
-    """A node whose devices are shared by so many replicas; everybody uses what it asked for."""
+    """A node with shared devices of so many replicas; every pod uses what it requested."""
     made, uses, reservations, pods = [], [], {}, []
     for index, holders in enumerate(devices):
         uuid = f"{name}-{index}"

@@ -1,4 +1,4 @@
-"""A node of each kind, and what explain says of it for a pod: the section of docs/device-truth.md.
+"""A node of each kind, and its explanation for a pod: the section of docs/device-truth.md.
 
 python -m tests.state.kinds       writes the section again
 """
@@ -70,7 +70,7 @@ LABELS = {
 @dataclass(frozen=True)
 class Kind:
     title: str
-    #: What the pod asks for, in words.
+    #: The request of the pod, in words.
     asked: str
     pod: Pod
     gpunode: GPUNode
@@ -100,7 +100,7 @@ def node(*devices: Device, plugin: Plugin = STOCK, **other: Any) -> GPUNode:
 
 
 def used(uuid: str, gib: int, taken: int, **other: Any) -> Device:
-    """A shared device with so many replicas taken; strangers use the memory."""
+    """A shared device with so many replicas in use; unattributed processes use the memory."""
     size = gib * GIB
     return shared(uuid, 4 - taken, taken, used_bytes=size, unattributed_bytes=size, **other)
 

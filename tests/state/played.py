@@ -1,4 +1,4 @@
-"""One GPUNode and the Lease of its agent, as an API server keeps them and its watches tell it."""
+"""One GPUNode and the Lease of its agent, as an API server stores and its watches send them."""
 
 import itertools
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NODE = GPUNode(
 
 @dataclass
 class Api:
-    """One GPUNode and one Lease; each write makes a version, and is told to the watchers."""
+    """One GPUNode and one Lease; each write creates a version and is sent to the watchers."""
 
     versions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
     gpunode: GPUNode = NODE
@@ -34,16 +34,16 @@ class Api:
     pod: Pod | None = field(default_factory=pod)
     #: The receiver's clock.
     at_s: float = 0.0
-    #: What each kind of watch has not told yet.
+    #: Kind -> events that its watch has not sent yet.
     untold: dict[str, list[Event]] = field(
         default_factory=lambda: {"gpunodes": [], "leases": [], "pods": [PodSeen(pod())]}
     )
-    #: The writes of agents fail to be answered, and arrive when somebody lets them.
+    #: Writes of agents get no answer, and arrive when a test lets them.
     silent: bool = False
     lingering: list[Callable[[], object]] = field(default_factory=list)
 
     def everything(self) -> list[Event]:
-        """As one who begins to watch is told."""
+        """The events that a new watch receives."""
         beats = [HeartbeatSeen(self.lease, self.at_s)] if self.lease else []
         return [GPUNodeSeen(self.gpunode, self.at_s), *beats]
 

@@ -1,4 +1,4 @@
-"""What is charged to pods that never asked."""
+"""The charges of pods without a reservation."""
 
 import pytest
 

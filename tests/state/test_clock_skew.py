@@ -1,4 +1,4 @@
-"""Wrong clocks harm nobody: an agent that is alive is fresh, one that is not is stale in time."""
+"""Wrong clocks do no harm: a live agent is fresh, and a dead agent is stale in time."""
 
 import random
 from collections.abc import Callable
@@ -22,7 +22,7 @@ WALL_S = 1_795_219_200.0
 STALE_AFTER_S = 90.0
 INTERVAL_S = 5.0
 
-#: What the node's clock is off, by true seconds since the start.
+#: Offset of the node's clock, by true seconds since the start.
 Skew = Callable[[float], float]
 
 

@@ -112,7 +112,7 @@ class TestTheNodeAsAWhole:
             pytest.param(
                 [kube_node(), gpunode(device(), initialised=False)],
                 Reason.NOT_INITIALISED,
-                id="bystanders not charged yet",
+                id="unreserved pods not charged yet",
             ),
             pytest.param(
                 [kube_node(annotations={RESERVE: "much"}), gpunode(device())],
@@ -140,7 +140,7 @@ class TestTheNodeAsAWhole:
 
 
 def reserving(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
-    """The object as it is written with these promises besides; None takes one back."""
+    """The object as it is written with these reservations too; None removes one."""
     kept = {uid: p for uid, p in gpunode.spec.reservations.items() if uid not in promised_gib}
     new = {uid: reservation({"A": size * GIB}) for uid, size in promised_gib.items() if size}
     return replace(
@@ -175,7 +175,7 @@ class TestBindsOnTheirWay:
         state.apply([GPUNodeSeen(gpunode(device(), version="2", reservations=reservations), NOW_S)])
         snapshot = state.snapshot()
         state.apply([BindEnded("other", "n")])
-        again = gpunode(device(), version="2", reservations=reservations)  # as the watch tells it
+        again = gpunode(device(), version="2", reservations=reservations)  # as the watch sends it
         state.apply([GPUNodeSeen(again, NOW_S + 1)])
         assert state.snapshot() is snapshot
 
@@ -185,7 +185,7 @@ class TestBindsOnTheirWay:
     def test_an_expected_reservation_is_not_weighed_again(
         self, vram: str, choice: str | None, steered: list[str]
     ) -> None:
-        """And what stands there is what weighing it would say; of one without room all is."""
+        """And the terms equal those of a weighing."""
         plugin = replace(DISTRIBUTED, steered=steered, pinning="honoured")
         node = gpunode(shared("A"), shared("B", memory_bytes=40 * GIB), plugin=plugin)
         about = kube_node(annotations={DEVICE_CHOICE: choice} if choice else None)
@@ -216,8 +216,8 @@ class TestBindsOnTheirWay:
     @pytest.mark.parametrize(
         ("events", "asked"),
         [
-            pytest.param([BindBegun(pod("1Gi", uid="b"), "n")], pod("2Gi"), id="one on its way"),
-            pytest.param([], pod("2Gi", uid="old"), id="it has a promise"),
+            pytest.param([BindBegun(pod("1Gi", uid="b"), "n")], pod("2Gi"), id="another bind"),
+            pytest.param([], pod("2Gi", uid="old"), id="it has a reservation"),
             pytest.param([PodSeen(pod("2Gi", node="n"))], pod("2Gi"), id="it sits there"),
             pytest.param([], pod("30Gi"), id="it does not fit"),
             pytest.param([], pod("much"), id="it cannot be read"),
@@ -256,7 +256,8 @@ class TestBindsOnTheirWay:
             pytest.param(lambda o: reserving(o, other=20, more=1), id="one more pod"),
             pytest.param(lambda o: reserving(o, old=None), id="somebody less"),
             pytest.param(
-                lambda o: replace(o, spec=replace(o.spec, initialised=False)), id="it begins anew"
+                lambda o: replace(o, spec=replace(o.spec, initialised=False)),
+                id="initialised again",
             ),
             pytest.param(
                 lambda o: replace(o, metadata=replace(o.metadata, deletion_timestamp=STAMP)),
@@ -280,7 +281,7 @@ class TestBindsOnTheirWay:
             assert (state.snapshot() is not before) == changes
 
     def test_what_overcommits_is_weighed(self) -> None:
-        """Alarms are about what was promised, and not about what may be."""
+        """Alarms are raised for reservations, not for assumed binds."""
         held = gpunode(shared("A"))
         state = state_of(*seen(kube_node(), held))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
@@ -345,7 +346,7 @@ class TestRoom:
                 gpunode(device(), reservations={"u": reservation({"GPU-0": GIB})}),
                 gpunode(device()),
                 True,
-                id="a promise went",
+                id="a reservation was removed",
             ),
             pytest.param(
                 gpunode(device(unattributed_bytes=GIB)),
@@ -392,7 +393,7 @@ class TestRoom:
         ("pods", "unsettled"),
         [
             pytest.param([pod(node="n")], False, id="it sits there"),
-            pytest.param([pod()], False, id="it may be on its way"),
+            pytest.param([pod()], False, id="it may be bound later"),
             pytest.param([], True, id="it is gone"),
             pytest.param([pod(node="n", phase="Failed")], True, id="it ended"),
             pytest.param([pod(node="m")], True, id="it went elsewhere"),
@@ -403,7 +404,7 @@ class TestRoom:
     ) -> None:
         state = state_of(*seen(kube_node(), pod(node="n"), gpunode(device())))
         state.apply([*seen(*pods), *([] if pods else [PodGone("uid-p")])])
-        assert state.take_unsettled() == ["n"]  # it was promised nothing
+        assert state.take_unsettled() == ["n"]  # it has no reservation
         reserved = gpunode(
             device(), reservations={"uid-p": reservation({"GPU-0": GIB})}, version="2"
         )
@@ -414,7 +415,7 @@ class TestRoom:
 
 
 class TestDevicesThatThePluginCouldGive:
-    """Of D0 two replicas are held, of D1 three; D1 is full of memory, D0 is not."""
+    """Two replicas of D0 are in use and three of D1; only the memory of D1 is full."""
 
     devices = (shared("D0", free=2, allocated=2), shared("D1", free=1, allocated=3))
     reservations: ClassVar = {
@@ -437,8 +438,10 @@ class TestDevicesThatThePluginCouldGive:
 
     @pytest.mark.parametrize("how", ["stays", "is being deleted", "is gone", "has ended"])
     def test_a_pod_that_ends_lets_the_plugin_choose_its_device(self, how: str) -> None:
-        """With its pod gone, D1 holds two as D0 does; and has room then. One replica more makes
-        no difference to a pod of D0."""
+        """Without its pod, D1 has two replicas in use, as D0, and enough memory.
+
+        One replica more makes no difference to a pod of D0.
+        """
         pods = self.sitting("2026-11-21T00:00:00Z" if how == "is being deleted" else None)
         if how == "is gone":
             pods.pop()
@@ -465,7 +468,7 @@ class TestDevicesThatThePluginCouldGive:
             (plain, Reason.NO_GATE),
             (pod("8Gi", init=[gate()]), None),
             (pod("23Gi", init=[gate()]), Reason.MEMORY_ON_ANY),
-            # A gate that does not come first holds nobody back.
+            # A gate that is not the first container holds no pod back.
             (pod("8Gi", init=[Container(name="first"), gate()]), Reason.NO_GATE),
         ):
             asked = state.understand(made)
@@ -474,7 +477,7 @@ class TestDevicesThatThePluginCouldGive:
             assert fit(asked, snap, snap.rows(["n"]), NOW_S).reason(0) is expected
             judged = state.judge(made, self.reported(), NOW_S)
             assert (judged if isinstance(judged, Reason) else None) is expected
-        # One that asks for no GPU is nobody's business here.
+        # A pod that requests no GPU does not matter here.
         other = state.understand(pod(None, Container(name="main")))
         assert isinstance(other, VramRequest)
         assert fit(other, snap, snap.rows(["n"]), NOW_S).reason(0) is None
@@ -624,7 +627,7 @@ class TestVersions:
 
 
 class TestBystanders:
-    """Pods bound without a promise."""
+    """Pods bound without a reservation."""
 
     def test_they_are_charged_when_seen_and_not_when_gone(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"), shared("b"))))
@@ -738,7 +741,7 @@ def headroom_of(state: RecordingState, name: str) -> list[int]:
 
 
 class TestJudge:
-    """What bind asks about the very object it is going to write."""
+    """Bind's judgement about the object that it is going to write."""
 
     def test_it_decides_on_the_object_given(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
@@ -780,7 +783,7 @@ class TestEviction:
             pytest.param("15Gi", {"v"}, False, id="one is not enough"),
             pytest.param("24Gi", {"v", "w"}, True, id="both"),
             pytest.param("1Gi", set(), False, id="nobody goes"),
-            pytest.param("1Gi", {"somebody"}, False, id="somebody else goes"),
+            pytest.param("1Gi", {"other"}, False, id="another pod leaves"),
             pytest.param("lots", {"v", "w"}, False, id="a pod that cannot be read"),
         ],
     )
@@ -805,7 +808,7 @@ def test_what_was_handed_out_does_not_change() -> None:
 
 
 def test_an_absurd_report_affects_only_its_device() -> None:
-    """Whatever the agent says, events go on being applied."""
+    """Whatever the agent reports, events are still applied."""
     absurd = shared("b", memory_bytes=1 << 90, used_bytes=1 << 90)
     state = state_of(*seen(kube_node(), gpunode(shared("a"), absurd), pod(None, node="n")))
     assert reason(state) is Reason.CONTRADICTORY_REPORT
@@ -814,7 +817,7 @@ def test_an_absurd_report_affects_only_its_device() -> None:
 
 
 def test_nodes_are_weighed_when_every_required_kind_was_listed() -> None:
-    """Not after each list: of a node whose pods are not known nothing can be said."""
+    """Not after each list: without the pods of a node its terms are unknown."""
     state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, GPUNode, Pod))
     state.apply([Relisted(Node, (kube_node(),), NOW_S)])
     state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S)])

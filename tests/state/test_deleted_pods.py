@@ -1,8 +1,8 @@
 """A pod deleted by force keeps its charge while it runs, whatever is late, lost or wrong.
 
-The agent's courier, the cluster state, the chores and the ledger are the real ones; node, API
-server, network, watches and every clock are played by the machine below. It knows when the pod's
-container really runs, which none of them does, and is asked when they say that it has left.
+The agent's status writer, the cluster state, the controllers and the ledger are real. The machine
+below simulates the node, the API server, the network, the watches and every clock. It has the true
+state of the pod's container, and checks it when they decide that the pod has left.
 """
 
 import random
@@ -162,7 +162,7 @@ class Departing(RuleBasedStateMachine):
                     self.state.apply([DepartureMarked(found.node, found.uid, version)])
 
     def teardown(self) -> None:
-        """When all is quiet, its promise is taken back."""
+        """In the end, the reservation is removed."""
         if not self.ended:
             return
         self.pod_ends()
@@ -201,7 +201,7 @@ STORIES: dict[str, Callable[[Departing], object]] = {
         m.agent_delivers(False, 31.0),
         m.extender_catches_up(),
     ),
-    "heartbeats from before the pod came are told after it was deleted": lambda m: (
+    "heartbeats from before the pod came arrive after it was deleted": lambda m: (
         m.agent_runs_for_a_while(),
         m.extender_catches_up(),
         m.agent_runs_for_a_while(),
@@ -212,7 +212,7 @@ STORIES: dict[str, Callable[[Departing], object]] = {
         m.chores(),
         m.extender_catches_up(),
     ),
-    "it was bound and deleted while nobody watched": lambda m: (
+    "it was bound and deleted without a watch": lambda m: (
         m.agent_runs_for_a_while(),
         m.extender_catches_up(),
         m.pod_starts(),
@@ -244,7 +244,7 @@ STORIES: dict[str, Callable[[Departing], object]] = {
         m.watch_tells("leases", 9),
         m.chores(),
     ),
-    "a report that was late on its way overwrites a newer one": lambda m: (
+    "a late report overwrites a newer one": lambda m: (
         m.agent_samples(31.0),
         m.agent_delivers(True, 0.0),
         m.pod_starts(),

@@ -178,7 +178,7 @@ def test_on_unshared_devices_the_variable_is_rejected_and_other_pods_are_placed(
 
 
 def test_it_stays_pinned_to_the_device_of_an_attempt_that_may_still_arrive() -> None:
-    """The first attempt's Binding names a; the annotation would say so whatever we promise."""
+    """The first attempt's Binding names a, which the annotation would show in any case."""
     first = reserved(judged(pinned(), follower("4Gi", "u")))
     (device,) = first.charges[0].candidates
     other = {"a": "b", "b": "a"}[device]
@@ -205,7 +205,7 @@ def test_it_is_rejected_rather_than_moved_while_that_device_is_full() -> None:
 
 
 class TestAdoption:
-    """Pods that sit there without our promise, as when the GPUNode was deleted."""
+    """Pods on the node without a reservation, as after its GPUNode was deleted."""
 
     def charged(self, asked: Pod, plugin: Plugin = OBEYS) -> list[int]:
         state = pinned(plugin)
@@ -257,7 +257,7 @@ class TestObservation:
     """A prediction like any other: hit, miss, or still open."""
 
     def outcomes(self, *rows: PodUse) -> list[tuple[Result, Surprise | None, tuple[str, ...]]]:
-        """Of the pod that was pinned to a, once the report has these rows of it."""
+        """The outcome of the pod pinned to a, once the report has these rows of it."""
         reservation = Reservation(
             namespace="default",
             name="u",
@@ -286,7 +286,7 @@ class TestObservation:
 
 
 def test_its_use_is_not_mistaken_for_another_pod_s_replica() -> None:
-    """Of two replicas of a that are allocated only one is explained: another pod may have come."""
+    """Only one of two allocated replicas of a is explained: another pod may use it."""
     two = shared("a", free=2, allocated=2), shared("b", free=4)
     reservations = {
         "u": Reservation(

@@ -1,4 +1,4 @@
-"""Who else gives out the GPUs of a node."""
+"""Detection of other allocators of a node's GPUs."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def published(name: str = "s", **spec: Any) -> ResourceSlice:
 @pytest.mark.parametrize(
     ("given", "managers"),
     [
-        pytest.param(node(), set(), id="a node with the stock plugin is nobody's"),
+        pytest.param(node(), set(), id="a node with the stock plugin has none"),
         pytest.param(
             node({HANDSHAKE: "Requesting_2026.11.21 10:00:00"}),
             {Reason.HAMI_MANAGES},
@@ -80,7 +80,7 @@ def published(name: str = "s", **spec: Any) -> ResourceSlice:
         pytest.param(
             node({HANDSHAKE: "Deleted_2026.11.21 10:00:00", REGISTER: "GPU-0,10,24576,100:"}),
             set(),
-            id="HAMi says that it left",
+            id="HAMi reports that it left",
         ),
         pytest.param(
             node({REGISTER: "GPU-0,10,24576,100:"}),
@@ -181,7 +181,7 @@ def reason(state: ClusterWriter) -> Reason | None:
         pod("8Gi"), state.gpunode("n") or GPUNode(metadata=ObjectMeta(name="n")), NOW_S
     )
     found = fit(request, snap, snap.rows(["n"]), NOW_S).reason(0)  # type: ignore[arg-type]
-    # Filter and bind say the same.
+    # Filter and bind agree.
     assert (judged if isinstance(judged, Reason) else None) == found
     return found
 

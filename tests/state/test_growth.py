@@ -25,7 +25,7 @@ from tests.builders import GIB, GPU, NOW_S, STAMP, gpunode, kube_node, pod, rese
 from tests.recording import RecordingState
 from tests.state.test_cluster_state import lease, seen, state_of
 
-#: What lies behind these is not the state's.
+#: Objects behind these do not belong to the state.
 _SHARED = (type, FunctionType, ModuleType)
 
 
@@ -36,7 +36,7 @@ def names_in(state: RecordingState) -> set[str]:
     left: list[object] = [state]
     while left:
         held = left.pop()
-        keys = list(held) if isinstance(held, dict) else []  # a dict does not tell those
+        keys = list(held) if isinstance(held, dict) else []  # a dict does not refer to them
         for each in [*keys, *gc.get_referents(held)]:
             if id(each) not in known and not isinstance(each, _SHARED):
                 known.add(id(each))

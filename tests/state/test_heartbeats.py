@@ -36,7 +36,7 @@ def test_a_first_sight_counts_only_if_it_is_recent(stamp: str, moved_at_s: float
 
 
 def test_a_timestamp_that_changes_counts_whatever_its_value() -> None:
-    """A wrong clock on the node harms nobody."""
+    """A wrong clock on the node does no harm."""
     assert pulse(("1999-01-01T00:00:00Z", 1000.0), ("1999-01-01T00:00:10Z", 1010.0)) == 1010.0
 
 

@@ -1,4 +1,4 @@
-"""What labels say where no agent reports."""
+"""Reports derived from labels, without an agent."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def karpenter(count: str, memory: str, prefix: str = "karpenter.k8s.aws") -> dic
 
 
 def aks(instance_type: str) -> dict[str, str]:
-    """A pool of AKS; its GPUs' label names nobody but the vendor."""
+    """A pool of AKS; its GPU label names only the vendor."""
     return {
         "accelerator": "nvidia",
         "kubernetes.azure.com/accelerator": "nvidia",
@@ -158,10 +158,10 @@ def test_labels_that_are_enough(
     for each in status.devices:
         assert (each.memory_bytes, each.replicas.free) == (memory_bytes, replicas)
         assert (each.sharing, each.reserved_bytes) == (sharing, ASSUMED_RESERVED_BYTES)
-        # Nobody measured what strangers use, and whose pods are where.
+        # Unattributed use, and the devices of pods, are not measured.
         assert each.unattributed_bytes is None
     assert not status.shows_every_pod
-    # Shared ones only where the administrator has said so.
+    # Shared GPUs only if the administrator allows it.
     assert (believed(given, Rules()) is None) == (sharing != "none")
 
 
@@ -176,7 +176,7 @@ OF_GFD = "labels of GPU feature discovery "
         pytest.param(
             node(gfd(count="2")),
             f"{OF_GFD}describe 2 GPUs with 1 replica each, but the node offers 4 of nvidia.com/gpu",
-            id="GPUs of two models: only one of them is told of",
+            id="GPUs of two models: the label describes one of them",
         ),
         pytest.param(node(gfd(), gpu="3"), "the node offers 3 of nvidia.com/gpu", id="a sick GPU"),
         pytest.param(node(SLICED, gpu="15"), "the node offers 15", id="an unhealthy replica"),
@@ -192,7 +192,7 @@ OF_GFD = "labels of GPU feature discovery "
         pytest.param(
             node(gfd(replicas="4"), gpu="16"),
             f"{OF_GFD}are not valid: 4 replicas with sharing strategy none",
-            id="replicas that nobody shares",
+            id="unshared replicas",
         ),
         pytest.param(node(gfd(memory="0")), "contain only a model. Example", id="no memory"),
         pytest.param(node(gfd(memory="lots")), "contain only a model. Example", id="no figure"),
@@ -223,7 +223,7 @@ OF_GFD = "labels of GPU feature discovery "
         pytest.param(
             node(gke(accelerator="nvidia-l4", gpu_sharing_strategy="mps")),
             "labels of GKE contain only",
-            id="clients not told",
+            id="number of clients missing",
         ),
         pytest.param(
             node(gke(accelerator="nvidia-l4", accelerator_count="2")),
@@ -233,7 +233,7 @@ OF_GFD = "labels of GPU feature discovery "
         pytest.param(
             node(karpenter("1", "16384"), gpu="4"),
             "labels of Karpenter describe 1 GPU without sharing, but the node offers 4",
-            id="shared, and nobody says how",
+            id="shared, but the strategy is missing",
         ),
         pytest.param(
             node(karpenter("1", "16384"), **{"gpu": "0", "gpu.shared": "1"}),
@@ -298,7 +298,7 @@ def verdict(given: ClusterWriter, vram: str | None) -> Verdicts:
         pytest.param(gfd(), "4", Rules(), "79Gi", Reason.MEMORY_ON_ANY, id="the driver's part"),
         pytest.param(SLICED, "16", Rules(), "8Gi", Reason.NO_REPORT, id="no shared ones"),
         pytest.param(SLICED, "16", LABELS_DO, "8Gi", None, id="unless labels will do"),
-        pytest.param({}, "16", LABELS_DO, "8Gi", Reason.LABELS_INCOMPLETE, id="and say something"),
+        pytest.param({}, "16", LABELS_DO, "8Gi", Reason.LABELS_INCOMPLETE, id="and are incomplete"),
         pytest.param(by_mps("48"), "192", LABELS_DO, "1Gi", None, id="MPS"),
         pytest.param(
             by_mps("48"), "192", LABELS_DO, "2Gi", Reason.ABOVE_MPS_LIMIT, id="MPS, above its cap"
@@ -341,7 +341,7 @@ def test_placing_by_label(
 
 
 def test_reservations_add_up_and_never_exceed_one_gpu() -> None:
-    """Nobody observes who is where: each of them may be on any GPU."""
+    """The devices of pods are not measured: each pod may be on any GPU."""
     given = state(SLICED, "16", LABELS_DO)
     held = given.gpunode("n")
     assert held is not None

@@ -1,5 +1,7 @@
-"""An agent that lies about its own node changes nothing on another: what it says of pods counts for
-those that are bound there."""
+"""An agent that lies about its own node changes nothing on another node.
+
+Its reports about pods count only for pods that are bound to its node.
+"""
 
 from typing import Any
 
@@ -24,14 +26,14 @@ from tests.builders import (
 )
 from tests.recording import RecordingState
 
-#: Pods of the honest node, bound to it with a promise, without one, and one that waits.
+#: Pods of the honest node: bound to it with a reservation, without one, and pending.
 BOUND, STRAY, WAITING = "uid-bound", "uid-stray", "uid-waiting"
 UIDS = st.sampled_from([BOUND, STRAY, WAITING, "uid-of-the-liar", "uid-of-nobody"])
 GPUS = st.sampled_from(["GPU-a", "GPU-b"])
 
 
 def honest() -> RecordingState:
-    """Node a with two pods, one promise; node b with a pod of its own."""
+    """Node a with two pods and one reservation; node b with a pod of its own."""
     state = RecordingState(Rules(), 90.0, 0.0)
     state.apply(
         [
@@ -104,7 +106,7 @@ def test_hurts_only_its_own_node(lie: tuple[list[Device], list[PodUse]]) -> None
 
 
 def test_its_own_node_it_does_hurt() -> None:
-    """Or the test above would say nothing: the figures of b follow what is said there."""
+    """Otherwise the test above would prove nothing: the figures of b follow b's own report."""
     seen = []
     for pods in ([], [use(BOUND, "GPU-b", 20 * GIB)]):
         state = honest()

@@ -39,7 +39,7 @@ from tests.builders import (
     weighed,
 )
 
-#: 8 GiB promised to one that uses 10, 4 to one that uses 1; a stray uses 2, strangers 5.
+#: 8 GiB reserved and 10 used; 4 reserved and 1 used; unreserved use 2, unattributed use 5.
 FULL = weighed(
     shared("a", free=1, allocated=3, used_bytes=18 * GIB, unattributed_bytes=5 * GIB),
     shared("b"),

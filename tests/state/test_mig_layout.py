@@ -32,7 +32,7 @@ def node(labels: dict[str, str]) -> Node:
         pytest.param({STATE: "pending"}, Reason.MIG_CHANGING, id="under way"),
         pytest.param({STATE: "rebooting"}, Reason.MIG_CHANGING, id="it takes a reboot"),
         pytest.param({STATE: "of tomorrow"}, Reason.MIG_CHANGING, id="a state not known"),
-        pytest.param({STATE: ""}, Reason.MIG_CHANGING, id="nothing said yet"),
+        pytest.param({STATE: ""}, Reason.MIG_CHANGING, id="empty state"),
         pytest.param({STATE: "failed"}, Reason.MIG_FAILED, id="failed"),
         pytest.param(
             {STATE: "success", PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-INVALID"},

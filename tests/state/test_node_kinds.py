@@ -1,4 +1,4 @@
-"""What explain says of each kind of node, as the documentation shows it."""
+"""The explanation of each kind of node equals the documentation."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.state.kinds import DOCUMENT, KINDS, Kind, between, section
 
 def test_the_documentation_matches_explain() -> None:
     assert between(DOCUMENT.read_text().splitlines()) == list(section()), (
-        "right is: python -m tests.state.kinds"
+        "run: python -m tests.state.kinds"
     )
 
 

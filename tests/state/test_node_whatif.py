@@ -41,7 +41,7 @@ def reasons(*items: msgspec.Raw, **annotations: str) -> list[Reason | None]:
         pytest.param(
             item(labels=gke(accelerator="nvidia-l4"), gpus=1),
             Reason.MEMORY_ON_ANY,
-            id="too small, as GKE's labels say",
+            id="too small, by GKE's labels",
         ),
         pytest.param(item(reserve="60Gi"), Reason.MEMORY_ON_ANY, id="annotated reserve"),
         pytest.param(item(reserve="much"), Reason.BAD_NODE_ANNOTATION, id="bad annotation"),

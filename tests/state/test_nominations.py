@@ -68,7 +68,7 @@ def test_an_answer_to_kube_scheduler_counts_until_it_nominates() -> None:
 
 
 def test_an_expected_nomination_that_never_shows_up_ends() -> None:
-    """The pod was deleted while kube-scheduler looked for victims: nothing tells of it any more."""
+    """The pod was deleted while kube-scheduler searched victims: no event mentions it any more."""
     nominations = Nominations(HOLD_S, ours=False)
     nominations.expect(nominee(None), "n", 0.0)
     assert held(nominations, 1.0, left=True) == ["n"]
@@ -121,7 +121,7 @@ def test_what_users_write_there_breaks_nothing(text: str) -> None:
         pytest.param(pod(uid="p", priority=10, created="2020"), True, False, id="an older nominee"),
         pytest.param(pod(uid="p", priority=10, created="2030"), True, True, id="a younger nominee"),
         pytest.param(pod(uid="p", priority=9, created="2020"), True, True, id="a lower nominee"),
-        pytest.param(nominee(), True, False, id="nobody yields to itself"),
+        pytest.param(nominee(), True, False, id="no pod yields to itself"),
     ],
 )
 def test_which_pod_takes_precedence(of: Pod, both: bool, expected: bool) -> None:

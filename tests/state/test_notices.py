@@ -1,4 +1,4 @@
-"""What Events on nodes and on greedy pods say, and that each occurrence has one name everywhere."""
+"""Events on nodes and on overusing pods: each occurrence has the same name on every replica."""
 
 import itertools
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def said(state: ClusterWriter, reason: str) -> list[Notice]:
 
 
 def strange(*pids: int, used_gib: int = 20) -> GPUNode:
-    """8 GiB are promised, and processes of no pod use the rest and more."""
+    """8 GiB are reserved, and unattributed processes use the rest and more."""
     used = used_gib * GIB
     node = gpunode(
         shared("a", used_bytes=used, unattributed_bytes=used),

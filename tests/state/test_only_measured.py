@@ -1,5 +1,5 @@
 """Versions of a node's object, heartbeats and pods in any order: what is kept of the node must be
-what it is when it is looked at anew, whether it was weighed or not."""
+equal to a new computation, whether it was weighed or not."""
 
 import sys
 from typing import Any
@@ -107,7 +107,7 @@ def test_what_is_kept_of_a_node_is_how_it_is(data: st.DataObject) -> None:
 
 
 def take(state: RecordingState, *events: Event) -> None:
-    """As what the cluster tells is taken: weighed later."""
+    """As watch events are applied: weighed later."""
     for _ in state.steps(events):
         pass
 
@@ -129,7 +129,7 @@ PROMISES = {"a": reservation({"D0": 8 * GIB})}
 
 
 def told(used_bytes: int, version: int, unattributed_bytes: int = 0, **rest: Any) -> GPUNode:
-    """A pod was promised 8 GiB of D0 and uses some of it."""
+    """A pod has a reservation of 8 GiB on D0 and uses some of it."""
     first = shared(
         "D0", used_bytes=used_bytes + unattributed_bytes, unattributed_bytes=unattributed_bytes
     )
@@ -155,7 +155,7 @@ def test_pods_that_use_what_they_are_charged_anyway_have_nothing_weighed() -> No
 
 
 def test_replaced_reports_are_not_kept() -> None:
-    """Of 5,000 nodes two of each would not go into memory."""
+    """Two copies for each of 5,000 nodes would not fit into memory."""
     first = told(GIB, 1)
     before = sys.getrefcount(first.status)
     state = state_of(*seen(kube_node(), first))
@@ -167,7 +167,7 @@ def test_replaced_reports_are_not_kept() -> None:
 
 
 def test_pods_on_an_overcommitted_device_are_reported_with_their_use() -> None:
-    """One is on its way there and has no room beside the other and a stranger."""
+    """A pod is unconfirmed and does not fit beside another pod and an unattributed process."""
     held = {**PROMISES, "b": reservation({"D0": 8 * GIB})}
     state = state_of(*seen(kube_node(), told(GIB, 1, 12 * GIB, reservations=held)))
     for version, used_bytes in ((2, GIB), (3, 3 * GIB)):

@@ -1,4 +1,4 @@
-"""What is committed beyond a device is told while it is so, and of nothing else."""
+"""An overcommitted device is reported while it is overcommitted, and no other."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ def told(state: ClusterWriter) -> list[tuple[str, str]]:
     return [each for each in found if each[1] == "Overcommitted"]
 
 
-#: 8 GiB of the 24 are promised to another.
+#: 8 GiB of the 24 are reserved for another pod.
 HALF_FULL = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
 
 
@@ -57,7 +57,7 @@ VERSION_3 = msgspec.structs.replace(HALF_FULL.metadata, resource_version="3")
     [
         pytest.param(
             shared("a", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="lost"),
-            id="its driver does not tell",
+            id="its driver does not report use",
         ),
         pytest.param(shared("a", used_bytes=90 * GIB), id="they contradict each other"),
     ],
@@ -98,7 +98,7 @@ def test_a_report_that_contradicts_itself_is_no_alarm(node: GPUNode) -> None:
 
 
 def test_only_unreserved_pods_get_a_notice() -> None:
-    """Ours is a victim there; so is who grew beyond what it asked for, of whom metrics tell."""
+    """Headroom's own pod is not to blame, nor is an overusing pod, which metrics report."""
     ours = pod("8Gi", uid="uid-q", name="q", node="n", annotations={PLACEMENT: '{"node":"n"}'})
     state = state_of(*seen(kube_node(), HALF_FULL, ours, around_us()))
     assert told(state) == [("uid-p", "Overcommitted")]

@@ -1,4 +1,4 @@
-"""Pods that have to leave a node, as the state of the cluster tells."""
+"""Pods that must be evicted from a node, by the state of the cluster."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -55,7 +55,7 @@ def made(asked_gib: int, *flags: str, since: str = SINCE) -> Reservation:
 def crowded(
     *flags: str, used: int | None = 0, neighbour: int = 20, version: str = "1", **of: Any
 ) -> GPUNode:
-    """Of 24 GiB pod p was promised eight, and somebody else more than the rest."""
+    """8 of 24 GiB are reserved for pod p, and more than the rest for another pod."""
     return gpunode(
         shared("a", free=2, allocated=2),
         reservations={"p": made(8, *flags, **of), "q": made(neighbour)},
@@ -115,7 +115,7 @@ def test_a_pod_that_its_gate_let_through_stays() -> None:
         pytest.param(
             crowded(), pod(gate=False, controlled=False), EVICT, False, id="it would be lost"
         ),
-        pytest.param(crowded(neighbour=16), pod(gate=False), EVICT, False, id="it has room"),
+        pytest.param(crowded(neighbour=16), pod(gate=False), EVICT, False, id="it fits"),
     ],
 )
 def test_without_a_gate_only_new_pods_are_evicted_and_only_if_set(
@@ -139,7 +139,7 @@ def test_a_node_with_a_pod_to_evict_is_checked_until_it_has_left() -> None:
     assert state.crowded == ["n"]
     assert "n" in state.take_unsettled()
     apply(state, GPUNodeSeen(crowded(EVICTED, neighbour=16, version="2"), NOW_S))
-    assert state.crowded == ["n"]  # its mark has yet to be taken back
+    assert state.crowded == ["n"]  # its mark still has to be removed
     apply(state, GPUNodeSeen(crowded(neighbour=16, version="3"), NOW_S))
     assert state.crowded == []
 
@@ -160,7 +160,7 @@ def test_after_an_eviction_the_node_takes_no_pods_for_a_while() -> None:
     assert rejection(state) is Reason.EVICTED_RECENTLY
     apply(state, TimePassed(NOW_S + 10.0))
     assert rejection(state) is None
-    assert state.headroom_gains.of("n") > before  # whoever waits is woken
+    assert state.headroom_gains.of("n") > before  # waiting pods are requeued
 
 
 def others(count: int) -> Iterable[Pod]:
@@ -180,7 +180,7 @@ def test_no_pod_is_evicted_during_a_back_off() -> None:
 
 
 def test_a_mark_of_another_replica_counts_before_the_watch_delivers_it() -> None:
-    """Read ahead of the watch: nobody else is sent away beside it, and nobody is let in."""
+    """Read before the watch delivers it: no other pod is evicted, and none is placed there."""
 
     def of(*flags: str) -> GPUNode:
         return gpunode(

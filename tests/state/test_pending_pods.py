@@ -1,4 +1,4 @@
-"""What the author of a refused pod reads: numbers of the nearest device, and reasons as counted."""
+"""The message for the author of a rejected pod: numbers of the nearest device, counted reasons."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ def decision(of: Pod, rejected: Mapping[Reason, int] = TWO) -> Decision:
 
 
 def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterWriter:
-    """Nodes of one 24 GiB GPU, number 3 of its node, of which so many GiB are promised."""
+    """Nodes of one 24 GiB GPU, index 3 on its node, of which so many GiB are reserved."""
     what: list[object] = []
     for name, gib, labels in labelled:
         metadata = ObjectMeta(name=name, uid=name, labels=labels)

@@ -98,7 +98,7 @@ def test_a_taint_would_rather_not_unless_it_is_tolerated() -> None:
         (beside(REQUIRED, "podAntiAffinity", labelSelector=WEB), False),
         (beside(PREFERRED, labelSelector=IN_WEB), True),
         (beside(PREFERRED, labelSelector={}), True),
-        (beside(PREFERRED), False),  # no selector is about nobody
+        (beside(PREFERRED), False),  # a missing selector matches no pod
         (beside(PREFERRED, labelSelector={"matchLabels": {"app": "db"}}), False),
         (beside(PREFERRED, labelSelector=WEB, namespaces=["other"]), False),
         (beside(PREFERRED, labelSelector=WEB, namespaces=["other", "team"]), True),
@@ -114,7 +114,7 @@ def test_pods_that_are_there_speak_of_the_newcomer(
     neighbours.pod_seen(pod("two", affinity=affinity), False)
     assert neighbours.match(newcomer) is spoken_of
     neighbours.pod_gone("one", None)
-    assert neighbours.match(newcomer) is spoken_of, "the other one still says it"
+    assert neighbours.match(newcomer) is spoken_of, "the other pod has the same term"
     neighbours.pod_seen(pod("two"), False)
     assert not neighbours.match(newcomer)
     neighbours.pod_gone("two", None)

@@ -1,4 +1,4 @@
-"""What is suggested to be tidied."""
+"""Findings that must be reconciled."""
 
 import msgspec
 import pytest
@@ -62,7 +62,7 @@ REMEMBERED = 10000
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 YOUNG, OLD = "2026-11-20T23:59:30Z", "2026-11-20T23:58:30Z"
-#: Of a replica whose clock is ahead: a little, and a lot.
+#: Times of a replica with a clock that is ahead: a little, and much.
 NEXT, AHEAD = "2026-11-21T00:00:30Z", "2026-11-21T00:40:00Z"
 
 
@@ -78,7 +78,7 @@ def state_with(node: GPUNode, *pods: Pod) -> RecordingState:
         pytest.param([pod(node="n")], OLD, False, False, id="it runs here"),
         pytest.param([pod(node="n", phase="Failed")], YOUNG, False, True, id="it ended"),
         pytest.param([pod(node="m")], YOUNG, False, True, id="it went elsewhere"),
-        pytest.param([pod()], YOUNG, False, False, id="it may be on its way"),
+        pytest.param([pod()], YOUNG, False, False, id="it may be bound later"),
         pytest.param([pod()], OLD, False, True, id="it never came"),
         pytest.param([pod()], NEXT, False, False, id="it is of a clock a little ahead"),
         pytest.param([pod()], AHEAD, False, True, id="it is of a clock that was wrong"),
@@ -136,7 +136,7 @@ RUNS = PodStatus(
         pytest.param(
             [PodSeen(pod(node="n")), PodGone("uid-p", ended=True)], LEFT, id="known to have ended"
         ),
-        pytest.param([PodSeen(pod(node="n")), PodGone("uid-p")], AWAITS, id="nobody saw it end"),
+        pytest.param([PodSeen(pod(node="n")), PodGone("uid-p")], AWAITS, id="its end was not seen"),
         pytest.param(
             [PodSeen(msgspec.structs.replace(pod(node="n"), status=RUNS)), PodGone("uid-p")],
             AWAITS,
@@ -176,7 +176,7 @@ SOUND = [Source(name="checkpoint"), Source(name="proc")]
         pytest.param(SOUND, shared("a"), heartbeat("100"), False, id="maybe an earlier one"),
         pytest.param(SOUND, shared("a"), heartbeat(""), False, id="of unknown order"),
         pytest.param(SOUND, shared("a"), heartbeat("1e9"), False, id="no version"),
-        pytest.param(SOUND, shared("a"), heartbeat("9" * 5000), False, id="a version of nobody's"),
+        pytest.param(SOUND, shared("a"), heartbeat("9" * 5000), False, id="an impossible version"),
         pytest.param(SOUND, shared("a"), heartbeat("101", gpunode="x"), False, id="another object"),
         pytest.param(
             SOUND,
@@ -185,7 +185,7 @@ SOUND = [Source(name="checkpoint"), Source(name="proc")]
             False,
             id="of another report",
         ),
-        pytest.param([], shared("a"), heartbeat("101"), False, id="nobody knows of pods"),
+        pytest.param([], shared("a"), heartbeat("101"), False, id="pods are not reported"),
         pytest.param(
             [Source(name="checkpoint", state="degraded"), Source(name="proc")],
             shared("a"),
@@ -248,7 +248,7 @@ def test_without_an_agent_a_reachable_kubelet_has_ended_deleted_pods() -> None:
     assert orphans(state, WALL_S + KUBELET_ENDS_S, 60.0) == AWAITS
     later_s = WALL_S + KUBELET_ENDS_S + 1.0
     assert orphans(state, later_s, 60.0) == LEFT
-    # One that is not has ended nobody, and begins anew when it is back.
+    # An unreachable kubelet has ended no pod, and the wait starts again when it is back.
     state.apply([unreachable(True)])
     assert orphans(state, later_s, 60.0) == AWAITS
     state.apply([DepartureMarked("n", "uid-p", "", NOW_S)])

@@ -1,4 +1,4 @@
-"""What a bound pod was promised stands whatever its author writes on it later, and that is told."""
+"""A later change of a bound pod's request does not change its reservation, and is reported."""
 
 import msgspec
 import pytest
@@ -70,7 +70,7 @@ def test_a_second_edit_is_another_notice() -> None:
 
 
 def test_reservations_are_restored_when_the_ledger_is_lost() -> None:
-    """Initialised anew, the node charges what the pod was bound with."""
+    """Initialised again, the node charges the request that the pod was bound with."""
     state, edited = bound("8Gi", "1Gi")
     state.apply([GPUNodeGone("n")])
     adopted = state.adopt(edited, gpunode(shared("a")))
@@ -93,7 +93,7 @@ def test_a_placement_without_a_request_shows_no_edit(placement: str) -> None:
 
 
 def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
-    """A pod bound by somebody else and charged, and what has become of its annotation since."""
+    """An adopted pod, and its annotation after a later change."""
     node = gpunode(shared("a"))
     state = state_of(*seen(kube_node(), node))
     reservation = state.adopt(pod(asked, node="n"), node)

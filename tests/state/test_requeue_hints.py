@@ -1,4 +1,4 @@
-"""Who is woken: whom room came for, as many as fit, once, in their order; nobody is lost."""
+"""Which pods are requeued: those that fit after a gain, once, in their order; none is lost."""
 
 import msgspec
 
@@ -54,8 +54,7 @@ class World:
             self.holds(name, 24)
 
     def holds(self, name: str, gib: int, replicas: int = 4, sm: float | None = None) -> None:
-        """Its agent reports so much in use by strangers, so many replicas free, and its SMs so
-        busy."""
+        """Its agent reports this unattributed use, number of free replicas and SM activity."""
         self.version += 1
         sm_activity = None if sm is None else SmActivity(sm, "gpm")
         gpu = shared(
@@ -157,7 +156,7 @@ def test_a_pod_that_is_rejected_again_leaves_the_memory_to_the_next() -> None:
 
 
 def test_a_pod_that_other_plugins_reject_does_not_block_the_others() -> None:
-    """Filter is never asked for them, so only time tells."""
+    """Filter is never called for them, so only time passes."""
     world = World("n")
     world.see(*(rejected(f"stuck{i}", minute=i) for i in range(3)), rejected("right", minute=9))
     world.holds("n", 0)
@@ -214,7 +213,7 @@ def test_a_pod_that_passed_filter_is_not_requeued() -> None:
     world.holds("n", 0)
     world.decides(waiting, fits=1)
     assert world.requeued() == []
-    # It was never bound: it fits, and nobody else would see to it.
+    # It was never bound: it fits, and no other client would requeue it.
     assert world.requeued(after_s=10) == ["p"]
 
 
@@ -445,7 +444,7 @@ def test_memory_that_victims_freed_for_a_pod_requeues_no_other_pod() -> None:
     # There would be room for the other, and the nominee is not there yet.
     world.holds("n", 3)
     assert world.requeued(CLAIM_S + 1.0) == ["nominee"]
-    # Who ranks higher leaves the place to nobody.
+    # A pod with a higher priority yields to no pod.
     world.see(rejected("above", priority=6))
     world.holds("n", 2)
     assert world.requeued(MAX_BACK_OFF_S) == ["above"]

@@ -1,4 +1,4 @@
-"""A trial changes nothing, and what it says is what happens."""
+"""A simulation changes nothing, and its result equals what really happens."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def cluster_of(
     plugins: Sequence[Plugin | None] = (),
     choices: Sequence[str] = (),
 ) -> ClusterWriter:
-    """Each world is a node; pods with promises there are known and bound."""
+    """Each world is a node; pods with reservations there are known and bound."""
     state = state_of()
     for index, world in enumerate(fleet):
         name = f"n{index}"

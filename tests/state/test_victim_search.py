@@ -1,4 +1,4 @@
-"""Who has to leave which node, on small clusters, as kube-scheduler would ask."""
+"""Victims on small clusters, as kube-scheduler would ask for them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +27,7 @@ from tests.state.test_cluster_state import state_of
 
 MIRRORED = "kubernetes.io/config.mirror"
 
-#: Of a pod that is being deleted, with seconds to go by the clock of these tests.
+#: Deletion time of a terminating pod, seconds ahead on the clock of these tests.
 LEAVING = "2026-11-21T00:00:20+00:00"
 OVERDUE = "2026-11-20T23:58:00+00:00"
 STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
@@ -125,9 +125,7 @@ SMALL = [On("a", 10, 1), On("b", 10, 1)], [On("c", 2, 1)]
     ("devices", "plugin", "annotations", "leave"),
     [
         pytest.param(LARGE, DISTRIBUTED, {}, {"c"}, id="distributed takes the emptier device"),
-        pytest.param(
-            LARGE, PACKED, {}, {"a", "b", "c"}, id="packed takes what somebody is left on"
-        ),
+        pytest.param(LARGE, PACKED, {}, {"a", "b", "c"}, id="packed prefers a device in use"),
         pytest.param(SMALL, PACKED, {}, {"a", "b"}, id="packed takes the fuller device"),
         pytest.param(LARGE, Plugin(), {}, {"a", "b", "c"}, id="unknown takes any"),
         pytest.param(
@@ -154,7 +152,7 @@ def test_the_best_node_is_answered_and_worse_ones() -> None:
     ]
     offered = {"dear": ["b"], "cheap": ["a"], "same": ["c"], "small": ["d"]}
     result = found(*clusters, of=newcomer(20), offered=offered)
-    # "same" would be as good for kube-scheduler, and then nobody knew which one it took.
+    # "same" would be equally good for kube-scheduler, so its choice would be unknown.
     assert told(result) == {"cheap": ["a"], "dear": ["b"]}
     assert result.helpless == 1
     assert [other.node for other in result.others] == ["same", "dear"]
@@ -258,11 +256,11 @@ def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> Non
     alone = state_of(*full_node("n", [On("a", 20, 1, labels=web)]), BudgetSeen(budget(0)))
     result = found(state=alone, of=of, offered=offered)
     assert [each.pdb_violations for each in answered(result)] == [1]
-    # Where nobody may be forced, nobody is.
+    # If no violation is allowed, no pod is evicted.
     assert told(found(state=alone, of=of, offered=offered, careful=True)) == {}
     state.apply([BudgetGone("default", "pdb")])
     assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
-    # While they are awaited nobody knows whom not to evict.
+    # Until the budgets are listed, it is unknown which pods they protect.
     state.budgets.unlisted = True
     assert told(found(state=state, of=of, offered=offered)) == {}
     state.apply([Relisted(PodDisruptionBudget, (budget(0),), NOW_S)])
@@ -276,7 +274,7 @@ def test_memory_that_is_held_for_a_pod_is_not_reserved_for_another() -> None:
     first = newcomer(14, name="first", nominated="n", created="2026-11-21T00:30:00Z")
     second = newcomer(12, name="second")
     state = state_of(*events, PodSeen(first))
-    # Beside the first there is no room for it, whoever leaves.
+    # Beside the first pod it does not fit, whatever pods leave.
     assert told(found(state=state, of=second, offered={"n": ["a"]})) == {}
     assert told(found(state=state, of=second, rejected=["n"])) == {}
     assert told(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {
