@@ -1,4 +1,4 @@
-"""Keeps a small real cluster running for a person: three nodes, one pod placed and one refused.
+"""Keeps a small real cluster running for a person: three nodes, a placed and a rejected pod.
 
 The API server, kube-scheduler and ``headroom serve`` are the real ones; the nodes are objects, and
 what their kubelets, device plugins and agents would do is played here, until Ctrl-C.
@@ -30,7 +30,7 @@ One of your own, on nodes whose containers are only pretended:
   kubectl get pod placed -o yaml | sed 's/name: placed/name: mine/; s/20Gi/8Gi/; /nodeName/d' |
     kubectl create -f -
 
-What Headroom says to it: {debug}/v1/explain/pods/{namespace}/mine
+Headroom's explanation of it: {debug}/v1/explain/pods/{namespace}/mine
 Ctrl-C ends all of it.
 """
 
@@ -44,7 +44,7 @@ def main() -> None:
             cluster.bring_up()
             cluster.create_pod("placed", "20Gi")
             cluster.create_pod("too-large", "25Gi")
-            cluster.until(lambda: bool(cluster.rejection("too-large")), "a pod is refused")
+            cluster.until(lambda: bool(cluster.rejection("too-large")), "a pod is rejected")
             said = WHAT_NEXT.format(
                 kubeconfig=plane.kubeconfig(namespace=NAMESPACE),
                 kubectl=built("kubectl")["kubectl"],

@@ -32,13 +32,13 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 #: Roles of the console.
 OF_THE_CONSOLE = ("headroom-console", "headroom-journal")
 PATIENCE_S = 60.0
-#: What of its settings decides how kube-scheduler is answered, as it is shipped beside one.
+#: Settings that affect the answers to kube-scheduler, as shipped beside one.
 _FILE = yaml.safe_load(Path(ROOT, "deploy/base/headroom.yaml").read_text(encoding="utf-8"))
 SHIPPED = {"gate_image": "headroom-agent", "filter_best_only": _FILE["filter_best_only"]}
 
 
 class Cluster:
-    """Nodes of these names, whoever makes them; start what a test needs, then ask ``until``."""
+    """Nodes of these names, created by any client; start what a test needs, then ask ``until``."""
 
     def __init__(self, plane: ControlPlane, names: Sequence[str]) -> None:
         self.plane = plane
@@ -91,7 +91,7 @@ class Cluster:
         """Start one replica of ``headroom serve`` in cluster mode; returns the verbs' address.
 
         ``settings`` are those of its file; ``api_port`` is where it reaches the API server;
-        ``guarded``: its debug API is not for everybody.
+        ``guarded``: its debug API requires authentication.
         """
         port = port or self.port
         (debug_port,) = free_ports(1)
@@ -183,7 +183,7 @@ class Cluster:
         self.plane.call("POST", PODS, manifest)
 
     def delete_pod(self, name: str) -> None:
-        """As a user does; its kubelet ends the containers, says so and lets the pod go."""
+        """Delete it as a user does; its kubelet ends the containers and reports that."""
         if self.node_of(name):
             ended = {"status": {"phase": "Succeeded"}}
             path = f"{PODS}/{name}/status"
@@ -240,7 +240,7 @@ class Cluster:
         return float(values[0]) if values else 0.0
 
     def until(self, true: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for it; what each process said last is shown when it does not come."""
+        """Wait for it; if it does not happen, show the last output of each process."""
 
         def logs() -> str:
             return "\n".join(f"--- {n}\n{self.plane.log(n)[-4000:]}" for n in self._started)
@@ -332,6 +332,6 @@ def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def placement(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """What the Binding wrote on the pod."""
+    """The placement annotation of the Binding."""
     decoded: dict[str, Any] = json.loads(pod["metadata"]["annotations"]["headroom.gpu/placement"])
     return decoded

@@ -29,7 +29,7 @@ NewCluster = Callable[..., PlayedCluster]
 @starts_processes
 def binaries(request: pytest.FixtureRequest) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
         built(*BINARIES)
 
 
@@ -61,6 +61,6 @@ def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
-    """Say a figure that was measured, for the end of the session's output."""
+    """Print a measured figure at the end of the session's output."""
     # Reports carry them, from other processes too.
     return lambda line: request.node.user_properties.append(("measured", line))

@@ -22,7 +22,7 @@ def settings_of(options: list[str]) -> Settings:
             given = True if value.startswith("--") else value
             told[name.removeprefix("--").replace("-", "_")] = given
     file = Path(str(told.pop("config")))
-    # Less than what is refused, because a quiet cluster is usually heard of only every minute.
+    # Shorter than settings allow: a quiet cluster usually sends an event only every minute.
     return load_settings(file, **told).model_copy(update={"blind_after_s": BLIND_AFTER_S})
 
 

@@ -1,7 +1,7 @@
 """An incident at 3 a.m., and what `kubectl headroom` answers to each question that it raises.
 
 On real nodes: a fleet fills until every GPU has some memory left and none enough; a process that no
-pod knows takes memory; an agent dies. What is true is read from what was done, not from Headroom.
+pod knows takes memory; an agent dies. The truth is derived from the actions, not from Headroom.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.e2e.cluster import NAMESPACE
 from tests.e2e.real import GPU_BYTES, RealCluster, is_refused
 
 STRANGER_PID, STRANGER_GIB = 99_998, 7
-#: Of every GPU, so that 8 GiB are left on it.
+#: Use of every GPU, so that 8 GiB are free.
 FILLS_GIB = 16
 WAITS_GIB = 20
 STALE_AFTER_S = 15
@@ -30,7 +30,7 @@ class Answer:
     question: str
     command: str
     text: str
-    #: What has to be in it.
+    #: Texts that the answer must contain.
     truth: tuple[str, ...]
 
     @property
@@ -42,7 +42,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
     """The cluster is empty; it is left with a dead agent on its last node."""
     cluster.kill("extender")
     cluster.start_extender(settings={"stale_after_s": STALE_AFTER_S})
-    cluster.until(cluster.initialised, "an extender that knows all nodes")
+    cluster.until(cluster.initialised, "an extender that has all nodes")
     gpus = [gpu.uuid for machine in cluster.machines.values() for gpu in machine.driver.gpus]
     fills = [f"fills-{number}" for number in range(len(gpus))]
     for name in fills:
@@ -50,7 +50,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
     cluster.until(lambda: len(cluster.bound()) == len(fills), "a pod on every GPU")
     cluster.until(cluster.decided, "all of them run")
     cluster.ask("waits", WAITS_GIB)
-    cluster.until(lambda: is_refused(cluster.pod("waits")), "one is refused")
+    cluster.until(lambda: is_refused(cluster.pod("waits")), "a pod is rejected")
     first = cluster.names[0]
     on_first = sorted(name for name in fills if cluster.node_of(name) == first)
     nodes, left = len(cluster.names), (GPU_BYTES // GIB - FILLS_GIB)
@@ -93,12 +93,12 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
             (device.unattributed_bytes or 0) >= STRANGER_GIB * GIB
             for device in reported(cluster, first)
         ),
-        "a report that shows the stranger",
+        "a report that shows the unattributed process",
     )
     yield ask(
         "Who holds this GPU?",
         f"top gpu --search {gpu}",
-        # Measured in use, beside what is promised; a little of the rest is forgiven every device.
+        # Measured use, beside the reservations. A small unattributed part is tolerated.
         f"{FILLS_GIB}.0 GiB",
         f"{FILLS_GIB + STRANGER_GIB}.0 GiB",
         first,

@@ -96,7 +96,7 @@ class Nodes:
             self.beat([name])
 
     def beat(self, names: Sequence[str]) -> None:
-        """The heartbeat of these nodes, on which a sample of now says what was reported."""
+        """The heartbeat of these nodes, with a sample taken now that confirms the report."""
         for name in names:
             now, (held, status) = datetime.now(UTC), self._reported[name]
             vouch = Confirmation(

@@ -46,7 +46,7 @@ class Outcome:
     bound: dict[str, str] = field(default_factory=dict)
     took_s: dict[str, float] = field(default_factory=dict)
     filter_calls: int = 0
-    #: Evicted from nodes to which nobody was bound for it.
+    #: Evicted from nodes to which no preemptor was bound.
     in_vain: int = 0
 
 
@@ -57,12 +57,12 @@ class Scenario:
     #: Size of each newcomer, all of the same priority; their names are new-0, new-1 ...
     newcomers: Sequence[int]
     nodes: Sequence[str] = ("gpu-1",)
-    #: Of the newcomers so many can be placed.
+    #: Number of preemptors that can be placed.
     placed: int = 1
     #: Each way in which it is right to evict for that.
     victims: Sequence[set[str]] = ()
     mirrored: bool = False
-    #: Labels of pods that a disruption budget allows nobody to disrupt.
+    #: Labels of pods that a disruption budget protects from every eviction.
     guarded: Sequence[str] = ()
     grace_s: float = 0.5
     #: Whether it is played with the tests, too; what is played there otherwise is for benchmarks.
@@ -128,7 +128,7 @@ SCENARIOS = (
         tested=False,
     ),
     Scenario(
-        "nobody's leaving would help",
+        "no eviction would help",
         [
             Batch("a", "gpu-1", 0, 4),
             Batch("b", "gpu-1", 1, 20, "prod"),
@@ -142,7 +142,7 @@ SCENARIOS = (
 
 
 class Kubelets:
-    """They end whom somebody deletes, each after ``grace_s``, on a thread."""
+    """A thread that ends deleted pods, each after ``grace_s``."""
 
     def __init__(self, cluster: PlayedCluster, grace_s: float, reports: bool) -> None:
         self._cluster = cluster
@@ -211,7 +211,7 @@ class Stage:
             self.cluster._unless(409, "POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
 
     def mirror(self, nodes: Sequence[str], mirrored: bool) -> None:
-        """Whether kube-scheduler knows the sum of each node's GPU memory."""
+        """Whether kube-scheduler has the sum of each node's GPU memory."""
         shape = self.cluster.nodes.shape
         amount = str(shape.gpus * shape.memory_bytes >> 20) if mirrored else None
         status = {"capacity": {MIRROR: amount}, "allocatable": {MIRROR: amount}}
@@ -220,7 +220,7 @@ class Stage:
             self.cluster.plane.call("PATCH", path, {"status": status}, MERGE)
 
     def run_batch(self, pods: Sequence[Batch], mirrored: bool = False) -> None:
-        """Have them run where they are said to, seen by the agent and charged."""
+        """Run them on the given devices, reported by the agent and charged."""
         cluster = self.cluster
         for batch in pods:
             manifest = manifest_of(batch.name, batch.gib, batch.kind, mirrored=mirrored)
@@ -253,7 +253,7 @@ class Stage:
         self.cluster.plane.call("POST", PODS, manifest)
 
     def guard(self, apps: Sequence[str]) -> None:
-        """Nobody may disrupt these; without a controller that reckons it, it is said so."""
+        """A budget that allows no disruption; its status is written here, without a controller."""
         for app in apps:
             selector = {"matchLabels": {"app": app}}
             body = {"metadata": {"name": app}, "spec": {"minAvailable": 1, "selector": selector}}
@@ -301,7 +301,7 @@ class Stage:
             yield outcome, placed
 
     def clear(self) -> None:
-        """Everybody is gone, and so is what they were promised."""
+        """Delete all pods and reservations."""
         cluster = self.cluster
         cluster.plane.call("DELETE", BUDGETS)
         for pod in cluster.pods():
@@ -320,7 +320,7 @@ class Stage:
             cluster.nodes.beat(cluster.names)
             return not any(cluster.gpunode(n).spec.reservations for n in cluster.names)
 
-        cluster.until(empty, "nothing is promised any more")
+        cluster.until(empty, "nothing is reserved any more")
 
     def filter_calls(self) -> int:
         if not self.has_extender:
@@ -329,7 +329,7 @@ class Stage:
 
     @contextmanager
     def played(self, grace_s: float) -> Iterator[Outcome]:
-        """What comes of it while kubelets give pods so long to end."""
+        """The outcome if kubelets end pods after this time."""
         outcome, calls = Outcome(), self.filter_calls()
         with Kubelets(self.cluster, grace_s, self.has_extender) as kubelets:
             yield outcome

@@ -22,7 +22,7 @@ GPU_BYTES = 24 * GIB
 #: Kubelets, plugins, agents and gates share a small machine with others: on two cores with forty
 #: processes in line a burst of twenty gated pods took 56 s.
 REAL_PATIENCE_S = 240.0
-#: Of a pod whose node has no replica left for it.
+#: Reason of a pod that its kubelet rejected because no replica was left.
 TURNED_AWAY = "UnexpectedAdmissionError"
 
 
@@ -38,7 +38,7 @@ class Outcome:
     turned_away: int
     overcommitted: int
     overdrawn: int
-    #: Of the memory of all devices, what was asked for by those that were given a device.
+    #: Share of the memory of all devices that was requested by pods with a device.
     asked_ratio: float
 
 
@@ -69,7 +69,7 @@ class RealCluster(Cluster):
             for number, name in enumerate(names)
         }
         self._agent_flags = agent_flags
-        #: What the user asked for, of each pod that was ever created here.
+        #: Pod -> request of the user, for every pod that was ever created here.
         self.asked_bytes: dict[str, int] = {}
 
     def create(self) -> None:
@@ -100,7 +100,7 @@ class RealCluster(Cluster):
         self.create_pod(name, f"{gib}Gi", **containers, **spec)
 
     def decided(self) -> bool:
-        """Whether the kubelets have started or turned away all that was bound to them."""
+        """Whether the kubelets have started or rejected all pods that were bound to them."""
         return all(pod["status"]["phase"] != "Pending" for pod in self.bound())
 
     def delete_all(self) -> None:
@@ -117,7 +117,7 @@ class RealCluster(Cluster):
         self.until(lambda: not any(self.taken_bytes().values()), "all memory is free")
         self.until(
             lambda: not any(node.spec.reservations for node in self.gpunodes()),
-            "no promise is left",
+            "no reservation is left",
         )
 
     def until(
@@ -137,8 +137,7 @@ class RealCluster(Cluster):
             raise AssertionError("\n".join([str(err), *self._story()])) from None
 
     def _story(self) -> Iterator[str]:
-        """Of each pod that does not run what it waits for; of each node its processes' last words,
-        and what its gates said."""
+        """What pending pods wait for, and for each node the last output of its processes and gates."""
         for pod in self.pods():
             status = pod["status"]
             if status["phase"] == "Pending":
@@ -158,7 +157,7 @@ class RealCluster(Cluster):
     # The referee.
 
     def taken_bytes(self) -> Counter[str]:
-        """Of each device, what was asked for by those whom its kubelet gave it."""
+        """Device -> bytes requested by the pods to which its kubelet gave it."""
         taken = Counter[str]()
         for machine in self.machines.values():
             for held in machine.held():
@@ -189,5 +188,5 @@ class RealCluster(Cluster):
 
 
 def is_refused(pod: Mapping[str, Any]) -> bool:
-    """Whether it waits, and was told that no node takes it."""
+    """Whether it waits, and its condition shows that no node takes it."""
     return not pod["spec"].get("nodeName") and said(pod).startswith("0/")

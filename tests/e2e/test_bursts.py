@@ -1,4 +1,4 @@
-"""Nothing is promised twice: bursts, crashes and rival replicas, judged by the referee.
+"""Nothing is reserved twice: bursts, crashes and rival replicas, judged by the referee.
 
 The referee is told only which pod was bound where. Pods come faster than agents report, so most
 of them are placed on nodes whose last pods nobody has observed yet; after a crash and between
@@ -21,7 +21,7 @@ http = urllib3.PoolManager(retries=False, timeout=60.0).request
 
 #: More than memory for pods of 3 GiB: counting replicas would not save a device.
 MANY_REPLICAS = Shape(replicas=16)
-#: Of 3 GiB, of which eight fill a device to the last byte.
+#: Requests of 3 GiB, of which eight fill a device to the last byte.
 PODS_THAT_FIT = 36
 MIXED = ("2Gi", "3Gi", "4Gi", "6Gi", "8Gi", "12Gi")
 
@@ -34,9 +34,9 @@ def test_a_hundred_pods_at_once_overcommit_no_device(new_cluster: NewCluster) ->
         cluster.create_pod(f"p{i}", chance.choice(MIXED))
     cluster.until(
         lambda: watch(cluster) and settled(cluster) and len(cluster.bound()) > 60,
-        "most pods are bound, all others refused",
+        "most pods are bound, all others rejected",
     )
-    # Filter knows of binds on their way, so that few pods are sent where others just went.
+    # Filter counts assumed binds, so that few pods are sent to nodes that just got one.
     declined = cluster.metric('headroom_binds_total{outcome="declined"}')
     assert declined < len(cluster.bound()) / 10
     assert_nothing_is_promised_twice(cluster)
@@ -92,15 +92,15 @@ def test_an_unreserved_pod_is_charged_and_reported_once_by_two_replicas(
         cluster.create_pod("theirs", "12Gi", nodeName=node)
         uid = cluster.pod("theirs")["metadata"]["uid"]
         cluster.until(lambda: uid in cluster.gpunode(node).spec.reservations, "it is in the ledger")
-        cluster.until(lambda: bool(told("Overcommitted")), "its author is told")
+        cluster.until(lambda: bool(told("Overcommitted")), "its author gets an Event")
         for replica in ("extender-a", "extender-b"):
             cluster.until(lambda r=replica: cluster.metric(over, r) == 4 * GIB, "both show it")  # type: ignore[misc]
 
-        # What a bound pod asks for later changes nothing but what its author is told.
+        # A later request of a bound pod changes nothing except an Event for its author.
         before = cluster.gpunode(node).spec.reservations
         edited = {"metadata": {"annotations": {"headroom.gpu/vram": "1Gi"}}}
         cluster.plane.call("PATCH", f"{PODS}/ours", edited, "application/merge-patch+json")
-        cluster.until(lambda: bool(told("RequestChangeIgnored")), "the edit is told")
+        cluster.until(lambda: bool(told("RequestChangeIgnored")), "the edit is reported")
         assert cluster.gpunode(node).spec.reservations == before
         assert before[uid].flags == ["adopted"]
 
@@ -158,7 +158,7 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
         cluster.until(works, "it lets the node pass")
         assert bind_error("first") == ""
         wire.stall()
-        cluster.until(lambda: ready() == (503, blind), "it says that it is blind")
+        cluster.until(lambda: ready() == (503, blind), "it reports that it is blind")
         for cut in (lambda: None, wire.reject):
             cut()
             assert ready() == (503, blind)
@@ -183,7 +183,7 @@ def watch(cluster: PlayedCluster) -> bool:
 
 
 def settled(cluster: PlayedCluster) -> bool:
-    """Whether every pod is bound or has been told that no node has room."""
+    """Whether every pod is bound or was rejected by all nodes."""
     return all(pod["spec"].get("nodeName") or said(pod).startswith("0/") for pod in cluster.pods())
 
 
@@ -194,7 +194,7 @@ def assert_nothing_is_promised_twice(cluster: PlayedCluster) -> None:
     assert verdict.bound == len(cluster.bound())
     assert verdict.devices_overcommitted == 0
     assert not verdict.turned_away
-    # The ledger knows every pod that is bound, once, where it is.
+    # The ledger has every bound pod once, on its node.
     reserved = {
         (uid, name) for name in cluster.names for uid in cluster.gpunode(name).spec.reservations
     }

@@ -68,7 +68,7 @@ def webhook(name: str, labels: dict[str, str]) -> dict[str, Any]:
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
         "failurePolicy": "Ignore",
-        # It is for nothing that anybody makes here.
+        # It is for none of the objects that are created here.
         "rules": [
             {"apiGroups": ["x"], "apiVersions": ["v1"], "resources": ["x"], "operations": ["*"]}
         ],

@@ -49,8 +49,8 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
 
     Nearly always a job ends between the binding and the admission of another pod. On each node:
 
-    * Another scheduler binds a gated pod while the node has no room for it. No memory is freed
-      until the gate of this pod has said no.
+    * Another scheduler binds a gated pod while it does not fit on the node. No memory is freed
+      until the gate of this pod has answered no.
     * The plugin is restarted with another number of replicas, and at the end one GPU fails.
 
     Two pods are deleted as soon as they are bound.
@@ -63,11 +63,11 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     gates: dict[str, Container] = {}
     bound: dict[str, str] = {}
     broken: set[str] = set()
-    #: Pods that another scheduler bound to where there was no room.
+    #: Pods that another scheduler bound to nodes on which they did not fit.
     doomed: set[str] = set()
     to_delete = {jobs[3], jobs[9]}
     sizes = {name: chance.choice((3, 4, 6, 8, 12, 16, 20)) for name in jobs}
-    #: Where the first pods of these jobs go, that another scheduler binds.
+    #: Node -> the first pods of these jobs, which another scheduler binds.
     bypass = dict(zip((jobs[5], jobs[11]), cluster.names, strict=True))
     sizes |= dict.fromkeys(bypass, LARGE_GIB)
 
@@ -80,7 +80,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
         return max(gib for uuid, gib in left.items() if uuid not in broken)
 
     def waits_on(node: str, pod: dict[str, Any]) -> bool:
-        """Whether it is to be told no there, and was not yet."""
+        """Whether its gate must still answer no there."""
         if pod["spec"].get("nodeName") != node or pod["status"]["phase"] != "Pending":
             return False
         heard = "".join(g.output for g in gates.values() if g.pod == pod["metadata"]["name"])
@@ -107,7 +107,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
                         cluster.plane.call("DELETE", f"{PODS}/{name}")
                 elif pod["spec"]["schedulerName"] == "another":
                     node = bypass.get(job)
-                    if node is None or not others_to_come:  # they go where there is room
+                    if node is None or not others_to_come:  # they get a node on which they fit
                         bind(cluster, name, max(cluster.names, key=most_gib))
                     elif most_gib(node) < LARGE_GIB and node not in leaving:
                         doomed.add(name)
@@ -148,7 +148,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     }
     sent_from = {name: node for name, node in bound.items() if name in told}
     told_no = {gate.pod for gate in gates.values() if "gate: no: " in gate.output}
-    # Whoever sees it first tells: the gate, or who evicts. One may find room meanwhile.
+    # The gate or the evicting replica reports it first. Memory may be freed meanwhile.
     assert doomed & (told_no | told)
     # Room can come between the look that sends a pod away and the answer that lets it start.
     begun = len(sent_from.keys() & set().union(*map(ever_ran, cluster.machines.values())))

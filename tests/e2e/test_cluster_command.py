@@ -1,4 +1,4 @@
-"""``make cluster`` for a person: it says what it started, and Ctrl-C leaves nothing behind."""
+"""``make cluster`` for a person: it prints what it started, and Ctrl-C leaves nothing behind."""
 
 import os
 import re

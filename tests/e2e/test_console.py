@@ -79,7 +79,7 @@ def test_the_console_shows_what_the_extender_decides_and_neither_needs_the_other
     apart.start_console()
     cluster.until(
         lambda: apart.decisions().get("second") == cluster.node_of("second"),
-        "a new console is told what was decided meanwhile",
+        "a new console receives what was decided meanwhile",
     )
 
     cluster.kill("extender")

@@ -1,4 +1,4 @@
-"""A console shows which extender it does not hear from, and the extender needs no console."""
+"""A console shows which extender it does not receive, and the extender needs no console."""
 
 import threading
 import time
@@ -46,7 +46,7 @@ def test_an_extender_that_is_stopped_cut_off_or_killed_is_shown_with_its_age(
         plane.pause("extender")
         cluster.until(
             lambda: extender()["message"] == "it sent nothing for 15 s",
-            "the console says that the extender is silent",
+            "the console shows that the extender stopped sending",
         )
         silent = extender()
         assert silent["age_s"] >= 15.0
@@ -58,14 +58,14 @@ def test_an_extender_that_is_stopped_cut_off_or_killed_is_shown_with_its_age(
         cluster.until(is_heard, "it is followed again")
 
         wire.reject()
-        cluster.until(lambda: not is_heard(), "the console says that it is cut off")
+        cluster.until(lambda: not is_heard(), "the console shows that it is cut off")
         assert inputs(apart)["api_server"]["message"] is None
         wire.heal()
         cluster.until(is_heard, "the wire is whole again")
         before = extender()["replica"]
 
         cluster.kill("extender")
-        cluster.until(lambda: not is_heard(), "the console says that it was killed")
+        cluster.until(lambda: not is_heard(), "the console shows that it was killed")
         assert extender()["replica"] == before
         apart.start_extender()
         cluster.until(is_heard, "another extender is followed")
@@ -89,7 +89,7 @@ def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
             self.wfile.write(body(*series))
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -107,7 +107,7 @@ def test_without_console_and_prometheus_the_agents_sm_activity_decides(
     cluster = new_cluster(2)
     apart = Apart(cluster)
     one, two = cluster.names
-    # What the agents say is the opposite of the history.
+    # The agents report the opposite of the history.
     cluster.nodes.sm_activity = {one: 0.1, two: 0.8}
     with prometheus({f"GPU-{one}-0": 0.9, f"GPU-{two}-0": 0.2}) as history:
         apart.start_extender(

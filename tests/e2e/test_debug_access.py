@@ -1,4 +1,4 @@
-"""Who reads the debug API of a real extender, by a real API server with the shipped roles."""
+"""Readers of the debug API of a real extender, by a real API server with the shipped roles."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ def is_ready(cluster: Cluster) -> bool:
 
 @pytest.fixture
 def may_get_pods(new_cluster: NewCluster) -> Iterator[Cluster]:
-    """A cluster in which the stranger may read the pods of one namespace, and nothing else."""
+    """A cluster in which a user may read the pods of one namespace, and nothing else."""
     cluster = new_cluster(1)
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
     role = {"metadata": {"name": "reads-pods"}, "rules": [rule]}

@@ -1,4 +1,4 @@
-"""Whom the debug API knows by a client certificate: one of the real cluster's CA, over TLS."""
+"""Client certificates that the debug API accepts: those of the real cluster's CA, over TLS."""
 
 import base64
 import contextlib
@@ -90,7 +90,7 @@ def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_
     rejected = answer(cluster, tmp_path, stranger)
     assert rejected.status_code == 403
     assert rejected.json()["detail"].startswith("nobody-s may not get path /v1/nodes; bind")
-    # The CA's cluster knows its admin as a member of this group: one without a token.
+    # The CA's cluster has its admin in this group: a client without a token.
     assert answer(cluster, tmp_path, ca.sign("kubernetes-admin", ["system:masters"])).is_success
 
     assert answer(cluster, tmp_path, None).status_code == 401
@@ -114,7 +114,7 @@ def test_tokens_are_accepted_if_the_ca_may_not_be_read(cluster: Cluster, tmp_pat
     try:
         serve_over_tls(cluster, tmp_path)
         cluster.until(
-            lambda: "client_ca_unknown" in cluster.plane.log("extender"), "it says that it may not"
+            lambda: "client_ca_unknown" in cluster.plane.log("extender"), "it logs that it may not"
         )
         told = next(
             json.loads(line)

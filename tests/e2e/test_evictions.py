@@ -37,7 +37,7 @@ BUDGETS = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
 MERGE = "application/merge-patch+json"
 GATE = {"name": "headroom-gate", "image": "headroom-agent"}
 GATED = {"initContainers": [GATE]}
-#: Of a container, whatever became of it.
+#: Constant fields of a container status.
 _SEEN = {"image": "", "imageID": "", "ready": True, "restartCount": 0}
 EVICTED = 'headroom_evictions_total{outcome="evicted"}'
 HOSTNAME = "kubernetes.io/hostname"
@@ -49,7 +49,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
     """On each of four nodes a large pod holds GPU 0, and a small one waits there at its gate. The
-    next is foretold GPU 1; it is given GPU 0, which has no room for it."""
+    next is predicted GPU 1; it is given GPU 0, on which it does not fit."""
     cluster = new_cluster(6, TWO_GPUS)
     bad, good = cluster.names[:4], cluster.names[4:]
     with round_robin(cluster.start_replicas(*REPLICAS)) as url:
@@ -75,7 +75,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
             closed.update((r, n) for r in REPLICAS for n in closed_lately(cluster, r))
             return deleted(cluster) >= gone and closed >= {(r, n) for r in REPLICAS for n in bad}
 
-        cluster.until(all_sent_away, "they are sent away, and both replicas back off their nodes")
+        cluster.until(all_sent_away, "they are evicted, and both replicas back off their nodes")
         assert {node for _, node in closed} == {*bad}
         evicted_at = {
             pod["spec"]["nodeName"]: when(pod["metadata"]["deletionTimestamp"])
@@ -83,7 +83,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
             for pod in cluster.pods()
             if uid_of(pod) in gone
         }
-        # There is room for one more on each of these nodes.
+        # Each of these nodes could take one more pod.
         for node in bad:
             cluster.create_pod(f"next-{node}", "1Gi", nodeSelector={HOSTNAME: node}, **GATED)
         end(cluster, gone)
@@ -94,7 +94,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
             lambda: all(cluster.node_of(f"next-{node}") for node in bad), "they take pods again"
         )
         closed_s = [scheduled(cluster.pod(f"next-{node}")) - evicted_at[node] for node in bad]
-        tell(f"4 pods sent away, once each; their nodes took the next after {closed_s} s")
+        tell(f"4 pods evicted, once each; their nodes took the next after {closed_s} s")
         assert min(closed_s) >= FIRST_S - 2  # in whole seconds, from the eviction, after its mark
 
         answers = granted(cluster.plane)
@@ -119,7 +119,7 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
 def test_a_pod_without_a_gate_is_evicted_only_if_set_and_if_no_work_is_lost(
     new_cluster: NewCluster, on_miss: str
 ) -> None:
-    """On each node a pod ends on GPU 0, which has no room for it. One has a controller and uses no
+    """On each node a pod ends on GPU 0, on which it does not fit. One has a controller and uses no
     memory yet; one has no controller; one uses memory; one is held by a disruption budget."""
     cluster = new_cluster(6, TWO_GPUS)
     new, bare, busy, held = bad = cluster.names[:4]
@@ -150,14 +150,14 @@ def test_a_pod_without_a_gate_is_evicted_only_if_set_and_if_no_work_is_lost(
     if on_miss == "evict":
         cluster.until(lambda: deleted(cluster) >= {uids[new]}, "the one that loses nothing goes")
         rejected = 'headroom_evictions_total{outcome="rejected"}'
-        cluster.until(lambda: cluster.metric(rejected) >= 1, "the budget has its say")
+        cluster.until(lambda: cluster.metric(rejected) >= 1, "the budget rejects it")
         assert deleted(cluster) == {uids[new]}
         cluster.plane.call("DELETE", f"{BUDGETS}/none")
         cluster.until(lambda: deleted(cluster) >= {uids[held]}, "then the budget lets it go")
-    # Whoever is to be told of what is wrong is told after a look at all who are to leave.
+    # Notices are written after a check of all pods that must be evicted.
     cluster.create_pod("theirs", "30Gi", nodeName=bare)  # more than any device has
     theirs = uid_of(cluster.pod("theirs"))
-    cluster.until(lambda: theirs in told_of(cluster, "Overcommitted"), "a round of chores is over")
+    cluster.until(lambda: theirs in told_of(cluster, "Overcommitted"), "a round has ended")
     leave = {uids[new], uids[held]} if on_miss == "evict" else set()
     assert deleted(cluster) == leave
     assert innocent <= {uid_of(pod) for pod in cluster.pods()}
@@ -172,7 +172,7 @@ def test_a_pod_without_a_gate_is_evicted_only_if_set_and_if_no_work_is_lost(
 
 
 def sit(cluster: PlayedCluster, nodes: Sequence[str], waits: bool) -> set[str]:
-    """On GPU 0 of each node 20 GiB are taken, and 2 GiB promised to a pod that waits at its gate or
+    """On GPU 0 of each node 20 GiB are used, and 2 GiB reserved for a pod that waits at its gate or
     runs, which leaves two of its 24; returns the uids of these pods."""
     for node in nodes:
         cluster.create_pod(f"large-{node}", "20Gi", nodeSelector={HOSTNAME: node}, **GATED)
@@ -196,7 +196,7 @@ def sit(cluster: PlayedCluster, nodes: Sequence[str], waits: bool) -> set[str]:
 def replica_set(
     cluster: PlayedCluster, name: str, gib: int, nodes: Sequence[str], **spec: Any
 ) -> None:
-    """Of one pod, that may run on these nodes."""
+    """Create a ReplicaSet of a pod that may run on these nodes."""
     labels = {"set": name}
     where = {"key": HOSTNAME, "operator": "In", "values": [*nodes]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [where]}]}
@@ -224,7 +224,7 @@ def nodes_of(cluster: PlayedCluster, name: str) -> list[str]:
 
 
 def victims_of(cluster: PlayedCluster) -> dict[str, Pod]:
-    """By node, those that are foretold a device and given another."""
+    """Node -> pods that got another device than the predicted one."""
     return {
         pod["spec"]["nodeName"]: pod
         for pod in cluster.bound()
@@ -233,7 +233,7 @@ def victims_of(cluster: PlayedCluster) -> dict[str, Pod]:
 
 
 def run(cluster: PlayedCluster, pod: Pod) -> None:
-    """Its kubelet tells that it does."""
+    """Its kubelet reports that it does."""
     ready = {"type": "Ready", "status": "True"}
     ended = {"name": GATE["name"], "state": {"terminated": {"exitCode": 0}}, **_SEEN}
     gate = [ended] if "initContainers" in pod["spec"] else []
@@ -284,7 +284,7 @@ def told_of(cluster: PlayedCluster, reason: str) -> list[str]:
 
 
 def closed_lately(cluster: PlayedCluster, replica: str) -> set[str]:
-    """The nodes that take nobody because they had to send a pod away, as the replica says."""
+    """The nodes that take no pods because they back off, by this replica."""
     nodes = httpx.get(f"{cluster.debug_url(replica)}/v1/nodes", timeout=30.0).json()["nodes"]
     return {node["name"] for node in nodes if node["reason"] == Reason.EVICTED_RECENTLY.code}
 

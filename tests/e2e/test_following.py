@@ -108,7 +108,7 @@ def fill(cluster: PlayedCluster, random: Random) -> None:
 
 
 def break_some(cluster: PlayedCluster, random: Random) -> None:
-    """The GPUs of some nodes become unhealthy; returns when the extender knows."""
+    """The GPUs of some nodes become unhealthy; returns when the extender has seen it."""
     cluster.nodes.sick = {name for name in cluster.names if random.random() < 0.2}
     report_health(cluster)
 
@@ -121,11 +121,11 @@ def report_health(cluster: PlayedCluster) -> None:
         sick = {n["name"] for n in nodes if any(d["unhealthy"] for d in n["devices"])}
         return sick == cluster.nodes.sick
 
-    cluster.until(seen, "the extender knows which GPUs are healthy")
+    cluster.until(seen, "the extender has seen which GPUs are healthy")
 
 
 def wishes(random: Random) -> dict[str, Any]:
-    """Where the pod may run, and whether any scheduler may try it."""
+    """The nodes that the pod may run on, and whether any scheduler may try it."""
     spec: dict[str, Any] = {}
     if random.random() < 0.4:
         spec["nodeSelector"] = {"zone": random.choice(ZONES)}
@@ -158,14 +158,14 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
     body: dict[str, Any] = {}
 
     def decided() -> bool:
-        """A headline that promises room is kept: the pod is bound soon."""
+        """A headline that the pod fits comes true: it is bound soon."""
         nonlocal body
         if cluster.node_of(WAITS):
             body = {}
             return True
         answer = httpx.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/{WAITS}", timeout=30.0)
         if answer.status_code == 404:
-            return False  # its watch has not told of the pod yet
+            return False  # its watch has not delivered the pod yet
         body = answer.raise_for_status().json()
         # The extender may still hold the earlier pod of this name.
         current = body["uid"] == pod["metadata"]["uid"] and gated == (body["verdict"] == "gated")
@@ -176,7 +176,7 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
 
 
 def follow(cluster: PlayedCluster, body: Mapping[str, Any], random: Random) -> str:
-    """Do what the body says; returns what that was."""
+    """Do what the body describes; return it as text."""
     if body["verdict"] == "gated":
         path = f"{PODS}/{WAITS}"
         cluster.plane.call("PATCH", path, {"spec": {"schedulingGates": None}}, MERGE)

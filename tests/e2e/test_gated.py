@@ -58,9 +58,9 @@ def _empty(cluster: RealCluster) -> Iterator[None]:
 def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere(
     cluster: RealCluster, strategy: str, tell: Tell
 ) -> None:
-    """Of the devices A and B of a node only B can be the next pod's, as long as A holds two more.
+    """Only B of the devices A and B of a node can be the next pod's, as long as A holds two more.
     A pod that another scheduler binds after it is admitted before it, and takes B's memory; then
-    both are given B, which has no room for the second one."""
+    both are given B, on which the second one does not fit."""
     number = (LEGACY, CDI).index(strategy)
     here, elsewhere = cluster.names[number], cluster.names[1 - number]
     machine = cluster.machines[here]
@@ -73,7 +73,7 @@ def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere
             cluster.plane.call("DELETE", f"{PODS}/{held.pod}")
     cluster.until(lambda: len(cluster.gpunode(here).spec.reservations) == 3, "three are left")
     cluster.until(lambda: len(machine.held()) == 3, "the replicas of the others are free")
-    # With it the kubelet writes its checkpoint anew: at its restart it counts what is in there.
+    # With it the kubelet writes its checkpoint again: at its restart it counts what is in there.
     small(cluster, ["s6"], here)
 
     cordon(cluster, elsewhere, True)
@@ -92,7 +92,7 @@ def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere
 
     cluster.until(successor_runs, "the successor of the victim runs on the other node")
     tell(f"{strategy}: {time.monotonic() - began_s:.1f} s from the surprise to the successor's run")
-    cluster.until(lambda: "bypass" in running(machine), "the one that nobody gates runs as well")
+    cluster.until(lambda: "bypass" in running(machine), "the pod without a gate runs as well")
     name = victim["metadata"]["name"]
     assert name not in ever_ran(machine)
     events = f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={name}"
@@ -107,7 +107,7 @@ def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
 ) -> None:
     here, elsewhere = cluster.names
     machine = cluster.machines[here]
-    # One on each device, and a checkpoint of which the restarted kubelet counts nobody else.
+    # One on each device, and a checkpoint of which the restarted kubelet counts no other pod.
     small(cluster, ["s0", "s1"], here)
     cordon(cluster, elsewhere, True)
     with machine.kubelet_restarts():
@@ -125,13 +125,13 @@ def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
             each["message"] for each in items if each["reason"] == "InsufficientGPUMemory"
         )
 
-    cluster.until(lambda: "waits at its gate" in told(), "its user is told what to do")
+    cluster.until(lambda: "waits at its gate" in told(), "its user gets a suggestion")
     assert "alone" not in running(machine)
     assert "deletionTimestamp" not in cluster.pod("alone")["metadata"]
     no = "no: the device of this pod does not have enough free memory"
     cluster.until(
         lambda: any(no in gate.output for gate in gates(machine, "alone")),
-        "its gate says why it waits",
+        "its gate prints why it waits",
     )
     (device,) = {held.device for held in machine.held("alone")}
     there = {held.pod for held in machine.held() if held.device == device}
@@ -143,7 +143,7 @@ def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
 
 def test_a_pod_without_a_gate_gets_the_reason_of_gated_nodes(cluster: RealCluster) -> None:
     cluster.ask("plain", 1)
-    cluster.until(lambda: bool(cluster.rejection("plain")), "it is refused")
+    cluster.until(lambda: bool(cluster.rejection("plain")), "it is rejected")
     assert f"0/2 nodes are available: 2 {Reason.NO_GATE.sentence}." in cluster.rejection("plain")
 
 
@@ -191,7 +191,7 @@ def create(cluster: RealCluster, name: str, gib: int) -> None:
 
 
 def replica_set(cluster: RealCluster, name: str, gib: int) -> None:
-    """Of one gated pod."""
+    """The manifest of a gated pod."""
     template = pod_of(name, gib)
     del template["metadata"]["name"]
     labels = {"set": name}

@@ -41,5 +41,5 @@ def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: No
             lambda: cluster.rejection("part").startswith(
                 "0/1 nodes are available: 1 no GPU report from the node."
             ),
-            "it is refused",
+            "it is rejected",
         )

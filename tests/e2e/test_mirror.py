@@ -99,7 +99,7 @@ def mirrored(plane: ControlPlane, binaries: None, tmp_path: Path) -> Iterator[Mi
 
 
 def created(cluster: RealCluster, name: str, gib: int) -> str:
-    """What the API server says; empty where it takes the pod."""
+    """The API server's error; empty if it accepts the pod."""
     try:
         cluster.ask(name, gib)
     except ApiRefused as err:
@@ -127,12 +127,12 @@ def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None
     (gpunode,) = cluster.gpunodes()
     assert gpunode.spec.reserved == "40Gi"
 
-    # Neither on any device nor on the node: kube-scheduler says so before it asks us.
+    # Neither on any device nor on the node: kube-scheduler rejects it before it calls the extender.
     cluster.until(lambda: created(cluster, "c", 10) == "", "nothing is counted any more")
-    cluster.until(lambda: bool(cluster.rejection("c")), "there is no room")
+    cluster.until(lambda: bool(cluster.rejection("c")), "it fits on no node")
     assert cluster.rejection("c").startswith(f"0/1 nodes are available: 1 Insufficient {MIRROR}.")
 
-    # A kubelet that starts writes its node's status anew.
+    # A kubelet that starts writes its node's status again.
     (machine,) = cluster.machines.values()
     with machine.kubelet_restarts():
         heard = mirrored.heartbeat()

@@ -1,7 +1,7 @@
 """A pinned node with a real kubelet and plugin: containers get the device of their placement.
 
 The plugin gives each container a replica of any device; what the kubelet then hands to the runtime,
-and where the driver counts the memory, is read here and compared with what the Binding said.
+and where the driver counts the memory, is read here and compared with the Binding.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def _empty(cluster: RealCluster) -> Iterator[None]:
     (machine,) = cluster.machines.values()
     toolkit(machine).unlink(missing_ok=True)
     cluster.empty()
-    cluster.until(lambda: pinning(cluster) == "unknown", "the report no longer knows the toolkit")
+    cluster.until(lambda: pinning(cluster) == "unknown", "the report has no toolkit any more")
 
 
 def pinning(cluster: RealCluster) -> str:
@@ -123,7 +123,7 @@ def test_every_container_gets_the_device_of_its_placement(cluster: RealCluster) 
 
     follow(cluster, "more", 1)
     full = "1 insufficient GPU memory on any device."
-    cluster.until(lambda: full in cluster.rejection("more"), "there is no room for one more")
+    cluster.until(lambda: full in cluster.rejection("more"), "one more does not fit")
 
 
 def test_a_pod_that_uses_another_device_than_its_placement_is_charged_there(
@@ -146,8 +146,8 @@ def test_a_pod_that_uses_another_device_than_its_placement_is_charged_there(
         holders = devices(cluster)[uuid]["holders"]
         return {(h["name"], max(h["requested_bytes"], h["measured_bytes"] or 0)) for h in holders}
 
-    cluster.until(lambda: ("stray", 5 * GIB) in charged(other), "the process table tells")
+    cluster.until(lambda: ("stray", 5 * GIB) in charged(other), "the process table shows it")
     assert ("stray", 4 * GIB) in charged(own)
     follow(cluster, "late", 6)
-    cluster.until(lambda: bool(cluster.node_of("late")), "what is left beside its promise")
+    cluster.until(lambda: bool(cluster.node_of("late")), "it fits beside the reservation")
     assert placement(cluster.pod("late"))["containers"]["c0"]["devices"] == [own]

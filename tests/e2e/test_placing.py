@@ -1,4 +1,4 @@
-"""What users see: pods that land, pods that wait, and what they are told."""
+"""What users see: bound pods, pending pods, and the messages about them."""
 
 import json
 import time
@@ -34,13 +34,13 @@ def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     assert cluster.metric('headroom_binds_total{outcome="bound"}') == 1
     cluster.nodes.observe(cluster.pods())
     cluster.create_pod("second", "20Gi")
-    cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is refused")
+    cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is rejected")
     cluster.delete_pod("first")
     time.sleep(1.0)  # what the deletion itself wakes sees the memory still in use
     assert not cluster.node_of("second")
     cluster.nodes.observe(cluster.pods())
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound", 10.0)
-    # It may be bound before the answer to the write that woke it has come.
+    # It may be bound before the answer to the write that requeued it has arrived.
     requeued = 'headroom_requeues_total{outcome="requeued"}'
     cluster.until(lambda: cluster.metric(requeued) >= 1, "the wake is counted")
 
@@ -148,7 +148,7 @@ def test_preferences_of_others_outweigh_our_choice(
     # A taint that would rather not, and a pod that would rather be alone.
     taint = {"key": "spot", "effect": "PreferNoSchedule"}
     cluster.plane.call("PATCH", node, {"spec": {"taints": [taint]}}, MERGE)
-    time.sleep(1.0)  # until scheduler and extender have heard of it
+    time.sleep(1.0)  # until scheduler and extender have seen it
     cluster.create_pod("avoiding", "1Gi")
     cluster.until(lambda: cluster.node_of("avoiding") == other, "it is bound elsewhere")
     cluster.plane.call("PATCH", node, {"spec": {"taints": None}}, MERGE)
@@ -172,7 +172,7 @@ def test_preferences_of_others_outweigh_our_choice(
     cluster.plane.call("POST", PODS, loud)
     cluster.until(lambda: cluster.node_of("loud") == other, "it is bound away from the loner")
     cluster.create_pod("quiet", "1Gi")
-    cluster.until(lambda: cluster.node_of("quiet") == ours, "nobody minds this one")
+    cluster.until(lambda: cluster.node_of("quiet") == ours, "a pod without a GPU is not affected")
 
 
 def test_a_pod_without_a_gpu_is_kept_off_gpus_that_are_free_but_never_kept_waiting(
@@ -240,7 +240,7 @@ def test_another_resource_is_managed_if_settings_and_scheduler_name_it(
 
 
 def place_of_next(cluster: Cluster) -> str:
-    """Where a pod without a GPU, which asks for next to nothing, is bound."""
+    """The node to which a pod without a GPU and with tiny requests is bound."""
     name = f"next-{len(cluster.pods())}"
     cluster.create_pod(name, None, gpus=0)
     cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
@@ -253,13 +253,13 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
     cluster = new_cluster(20)
     cluster.bring_up()
     cluster.create_pod("large", "25Gi")
-    cluster.until(lambda: bool(cluster.rejection("large")), "the pod is refused")
+    cluster.until(lambda: bool(cluster.rejection("large")), "the pod is rejected")
     asked, since_s = filter_calls(cluster), time.monotonic()
     assert 1 <= asked <= 3
     said = "0/20 nodes are available: 20 insufficient GPU memory on any device."
     helpless = "preemption: 0/20 nodes are available: 20 Preemption is not helpful for scheduling."
     assert cluster.rejection("large") == f"{said} no new claims to deallocate, {helpless}"
-    # The constant reason by kube-scheduler; once more by us, with numbers.
+    # The constant reason by kube-scheduler, and again by Headroom, with numbers.
     numbers = (
         "0 of 20 nodes can take the pod: 20 insufficient GPU memory on any device. It needs "
         "25.0 GiB, larger than any GPU that it may use (24.0 GiB). "
@@ -298,10 +298,10 @@ def test_the_pods_of_a_deployment_are_placed(new_cluster: NewCluster) -> None:
     cluster.bring_up()
     cluster.start_controller_manager()
     cluster.create_deployment("web", "8Gi", replicas=7)
-    cluster.until(lambda: len(cluster.bound()) == 6, "all pods that have room are bound")
+    cluster.until(lambda: len(cluster.bound()) == 6, "all pods that fit are bound")
     (waiting,) = (p["metadata"]["name"] for p in cluster.pods() if not p["spec"].get("nodeName"))
     rejected = "0/2 nodes are available: 2 insufficient GPU memory on any device."
-    cluster.until(lambda: cluster.rejection(waiting).startswith(rejected), "the seventh is refused")
+    cluster.until(lambda: cluster.rejection(waiting).startswith(rejected), "one is rejected")
     # Its room is taken soon: by the one that waits, or by the one made in its place.
     gone = cluster.bound()[0]["metadata"]["name"]
     cluster.delete_pod(gone)
@@ -321,7 +321,7 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
     uid = cluster.pod("first")["metadata"]["uid"]
     cluster.delete_by_force("first")  # before any sample showed it: for all we know it starts now
     cluster.create_pod("second", "20Gi")
-    cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is refused")
+    cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is rejected")
 
     def noted() -> bool:
         lines = cluster.plane.log("extender").splitlines()
@@ -329,7 +329,7 @@ def test_a_pod_deleted_by_force_is_charged_until_a_later_sample_does_not_show_it
 
     cluster.until(noted, "its removal is noted")
     cluster.nodes.beat(["gpu-1"])  # of a sample that may be from before the deletion
-    time.sleep(7.0)  # longer than chores wait for one another
+    time.sleep(7.0)  # longer than the interval of the controllers
     assert uid in cluster.gpunode("gpu-1").spec.reservations
     assert not cluster.node_of("second")
     cluster.nodes.beat(["gpu-1"])
@@ -353,7 +353,7 @@ def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster
     try:
         cluster.until(lambda: node_reason(cluster) == "dra_manages", "the slice is seen")
         cluster.create_pod("p", "8Gi")
-        cluster.until(lambda: bool(cluster.rejection("p")), "the pod is refused")
+        cluster.until(lambda: bool(cluster.rejection("p")), "the pod is rejected")
         assert cluster.rejection("p").startswith(
             "0/1 nodes are available: 1 GPUs of the node are managed by a DRA driver."
         )
@@ -378,13 +378,13 @@ def filter_calls(cluster: Cluster) -> float:
 
 
 def described_events(cluster: Cluster, pod: str) -> list[str]:
-    """What ``kubectl describe pod`` says under Events, without the heading."""
+    """The Events of ``kubectl describe pod``, without the heading."""
     text = cluster.plane.kubectl("describe", "pod", "--namespace=e2e", pod)
     return text.partition("\nEvents:\n")[2].splitlines()[2:]
 
 
 def holders(cluster: Cluster, node: str) -> list[str]:
-    """Who holds memory of its devices, as the extender sees it."""
+    """Device -> pods that hold its memory, as the extender sees it."""
     answer = httpx.get(f"{cluster.debug_url()}/v1/nodes/{node}", timeout=10.0).json()
     devices = answer["node"]["devices"]
     return [holder["name"] for device in devices for holder in device["holders"]]
@@ -393,7 +393,7 @@ def holders(cluster: Cluster, node: str) -> list[str]:
 def test_a_pod_costs_few_writes_from_its_creation_to_its_end(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
-    """Counted by the API server, of all that anybody wrote."""
+    """The API server's count of writes by all clients."""
     cluster = new_cluster(1)
     cluster.bring_up()
     before = written(cluster.plane)
@@ -406,12 +406,12 @@ def test_a_pod_costs_few_writes_from_its_creation_to_its_end(
         cluster.delete_pod(name)
         cluster.nodes.observe(cluster.pods())
         cluster.until(lambda: not cluster.gpunode("gpu-1").spec.reservations, "it is forgotten")
-        cluster.until(lambda: not holders(cluster, "gpu-1"), "the extender has heard of that")
+        cluster.until(lambda: not holders(cluster, "gpu-1"), "the extender has seen that")
     count = written(cluster.plane) - before
     ours = ("PATCH gpunodes", "POST pods/binding", "PATCH pods", "PATCH gpunodes/status")
     tell(", ".join(f"{count[what] / lives:.1f} {what}" for what in ours) + " for each pod")
     assert count["POST pods/binding"] == lives
-    # Its promise, and the end of it. One more each where a race was lost.
+    # Its reservation, and the removal of it. One more for each lost race.
     assert 2 * lives <= count["PATCH gpunodes"] <= 3 * lives
     # Seen, and gone.
     assert count["PATCH gpunodes/status"] <= 2 * lives

@@ -1,4 +1,4 @@
-"""Who is evicted for whom on a real control plane with the newest kube-scheduler."""
+"""Preemption on a real control plane with the newest kube-scheduler."""
 
 from collections.abc import Iterator
 
@@ -64,7 +64,7 @@ def test_preemption_is_reported_and_no_pod_takes_the_freed_memory(stage: Stage) 
         stage.submit("new-0", 20, ["gpu-1"])
         cluster.until(lambda: "deletionTimestamp" in cluster.pod("a")["metadata"], "a leaves")
         uids = {cluster.pod(name)["metadata"]["uid"] for name in ("a", "new-0")}
-        # There is room for it, and was before; but then the newcomer might not fit.
+        # The pod fits, and did before; but then the preemptor might not fit.
         stage.submit("thief", 3, ["gpu-1"], "middle")
         cluster.until(lambda: bool(cluster.node_of("new-0")), "the newcomer is bound")
         assert not cluster.node_of("thief")

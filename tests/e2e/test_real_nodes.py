@@ -19,7 +19,7 @@ from tests.e2e.conftest import Tell
 from tests.e2e.real import Outcome, RealCluster, is_refused
 from tests.e2e.watching import Object, Watch
 
-#: ``make real`` plays it on twenty, for the figures that it tells.
+#: ``make real`` runs it on twenty, for its figures.
 NODES = int(os.environ.get("TEST_REAL_NODES", "6"))
 #: How often each of them has a pod wait for its memory.
 ROUNDS = int(os.environ.get("TEST_REAL_ROUNDS", "1"))
@@ -58,10 +58,10 @@ def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
     window_before_s = cluster.metric(WINDOW)
     for i in range(10 * NODES):
         cluster.ask(f"p{i}", chance.choice(MIXED_GIB))
-    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or refused")
-    cluster.until(cluster.decided, "what is bound runs, or was turned away")
+    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
+    cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
     # kube-scheduler asks again at every change of a bound pod, at the latest when the ten seconds
-    # are over for which it lets a pod back off; kubelets still tell of theirs.
+    # are over for which it lets a pod back off; kubelets still report theirs.
     with Watch(cluster.plane, PODS) as pods:
         cluster.until(lambda: pods.quiet_s() > 12, "nothing changes any more")
     calls_before, began_s = filter_calls(cluster), time.monotonic()
@@ -69,12 +69,12 @@ def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
     outcome = cluster.outcome()
     minutes = (time.monotonic() - began_s) / 60
     calls = (filter_calls(cluster) - calls_before) / minutes / max(1, outcome.rejected)
-    tell(f"{shown(outcome)}; {calls:.1f} filter calls a minute for each that is refused")
+    tell(f"{shown(outcome)}; {calls:.1f} filter calls a minute for each rejected pod")
     assert_nothing_is_taken_twice(outcome)
     assert outcome.bound > 2 * NODES
     assert outcome.rejected > 0
     assert calls <= 5
-    # Nothing happened between binding and admission that nobody can foresee.
+    # Nothing unpredictable happened between binding and admission.
 
     def seen(*results: str) -> float:
         return sum(predictions(cluster, result) - before[result] for result in results)
@@ -107,7 +107,7 @@ def test_an_extender_killed_in_a_second_wave_loses_and_doubles_nothing(
         cluster.ask(name, 2)
     cluster.start_extender()
     cluster.until(lambda: len(of_wave(cluster, wave)) == len(wave), "all are bound, as all fit")
-    cluster.until(cluster.decided, "they run, or were turned away")
+    cluster.until(cluster.decided, "they run, or were rejected by the kubelet")
     outcome = cluster.outcome()
     tell(f"{shown(outcome)}; extender killed when {at_kill} were bound")
     assert_nothing_is_taken_twice(outcome)
@@ -126,7 +126,7 @@ def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
     with Watch(cluster.plane, GPUNODES) as reports, Watch(cluster.plane, PODS) as pods:
         for name in cluster.names:
             cluster.ask(f"on-{name}", 8, nodeSelector={"kubernetes.io/hostname": name})
-        cluster.until(lambda: all(map(is_refused, cluster.pods())), "all pods are refused")
+        cluster.until(lambda: all(map(is_refused, cluster.pods())), "all pods are rejected")
         freed_s = {}
         for name, machine in cluster.machines.items():
             time.sleep(0.3)  # each its own report
@@ -134,7 +134,7 @@ def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
             machine.driver.use(STRANGER_PID, {})
 
         def waits_s() -> list[float]:
-            """Of each pod whose report and binding were both seen."""
+            """Durations of each pod whose report and binding were both seen."""
             free = (reports.first(name, is_free, freed_s[name]) for name in cluster.names)
             bound = (pods.first(f"on-{name}", is_bound) for name in cluster.names)
             return [to - since for since, to in zip(free, bound, strict=True) if since and to]
@@ -177,7 +177,7 @@ def of_wave(cluster: RealCluster, wave: list[str]) -> list[Object]:
 
 
 def is_free(gpunode: Object) -> bool:
-    """Whether a device is, as its report tells."""
+    """Whether a device is healthy, by its report."""
     return any(device["used"] == 0 for device in gpunode["status"]["devices"])
 
 

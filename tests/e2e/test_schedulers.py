@@ -74,7 +74,7 @@ def mounted(tmp_path: Path) -> Mounted:
 
 
 def default_scheduler(plane: ControlPlane, port: int, host: Path) -> dict[str, Any]:
-    """What deploy/default-scheduler says, for an extender on this port and files in this folder."""
+    """The configuration of deploy/default-scheduler, for an extender on this port."""
     file = ROOT / "deploy/default-scheduler/kube-scheduler.yaml"
     content: dict[str, Any] = yaml.safe_load(file.read_text())
     kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
@@ -144,7 +144,7 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     bound(cluster, "plain", None)
     cluster.kill(MINORS[-1])
     cluster.start_scheduler_as("again", content)
-    cluster.until(lambda: bool(cluster.node_of("waits")), "a restarted one knows it")
+    cluster.until(lambda: bool(cluster.node_of("waits")), "a restarted one has it")
     assert cluster.plane.log("extender").count("tls_renewed") > first
 
     # An extender that hangs costs the others what the second entry may take, and one that is dead
@@ -159,13 +159,13 @@ def test_the_default_scheduler_of_each_minor_speaks_tls_and_survives_renewals(
     cluster.create_pod("gpu-while-it-is-dead", "1Gi", schedulerName=DEFAULT)
     bound(cluster, "plain-while-it-is-dead", None)
     cluster.until(
-        lambda: "Post" in cluster.rejection("gpu-while-it-is-dead"), "it says why it waits"
+        lambda: "Post" in cluster.rejection("gpu-while-it-is-dead"), "it shows why it waits"
     )
     cluster.delete_by_force("gpu-while-it-is-dead")
 
 
 def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:
-    """What deploy/base says, for an extender on this port: a leader is followed sooner."""
+    """The configuration of deploy/base, for an extender on this port, with fast leader election."""
     content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text())
     kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
     content["clientConnection"] = {"kubeconfig": kubeconfig}
@@ -205,7 +205,7 @@ def test_the_other_of_two_replicas_continues_and_no_pod_is_affected(
     ports = cluster.start_replicas("extender-a", "extender-b")
     for replica, port in zip("ab", ports, strict=True):
         cluster.start_scheduler_as(f"scheduler-{replica}", own_scheduler(plane, port))
-    # The cluster's own, which has never heard of Headroom.
+    # The cluster's own, without Headroom in its configuration.
     kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
     stock = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -231,13 +231,13 @@ def test_the_other_of_two_replicas_continues_and_no_pod_is_affected(
     assert leads(other)
     cluster.create_pod("third", "20Gi")
     cluster.until(
-        lambda: "insufficient GPU memory" in cluster.rejection("third"), "there is no room"
+        lambda: "insufficient GPU memory" in cluster.rejection("third"), "it does not fit"
     )
     cluster.kill(f"extender-{other}")
     bound(cluster, "plain-elsewhere", None)
     cluster.create_pod("fourth", "1Gi")
     cluster.until(
-        lambda: "connection refused" in cluster.rejection("fourth"), "it says why it waits"
+        lambda: "connection refused" in cluster.rejection("fourth"), "it shows why it waits"
     )
     assert not cluster.node_of("fourth")
 
@@ -258,20 +258,20 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
             if (event.get("source") or {}).get("component") == COMPONENT
         ]
 
-    cluster.until(lambda: told() == [("NoGPUFits", "second")], "the author of the second is told")
+    cluster.until(lambda: told() == [("NoGPUFits", "second")], "the second pod has an Event")
     cluster.kill_all()
     cluster.start_scheduler(cluster.start_extender(settings={"mode": "observe"}))
     cluster.until(lambda: bool(cluster.node_of("second")), "the second is bound")
     second = cluster.pod("second")
-    # More than there is, and the ledger knows.
+    # More than there is, and the ledger shows it.
     reservations = cluster.gpunode(cluster.node_of("second")).spec.reservations
     assert reservations[second["metadata"]["uid"]].flags == [ADOPTED]
     committed = [next(iter(p.charges[0].candidates.values())) for p in reservations.values()]
     assert sum(committed) > 24 * GIB
     would = 'headroom_would_reject_total{reason="memory_on_any",verb="%s"}'
     # Counted after the answer.
-    cluster.until(lambda: cluster.metric(would % "filter") >= 1, "filter would have refused")
-    cluster.until(lambda: cluster.metric(would % "bind") >= 1, "bind would have refused")
+    cluster.until(lambda: cluster.metric(would % "filter") >= 1, "filter would have rejected")
+    cluster.until(lambda: cluster.metric(would % "bind") >= 1, "bind would have rejected")
     assert cluster.metric("headroom_observe_only") == 1
     decision = second["metadata"]["uid"]
     said = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}", timeout=10.0)
@@ -283,14 +283,14 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     }
     assert (parts["filter"]["fits"], parts["filter"]["observed_only"]) == (0, True)
     assert (parts["bind"]["outcome"], parts["bind"]["reason"]) == ("bound", "memory_on_any")
-    assert told() == [("NoGPUFits", "second")]  # of before; who observes tells nobody
+    assert told() == [("NoGPUFits", "second")]  # from before; mode observe writes no Events
 
     cluster.change_settings("extender", {"mode": "enforce"})
     cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces", 10.0)
     cluster.create_pod("third", "20Gi")
     cluster.until(
-        lambda: "insufficient GPU memory" in cluster.rejection("third"), "there is no room"
+        lambda: "insufficient GPU memory" in cluster.rejection("third"), "it does not fit"
     )
-    # Who was refused is tried again at once when that does not count any more.
+    # A rejected pod is tried again at once when its rejection does not count any more.
     cluster.change_settings("extender", {"mode": "observe"})
     cluster.until(lambda: bool(cluster.node_of("third")), "the third is let go", 10.0)

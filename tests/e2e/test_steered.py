@@ -63,9 +63,9 @@ def test_a_burst_of_mixed_sizes_gets_the_devices_that_the_ledger_chose(
     chance = random.Random(3)
     for i in range(24):
         cluster.ask(f"q{i}", chance.choice((2, 3, 4, 6, 8, 12)))
-    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or refused")
-    cluster.until(cluster.decided, "what is bound runs, or was turned away")
-    # One device at a time is given out, so the first refusals are not the last word.
+    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
+    cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
+    # One device at a time is given out, so the first rejections are not final.
     with Watch(cluster.plane, PODS) as pods:
         cluster.until(lambda: pods.quiet_s() > 5, "nothing changes any more")
     outcome = cluster.outcome()
@@ -93,7 +93,7 @@ def test_an_annotation_of_the_node_turns_steering_off_and_on(cluster: RealCluste
     for i in range(4):
         cluster.ask(f"on{i}", 4)
     cluster.until(lambda: modes(cluster)[first] == ("steered", True), "it is steered again")
-    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or refused")
+    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
     cluster.until(cluster.decided, "what is bound runs")
     outcome = cluster.outcome()
     assert outcome.bound == 9
@@ -124,6 +124,6 @@ def at_home(cluster: RealCluster, name: str) -> bool:
 
 
 def choose(cluster: RealCluster, node: str, choice: str | None) -> None:
-    """What an administrator does: annotate the Node, or take the annotation away."""
+    """As an administrator does: annotate the Node, or remove the annotation."""
     patch = {"metadata": {"annotations": {DEVICE_CHOICE: choice}}}
     cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", patch, "application/merge-patch+json")

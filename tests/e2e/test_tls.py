@@ -1,4 +1,4 @@
-"""kube-scheduler and extender over TLS: both prove who they are, or GPU pods wait and say so."""
+"""kube-scheduler and extender over TLS: both authenticate, or GPU pods wait and show that."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_scheduler_without_a_certificate_is_not_answered(
 ) -> None:
     cluster = new_cluster(1)
     over_tls(cluster, authority, {"caFile": scheduler["caFile"]})
-    # The user reads an EOF or a broken pipe; why, only the extender can say.
+    # The user reads an EOF or a broken pipe; only the extender logs the reason.
     gpu_pod_waits_others_are_bound(cluster, 'Post "https://')
     rejected = [
         json.loads(line)
@@ -61,5 +61,5 @@ def gpu_pod_waits_others_are_bound(cluster: Cluster, says: str) -> None:
     cluster.create_pod("waits", "1Gi")
     cluster.create_pod("plain", None, gpus=0)
     cluster.until(lambda: bool(cluster.node_of("plain")), "the pod without a GPU is bound")
-    cluster.until(lambda: says in cluster.rejection("waits"), "the other waits and says why")
+    cluster.until(lambda: says in cluster.rejection("waits"), "the other waits and shows why")
     assert not cluster.node_of("waits")

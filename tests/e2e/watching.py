@@ -1,4 +1,4 @@
-"""When the API server said what: watches whose events are all timed by one clock."""
+"""The times of API server events: watches whose events are all timed by one clock."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ class Watch:
     def first(
         self, name: str, true: Callable[[Object], object], after_s: float = 0.0
     ) -> float | None:
-        """When the object of that name was first told to be so; None while it was not."""
+        """Return when the watch first showed the object in this state; None if it never did."""
         for at_s, changed in list(self.changes):
             if at_s >= after_s and changed["metadata"]["name"] == name and true(changed):
                 return at_s

@@ -39,7 +39,7 @@ class Wire:
         try:
             server = socket.create_connection(("127.0.0.1", self.upstream_port))
         except ConnectionRefusedError:
-            return  # nobody is there, so the client's ends too
+            return  # no server listens, so the client's connection ends too
         with server:
             ends = {client, server}
             self._open |= ends
