@@ -60,7 +60,7 @@ class Injected(Exception):
 
 @dataclass
 class Points:
-    """What the code that is loaded reports to; one point raises."""
+    """Receives the reached points of the loaded code; one point raises."""
 
     names: list[str] = field(default_factory=list)
     raising: int = -1
@@ -105,7 +105,7 @@ POINTS = Points()
 
 
 class Marking(ast.NodeTransformer):
-    """Has each point of a module tell ``POINTS`` when it is reached."""
+    """Make each point of a module report to ``POINTS`` when it is reached."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -257,7 +257,7 @@ def main(calls: Sequence[int]) -> None:
             try:
                 told = live()
             except Injected:
-                # The process does not start, and whoever starts it is told.
+                # The process does not start, and its parent gets the error.
                 told = Told(failures=1)
             reached = POINTS.calls >= call
             print(  # noqa: T201

@@ -92,7 +92,7 @@ class Store(EmbeddedStore):
         return str(self.lease_version)
 
     def lose_pod(self, name: str) -> None:
-        """Deleted by force: nobody knows whether its containers run on."""
+        """Deleted by force: it is unknown whether its containers still run."""
 
         def delete() -> None:
             pod = self._held_pod("default", name)
@@ -120,7 +120,7 @@ class World:
 
     extender: Extender
     store: Store
-    #: Of settings.
+    #: Settings of the world.
     file: Path
     console: Console
     #: Those of the replica, once they are made.
@@ -128,14 +128,14 @@ class World:
     #: Exceptions that kube-scheduler was answered with.
     errors: int = 0
     mirrored: set[str] = field(default_factory=set)
-    #: Name of a pod -> what it uses, if not 1 GiB; pods that were told that they are stuck.
+    #: Name of a pod -> what it uses, if not 1 GiB; pods with an Event that they are stuck.
     used_bytes: dict[str, int] = field(default_factory=dict)
     stuck: list[str] = field(default_factory=list)
     #: Operations that another replica is faster at.
     contested: list[str] = field(
         default_factory=lambda: ["write_spec", "bind", "evict", "touch_pod", "touch_pod"]
     )
-    #: Operations that the API server refuses, once each: the second while a pod is bound in mode
+    #: Operations that the API server rejects, once each: the second while a pod is bound in mode
     #: observe, the last in that mode.
     rejected: set[str] = field(default_factory=lambda: {"bind", "write_spec", "touch_pod"})
     binds: bool = False
@@ -155,7 +155,7 @@ class World:
         now = {"bind": True, "write_spec": observes and self.binds, "touch_pod": observes}
         if operation in self.rejected and now[operation]:
             self.rejected.remove(operation)
-            raise StoreRejected("a webhook says no")
+            raise StoreRejected("a webhook rejects it")
 
     async def evict(self, pod: Pod) -> None:
         self.fault("evict", "before")
@@ -284,7 +284,7 @@ def live() -> Told:
 
 async def _live(file: Path) -> Told:
     world: World | None = None
-    # Shorter than what a file may say.
+    # Shorter than a settings file allows.
     settings = Settings(evict_for_memory=True).model_copy(update={"nomination_hold_s": 0.3})
     extender = Extender(
         settings, lambda: "", lambda notice: _of(world).post(notice), (), Origin(file)
@@ -362,11 +362,11 @@ async def steps(world: World) -> None:
             world.create(name, 10)
         await world.schedule(name)
 
-    # Woken when others have ended.
+    # Requeued when others have ended.
     world.create("big", 20)
     waits = asyncio.create_task(world.schedule("big"))
-    await until_then(lambda: rejected(world.pod("big")), "the big pod is refused")
-    await until_then(lambda: world.events, "an Event tells of the refused pod")
+    await until_then(lambda: rejected(world.pod("big")), "the big pod is rejected")
+    await until_then(lambda: world.events, "the rejected pod has an Event")
     for name in ("s0", "s1", "s2", "s3"):
         world.delete(name)
     await waits
@@ -377,16 +377,16 @@ async def steps(world: World) -> None:
     world.create("vip", 20, priority=1000)
     await world.schedule("vip")
 
-    # Bound by somebody else, and charged all the same.
+    # Bound by another client, and charged all the same.
     # One of the two as a rule; both where an exception ended the first attempt.
     for name in {"big", "other"} & {each.metadata.name for each in store.list_pods()}:
         world.delete(name)
     free = next(node for node in NODES if node != world.pod("vip").node)
     store.admit(pod("4Gi", uid="uid-stray", name="stray", node=free, phase="Running"))
     world.report()
-    await until_then(lambda: "uid-stray" in world.reserved(), "the stray pod is charged")
+    await until_then(lambda: "uid-stray" in world.reserved(), "the unreserved pod is charged")
 
-    # A GPUNode that is deleted is made anew.
+    # A GPUNode that is deleted is created again.
     store.start_deleting(free)
 
     def made_anew() -> bool:
@@ -394,9 +394,9 @@ async def steps(world: World) -> None:
         now = store.read_gpunode(free)
         return now is not None and now.spec.initialised and not now.metadata.deletion_timestamp
 
-    await until_then(made_anew, "a deleted GPUNode is let go, and made anew")
+    await until_then(made_anew, "a deleted GPUNode is finalised, and created again")
 
-    # What somebody else takes leaves no room for pods at their gates.
+    # The use of another process leaves not enough memory for pods at their gates.
     world.delete("stray")
     world.create_gated("stays", 10, controlled=False)
     world.create_gated("leaves", 5, controlled=True)
@@ -410,14 +410,14 @@ async def steps(world: World) -> None:
     await until_then(
         lambda: store.read_pod("default", "leaves") is None, "the gated pod is evicted"
     )
-    await until_then(lambda: "stays" in world.stuck, "the pod that stays is told why")
+    await until_then(lambda: "stays" in world.stuck, "the pod that stays has an Event")
     about = lambda name: any(each.about.name == name for each in world.events)  # noqa: E731
-    await until_then(lambda: about("taker"), "an Event tells of the pod of another scheduler")
+    await until_then(lambda: about("taker"), "the pod of another scheduler has an Event")
 
-    # In mode observe refused pods are tried again, and nothing is promised.
+    # In mode observe rejected pods are tried again, and nothing is reserved.
     world.create("waits", 24)
     observed = asyncio.create_task(world.schedule("waits"))
-    await until_then(lambda: rejected(world.pod("waits")), "the last pod is refused")
+    await until_then(lambda: rejected(world.pod("waits")), "the last pod is rejected")
     world.set_mode("observe")
     await until_then(lambda: extender.observes, "the file of settings is read")
     await observed
@@ -442,7 +442,7 @@ async def steps(world: World) -> None:
     world.create("last", 20)
     await world.schedule("last")
     await until_then(lambda: world.mirrored == {*NODES}, "both nodes show their memory")
-    await until_then(lambda: not extender.event_queue.is_behind, "all that was told is applied")
+    await until_then(lambda: not extender.event_queue.is_behind, "all changes are applied")
     assert extender.stuck() == "", extender.stuck()
     ended = [task.get_name() for task in extender.loops._tasks if task.done()]
     assert not ended, f"these loops have ended: {ended}"

@@ -1,4 +1,4 @@
-"""One attempt, each verb of it on another replica: one name for all of it, which nobody carried."""
+"""One attempt with each verb on another replica has one decision id, which no message carried."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ class Replicas:
     """Three around one store, which all of them follow."""
 
     def __init__(self) -> None:
-        #: Those whose watch tells them nothing for now.
+        #: Replicas whose watch delivers nothing for now.
         self.deaf: set[int] = set()
         self.all = [Extender(Settings(), unready=lambda: "") for _ in range(3)]
         self.store = EmbeddedStore(self.tell_all, time.monotonic)

@@ -56,7 +56,7 @@ def test_a_burst_is_applied_between_the_turns_of_others() -> None:
             seen.append(known(extender))
             await asyncio.sleep(0)
         assert known(extender) == len(NAMES)
-        # Whoever called meanwhile found some of it done, and never had to wait for all of it.
+        # Calls in between find a part of it done, and never have to wait for all of it.
         assert len([count for count in set(seen) if 0 < count < len(NAMES)]) > 3
 
     play(script)

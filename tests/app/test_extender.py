@@ -1,4 +1,4 @@
-"""One replica takes what its threads hear in the order in which they heard it."""
+"""A replica applies the changes of its threads in the order in which they arrived."""
 
 import asyncio
 import threading
@@ -76,7 +76,7 @@ def test_a_finalizer_that_cannot_be_removed_blocks_no_other_node() -> None:
                 return self
 
             async def remove_finalizer(self, names: Iterable[str]) -> None:
-                raise StoreRejected(f"let go of {list(names)}")
+                raise StoreRejected(f"released {list(names)}")
 
             async def initialise(self, nodes: Iterable[Node]) -> list[str]:
                 initialised.extend(node.metadata.name for node in nodes)
@@ -118,7 +118,7 @@ def test_reconciling_leaves_connections_to_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
         for name in (f"n{number}" for number in range(3 * WRITTEN_AT_ONCE)):
-            # Promised to a pod that is gone.
+            # Reserved for a pod that is gone.
             reservations = {f"uid-{name}": Reservation(namespace="default", name=name)}
             spec = GPUNodeSpec(initialised=True, reservations=reservations)
             node = GPUNode(metadata=ObjectMeta(name=name), spec=spec)
@@ -157,7 +157,7 @@ def test_requeues_leave_connections_to_binds() -> None:
 def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """kube-scheduler's calls wait for one part at most, whichever chore it is of."""
+    """kube-scheduler's calls wait for at most one part, of any kind of reconciling."""
     names = [f"n{number}" for number in range(7)]
     chores = ("unreserved_pods", "being_deleted", "orphans", "uninitialised")
     looked_at: dict[int, set[str]] = {}
@@ -194,7 +194,7 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
     asyncio.run(play())
     assert done == {f"{chore} {name}" for chore in chores for name in names}
     assert max(map(len, looked_at.values())) == 3
-    # Nobody's turn is two parts, of the same nodes by different chores.
+    # No turn has two parts, of the same nodes by different kinds of reconciling.
     assert len(looked_at) == 3 * 3
 
 
@@ -219,7 +219,7 @@ def test_a_wall_clock_that_is_set_after_the_start_is_gone_by(
 def test_changes_of_another_thread_are_applied_in_order() -> None:
     async def play() -> Pod | None:
         extender = Extender(Settings(), unready=lambda: "")
-        # A bind thread hears that the pod is bound; the loop's own, that it has gone again.
+        # A bind thread sees that the pod is bound; the loop sees that it is gone again.
         heard = threading.Thread(target=extender.deliver, args=([PodSeen(bound_pod("u"))],))
         heard.start()
         heard.join()

@@ -48,7 +48,7 @@ NOT_REACHED = {
         "waited await self._record(pod, ",
     },
 }
-#: Of the other points, those that one play in many does not come to: what comes first decides.
+#: Other points that one run in many does not reach: it depends on the order of events.
 MOST_LEFT_TO_CHANCE = 8
 
 

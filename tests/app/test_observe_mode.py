@@ -1,4 +1,4 @@
-"""A replica that only observes sends nobody away and tells nobody; who was refused is let go."""
+"""In mode observe a replica evicts no pod and writes no Event; rejected pods are released."""
 
 import asyncio
 from typing import cast
@@ -20,7 +20,7 @@ OBSERVE, ENFORCE = Settings(mode=Mode.OBSERVE), Settings()
 
 
 class Looks:
-    """Counts how often somebody was looked for who has to leave."""
+    """Counts the searches for pods to evict."""
 
     def __init__(self) -> None:
         self.times = 0

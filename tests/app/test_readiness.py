@@ -1,4 +1,4 @@
-"""A replica that cannot see the cluster says so, and decides nothing."""
+"""A replica that cannot see the cluster reports that, and decides nothing."""
 
 import asyncio
 import time
@@ -30,11 +30,11 @@ def health(kind: str = "pods", synced: bool = True, age_s: float | None = 1.0) -
         pytest.param([health()], "", id="all is well"),
         pytest.param([health(age_s=90.0)], "", id="quiet"),
         pytest.param([health(), health("nodes", age_s=90.1)], BLIND, id="one kind is silent"),
-        pytest.param([health(age_s=None)], BLIND, id="never heard of"),
+        pytest.param([health(age_s=None)], BLIND, id="never received"),
         pytest.param(
             [health(), health("poddisruptionbudgets", synced=False, age_s=None)],
             "",
-            id="nobody needs budgets to place a pod",
+            id="placement needs no budgets",
         ),
         pytest.param(
             [health(synced=False, age_s=None), health(age_s=500.0)],
@@ -52,7 +52,7 @@ def test_the_sentence_is_the_same_however_long_it_lasts() -> None:
 
 
 def test_a_quiet_cluster_is_not_taken_for_silence() -> None:
-    """Watches are opened anew when nothing happens: that is heard."""
+    """Watches are opened again when nothing happens: that counts as contact."""
     assert Settings().blind_after_s > DEFAULT_PACE.watch_s + DEFAULT_PACE.grace_s
 
 

@@ -82,13 +82,13 @@ def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Pat
     mode(server, file, "observe")
     assert filtered(server, wide, "a", "b") == (["a", "b"], {})
     assert filtered(server, narrow, "a", "b") == (["a", "b"], {})
-    # Nobody is preferred, nor offered the pods of others.
+    # No node is preferred, and no pods of others are considered.
     assert server.post("/prioritize", offer(narrow, "a", "b")).json() == []
     assert server.post("/prioritize", offer(pod("plain", gpus=0), "a", "b")).json() == []
     victims = {"a": {"Pods": [{"UID": "x"}], "NumPDBViolations": 0}}
     asked = {"Pod": wide, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
     assert server.post("/preempt", asked).json()["NodeNameToMetaVictims"] == victims
-    # Where kube-scheduler wants it, though there is no room.
+    # On kube-scheduler's node, although it does not fit.
     assert server.post("/bind", binding(narrow, "a")).json() == {"Error": ""}
 
     assert metric(server, "headroom_observe_only ") == 1
@@ -129,7 +129,7 @@ def test_an_invalid_file_changes_nothing_and_is_reported_until_it_is_valid(
     rejected, taken = reloads % "rejected", reloads % "taken"
     before = metric(server, rejected), metric(server, taken)
     replace(file, "mode: observe\npolicy: tight\n")
-    until(lambda: settings(server)["rejected"], "the file is refused", 10.0)
+    until(lambda: settings(server)["rejected"], "the file is rejected", 10.0)
     (said,) = settings(server)["rejected"]
     assert said.startswith(f"{file}:2: policy: Input should be 'pack'")
     assert settings(server)["mode"] == "enforce"
@@ -139,13 +139,13 @@ def test_an_invalid_file_changes_nothing_and_is_reported_until_it_is_valid(
     assert metric(server, rejected) == before[0] + 2
     replace(file, "stale_after_s: 60\nreject_unannotated: true\nverbs_port: 1\n")
     until(lambda: not settings(server)["rejected"], "the file is right again", 10.0)
-    # The command line says the port; what the server began with goes on until it is restarted.
+    # The command line sets the port; the server keeps its first value until it is restarted.
     assert settings(server)["after_restart"] == ["stale_after_s"]
     assert metric(server, taken) == before[1] + 1
     bare = pod("bare")
     assert filtered(server, bare, "b") == ([], {"b": Reason.UNANNOTATED.sentence})
     replace(file, "{}")
-    until(lambda: filtered(server, bare, "b")[0] == ["b"], "it is taken back", 10.0)
+    until(lambda: filtered(server, bare, "b")[0] == ["b"], "it is reverted", 10.0)
     events = [line for line in server.log.read_text().splitlines() if '"settings_' in line]
     assert sum('"settings_rejected"' in line for line in events) == 2
 

@@ -1,4 +1,4 @@
-"""A seeded storm on a real API server, and what an auditor says of it.
+"""Seeded faults on a real API server, and an auditor's findings.
 
     make chaos ARGS="--seed 1 --minutes 10"
 

@@ -127,7 +127,7 @@ class Agents:
 
 
 def sample(node: StandIn) -> GPUNodeStatus:
-    """What an agent sees: of pods that the kubelet has forgotten, their processes."""
+    """The sample of an agent: pods that the kubelet has forgotten, and their processes."""
     seen = report(node)
     shown = {use.uid for use in seen.pods}
     left = [

@@ -30,7 +30,7 @@ from typing import Any
 PREFIX = "headroom.gpu/"
 RESOURCE = "nvidia.com/gpu"
 ENDED = ("Succeeded", "Failed")
-#: How old what an extender knows of a node may be when it binds: agents sample every few seconds.
+#: Maximum age of an extender's view of a node when it binds: agents sample every few seconds.
 HINDSIGHT_S = 30.0
 _UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "M": 10**6, "G": 10**9, "": 1}
 
@@ -39,11 +39,11 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a node really is."""
+    """The true state of a node."""
 
     #: Device uuid -> bytes that may be given out.
     memory_bytes: Mapping[str, int]
-    #: Of each device.
+    #: Memory of each device.
     replicas: int
     #: Whether the ledger counts on what kubelet and plugin will choose.
     predicted: bool = False
@@ -60,7 +60,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the driver says that one process holds of a device."""
+    """The driver's figure for one process on a device."""
 
     uid: str
     device: str
@@ -70,10 +70,10 @@ class Use:
 @dataclass(frozen=True, slots=True)
 class Finding:
     rule: str
-    #: Of what: a node and a device, or a pod.
+    #: Subject: a node and a device, or a pod.
     where: str
     what: str
-    #: What went on before it on that node, oldest first.
+    #: Earlier events on that node, the oldest first.
     story: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class _Pod:
         return bool(self.node) and not self.gone and self.phase not in ENDED
 
     def asked_bytes(self, container: str, memory_bytes: int, replicas: int) -> int:
-        """Of each device that the container gets."""
+        """The request on each device that the container gets."""
         text = self.vram
         if text is not None and "=" in text:
             text = dict(part.split("=") for part in text.split(",")).get(container)
@@ -119,7 +119,7 @@ class _Pod:
 
 @dataclass
 class Tally:
-    """What was seen, so that a storm in which nothing happened cannot pass for a calm one."""
+    """Counts of what was seen, so that a run without events cannot pass as a good one."""
 
     created: int = 0
     bound: int = 0
@@ -149,7 +149,7 @@ class Auditor:
         self._pods: dict[str, _Pod] = {}
         self._sits_on: dict[str, set[str]] = {name: set() for name in self.machines}
         self._gpunodes: dict[str, Object] = {}
-        #: uid -> attempt that it was last seen to be promised with.
+        #: uid -> attempt of its last known reservation.
         self._attempt: dict[str, str] = {}
         #: Pods with a reservation that was written beside a lie.
         self._misled: set[str] = set()
@@ -170,13 +170,13 @@ class Auditor:
         self._overdrawn: set[tuple[str, str]] = set()
         self._holdings: dict[str, list[Holding]] = {}
         self._uses: dict[str, list[Use]] = {}
-        #: Devices on which somebody who is left out of the sums was ever seen.
+        #: Devices with a pod that is left out of the sums.
         self._excused: set[str] = set()
 
-    # What the API server told.
+    # Received from the API server.
 
     def pod(self, manifest: Object) -> None:
-        """It is as this says now."""
+        """The pod is now as given."""
         seen = _pod(manifest)
         before = self._pods.get(seen.uid)
         seen.bound_at_s = before.bound_at_s if before and before.node else self.now_s()
@@ -240,7 +240,7 @@ class Auditor:
         (self._lying.add if lies else self._lying.discard)(node)
 
     def look(self, node: str, holdings: Iterable[Holding], uses: Iterable[Use]) -> None:
-        """What the plugin gave to whom, and what the driver counts, at this moment."""
+        """The plugin's allocations and the driver's figures, at this moment."""
         self.tally.looks += 1
         before = set(self._holdings.get(node, ()))
         self._holdings[node], self._uses[node] = list(holdings), list(uses)
@@ -257,12 +257,12 @@ class Auditor:
                 self._suspect("overcommitted", f"{node} {device}", ours, has_bytes)
 
     def overdrawn(self, node: str, device: str) -> None:
-        """The driver was asked for more than there was: at some moment, by somebody."""
+        """The driver was asked for more than there was: at some moment, by some process."""
         self._overdrawn.add((node, device))
 
     @property
     def findings(self) -> list[Finding]:
-        """What was wrong at any moment."""
+        """Findings at any moment."""
         found = [
             finding
             for finding, has_bytes, wants in self._suspected()
@@ -276,7 +276,7 @@ class Auditor:
 
     @property
     def excused(self) -> list[Finding]:
-        """What was too much by pods of ours that misses, surprises and lies brought there."""
+        """Overcommitment by Headroom's own pods that misses, surprises and lies explain."""
         findings = self.findings
         return [finding for finding, _, _ in self._suspected() if finding not in findings]
 
@@ -287,7 +287,7 @@ class Auditor:
             yield Finding(rule, where, what, story), has_bytes, wants
 
     def fates(self, uid: str) -> list[str]:
-        """What an extender may say of the pod when it cannot bind it."""
+        """The messages that an extender may give if it cannot bind the pod."""
         pod = self._pods.get(uid)
         bound = [f"is bound to node {pod.node}"] if pod and pod.node else []
         if pod is None or pod.gone or pod.deleting:
@@ -297,7 +297,7 @@ class Auditor:
     # What must hold in the end.
 
     def settled(self) -> list[Finding]:
-        """All that is still wrong, once nobody does anything any more."""
+        """All findings that remain once no client acts any more."""
         return [*self._orphans(), *self._charges(), *self._waiting()]
 
     def _orphans(self) -> Iterable[Finding]:
@@ -330,13 +330,13 @@ class Auditor:
                 continue
             for name in self.machines:
                 if self._fits(pod, name):
-                    what = f"waits with {pod.vram}, and there is room for it on {name}"
+                    what = f"waits with {pod.vram}, but would fit on {name}"
                     story = (*self._story[name], f"taken: {self._wants(name)}")
                     yield Finding("waits", f"pod {pod.name} ({pod.uid})", what, story)
                     break
 
     def _fits(self, pod: _Pod, node: str) -> bool:
-        """Whether it has room wherever on the node it may land, all containers on one device."""
+        """Whether it fits on every device of the node, all containers on one device."""
         machine, taken = self.machines[node], self._wants(node)
         given = Counter(each.device for each in self._holdings.get(node, ()))
         # Replicas that kube-scheduler counts, of pods that the kubelet has yet to see as well.
@@ -376,7 +376,7 @@ class Auditor:
     # Its books.
 
     def _changed(self, node: str, before: set[Holding], after: set[Holding]) -> None:
-        """Who was admitted, who let go; what nobody could foresee for whom."""
+        """Admissions, releases, and surprises that were unpredictable for each pod."""
         for each in sorted(before - after, key=str):
             self._note(node, f"{self._name(each.uid)} releases {each.device}")
             self._unforeseen(node)

@@ -14,9 +14,9 @@ from tests.chaos.audit import Finding
 #: Of the mean of all calls of a verb, to that before the faults. Floods take a share of the same
 #: cores here, which is no more than that; to wait for any process that is paused is.
 MOST_RATIO = 20.0
-#: A mean below this says nothing: one pause of the machine makes it ten times as long.
+#: A mean below this is not significant: one pause of the machine makes it ten times as long.
 LEAST_S = 0.1
-#: Of all calls: the API server itself keeps a bind waiting for seconds on a busy machine.
+#: Share of all calls: the API server itself delays a bind by seconds on a busy machine.
 MOST_LATE = 0.05
 TOOK_LONGER = "the API server took longer than kube-scheduler waits"
 #: In the error by which filter puts off a pod of many that wait.
@@ -40,7 +40,7 @@ class Call:
 
     @property
     def rejections(self) -> Collection[str]:
-        """The reasons against the nodes that a filter call refused."""
+        """The reasons against the nodes that a filter call rejected."""
         if self.verb != "filter" or not self.answered:
             return ()
         refused: dict[str, str] = self.answer.get("FailedAndUnresolvableNodes") or {}

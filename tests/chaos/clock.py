@@ -27,7 +27,7 @@ class Clock:
 
 @contextlib.contextmanager
 def moved(clock: Clock) -> Iterator[None]:
-    """Processes that are started meanwhile, and say nothing of their environment, go by it."""
+    """Processes that are started meanwhile, without an environment of their own, use it."""
     before = dict(os.environ)
     os.environ |= clock.environment
     try:

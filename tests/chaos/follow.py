@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class _Anew(Exception):
-    """What is held may not be what there is."""
+    """The held objects may differ from the existing ones."""
 
 
 class Follower:
@@ -37,7 +37,7 @@ class Follower:
         )
         self._thread = threading.Thread(target=self._run, name=f"follow {path}", daemon=True)
         self._synced = threading.Event()
-        #: What a listener raised: a mistake of the tests.
+        #: Exception of a listener: a bug of the tests.
         self.failure: Exception | None = None
 
     def start(self) -> None:
@@ -57,7 +57,7 @@ class Follower:
                 version = None
             except (urllib3.exceptions.HTTPError, OSError, ValueError):
                 self._stopping.wait(_RETRY_S)
-            except Exception as err:  # noqa: BLE001 - told by whoever asks for ``failure``
+            except Exception as err:  # noqa: BLE001 - raised by the caller of ``failure``
                 self.failure = err
                 return
 
@@ -102,7 +102,7 @@ class Follower:
                     if event["type"] != "BOOKMARK":
                         self._tell(event["type"], [event["object"]])
         except (urllib3.exceptions.HTTPError, OSError):
-            # What was told is told: go on after it.
+            # Events that were delivered are not repeated.
             self._stopping.wait(_RETRY_S)
         finally:
             answer.close()

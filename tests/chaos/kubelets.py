@@ -17,12 +17,12 @@ from tests.standin.fleet import EVERY_S, Fleet
 from tests.standin.node import StandIn
 
 Object = dict[str, Any]
-#: What an API server that is away looks like from here.
+#: Errors of a client while the API server is away.
 AWAY = (ApiRefused, urllib3.exceptions.HTTPError, OSError)
 
 
 class Kubelets(Fleet):
-    """``changed`` is told, with the node's lock held, when something went on on a node."""
+    """``changed`` is called, with the node's lock held, after each change on a node."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Kubelets(Fleet):
                 self._end_jobs(time.monotonic())
             except AWAY:
                 continue  # whatever was not done is found again the next time
-            except Exception as err:  # noqa: BLE001 - told by ``stop``, on the test's thread
+            except Exception as err:  # noqa: BLE001 - raised by ``stop``, on the test's thread
                 self.failure = err
                 return
 
@@ -98,6 +98,6 @@ class Kubelets(Fleet):
 
 @contextlib.contextmanager
 def away() -> Any:
-    """What is in it may fail because the API server is away; it is not tried again."""
+    """The body may fail because the API server is away; it is not tried again."""
     with contextlib.suppress(*AWAY):
         yield

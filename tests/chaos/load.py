@@ -78,7 +78,7 @@ class _Client:
             try:
                 getattr(self, f"_{deed}")()
             except AWAY:
-                did[f"{deed}, unanswered or refused"] += 1
+                did[f"{deed}, unanswered or rejected"] += 1
             else:
                 did[deed] += 1
 
@@ -95,7 +95,7 @@ class _Client:
         self._plane.call("POST", PODS, manifest(name, self._lots, **spec))
 
     def _bypass(self) -> None:
-        """Somebody else binds it, whatever the ledger says."""
+        """Another client binds it, whatever the ledger contains."""
         self._create(nodeName=self._lots.choice(self._nodes))
 
     def _delete(self) -> None:

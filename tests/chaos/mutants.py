@@ -42,7 +42,7 @@ MUTANTS = {
         '"metadata": {"resourceVersion": version, **untracked}, "spec": changes',
         '"metadata": untracked, "spec": changes',
     ),
-    # Promises that nobody needs any more stay.
+    # Orphaned reservations stay.
     "no removal": Mutant(
         "extender/ledger/reservations.py",
         "        for _ in range(ATTEMPTS):\n"
@@ -54,13 +54,13 @@ MUTANTS = {
         "                gpunode = await self.store.read_gpunode(node)\n"
         "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
     ),
-    # Pods are bound, and promised nothing.
+    # Pods are bound without a reservation.
     "no reservation": Mutant(
         "extender/ledger/bind.py",
         "        elif placement.charges:\n",
         "        elif False:\n",
     ),
-    # Who was bound by somebody else is not written down.
+    # Unreserved pods are not adopted.
     "no adoption": Mutant(
         "extender/ledger/reservations.py",
         "if (reservation := self.adopt(pod, gpunode)) is None:\n                    return True",

@@ -32,7 +32,7 @@ class Wire:
 
     name: str
     latency_s: float = 0.0
-    #: Nobody gets through.
+    #: No call gets through.
     refuses: bool = False
     #: Connections are taken and nothing passes.
     holds: bool = False
@@ -56,7 +56,7 @@ class Wire:
         self.flows.set()
 
     def set(self, told: dict[str, Any]) -> None:
-        """Everything that is not told is as it was at first."""
+        """Omitted fields return to their initial values."""
         for key, of in Wire.__dataclass_fields__.items():
             if key not in ("name", "flows", "done", "open"):
                 setattr(self, key, told.get(key, of.default))
@@ -189,7 +189,7 @@ def _length(head: bytes) -> int:
 
 
 def _answer(status: int) -> bytes:
-    """As the API server says it."""
+    """In the format of the API server."""
     reason = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError"}[status]
     body = {
         "kind": "Status",
@@ -206,7 +206,7 @@ def _answer(status: int) -> bytes:
 
 
 class Calls:
-    """What becomes of kube-scheduler's calls."""
+    """The outcomes of kube-scheduler's calls."""
 
     def __init__(self) -> None:
         self._ended: list[dict[str, Any]] = []
@@ -261,7 +261,7 @@ class Conversation:
             "asked": None,
             "answer": None,
         }
-        with contextlib.suppress(ValueError):  # it broke off in the middle, or is a refusal
+        with contextlib.suppress(ValueError):  # it broke off in the middle, or is a rejection
             call["asked"] = json.loads(args)
             call["answer"] = json.loads(body)
         call["answered"] = head.startswith(b"HTTP/1.1 200 ") and call["answer"] is not None
@@ -321,7 +321,7 @@ async def main(config: dict[str, Any]) -> None:
     calls = Calls()
 
     async def control(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told = json.loads(await reader.readline() or "{}")  # who only knocks says nothing
+        told = json.loads(await reader.readline() or "{}")  # a port check sends nothing
         for name, settings in told.get("set", {}).items():
             wires[name].set(settings)
         for name in told.get("cut", ()):

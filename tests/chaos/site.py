@@ -85,7 +85,7 @@ class Site:
         self.folder.mkdir()
         self.nodes = {name: self._stand_in(name) for name in names}
         began_s = time.monotonic()
-        #: Held by whoever speaks with the auditor; where a node is held as well, that comes first.
+        #: Held while a thread uses the auditor; taken before a node's lock.
         self.books = threading.RLock()
         self.auditor = Auditor(
             {
@@ -112,11 +112,11 @@ class Site:
             Follower(plane, "/api/v1/pods", self._pods_told, self.kubelets.told),
             Follower(plane, GPUNODES, self._gpunodes_told),
         ]
-        #: Where each process of ours serves what its readers ask: journal, debug API or reviews.
+        #: Port of each process for its readers: journal, debug API or reviews.
         self._ports = dict(zip(WIRED, free_ports(len(WIRED)), strict=True))
         self._wire_ports = dict(zip(WIRED, free_ports(len(WIRED)), strict=True))
         self._verbs_ports = dict(zip(EXTENDERS, free_ports(len(EXTENDERS)), strict=True))
-        #: Of each console, where it finds the journals.
+        #: Console -> address of the journals.
         self._journal_ports = {name: free_ports(len(EXTENDERS)) for name in CONSOLES}
         self.port, self._webhooks_port, self._control_port = free_ports(3)
         self.clocks = {name: Clock(self.folder / f"{name}.clock") for name in EXTENDERS}
@@ -273,7 +273,7 @@ class Site:
     # Wires.
 
     def wire(self, told: dict[str, Any]) -> Counter[str]:
-        """Tell the wires how to be; how often what has happened there so far."""
+        """Set the behaviour of the proxies; return how often each fault has happened so far."""
         counts = self._control(told)["done"].values()
         return sum((Counter(each) for each in counts), Counter())
 
@@ -295,10 +295,10 @@ class Site:
             return False
         return True
 
-    # What the auditor is told.
+    # Sent to the auditor.
 
     def look(self, node: str) -> None:
-        """The node as it is now; its lock is held, or nobody else is there."""
+        """The node as it is now; the caller holds its lock, or is the only thread."""
         stand_in = self.nodes[node]
         listed = stand_in.pod_resources()
         holdings = [
@@ -343,12 +343,12 @@ class Site:
                     self.auditor.gpunode(gpunode)
 
     def wrong(self, in_the_end: bool = False) -> list[Finding]:
-        """What was at any moment; in the end, what still is as well."""
+        """Findings at any moment; at the end, also those that remain."""
         with self.books:
             return [*self.auditor.findings, *(self.auditor.settled() if in_the_end else ())]
 
     def unlike(self, before: Sequence[Call], during: Sequence[Call]) -> list[Finding]:
-        """What kube-scheduler noticed."""
+        """The effects on kube-scheduler."""
         with self.books:
             return [*noticed(before, during, TIMEOUT_S, self.auditor.fates)]
 

@@ -30,7 +30,7 @@ def pod(
     containers: Iterable[str] = ("main",),
     **metadata: Any,
 ) -> dict[str, Any]:
-    """``devices`` are those that our placement names; None: somebody else bound it."""
+    """``devices`` are those that our placement names; None: another client bound it."""
     annotations = {} if vram is None else {"headroom.gpu/vram": vram}
     if node and devices is not None:
         named = {each: {"candidates": list(devices)} for each in containers}
@@ -45,7 +45,7 @@ def pod(
 
 
 def gpunode(name: str, memory_gib: int = 24, **promised_gib: int) -> dict[str, Any]:
-    """It promises so many GiB on every device to pods of these names."""
+    """It reserves so many GiB on every device for pods of these names."""
     devices = list(MACHINES[name].memory_bytes)
     return {
         "metadata": {"name": name},
@@ -99,7 +99,7 @@ def test_more_is_bound_to_a_node_than_it_has() -> None:
 def test_what_asks_in_other_words_is_counted_as_well() -> None:
     assert rules(told(pod("a", "50%", ONE), pod("b", "50%", ONE))) == []
     assert rules(told(pod("a", "51%", ONE), pod("b", "50%", ONE))) == ["reserved twice"]
-    # A replica of four is worth 6 GiB to whoever says nothing.
+    # A replica of four is worth 6 GiB for a pod without an annotation.
     assert rules(told(pod("a", "18Gi", ONE), pod("b", None, ONE))) == []
     assert rules(told(pod("a", "19Gi", ONE), pod("b", None, ONE))) == ["reserved twice"]
     both = ("main", "side")
@@ -140,7 +140,7 @@ def test_overcommitment_by_an_overstated_report_is_not_our_fault() -> None:
     auditor.gpunode(gpunode(ONE, memory_gib=48, a=20, b=20))
     auditor.pod(pod("b", "20Gi", ONE))
     assert rules(auditor) == []
-    # Whoever comes after the truth is.
+    # A pod that comes after the true report is.
     auditor.gpunode(gpunode(ONE, a=20, b=20))
     auditor.gpunode(gpunode(ONE, a=20, b=20, c=20, d=20))
     auditor.pod(pod("c", "20Gi", ONE))
@@ -233,7 +233,7 @@ def test_what_an_agent_denies_is_not_our_fault() -> None:
     auditor.pod(pod("b", "20Gi", ONE))
     auditor.look(ONE, holds("b"), left)
     assert rules(auditor) == []
-    # What the reservations say needs no agent: a pod that is there is charged whatever he says.
+    # Reservations do not depend on the agent: a pod on the node is charged whatever it reports.
     auditor.lying(ONE, True)
     auditor.pod(pod("c", "20Gi", ONE))
     auditor.look(ONE, holds("b", "c"), [])

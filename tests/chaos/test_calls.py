@@ -1,4 +1,4 @@
-"""What kube-scheduler may notice of a console or a webhook that fails: nothing."""
+"""A failing console or webhook has no effect on kube-scheduler's calls."""
 
 from typing import Any
 

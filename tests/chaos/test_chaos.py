@@ -10,7 +10,7 @@ from tests.controlplane import built
 
 pytestmark = pytest.mark.slow
 
-#: Few nodes, and everybody is quicker to give somebody up than by default.
+#: Few nodes, and shorter timeouts than by default.
 SMALL = Scale(
     nodes=6,
     clients=2,
@@ -27,7 +27,7 @@ def test_after_a_short_storm_no_pod_is_lost_and_no_memory_was_reserved_twice(
     request: pytest.FixtureRequest,
 ) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
         built("etcd", "kube-apiserver", *SCHEDULERS)
     said: list[str] = []
     outcome = storm(

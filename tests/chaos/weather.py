@@ -20,7 +20,7 @@ LIES = {"agent boasts": "boast", "agent forgets": "forget", "agent frozen": "fre
 
 
 def wire_settings(fault: Fault) -> dict[str, Any]:
-    """What a fault of a wire makes of it; empty where it is another sort of fault."""
+    """The effect of a fault of a connection; empty for other kinds of faults."""
     often = 0.1 + 0.5 * fault.force
     slow = {"latency_s": 0.05 + 2.5 * fault.force**3}
     dark = {"refuses": True} if fault.force < 0.5 else {"holds": True}
@@ -77,7 +77,7 @@ class Weather:
             self._end(self._on.pop())
 
     def _others(self, fault: Fault, *kinds: str) -> list[Fault]:
-        """Of these kinds, those that go on for the same target."""
+        """The faults of these kinds that are active for the same target."""
         return [on for on in self._on if on.target == fault.target and on.kind in kinds]
 
     def _begin(self, fault: Fault) -> None:

@@ -81,7 +81,7 @@ def check(plane: ControlPlane) -> dict[str, Any]:
         "with kube-scheduler's certificate": bind(port, etc, client),
         "without one": bind(port, etc, None),
         "with the serving certificate": bind(port, etc, (etc / "tls/tls.crt", etc / "tls/tls.key")),
-        "with a stranger's": bind(port, etc, (stranger.cert, stranger.key)),
+        "with another CA's": bind(port, etc, (stranger.cert, stranger.key)),
     }
     assert [type(each) for each in found["bind"].values()] == [int, str, str, str], found
 
@@ -99,7 +99,7 @@ def check(plane: ControlPlane) -> dict[str, Any]:
 
 
 def cert_manager_crds() -> str:
-    """Of the module whose commands run; the lines that only a chart completes are left out."""
+    """The kinds of the module whose commands run, without lines that only a chart completes."""
     module = "github.com/cert-manager/cert-manager"
     command = ["go", "list", "-m", "-f", "{{.Dir}}", module]
     answer = subprocess.run(
@@ -169,7 +169,7 @@ def injected(plane: ControlPlane) -> bool:
 
 
 def mount(plane: ControlPlane, etc: Path) -> None:
-    """What kubelets put into the pods of kube-scheduler and the extender."""
+    """The Secrets that kubelets mount into the pods of kube-scheduler and the extender."""
     for folder, name in (("tls", "headroom-tls"), ("client", "headroom-scheduler-client")):
         for key, content in secret(plane, name).items():
             file = etc / folder / key
@@ -210,7 +210,7 @@ def bind(port: int, etc: Path, client: tuple[Path, Path] | None) -> int | str:
 
 
 def serial(port: int, etc: Path) -> str:
-    """Of the certificate that the verbs' port shows."""
+    """The expiry of the certificate on the verbs' port."""
     context = trusting(etc)
     context.load_cert_chain(etc / "client/tls.crt", etc / "client/tls.key")
     with connected(port, context) as tls:

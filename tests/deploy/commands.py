@@ -1,4 +1,4 @@
-"""What a page tells people to type, so that tests can type it."""
+"""The commands of a page, so that tests can run them."""
 
 from tests.controlplane import ROOT
 

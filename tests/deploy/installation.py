@@ -1,4 +1,4 @@
-"""Headroom installed on a real API server, whose log of requests says who asked for what.
+"""Headroom installed on a real API server, whose request log shows the calls of each account.
 
 Nothing runs pods here. What the manifests say of a process is carried out for it: its account's
 token, its flags, its files, with other ports and folders.
@@ -63,7 +63,7 @@ class AuditedPlane(ControlPlane):
         super().spawn_apiserver(*flags, *logged, "--audit-log-mode=blocking")
 
     def asked(self, account: str) -> list[dict[str, Any]]:
-        """What that account has asked for so far."""
+        """The calls of that account so far."""
         events = [json.loads(line) for line in self.audit_log.read_text().splitlines()]
         user = f"system:serviceaccount:{NAMESPACE}:{account}"
         return [event for event in events if event["user"]["username"] == user]
@@ -99,7 +99,7 @@ class InstalledNodes(Nodes):
             client.close()
 
     def _token(self, node: str) -> str:
-        """What the kubelet of the node mounts into its agent."""
+        """The files that the kubelet of the node mounts into its agent."""
         pod = {
             "metadata": {"name": f"agent-on-{node}"},
             "spec": {
@@ -116,7 +116,7 @@ class InstalledNodes(Nodes):
         return KubernetesPublisher(of_client(self.clients[name]), name, NAMESPACE, heartbeat_s=30)
 
     def look_around(self) -> None:
-        """What an agent asks besides writing reports."""
+        """Calls of an agent other than reports."""
         for name in self.names:
             publisher = self._publisher(name)
             publisher.held()
@@ -249,7 +249,7 @@ class Installation:
         )
 
     def _find_webhook(self, port: int) -> None:
-        """No Service leads anywhere here; whom to trust is said by the certificates' Job."""
+        """No Service works here; the Job of the certificates provides the CA."""
         for kind in ("mutating", "validating"):
             path = f"{ADMISSION}/{kind}webhookconfigurations/headroom"
             changes = []

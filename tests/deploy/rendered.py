@@ -1,4 +1,4 @@
-"""What kustomize and Helm make of deploy/, as objects by kind, namespace and name."""
+"""The output of kustomize and Helm for deploy/, as objects by kind, namespace and name."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ from tests.controlplane import ROOT, built
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart/headroom"
 NAMESPACE = "headroom-system"
-#: What deploy/ names where an image has to be named, and what the tests name there.
+#: Image name in deploy/ -> name in the tests.
 IMAGES = {
     "set-me.invalid/headroom-extender:set-me": "registry.example/headroom-extender:0.1.0",
     "set-me.invalid/headroom-agent:set-me": "registry.example/headroom-agent:0.1.0",
@@ -48,7 +48,7 @@ Objects = dict[Key, dict[str, Any]]
 
 
 class Refused(Exception):
-    """The command ended with an error; the text is what it said."""
+    """The command ended with an error; the text is its output."""
 
 
 def run(command: Sequence[str | Path], home: Path) -> str:
@@ -68,7 +68,7 @@ def run(command: Sequence[str | Path], home: Path) -> str:
 
 @functools.cache
 def overlay(folder: Path) -> str:
-    """What ``kubectl kustomize`` prints of a folder."""
+    """The output of ``kubectl kustomize`` for a folder."""
     return run([built("kubectl")["kubectl"], "kustomize", folder], Path(os.devnull))
 
 
@@ -121,7 +121,7 @@ def named_images(text: str) -> str:
 
 
 def pod_specs(found: Objects) -> dict[Key, dict[str, Any]]:
-    """What their pods are, of all that makes some."""
+    """The pod templates of all objects that create pods."""
     specs = {key: each["spec"] for key, each in found.items() if key[0] in WORKLOADS}
     return {
         key: spec.get("jobTemplate", {"spec": spec})["spec"]["template"]["spec"]

@@ -22,7 +22,7 @@ _MODULE = "k8s.io/kubernetes"
 
 @functools.cache
 def folder(minor: str) -> Path:
-    """Where the module of that minor keeps its schemas; fetched where it is not there yet."""
+    """The folder of that minor's schemas; fetched if it is missing."""
     module = build.MODULES / minor
     go_mod = (module / "go.mod").read_text()
     go = build.find_go(build.default_cache(), build.required_go(go_mod))
@@ -67,12 +67,12 @@ def _validator(minor: str, api_version: str, kind: str) -> jsonschema.Draft7Vali
 
 
 def serves(minor: str, each: dict[str, Any]) -> bool:
-    """Whether an API server of that minor knows the kind of its own."""
+    """Whether an API server of that minor has the kind built in."""
     return _validator(minor, each["apiVersion"], each["kind"]) is not None
 
 
 def mistakes(minor: str, each: dict[str, Any]) -> list[str]:
-    """What the schema of its kind has against the object."""
+    """The errors of the object by the schema of its kind."""
     validator = _validator(minor, each["apiVersion"], each["kind"])
     assert validator is not None, f"{minor} does not serve {each['apiVersion']} {each['kind']}"
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(each)]

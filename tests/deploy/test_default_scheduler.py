@@ -1,4 +1,4 @@
-"""Headroom for the cluster's own kube-scheduler: what is rendered fits what that is told."""
+"""Headroom for the cluster's own kube-scheduler: the rendered objects fit its configuration."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the pods may do on a node, and that every exception has its reason beside it."""
+"""Permissions of the pods on a node; every exception has a comment with its reason."""
 
 import re
 from typing import Any
@@ -122,7 +122,7 @@ def test_the_agent_reads_its_environment(platform: str) -> None:
     assert ours <= {"HEADROOM_NAMESPACE", "HEADROOM_STATE"}, "and is it read?"
 
 
-#: What a reader of a manifest asks "why" about, where it is written.
+#: Fields of a manifest that need a comment.
 _QUESTIONABLE = re.compile(
     r"^\s*(hostPID: true|tolerations:|- \{name: .*mountPath: /(var|run|sys|usr)"
     r"|add: \[|runAsUser: 0|appArmorProfile:|privileged: true|- \{name: metrics, .*hostPort"

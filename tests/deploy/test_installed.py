@@ -1,4 +1,4 @@
-"""What is rendered is applied to a real API server, and its processes run with what it gives them.
+"""Rendered objects are applied to a real API server, and its processes run with their settings.
 
 One installation, from its first object to its removal: each step needs those before it.
 """
@@ -78,7 +78,7 @@ REFUSED: dict[str, set[Right]] = {
 @starts_processes
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
         built(*BINARIES)
     plane = AuditedPlane()
     try:
@@ -117,10 +117,10 @@ def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> 
         until(lambda name=name: pod_of(installation, name)["spec"].get("nodeName"), name)
         assert "headroom.gpu/placement" in pod_of(installation, name)["metadata"]["annotations"]
     installation.nodes.observe(installation.listed(USERS_PODS))
-    until(lambda: why(installation, "large"), "the large one is refused, and told why")
+    until(lambda: why(installation, "large"), "the large one is rejected, with the reason")
     assert "insufficient GPU memory on any device" in why(installation, "large")
     events = f"{USERS_PODS.removesuffix('pods')}events?fieldSelector=source=headroom"
-    until(lambda: installation.listed(events), "an Event tells more")
+    until(lambda: installation.listed(events), "an Event has the details")
     plane.call("DELETE", f"{USERS_PODS}/large", {"gracePeriodSeconds": 0})
 
 
@@ -202,12 +202,12 @@ def the_debug_api_lets_in_who_may_and_tells_others_why_not(
 
 
 def heard(installation: Installation) -> Any:
-    """The extenders from which the console hears."""
+    """The extenders that the console follows."""
     return json.loads(installation.answers("/v1/status", VIEWER_TOKEN)[1])["peers"]
 
 
 def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
-    """What an account has asked for, of our roles' kinds, with the answers' codes."""
+    """The calls of an account about our roles' kinds, with the statuses."""
     found: dict[Right, set[int]] = {}
     for event in installation.plane.asked(account):
         reference = event.get("objectRef", {})
@@ -235,7 +235,7 @@ def what_was_really_asked_for_is_what_the_roles_give(installation: Installation)
 
 
 def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
-    """As the API server itself reckons it, of all bindings that there are."""
+    """As the API server itself computes it, from all bindings that there are."""
     plane = installation.plane
     (file,) = (plane.folder / "agent.kubeconfig",)
     plane.write_kubeconfig(file, {"token": token(plane, AGENT)}, NAMESPACE)
@@ -257,7 +257,7 @@ def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
-        if not resource.startswith("selfsubject")  # Kubernetes gives these to everybody
+        if not resource.startswith("selfsubject")  # Kubernetes grants these to every user
     }
     assert may == {right[:3] for right in given(AGENT)}
 
@@ -434,7 +434,7 @@ def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> N
 
 
 def shell(plane: AuditedPlane, script: str) -> None:
-    """What somebody types, as the cluster's admin."""
+    """Run a command, as the cluster's admin."""
     kubectl = shlex.join([str(built("kubectl")["kubectl"]), f"--kubeconfig={plane.kubeconfig()}"])
     script = script.replace("kubectl ", f"{kubectl} ")
     done = subprocess.run(

@@ -1,9 +1,9 @@
-"""Roles give what the code uses and nothing else, and say why.
+"""Roles give what the code uses and nothing else, with the reasons.
 
 Every place in the code that names a method or a path of the API, or bounds a call of the kubernetes
 package in time, is found in its source; what it
 asks for is stated here, beside it. Together that has to be what the roles give, verb for verb: one
-that is missing is found before a cluster refuses it, one that nobody uses any more goes.
+permission that is missing is found before a cluster rejects it, and an unused one is removed.
 """
 
 import ast
@@ -21,7 +21,7 @@ from tests.deploy.rendered import DEPLOY, NAMESPACE
 
 pytestmark = pytest.mark.slow
 
-#: Where roles are.
+#: Files with roles.
 FILES = (
     DEPLOY / "base/rbac.yaml",
     DEPLOY / "base/certificates.yaml",
@@ -54,7 +54,7 @@ ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create"
 
 #: Module and function -> what it asks the API server for, of the role of that name.
 EXTENDER: dict[str, set[Right]] = {
-    "extender.kube.client:KubeApi.stream": set(),  # of whoever calls it
+    "extender.kube.client:KubeApi.stream": set(),  # of its callers
     "extender.kube.client:KubeApi._list": set(),
     # Applied, which creates what is not there: create and patch.
     "extender.controllers.event_recorder:KubeEvents._write": rights(
@@ -95,7 +95,7 @@ WEBHOOK: set[Right] = (
 )
 AGENT: dict[str, set[Right]] = {
     "agent.probes.node_probe:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
-    "agent.api_server:request": set(),  # of whoever calls it
+    "agent.api_server:request": set(),  # of its callers
     "agent.api_server:watch_lines": set(),
     "agent.kube_publisher:KubernetesPublisher.__init__": set(),
     "agent.kube_publisher:KubernetesPublisher.report": rights(
@@ -107,7 +107,7 @@ AGENT: dict[str, set[Right]] = {
         rights(*LEASES, "create", "patch", where=NAMESPACE)
     ),
     "agent.probes.node_probe:NodeApi._labels": rights("", "nodes", "get"),
-    # Does without, and says so: not given (agent/probes/node_probe.py).
+    # Optional: without it the agent reports that (agent/probes/node_probe.py).
     "agent.probes.node_probe:NodeApi._configz": set(),
     "agent.probes.node_probe:NodeApi._mirror": set(),
     "agent.probes.node_probe:NodeApi._get": set(),

@@ -137,7 +137,7 @@ class RealCluster(Cluster):
             raise AssertionError("\n".join([str(err), *self._story()])) from None
 
     def _story(self) -> Iterator[str]:
-        """What pending pods wait for, and for each node the last output of its processes and gates."""
+        """What pending pods wait for, and the last output of each node's processes and gates."""
         for pod in self.pods():
             status = pod["status"]
             if status["phase"] == "Pending":

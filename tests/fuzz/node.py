@@ -159,7 +159,7 @@ class _Service(PodResources):
 
 
 class _Reports:
-    """Makes a report of what the kubelet said, and has the CRD judge it."""
+    """Builds a report from the kubelet's data, and validates it with the CRD."""
 
     def __init__(self) -> None:
         self._made = 0

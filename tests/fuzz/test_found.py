@@ -1,4 +1,4 @@
-"""What hostile inputs have found, each as small as it can be."""
+"""Bugs that hostile inputs have found, with minimal inputs."""
 
 import json
 from pathlib import Path

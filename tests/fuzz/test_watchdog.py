@@ -1,4 +1,4 @@
-"""What judges hostile inputs sees each way in which one can do harm."""
+"""The judge of hostile inputs detects each kind of harm."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -18,7 +18,7 @@ from tests.fuzz.world import NODES, World
 
 
 class Planted:
-    """A target that does what it is told, once."""
+    """A target with one scripted reaction."""
 
     name = "planted"
 
@@ -62,7 +62,7 @@ _kept: list[bytes] = []
 @pytest.mark.parametrize(
     ("does", "said"),
     [
-        pytest.param(lambda: {}["x"], "KeyError", id="an exception that nobody declared"),
+        pytest.param(lambda: {}["x"], "KeyError", id="an undeclared exception"),
         pytest.param(swallow_all, "Hang", id="a loop inside an except"),
         pytest.param(lambda: bytearray(200 << 20), "Memory", id="much memory for one input"),
         pytest.param(caught_by_a_reader, "Complaint", id="an exception that was only logged"),
@@ -96,7 +96,7 @@ def report_of(name: str) -> Event:
 def test_a_node_that_changes_the_answers_about_another_node_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Planted: whatever is told of the hostile node is told of a sound one, too."""
+    """Planted: changes of the hostile node are also applied to a sound one."""
     deliver = World.deliver
 
     def leak(world: World, events: Sequence[Event]) -> None:
@@ -119,7 +119,7 @@ def test_a_pod_that_passes_a_full_node_is_reported() -> None:
         device["memory"] = 1 << 30
     # Planted: what is judged is another object than the one that decided.
     world.cluster._objects.gpunodes[BAD] = decode_gpunode(encode(tree))
-    with pytest.raises(Exception, match="2Gi are said to fit"):
+    with pytest.raises(Exception, match="2Gi are found to fit"):
         target._offer_beside(world)
 
 

@@ -1,7 +1,7 @@
-"""What people write: annotations, settings, flags, fleets and manifests of others.
+"""Texts of people: annotations, settings, flags, fleets and manifests.
 
 A text that cannot be used is refused by the one exception of its reader, whose message is short and
-says what is right.
+shows what is valid.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ def _settings() -> Callable[[bytes], bool]:
                 taken = True
             except BadSettings as err:
                 if str(path) not in str(err):
-                    raise Harm(f"does not say where: {err}") from err
+                    raise Harm(f"does not show where: {err}") from err
         return taken
 
     return take
@@ -141,7 +141,7 @@ _AROUND = around(node(choice="gated"), gate_image="gate", mirror=True)
 
 
 def _review(data: bytes) -> bool:
-    """What an API server would be told, of which every patch can be applied."""
+    """The writes to an API server, of which every patch can be applied."""
     try:
         asked = read(data)
         answers = [

@@ -10,7 +10,7 @@ from tests.fuzz.world import NODES, WAITING, World, recorded
 from tests.serving import binding, offer
 from tests.serving import pod as sent_pod
 
-#: Longer answers to a body that is refused would be a way to fill logs and events.
+#: Longer answers to a rejected body could fill logs and events.
 _MOST_ERROR_BYTES = 1200
 #: Sound calls are repeated after so many hostile ones that left the snapshot as it was.
 _EVERY = 100
@@ -74,7 +74,7 @@ class VerbTarget:
         return True
 
     def _check_bound(self, data: bytes) -> None:
-        """Only a pod that waits, by its very names, to a node that has room, is bound."""
+        """Only a pending pod, by its exact names, is bound, to a node on which it fits."""
         asked = _read(data)
         for args in self._world.bound:
             keys = ("PodNamespace", "PodName", "PodUID", "Node")
@@ -90,11 +90,11 @@ class VerbTarget:
             if (args.namespace, args.uid) != ("default", f"uid-{name}"):
                 raise Harm(f"bound {args}, which does not wait")
             if name not in WAITING or name == "large" or args.node not in NODES[:4]:
-                raise Harm(f"bound {args}, for which there is no room")
+                raise Harm(f"bound {args}, which does not fit")
 
 
 def _read(data: bytes) -> Any:
-    """What another decoder makes of it; None where it refuses."""
+    """The result of another decoder; None if it rejects the body."""
     try:
         return json.loads(data.decode(errors="replace"), parse_int=_number)
     except (ValueError, RecursionError):
@@ -102,7 +102,7 @@ def _read(data: bytes) -> Any:
 
 
 def _check_partition(answer: dict[str, Any], data: bytes) -> None:
-    """Every node that was offered is passed or refused, and no other is named."""
+    """Every offered node passes or is rejected, and no other is named."""
     asked = _read(data)
     if asked is None:
         return
@@ -121,7 +121,7 @@ def _check_partition(answer: dict[str, Any], data: bytes) -> None:
 
 
 def _own(verb: str) -> list[Any]:
-    """What the recorded pods do not have: our annotations, and names of this cluster."""
+    """Parts that the recorded pods lack: our annotations, and names of this cluster."""
     pods = [sent_pod(name, vram) for name, vram in WAITING.items()]
     rich = sent_pod("rich", "main=8Gi,side=1Gi")
     rich["metadata"]["annotations"] |= {
@@ -189,7 +189,7 @@ class ForgedTarget:
         reservation = held and held.spec.reservations.get("uid-half")
         charges = reservation.charges if reservation else []
         if [set(charge.candidates.values()) for charge in charges] != [{12 << 30}]:
-            raise Harm(f"12Gi are promised as {charges}")
+            raise Harm(f"12Gi are reserved as {charges}")
         world.restore()
         return True
 

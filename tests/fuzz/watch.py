@@ -1,4 +1,4 @@
-"""What the API server tells, under hostile objects, lines and lists, into the cluster state.
+"""Events of the API server, under hostile objects, lines and lists, into the cluster state.
 
 Hostile are one node, its GPUNode and Lease, and pods, slices and namespaces that name none of the
 sound ones. Whatever they say, the sound nodes stay as they were, term by term, and sound calls are
@@ -31,12 +31,12 @@ BAD = "hostile"
 _LIFE = 2000
 #: Sound nodes are compared after every input; calls are made after so many.
 _OFFERED_EVERY, _EVERY = 8, 100
-#: Whoever names one of these may change what is sound.
+#: A document that names one of these may change the sound part.
 _SOUND = [word.encode() for word in (*NODES, "uid-", '"sits"', '"default"', '"team"')]
 
 
 class _Told(KubeApi):
-    """Tells one answer, and then nothing."""
+    """Sends one answer, and then nothing."""
 
     def __init__(self, answer: bytes, random: Random) -> None:
         self._answer = answer
@@ -65,7 +65,7 @@ class _Told(KubeApi):
 
 
 class WatchTarget:
-    """One kind. ``listed`` says whether it is told as a list or as a watch."""
+    """One kind. ``listed``: whether it is delivered as a list or as a watch."""
 
     def __init__(self, kind: str, *, listed: bool) -> None:
         self.name = f"{'list' if listed else 'watch'}-{kind}"
@@ -115,7 +115,7 @@ class WatchTarget:
             raise crash
         self._age += 1
         if (self._listed and delivered) or any(word in data for word in _SOUND):
-            # It may have said something of the sound ones: then only that it was survived counts.
+            # It may have concerned the sound nodes: then only survival counts.
             world.call("filter", self._call)
             self._renew()
             return delivered
@@ -138,7 +138,7 @@ class WatchTarget:
             raise Harm(f"passed {passed}")
         held = world.cluster.gpunode(BAD)
         if BAD in passed and (held is None or not _has_room(held)):
-            raise Harm(f"2Gi are said to fit on {held}")
+            raise Harm(f"2Gi are found to fit on {held}")
         prioritized = world.call("prioritize", self._call)
         if prioritized.status != 200:
             raise Harm(f"prioritize: {prioritized.status}")
@@ -147,7 +147,7 @@ class WatchTarget:
 def _told(
     kind: Kind, data: bytes, world: World, *, listed: bool
 ) -> tuple[bool, BaseException | None]:
-    """Whether anything was delivered, and what broke in whoever took it."""
+    """Whether anything was delivered, and the exceptions of its receivers."""
     delivered: list[Event] = []
     crash: list[BaseException] = []
     stopped = threading.Event()
@@ -182,7 +182,7 @@ def _told(
 
 
 def _has_room(held: GPUNode) -> bool:
-    """Whether some device of it has 2 GiB that nobody uses, by its own figures."""
+    """Whether some device of it has 2 GiB free, by its own figures."""
     devices = held.status.devices if held.status else []
     return any(
         device.memory_bytes - device.reserved_bytes - device.used_bytes + 64 * MIB >= 2 * GIB
@@ -192,7 +192,7 @@ def _has_room(held: GPUNode) -> bool:
 
 
 def _named(tree: Any) -> Any:
-    """The tree, its object renamed to what nobody else is called, and naming nobody else."""
+    """The tree, with its object renamed to a unique name, and without names of other objects."""
     metadata = {**tree["metadata"], "name": BAD, "uid": "bad", "namespace": "bad"}
     text = json.dumps({**tree, "metadata": metadata})
     return json.loads(text.replace("gpu-a100-", "other-").replace('"default"', '"bad"'))

@@ -21,12 +21,12 @@ import structlog
 
 #: CPU seconds for one input of any size here; the largest are a few MiB.
 CPU_S = 4.0
-#: Memory that one input may need besides so many times its own bytes.
+#: Memory that one input may need in addition to a multiple of its own bytes.
 PEAK_BYTES, PEAK_TIMES = 48 << 20, 60
-#: What may stay of all of them: caches that fill, fragments of the heap.
+#: Memory that may stay after all inputs: caches that fill, fragments of the heap.
 KEPT_BYTES = 64 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Of the failures of one kind, so many are told.
+#: Maximum number of failures of one kind that are printed.
 _TOLD = 3
 
 
@@ -46,7 +46,7 @@ class Target(Protocol):
         ...
 
     def take(self, data: bytes) -> bool:
-        """Feed it; whether it was taken, not refused. Raises what must not happen."""
+        """Feed it; return whether it was accepted. Raise on anything that must not happen."""
         ...
 
 
@@ -109,7 +109,7 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int) -> Tally:
 def _fed(
     target: Target, data: bytes, tally: Tally, complaints: list[str]
 ) -> tuple[str, str] | None:
-    """What is wrong with what it did, and where; None where nothing is."""
+    """What is wrong with its reaction, and where; None if it is right."""
     _forget_peak()
     peak, began_s = _peak(), time.process_time()
     failure: tuple[str, str] | None = None
@@ -151,7 +151,7 @@ def _limited(cpu_s: float) -> Iterator[None]:
 
 
 def _forget_peak() -> None:
-    """What was there before, of whatever ran in this process, hides no peak of an input."""
+    """Earlier allocations of this process hide no peak of an input."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -167,7 +167,7 @@ def _resident() -> int:
 
 @contextmanager
 def _listening(complain: Callable[[str], None]) -> Iterator[None]:
-    """Say nothing of what is logged, but that something was caught which nobody foresaw."""
+    """Drop log output, except for caught exceptions that no code expected."""
 
     def hear(logger: object, method: str, event: MutableMapping[str, Any]) -> Any:
         if method == "exception" or event.get("exc_info"):

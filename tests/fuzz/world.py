@@ -94,7 +94,7 @@ class World:
     def __init__(self) -> None:
         self.now_s = 1000.0
         settings = Settings()
-        # Nobody here is silent for too long.
+        # No report becomes stale here.
         self.cluster = ClusterWriter(settings.rules, 1e9, WALL_S - self.now_s)
         self.store = EmbeddedStore(self.deliver, lambda: self.now_s)
         self.telemetry = Telemetry(CollectorRegistry())
@@ -184,7 +184,7 @@ class World:
         return reply
 
     def restore(self) -> None:
-        """Take back what was bound, as if it had never been."""
+        """Remove bound pods, as if they had never been bound."""
         for ask in self.bound:
             self.store.delete_pod(ask.namespace, ask.name)
             self.ledger.remove(ask.node, ask.uid, left=True)
@@ -193,14 +193,14 @@ class World:
         self.unharmed()
 
     def digest(self) -> str:
-        """Of all promises, and of where every pod is bound."""
+        """All reservations, and the node of every pod."""
         held = [self.store.read_gpunode(name) for name in NODES[:4]]
         specs = [msgspec.to_builtins(each.spec.reservations) for each in held if each is not None]
         pods = sorted((each.metadata.uid, each.node) for each in self.store.list_pods())
         return hashlib.sha256(json.dumps([specs, pods], sort_keys=True).encode()).hexdigest()
 
     def unharmed(self) -> None:
-        """Raises ``Harm`` unless sound calls are answered as before and no promise has moved."""
+        """Raises ``Harm`` unless sound calls are answered as before and reservations are equal."""
         if self.digest() != self.ledger_digest:
             raise Harm("the ledger has changed")
         for (verb, _), before, now in zip(self.calls, self.answers, self._answers(), strict=True):
@@ -223,7 +223,7 @@ class World:
 
 
 def _finished(running: Any) -> None:
-    """Run what never has to wait for anybody."""
+    """Run a coroutine that never has to wait."""
     try:
         running.send(None)
     except StopIteration:

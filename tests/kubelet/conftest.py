@@ -18,12 +18,12 @@ StartNode = Callable[..., Node]
 def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[StartNode]:
     """Start a node of so many GPUs, or of these, each with so many replicas; its name is its own.
 
-    ``numa`` says for each device on which NUMA node it hangs.
+    ``numa`` is the NUMA node of each device.
     """
     if os.geteuid() != 0:
         pytest.skip("a kubelet needs root, in a mount namespace of its own")
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
         built("kubelet", "nvidia-device-plugin")
     with ExitStack() as stack:
 

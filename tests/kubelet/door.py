@@ -1,6 +1,6 @@
 """A way to the API server that is closed until a test opens it.
 
-Behind it a kubelet starts, and the plugin finds it, before it hears of any pod.
+Behind it a kubelet starts, and the plugin finds it, before it receives any pod.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Door:
-    """``port`` refuses connections until ``open``; ``close`` breaks those that there are."""
+    """``port`` rejects connections until ``open``; ``close`` breaks the existing ones."""
 
     def __init__(self, to_port: int) -> None:
         self._to = ("127.0.0.1", to_port)

@@ -33,11 +33,11 @@ podresources, podresources_services = grpc.protos_and_services("tests/kubelet/po
 
 RESOURCE = "nvidia.com/gpu"
 PODS = "/api/v1/namespaces/default/pods"
-#: The kubelet's log line of the replicas that the plugin told it of.
+#: The kubelet's log line about the plugin's replicas.
 PLUGIN_HEARD = '"Processed device updates for resource"'
 TIMEOUT_S = 60.0
 
-#: What the kubelet would write to /proc/sys.
+#: Values that the kubelet would write to /proc/sys.
 KERNEL = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -75,7 +75,7 @@ exec "$@"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a container was given."""
+    """The devices and variables of a container."""
 
     pod: str
     container: str
@@ -87,7 +87,7 @@ class Held:
 
 
 class Node(Processes):
-    """``start`` returns when the kubelet has told the API server of every replica.
+    """``start`` returns when the kubelet has reported every replica to the API server.
 
     ``device_lists`` is the plugin's device-list-strategy, ``plugin`` the rest of its configuration
     where it does more than to share ``RESOURCE``, and ``resource`` what it then offers, of
@@ -152,7 +152,7 @@ class Node(Processes):
         self.spawn_kubelet()
 
     def admit_pods(self) -> None:
-        """Let schedulers use it, once the API server has been told of every replica."""
+        """Let schedulers use it, once the API server has every replica."""
         self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
         # Admission taints every new node; what would untaint it is a controller.
         patch = {"spec": {"taints": None}}
@@ -188,7 +188,7 @@ class Node(Processes):
     @contextlib.contextmanager
     def kubelet_restarts(self) -> Iterator[None]:
         """It is down for as long as this lasts; then it is there, and so is the plugin, before it
-        hears of the pods that were bound meanwhile: it admits them in the order of creation."""
+        sees the pods that were bound meanwhile: it admits them in the order of creation."""
         self.kill("kubelet")
         yield
         door = Door(self.plane.port)
@@ -229,7 +229,7 @@ class Node(Processes):
         self._show("nvidia-device-plugin")
 
     def _driver_files(self) -> Iterator[str]:
-        """Where the plugin finds what it names in a CDI spec: one library, and device nodes."""
+        """The paths that the plugin names in a CDI spec: one library, and device nodes."""
         root = self.folder / "driver"
         if not root.exists():
             libraries = root / "usr/lib/x86_64-linux-gnu"
@@ -304,7 +304,7 @@ class Node(Processes):
         return uid
 
     def events(self, pod: str) -> set[str]:
-        """The reasons of its events; of a refusal they tell at once, its status takes 10 s."""
+        """The reasons of its events; they show a rejection at once, its status takes 10 s."""
         path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={pod}"
         return {event["reason"] for event in self.plane.call("GET", path)["items"]}
 
@@ -339,7 +339,7 @@ class Node(Processes):
         return decoded["Data"]
 
     def held(self, pod: str | None = None) -> list[Held]:
-        """Which container holds which replica, as PodResources tells; of all pods or of one."""
+        """Replica -> container, by PodResources; of all pods or of one."""
         return sorted(
             (
                 Held(each.name, container.name, replica)
@@ -368,12 +368,12 @@ class Node(Processes):
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     def listed(self) -> dict[str, Any]:
-        """What PodResources' List tells, by pod."""
+        """The answer of PodResources' List, by pod."""
         answer = self._lister("List", podresources.ListPodResourcesRequest())
         return {each.name: each for each in answer.pod_resources}
 
     def got(self, pod: str) -> Any:
-        """What PodResources' Get tells of one pod. Raises ``grpc.RpcError``."""
+        """The answer of PodResources' Get for one pod. Raises ``grpc.RpcError``."""
         request = podresources.GetPodResourcesRequest(pod_name=pod, pod_namespace="default")
         return self._lister("Get", request).pod_resources
 
@@ -465,7 +465,7 @@ def gpu_container(
 
 
 def numa_files(gpus: list[Gpu]) -> dict[str, str]:
-    """What kubelet and plugin read of a machine whose devices hang on several NUMA nodes."""
+    """The files of a machine with devices on several NUMA nodes, for kubelet and plugin."""
     count = 1 + max(gpu.numa or 0 for gpu in gpus)
     files = {}
     for cpu in range(os.cpu_count() or 1):
@@ -484,7 +484,7 @@ def numa_files(gpus: list[Gpu]) -> dict[str, str]:
 
 
 def plugin_configuration(replicas: int) -> dict[str, Any]:
-    """Of NVIDIA's device plugin; a single replica is no sharing."""
+    """The configuration of NVIDIA's device plugin; a single replica is no sharing."""
     if replicas == 1:
         return {}
     shared = {"name": RESOURCE, "replicas": replicas}

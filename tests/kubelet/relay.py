@@ -17,7 +17,7 @@ Choose = Callable[[list[str]], str]
 
 
 class Relay:
-    """``choose`` picks one of the replicas that the kubelet says are free.
+    """``choose`` picks one of the replicas that the kubelet offers as free.
 
     It listens at once; the kubelet asks it after ``register``.
     """
@@ -80,7 +80,7 @@ class Relay:
 
 
 def register(folder: Path, endpoint: str, resource: str) -> None:
-    """Tell the kubelet whom to ask from now on; anyone may, for anyone."""
+    """Register an endpoint with the kubelet; any process may, for any resource."""
     with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}") as channel:
         api_services.RegistrationStub(channel).Register(
             api.RegisterRequest(

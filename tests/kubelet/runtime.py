@@ -48,7 +48,7 @@ class Sandbox:
     ready: bool = True
 
     def listed(self) -> dict[str, Any]:
-        """What list and status have in common."""
+        """Fields common to list and status."""
         return {
             "id": self.id,
             "metadata": self.config.metadata,
@@ -68,12 +68,12 @@ class Container:
     started_ns: int = 0
     finished_ns: int = 0
     exit_code: int = 0
-    #: Of the process that it pretends to be; 0 unless it runs.
+    #: Pid of the simulated process; 0 unless it runs.
     pid: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     #: Uuids that the CDI devices stand for.
     cdi_uuids: Sequence[str] = ()
-    #: Of a command that is really run.
+    #: Process of a command that really runs.
     process: subprocess.Popen[str] | None = None
     output: str = ""
 
@@ -105,7 +105,7 @@ class Container:
         return state
 
     def listed(self) -> dict[str, Any]:
-        """What list and status have in common."""
+        """Fields common to list and status."""
         return {
             "id": self.id,
             "metadata": self.config.metadata,

@@ -4,12 +4,12 @@
 
 The kubelet, the device plugin and the API server are real, the driver and the containers are not.
 The restarts (so many of each process) come in random order, the agent is killed or ended. Prints a
-report; the exit status is 1 if a promise is broken:
+report; the exit status is 1 if one of these fails:
 
 * a pod without a GPU that is bound right after one with a GPU waits no longer than the agent's
   deadlines, beyond the slowest of those that are bound alone,
 * every replica is there again after every restart, and at the end none is held,
-* pods that were promised a device get it, and no pod counts as one that bypassed the agent,
+* pods with a reserved device get it, and no pod counts as one that bypassed the agent,
 * the agent's threads and descriptors do not grow with the restarts and pods of its life: the
   kubelet keeps a connection for each of three registrations.
 """
@@ -35,7 +35,7 @@ TOGETHER = 12
 DEADLINES_S = 6.0
 #: A pod that takes longer is explained.
 SLOW_S = 5.0
-#: Of one life of the agent.
+#: Number of pods in one life of the agent.
 MAX_GROWN_THREADS, MAX_GROWN_DESCRIPTORS = 3, 8
 
 
@@ -60,7 +60,7 @@ class Soak:
         #: The last restarts, and when they were over.
         self.restarted: list[str] = []
         self.began = self.vitals()
-        #: Of plugin and kubelet in this life of the agent, and in the longest one.
+        #: Restarts of plugin and kubelet in this life of the agent, and in the longest one.
         self.restarts = self.most_restarts = 0
 
     def vitals(self) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class Soak:
             self.explain(name, self.gpu_s[-1])
             found = {held.device for held in self.node.held(name)}
             if reserved and found != {device}:
-                self.failures.append(f"{name} ({shape}) was promised {device} and got {found}")
+                self.failures.append(f"{name} ({shape}) was reserved {device} and got {found}")
         self.running.append(name)
         while len(self.running) > TOGETHER:
             self.end(self.running.pop(self.lots.randrange(len(self.running))))
@@ -129,7 +129,7 @@ class Soak:
         self.node.delete(name)
 
     def explain(self, name: str, took_s: float) -> None:
-        """Say what kubelet and agent logged of a pod that took long."""
+        """Print the log lines of kubelet and agent about a pod that took long."""
         if took_s < SLOW_S:
             return
         sys.stderr.write(f"{name} took {took_s:.1f} s, at {time.time():.1f}; {self.restarted}\n")
@@ -162,14 +162,14 @@ class Soak:
                 self.steered.start_agent()
             case "plugin":
                 self.node.kill("nvidia-device-plugin")
-                self.node.wait(lambda: not self.steered.steered(), "a report that says so")
+                self.node.wait(lambda: not self.steered.steered(), "a report without steering")
                 self.node.start_plugin()
                 self.node._show("nvidia-device-plugin")
             case "kubelet":
                 self.node.kill("kubelet")
                 self.node.start_kubelet()
                 self.node._show("kubelet")
-                self.node.wait(lambda: not self.steered.steered(), "a report that says so")
+                self.node.wait(lambda: not self.steered.steered(), "a report without steering")
         self.steered.until_steered()
         self.node.wait(lambda: self.node.allocatable() == GPUS * REPLICAS, "every replica")
         self.restarted = [*self.restarted[-2:], f"{process} at {time.time():.1f}"]

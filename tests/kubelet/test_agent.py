@@ -44,7 +44,7 @@ GIB = 1 << 30
 
 @dataclass
 class Agent:
-    """The probes of who holds what, on one node; of the driver, what its table says."""
+    """The probes of pods and devices, on one node; the driver's part is a table."""
 
     node: Node
     proc: Path
@@ -124,7 +124,7 @@ def rows(status: GPUNodeStatus) -> list[tuple[str, str, str, str, str]]:
 
 
 def given(node: Node, *pods: str) -> list[tuple[str, str, str, str, str]]:
-    """What the runtime was told to give to containers, with the replica that the node's own
+    """The devices that the runtime gave to containers, with the replica that the node's own
     account names."""
     found = []
     for pod in pods:
@@ -265,7 +265,7 @@ def test_an_ended_pod_leaves_the_report_though_the_checkpoint_names_it(
     assert len(node.checkpoint()["PodDeviceEntries"]) == 2
     assert status.devices[0].replicas.free == 1
     assert states(status)["podresources"] == "ok"
-    # Why the agent asks nothing but List: Get tells of the pods that List tells of, and no others.
+    # Why the agent only calls List: Get returns the pods that List returns, and no others.
     listed = node.listed()
     assert listed.keys() == {"b"}
     assert node.got("b") == listed["b"]
@@ -444,7 +444,7 @@ def test_permitted_labels_are_read_and_others_are_absent(
     agent.api = NodeApi(of_client(ApiClient(node.plane.configuration())), node.name)
     status = agent.sample()
     sources = {source.name: source for source in status.sources}
-    assert sources["labels"].state == "degraded"  # the plugin says otherwise
+    assert sources["labels"].state == "degraded"  # the plugin differs
     assert status.devices[0].sharing == "time-slicing"
     assert sources["configz"].state == "absent"  # this kubelet serves nothing
     agent.api = NodeApi(of_client(ApiClient(node.plane.configuration("wrong"))), node.name)

@@ -1,4 +1,4 @@
-"""What a real kubelet and NVIDIA's real device plugin do: facts that the rest is built on.
+"""Behaviour of a real kubelet and NVIDIA's real device plugin, on which the design depends.
 
 Each test holds one sentence of DESIGN.md, sections 4, 5 and 8, against the real ones.
 """
@@ -59,7 +59,7 @@ def test_a_pod_is_admitted_takes_memory_and_gives_all_of_it_back(start_node: Sta
 
 
 def replica_in_status(node: Node, pod: str) -> dict[str, str]:
-    """Whichever replica of the only container its status tells of, with its health."""
+    """Any replica of the only container in its status, with its health."""
     (container,) = node.status(pod)["containerStatuses"]
     (resource,) = container["allocatedResourcesStatus"]
     assert resource["name"] == RESOURCE
@@ -203,7 +203,7 @@ def test_a_pod_bound_before_the_plugin_is_back_is_rejected(start_node: StartNode
     node.kill("kubelet")
     node.pause("nvidia-device-plugin")
     node.start_kubelet()
-    assert node.allocatable() == 2  # what the API server was told before
+    assert node.allocatable() == 2  # the last value of the API server
     node.bind(gpu_pod("b"))
     node.wait(lambda: "UnexpectedAdmissionError" in node.events("b"), "its refusal")
     node.wait(lambda: node.allocatable() == 0, "a status without replicas")
@@ -221,7 +221,7 @@ def test_forced_deletion_frees_a_replica_while_its_memory_is_in_use(
     node.run(gpu_pod("old", terminationGracePeriodSeconds=30, containers=[stubborn]))
     node.delete("old", by_force=True)
     assert node.is_gone("old")
-    node.wait(lambda: node.held() == [], "a kubelet that heard of it, and tells nobody")
+    node.wait(lambda: node.held() == [], "a kubelet that has seen it, and lists no pod")
     new = gpu_container("main", takes_bytes=GIB)
     assert node.run(gpu_pod("new", containers=[new]))["phase"] == "Running"
     assert processes(node) == 2  # on an unshared device

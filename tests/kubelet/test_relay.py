@@ -1,4 +1,4 @@
-"""What a stock kubelet and a stock plugin make of a process between them: `steered` nodes."""
+"""A process between a stock kubelet and a stock plugin: `steered` nodes."""
 
 import contextlib
 from collections.abc import Iterator

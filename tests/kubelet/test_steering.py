@@ -1,6 +1,6 @@
 """A steered node: our agent between a real kubelet and a real plugin, and what becomes of pods.
 
-The tests play the extender: they write promises into the GPUNode and bind pods.
+The tests act as the extender: they write reservations into the GPUNode and bind pods.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class SteeredNode:
         self.start_agent(*flags)
 
     def start_agent(self, *flags: str) -> None:
-        """Without flags it steers, and has said so itself: a killed one's words still stand."""
+        """Without flags it steers, and has reported that itself: a killed one's report remains."""
         steer = flags or ("--device-choice=steered",)
         before = self.observed_at()
         self.node.start_agent(self.plane.kubeconfig(), *steer)
@@ -73,12 +73,12 @@ class SteeredNode:
         return self.reported().plugin.steering_obstacle
 
     def choose(self, choice: str) -> None:
-        """What an extender does when the Node's annotation changes."""
+        """Do what an extender does when the Node's annotation changes."""
         patch = {"spec": {"deviceChoice": choice}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
     def reservation(self, pod: dict[str, Any], device: str, gib: int) -> None:
-        """Create the pod and write what it is promised, as the extender does before it binds."""
+        """Create the pod and write its reservation, as the extender does before it binds."""
         self.plane.call("POST", PODS, pod)
         name = pod["metadata"]["name"]
         charge = {"resource": self.resource, "count": 1, "candidates": {device: gib * GIB}}
@@ -91,7 +91,7 @@ class SteeredNode:
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
     def forget(self, uids: Sequence[str]) -> None:
-        """Take back what pods were promised, as the extender does when they are gone."""
+        """Remove the reservations of pods, as the extender does when they are gone."""
         patch = {"spec": {"reservations": dict.fromkeys(uids)}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
@@ -105,7 +105,7 @@ class SteeredNode:
         self.plane.call("POST", f"{PODS}/{name}/binding", binding)
 
     def place(self, name: str, device: str, gib: int = 4) -> str:
-        """Promise, bind, and wait; the device that it got."""
+        """Reserve, bind, and wait; return the device that it got."""
         self.reservation(gpu_pod(name, self.resource), device, gib)
         self.bind(name)
         self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
@@ -113,7 +113,7 @@ class SteeredNode:
         return held.device
 
     def device(self, pod: str) -> str:
-        """Of a pod that nobody promised anything."""
+        """The name of a pod without a reservation."""
         (held,) = self.node.admit(gpu_pod(pod))
         return held.device
 
@@ -204,11 +204,11 @@ def test_unattributed_use_takes_no_reserved_memory_and_no_pod_goes_to_a_full_dev
     node.wait(lambda: steered.observed("old"), "a report that shows it")
     assert steered.device("stranger") == "GPU-0"  # where most is left
     assert steered.place("beside", "GPU-0", gib=30) == "GPU-0"
-    # Promised as if there were no stranger.
+    # Reserved as if there were no unattributed process.
     assert steered.place("elsewhere", "GPU-0", gib=30) == "GPU-1"
     steered.reservation(gpu_pod("large"), "GPU-0", gib=30)
     steered.bind("large")
-    node.wait(lambda: node.status("large")["phase"] == "Failed", "a pod that was turned away")
+    node.wait(lambda: node.status("large")["phase"] == "Failed", "a pod that was rejected")
     status = node.status("large")
     assert status["reason"] == "UnexpectedAdmissionError"
     assert "no GPU of this node has enough free memory" in status["message"]
@@ -300,24 +300,24 @@ def test_it_is_in_its_place_again_when_plugin_or_kubelet_were_restarted_under_th
     node = steered.node
     assert steered.place("first", "GPU-1") == "GPU-1"
     node.kill("nvidia-device-plugin")
-    node.wait(lambda: not steered.steered(), "a report that says so")
+    node.wait(lambda: not steered.steered(), "a report without steering")
     node.start_plugin()
     steered.until_steered()
     assert steered.place("second", "GPU-1") == "GPU-1"
     node.kill("kubelet")
     node.start_kubelet()
-    node.wait(lambda: not steered.steered(), "a report that says so")
+    node.wait(lambda: not steered.steered(), "a report without steering")
     steered.until_steered()
     assert steered.place("third", "GPU-1") == "GPU-1"
     assert node.allocatable() == 6
-    # Configured anew, the plugin gives the resource another name, which is steered as well.
+    # Reconfigured, the plugin gives the resource another name, which is steered as well.
     node.kill("nvidia-device-plugin")
     file = node.folder / "plugin.yaml"
     shared = "timeSlicing:\n    renameByDefault: true"
     file.write_text(file.read_text().replace("timeSlicing:", shared))
     node.start_plugin()
     node.wait(lambda: f"{RESOURCE}.shared" in node.object()["status"]["allocatable"], "its name")
-    node.wait(lambda: steered.steered() == [f"{RESOURCE}.shared"], "a report that says so")
+    node.wait(lambda: steered.steered() == [f"{RESOURCE}.shared"], "a report with steering")
     assert node.allocatable() == 0
 
 
@@ -346,7 +346,7 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
     steered.choose("steered")
     steered.until_steered()
     assert steered.place("steered", device) == device
-    # A pod on its way counts on the choice, so the agent goes on choosing for it.
+    # An unconfirmed pod depends on the choice, so the agent goes on choosing for it.
     steered.reservation(gpu_pod("on-the-way"), device, 4)
     steered.choose("predicted")
     node.wait(lambda: not steered.steered(), "a report without steering")
@@ -379,7 +379,7 @@ def pinned_pod(name: str, resource: str, uuid: str) -> dict[str, Any]:
 def test_mig_devices_that_are_shared_are_steered_and_can_be_pinned_by_their_uuid(
     start_steered: StartSteered,
 ) -> None:
-    """Strategy mixed: one profile of two, and its resource has a name that tells of sharing."""
+    """Strategy mixed: one profile of two, and its resource has a name that implies sharing."""
     profile = "nvidia.com/mig-1g.10gb"
     resource = f"{profile}.shared"
     small = (Instance(f"MIG-{number}", number) for number in (1, 2))
@@ -404,7 +404,7 @@ def test_mig_devices_that_are_shared_are_steered_and_can_be_pinned_by_their_uuid
     node.wait(lambda: node.runtime.running("pinned"), "a container")
     assert [held.device for held in node.held("pinned")] == ["MIG-1"]
     for pod, uuid in {"p0": "MIG-2", "q": "MIG-1", "pinned": "MIG-2"}.items():
-        # The plugin, too, says which device by its uuid.
+        # The plugin also names the device by its uuid.
         environment = node.runtime.running(pod)["main"].environment
         assert environment["NVIDIA_VISIBLE_DEVICES"] == uuid
 

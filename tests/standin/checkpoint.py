@@ -36,7 +36,7 @@ def render(checkpoint: Checkpoint) -> bytes:
 
 
 def checksum(data: Mapping[str, Any]) -> int:
-    """Of the decoded ``Data`` of a checkpoint."""
+    """The checksum of the decoded ``Data`` of a checkpoint."""
     digest = 0x811C9DC5
     for byte in spew(data).encode():
         digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF

@@ -28,7 +28,7 @@ class Container:
     init: bool = False
     #: An init container that stays (``restartPolicy: Always``).
     sidecar: bool = False
-    #: What its process takes of each of its devices.
+    #: Bytes that its process takes of each of its devices.
     takes_bytes: int = 0
 
 
@@ -62,7 +62,7 @@ Call = Preferred | Allocated
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the kubelet admits a pod; of a rejection the status tells reason and message."""
+    """Whether the kubelet admits a pod; reason and message of a rejection are in the status."""
 
     admitted: bool
     reason: str = ""
@@ -79,7 +79,7 @@ class Unaligned(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one container was given: its replicas by NUMA node (-1: none), and the answer."""
+    """The allocation of one container: its replicas by NUMA node (-1: none), and the answer."""
 
     uid: str
     container: str
@@ -112,13 +112,13 @@ class Lots(Protocol):
 class DeviceManager:
     policy: TopologyPolicy = "none"
     numa_nodes: Sequence[int] = (0,)
-    #: Told of every write of the checkpoint.
+    #: Called after every write of the checkpoint.
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
     #: Calls that the plugin got, oldest first.
     calls: list[Call] = field(default_factory=list)
     #: The last checkpoint that was written.
     written: Checkpoint | None = None
-    #: False from the kubelet's start until it knows its pods.
+    #: False from the kubelet's start until it has its pods.
     sources_ready: bool = True
 
     def __post_init__(self) -> None:
@@ -233,7 +233,7 @@ class DeviceManager:
         return len(self._healthy) + len(self._unhealthy), len(self._healthy)
 
     def is_healthy(self, replica: str) -> bool:
-        """As the pod's status tells it: what nobody lists is taken for healthy."""
+        """As in the pod's status: a replica that is not listed counts as healthy."""
         return replica not in self._listed or self._listed[replica].healthy
 
     def _align(self, pod: Pod, container: Container, active: Collection[str]) -> int | None:

@@ -29,7 +29,7 @@ class _Followed:
     manifest: Mapping[str, Any]
     #: On the clock of ``time.monotonic``.
     admit_at_s: float
-    #: When its processes will have ended; None while nobody wants them to.
+    #: When its processes will have ended; None while it is not deleted.
     ends_at_s: float | None = None
 
     @property
@@ -54,7 +54,7 @@ class Fleet:
         self.plane = plane
         self.nodes = nodes
         self.admission_s = admission_s
-        #: What went wrong in the fleet's thread; ``stop`` raises it.
+        #: Exception of the fleet's thread; ``stop`` raises it.
         self.failure: Exception | None = None
         self._random = random.Random(seed)
         self._pods: dict[str, _Followed] = {}
@@ -86,7 +86,7 @@ class Fleet:
         while not self._stopped.wait(EVERY_S):
             try:
                 self._step(time.monotonic())
-            except Exception as err:  # noqa: BLE001 - told by ``stop``, on the test's thread
+            except Exception as err:  # noqa: BLE001 - raised by ``stop``, on the test's thread
                 self.failure = err
                 return
 
@@ -120,7 +120,7 @@ class Fleet:
     def _follow(
         self, node: StandIn, uid: str, pod: _Followed, seen: Mapping[str, Any] | None, now_s: float
     ) -> None:
-        """What the kubelet does about one pod now, as the API server shows it: None, it is gone."""
+        """Do the kubelet's next step for one pod, as the API server shows it; None: it is gone."""
         if seen is None:
             if uid in node.pods:
                 node.force(uid)
@@ -137,7 +137,7 @@ class Fleet:
                 if uid in node.pods:
                     node.delete(uid)
                 body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
-                with contextlib.suppress(ApiRefused):  # somebody was faster
+                with contextlib.suppress(ApiRefused):  # another client was faster
                     self.plane.call("DELETE", path_of(pod_of(pod.manifest)), body)
         elif uid not in node.pods and pod.admit_at_s <= now_s:
             admitted = node.admit(pod_of(pod.manifest)).admitted
@@ -186,7 +186,7 @@ def node_status(capacity: int, allocatable: int) -> dict[str, Any]:
 
 
 def pod_status(node: StandIn, held: Held) -> dict[str, Any]:
-    """As the kubelet tells it, in what others read of it."""
+    """The kubelet's status of the pod, as far as other components read it."""
     verdict = held.verdict
     if verdict is not None and not verdict.admitted:
         message = f"Pod was rejected: {verdict.message}"

@@ -1,4 +1,4 @@
-"""Who decides what kubelet and plugin leave to chance: a seed, or every way it may fall."""
+"""Random choices of kubelet and plugin: by a seed, or every possible one."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -26,12 +26,12 @@ UNSHARED = Settings()
 
 @dataclass
 class Held:
-    """A pod that the kubelet knows."""
+    """A pod that the kubelet has."""
 
     pod: Pod
     phase: Phase = "Pending"
     verdict: Verdict | None = None
-    #: Whether the API server knows its phase; of a rejection it may hear ten seconds late.
+    #: Whether the API server has its phase; a rejection may arrive ten seconds late.
     told: bool = True
     #: Containers whose process runs.
     running: set[str] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Process:
 class StandIn:
     """A node with a plugin that has registered. ``seed`` draws what is left to chance.
 
-    ``driver`` is told what each process holds; without one the node only counts.
+    ``driver`` receives what each process holds; without one the node only counts.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StandIn:
         self.devices = DeviceManager(topology, range(1 + max(g.numa or 0 for g in gpus)), save)
         self.pods: dict[str, Held] = {}
         self.processes: dict[tuple[str, str], Process] = {}
-        #: Held by whoever looks at the node from another thread.
+        #: Held by a thread that reads the node.
         self.lock = threading.RLock()
         self._random = random.Random(seed)
         self._pids = itertools.count(FIRST_PID)
@@ -91,7 +91,7 @@ class StandIn:
         return used
 
     def pod_resources(self) -> list[tuple[Pod, dict[str, list[Replica]]]]:
-        """What PodResources lists: by pod and container; and as there, ended pods are freed."""
+        """The answer of PodResources: by pod and container; as there, ended pods are freed."""
         self.devices.collect(self.active)
         return [(held.pod, self.listed(held.pod)) for held in self.pods.values() if held.counts]
 
@@ -144,7 +144,7 @@ class StandIn:
 
     def restart_kubelet(self, *, plugin_first: bool, lots: Lots | None = None) -> None:
         """It reads its checkpoint and admits its pods again, those as well that it has rejected
-        and the API server does not know it yet (``told``).
+        and the API server does not have it yet (``told``).
 
         The plugin finds out by itself, and races with the pods; where it is not ``plugin_first``
         it comes with ``register_plugin``.
@@ -166,7 +166,7 @@ class StandIn:
         self.devices.disconnected()
 
     def start_plugin(self, settings: Settings) -> None:
-        """Another run of the plugin, which knows of no failure before it."""
+        """Another run of the plugin, without earlier failures."""
         self.plugin = Plugin(self.gpus, settings)
         self.devices.listed(self.plugin)
 
@@ -177,7 +177,7 @@ class StandIn:
         self.devices.listed(self.plugin)
 
     def fail(self, replica: str) -> None:
-        """The plugin hears of an XID and takes it out on one replica of the device."""
+        """The plugin receives an XID and marks one replica of the device as unhealthy."""
         assert self.plugin is not None
         self.plugin.fail(replica)
         self.devices.listed(self.plugin)

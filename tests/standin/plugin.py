@@ -30,13 +30,13 @@ class PluginRefused(Exception):
 class Replica:
     id: str
     device: str
-    #: The NUMA node that the device hangs on; None where the plugin does not say.
+    #: The NUMA node of the device; None if the plugin does not report it.
     numa: int | None = None
     healthy: bool = True
 
 
 class Device(Protocol):
-    """What a plugin sees of a GPU; ``tests.driver.Gpu`` is one."""
+    """The plugin's view of a GPU; ``tests.driver.Gpu`` is one."""
 
     @property
     def uuid(self) -> str: ...
@@ -55,13 +55,13 @@ class Settings:
     def __post_init__(self) -> None:
         if self.policy == "packed" and self.release < 20:
             raise ValueError(
-                "policy packed came with plugin v0.20.0; right is, for example: "
+                "policy packed came with plugin v0.20.0. Example: "
                 "Settings(replicas=4, policy='packed', release=20)"
             )
 
 
 class Plugin:
-    """One run of the plugin's process: what it knows is gone when it is started again."""
+    """One run of the plugin's process: its state is lost when it is started again."""
 
     def __init__(self, devices: Sequence[Device], settings: Settings) -> None:
         self.settings = settings
@@ -75,11 +75,11 @@ class Plugin:
         return twin
 
     def listed(self) -> list[Replica]:
-        """What ListAndWatch tells the kubelet."""
+        """The replicas that ListAndWatch sends to the kubelet."""
         return list(self._replicas.values())
 
     def fail(self, replica: str) -> None:
-        """It tells the kubelet that this replica is unhealthy, and never takes it back.
+        """It reports this replica as unhealthy, and never reverts that.
 
         After an XID the real one (up to v0.20.0) does so for one replica of the device, whichever
         comes last out of a map.
@@ -88,7 +88,7 @@ class Plugin:
         self._replicas[replica] = Replica(known.id, known.device, known.numa, healthy=False)
 
     def options(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
-        """Every choice it may make besides ``must``; raises ``PluginRefused``."""
+        """Every possible choice in addition to ``must``; raises ``PluginRefused``."""
         if not any(is_shared(each) for each in available):
             return self._aligned(available, must, size)
         lines: set[tuple[_Line, Counts]] = {(self._line(available, must, size), ())}
@@ -152,7 +152,7 @@ class Plugin:
         return f'invalid allocation request for "nvidia.com/gpu": invalid request: {reason}'
 
     def _aligned(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
-        """Of unshared devices those with the best links; all links alike, as here: any."""
+        """The unshared devices with the best links; here all links are equal: any."""
         if len(available) < size:
             return {()}  # an empty answer, no error
         others = sorted(self._candidates(available, must))

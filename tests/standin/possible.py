@@ -1,7 +1,7 @@
 """On which devices a container may end: every way that kubelet and plugin can go, tried.
 
 Brute force over the model that the tests hold against the real ones, and nothing of the extender's:
-it judges what the extender says of the same node.
+it judges the extender's prediction for the same node.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def possible_devices(
 def _end(
     node: DeviceManager, pod: Pod, active: Sequence[str], before: Sequence[Pod], lots: Lots
 ) -> Placement | None:
-    """Where it ends when the others go first and the lots fall so; None where it is rejected."""
+    """The devices that it gets after the others, with these random choices; None if rejected."""
     twin, counted = node.copy(), list(active)
     for each in before:
         if twin.admit(each, [*counted, each.uid], lots).admitted:

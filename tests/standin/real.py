@@ -27,14 +27,14 @@ from tests.standin.devices import Allocated, Call, Container, Ids, Pod, Preferre
 from tests.standin.plugin import Plugin, Settings
 
 PLUGIN = "nvidia-gpu.sock"
-#: The kubelet's log line of the pods that the API server told it of.
+#: The kubelet's log line about pods from the API server.
 PODS_SEEN = '"SyncLoop ADD" source="api"'
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     call: Call
-    #: What the plugin preferred; None where it refused, or was not asked that.
+    #: The plugin's preference; None if it returned an error, or was not asked.
     answer: Ids | None = None
 
 
@@ -87,8 +87,8 @@ class Fed:
     def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
         asked = self._recorded[len(self._calls) - 1]
         assert call == asked.call
-        options = plugin.options(call.available, call.must_include, call.size)  # or it refuses
-        assert asked.answer is not None, "the plugin refused"
+        options = plugin.options(call.available, call.must_include, call.size)  # or it fails
+        assert asked.answer is not None, "the plugin returned an error"
         assert plugin.allows(asked.answer, call.available, call.must_include, call.size), options
         return asked.answer
 
@@ -110,7 +110,7 @@ class Real:
         self._recorder.stop()
 
     def taken(self) -> list[Recorded]:
-        """What was recorded since the last time."""
+        """The calls recorded since the last time."""
         recorded, self._recorder.recorded = self._recorder.recorded, []
         return recorded
 
@@ -213,7 +213,7 @@ class Real:
         self._interpose_anew()
 
     def restart_plugin(self, settings: Settings) -> None:
-        """Another process, to which every device is healthy: it was not there to hear of XIDs."""
+        """Another process, for which every device is healthy: it has not received the XIDs."""
         self.node.kill("nvidia-device-plugin")
         self.node.wait(lambda: self.node.allocatable() == 0, "the kubelet misses the plugin")
         self.node.configure_plugin(configuration(settings))
@@ -223,12 +223,12 @@ class Real:
         self._interpose()
 
     def checkpoint(self) -> tuple[dict[tuple[str, str], Any], Ids, int]:
-        """What was given by pod and container, the healthy replicas, the checksum of the file."""
+        """The allocations by pod and container, the healthy replicas, the checksum of the file."""
         path = self.node.root / "device-plugins/kubelet_internal_checkpoint"
         return decoded(path.read_bytes())
 
     def _heard(self) -> int:
-        """How often the kubelet was told of the replicas."""
+        """How often the kubelet received the replicas."""
         return self.node.log("kubelet").count(PLUGIN_HEARD)
 
     def _interpose_anew(self) -> None:
@@ -239,7 +239,7 @@ class Real:
         self._interpose()
 
     def _interpose(self) -> None:
-        """Once the plugin itself was heard: a list that comes late would undo what came since."""
+        """Wait for the plugin itself: a list that comes late would undo later changes."""
         heard = self._heard()
         self._recorder.register()
         self.node.wait(lambda: self._heard() > heard, "the kubelet's interest in the relay")
@@ -262,7 +262,7 @@ def decoded(content: bytes) -> tuple[dict[tuple[str, str], Any], Ids, int]:
 
 
 def environment(answer: str) -> dict[str, Ids]:
-    """Of an AllocResp; the plugin gives several devices in any order."""
+    """The devices of an AllocResp; the plugin returns several devices in any order."""
     envs = api.ContainerAllocateResponse.FromString(base64.b64decode(answer)).envs
     return {key: frozenset(value.split(",")) for key, value in envs.items()}
 

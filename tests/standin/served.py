@@ -1,4 +1,4 @@
-"""What a node shows to an agent: PodResources on its socket, the checkpoint in its folder.
+"""The node's interfaces for an agent: PodResources on its socket, the checkpoint in its folder.
 
 In a folder that stands for /var/lib/kubelet, where a kubelet has them too.
 """
@@ -28,7 +28,7 @@ def write_checkpoint(root: Path, content: Checkpoint) -> None:
 
 
 class PodResources(services.PodResourcesListerServicer):  # type: ignore[name-defined,misc]
-    """The kubelet's own answers of what the node's device manager knows."""
+    """The kubelet's own answers, from the node's device manager."""
 
     def __init__(self, node: StandIn) -> None:
         self._node = node

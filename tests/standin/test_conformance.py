@@ -49,7 +49,7 @@ class Pair:
         assert self.model.admit(pod, Fed(recorded, calls)) == verdict
         assert calls == [each.call for each in recorded]
         if not verdict.admitted:
-            # A kubelet that restarts before it has told the API server would admit it again.
+            # A kubelet that restarts before it has written to the API server would admit it again.
             self.real.force(pod.uid)
             self.model.force(pod.uid)
         self.compare()
@@ -138,7 +138,7 @@ def pair_of(node: Node, *how: Any) -> Iterator[Pair]:
 
 
 def answers(lister: Any, timeout_s: float | None) -> Answers:
-    """All that it tells: of every pod what List says of it, then Get; what may be allocated."""
+    """All its answers: for every pod List, then Get; and the allocatable replicas."""
     listed = lister.List(podresources.ListPodResourcesRequest(), timeout_s).pod_resources
     got = [
         lister.Get(
@@ -277,7 +277,7 @@ def test_a_plugin_restart_with_other_settings(start_node: StartNode) -> None:
 
 
 def test_a_pod_that_was_rejected_is_admitted_by_the_next_kubelet(start_node: StartNode) -> None:
-    """For up to ten seconds nobody but the kubelet knows that it said no."""
+    """For up to ten seconds only the kubelet has the rejection."""
     node = start_node(gpus=1, replicas=2)
     with pair_of(node, Settings(2)) as pair:
         for number in range(12):

@@ -69,7 +69,7 @@ NAME = "n"
 
 class Store(EmbeddedStore):
     def let_through(self, of: Pod) -> None:
-        """Its kubelet tells that its gate has ended well."""
+        """Its kubelet reports that its gate has ended successfully."""
         ended = ContainerStatus(name=GATE, state=ContainerState(terminated=Terminated()))
         status = PodStatus(phase="Running", init_container_statuses=[ended])
         with self._lock:
@@ -119,10 +119,10 @@ class Gated(RuleBasedStateMachine):
         self.coming: dict[str, devices.Pod] = {}
         self.sizes: dict[str, int] = {}
         self.begun: set[str] = set()
-        #: Whether a pod that nobody gates has ever come.
+        #: Whether a pod without a gate has ever come.
         self.lawless = False
         self.evicted = 0
-        #: Of a test: who is to end.
+        #: Pods of a test that must end.
         self.extra: list[str] = []
 
     @initialize(gpus=st.integers(2, 3), policy=st.sampled_from(["distributed", "packed"]))
@@ -219,7 +219,7 @@ class Gated(RuleBasedStateMachine):
             assert all(size <= MEMORY_BYTES for size in used.values()), used
 
     def teardown(self) -> None:
-        """In the end everybody has started, but for those who were placed elsewhere."""
+        """In the end every pod has started, except for those that were placed elsewhere."""
         if not hasattr(self, "node"):
             return
         for _ in range(4 * len(self.sizes) + 2):
@@ -302,7 +302,7 @@ class Gated(RuleBasedStateMachine):
         return device_of(replica)
 
     def running_bytes(self, device: str) -> int:
-        """What those that run there asked for, and may take."""
+        """The requests of the running pods, which they may use."""
         running = (uid for uid, _ in self.node.processes)
         return sum(self.sizes[uid] * GIB for uid in running if self.device(uid) == device)
 
@@ -322,7 +322,7 @@ class Gated(RuleBasedStateMachine):
         self.forget(uid)
 
     async def may_evict(self, pod: Pod) -> None:
-        """Nobody reads it here."""
+        """No client reads it here."""
 
     def gpunode(self) -> GPUNode:
         found = self.store.read_gpunode(NAME)
@@ -337,7 +337,7 @@ class Gated(RuleBasedStateMachine):
                 self.ledger.remove(NAME, uid, left=True)
 
     def sample(self) -> GPUNodeStatus:
-        """What the agent makes of the node now."""
+        """The agent's report of the node now."""
         rows = [
             PodUse(
                 uid=held.uid,
@@ -346,7 +346,7 @@ class Gated(RuleBasedStateMachine):
                 name=held.name,
                 container=container,
                 replica=each.id,
-                # Those that nobody gates are slow to take what they asked for.
+                # Pods without a gate take their memory late.
                 used_bytes=self.sizes[held.uid] * GIB if held.uid in self.begun else 0,
             )
             for held, containers in self.node.pod_resources()
@@ -451,7 +451,7 @@ def test_a_pod_that_gets_a_full_device_by_surprise_is_evicted_before_it_starts(
 
 
 def test_a_pod_that_is_deleted_before_admission_causes_no_miss(world: Gated) -> None:
-    """Every subset of those on their way was thought of."""
+    """Every subset of the unconfirmed pods was considered."""
     world.we_bind_a_pod(size=1)
     (first,) = world.coming
     world.we_bind_a_pod(size=2)

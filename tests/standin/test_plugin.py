@@ -1,4 +1,4 @@
-"""The model of the plugin against the real one, asked directly; and what only its sources say."""
+"""The model of the plugin against the real one, called directly, and behaviour from its sources."""
 
 import itertools
 import random
@@ -73,7 +73,7 @@ STATES: dict[str, State] = {
 
 
 def outcome(ask: Callable[..., T], *arguments: object) -> T | str:
-    """What it answers, or the text of its refusal."""
+    """Its answer, or the text of its error."""
     try:
         return ask(*arguments)
     except PluginRefused as why:

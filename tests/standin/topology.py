@@ -34,7 +34,7 @@ def hints(
     request: int,
     numa_nodes: Sequence[int],
 ) -> list[Hint] | None:
-    """What the device manager proposes; None where no device says where it hangs."""
+    """The proposal of the device manager; None if no device has a NUMA node."""
     if all(replica.numa is None for replica in listed.values()):
         return None
     if len({*available, *reusable}) < request:
