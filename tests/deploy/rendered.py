@@ -21,8 +21,18 @@ IMAGES = {
     "set-me.invalid/headroom-agent:set-me": "registry.example/headroom-agent:0.1.0",
     "set-me.invalid/kube-scheduler:set-me": "registry.example/kube-scheduler:v1.36.3",
 }
-IMAGE_VALUES = dict(zip(("extender", "agent", "kubeScheduler"), IMAGES.values(), strict=True))
-PLATFORMS = ("gpu-operator", "device-plugin", "gke", "eks", "aks", "trial")
+IMAGE_VALUES = {
+    "extender": {"repository": "registry.example/headroom-extender", "tag": "0.1.0"},
+    "agent": {"repository": "registry.example/headroom-agent", "tag": "0.1.0"},
+    "kubeScheduler": {"repository": "registry.example/kube-scheduler", "tag": "v1.36.3"},
+}
+#: Overlays, each of which has a file of values of the same name.
+PLATFORMS = (
+    *("gpu-operator", "device-plugin", "k3s", "openshift"),
+    *("gke", "eks", "aks", "trial"),
+)
+#: Files of values without an overlay -> the overlay that they start from.
+CHART_ONLY = {"kubeadm": "device-plugin"}
 #: A component of deploy/components -> the chart's values that do the same.
 COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "privileged": {"agent": {"privileged": True}},
@@ -31,12 +41,16 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "selinux": {"agent": {"selinux": True}},
     "steering": {"agent": {"steering": {"permitted": True}}},
     "kubernetes-1.32": {"kubeScheduler": {"backoffGate": False}},
-    "monitors": {"monitors": True},
-    "rules": {"rules": True},
-    "dashboard": {"dashboard": True},
+    "monitors": {"monitors": {"enabled": True}},
+    "rules": {"rules": {"enabled": True}},
+    "dashboard": {"dashboard": {"enabled": True}},
     "cert-manager": {"certManager": True},
     "deny-other-schedulers": {"denyOtherSchedulers": True},
     "in-tree-mirror": {"mirror": True},
+    "openshift": {"securityContextConstraints": True},
+    "webhook-host-network": {"webhook": {"hostNetwork": True}},
+    # The chart's Job stays without it.
+    "gitops": {},
 }
 
 #: Kinds that run pods for as long as they are installed, and those that run some now and then.
@@ -92,10 +106,14 @@ def helm(home: Path, *arguments: str | Path, values: Mapping[str, Any] | None = 
 
 
 def template(
-    home: Path, values: Mapping[str, Any], platform: str = "", namespace: str = NAMESPACE
+    home: Path,
+    values: Mapping[str, Any],
+    platform: str = "",
+    namespace: str = NAMESPACE,
+    flags: Sequence[str] = (),
 ) -> str:
     """``helm template`` with images, the values of a platform, and these."""
-    command: list[str | Path] = ["template", "headroom", CHART, "--namespace", namespace]
+    command: list[str | Path] = ["template", "headroom", CHART, "--namespace", namespace, *flags]
     if platform:
         command += ["--values", CHART / f"platforms/{platform}.yaml"]
     return helm(home, *command, values={"images": IMAGE_VALUES, **values})

@@ -1,17 +1,29 @@
 """The pages name what is there: folders, values of the chart, components."""
 
+import os
 import re
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.controlplane import ROOT
-from tests.deploy.rendered import COMPONENTS, DEPLOY, PLATFORMS
+from tests.controlplane import ROOT, built
+from tests.deploy.rendered import (
+    CHART,
+    CHART_ONLY,
+    COMPONENTS,
+    DEPLOY,
+    PLATFORMS,
+    objects,
+    run,
+    template,
+)
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("install.md", "operations.md")
+PAGES = ("install.md", "operations.md", "gitops.md")
 
 
 def read(page: str) -> str:
@@ -53,6 +65,8 @@ def test_every_component_and_platform_is_in_the_page_with_its_value() -> None:
                 here = here[part]
     for platform in PLATFORMS:
         assert f"`{platform}` | `{platform}.yaml`" in page
+    for platform, overlay in CHART_ONLY.items():
+        assert f"`{overlay}` | `{platform}.yaml`" in page
 
 
 def flat(values: Any, begin: str = "") -> list[tuple[str, Any]]:
@@ -63,9 +77,52 @@ def flat(values: Any, begin: str = "") -> list[tuple[str, Any]]:
     ]
 
 
-def test_images_set_with_helm_are_those_of_the_chart() -> None:
-    values = yaml.safe_load((DEPLOY / "chart/headroom/values.yaml").read_text())
-    assert set(re.findall(r"--set images\.(\w+)=", read("install.md"))) == values["images"].keys()
+def test_helm_is_given_the_images_that_the_chart_requires() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    required = {name for name, image in values["images"].items() if not image["repository"]}
+    assert set(re.findall(r"--set images\.(\w+)\.repository=", read("install.md"))) == required
+
+
+def blocks(page: str, heading: str, language: str) -> list[str]:
+    section = read(page).split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [each.split("```")[0] for each in section.split(f"```{language}\n")[1:]]
+
+
+def test_helm_and_kustomize_let_the_same_prometheus_in(tmp_path: Path) -> None:
+    """The two blocks of the section, for kube-prometheus-stack."""
+    values, patches = (yaml.safe_load(each) for each in blocks("install.md", "Monitoring", "yaml"))
+    components = [os.path.relpath(DEPLOY / f"components/{name}", tmp_path) for name in values]
+    overlay = os.path.relpath(DEPLOY / "overlays/device-plugin", tmp_path)
+    kustomization = {"resources": [overlay], "components": components, **patches}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    kustomized = objects(run([built("kubectl")["kubectl"], "kustomize", tmp_path], tmp_path))
+    templated = objects(template(tmp_path, values))
+    binding = "ClusterRoleBinding", "", "headroom-metrics"
+    assert kustomized[binding]["subjects"] == templated[binding]["subjects"]
+    assert kustomized[binding]["subjects"] == [
+        {
+            "kind": "ServiceAccount",
+            "name": "RELEASE-kube-prometheus-stack-prometheus",
+            "namespace": "monitoring",
+        }
+    ]
+    operated = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+    for found in (kustomized, templated):
+        labelled = [
+            each["metadata"]["labels"]["release"] == "RELEASE"
+            for key, each in found.items()
+            if key[0] in operated
+        ]
+        assert labelled == [True] * 5
+
+
+def test_the_chart_and_the_page_agree_on_what_a_pod_needs(tmp_path: Path) -> None:
+    notes = (CHART / "templates/NOTES.txt").read_text()
+    begin = notes.index("apiVersion: v1")
+    shown = textwrap.dedent(f"  {notes[begin:].split(chr(10) * 2)[0]}")
+    page = blocks("install.md", "Check the installation", "yaml")
+    assert [yaml.safe_load(shown)] == [yaml.safe_load(each) for each in page]
+    assert "schedulerName" not in notes
 
 
 def test_what_the_agent_may_is_in_the_page() -> None:

@@ -26,6 +26,7 @@ FILES = (
     DEPLOY / "base/rbac.yaml",
     DEPLOY / "base/certificates.yaml",
     DEPLOY / "components/in-tree-mirror/rbac.yaml",
+    DEPLOY / "components/monitors/rbac.yaml",
 )
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
 _VERBS = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}

@@ -1,0 +1,45 @@
+{{/* The references of the images that the release needs, by their names in deploy/. Fails if one is not set. */}}
+{{- define "headroom.images" -}}
+{{- $images := dict "headroom-extender" (include "headroom.image" (dict "root" . "name" "extender")) }}
+{{- if .Values.agent.enabled }}
+{{- $_ := set $images "headroom-agent" (include "headroom.image" (dict "root" . "name" "agent")) }}
+{{- end }}
+{{- if not .Values.defaultScheduler.enabled }}
+{{- $_ := set $images "kube-scheduler" (include "headroom.image" (dict "root" . "name" "kubeScheduler")) }}
+{{- end }}
+{{- toYaml $images }}
+{{- end -}}
+
+{{/* The reference of the image images.NAME. */}}
+{{- define "headroom.image" -}}
+{{- $image := index .root.Values.images .name }}
+{{- $value := printf "images.%s.repository" .name }}
+{{- $example := printf "Example: --set %s=registry.example/headroom-%s (docs/install.md, Images)" $value .name }}
+{{- if not $image.repository }}
+{{- fail (printf "%s is not set. Set it to the image in your registry. %s" $value $example) }}
+{{- else if contains "set-me.invalid" $image.repository }}
+{{- fail (printf "%s is still %s. Set it to the image in your registry. %s" $value $image.repository $example) }}
+{{- else if regexMatch "(@|:[^/]*$)" $image.repository }}
+{{- fail (printf "%s is %s, with a tag or a digest. Set images.%s.tag or images.%s.digest instead. %s" $value $image.repository .name .name $example) }}
+{{- end }}
+{{- $tag := $image.tag }}
+{{- if not (or $tag $image.digest) }}
+{{- $tag = ternary (include "headroom.kubeVersion" .root) .root.Chart.AppVersion (eq .name "kubeScheduler") }}
+{{- end }}
+{{- $image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with $image.digest }}@{{ . }}{{ end }}
+{{- end -}}
+
+{{/* The cluster's version without what its provider appends: v1.33.4 for v1.33.4-eks-99bf5f1 and v1.33.4+k3s1. */}}
+{{- define "headroom.kubeVersion" -}}
+{{- regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version }}
+{{- end -}}
+
+{{/* Not empty if this kube-scheduler has the feature gate SchedulerPopFromBackoffQ: 1.33 and newer. */}}
+{{- define "headroom.backoffGate" -}}
+{{- $image := .Values.images.kubeScheduler }}
+{{- $tag := $image.tag }}
+{{- if not (or $tag $image.digest) }}{{ $tag = include "headroom.kubeVersion" . }}{{ end }}
+{{- $version := regexFind "^v?[0-9]+\\.[0-9]+\\.[0-9]+" $tag }}
+{{- $old := and $version (semverCompare "<1.33.0-0" $version) }}
+{{- if and .Values.kubeScheduler.backoffGate (not $old) }}true{{ end }}
+{{- end -}}

@@ -1,0 +1,253 @@
+"""The chart's values: all are described, unknown ones are rejected, and each reaches its pods."""
+
+import functools
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.rendered import CHART, NAMESPACE, Refused, objects, pod_specs, template
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+#: A part of the chart's values -> the objects with its pods.
+PARTS = {
+    "scheduler": {"headroom-scheduler"},
+    "webhook": {"headroom-webhook"},
+    "console": {"headroom-console"},
+    "certificates": {"headroom-certs", "headroom-certs-first"},
+    "agent": {"headroom-agent"},
+}
+#: A container's part of the chart's values -> object and container.
+CONTAINERS = {
+    "extender": {("headroom-scheduler", "extender")},
+    "kubeScheduler": {("headroom-scheduler", "kube-scheduler")},
+    "webhook": {("headroom-webhook", "webhook")},
+    "console": {("headroom-console", "console")},
+    "certificates": {("headroom-certs", "certs"), ("headroom-certs-first", "certs")},
+    "agent": {("headroom-agent", "agent")},
+}
+
+
+@functools.cache
+def rendered() -> str:
+    """Return what the chart renders without values except the images."""
+    with tempfile.TemporaryDirectory() as home:
+        return template(Path(home), {})
+
+
+def templates(text: str) -> dict[str, dict[str, Any]]:
+    """Return the pod templates by the name of their object, without the hash of the Job's."""
+    found = {}
+    for (kind, _, name), each in objects(text).items():
+        spec = each["spec"] if kind in ("Deployment", "DaemonSet", "Job", "CronJob") else {}
+        spec = spec.get("jobTemplate", {"spec": spec})["spec"]
+        if spec:
+            found["headroom-certs-first" if kind == "Job" else name] = spec["template"]
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_values_of_a_part_reach_its_pods_and_no_others(part: str, tmp_path: Path) -> None:
+    toleration = {"key": "dedicated", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
+    preferred = {
+        "weight": 1,
+        "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]},
+    }
+    node_affinity = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
+    values: dict[str, Any] = {
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [toleration],
+        "affinity": {"nodeAffinity": node_affinity},
+        "podLabels": {"team": "ml", "app.kubernetes.io/name": "another"},
+        "podAnnotations": {"example.com/scrape": "no"},
+        "priorityClassName": "system-node-critical",
+    }
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    if part != "agent":
+        values["topologySpreadConstraints"] = [spread]
+    before, after = templates(rendered()), templates(template(tmp_path, {part: values}))
+    assert {name for name in before if before[name] != after[name]} == PARTS[part]
+    for name in PARTS[part]:
+        spec, metadata = after[name]["spec"], after[name]["metadata"]
+        assert spec["nodeSelector"] == {"pool": "system"}
+        assert spec["tolerations"] == [*before[name]["spec"].get("tolerations", []), toleration]
+        merged = spec["affinity"]["nodeAffinity"]
+        assert merged["preferredDuringSchedulingIgnoredDuringExecution"] == [preferred]
+        for kind, default in before[name]["spec"].get("affinity", {}).items():
+            assert spec["affinity"][kind].items() >= default.items()
+        assert metadata["labels"] == {**before[name]["metadata"]["labels"], "team": "ml"}
+        annotated = before[name]["metadata"].get("annotations", {})
+        assert metadata["annotations"] == {**annotated, "example.com/scrape": "no"}
+        assert spec["priorityClassName"] == "system-node-critical"
+        if part != "agent":
+            (constraint,) = spec["topologySpreadConstraints"]
+            selected = constraint.pop("labelSelector")["matchLabels"]
+            assert constraint == spread
+            assert selected
+            assert selected.items() <= metadata["labels"].items()
+
+
+@pytest.mark.parametrize("part", CONTAINERS)
+def test_values_of_a_container_reach_it_and_no_other(part: str, tmp_path: Path) -> None:
+    values = {
+        "extraEnv": [
+            {"name": "TZ", "value": "UTC"},
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "resources": {"requests": {"cpu": "77m"}, "limits": {"memory": "777Mi"}},
+    }
+
+    def containers(text: str) -> dict[tuple[str, str], dict[str, Any]]:
+        return {
+            (name, each["name"]): each
+            for name, pod in templates(text).items()
+            for each in pod["spec"]["containers"]
+        }
+
+    before, after = containers(rendered()), containers(template(tmp_path, {part: values}))
+    assert {key for key in before if before[key] != after[key]} == CONTAINERS[part]
+    for key in CONTAINERS[part]:
+        assert after[key]["env"] == [*before[key].get("env", []), *values["extraEnv"]]
+        resources = after[key]["resources"]
+        assert resources["requests"] == {
+            "cpu": "77m",
+            "memory": before[key]["resources"]["requests"]["memory"],
+        }
+        assert resources["limits"] == {"memory": "777Mi"}
+
+
+def test_every_pod_pulls_with_the_same_secrets(tmp_path: Path) -> None:
+    for scheduler in ({}, {"defaultScheduler": {"enabled": True}}):
+        text = template(tmp_path, {"imagePullSecrets": ["one", "two"], **scheduler})
+        specs = pod_specs(objects(text))
+        assert len(specs) == 6 + bool(scheduler)
+        wanted = [{"name": "one"}, {"name": "two"}]
+        assert {key for key, spec in specs.items() if spec["imagePullSecrets"] != wanted} == set()
+
+
+def test_monitors_and_rules_have_the_labels_by_which_prometheus_selects(tmp_path: Path) -> None:
+    on = {"enabled": True, "labels": {"release": "prom"}}
+    account = {"namespace": "observability", "serviceAccount": "prom-prometheus"}
+    values = {"monitors": {**on, "prometheus": account}, "rules": on}
+    found = objects(template(tmp_path, values))
+    selected = {
+        key[0] for key, each in found.items() if each["metadata"]["labels"].get("release") == "prom"
+    }
+    assert selected == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    (subject,) = found["ClusterRoleBinding", "", "headroom-metrics"]["subjects"]
+    assert subject == {
+        "kind": "ServiceAccount",
+        "name": "prom-prometheus",
+        "namespace": "observability",
+    }
+
+
+def test_prometheus_sends_the_token_of_a_secret_instead_of_a_file(tmp_path: Path) -> None:
+    values = {"monitors": {"enabled": True, "tokenSecret": "metrics-reader"}}
+    found = objects(template(tmp_path, values))
+    endpoints = [
+        endpoint
+        for key, each in found.items()
+        if key[0] == "ServiceMonitor"
+        for endpoint in each["spec"]["endpoints"]
+    ]
+    assert len(endpoints) == 3
+    assert not [each for each in endpoints if "bearerTokenFile" in each]
+    credentials = {"credentials": {"name": "metrics-reader", "key": "token"}}
+    # The webhook's metrics need no token.
+    authorized = [each for each in endpoints if each.get("authorization") == credentials]
+    assert {each["port"] for each in authorized} == {"journal-tls", "debug-tls"}
+
+
+def test_each_version_of_the_first_certificates_job_has_its_own_name(tmp_path: Path) -> None:
+    def job(values: dict[str, Any]) -> dict[str, Any]:
+        (found,) = [e for k, e in objects(template(tmp_path, values)).items() if k[0] == "Job"]
+        return found
+
+    first, again = job({}), job({"settings": {"policy": "spread"}})
+    assert first == again
+    assert "ttlSecondsAfterFinished" not in first["spec"]
+    upgraded = job({"certificates": {"nodeSelector": {"a": "b"}}})
+    assert upgraded["metadata"]["name"] != first["metadata"]["name"]
+    assert upgraded["metadata"]["namespace"] == NAMESPACE
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"replica": 3}, "additional properties 'replica' not allowed"),
+        ({"scheduler": {"replicas": 0}}, "at '/scheduler/replicas': minimum: got 0, want 1"),
+        ({"agent": {"priviledged": True}}, "additional properties 'priviledged' not allowed"),
+        (
+            {"agent": {"steering": {"permited": True}}},
+            "at '/agent/steering': additional properties",
+        ),
+        ({"agent": {"pools": [{"name": "canary"}]}}, "missing property 'nodeLabel'"),
+        ({"webhook": {"extraEnv": [{"name": "A", "value": 1}]}}, "got number, want string"),
+        ({"images": {"agent": "r.example/a:1"}}, "at '/images/agent': got string, want object"),
+        ({"images": {"agent": {"digest": "sha256:12"}}}, "at '/images/agent/digest'"),
+        ({"console": {"tolerations": [{"kee": "a"}]}}, "at '/console/tolerations/0'"),
+        ({"monitors": True}, "at '/monitors': got boolean, want object"),
+    ],
+)
+def test_values_that_the_chart_does_not_have_are_rejected(
+    values: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused) as refused:
+        template(tmp_path, values)
+    assert told in str(refused.value)
+
+
+def test_every_value_is_described_and_in_the_schema() -> None:
+    text = (CHART / "values.yaml").read_text()
+    described = 0
+    for path, line, above in _values(text):
+        assert above.lstrip().startswith("#"), f"{path}: no comment above: {line}"
+        schema = _schema_of(path)
+        assert len(schema["description"]) > 10, path
+        described += 1
+    assert described > 100
+    for path in _schema_paths(SCHEMA):
+        here: Any = yaml.safe_load(text)
+        for name in path:
+            here = here[name]  # a KeyError names a value that is only in the schema
+
+
+def _values(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Yield the path, the line, and the line above it of each value."""
+    lines = text.splitlines()
+    path: list[str] = []
+    for i, line in enumerate(lines):
+        name, colon, _ = line.strip().partition(":")
+        if not colon or line.lstrip().startswith("#"):
+            continue
+        path = [*path[: (len(line) - len(line.lstrip())) // 2], name]
+        yield tuple(path), line, lines[i - 1]
+
+
+def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    reference = schema.get("$ref", "").rpartition("/")[2]
+    return SCHEMA["definitions"][reference] if reference else schema
+
+
+def _schema_of(path: tuple[str, ...]) -> dict[str, Any]:
+    here = SCHEMA
+    for name in path:
+        here = _resolved(here["properties"][name])
+    return here
+
+
+def _schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, each in schema.get("properties", {}).items():
+        resolved = _resolved(each)
+        if name == "global":  # Helm's own
+            continue
+        yield (*path, name)
+        if "$ref" not in each or name == "steering":
+            yield from _schema_paths(resolved, (*path, name))
