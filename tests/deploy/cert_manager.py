@@ -25,9 +25,9 @@ import yaml
 
 from tests.certificates import Authority
 from tests.controlplane import ControlPlane, built
+from tests.deploy import foreign
 from tests.deploy.installation import EXTENDER, SECRETS, token
 from tests.deploy.rendered import DEPLOY, NAMESPACE, named_images, objects, run
-from tests.gobin.build import MODULES
 from tests.processes import free_ports
 from tests.waiting import until
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 def check(plane: ControlPlane) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    apply(plane, "cert-manager's kinds", cert_manager_crds())
+    apply(plane, "cert-manager's kinds", foreign.text(*foreign.CERT_MANAGER))
     text = rendered(plane.folder)
     left = [key for key in objects(text) if "headroom-certs" in key[2]]
     assert not left, f"of our own certificates there is still: {left}"
@@ -96,19 +96,6 @@ def check(plane: ControlPlane) -> dict[str, Any]:
     assert injected(plane)
     plane.raise_if_ended()
     return found
-
-
-def cert_manager_crds() -> str:
-    """The kinds of the module whose commands run, without lines that only a chart completes."""
-    module = "github.com/cert-manager/cert-manager"
-    command = ["go", "list", "-m", "-f", "{{.Dir}}", module]
-    answer = subprocess.run(
-        command, cwd=MODULES / CONTROLLER, capture_output=True, text=True, check=True
-    )
-    files = sorted(Path(answer.stdout.strip(), "deploy/crds").glob("*.yaml"))
-    assert files
-    lines = [line for file in files for line in ["---", *file.read_text().splitlines()]]
-    return "\n".join(line for line in lines if "{{" not in line)
 
 
 def rendered(folder: Path) -> str:

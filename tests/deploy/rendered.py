@@ -53,6 +53,43 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "gitops": {},
 }
 
+#: All options of the chart that can be used together.
+EVERYTHING: dict[str, Any] = {
+    "imagePullSecrets": ["registry-login"],
+    "denyOtherSchedulers": True,
+    "mirror": True,
+    "securityContextConstraints": True,
+    "settings": {"policy": "spread"},
+    "scheduler": {
+        "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}],
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+        ],
+        "podAnnotations": {"example.com/a": "b"},
+    },
+    "extender": {"extraEnv": [{"name": "TZ", "value": "UTC"}]},
+    "webhook": {"hostNetwork": True, "nodeSelector": {"a": "b"}},
+    "console": {"podLabels": {"team": "ml"}, "resources": {"limits": {"memory": "1Gi"}}},
+    "agent": {
+        "runtimeClassName": "nvidia",
+        "mig": True,
+        "selinux": True,
+        "driverFolder": "/home/kubernetes/bin/nvidia",
+        "steering": {"permitted": True, "byDefault": True},
+        "pools": [{"name": "canary", "nodeLabel": {"key": "pool", "value": "canary"}}],
+    },
+    "monitors": {"enabled": True, "labels": {"release": "prom"}},
+    "rules": {"enabled": True, "labels": {"release": "prom"}},
+    "dashboard": {"enabled": True},
+}
+#: The options that exclude some of these.
+INSTEAD: dict[str, Any] = {
+    "certManager": True,
+    "defaultScheduler": {"enabled": True, "clusterIP": "10.0.0.53"},
+    "monitors": {"enabled": True, "tokenSecret": "metrics-reader"},
+    "agent": {"privileged": True},
+}
+
 #: Kinds that run pods for as long as they are installed, and those that run some now and then.
 SERVING = ("Deployment", "DaemonSet")
 WORKLOADS = (*SERVING, "Job", "CronJob")

@@ -6,13 +6,12 @@ does not name is a mistake, where the API server would only warn.
 
 import functools
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 
+from tests.deploy import go_modules
 from tests.gobin import build
 
 #: Folders of tests/gobin, each of which pins a minor.
@@ -20,21 +19,9 @@ MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
 _MODULE = "k8s.io/kubernetes"
 
 
-@functools.cache
 def folder(minor: str) -> Path:
     """The folder of that minor's schemas; fetched if it is missing."""
-    module = build.MODULES / minor
-    go_mod = (module / "go.mod").read_text()
-    go = build.find_go(build.default_cache(), build.required_go(go_mod))
-    told = subprocess.run(
-        [go, "mod", "download", "-json", _MODULE],
-        cwd=module,
-        env=os.environ | build.build_environment(go_mod),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return Path(json.loads(told.stdout)["Dir"]) / "api/openapi-spec/v3"
+    return go_modules.folder(build.MODULES / minor, _MODULE) / "api/openapi-spec/v3"
 
 
 @functools.cache

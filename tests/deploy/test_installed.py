@@ -390,7 +390,8 @@ def helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
         text: str = plane.call("GET", path)["data"]["headroom.yaml"]
         return text
 
-    helm(home, "install", *release, "--create-namespace", values=values)
+    told = helm(home, "install", *release, "--create-namespace", values=values)
+    commands_of_the_notes_work(plane, told)
     assert "policy" not in settings()
     helm(home, "upgrade", *release, values={**values, "settings": {"policy": "spread"}})
     assert "policy: spread" in settings()
@@ -405,6 +406,23 @@ def helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
     assert plane.kubectl("get", kinds, "-A", label, "-o", "name") == ""
     plane.kubectl("delete", "namespace", NAMESPACE)
     plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")
+
+
+def commands_of_the_notes_work(plane: AuditedPlane, told: str) -> None:
+    """All but the plugin's, and the one about a pod that the reader has yet to create."""
+    typed = [line.strip() for line in told.splitlines() if line.startswith("  kubectl ")]
+    assert [line.split()[1] for line in typed if "headroom doctor" not in line] == [
+        "label",
+        "-n",
+        "-n",
+        "get",
+        "describe",
+    ]
+    shell(plane, "\n".join(line for line in typed if line.split()[1] in ("label", "get")))
+    for line in typed:
+        if "rollout status" in line:  # nothing runs pods here
+            with pytest.raises(AssertionError, match="timed out waiting for the condition"):
+                shell(plane, line.replace("--timeout=5m", "--timeout=1s"))
 
 
 def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:

