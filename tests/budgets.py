@@ -23,7 +23,7 @@ BUDGETS_S = {
     "contract": 15,
     "controllers": 20,
     "demo": 60,
-    "deploy": 420,
+    "deploy": 170,
     "doctor": 10,
     "e2e": 950,
     "fuzz": 55,

@@ -4,10 +4,12 @@ Argo CD's own engine syncs and compares (tests/gobin/argocd-diff), on a real API
 represented by what its kustomize-controller asks for: server-side apply and its dry run.
 """
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +27,32 @@ from tests.deploy.rendered import (
     template,
     with_components,
 )
-from tests.processes import starts_processes
 
 pytestmark = pytest.mark.slow
 
-STRATEGIES = ("legacy", "structured-merge", "server-side")
+#: What is rendered, and Argo CD's strategy. Each strategy handles all kinds, so not all pairs run.
+PAIRS = (
+    ("chart", "legacy"),
+    ("chart", "structured-merge"),
+    ("chart", "server-side"),
+    ("chart, other options", "server-side"),
+    ("kustomize", "legacy"),
+    ("kustomize", "server-side"),
+)
 
 
-@pytest.fixture(scope="module", params=["chart", "chart, other options", "kustomize"])
-@starts_processes
-def manifests(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("rendered")
-    if request.param == "kustomize":
-        components = sorted(COMPONENTS.keys() - {"cert-manager", "privileged"})
-        text = named_images(with_components(folder, components))
-    else:
-        text = template(folder, EVERYTHING if request.param == "chart" else INSTEAD)
-    found = objects(text)
+@functools.cache
+def manifests(kind: str) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as home:
+        if kind == "kustomize":
+            # A component is found by its path from the overlay.
+            components = sorted(COMPONENTS.keys() - {"cert-manager", "privileged"})
+            text = named_images(with_components(Path(home).resolve(), components))
+        else:
+            text = template(Path(home), EVERYTHING if kind == "chart" else INSTEAD)
+    found = list(objects(text).values())
     assert len(found) > 60
-    return list(found.values())
+    return found
 
 
 def argocd(plane: ControlPlane, verb: str, strategy: str, manifests: list[dict[str, Any]]) -> str:
@@ -94,44 +101,41 @@ def trusted(plane: ControlPlane) -> list[bool]:
     ]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("kind", "strategy"), PAIRS)
 def test_argo_cd_finds_nothing_out_of_sync_after_a_sync(
-    strategy: str, plane: ControlPlane, manifests: list[dict[str, Any]]
+    kind: str, strategy: str, plane: ControlPlane
 ) -> None:
-    argocd(plane, "sync", strategy, manifests)
-    change_as_a_cluster_does(plane, manifests)
-    assert out_of_sync(plane, strategy, manifests) == []
-    argocd(plane, "sync", strategy, manifests)
+    wanted = manifests(kind)
+    argocd(plane, "sync", strategy, wanted)
+    change_as_a_cluster_does(plane, wanted)
+    assert out_of_sync(plane, strategy, wanted) == []
+    argocd(plane, "sync", strategy, wanted)
     assert trusted(plane) == [True] * 4
-    assert out_of_sync(plane, strategy, manifests) == []
+    assert out_of_sync(plane, strategy, wanted) == []
+    if kind == "chart":
+        finds_what_was_changed(plane, strategy, wanted)
 
 
-@pytest.mark.parametrize("manifests", ["chart"], indirect=True)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_argo_cd_finds_what_was_changed(
-    strategy: str, plane: ControlPlane, manifests: list[dict[str, Any]]
+def finds_what_was_changed(
+    plane: ControlPlane, strategy: str, wanted: list[dict[str, Any]]
 ) -> None:
-    """So the empty differences of the other tests mean something."""
-    argocd(plane, "sync", strategy, manifests)
+    """So the empty differences above mean something."""
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-webhook"
     patch = {"spec": {"replicas": 7}}
     plane.call("PATCH", path, patch, "application/merge-patch+json")
-    gone = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/headroom-agent"
-    plane.call("DELETE", gone)
-    found = [yaml.safe_load(each) for each in out_of_sync(plane, strategy, manifests)]
+    plane.call("DELETE", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/headroom-agent")
+    found = [yaml.safe_load(each) for each in out_of_sync(plane, strategy, wanted)]
     assert sorted(each["name"] for each in found) == ["headroom-agent", "headroom-webhook"]
-    argocd(plane, "sync", strategy, manifests)
-    assert out_of_sync(plane, strategy, manifests) == []
 
 
-def test_flux_finds_no_drift_after_an_apply(
-    plane: ControlPlane, manifests: list[dict[str, Any]], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["chart", "kustomize"])
+def test_flux_finds_no_drift_after_an_apply(kind: str, plane: ControlPlane, tmp_path: Path) -> None:
+    wanted = manifests(kind)
     file = tmp_path / "manifests.yaml"
-    file.write_text(yaml.safe_dump_all(manifests))
+    file.write_text(yaml.safe_dump_all(wanted))
     as_flux = "--server-side", "--field-manager=kustomize-controller", "--force-conflicts"
     plane.kubectl("apply", *as_flux, f"--filename={file}")
-    change_as_a_cluster_does(plane, manifests)
+    change_as_a_cluster_does(plane, wanted)
     for _ in range(2):
         # kubectl diff exits with 1 if anything differs.
         assert plane.kubectl("diff", *as_flux, f"--filename={file}") == ""
