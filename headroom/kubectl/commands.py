@@ -1,8 +1,8 @@
 """The commands of ``kubectl headroom``: each calls the debug API and prints the answer.
 
-The commands only read. Exit status: 0, answered; 1, the object does not exist, the query was
-rejected, or a pod of a what-if does not fit; 2, an error on the command line; 3, no answer: the
-debug API cannot be reached, failed, or does not let the user read.
+The commands only read. Exit status: 0, answered; 1, the object does not exist, or a pod of a
+what-if does not fit; 2, an error on the command line, also if the debug API finds it; 3, no answer:
+the debug API cannot be reached, failed, or does not let the user read.
 """
 
 import json

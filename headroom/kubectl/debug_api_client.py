@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Protocol
@@ -23,9 +24,11 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
-#: Exit statuses: the object does not exist or the query is invalid; any other failure of the debug
-#: API.
-NOT_THERE, UNREACHABLE = 1, 3
+#: Exit statuses: the object does not exist; an error on the command line; any other failure of the
+#: debug API.
+NOT_THERE, BAD_INPUT, UNREACHABLE = 1, 2, 3
+#: Query parameters whose option on the command line has another name.
+_OPTIONS = {"count": "gpus"}
 
 
 class Transport(Protocol):
@@ -72,7 +75,8 @@ class DebugApi:
                 response = connection.getresponse()
                 if response.status != 200:
                     answer = json.loads(response.read(_MAX_BYTES))
-                    raise CommandError(_detail(answer, target, response.status), UNREACHABLE)
+                    status = response.status
+                    raise CommandError(_detail(answer, target, status), _exit_code(status))
                 for line in response:
                     yield line.decode("utf-8", "replace").rstrip("\r\n")
         except (OSError, http.client.HTTPException, ValueError) as err:
@@ -121,8 +125,16 @@ def _target(path: tuple[str, ...], query: Mapping[str, str | int | bool | None])
 def _detail(answer: Any, target: str, status: int) -> str:
     """Return the detail of problem+json; if it has none, the status."""
     detail = answer.get("detail") if isinstance(answer, dict) else None
-    return detail if isinstance(detail, str) else f"{target} returned {status}"
+    return _with_options(detail) if isinstance(detail, str) else f"{target} returned {status}"
+
+
+def _with_options(detail: str) -> str:
+    """Return a message about query parameters with the options of the command line instead."""
+    for name in re.findall(r"\bquery (\w+): ", detail):
+        option = "--" + _OPTIONS.get(name, name).replace("_", "-")
+        detail = detail.replace(f"query {name}: ", f"{option}: ").replace(f"{name}=", f"{option} ")
+    return detail
 
 
 def _exit_code(status: int) -> int:
-    return NOT_THERE if status in (400, 404, 422) else UNREACHABLE
+    return {400: BAD_INPUT, 422: BAD_INPUT, 404: NOT_THERE}.get(status, UNREACHABLE)

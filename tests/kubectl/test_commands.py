@@ -172,8 +172,8 @@ def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> 
     assert shown.startswith("4 such pods fit now, on 3 of 3 nodes")
     assert re.search(r"^H100 +80.0 GiB +1 +1 +80.0 GiB", shown, re.MULTILINE)
     bad = run(server.debug, "capacity", "--vram", "much")
-    assert bad.returncode == 1
-    assert "much" in bad.stderr
+    assert bad.returncode == 2
+    assert "annotation headroom.gpu/vram: 'much' is not valid" in bad.stderr
 
 
 def test_capacity_by_node_has_a_line_for_each_node(server: Server) -> None:
@@ -410,3 +410,27 @@ def test_kubectl_gets_completions() -> None:
     assert offered("--context", "it's one", "cap") == ["capacity"]
     assert offered("who") == []
     assert offered() == offered("")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["log"], id="log"),
+        pytest.param(["log", "-f"], id="log -f"),
+        pytest.param(["decisions"], id="decisions"),
+    ],
+)
+def test_an_invalid_time_exits_with_2_and_an_example(server: Server, command: list[str]) -> None:
+    bad = run(server.debug, *command, "--since", "nonsense")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == (
+        "kubectl headroom: --since: 'nonsense' is neither a time nor an age. "
+        "Example: --since 15m or --since 2026-11-21T10:00:00Z\n"
+    )
+
+
+def test_errors_name_the_option_of_a_query_parameter(server: Server) -> None:
+    bad = run(server.debug, "capacity", "--vram", "1Gi", "--gpus", "0")
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("kubectl headroom: --gpus: ")
+    assert bad.stderr.endswith("Example: --gpus 1\n")
