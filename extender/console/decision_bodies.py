@@ -57,6 +57,9 @@ class PrioritizeView(PhaseView):
     offered: int
     #: Null if all nodes are equally good.
     winner: str | None
+    #: Whether filter ranked the nodes and returned only the winner (setting filter_best_only). Then
+    #: kube-scheduler did not call prioritize, and ``took_ms`` is the duration of filter.
+    by_filter: bool = False
     #: The best nodes, the winner first; empty if they were not recorded.
     candidates: list[ContenderView]
 
@@ -129,7 +132,8 @@ class DecisionView(BaseModel):
     #: Time of the first and of the last call.
     first_at: str
     at: str
-    #: The node the pod was bound to, or the winner of prioritize; null if there is none.
+    #: The node the pod was bound to, or the winner of prioritize, or the only node that filter
+    #: returned; null if there is none.
     node: str | None
     request: list[AskView]
     filter: FilterView | None
@@ -227,6 +231,7 @@ def _prioritize_view(record: Record, replica: str) -> PrioritizeView | None:
         snapshot_generation=part.generation,
         offered=part.offered,
         winner=part.winner or None,
+        by_filter=part.by_filter,
         candidates=[
             ContenderView.model_validate(each, from_attributes=True)
             for each in (best.best if best else ())

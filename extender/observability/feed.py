@@ -338,6 +338,7 @@ def _decided(record: Record) -> tuple[str, str]:
     if filtered is not None and not filtered.fits:
         counts = [f"{n} {reason.sentence}" for code, n in filtered.rejected.items()
                 if (reason := REASONS[code])]  # fmt: skip
-        return "rejected", f"none of {filtered.offered} nodes: {', '.join(counts)}"
+        nodes = "1 node" if filtered.offered == 1 else f"{filtered.offered} nodes"
+        return "rejected", f"none of {nodes}: {', '.join(counts)}"
     ranked = record.part(Ranked)
     return ("chosen", "") if ranked is not None and ranked.winner else ("", "")

@@ -90,7 +90,7 @@ class Shown(msgspec.Struct, frozen=True):
     sure: bool
     took_s: float
     asked: tuple[Asked, ...]
-    only: str
+    node: str
     observed: bool
     offered_nodes: Offered | None
 

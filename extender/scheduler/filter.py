@@ -95,21 +95,21 @@ class Filter:
                 codes[unknown] = codes_of_new(templates, managed, state.cluster.rules)
         answered_codes = np.zeros_like(codes) if observes else codes
         passed = np.flatnonzero(answered_codes == 0)
-        only, best, candidates = "", None, len(passed)
+        node, best, candidates = "", None, len(passed)
         if managed is not None and not observes and (rows[passed] >= 0).all():
             if self._best_only:
                 best = self._undisputed(pod, managed, rows[passed], snap, began_s)
             if best is not None:  # the other nodes are left out, not rejected
                 passed, answered_codes = passed[[best.place]], np.zeros_like(codes)
             if len(passed) == 1:  # then prioritize is not called
-                only = offered.names[passed[0]]
-                state.assumed.expect(pod, managed, only, state.clock.monotonic())
+                node = offered.names[passed[0]]
+                state.assumed.expect(pod, managed, node, state.clock.monotonic())
         answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
         if managed is not None and not len(passed) and self._is_crowded(pod, began_s):
             answer = extender_v1.encode_filter_error(TRY_AGAIN)
-        self._record(pod, request, rows, codes, snap, sure, only, began_s)
+        self._record(pod, request, rows, codes, snap, sure, node, began_s)
         if best is not None:
-            state.record_ranked(pod, began_s, snap, candidates, best.contenders)
+            state.record_ranked(pod, began_s, snap, candidates, best.contenders, by_filter=True)
         if managed is not None and not observes:
             state.keep_rejected(pod, rows, codes, snap, began_s)
         return answer
@@ -202,13 +202,13 @@ class Filter:
         codes: Codes,
         snap: Snapshot,
         sure: bool,
-        only: str,
+        node: str,
         began_s: float,
     ) -> None:
         """Record the decision in the journal, the metrics and the log.
 
-        ``sure``: no node was rejected because of assumed binds or nominated pods. ``only``: the
-        node that passed alone, else empty.
+        ``sure``: no node was rejected because of assumed binds or nominated pods. ``node``: the
+        node that the answer contains, if only one, else empty.
         """
         state, metadata, observed = self._state, pod.metadata, self._state.replica.observes
         took_s = state.clock.monotonic() - began_s
@@ -229,7 +229,7 @@ class Filter:
             sure=sure,
             took_s=took_s,
             asked=_asked(request),
-            only=only,
+            node=node,
             observed=observed,
             offered_nodes=self._node_sets.offered(snap.row_of, rows),
         )

@@ -140,14 +140,17 @@ class SchedulingState:
         snap: Snapshot,
         offered: int,
         contenders: Sequence[Contender],
+        by_filter: bool = False,
     ) -> None:
         """Record that the first of ``contenders`` is the best of ``offered`` nodes.
 
-        Without contenders, record that no node was preferred.
+        Without contenders, record that no node was preferred. ``by_filter``: filter returned only
+        the best node, so kube-scheduler does not call prioritize.
         """
         took_us = micros(self.clock.monotonic() - began_s)
         winner = contenders[0].node if contenders else ""
-        ranked = Ranked(self.clock.time(), took_us, snap.generation, offered, winner)
+        at_s = self.clock.time()
+        ranked = Ranked(at_s, took_us, snap.generation, offered, winner, by_filter)
         self.journal.note(pod, ranked, ranked.at_s, winner)
         if contenders:
             candidates = Candidates(tuple(map(_candidate, contenders)))

@@ -60,7 +60,7 @@ class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The result of a prioritize call."""
+    """The result of a prioritize call, or of filter if it returns only the best node."""
 
     at_s: float
     took_us: int
@@ -68,6 +68,8 @@ class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offered: int
     #: The node with the highest score; empty if all nodes are equally good.
     winner: str
+    #: Whether filter ranked the nodes and returned only the winner.
+    by_filter: bool = False
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):

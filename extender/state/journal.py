@@ -97,8 +97,8 @@ class Decision:
     sure: bool = True
     took_s: float = 0.0
     asked: tuple[Asked, ...] = ()
-    #: The node that fits, if it is the only one.
-    only: str = ""
+    #: The node that filter returned, if only one: the only one that fits, or the best of them.
+    node: str = ""
     #: Whether the mode was observe: all nodes passed, the rejected ones too.
     observed: bool = False
     offered_nodes: OfferedNodes | None = None
@@ -136,7 +136,7 @@ class Journal:
             decision.asked,
             decision.observed,
         )
-        self.note(decision.pod, part, decision.at_s, decision.only)
+        self.note(decision.pod, part, decision.at_s, decision.node)
 
     def keep(self, decision: Decision) -> None:
         """Keep a filter call as the pod's last one, in place of the one before."""

@@ -75,11 +75,15 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
     """Format the last call of each verb of a decision, with its result and duration."""
     lines = []
     if filtered := decision["filter"]:
-        found = f"{filtered['fits']} of {filtered['offered']} nodes"
-        lines.append(f"filter: {found} fit, in {filtered['took_ms']:.1f} ms")
+        verb = "fits" if filtered["fits"] == 1 else "fit"
+        found = f"{filtered['fits']} of {nodes_of(filtered['offered'])}"
+        lines.append(f"filter: {found} {verb}, in {filtered['took_ms']:.1f} ms")
     if ranked := decision["prioritize"]:
-        best = f"{ranked['winner'] or 'any'} of {ranked['offered']} nodes"
-        lines.append(f"prioritize: {best}, in {ranked['took_ms']:.1f} ms")
+        best = f"{ranked['winner'] or 'any'} of {nodes_of(ranked['offered'])}"
+        if ranked["by_filter"]:
+            lines.append(f"filter returned only the best: {best}")
+        else:
+            lines.append(f"prioritize: {best}, in {ranked['took_ms']:.1f} ms")
     if preempted := decision["preempt"]:
         lines.append(f"preempt: in {preempted['took_ms']:.1f} ms")
         lines += [f"  {each}" for each in preempted["lines"]]

@@ -25,7 +25,8 @@ DECIDED: dict[str, Any] = {
     "decision_id": "uid-p.7",
     "at": "2026-11-22T03:00:00Z",
     "filter": {"fits": 2, "offered": 3, "took_ms": 1.0},
-    "prioritize": {"winner": "a", "offered": 2, "took_ms": 1.0, "candidates": CANDIDATES},
+    "prioritize": {"winner": "a", "offered": 2, "took_ms": 1.0, "candidates": CANDIDATES}
+    | {"by_filter": False},
     "preempt": None,
     "bind": None,
 }
@@ -101,4 +102,13 @@ def test_victims_are_shown_between_filter_and_bind() -> None:
         "  team/a (priority 0) leaves node n",
         "  they asked",
         "bind: bound to n, in 9.0 ms",
+    ]
+
+
+def test_a_ranking_by_filter_is_not_shown_as_a_call_of_prioritize() -> None:
+    filtered = {"fits": 1, "offered": 1, "took_ms": 1.0}
+    ranked = DECIDED["prioritize"] | {"by_filter": True}
+    assert phases(NOTHING | {"filter": filtered, "prioritize": ranked}) == [
+        "filter: 1 of 1 node fits, in 1.0 ms",
+        "filter returned only the best: a of 2 nodes",
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.controlplane import ROOT
 from tests.page.conftest import Looked, ask, place
@@ -98,6 +98,30 @@ def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(looked: Lo
     memory, *less, headroom, room, needs, short = map(gib, first[1:11])
     assert memory - sum(less) == headroom
     assert needs - room == short == 10
+
+
+def test_the_last_decision_names_the_extender_and_the_verb_that_ranked(looked: Looked) -> None:
+    """Another extender than that of filter may have ranked the nodes."""
+    by_filter = False
+
+    def ranked(route: Route) -> None:
+        response = route.fetch()
+        body = response.json()
+        body["last_decision"]["filter"]["replica"] = "ext-filter"
+        body["last_decision"]["prioritize"] = {
+            **{"replica": "ext-ranks", "snapshot_generation": 4711, "at": body["generatedAt"]},
+            **{"took_ms": 0.5, "times": 1, "offered": 2, "winner": "h100", "candidates": []},
+            "by_filter": by_filter,
+        }
+        route.fulfill(response=response, json=body)
+
+    looked.page.route("**/v1/explain/pods/**", ranked)
+    answer = looked.open("/pod/team-a/large").locator("#answer")
+    expect(answer).to_contain_text("source: decision, generation 4711 of extender ext-ranks")
+    expect(answer).to_contain_text("prioritize: h100 of 2 nodes (0.5 ms)")
+    by_filter = True
+    looked.page.reload()
+    expect(answer).to_contain_text("filter returned only the best: h100 of 2 nodes")
 
 
 def gib(text: str) -> float:

@@ -94,7 +94,7 @@ def test_the_ranking_is_on_record(best_only: Server) -> None:
     assert made["node"] == winner
     assert (made["filter"]["offered"], made["filter"]["fits"]) == (3, 3)
     ranked = made["prioritize"]
-    assert (ranked["winner"], ranked["offered"]) == (winner, 3)
+    assert (ranked["winner"], ranked["offered"], ranked["by_filter"]) == (winner, 3, True)
     assert ranked["candidates"][0]["node"] == winner
     assert {each["node"] for each in ranked["candidates"]} == set(NAMES)
     scores = [each["score_ratio"] for each in ranked["candidates"]]

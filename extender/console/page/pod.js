@@ -58,15 +58,16 @@ function decision(last) {
   if (!last) return [];
   const {filter, prioritize, preempt, bind} = last, lines = [];
   if (filter) lines.push(`filter ${since(filter.at)} ago: ${many(filter.offered, "node")} offered, ${filter.fits.toLocaleString("en")} could take it (${filter.took_ms.toFixed(1)} ms)`);
-  if (prioritize) lines.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
+  if (prioritize?.by_filter) lines.push(`filter returned only the best: ${prioritize.winner} of ${many(prioritize.offered, "node")}`);
+  else if (prioritize) lines.push(`prioritize: ${prioritize.winner ?? "any"} of ${many(prioritize.offered, "node")} (${prioritize.took_ms.toFixed(1)} ms)`);
   for (const text of preempt?.lines ?? []) lines.push(`preempt ${since(preempt.at)} ago: ${text}`);
   if (bind) lines.push(`bind to ${bind.node}: ${bind.outcome}${bind.message ? `, ${bind.message}` : ""} (${bind.took_ms.toFixed(1)} ms)`);
-  const best = prioritize?.candidates ?? [], names = Object.keys(best[0]?.score_terms ?? {});
+  const decisive = prioritize ?? filter, best = prioritize?.candidates ?? [], names = Object.keys(best[0]?.score_terms ?? {});
   return [el("section", {}, el("h3", {}, "Last decision"),
     el("ul", {}, ...lines.map(text => el("li", {}, text))),
     best.length ? table("Best nodes, with the terms of their score", ["Node", "Score", ...names],
       best.map(each => [each.node, [el("b", {}, each.score_ratio.toFixed(3))], ...names.map(name => each.score_terms[name].toFixed(2))]), "sums") : null,
-    el("p", {class: "quiet"}, `Decision ${last.decision_id}; ${sourceOf(last.source, (prioritize ?? filter)?.snapshot_generation, filter?.replica)}`))];
+    el("p", {class: "quiet"}, `Decision ${last.decision_id}; ${sourceOf(last.source, decisive?.snapshot_generation, decisive?.replica)}`))];
 }
 
 function placement(body) {
