@@ -79,10 +79,22 @@ def format_bytes(count: int) -> str:
     return str(count)
 
 
+def quantity_up_to(most_bytes: int) -> str:
+    """Return the largest quantity up to this that is easy to read and to write (``79.5Gi``).
+
+    A multiple of 0.1 Gi, or of 1 Mi below 0.1 Gi; ``0Mi`` below 1 Mi.
+    """
+    tenths = most_bytes * 10 >> 30
+    if not tenths:
+        return f"{most_bytes >> 20}Mi"
+    return f"{tenths // 10}.{tenths % 10}Gi" if tenths % 10 else f"{tenths // 10}Gi"
+
+
 def gib(count_bytes: int, up: bool = False) -> str:
-    """Format bytes for people: ``7.5 GiB``, without decimals from 100 GiB.
+    """Format bytes for people: ``7.5 GiB``, ``1,440.0 GiB``, ``-0.1 GiB``.
 
     Rounds down, or up if ``up``.
     """
     tenths = -(-count_bytes * 10 >> 30) if up else count_bytes * 10 >> 30
-    return f"{tenths // 10:,} GiB" if tenths >= 1000 else f"{tenths // 10}.{tenths % 10} GiB"
+    whole, tenth = divmod(abs(tenths), 10)
+    return f"{'-' if tenths < 0 else ''}{whole:,}.{tenth} GiB"

@@ -1,54 +1,95 @@
 """Dispatches a command line to the agent, the kubectl plugin or the extender.
 
 Users have only the client's dependencies, GPU nodes only the agent's, and other nodes only the
-extender's. So none of them can import another to dispatch a command.
+extender's. So none of them can import another to dispatch a command, and the help of all commands
+is here.
 """
 
 import sys
 
+#: Heading -> command -> what it does, in one line.
+COMMANDS = {
+    "See memory": {
+        "top": "Show reserved, used and free memory by node, GPU, pod or model.",
+        "capacity": "Count the pods of a size that fit now.",
+        "pending": "List the pods that wait for a GPU, each with what it lacks.",
+    },
+    "Explain decisions": {
+        "why": "Explain why a pod waits or why it is on its node.",
+        "score": "Explain why a pod fits on a node or not.",
+        "decisions": "List decisions about pods, the newest first.",
+    },
+    "Plan and check": {
+        "whatif": "Simulate new pods and changes of nodes.",
+        "drift": "Compare each reservation with reality.",
+        "doctor": "Find what costs the cluster safety or memory, and what to do.",
+    },
+    "Follow and report": {
+        "log": "List changes: reservations, decisions, reports and devices.",
+        "ui": "Show the console's page in a browser.",
+        "snapshot": "Print all inputs of decisions as JSON, for a bug report.",
+        "replay": "Recompute the decisions about the pods in a snapshot.",
+    },
+    "Install": {
+        "convert": "Convert manifests for KAI, HAMi or gpushare to Headroom.",
+        "config": "Check settings files.",
+        "certs": "Create or renew the certificates of Headroom's ports.",
+        "copy-certs": "Copy certificates to a folder, for a kube-scheduler on the host.",
+    },
+    "Serve (in containers)": {
+        "extender": "Serve kube-scheduler's calls.",
+        "console": "Serve the debug API and its page.",
+        "webhook": "Serve the admission webhook.",
+        "agent": "Report the GPU memory of this node; --once prints it.",
+        "gate": "Wait until the GPU of this pod has enough free memory.",
+        "serve": "Serve extender and console; --embedded FILE needs no cluster.",
+    },
+}
 #: Commands of ``kubectl headroom`` that ``headroom`` also has.
 DEBUG_API_COMMANDS = {
     *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
     *("log", "snapshot", "ui"),
 }
+_KNOWN = {name for commands in COMMANDS.values() for name in commands}
 #: Commands of the extender, which need more packages than the client has.
-EXTENDER_COMMANDS = {
-    *("serve", "extender", "console", "webhook", "doctor", "convert", "replay", "config"),
-    *("certs", "copy-certs"),
-}
-_SERVERS = (
-    "The servers need more packages: pip install 'headroom-gpu[extender]', or on a GPU node "
-    "'headroom-gpu[agent]'."
-)
+EXTENDER_COMMANDS = _KNOWN - DEBUG_API_COMMANDS - {"agent", "gate"}
+_HELP = {"-h", "--help", "help"}
 
 
 def main() -> int:
     """Run the command of the process arguments, and return its exit status.
 
     `headroom agent ...` and `headroom gate` run the agent's code, commands that read the debug API
-    run `kubectl headroom`, and all other commands run the extender's code. If the extender's
-    packages are not installed, only `kubectl headroom` remains.
+    run `kubectl headroom`, and all other commands run the extender's code.
     """
     given = sys.argv[1:]
+    if not given or given[0] in _HELP:
+        sys.stdout.write(usage())
+        return 0
     if given == ["--version"]:
         from headroom.version import own_version
 
         sys.stdout.write(f"headroom {own_version()}\n")
         return 0
-    if given == ["gate"]:
+    if given[0] == "gate":
+        if len(given) > 1:
+            sys.stderr.write("headroom: gate takes no arguments. Example: headroom gate\n")
+            return 2
         from agent.gate_client import main as gate
 
         return gate()
-    if given[:1] == ["agent"]:
+    if given[0] == "agent":
         return _agent(given[1:])
-    if given and given[0] in DEBUG_API_COMMANDS:
+    # Only the commands of the debug API have options before their name.
+    if given[0] in DEBUG_API_COMMANDS or given[0].startswith("-"):
         return _client()
+    if given[0] not in EXTENDER_COMMANDS:
+        sys.stderr.write(f"headroom: {unknown(given[0])}\n")
+        return 2
     try:
         from extender.app.cli import main as extender
     except ImportError as err:
-        if given and given[0] in EXTENDER_COMMANDS:
-            return _not_installed(err, "extender", "on a GPU node, run: headroom agent --once")
-        return _client()
+        return _not_installed(err, "extender", "on a GPU node, run: headroom agent --once")
     extender()
     return 0
 
@@ -63,12 +104,10 @@ def _agent(arguments: list[str]) -> int:
 
 def _client() -> int:
     try:
-        from headroom.kubectl.commands import app
-        from headroom.kubectl.commands import main as read
+        from headroom.plugin import main as read
     except ImportError as err:
         return _not_installed(err, "")
-    app.info.epilog = _SERVERS
-    read()
+    read("headroom")
     return 0
 
 
@@ -78,6 +117,36 @@ def _not_installed(err: ImportError, extra: str, otherwise: str = "") -> int:
     also = f", or, {otherwise}" if otherwise else ""
     sys.stderr.write(f"headroom: {err}; install it: pip install {package}{also}\n")
     return 2
+
+
+def usage() -> str:
+    """Return the help of all commands, in groups."""
+    lines = [
+        "Usage: headroom COMMAND [ARGS]...",
+        "",
+        "  Headroom makes Kubernetes aware of GPU memory.",
+    ]
+    for heading, commands in COMMANDS.items():
+        lines += ["", f"{heading}:"]
+        lines += [f"  {name:<10}  {text}" for name, text in commands.items()]
+    lines += [
+        "",
+        "For the options of a command: headroom COMMAND --help",
+        "The first four groups, except replay, are commands of kubectl headroom too.",
+        "For their common options, such as --context: kubectl headroom --help",
+        "The others and doctor need more packages: pip install 'headroom-gpu[extender]',",
+        "or for agent and gate: pip install 'headroom-gpu[agent]'",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def unknown(command: str) -> str:
+    """Return the message for a command that does not exist, with the most similar one."""
+    from difflib import get_close_matches
+
+    similar = get_close_matches(command, sorted(_KNOWN), n=1)
+    hint = f"Did you mean {similar[0]}?" if similar else "To list all: headroom --help"
+    return f"there is no command {command!r}. {hint}"
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import sys
 
 from extender.doctor.command import doctor
 from headroom.kubectl.commands import app, main
+from headroom.kubectl.help import PLAN
 
-app.command()(doctor)
+app.command(rich_help_panel=PLAN)(doctor)
 
 #: Cobra's directive after the completions: do not complete file names.
 _NO_FILES = ":4"
@@ -24,6 +25,9 @@ def complete() -> None:
 
     kubectl reads the format that Typer prints for fish: a word, a tab, a description.
     """
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
     *words, last = sys.argv[1:] or [""]
     typed = [*map(shlex.quote, words), shlex.quote(last) if last else ""]
     os.environ |= {

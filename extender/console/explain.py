@@ -313,7 +313,7 @@ def _last_attempt(filtered: FilterView, not_offered: int, again_by: str | None) 
     """Describe the last filter call: nodes offered, nodes that fit, and the next retry."""
     message = (
         f"kube-scheduler offered {counted(filtered.offered, 'node')}, of which "
-        f"{filtered.fits:,} could take the pod"
+        f"{f'{filtered.fits:,}' if filtered.fits else 'none'} could take the pod"
     )
     if not_offered:
         message += (
@@ -321,7 +321,8 @@ def _last_attempt(filtered: FilterView, not_offered: int, again_by: str | None) 
             "(selectors, taints, CPU, replicas ...), or it had found enough"
         )
     if again_by:
-        message += f"; it retries when the pod fits on a node, at the latest by {again_by}"
+        latest = f"{again_by[:19]}Z"
+        message += f"; it retries when the pod fits on a node, at the latest at {latest}"
     return message
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from contract.gpunode import ADOPTED, EVICTED, Reservation
-from contract.quantity import format_bytes
+from contract.quantity import gib
 from extender.bounded import Bounded
 from extender.observability.journal_follower import Journals
 from extender.periodic import Loops
@@ -318,8 +318,8 @@ def _amount(reservation: Reservation) -> str:
     devices = sorted({uuid for charge in reservation.charges for uuid in charge.candidates})
     most = max((max(c.candidates.values(), default=0) for c in reservation.charges), default=0)
     if len(devices) == 1:
-        return f"{format_bytes(most)} on {devices[0]}"
-    return f"{format_bytes(most)} on each that it may be on, of {len(devices)} devices"
+        return f"{gib(most)} on {devices[0]}"
+    return f"{gib(most)} on each of {len(devices)} GPUs that the pod could get"
 
 
 def _change(before: Reservation, after: Reservation) -> str:

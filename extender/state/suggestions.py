@@ -12,7 +12,7 @@ import numpy as np
 
 from contract.annotations import VRAM
 from contract.kube import Pod
-from contract.quantity import format_bytes, gib
+from contract.quantity import gib, parse_bytes, quantity_up_to
 from contract.reasons import Reason
 from extender.placement.explain import Explanation, NodeExplanation, failing
 from extender.placement.fit import Verdicts, fit
@@ -127,10 +127,10 @@ def _lower(
     largest_bytes: int | None,
     not_checked: Sequence[str],
 ) -> Iterator[Suggestion]:
-    lower_bytes = (largest_bytes or 0) >> 20 << 20
+    text = quantity_up_to(largest_bytes or 0)
+    lower_bytes = parse_bytes(text)
     if not lower_bytes:
         return
-    text = format_bytes(lower_bytes)
     annotations = {**(pod.metadata.annotations or {}), VRAM: text}
     metadata = msgspec.structs.replace(pod.metadata, annotations=annotations)
     request = cluster.understand(msgspec.structs.replace(pod, metadata=metadata))

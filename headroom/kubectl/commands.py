@@ -5,248 +5,117 @@ what-if does not fit; 2, an error on the command line, also if the debug API fin
 the debug API cannot be reached, failed, or does not let the user read.
 """
 
+import contextlib
 import json
 import sys
-import webbrowser
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
 from headroom.kubectl import tables
-from headroom.kubectl.debug_api_client import NOT_THERE, CommandError, DebugApi, Transport
-from headroom.kubectl.output import Output, note_more, print_data, show_table
-from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for
-from headroom.kubectl.ui import Page, show
+from headroom.kubectl import top as top_tables
+from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
+from headroom.kubectl.help import EXPLAIN, FOLLOW, HELP_NAMES, MEMORY, PLAN, GroupedHelp, Subject
+from headroom.kubectl.options import (
+    AllNamespaces,
+    DataFormat,
+    Format,
+    Limit,
+    Namespace,
+    Options,
+    PodName,
+    Since,
+    set_options,
+)
+from headroom.kubectl.output import Output, note_more, print_data, show_lines, show_table
+from headroom.kubectl.top import SortBy
 from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as explained
-from headroom.version import own_version
+
+_NO_NODES = (
+    "no GPU nodes are known: do agents run? To check: kubectl -n headroom-system get pods; "
+    "kubectl headroom doctor"
+)
 
 app = typer.Typer(
-    name="kubectl headroom",
+    cls=GroupedHelp,
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
-    # Plain help, like that of kubectl. Formatted help takes a third of a command's start.
     rich_markup_mode=None,
-    context_settings={"max_content_width": 120},
-    help="Show which pods hold GPU memory and why pods wait, from Headroom's debug API.",
+    context_settings=HELP_NAMES,
+    help="Show which pods hold GPU memory, and why pods wait. No command changes anything.",
+    epilog="Exit status: 0: answered; 1: the object does not exist, the query is rejected, or a pod"
+    " of a what-if does not fit; 2: an error on the command line; 3: Headroom's console cannot be"
+    " reached or does not answer.",
 )
 
 
-class Subject(Enum):
-    NODE = "node"
-    GPU = "gpu"
-    POD = "pod"
-    MODEL = "model"
+app.callback()(set_options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    server: str | None
-    token: str | None
-    files: Files
-    kubeconfig: str | None
-    context: str | None
-    headroom_namespace: str
-
-    def transport(self) -> Transport:
-        """Return the connection that the options select. Raises ``CommandError``."""
-        where = self.kubeconfig, self.context, self.headroom_namespace
-        return transport_for(self.server, self.token, self.files, *where)
-
-    def api(self) -> DebugApi:
-        """Return a client that prints notes on stderr. Raises ``CommandError``."""
-        return DebugApi(self.transport(), lambda text: print(text, file=sys.stderr))  # noqa: T201
-
-
-def _print_version(wanted: bool) -> None:
-    if not wanted:
-        return
-    print(f"kubectl headroom: {own_version()}")  # noqa: T201
-    raise typer.Exit
-
-
-@app.callback()
-def _options(
-    context: typer.Context,
-    server: Annotated[
-        str | None, typer.Option(envvar="HEADROOM_SERVER", help="Address of the debug API.")
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(envvar="HEADROOM_TOKEN", help="Bearer token to send with --server."),
-    ] = None,
-    certificate_authority: Annotated[
-        str | None, typer.Option(help="CA certificates in PEM for a --server with https.")
-    ] = None,
-    client_certificate: Annotated[
-        str | None, typer.Option(help="Client certificate in PEM for --server.")
-    ] = None,
-    client_key: Annotated[
-        str | None, typer.Option(help="Private key of the client certificate in PEM.")
-    ] = None,
-    kubeconfig: Annotated[
-        str | None, typer.Option(help="Path of the kubeconfig; default: as kubectl finds it.")
-    ] = None,
-    kube_context: Annotated[
-        str | None, typer.Option("--context", help="Context of the kubeconfig.")
-    ] = None,
-    headroom_namespace: Annotated[
-        str, typer.Option(help="Namespace of Headroom's console.")
-    ] = NAMESPACE,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    # The doctor has options of the same names.
-    context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
-    files = Files(certificate_authority, client_certificate, client_key)
-    context.obj = _Options(server, token, files, kubeconfig, kube_context, headroom_namespace)
-
-
-Namespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Namespace of the pod.")]
-AllNamespaces = Annotated[
-    bool, typer.Option("-A", "--all-namespaces", help="Show pods of all namespaces.")
-]
-Limit = Annotated[int | None, typer.Option(min=1, max=100_000, help="Maximum number of lines.")]
-Since = Annotated[
-    str | None, typer.Option(help="A time, such as 2026-01-31T12:00:00Z, or an age, such as 10m.")
-]
-Format = Annotated[
-    Output | None, typer.Option("-o", "--output", help="Format of the output; default: a table.")
-]
-
-
-@app.command()
+@app.command(rich_help_panel=MEMORY)
 def top(
     context: typer.Context,
-    what: Annotated[Subject, typer.Argument(help="Print a line for each of these.")] = Subject.NODE,
+    what: Annotated[
+        Subject,
+        typer.Argument(
+            parser=Subject.parsed,
+            metavar="WHAT",
+            autocompletion=Subject.names,
+            help="Print a line for each of these.",
+        ),
+    ] = "node",  # type: ignore[assignment]  # parsed
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
+    sort_by: Annotated[
+        SortBy,
+        typer.Option(
+            help="worst: overcommitted, then faulty, then the fullest first; headroom: the least"
+            " first; reserved, used: the most first."
+        ),
+    ] = SortBy.WORST,
     search: Annotated[
         str | None, typer.Option(help="Only nodes with this text in a name, model, pod or reason.")
     ] = None,
     troubled: Annotated[
-        bool, typer.Option(help="Only nodes that take no pods or have an unhealthy device.")
-    ] = False,
-    fullest: Annotated[
-        bool, typer.Option(help="Sort by fullness, the fullest node first; default: by name.")
+        bool,
+        typer.Option(
+            "--troubled",
+            help="Only nodes that take no pods, or have an unhealthy or overcommitted device.",
+        ),
     ] = False,
     output: Format = None,
 ) -> None:
-    """Show reserved, used and free memory by node, GPU, pod or GPU model."""
-    options: _Options = context.obj
+    """Show reserved, used and free memory by node, GPU, pod or GPU model, the worst first."""
+    options: Options = context.obj
+    wide = output is Output.WIDE
     if what is Subject.MODEL:
-        if search or troubled or fullest:
+        if search or troubled or sort_by is not SortBy.WORST:
             raise CommandError(
-                "--search, --troubled and --fullest apply to nodes: remove them for top model", 2
+                "--search, --troubled and --sort-by apply to nodes: remove them for top model", 2
             )
         body = options.api().get("fleet")
-        show_table(body, tables.models(body), output)
+        show_table(body, top_tables.models(body, wide), output, _NO_NODES)
         if output in (None, Output.WIDE):
             _print_lines(tables.reason_lines(body["closed"]))
         return
-    order = "fullest" if fullest else None
-    body = options.api().get("nodes", search=search, troubled=troubled or None, order=order)
-    wide = output is Output.WIDE
+    body = options.api().get("nodes", search=search, troubled=troubled or None)
+    empty = "no node matches" if search or troubled else _NO_NODES
     match what:
-        case Subject.NODE:
-            table = tables.nodes(body, wide)
         case Subject.GPU:
-            table = tables.devices(body, wide)
+            table = top_tables.devices(body, sort_by, wide)
         case Subject.POD:
-            table = tables.pods(body, _namespace(options, namespace, all_namespaces), wide)
-    show_table(body, table, output)
+            chosen = options.namespace(namespace, all_namespaces)
+            table = top_tables.pods(body, chosen, sort_by, wide)
+            empty = _no_pods("has a GPU", chosen)
+        case _:
+            table = top_tables.nodes(body, sort_by, wide)
+    show_table(body, table, output, empty)
 
 
-@app.command()
-def why(
-    context: typer.Context,
-    pod: Annotated[str, typer.Argument(help="Name of the pod, or namespace/name.")],
-    namespace: Namespace = None,
-    output: Format = None,
-) -> None:
-    """Explain why a pod waits or why it is on its node, with suggestions."""
-    options: _Options = context.obj
-    body = options.api().get("explain", "pods", *_pod(options, pod, namespace))
-    if not print_data(body, output):
-        print("\n".join(explained(body, output is Output.WIDE)))  # noqa: T201
-
-
-@app.command()
-def pending(context: typer.Context, limit: Limit = None, output: Format = None) -> None:
-    """List the pods that wait for a GPU, each with what it lacks."""
-    options: _Options = context.obj
-    body = options.api().get("pending", limit=limit)
-    show_table(body, tables.pending(body), output)
-    note_more(body)
-
-
-@app.command()
-def decisions(
-    context: typer.Context,
-    pod: Annotated[
-        str | None, typer.Option(help="Only decisions about this pod: namespace/name.")
-    ] = None,
-    node: Annotated[
-        str | None, typer.Option(help="Only decisions that chose this node or bound to it.")
-    ] = None,
-    since: Since = None,
-    limit: Limit = None,
-    output: Format = None,
-) -> None:
-    """List decisions about pods, the newest first."""
-    options: _Options = context.obj
-    body = options.api().get("decisions", pod=pod, node=node, since=since, limit=limit)
-    show_table(body, tables.decisions(body, wide=output is Output.WIDE), output)
-    note_more(body)
-
-
-@app.command()
-def drift(
-    context: typer.Context,
-    namespace: Namespace = None,
-    all_namespaces: AllNamespaces = False,
-    output: Format = None,
-) -> None:
-    """Compare each reservation with reality: predicted and actual devices, and use."""
-    options: _Options = context.obj
-    body = options.api().get("drift")
-    chosen = _namespace(options, namespace, all_namespaces)
-    show_table(body, tables.drift(body, chosen, wide=output is Output.WIDE), output)
-
-
-@app.command()
-def score(
-    context: typer.Context,
-    pod: Annotated[str, typer.Argument(help="Name of the pod, or namespace/name.")],
-    node: Annotated[
-        str | None, typer.Option(help="Name of any node; default: the best node.")
-    ] = None,
-    namespace: Namespace = None,
-    output: Format = None,
-) -> None:
-    """Explain why a pod fits on a node or not: every check, every term, and the rank."""
-    options: _Options = context.obj
-    api, pod_path = options.api(), _pod(options, pod, namespace)
-    if node is None:
-        nearest = api.get("explain", "pods", *pod_path)["nearest"]
-        if not nearest:
-            raise CommandError(
-                f"no node is known for pod {'/'.join(pod_path)}: set --node", NOT_THERE
-            )
-        node = str(nearest[0]["node"])
-    body = api.get("score", pod="/".join(pod_path), node=node)
-    if not print_data(body, output):
-        print("\n".join(scored(body)))  # noqa: T201
-
-
-@app.command()
+@app.command(rich_help_panel=MEMORY)
 def capacity(
     context: typer.Context,
     vram: Annotated[
@@ -263,18 +132,89 @@ def capacity(
     output: Format = None,
 ) -> None:
     """Count the pods of a size that fit now, and show whether the fleet is full or fragmented."""
-    options: _Options = context.obj
+    options: Options = context.obj
     asked = {"resource": resource, "tolerate": tolerate, "by_node": by_node or None}
     body = options.api().get("capacity", vram=vram, count=gpus, **asked)
     if print_data(body, output):
         return
-    print(body["message"])  # noqa: T201
+    show_lines([body["message"]])
     _print_lines(tables.reason_lines([*body["reasons"], *body["ineligible"]]))
     _print_lines([_unchecked(body)])
-    show_table(body, tables.capacity_by_node(body) if by_node else tables.classes(body), None)
+    wide = output is Output.WIDE
+    table = tables.capacity_by_node(body, wide) if by_node else tables.classes(body)
+    show_table(body, table, None, _NO_NODES)
 
 
-@app.command()
+@app.command(rich_help_panel=MEMORY)
+def pending(context: typer.Context, limit: Limit = None, output: Format = None) -> None:
+    """List the pods that wait for a GPU, each with what it lacks."""
+    options: Options = context.obj
+    body = options.api().get("pending", limit=limit)
+    table = tables.pending(body, wide=output is Output.WIDE)
+    show_table(body, table, output, "no pod waits for a GPU")
+    note_more(body)
+
+
+@app.command(rich_help_panel=EXPLAIN)
+def why(
+    context: typer.Context, pod: PodName, namespace: Namespace = None, output: Format = None
+) -> None:
+    """Explain why a pod waits or why it is on its node, with suggestions."""
+    options: Options = context.obj
+    body = options.api().get("explain", "pods", *options.pod(pod, namespace))
+    if not print_data(body, output):
+        show_lines(explained(body, output is Output.WIDE))
+
+
+@app.command(rich_help_panel=EXPLAIN)
+def score(
+    context: typer.Context,
+    pod: PodName,
+    node: Annotated[
+        str | None, typer.Option(help="Name of any node; default: the best node.")
+    ] = None,
+    namespace: Namespace = None,
+    output: DataFormat = None,
+) -> None:
+    """Explain why a pod fits on a node or not: every check, every term, and the rank."""
+    options: Options = context.obj
+    api, pod_path = options.api(), options.pod(pod, namespace)
+    if node is None:
+        nearest = api.get("explain", "pods", *pod_path)["nearest"]
+        if not nearest:
+            raise CommandError(
+                f"no node is eligible for pod {'/'.join(pod_path)}: to explain a node all the same,"
+                " name it. Example: --node gpu-a",
+                NOT_THERE,
+            )
+        node = str(nearest[0]["node"])
+    body = api.get("score", pod="/".join(pod_path), node=node)
+    if not print_data(body, output):
+        show_lines(scored(body))
+
+
+@app.command(rich_help_panel=EXPLAIN)
+def decisions(
+    context: typer.Context,
+    pod: Annotated[
+        str | None, typer.Option(help="Only decisions about this pod: namespace/name.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Only decisions that chose this node or bound to it.")
+    ] = None,
+    since: Since = None,
+    limit: Limit = None,
+    output: Format = None,
+) -> None:
+    """List decisions about pods, the newest first."""
+    options: Options = context.obj
+    body = options.api().get("decisions", pod=pod, node=node, since=since, limit=limit)
+    table = tables.decisions(body, wide=output is Output.WIDE)
+    show_table(body, table, output, "no such decision is on record")
+    note_more(body)
+
+
+@app.command(rich_help_panel=PLAN)
 def whatif(
     context: typer.Context,
     pods: Annotated[int, typer.Option(help="Number of new pods.")] = 0,
@@ -289,10 +229,14 @@ def whatif(
     release: Annotated[
         list[str] | None, typer.Option(help="NAMESPACE/POD: a pod that ends.")
     ] = None,
-    output: Format = None,
+    output: DataFormat = None,
 ) -> None:
-    """Simulate changes without making them. Exit status 1 if a pod would not fit."""
-    options: _Options = context.obj
+    """Simulate new pods and changes of nodes, without making them.
+
+    The exit status is 1 if a pod would not fit. --drain, --add, --replicas and --release may be
+    repeated.
+    """
+    options: Options = context.obj
     asked = {
         "pods": [{"count": pods, "vram": vram}] if pods else [],
         "drain": drain or [],
@@ -302,14 +246,30 @@ def whatif(
     }
     body = options.api().post("whatif", body=asked)
     if not print_data(body, output):
-        print(body["message"])  # noqa: T201
+        show_lines([body["message"]])
         _print_lines([_unchecked(body)])
-        show_table(body, tables.moves(body), None)
+        if body["placements"] or body["rejections"]:
+            show_table(body, tables.moves(body), None, "")
     if body["rejected"]:
         raise typer.Exit(NOT_THERE)
 
 
-@app.command()
+@app.command(rich_help_panel=PLAN)
+def drift(
+    context: typer.Context,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    output: Format = None,
+) -> None:
+    """Compare each reservation with reality: predicted and actual devices, and use."""
+    options: Options = context.obj
+    body = options.api().get("drift")
+    chosen = options.namespace(namespace, all_namespaces)
+    table = tables.drift(body, chosen, wide=output is Output.WIDE)
+    show_table(body, table, output, _no_pods("has a reservation", chosen))
+
+
+@app.command(rich_help_panel=FOLLOW)
 def log(
     context: typer.Context,
     follow: Annotated[
@@ -319,38 +279,31 @@ def log(
     output: Format = None,
 ) -> None:
     """List changes: reservations, decisions, reports, devices and missed predictions."""
-    options: _Options = context.obj
+    options: Options = context.obj
     if not follow:
         body = options.api().get("events", follow=False, since=since)
-        show_table(body, tables.feed_events(body, wide=output is Output.WIDE), output)
+        table = tables.feed_events(body, wide=output is Output.WIDE)
+        show_table(body, table, output, "no events are kept")
         return
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         for line in options.api().lines("events", since=since):
             if line.startswith("data:"):
                 event = json.loads(line.removeprefix("data:"))
-                print("  ".join(filter(None, tables.feed_event(event))), flush=True)  # noqa: T201
-    except KeyboardInterrupt:
-        return
+                print("  ".join(tables.feed_event(event)), flush=True)  # noqa: T201
 
 
-@app.command()
-def snapshot(
-    context: typer.Context,
-    redact: Annotated[bool, typer.Option(help="Replace names with numbers.")] = False,
-) -> None:
-    """Print all inputs of decisions as JSON, for a bug report; see headroom replay."""
-    options: _Options = context.obj
-    print(json.dumps(options.api().get("snapshot", redact=redact)))  # noqa: T201
-
-
-@app.command()
+@app.command(rich_help_panel=FOLLOW)
 def ui(
     context: typer.Context,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: any free port.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Show the console's page in a browser, with your own permissions."""
-    options: _Options = context.obj
+    import webbrowser  # slow to import
+
+    from headroom.kubectl.ui import Page, show
+
+    options: Options = context.obj
     try:
         page = Page(options.transport(), port)
     except (OSError, OverflowError) as err:
@@ -358,19 +311,22 @@ def ui(
     show(page, webbrowser.open if browser else lambda url: None)
 
 
+@app.command(rich_help_panel=FOLLOW)
+def snapshot(
+    context: typer.Context,
+    redact: Annotated[bool, typer.Option("--redact", help="Replace names with numbers.")] = False,
+) -> None:
+    """Print all inputs of decisions as JSON, for a bug report; see headroom replay."""
+    options: Options = context.obj
+    print(json.dumps(options.api().get("snapshot", redact=redact)))  # noqa: T201
+
+
 def _print_lines(lines: list[str]) -> None:
-    for line in lines:
-        print(f"  {line}")  # noqa: T201
+    show_lines(f"  {line}" for line in lines)
 
 
 def _unchecked(body: Mapping[str, Any]) -> str:
     return f"not checked: {', '.join(body['not_checked'])}"
-
-
-def _pod(options: _Options, pod: str, namespace: str | None) -> tuple[str, str]:
-    """Return namespace and name; the namespace in ``pod`` overrides ``namespace``."""
-    written, _, name = pod.rpartition("/")
-    return written or _namespace(options, namespace, False) or "", name
 
 
 def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:
@@ -382,17 +338,20 @@ def _counts(flag: str, given: list[str] | None) -> Iterator[tuple[str, int]]:
         yield node, int(count)
 
 
-def _namespace(options: _Options, given: str | None, every: bool) -> str | None:
-    """Return the namespace to show; None for all namespaces."""
-    if every:
-        return None
-    return given or default_namespace(options.kubeconfig, options.context)
+def _no_pods(does: str, namespace: str | None) -> str:
+    """Return the note that no pod of the namespace, or of all (None), does this."""
+    if namespace is None:
+        return f"no pod {does}"
+    return f"no pod in namespace {namespace} {does}; -A shows pods of all namespaces"
 
 
-def main() -> None:
-    """Run the command line."""
+def main(name: str = "kubectl headroom") -> None:
+    """Run the command line; ``name`` is the command as the user typed it."""
+    # Names and reasons may have characters that the terminal cannot show.
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        app()
+        app(prog_name=name)
     except CommandError as err:
-        print(f"kubectl headroom: {err}", file=sys.stderr)  # noqa: T201
+        print(f"{name}: {err}", file=sys.stderr)  # noqa: T201
         raise SystemExit(err.exit_code) from err

@@ -1,16 +1,15 @@
-"""Prints answers of the debug API as JSON, YAML or a table.
-
-Imports ``rich`` and ``yaml`` only if they are needed: they take longer to import than the rest of a
-command takes to start.
-"""
+"""Prints answers of the debug API as JSON, YAML, or text that fits the terminal."""
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-from headroom.kubectl.tables import Table
+from headroom.kubectl.table import Style, Table, laid_out, wrapped
+
+_CODES: dict[Style, str] = {"bold": "\x1b[1m", "red": "\x1b[31m"}
 
 
 class Output(Enum):
@@ -19,13 +18,20 @@ class Output(Enum):
     WIDE = "wide"
 
 
-def print_data(body: Any, output: Output | None) -> bool:
+class Data(Enum):
+    """The formats of a command that has no wide table."""
+
+    JSON = "json"
+    YAML = "yaml"
+
+
+def print_data(body: Any, output: Output | Data | None) -> bool:
     """Print the body if the output is JSON or YAML; return whether it was printed."""
-    match output:
-        case Output.JSON:
+    match output and output.value:
+        case "json":
             print(json.dumps(body, indent=2))  # noqa: T201
-        case Output.YAML:
-            import yaml
+        case "yaml":
+            import yaml  # slow to import
 
             print(yaml.safe_dump(body, sort_keys=False), end="")  # noqa: T201
         case _:
@@ -33,31 +39,42 @@ def print_data(body: Any, output: Output | None) -> bool:
     return True
 
 
-def show_table(body: Any, table: Table, output: Output | None) -> None:
-    """Print the table, or the body if the output is JSON or YAML."""
+def show_table(body: Any, table: Table, output: Output | Data | None, empty: str) -> None:
+    """Print the table, or the body if the output is JSON or YAML.
+
+    ``empty``: the note on stderr if the table has no rows.
+    """
     if print_data(body, output):
         return
     if not table.rows:
-        print("nothing to show", file=sys.stderr)  # noqa: T201
+        print(empty, file=sys.stderr)  # noqa: T201
         return
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for style, line in laid_out(table, terminal_width()):
+        code = _CODES.get(style, "") if coloured else ""
+        print(f"{code}{line}\x1b[0m" if code else line)  # noqa: T201
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # Do not wrap lines in pipes, so that grep and awk get whole lines.
-        console = Console(highlight=False, no_color=True, width=1000)
-    rich_table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in table.columns:
-        rich_table.add_column(column, no_wrap=column != "STATE")
-    for number, row in enumerate(table.rows):
-        style = "red" if number in table.bad else ""
-        rich_table.add_row(*(Text(cell) for cell in row), style=style)
-    console.print(rich_table)
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print lines; on a terminal, break them between words, and keep their indentation."""
+    width = terminal_width()
+    for line in lines:
+        text = line.lstrip(" ")
+        indent = line[: len(line) - len(text)]
+        print("\n".join(wrapped(text, width, indent, f"{indent}  ")))  # noqa: T201
+
+
+def terminal_width() -> int | None:
+    """Return the number of columns; None if the output is no terminal.
+
+    Lines in pipes are whole, for grep and awk.
+    """
+    if not sys.stdout.isatty():
+        return None
+    return os.get_terminal_size(sys.stdout.fileno()).columns or None
 
 
 def note_more(body: Mapping[str, Any]) -> None:
     """Print a note on stderr if the answer is only the first page."""
     if body["continue"]:
-        print("there are more: raise --limit", file=sys.stderr)  # noqa: T201
+        print("more are not shown: raise --limit. Example: --limit 1000", file=sys.stderr)  # noqa: T201

@@ -1,10 +1,14 @@
 """Formats why a pod waits, or why it is or would be on a node, as lines: pure functions."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headroom.kubectl.tables import nodes_of, reason_lines
+from contract.quantity import gib
+from headroom.kubectl.tables import reason_lines
+from headroom.kubectl.top import counted
 
+PLACEMENT = "headroom.gpu/placement"
 #: Number of nodes that are shown without -o wide.
 NEAREST = 3
 
@@ -20,17 +24,20 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
         for each in body["unanswered"]
     ]
     if body["bound_to"]:
-        lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
-        return lines + _attempts(body)
-    lines.append(f"  {_source(body)}, generation {body['snapshot_generation']}")
+        lines += [f"  {line}" for line in _placed(body["annotations"])]
+        if wide:
+            lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
+        return lines + _attempts(body, wide)
+    if wide:
+        lines.append(f"  {_source(body)}, generation {body['snapshot_generation']}")
     reasons = [*body["reasons"], *body["ineligible"]]
     if reasons or body["left_out_nodes"]:
         lines += ["", "Nodes that cannot take it"]
         lines += [f"  {line}" for line in reason_lines(reasons)]
     if left_out := body["left_out_nodes"]:
         lines.append(
-            f"  {nodes_of(left_out)}: excluded by kube-scheduler for other resources, volumes or "
-            "affinity"
+            f"  {counted(left_out, 'node')}: excluded by kube-scheduler for other resources, "
+            "volumes or affinity"
         )
     if body["suggestions"]:
         lines += ["", "Suggestions"]
@@ -39,7 +46,25 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     if nearest:
         lines += ["", "Nearest nodes"]
         lines += [f"  {line}" for node in nearest for line in node["lines"]]
-    return lines + _attempts(body)
+    if hidden := len(body["nearest"]) - len(nearest):
+        lines.append(f"  {hidden} more with -o wide")
+    return lines + _attempts(body, wide)
+
+
+def _placed(annotations: Mapping[str, str]) -> Iterator[str]:
+    """Describe what was reserved for each container when the pod was bound."""
+    try:
+        containers = json.loads(annotations[PLACEMENT])["containers"].items()
+    except (KeyError, ValueError, AttributeError, TypeError):
+        return  # bound without Headroom, or written by another release
+    for name, reserved in containers:
+        devices = reserved.get("bytes", {})
+        if not devices:
+            continue
+        where = next(iter(devices))
+        if len(devices) > 1:
+            where = f"each of {len(devices)} GPUs that it could get, such as {where}"
+        yield f"reserved {gib(max(devices.values()))} on {where} (container {name})"
 
 
 def _request(asks: list[Mapping[str, Any]]) -> list[str]:
@@ -50,19 +75,23 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
         "replica": "no annotation: the share of one replica",
     }
     return [
-        f"  requests {ask['amount']} on each of {ask['count']} {ask['resource']} "
+        f"  requests {ask['count']} {ask['resource']} with {ask['amount']}"
+        f"{' each' if ask['count'] > 1 else ''} "
         f"(container {ask['container']}; {source.get(ask['source'], ask['source'])})"
         for ask in asks
     ]
 
 
-def _attempts(body: Mapping[str, Any]) -> list[str]:
-    """Format the message about kube-scheduler's attempts, and the last decision."""
+def _attempts(body: Mapping[str, Any], wide: bool) -> list[str]:
+    """Format the message about kube-scheduler's attempts, and the last decision.
+
+    ``wide`` adds the id of the decision.
+    """
     decision, attempts = body["last_decision"], body["attempts"]
     if decision is None:
         return ["", attempts["message"]]
-    heading = f"Decision {decision['decision_id']} ({_source(decision)})"
-    lines = ["", attempts["message"], heading]
+    which = f" {decision['decision_id']} ({_source(decision)})" if wide else ""
+    lines = ["", attempts["message"], f"Last decision{which}"]
     return lines + [f"  {line}" for line in phases(decision)]
 
 
@@ -109,7 +138,8 @@ def score(body: Mapping[str, Any]) -> list[str]:
         )
     if live["rank"] is not None:
         tied = f", tied with {live['tied']}" if live["tied"] else ""
-        lines.append(f"  rank {live['rank']} of {nodes_of(live['fits'])} that fit{tied}")
+        fit = "that fits" if live["fits"] == 1 else "that fit"
+        lines.append(f"  rank {live['rank']} of {counted(live['fits'], 'node')} {fit}{tied}")
     if live["winner"] and live["winner"] != live["node"]["node"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
     lines.append(f"  not checked: {', '.join(live['not_checked'])}")

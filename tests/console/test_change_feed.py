@@ -79,7 +79,7 @@ def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, ca
     assert looking.told() == [("reservation_made", "uid-p", cause)]
     latest = looking.feed.past()[-1]
     assert (latest.namespace, latest.name, latest.node) == ("default", "p", "n")
-    assert latest.message == "2Gi on each that it may be on, of 2 devices"
+    assert latest.message == "2.0 GiB on each of 2 GPUs that the pod could get"
 
 
 @pytest.mark.parametrize(

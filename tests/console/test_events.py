@@ -169,7 +169,7 @@ def test_a_pod_that_is_placed_is_followed_and_an_open_stream_keeps_no_server_fro
         assert server.post("/bind", binding(shown, "a")).json()["Error"] == ""
         made = stream.next("reservation_made")
         assert (made["cause"], made["node"], made["name"]) == ("bind", "a", "p")
-        assert made["message"] == "12Gi on GPU-a-0"
+        assert made["message"] == "12.0 GiB on GPU-a-0"
         bound = stream.next("decision")
         assert (bound["cause"], bound["node"], bound["uid"]) == ("bound", "a", "uid-p")
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract.errors import BadQuantity
-from contract.quantity import format_bytes, parse_bytes
+from contract.quantity import format_bytes, gib, parse_bytes, quantity_up_to
 
 MAX_INT64 = (1 << 63) - 1
 MAX_LENGTH = 64
@@ -106,3 +106,46 @@ def test_equal_amounts_are_read_equal(number: int, step: int) -> None:
     assert parse_bytes(f"{number}{mega}") == in_thousands
     power = 3 * step + 3
     assert parse_bytes(f"{number}e{power}") == parse_bytes(f"{number}E+{power}") == in_thousands
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("count", "down", "up"),
+    [
+        (0, "0.0 GiB", "0.0 GiB"),
+        (1, "0.0 GiB", "0.1 GiB"),
+        (7 * GIB + GIB // 2, "7.5 GiB", "7.5 GiB"),
+        (1440 * GIB, "1,440.0 GiB", "1,440.0 GiB"),
+        (100 * GIB - 1, "99.9 GiB", "100.0 GiB"),
+        (-(3 * GIB + GIB // 2), "-3.5 GiB", "-3.5 GiB"),
+        (-1, "-0.1 GiB", "0.0 GiB"),
+    ],
+)
+def test_people_read_gib_with_one_decimal(count: int, down: str, up: str) -> None:
+    assert gib(count) == down
+    assert gib(count, up=True) == up
+
+
+@pytest.mark.parametrize(
+    ("most", "text"),
+    [
+        (80 * GIB, "80Gi"),
+        (79 * GIB + GIB // 2, "79.5Gi"),
+        (80 * GIB - 1, "79.9Gi"),
+        (GIB // 10 + 1, "0.1Gi"),
+        (GIB // 10, "102Mi"),
+        ((1 << 20) - 1, "0Mi"),
+        (0, "0Mi"),
+    ],
+)
+def test_a_suggested_amount_is_easy_to_read(most: int, text: str) -> None:
+    assert quantity_up_to(most) == text
+
+
+@given(st.integers(0, 1 << 44))
+def test_a_suggested_amount_is_as_large_as_possible(most: int) -> None:
+    count = parse_bytes(quantity_up_to(most))
+    assert count <= most
+    assert most - count <= max(GIB // 10 + 1, 1 << 20)

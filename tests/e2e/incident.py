@@ -54,7 +54,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
     first = cluster.names[0]
     on_first = sorted(name for name in fills if cluster.node_of(name) == first)
     nodes, left = len(cluster.names), (GPU_BYTES // GIB - FILLS_GIB)
-    in_all = f"{len(gpus) * left}{'.0' if len(gpus) * left < 100 else ''} GiB"
+    in_all = f"{len(gpus) * left}.0 GiB"
 
     def ask(question: str, command: str, *truth: str) -> Answer:
         return Answer(question, command, kubectl(cluster, command), truth)
@@ -82,7 +82,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
         "Why is this pod here?",
         f"why {NAMESPACE}/{on_first[0]}",
         f"bound to node {first}",
-        f"requests {FILLS_GIB}Gi",
+        f"requests 1 nvidia.com/gpu with {FILLS_GIB}Gi",
         "filter: ",
         "bind: bound",
     )

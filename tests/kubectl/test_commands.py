@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,14 +18,19 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from headroom.__main__ import DEBUG_API_COMMANDS
+from extender.app.cli import app as extender_app
+from headroom.__main__ import COMMANDS, DEBUG_API_COMMANDS, unknown, usage
+from headroom.__main__ import main as dispatch
 from headroom.kubectl.commands import app
-from headroom.plugin import complete, main
+from headroom.kubectl.help import EXPLAIN, FOLLOW, MEMORY, PLAN
+from headroom.plugin import complete
 from tests.controlplane import ROOT
+from tests.kubectl.transcripts import run
 from tests.processes import starts_processes
 from tests.serving import Server, serving
 from tests.waiting import until
 
+OF_ALL = (*app.registered_commands, *extender_app.registered_commands)
 FLEET = """\
 nodes:
   - {name: shared, count: 2, gpus: 2, memory: 24Gi, model: L4, sharing: time-slicing, replicas: 4}
@@ -59,30 +63,6 @@ def pod(name: str, vram: str) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run(address: str, *arguments: str) -> Shown:
-    """In this process: another one takes longer to start than to ask."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    returncode = 0
-    with (
-        mock.patch.dict(os.environ, {"HEADROOM_SERVER": address, "HOME": "/nonexistent"}),
-        mock.patch.object(sys, "argv", ["kubectl-headroom", *arguments]),
-        contextlib.redirect_stdout(stdout),
-        contextlib.redirect_stderr(stderr),
-    ):
-        try:
-            main()
-        except SystemExit as err:
-            returncode = int(err.code or 0)
-    return Shown(returncode, stdout.getvalue(), stderr.getvalue())
-
-
 def rows(shown: str) -> list[list[str]]:
     """Cells; two spaces or more are between columns."""
     return [[cell for cell in line.split("  ") if cell.strip()] for line in shown.splitlines()]
@@ -92,59 +72,59 @@ def test_top_shows_reserved_and_free_memory_of_each_node(server: Server) -> None
     shown = run(server.debug, "top")
     assert shown.returncode == 0
     header, *lines = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
-    assert header[:4] == ["NODE", "GPUS", "ALLOCATABLE", "RESERVED"]
-    assert [line[0] for line in lines] == NODES
+    assert header == ["NODE", "GPUS", "RESERVED", "USED", "HEADROOM", "WORST GPU", "STATE"]
+    assert [line[0] for line in lines[:3]] == NODES
     # The plugin may give the pod either device: its 7 GiB are kept free on both.
-    assert lines[0][1:7] == ["2", "48.0 GiB", "14.0 GiB", "0.0 GiB", "0.0 GiB", "34.0 GiB"]
-    assert lines[2][1:4] == ["1", "80.0 GiB", "0.0 GiB"]
-    wide, *described = rows(run(server.debug, "top", "-o", "wide").stdout)
-    assert [cell.strip() for cell in wide[-5:]] == [
-        "MODELS",
-        "SHARING",
-        "NEXT DEVICE",
-        "OBSERVED AT",
-        "TAINTS",
+    assert lines[0][1:] == ["2", "14.0 GiB", "0.0 GiB", "34.0 GiB", "17.0 GiB", "ok"]
+    assert lines[2][1:] == ["1", "0.0 GiB", "0.0 GiB", "80.0 GiB", "80.0 GiB", "ok"]
+    assert shown.stdout.splitlines()[4:] == [
+        "TOTAL  3 nodes, 5 GPUs, 176.0 GiB allocatable",
+        "       RESERVED   14.0 GiB    8 %  [##------------------]",
+        "       USED        0.0 GiB    0 %  [--------------------]",
+        "       HEADROOM  162.0 GiB   92 %  [##################--]",
     ]
-    assert [cell.strip() for cell in described[0][-5:-2]] == [
-        "L4",
-        "time-slicing",
-        "predicted",
-    ]
-    assert "\x1b" not in shown.stdout  # no colour where nobody sees it
+    assert "\x1b" not in shown.stdout  # colours only on a terminal
 
 
 def test_top_lists_gpus_and_pods(server: Server) -> None:
-    gpus = run(server.debug, "top", "gpu").stdout.splitlines()
-    assert len(gpus) == 1 + 2 * 2 + 1
-    assert "4/4 free" in gpus[1]
-    assert "GPU-whole-0" not in gpus[-1]
+    gpus = run(server.debug, "top", "gpus").stdout.splitlines()
+    assert len(gpus) == 1 + 2 * 2 + 1 + 4
+    assert [line.split()[:2] for line in gpus[1:3]] == [["shared-0000", "0"], ["shared-0000", "1"]]
+    assert " 4/4 " in gpus[1]
+    assert "GPU-whole-0" not in "".join(gpus)
     assert "GPU-whole-0" in run(server.debug, "top", "gpu", "-o", "wide").stdout
-    held = run(server.debug, "top", "pod", "-n", "team-a").stdout.splitlines()
-    assert [line.split()[:4] for line in held[1:]] == [
-        ["team-a", "fits", "shared-0000", "0"],
-        ["team-a", "fits", "shared-0000", "1"],
+    held = run(server.debug, "top", "pod", "-n", "team-a").stdout
+    assert held.splitlines() == [
+        "NAMESPACE  POD   NODE         GPU     RESERVED  USED  STATE",
+        "team-a     fits  shared-0000  0 or 1   7.0 GiB     -  unconfirmed",
     ]
-    wide = run(server.debug, "top", "pod", "-n", "team-a", "-o", "wide").stdout.splitlines()
-    assert [line.split()[-2] for line in wide[1:]] == ["GPU-shared-0000-0", "GPU-shared-0000-1"]
+    wide = run(server.debug, "top", "pod", "-n", "team-a", "-o", "wide").stdout
+    assert "  GPU-shared-0000-0, GPU-shared-0000-1  uid-fits  unconfirmed\n" in wide
     elsewhere = run(server.debug, "top", "pod", "-n", "team-b")
-    assert (elsewhere.stdout, elsewhere.stderr) == ("", "nothing to show\n")
-    assert run(server.debug, "top", "pod", "-A").stdout.splitlines() == held
+    assert elsewhere.stdout == ""
+    assert elsewhere.stderr == (
+        "no pod in namespace team-b has a GPU; -A shows pods of all namespaces\n"
+    )
+    assert run(server.debug, "top", "pod", "-A").stdout == held
 
 
 def test_why_shows_the_request_what_the_pod_lacks_and_suggestions(server: Server) -> None:
     shown = run(server.debug, "why", "team-a/large").stdout
     assert shown.startswith(
         "Pod team-a/large: no node can take the pod: it needs 90.0 GiB, larger than any GPU that "
-        "it may use (80.0 GiB)\n  requests 90Gi on each"
+        "it may use (80.0 GiB)\n  requests 1 nvidia.com/gpu with 90Gi"
     )
     assert "3 nodes: insufficient GPU memory on any device" in shown
     assert "needs 90.0 GiB, 80.0 GiB free, 10.0 GiB short" in shown
     assert "headroom.gpu/vram" in shown.partition("Suggestions")[2]
-    assert "kube-scheduler offered 3 nodes, of which 0 could take the pod" in shown
+    assert "kube-scheduler offered 3 nodes, of which none could take the pod" in shown
     assert run(server.debug, "why", "large", "-n", "team-a").stdout == shown
     bound = run(server.debug, "why", "team-a/fits").stdout
     assert bound.startswith("Pod team-a/fits: bound to node shared-0000\n")
-    assert "headroom.gpu/placement: " in bound
+    assert "  reserved 7.0 GiB on each of 2 GPUs that it could get, such as GPU-shared" in bound
+    assert "headroom.gpu/placement: " not in bound
+    wide = run(server.debug, "why", "team-a/fits", "-o", "wide").stdout
+    assert "headroom.gpu/placement: " in wide
 
 
 def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
@@ -170,7 +150,7 @@ def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> 
     shown = run(server.debug, "capacity", "--vram", "20Gi").stdout
     # One on each device but that of the pod on its way, whichever it is.
     assert shown.startswith("4 such pods fit now, on 3 of 3 nodes")
-    assert re.search(r"^H100 +80.0 GiB +1 +1 +80.0 GiB", shown, re.MULTILINE)
+    assert re.search(r"^H100 +80.0 GiB +1 +1 +80.0 GiB$", shown, re.MULTILINE)
     bad = run(server.debug, "capacity", "--vram", "much")
     assert bad.returncode == 2
     assert "annotation headroom.gpu/vram: 'much' is not valid" in bad.stderr
@@ -184,11 +164,13 @@ def test_capacity_by_node_has_a_line_for_each_node(server: Server) -> None:
 
 def test_top_adds_up_the_gpus_of_a_model(server: Server) -> None:
     shown = run(server.debug, "top", "model")
-    header, l4, h100 = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
-    assert header[:4] == ["MODEL", "GPUS", "ALLOCATABLE", "RESERVED"]
-    assert h100[:4] == ["H100", "1", "80.0 GiB", "0.0 GiB"]
-    assert l4[:4] == ["L4", "4", "96.0 GiB", "14.0 GiB"]
-    rejected = run(server.debug, "top", "model", "--fullest")
+    header, l4, h100, *_ = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
+    assert header[:4] == ["MODEL", "GPUS", "RESERVED", "USED"]
+    assert h100[:3] == ["H100", "1", "0.0 GiB"]
+    assert l4[:3] == ["L4", "4", "14.0 GiB"]
+    wide = run(server.debug, "top", "model", "-o", "wide").stdout
+    assert re.search(r"^L4 .* 96.0 GiB +0.0 GiB +16  ok$", wide, re.MULTILINE)
+    rejected = run(server.debug, "top", "model", "--sort-by", "used")
     assert (rejected.returncode, "remove them" in rejected.stderr) == (2, True)
 
 
@@ -196,26 +178,31 @@ def test_top_sorts_and_selects_nodes(server: Server) -> None:
     def names(*options: str) -> list[str]:
         return [line.split()[0] for line in run(server.debug, "top", *options).stdout.splitlines()]
 
-    assert names("--search", "shared-0001")[1:] == ["shared-0001"]
-    assert names("--fullest")[1:][0] == "shared-0000"
-    assert names("--troubled") == []
+    assert names("--search", "shared-0001")[1:2] == ["shared-0001"]
+    assert names()[1:4] == ["shared-0000", "shared-0001", "whole"]
+    assert names("--sort-by", "headroom")[1:4] == ["shared-0000", "shared-0001", "whole"]
+    nothing = run(server.debug, "top", "--troubled")
+    assert (nothing.stdout, nothing.stderr) == ("", "no node matches\n")
 
 
 def test_pending_shows_what_each_pod_lacks(server: Server) -> None:
     shown = run(server.debug, "pending").stdout
     waits = next(line for line in shown.splitlines() if " large " in line)
-    assert re.search(r"^team-a +large .* 1 x 90Gi nvidia.com/gpu +0 +whole +10.0 GiB ", waits)
+    assert re.search(
+        r"^team-a +large +- +90Gi +10.0 GiB  whole  +no node can take the pod: ", waits
+    )
 
 
 def test_decisions_are_listed_and_selected(server: Server) -> None:
     shown = run(server.debug, "decisions", "--pod", "team-a/fits").stdout
-    assert re.search(r" team-a +fits .* shared-0000 +bound ", shown)
+    assert re.search(r"^\d+s +team-a +fits +shared-0000 +bound +-$", shown, re.MULTILINE)
     assert "large" not in shown
     rejected = run(server.debug, "decisions", "--pod", "team-a/large", "-o", "wide").stdout
-    assert re.search(r" 3 nodes: insufficient GPU memory .* uid-large\S* +[\d.]+ ms", rejected)
+    assert re.search(r" uid-large\S* +[\d.]+ ms .* 3 nodes: insufficient GPU memory ", rejected)
+    assert re.search(r" large +- +rejected +\S+Z +0 of 3 ", rejected)
     one = run(server.debug, "decisions", "--limit", "1")
     assert len(one.stdout.splitlines()) == 2
-    assert one.stderr == "there are more: raise --limit\n"
+    assert one.stderr == "more are not shown: raise --limit. Example: --limit 1000\n"
 
 
 def test_whatif_shows_placements_and_changes_nothing(server: Server) -> None:
@@ -242,8 +229,8 @@ def test_invalid_counts_are_rejected_with_an_example(server: Server) -> None:
 
 
 def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
-    reserved = re.compile(r"reservation_made +bind +team-a/fits +shared-0000")
-    until(lambda: reserved.search(run(server.debug, "log").stdout), "the promise is told")
+    reserved = re.compile(r"reservation_made +team-a/fits +shared-0000 +bind: 7.0 GiB on each ")
+    until(lambda: reserved.search(run(server.debug, "log").stdout), "the reservation is listed")
     environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
     command = [sys.executable, "-m", "headroom", "log", "-f"]
     with subprocess.Popen(
@@ -262,7 +249,7 @@ def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
                 assert process.poll() is None
                 assert server.post("/filter", asked).status == 200
                 told = process.stdout.readline()
-            assert "decision  rejected  team-a/later" in told
+            assert "decision  team-a/later  -  rejected: none of 3 nodes" in told
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -299,6 +286,57 @@ def test_headroom_has_the_same_commands(server: Server) -> None:
 def test_headroom_has_every_command_that_reads_the_debug_api() -> None:
     commands = {str(each.callback and each.callback.__name__) for each in app.registered_commands}
     assert commands - {"doctor"} == DEBUG_API_COMMANDS
+
+
+def test_help_lists_every_command_in_its_group() -> None:
+    shown = run("", "--help")
+    assert shown.returncode == 0
+    headings = [MEMORY, EXPLAIN, PLAN, FOLLOW]
+    assert re.findall(r"^(\w[\w ]+):$", shown.stdout, re.MULTILINE) == ["Options", *headings]
+    for heading in headings:
+        group = shown.stdout.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
+        listed = re.findall(r"^  (\S+)  ", group, re.MULTILINE)
+        assert {name for name in COMMANDS[heading] if name != "replay"} == set(listed)
+    assert "Exit status: 0: answered; 1: " in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_help_of_headroom_lists_the_commands_of_all_programs() -> None:
+    names = {str(each.name or (each.callback and each.callback.__name__)) for each in OF_ALL}
+    listed = re.findall(r"^  (\S+) +\w", usage(), re.MULTILINE)[1:]  # not the description
+    programs = {name.replace("_", "-") for name in names} | {"config", "agent", "gate"}
+    assert sorted(listed) == sorted(programs)
+    assert max(map(len, usage().splitlines())) <= 80
+    assert unknown("tpo") == "there is no command 'tpo'. Did you mean top?"
+    assert unknown("xyz") == "there is no command 'xyz'. To list all: headroom --help"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        ([], 0, "Usage: headroom COMMAND"),
+        (["--help"], 0, "Usage: headroom COMMAND"),
+        (["tpo"], 2, "headroom: there is no command 'tpo'."),
+        (["gate", "--help"], 2, "headroom: gate takes no arguments."),
+        (["--server", "http://127.0.0.1:1", "top"], 3, "headroom: http://127.0.0.1:1 does not"),
+    ],
+)
+def test_headroom_dispatches(
+    arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mock.patch.object(sys, "argv", ["headroom", *arguments]):
+        try:
+            returned = dispatch()
+        except SystemExit as err:
+            returned = int(err.code or 0)
+    assert returned == status
+    assert text in "".join(capsys.readouterr())
+
+
+def test_a_wrong_subject_of_top_shows_the_valid_ones() -> None:
+    rejected = run("", "top", "namespaces")
+    assert rejected.returncode == 2
+    assert "'namespaces' is not one of node, gpu, pod, model. Example: top gpu" in rejected.stderr
 
 
 def test_the_page_is_served_only_with_the_key_of_its_address(server: Server) -> None:

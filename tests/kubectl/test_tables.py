@@ -1,8 +1,9 @@
-"""Tables of bodies that no embedded fleet has: missed predictions, overuse, many devices."""
+"""Tables of bodies that no embedded fleet has: missed predictions, overuse, what-ifs."""
 
 from typing import Any
 
 from headroom.kubectl import tables
+from headroom.kubectl.table import Table
 
 GIB = 1 << 30
 ON_A = {"uuid": "GPU-a", "reservation_bytes": 8 * GIB, "measured_bytes": 10 * GIB}
@@ -24,78 +25,101 @@ MISSED: dict[str, Any] = {
 RIGHT = MISSED | {"name": "q", "result": "hit", "overuse_bytes": 0, "message": None}
 
 
-def column(table: tables.Table, name: str) -> list[str]:
+def column(table: Table, name: str) -> list[str]:
     at = table.columns.index(name)
     return [row[at] for row in table.rows]
 
 
-def test_drift_highlights_overuse() -> None:
+def test_drift_highlights_overuse_and_missed_predictions() -> None:
     only_over = RIGHT | {"overuse_bytes": GIB}
     table = tables.drift({"pods": [MISSED, RIGHT, only_over]}, None)
-    assert column(table, "OVERUSE") == ["2.0 GiB", "-", "1.0 GiB"]
-    assert column(table, "PREDICTED")[0] == "GPU-b +1"
+    assert column(table, "STATE") == [
+        "predicted GPU-b +1, got GPU-a: a replica was released in between; "
+        "uses 2.0 GiB more than reserved",
+        "ok",
+        "uses 1.0 GiB more than reserved",
+    ]
+    assert column(table, "RESERVED") == ["8.0 GiB"] * 3
+    assert column(table, "USED") == ["10.0 GiB"] * 3
     assert table.bad == {0, 2}
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-def test_wide_drift_shows_every_device_and_why_the_prediction_was_missed() -> None:
+def test_wide_drift_shows_every_device() -> None:
     chosen = RIGHT | {"choice": ["GPU-a"]}
     table = tables.drift({"pods": [MISSED, chosen]}, None, wide=True)
     assert column(table, "PREDICTED") == ["GPU-b, GPU-c", "GPU-a"]
-    assert column(table, "MISSED BECAUSE") == ["a replica was released in between", "-"]
+    assert column(table, "ACTUAL") == ["GPU-a", "GPU-a"]
     assert column(table, "POD UID") == ["uid-p", "uid-p"]
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-AMOUNTS = (
-    "allocatable",
-    "reservation",
-    "unconfirmed",
-    "unreserved_pods",
-    "unattributed",
-    "used",
-    "headroom",
-)
+ASK = {"amount": "20Gi", "count": 1, "resource": "nvidia.com/gpu"}
+WAITS: dict[str, Any] = {
+    "namespace": "team-a",
+    "name": "p",
+    "since": "2026-11-22T03:00:00Z",
+    "request": [ASK, ASK | {"count": 2, "amount": "25%"}],
+    "fits": 0,
+    "nearest": "n",
+    "short_bytes": 3 * GIB,
+    "message": "no node can take the pod",
+}
 
 
-def device(index: int, memory_id: str, **other: Any) -> dict[str, Any]:
-    """Return a device of which each amount is 1 GiB."""
-    return {
-        **{f"{name}_bytes": GIB for name in AMOUNTS},
-        **{"index": index, "model": "L4", "sharing": "none", "holders": []},
-        **{"uuid": f"GPU-{index}", "memory_id": memory_id},
-        **{"replicas_free": 1, "replicas_allocated": 0, "replicas_unhealthy": 0},
-        **{"sm_activity_ratio": None, "unhealthy": None, "unhealthy_detail": None},
-        **other,
-    }
-
-
-def node(*devices: dict[str, Any], **other: Any) -> dict[str, Any]:
-    given = {"name": "n", "message": None, "detail": None, "cordoned": False}
-    return {**given, "report_age_s": 1.0, "devices": list(devices), **other}
-
-
-def test_memory_that_gpus_share_counts_once() -> None:
-    holder = {"namespace": "a", "name": "p", "uid": "uid-p", "observed": True}
-    holder |= {"requested_bytes": GIB, "measured_bytes": GIB}
-    shared = {"holders": [holder]}
-    body = {"nodes": [node(device(0, "G/1", **shared), device(1, "G/1", **shared), device(2, "x"))]}
-    (row,) = tables.nodes(body).rows
-    assert row[:7] == ("n", "3", "2.0 GiB", "6.0 GiB", "2.0 GiB", "2.0 GiB", "2.0 GiB")
-    assert row[7] == "3"  # each device has its own replicas
-    table = tables.pods(body, None, wide=True)
-    assert [column(table, name) for name in ("POD", "GPU", "GPU UUID")] == [
-        ["p"],
-        ["0, 1"],
-        ["GPU-0, GPU-1"],
+def test_pending_shows_the_age_like_kubectl() -> None:
+    unknown = {"since": None, "request": [], "nearest": None, "short_bytes": None}
+    body = {"generatedAt": "2026-11-22T05:30:00.5+00:00", "pods": [WAITS, WAITS | unknown]}
+    assert tables.pending(body).rows == [
+        ("team-a", "p", "2h", "20Gi, 2 x 25%", "3.0 GiB", "n", "no node can take the pod"),
+        ("team-a", "p", "-", "-", "-", "-", "no node can take the pod"),
     ]
+    wide = tables.pending(body, wide=True)
+    assert column(wide, "RESOURCE") == ["nvidia.com/gpu", "-"]
+    assert column(wide, "SINCE") == ["2026-11-22T03:00:00Z", "-"]
 
 
-def test_the_state_of_a_gpu_is_why_its_node_takes_no_pods() -> None:
-    node = {
-        **{"name": "n", "message": "no report", "detail": "for 90 s"},
-        "devices": [device(0, "GPU-0")],
+PLACED = {
+    **{"pod": "default/asked-0-0", "leaves": None, "node": "n", "score_ratio": 0.5},
+    **{"devices": ["GPU-a"], "most_bytes": GIB},
+}
+REASON = {"message": "insufficient GPU memory on any device", "nodes": 1}
+REJECTED = {
+    **{"pods": ["default/asked-0-1"], "leaves": None, "not_tried": None},
+    **{"reasons": [REASON], "ineligible": []},
+}
+
+
+def test_equal_pods_of_a_whatif_that_get_no_node_share_a_row() -> None:
+    three = REJECTED | {"pods": [f"default/asked-0-{number}" for number in (1, 2, 3)]}
+    body = {
+        "placements": [PLACED, PLACED | {"devices": ["GPU-a", "GPU-b"]}],
+        "rejections": [REJECTED, three],
     }
-    table = tables.devices({"nodes": [node]})
-    assert column(table, "STATE") == ["no report (for 90 s)"]
-    assert table.bad == {0}
+    table = tables.moves(body)
+    assert table.columns == ("POD", "TO", "SCORE", "STATE")
+    assert column(table, "STATE") == [
+        "on GPU-a",
+        "one of 2 GPUs",
+        "1 node: insufficient GPU memory on any device",
+        "and 2 more pods: 1 node: insufficient GPU memory on any device",
+    ]
+    assert table.bad == {2, 3}
+    moved = tables.moves({"placements": [PLACED | {"leaves": "m"}], "rejections": [REJECTED]})
+    assert column(moved, "FROM") == ["m", "-"]
+
+
+def test_an_event_shows_its_cause_before_its_message() -> None:
+    event = {
+        **{"at": "2026-11-22T03:11:03.512+00:00", "kind": "decision", "cause": "bound"},
+        **{"namespace": "default", "name": "p", "node": "n", "message": None, "device": None},
+    }
+    assert tables.feed_event(event) == (
+        "2026-11-22T03:11:03Z",
+        "decision",
+        "default/p",
+        "n",
+        "bound",
+    )
+    appeared = event | {"kind": "pod_observed", "cause": None, "device": "GPU-a"}
+    assert tables.feed_event(appeared)[-1] == "GPU-a"

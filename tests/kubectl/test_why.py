@@ -1,6 +1,9 @@
 """The text of explanations, scores and scheduling attempts."""
 
+import json
 from typing import Any
+
+import pytest
 
 from headroom.kubectl.why import phases, score, why
 
@@ -32,6 +35,26 @@ DECIDED: dict[str, Any] = {
 }
 
 
+BODY: dict[str, Any] = {
+    "source": "recomputed",
+    "snapshot_generation": 9,
+    "namespace": "default",
+    "name": "p",
+    "message": "no node can take the pod",
+    "changed": None,
+    "request": [],
+    "unanswered": [{"peer": "10.0.0.9:8889", "message": "connection refused"}],
+    "bound_to": None,
+    "reasons": [],
+    "ineligible": [],
+    "left_out_nodes": 0,
+    "suggestions": [],
+    "nearest": [],
+    "last_decision": DECIDED,
+    "attempts": {"message": "tried twice"},
+}
+
+
 def test_a_score_shows_the_rank_of_the_node_in_the_last_decision() -> None:
     lines = score({"snapshot_generation": 9, "live": LIVE, "stored": DECIDED})
     at = lines.index("Decided at 2026-11-22T03:00:00Z (decision uid-p.7, source: decision)")
@@ -47,33 +70,66 @@ def test_a_score_shows_the_rank_of_the_node_in_the_last_decision() -> None:
 
 
 def test_an_explanation_shows_recorded_and_recomputed_results() -> None:
-    body = {
-        "source": "recomputed",
-        "snapshot_generation": 9,
-        "namespace": "default",
-        "name": "p",
-        "message": "no node can take the pod",
-        "changed": None,
-        "request": [],
-        "unanswered": [{"peer": "10.0.0.9:8889", "message": "connection refused"}],
-        "bound_to": None,
-        "reasons": [],
-        "ineligible": [],
-        "left_out_nodes": 0,
-        "suggestions": [],
-        "nearest": [],
-        "last_decision": DECIDED,
-        "attempts": {"message": "tried twice"},
-    }
+    body = BODY
     lines = why(body)
     assert lines[:3] == [
         "Pod default/p: no node can take the pod",
         "  no journal from extender 10.0.0.9:8889: connection refused",
-        "  source: recomputed, generation 9",
+        "",
     ]
-    assert "Decision uid-p.7 (source: decision)" in lines
-    bound = why({**body, "bound_to": "a", "annotations": {}})
+    assert "Last decision" in lines
+    wide = why(body, wide=True)
+    assert wide[2] == "  source: recomputed, generation 9"
+    assert "Last decision uid-p.7 (source: decision)" in wide
+    bound = why({**body, "bound_to": "a", "annotations": {}}, wide=True)
     assert not [line for line in bound if "recomputed" in line]
+
+
+def placement(containers: object) -> dict[str, str]:
+    return {"headroom.gpu/placement": json.dumps({"node": "a", "containers": containers})}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        (
+            placement({"m": {"bytes": {"GPU-a": 8 << 30}}}),
+            ["reserved 8.0 GiB on GPU-a (container m)"],
+        ),
+        (
+            placement({"m": {"bytes": {"GPU-a": 8 << 30, "GPU-b": 9 << 30}}}),
+            ["reserved 9.0 GiB on each of 2 GPUs that it could get, such as GPU-a (container m)"],
+        ),
+        (placement({"m": {}}), []),
+        (placement([]), []),
+        ({"headroom.gpu/placement": "not JSON"}, []),
+        ({"headroom.gpu/vram": "8Gi"}, []),
+    ],
+)
+def test_a_bound_pod_shows_what_was_reserved(
+    annotations: dict[str, str], expected: list[str]
+) -> None:
+    body = BODY | {"bound_to": "a", "annotations": annotations}
+    lines = [line.strip() for line in why(body)]
+    assert [line for line in lines if line.startswith("reserved")] == expected
+    assert [line for line in why(body, wide=True) if "headroom.gpu/" in line] == [
+        f"  {key}: {value}" for key, value in annotations.items()
+    ]
+
+
+def test_a_request_shows_its_source_and_all_its_gpus() -> None:
+    ask = {"count": 1, "resource": "nvidia.com/gpu", "amount": "8Gi", "container": "m"}
+    asks = [ask | {"source": "annotation"}, ask | {"count": 2, "source": "namespace"}]
+    assert why(BODY | {"request": asks})[1:3] == [
+        "  requests 1 nvidia.com/gpu with 8Gi (container m; its annotation)",
+        "  requests 2 nvidia.com/gpu with 8Gi each (container m; its namespace's default)",
+    ]
+
+
+def test_the_number_of_hidden_nodes_is_shown() -> None:
+    nearest = [{"lines": [f"n{number}: full"]} for number in range(5)]
+    assert "  2 more with -o wide" in why(BODY | {"nearest": nearest})
+    assert not [line for line in why(BODY | {"nearest": nearest}, wide=True) if "more" in line]
 
 
 def test_the_score_of_a_pod_that_no_scheduler_tries_has_a_note() -> None:

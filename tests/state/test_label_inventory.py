@@ -201,7 +201,7 @@ OF_GFD = "labels of GPU feature discovery "
             f"{OF_GFD}are not valid: a GPU with 0.5 GiB of",
             id="too little",
         ),
-        pytest.param(node(gfd(memory="9" * 15)), "a GPU with 931,322 GiB of memory", id="more"),
+        pytest.param(node(gfd(memory="9" * 15)), "a GPU with 931,322.5 GiB of memory", id="more"),
         pytest.param(
             node(gfd(product="NVIDIA-A100-MIG-1c.3g.20gb")),
             "contain only a model. Example",

@@ -13,9 +13,7 @@ export function el(tag, attributes = {}, ...children) {
 }
 
 export function gib(bytes) {
-  const size = Math.abs(bytes) / 2 ** 30;
-  const digits = size < 100 ? 1 : 0;
-  const text = size.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
+  const text = (Math.abs(bytes) / 2 ** 30).toLocaleString("en", {minimumFractionDigits: 1, maximumFractionDigits: 1});
   return `${bytes < 0 ? "-" : ""}${text} GiB`;
 }
 

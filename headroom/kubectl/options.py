@@ -1,0 +1,113 @@
+"""The options of ``kubectl headroom`` that come before a command, and those that commands share."""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from headroom.kubectl.debug_api_client import DebugApi, Transport
+from headroom.kubectl.output import Data, Output
+from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for
+from headroom.version import own_version
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options before the command."""
+
+    server: str | None
+    token: str | None
+    files: Files
+    kubeconfig: str | None
+    context: str | None
+    headroom_namespace: str
+
+    def transport(self) -> Transport:
+        """Return the connection that the options select. Raises ``CommandError``."""
+        where = self.kubeconfig, self.context, self.headroom_namespace
+        return transport_for(self.server, self.token, self.files, *where)
+
+    def api(self) -> DebugApi:
+        """Return a client that prints notes on stderr. Raises ``CommandError``."""
+        return DebugApi(self.transport(), lambda text: print(text, file=sys.stderr))  # noqa: T201
+
+    def namespace(self, given: str | None, every: bool = False) -> str | None:
+        """Return the namespace to show; None for all namespaces."""
+        if every:
+            return None
+        return given or default_namespace(self.kubeconfig, self.context)
+
+    def pod(self, pod: str, namespace: str | None) -> tuple[str, str]:
+        """Return namespace and name; the namespace in ``pod`` overrides ``namespace``."""
+        written, _, name = pod.rpartition("/")
+        return written or self.namespace(namespace) or "", name
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    print(f"kubectl headroom: {own_version()}")  # noqa: T201
+    raise typer.Exit
+
+
+def set_options(
+    context: typer.Context,
+    server: Annotated[
+        str | None, typer.Option(envvar="HEADROOM_SERVER", help="Address of the debug API.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="HEADROOM_TOKEN", help="Bearer token to send with --server."),
+    ] = None,
+    certificate_authority: Annotated[
+        str | None, typer.Option(help="CA certificates in PEM for a --server with https.")
+    ] = None,
+    client_certificate: Annotated[
+        str | None, typer.Option(help="Client certificate in PEM for --server.")
+    ] = None,
+    client_key: Annotated[
+        str | None, typer.Option(help="Private key of the client certificate in PEM.")
+    ] = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(help="Path of the kubeconfig; default: as kubectl finds it.")
+    ] = None,
+    kube_context: Annotated[
+        str | None, typer.Option("--context", help="Context of the kubeconfig.")
+    ] = None,
+    headroom_namespace: Annotated[
+        str, typer.Option(help="Namespace of Headroom's console.")
+    ] = NAMESPACE,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Record the options of the command line for its command."""
+    # The doctor has options of the same names.
+    context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
+    files = Files(certificate_authority, client_certificate, client_key)
+    context.obj = Options(server, token, files, kubeconfig, kube_context, headroom_namespace)
+
+
+Namespace = Annotated[
+    str | None,
+    typer.Option("-n", "--namespace", help="Namespace of the pods; default: that of the context."),
+]
+AllNamespaces = Annotated[
+    bool, typer.Option("-A", "--all-namespaces", help="Show pods of all namespaces.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, max=100_000, help="Maximum number of lines.")]
+Since = Annotated[
+    str | None, typer.Option(help="A time, such as 2026-01-31T12:00:00Z, or an age, such as 10m.")
+]
+Format = Annotated[
+    Output | None,
+    typer.Option("-o", "--output", help="json and yaml: the whole answer; wide: more columns."),
+]
+DataFormat = Annotated[
+    Data | None, typer.Option("-o", "--output", help="json and yaml: the whole answer.")
+]
+PodName = Annotated[str, typer.Argument(help="Name of the pod, or namespace/name.")]

@@ -1,0 +1,147 @@
+"""Lays out a table in lines of text, also on a narrow terminal: pure functions.
+
+Numbers and states are never cut. If a terminal is too narrow, names are shortened in the middle,
+and a state that does not fit goes below its row.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Row = tuple[str, ...]
+Style = Literal["", "bold", "red"]
+
+#: Name of a last column with free text.
+STATE = "STATE"
+#: Columns of names, in the order in which they are shortened.
+_NAMES = ("PREDICTED", "ACTUAL", "NODE", "NEAREST", "FROM", "TO", "MODEL", "NAMESPACE", "POD")
+_ELLIPSIS = "…"
+_GAP = "  "
+#: Minimum width of a shortened column.
+_NAME_WIDTH = 13
+#: Maximum length of states for which names are shortened; longer ones go below their rows.
+_SHORT_STATE = len("overcommitted")
+_BELOW = 4 * " "
+#: Minimum of characters that are shown of the end of a shortened name; fewer are of no use.
+_LEAST_TAIL = 4
+_NUMBER = re.compile(r"-?[\d,.]+( GiB| %|/\d+)?")
+
+
+@dataclass(slots=True)
+class Table:
+    columns: Row
+    rows: list[Row] = field(default_factory=list)
+    #: Indices of rows to highlight because of a problem.
+    bad: set[int] = field(default_factory=set)
+    #: Lines below the rows.
+    total: list[str] = field(default_factory=list)
+
+    def add(self, *cells: str, bad: bool = False) -> None:
+        if bad:
+            self.bad.add(len(self.rows))
+        self.rows.append(cells)
+
+
+def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:
+    """Yield the lines of the table with their styles. ``width``: of the terminal; None: any."""
+    has_state = table.columns[-1] == STATE
+    states = [row[-1] for row in table.rows] if has_state else []
+    columns = list(zip(table.columns, *table.rows, strict=True))[: -1 if has_state else None]
+    if width is not None:
+        short = [len(state) for state in (STATE, *states) if len(state) <= _SHORT_STATE]
+        _shorten_names(columns, width - (len(_GAP) + max(short) if has_state else 0))
+    columns = [_aligned(column) for column in columns]
+    header, *rows = (_GAP.join(cells) for cells in zip(*columns, strict=True))
+    yield "bold", f"{header}{_GAP}{STATE}" if has_state else header.rstrip()
+    for number, row in enumerate(rows):
+        style: Style = "red" if number in table.bad else ""
+        if not has_state:
+            yield style, row.rstrip()
+            continue
+        state = states[number]
+        if width is None or len(row) + len(_GAP) + len(state) <= width:
+            yield style, f"{row}{_GAP}{state}".rstrip()
+            continue
+        yield style, row.rstrip()
+        for line in wrapped(state, width, _BELOW):
+            yield style, line
+    for line in table.total:
+        yield "bold", line
+
+
+def wrapped(
+    text: str, width: int | None, indent: str = "", further: str | None = None
+) -> list[str]:
+    """Break a text between words into lines of at most ``width``; None: one line.
+
+    ``indent`` precedes the first line, ``further`` the others (default: as the first).
+    """
+    if width is None or len(indent) + len(text) <= width:
+        return [indent + text]
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if further is None else further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _shorten_names(columns: list[Row], width: int) -> None:
+    """Shorten columns of names in place until the table has the width, as far as possible."""
+    over = sum(map(_width, columns)) + len(_GAP) * (len(columns) - 1) - width
+    at = {column[0]: number for number, column in enumerate(columns)}
+    for number in (at[name] for name in _NAMES if name in at):
+        if over <= 0:
+            return
+        header, *cells = columns[number]
+        natural = _width(columns[number])
+        hosts = (len(name.partition(".")[0]) + len(_ELLIPSIS) for name in cells if "." in name)
+        short = shortened(cells, max(_NAME_WIDTH, len(header), natural - over, *hosts))
+        columns[number] = (header, *short)
+        over -= natural - _width(columns[number])
+
+
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """Shorten names in the middle to the width, or to the least larger width at which different
+    names stay different."""
+    different = sorted(set(names))
+    for wide in range(width, max(map(len, names), default=0)):
+        for keep in (_both_ends, _start, _end):
+            short = {name: name if len(name) <= wide else keep(name, wide) for name in different}
+            if len(set(short.values())) == len(different):
+                return [short[name] for name in names]
+    return list(names)
+
+
+def _both_ends(name: str, width: int) -> str:
+    """Keep the host of a domain name, which identifies a node (ip-10-0-123-45.eu-central-1...), and
+    its end if the width allows it; of other names, both ends."""
+    kept = width - len(_ELLIPSIS)
+    host, dot, _ = name.partition(".")
+    head = min(kept, len(host)) if dot else kept - kept // 2
+    tail = kept - head
+    return name[:head] + _ELLIPSIS + (name[-tail:] if tail >= _LEAST_TAIL else "")
+
+
+def _start(name: str, width: int) -> str:
+    return name[: width - len(_ELLIPSIS)] + _ELLIPSIS
+
+
+def _end(name: str, width: int) -> str:
+    return _ELLIPSIS + name[len(_ELLIPSIS) - width :]
+
+
+def _aligned(column: Row) -> Row:
+    """Pad the cells to equal width: numbers on the left, other text on the right."""
+    width, (header, *cells) = _width(column), column
+    if all(cell == "-" or _NUMBER.fullmatch(cell) for cell in cells):
+        return tuple(cell.rjust(width) for cell in column)
+    return header.ljust(width), *(cell.ljust(width) for cell in cells)
+
+
+def _width(column: Row) -> int:
+    return max(map(len, column))

@@ -1,0 +1,392 @@
+"""Formats `top`: the memory of nodes, GPUs, pods and models. Pure functions."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from contract.quantity import gib
+from headroom.kubectl.table import STATE, Table
+
+Body = Mapping[str, Any]
+_BAR_WIDTH = 20
+#: Up to this many GPUs of a pod without a report are listed by number.
+_FEW = 2
+
+
+class SortBy(Enum):
+    WORST = "worst"
+    NAME = "name"
+    HEADROOM = "headroom"
+    RESERVED = "reserved"
+    USED = "used"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A node or a device, with what `top` sorts and sums; all amounts in bytes."""
+
+    name: tuple[str, int]
+    #: Equal for devices that share one memory, which have the figures of the whole memory.
+    memory: str
+    allocatable: int
+    reserved: int
+    unattributed: int
+    used: int
+    #: On healthy devices of nodes that take pods. Overcommitted devices count as 0.
+    headroom: int
+    #: The least headroom of a device, as above, but negative if it is overcommitted.
+    worst: int
+    #: Problems, the worst first.
+    problems: tuple[str, ...]
+    #: 0: overcommitted, 1: takes no pods or unhealthy, 2: cordoned, 3: none.
+    severity: int
+    #: The least share of headroom of a device.
+    least_ratio: float
+
+
+def nodes(body: Body, order: SortBy = SortBy.WORST, wide: bool = False) -> Table:
+    """Return a row for each node, and the total.
+
+    ``wide`` adds the free replicas, the models, the sharing, how certain the next pod's device is,
+    the age of the report, and the taints.
+    """
+    columns = ["NODE", "GPUS", "RESERVED", "USED", "HEADROOM", "WORST GPU"]
+    if wide:
+        columns += ["ALLOCATABLE", "UNATTRIBUTED", "FREE REPLICAS", "REPORT", "MODELS", "SHARING"]
+        columns += ["NEXT DEVICE", "TAINTS"]
+    table = Table((*columns, STATE))
+    parts = {node["name"]: _of_node(node) for node in body["nodes"]}
+    for node in sorted(body["nodes"], key=lambda node: _key(parts[node["name"]], order)):
+        part, devices = parts[node["name"]], node["devices"]
+        table.add(
+            *(node["name"], str(len(devices)), gib(part.reserved), gib(part.used)),
+            *(gib(part.headroom), gib(part.worst) if devices else "-"),
+            *(_wide_cells(node, part) if wide else ()),
+            _state(part, _no_replica(part, devices)),
+            bad=bool(part.problems),
+        )
+    counts = counted(len(parts), "node"), counted(_devices_of(body), "GPU")
+    table.total = total(", ".join(counts), list(parts.values()))
+    return table
+
+
+def devices(body: Body, order: SortBy = SortBy.WORST, wide: bool = False) -> Table:
+    """Return a row for each GPU, and the total; ``wide`` adds its model, sharing and uuid."""
+    columns = ["NODE", "GPU", "RESERVED", "USED", "HEADROOM", "REPLICAS", "SM", "PODS"]
+    if wide:
+        columns += ["ALLOCATABLE", "UNATTRIBUTED", "MODEL", "SHARING", "RESOURCE", "UUID"]
+    table = Table((*columns, STATE))
+    found = [
+        (_of_device(node, device), device) for node in body["nodes"] for device in node["devices"]
+    ]
+    for part, device in sorted(found, key=lambda each: _key(each[0], order)):
+        amount = gib(part.unattributed)
+        unattributed = "" if amount == gib(0) else f"{amount} unattributed"
+        wide_cells = (
+            *(gib(part.allocatable), gib(part.unattributed), device["model"], device["sharing"]),
+            *(device["resource"], device["uuid"]),
+        )
+        table.add(
+            *(part.name[0], str(device["index"]), gib(part.reserved)),
+            "-" if device["used_bytes"] < 0 else gib(part.used),
+            *(gib(part.worst), f"{device['replicas_free']}/{_replicas(device)}"),
+            *(percent(device["sm_activity_ratio"]), str(len(device["holders"]))),
+            *(wide_cells if wide else ()),
+            _state(part, unattributed or _no_replica(part, [device])),
+            bad=bool(part.problems),
+        )
+    memories = _one_of_each_memory(part for part, _ in found)
+    table.total = total(counted(len(found), "GPU"), memories)
+    return table
+
+
+def models(body: Body, wide: bool = False) -> Table:
+    """Return a row for each GPU model from /v1/fleet, and the total.
+
+    ``wide`` adds allocatable memory, unattributed use and free replicas.
+    """
+    columns = ["MODEL", "GPUS", "RESERVED", "USED", "HEADROOM"]
+    columns += ["ALLOCATABLE", "UNATTRIBUTED", "FREE REPLICAS"] if wide else []
+    table, parts = Table((*columns, STATE)), []
+    for model in body["models"]:
+        parts.append(part := _of_model(model))
+        more = gib(part.allocatable), gib(part.unattributed), str(model["replicas_free"])
+        table.add(
+            *(model["model"], str(model["devices"]), gib(part.reserved), gib(part.used)),
+            *(gib(part.headroom), *(more if wide else ())),
+            _state(part),
+            bad=bool(part.problems),
+        )
+    table.total = total(counted(sum(model["devices"] for model in body["models"]), "GPU"), parts)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A pod in one memory, or in one of several until a report shows in which."""
+
+    node: Body
+    #: For each memory, the devices that share it.
+    places: tuple[tuple[Body, ...], ...]
+    #: The entries of the pod, one for each place.
+    entries: tuple[Body, ...]
+
+    @property
+    def used(self) -> int:
+        return int(self.entries[0]["measured_bytes"] or 0)
+
+    @property
+    def requested(self) -> int:
+        return max(int(entry["requested_bytes"]) for entry in self.entries)
+
+    @property
+    def overuse(self) -> int:
+        return max(0, self.used - self.requested)
+
+    @property
+    def devices(self) -> list[Body]:
+        return [device for place in self.places for device in place]
+
+
+def pods(
+    body: Body, namespace: str | None, order: SortBy = SortBy.WORST, wide: bool = False
+) -> Table:
+    """Return a row for each pod in each memory, of one namespace or of all (None).
+
+    A pod that no report shows yet has one row for all GPUs on which it may be. If several GPUs
+    share the memory, the row has the numbers of all of them. ``wide`` adds the model and the uids.
+    """
+    columns = ["NAMESPACE", "POD", "NODE", "GPU", "RESERVED", "USED"]
+    columns += ["MODEL", "GPU UUID", "POD UID"] if wide else []
+    table = Table((*columns, STATE))
+    for each in sorted(_held(body, namespace), key=_pod_key(order)):
+        pod, models = each.entries[0], {str(device["model"]) for device in each.devices}
+        state = "ok" if pod["observed"] else "unconfirmed"
+        uuids = ", ".join(device["uuid"] for device in each.devices)
+        table.add(
+            *(pod["namespace"], pod["name"], each.node["name"], _numbers(each.places)),
+            gib(each.requested),
+            "-" if pod["measured_bytes"] is None else gib(each.used),
+            *((_joined(models), uuids, pod["uid"]) if wide else ()),
+            f"uses {gib(each.overuse)} more than reserved" if each.overuse else state,
+            bad=bool(each.overuse),
+        )
+    return table
+
+
+def total(counts: str, parts: list[_Part]) -> list[str]:
+    """Return the lines of a total: what was counted, then each amount with its percentage."""
+    allocatable = sum(part.allocatable for part in parts)
+    amounts = {
+        "RESERVED": sum(part.reserved for part in parts),
+        "USED": sum(part.used for part in parts),
+        "HEADROOM": sum(part.headroom for part in parts),
+    }
+    lines = [f"TOTAL  {counts}, {gib(allocatable)} allocatable"]
+    width = max(map(len, map(gib, amounts.values())))
+    for name, amount in amounts.items():
+        ratio = amount / allocatable if allocatable else 0.0
+        lines.append(f"       {name:<8}  {gib(amount):>{width}}  {percent(ratio):>5}  {bar(ratio)}")
+    return lines
+
+
+def bar(ratio: float) -> str:
+    """Return a ratio as a bar. Only exactly 0 is an empty bar, and only 1 or more a full one."""
+    filled = round(_BAR_WIDTH * ratio)
+    if 0 < ratio < 1:
+        filled = min(max(filled, 1), _BAR_WIDTH - 1)
+    filled = min(filled, _BAR_WIDTH)
+    return f"[{'#' * filled}{'-' * (_BAR_WIDTH - filled)}]"
+
+
+def percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return the count with its noun: ``1 node``, ``2,000 nodes``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def age(seconds: float | None) -> str:
+    """Format an age like kubectl: 12s, 3m, 5h, 2d."""
+    if seconds is None:
+        return "-"
+    for unit, length_s in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length_s:
+            return f"{int(seconds // length_s)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def reason_of(node: Body) -> str:
+    """Return why the node takes no pods, with the evidence; empty if its devices decide."""
+    message, detail = node["message"] or "", node["detail"] or ""
+    return f"{message} ({detail})" if message and detail else message
+
+
+def _of_device(node: Body, device: Body) -> _Part:
+    headroom, allocatable = device["headroom_bytes"], device["allocatable_bytes"]
+    unhealthy = device["unhealthy_detail"] or device["unhealthy"] or ""
+    problems, severity = _judged(headroom < 0, (reason_of(node), unhealthy), node["cordoned"])
+    return _Part(
+        name=(node["name"], device["index"]),
+        memory=device["memory_id"],
+        allocatable=allocatable,
+        reserved=_sum(device, "reservation_bytes", "unconfirmed_bytes"),
+        unattributed=_sum(device, "unattributed_bytes", "unreserved_pods_bytes"),
+        used=max(0, device["used_bytes"]),
+        headroom=0 if problems else headroom,
+        worst=min(0, headroom) if problems else headroom,
+        problems=problems,
+        severity=severity,
+        least_ratio=headroom / allocatable if allocatable > 0 else 0.0,
+    )
+
+
+def _of_node(node: Body) -> _Part:
+    parts = [_of_device(node, device) for device in node["devices"]]
+    details = [d["unhealthy_detail"] or d["unhealthy"] for d in node["devices"] if d["unhealthy"]]
+    unhealthy = ""
+    if details:
+        which = f"{len(details)} of {len(parts)} GPUs unhealthy" if len(parts) > 1 else "unhealthy"
+        unhealthy = f"{which}: {'; '.join(dict.fromkeys(details))}"
+    over = any(part.worst < 0 for part in parts)
+    problems, severity = _judged(over, (reason_of(node), unhealthy), node["cordoned"])
+    memories = _one_of_each_memory(parts)
+    return _Part(
+        name=(node["name"], 0),
+        memory=node["name"],
+        allocatable=sum(part.allocatable for part in memories),
+        reserved=sum(part.reserved for part in memories),
+        unattributed=sum(part.unattributed for part in memories),
+        used=sum(part.used for part in memories),
+        headroom=sum(part.headroom for part in memories),
+        worst=min((part.worst for part in parts), default=0),
+        problems=problems,
+        severity=severity,
+        least_ratio=min((part.least_ratio for part in parts), default=0.0),
+    )
+
+
+def _one_of_each_memory(parts: Iterable[_Part]) -> list[_Part]:
+    """Return one device of each memory, if possible a device that takes pods."""
+    found: dict[str, _Part] = {}
+    for part in sorted(parts, key=lambda part: bool(part.problems)):
+        found.setdefault(part.memory, part)
+    return list(found.values())
+
+
+def _judged(over: bool, closed: tuple[str, ...], cordoned: bool) -> tuple[tuple[str, ...], int]:
+    """Return the problems and the severity. ``closed``: why no pods are taken, or empty texts."""
+    problems = ("overcommitted" if over else "", *closed, "cordoned" if cordoned else "")
+    severity = 0 if over else 1 if any(closed) else 2 if cordoned else 3
+    return tuple(filter(None, problems)), severity
+
+
+def _of_model(model: Body) -> _Part:
+    counts = {name: model[name] for name in ("overcommitted", "unhealthy") if model[name]}
+    return _Part(
+        name=(model["model"], 0),
+        memory=model["model"],
+        allocatable=model["allocatable_bytes"],
+        reserved=model["reservation_bytes"],
+        unattributed=model["unattributed_bytes"],
+        used=model["used_bytes"],
+        headroom=model["headroom_bytes"],
+        worst=0,
+        problems=tuple(f"{counted(count, 'GPU')} {name}" for name, count in counts.items()),
+        severity=3,
+        least_ratio=0.0,
+    )
+
+
+def _key(part: _Part, order: SortBy) -> Any:
+    match order:
+        case SortBy.WORST:
+            over = part.worst if part.severity == 0 else 0
+            return part.severity, over, part.least_ratio, part.name
+        case SortBy.NAME:
+            return part.name
+        case SortBy.HEADROOM:
+            return part.headroom, part.worst, part.name
+        case SortBy.RESERVED:
+            return -part.reserved, part.name
+        case SortBy.USED:
+            return -part.used, part.name
+
+
+def _pod_key(order: SortBy) -> Callable[[_Held], Any]:
+    def key(held: _Held) -> Any:
+        pod = held.entries[0]
+        name = pod["namespace"], pod["name"], held.devices[0]["index"]
+        amounts = {
+            SortBy.WORST: (-held.overuse, -held.used),
+            SortBy.RESERVED: (-held.requested,),
+            SortBy.USED: (-held.used,),
+        }
+        return *amounts.get(order, ()), *name
+
+    return key
+
+
+def _held(body: Body, namespace: str | None) -> Iterator[_Held]:
+    for node in body["nodes"]:
+        memories: dict[str, list[Body]] = {}
+        for device in node["devices"]:
+            memories.setdefault(device["memory_id"], []).append(device)
+        unconfirmed: dict[str, list[tuple[tuple[Body, ...], Body]]] = {}
+        for mates in map(tuple, memories.values()):
+            for entry in mates[0]["holders"]:
+                if namespace not in (None, entry["namespace"]):
+                    continue
+                if entry["observed"]:
+                    yield _Held(node, (mates,), (entry,))
+                else:
+                    unconfirmed.setdefault(entry["uid"], []).append((mates, entry))
+        for found in unconfirmed.values():
+            yield _Held(node, *zip(*found, strict=True))
+
+
+def _numbers(places: tuple[tuple[Body, ...], ...]) -> str:
+    if len(places) > _FEW:
+        return f"any of {sum(map(len, places))}"
+    return " or ".join(", ".join(str(device["index"]) for device in place) for place in places)
+
+
+def _state(part: _Part, note: str = "") -> str:
+    return "; ".join(filter(None, (*part.problems, note))) or "ok"
+
+
+def _no_replica(part: _Part, on: Iterable[Body]) -> str:
+    """Return a note if pods cannot use the headroom, because all replicas are taken."""
+    taken = part.headroom > 0 and not any(device["replicas_free"] for device in on)
+    return "no free replica" if taken else ""
+
+
+def _wide_cells(node: Body, part: _Part) -> Iterator[str]:
+    devices = node["devices"]
+    yield gib(part.allocatable)
+    yield gib(part.unattributed)
+    yield str(sum(device["replicas_free"] for device in devices))
+    yield age(node["report_age_s"])
+    yield _joined({device["model"] for device in devices})
+    yield _joined({device["sharing"] for device in devices})
+    yield node["certainty"] or "-"
+    yield _joined(node["taints"])
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "-"
+
+
+def _devices_of(body: Body) -> int:
+    return sum(len(node["devices"]) for node in body["nodes"])
+
+
+def _replicas(device: Body) -> int:
+    return _sum(device, "replicas_free", "replicas_allocated", "replicas_unhealthy")
+
+
+def _sum(device: Body, *keys: str) -> int:
+    return sum(device[key] for key in keys)

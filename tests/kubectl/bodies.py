@@ -1,0 +1,65 @@
+"""Bodies of the debug API for tests of tables."""
+
+from typing import Any
+
+GIB = 1 << 30
+
+
+def holder(name: str, requested: float, measured: float | None = None, **others: Any) -> Any:
+    """Return a pod on a device; amounts in GiB. ``observed`` is true unless it is given."""
+    return {
+        "namespace": "team-a",
+        "name": name,
+        "uid": f"uid-{name}",
+        "requested_bytes": int(requested * GIB),
+        "measured_bytes": None if measured is None else int(measured * GIB),
+        "observed": True,
+        **others,
+    }
+
+
+def device(index: int = 0, memory: float = 80, reserved: float = 0, **others: Any) -> Any:
+    """Return a healthy device; amounts in GiB. ``used`` and ``unattributed`` may be given."""
+    used, unattributed = others.pop("used", 0), others.pop("unattributed", 0)
+    return {
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "memory_id": f"GPU-{index}",
+        "model": "NVIDIA H100 80GB HBM3",
+        "sharing": "time-slicing",
+        "resource": "nvidia.com/gpu",
+        "allocatable_bytes": int(memory * GIB),
+        "reservation_bytes": int(reserved * GIB),
+        "unconfirmed_bytes": 0,
+        "unreserved_pods_bytes": 0,
+        "unattributed_bytes": int(unattributed * GIB),
+        "used_bytes": int(used * GIB),
+        "headroom_bytes": int((memory - reserved - unattributed) * GIB),
+        "replicas_free": 3,
+        "replicas_allocated": 1,
+        "replicas_unhealthy": 0,
+        "sm_activity_ratio": None,
+        "unhealthy": None,
+        "unhealthy_detail": None,
+        "holders": [],
+        **others,
+    }
+
+
+def node(name: str, *devices: Any, **others: Any) -> Any:
+    """Return a node. The memories of its devices differ from those of other nodes."""
+    return {
+        "name": name,
+        "devices": [each | {"memory_id": f"{name}/{each['memory_id']}"} for each in devices],
+        "message": None,
+        "detail": None,
+        "cordoned": False,
+        "report_age_s": 12.0,
+        "certainty": "predicted",
+        "taints": [],
+        **others,
+    }
+
+
+def nodes(*found: Any) -> Any:
+    return {"nodes": list(found)}
