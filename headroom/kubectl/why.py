@@ -105,10 +105,10 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
     lines = []
     if filtered := decision["filter"]:
         verb = "fits" if filtered["fits"] == 1 else "fit"
-        found = f"{filtered['fits']} of {nodes_of(filtered['offered'])}"
+        found = f"{filtered['fits']} of {counted(filtered['offered'], 'node')}"
         lines.append(f"filter: {found} {verb}, in {filtered['took_ms']:.1f} ms")
     if ranked := decision["prioritize"]:
-        best = f"{ranked['winner'] or 'any'} of {nodes_of(ranked['offered'])}"
+        best = f"{ranked['winner'] or 'any'} of {counted(ranked['offered'], 'node')}"
         if ranked["by_filter"]:
             lines.append(f"filter returned only the best: {best}")
         else:
