@@ -29,6 +29,7 @@ from tests.deploy.installation import (
     Installation,
     token,
 )
+from tests.deploy.prometheus import prometheus_reads_metrics_and_nothing_else
 from tests.deploy.rendered import CHART, IMAGE_VALUES, NAMESPACE, helm
 from tests.deploy.test_permissions import Right, given
 from tests.e2e.cluster import pod_manifest
@@ -468,6 +469,7 @@ def test_the_life_of_an_installation(installation: Installation, subtests: pytes
         kube_scheduler_was_elected_with_our_lease,
         probes_are_answered_without_showing_who_one_is,
         the_debug_api_lets_in_who_may_and_tells_others_why_not,
+        prometheus_reads_metrics_and_nothing_else,
         what_was_really_asked_for_is_what_the_roles_give,
         the_agents_account_may_do_nothing_else,
         nobody_reads_secrets_or_what_is_none_of_its_business,

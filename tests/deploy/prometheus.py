@@ -1,0 +1,31 @@
+"""Prometheus reads the metrics of an installation with the permission of component monitors."""
+
+from tests.deploy.installation import Installation
+from tests.deploy.rendered import DEPLOY
+from tests.waiting import until
+
+ACCOUNT, NAMESPACE = "prometheus-k8s", "monitoring"
+
+
+def prometheus_reads_metrics_and_nothing_else(installation: Installation) -> None:
+    plane = installation.plane
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    plane.call("POST", accounts, {"metadata": {"name": ACCOUNT}})
+    request = {"spec": {"expirationSeconds": 3600}}
+    token = plane.call("POST", f"{accounts}/{ACCOUNT}/token", request)["status"]["token"]
+    assert installation.answers("/metrics", token)[0] == 403
+    assert installation.journal_answers("/metrics", token)[0] == 403
+    file = DEPLOY / "components/monitors/rbac.yaml"
+    plane.kubectl("apply", f"--filename={file}")
+    # A rejection is cached for some seconds.
+    until(lambda: installation.answers("/metrics", token)[0] == 200, "the console's metrics")
+    until(lambda: installation.journal_answers("/metrics", token)[0] == 200, "the extender's")
+    assert "headroom_console_ready 1.0" in installation.answers("/metrics", token)[1]
+    assert "headroom_ready 1.0" in installation.journal_answers("/metrics", token)[1]
+    for path in ("/v1/status", "/v1/decisions"):
+        status, body = installation.answers(path, token)
+        assert status == 403, body
+    assert installation.journal_answers("/v1/journal", token)[0] == 403
+    plane.kubectl("delete", f"--filename={file}")
+    plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
