@@ -299,4 +299,7 @@ def _forbidden(user: User, asked: Sequence[Permission]) -> str:
         namespace = asked[0].namespace
         needs = f"a Role in namespace {namespace} with {{resources: [pods], verbs: [get]}}"
         return f"{may_not}; it needs {needs}"
-    return f"{may_not}; bind ClusterRole headroom-viewer (deploy/base/rbac.yaml) to it"
+    role = "headroom-viewer (deploy/base/rbac.yaml)"
+    if asked[0].path == "/metrics":
+        role = "headroom-metrics (deploy/components/monitors)"
+    return f"{may_not}; bind ClusterRole {role} to it"

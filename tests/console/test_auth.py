@@ -140,6 +140,12 @@ def test_permission_for_one_view_does_not_permit_another() -> None:
     assert rejected.status_code == 403
     assert rejected.json()["detail"].startswith("author may not get path /v1/nodes; bind ")
     assert "headroom-viewer" in rejected.json()["detail"]
+    rejected = world.get("/metrics", "author")
+    assert rejected.status_code == 403
+    assert rejected.json()["detail"] == (
+        "author may not get path /metrics; "
+        "bind ClusterRole headroom-metrics (deploy/components/monitors) to it"
+    )
     rejected = world.get(EXPLAIN, "sre")
     assert rejected.status_code == 403
     assert rejected.json()["detail"] == (
