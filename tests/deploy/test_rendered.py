@@ -190,10 +190,17 @@ def test_the_message_about_an_image_names_the_value_and_an_example(
     assert example in str(refused.value)
 
 
+def test_a_chart_from_a_clone_has_no_default_tag(tmp_path: Path) -> None:
+    extender = {"repository": "registry.example/e"}
+    with pytest.raises(Refused) as refused:
+        template(tmp_path, {"images": {**IMAGE_VALUES, "extender": extender}})
+    assert "images.extender.tag is not set, and this chart has no version" in str(refused.value)
+    assert "Example: --set images.extender.tag=1.2.3" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("image", "reference"),
     [
-        ({}, "r.example:5000/e:0.1.0"),
         ({"tag": "v2"}, "r.example:5000/e:v2"),
         ({"digest": f"sha256:{'0' * 64}"}, f"r.example:5000/e@sha256:{'0' * 64}"),
         (

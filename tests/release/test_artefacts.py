@@ -21,7 +21,25 @@ from release.notes import notes
 from release.packages import build_packages
 from release.source import ReleaseError, Source, export, version_of
 from tests.controlplane import ROOT, built
+from tests.deploy.rendered import run
 from tests.release.conftest import REPOSITORY, Packages, exported
+
+#: Files that may contain any version: history, other projects' versions, and test data.
+OTHER_VERSIONS = re.compile(r"^(CHANGELOG\.md|tests/.*|requirements/.*|docs/adr/.*)$")
+
+
+def test_only_one_file_contains_the_version() -> None:
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    version = re.compile(rf"(?<![\d.]){re.escape(version_of(ROOT))}(?![\d.])")
+    found = [
+        name
+        for name in listed.stdout.split("\0")
+        if name and not OTHER_VERSIONS.match(name) and (ROOT / name).is_file()
+        if version.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
+    ]
+    assert found == ["pyproject.toml"]
 
 
 def test_another_version_than_that_of_the_commit_is_rejected(tmp_path: Path) -> None:
@@ -141,8 +159,14 @@ def test_the_chart_has_the_version_a_readme_and_annotations(source: Source, tmp_
     deployed = yaml.safe_load((chart / "files/base/crd.yaml").read_text())
     assert crd["name"] == deployed["metadata"]["name"]
     assert crd["version"] in [each["name"] for each in deployed["spec"]["versions"]]
+    images = [f"images.{name}.repository=r.example/{name}" for name in ("extender", "agent")]
+    command = [built("helm")["helm"], "template", path, "--set", ",".join(images)]
+    rendered = run(command, tmp_path)
+    assert f"image: r.example/extender:{source.version}" in rendered
+    assert f"image: r.example/agent:{source.version}" in rendered
+    assert f"helm.sh/chart: headroom-{source.version}" in rendered
     text = (chart / "README.md").read_text()
-    assert "| `replicas` | `2` |" in text
+    assert "| `scheduler.replicas` | `2` |" in text
     properties = json.loads((chart / "values.schema.json").read_text())["properties"]
     for name in properties:
         assert f"`{name}" in text, name

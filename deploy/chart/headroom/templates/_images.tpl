@@ -24,6 +24,9 @@
 {{- end }}
 {{- $tag := $image.tag }}
 {{- if not (or $tag $image.digest) }}
+{{- if and (ne .name "kubeScheduler") (eq .root.Chart.AppVersion "0.0.0") }}
+{{- fail (printf "images.%s.tag is not set, and this chart has no version, because it is not a package of a release. Example: --set images.%s.tag=1.2.3" .name .name) }}
+{{- end }}
 {{- $tag = ternary (include "headroom.kubeVersion" .root) .root.Chart.AppVersion (eq .name "kubeScheduler") }}
 {{- end }}
 {{- $image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with $image.digest }}@{{ . }}{{ end }}
