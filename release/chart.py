@@ -70,13 +70,16 @@ def readme(chart: Path, source: Source) -> str:
         metadata["description"],
         "",
         "```sh",
-        f"helm install headroom headroom-{source.version}.tgz -n headroom-system \\",
-        "  --create-namespace -f platforms/gpu-operator.yaml",
+        f"tar xzf headroom-{source.version}.tgz",
+        "helm install headroom ./headroom -n headroom-system --create-namespace \\",
+        "  -f headroom/platforms/gpu-operator.yaml \\",
+        "  --set images.extender.repository=REGISTRY/headroom-extender \\",
+        "  --set images.agent.repository=REGISTRY/headroom-agent",
         "```",
         "",
-        "The package has values for platforms in `platforms/`. "
+        "`platforms/` has the values for each platform. "
         f"[The guide]({source.repository}/blob/v{source.version}/docs/install.md) shows which to "
-        "use, and the values that are required.",
+        "use.",
         "",
         "| value | default | meaning |",
         "|---|---|---|",

@@ -24,6 +24,18 @@ has; pip install 'headroom-gpu[extender]' provides them.
 """
 
 
+class _Readable(yaml.SafeDumper):
+    """Writes texts of several lines as they are."""
+
+
+_Readable.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
 def write_manifest(source: Source, archives: Mapping[tuple[str, str], Path], path: Path) -> None:
     """Write the manifest of these archives, by platform, and validate it with krew's own tool.
 
@@ -54,7 +66,8 @@ def write_manifest(source: Source, archives: Mapping[tuple[str, str], Path], pat
             ],
         },
     }
-    path.write_text(yaml.safe_dump(manifest, sort_keys=False, width=100), encoding="utf-8")
+    text = yaml.dump(manifest, Dumper=_Readable, sort_keys=False, width=200)
+    path.write_text(text, encoding="utf-8")
     validate(path)
 
 
