@@ -47,7 +47,7 @@ from contract.gpunode import (
     GPUNodeStatus,
     SmActivity,
     Source,
-    Summary,
+    summary_of,
 )
 
 _R = TypeVar("_R")
@@ -142,7 +142,7 @@ def summarise(
             steering_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
         ),
         sources=sources,
-        summary=_summary(devices),
+        summary=summary_of(devices),
         conditions=_conditions(driver, sources, now, before),
         agent_version=agent_version,
         driver_version=driver.version,
@@ -269,20 +269,6 @@ def _elapsed_s(before: GPUNodeStatus, observed_at: datetime) -> float:
 def _wire_bytes(figure: int) -> int:
     """Return ``figure``; absent if the API server could not store it as int64."""
     return figure if 0 <= figure < 1 << 63 else _ABSENT
-
-
-def _summary(devices: list[Device]) -> Summary:
-    # Compute instances of one GPU instance share its memory, which is counted once.
-    memory = {
-        (d.parent, d.gpu_instance) if d.kind == "mig" else (d.uuid, None): d.memory_bytes
-        for d in devices
-        if 0 < d.memory_bytes <= MAX_DEVICE_BYTES
-    }
-    return Summary(
-        devices=len(devices),
-        memory=f"{sum(memory.values()) >> 20}Mi",
-        sharing=",".join(sorted({d.sharing for d in devices})),
-    )
 
 
 def _sources(

@@ -226,7 +226,8 @@ def _structure(status: GPUNodeStatus) -> object:
     limits = [msgspec.structs.replace(limit, used_bytes=0) for limit in status.limits]
     conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
     versions = (status.agent_version, status.driver_version, status.cuda_version)
-    plugin, sources, summary = status.plugin, status.sources, status.summary
+    plugin, sources = status.plugin, status.sources
+    summary = msgspec.structs.replace(status.summary, used="", free="")
     return devices, pods, limits, conditions, plugin, sources, summary, versions
 
 

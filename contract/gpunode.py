@@ -4,12 +4,14 @@ Extenders create it and write ``spec`` (the ledger). The agent writes ``status``
 Memory is int64 bytes. The JSON names are those of the CRD, without the suffix ``_bytes``.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from contract.errors import BadReport
 from contract.kube import KubeStruct, ObjectMeta
+from contract.quantity import gib
 
 API_VERSION = "headroom.gpu/v1alpha1"
 GROUP = "headroom.gpu"
@@ -192,10 +194,15 @@ class Source(KubeStruct, frozen=True):
 
 
 class Summary(KubeStruct, frozen=True):
-    """Values for kubectl's printer columns; no decision depends on them."""
+    """Values for kubectl's printer columns, as text for people; no decision depends on them."""
 
     devices: int = 0
+    #: Physical memory, driver reserve included, such as ``24.0 GiB``.
     memory: str = ""
+    #: Measured use, and what remains of the memory without it and the driver's reserve. Pods may
+    #: have reserved memory that is free. Empty if the driver reports the use of no device.
+    used: str = ""
+    free: str = ""
     sharing: str = ""
 
 
@@ -283,7 +290,7 @@ class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
     #: takes no pods that request a GPU.
     initialised: bool = False
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
-    #: For the printer column: the sum of all reservations, as a Kubernetes quantity.
+    #: For the printer column: the sum of all reservations, as text for people (``16.0 GiB``).
     reserved: str = ""
     #: Copy of the Node's annotation ``headroom.gpu/device-choice`` for the agent; empty if the Node
     #: has none.
@@ -301,6 +308,26 @@ class GPUNode(KubeStruct, frozen=True):
     @property
     def name(self) -> str:
         return self.metadata.name
+
+
+def summary_of(devices: Sequence[Device]) -> Summary:
+    """Return the summary of these devices. Memory that several devices share counts once."""
+    # Compute instances of one GPU instance share its memory.
+    memories = {
+        (d.parent, d.gpu_instance) if d.kind == "mig" else (d.uuid, None): d
+        for d in devices
+        if 0 < d.memory_bytes <= MAX_DEVICE_BYTES
+    }.values()
+    measured = [d for d in memories if d.used_bytes >= 0]
+    used_bytes = sum(d.used_bytes for d in measured)
+    free_bytes = sum(d.memory_bytes - max(0, d.reserved_bytes) - d.used_bytes for d in measured)
+    return Summary(
+        devices=len(devices),
+        memory=gib(sum(d.memory_bytes for d in memories)),
+        used=gib(used_bytes) if measured else "",
+        free=gib(free_bytes) if measured else "",
+        sharing=",".join(sorted({d.sharing for d in devices})),
+    )
 
 
 _decoder = msgspec.json.Decoder(GPUNode)

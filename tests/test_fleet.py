@@ -25,7 +25,9 @@ def test_a_fleet_entry_creates_its_nodes_and_devices(tmp_path: Path) -> None:
     assert [node.name for node in nodes] == ["a-0000", "a-0001"]
     status = nodes[1].status
     assert status is not None
-    assert status.summary.memory == "72Gi"
+    summary = status.summary
+    assert (summary.devices, summary.memory, summary.sharing) == (3, "72.0 GiB", "time-slicing")
+    assert (summary.used, summary.free) == ("0.0 GiB", "70.5 GiB")
     assert [device.uuid for device in status.devices] == [f"GPU-a-0001-{i}" for i in range(3)]
     assert status.devices[0].memory_bytes == 24 << 30
     assert status.devices[0].reserved_bytes == 512 << 20

@@ -18,10 +18,9 @@ from contract.gpunode import (
     GPUNodeStatus,
     Plugin,
     Replicas,
-    Summary,
+    summary_of,
 )
 from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
-from contract.quantity import format_bytes
 from extender.config.constraints import QuantityBytes
 from extender.config.loading import read_yaml
 from extender.errors import BadSettings
@@ -108,17 +107,13 @@ class Fleet(_Strict):
         """Yield each node as its agent would report it, with all devices healthy and free."""
         stamp = now.astimezone(UTC).isoformat(timespec="milliseconds")
         for nodes in self.nodes:
-            summary = Summary(
-                devices=nodes.gpus,
-                memory=format_bytes(nodes.gpus * nodes.memory),
-                sharing=nodes.sharing,
-            )
             for name in nodes.names():
+                devices = [_device(nodes, name, index) for index in range(nodes.gpus)]
                 status = GPUNodeStatus(
                     observed_at=stamp,
-                    devices=[_device(nodes, name, index) for index in range(nodes.gpus)],
+                    devices=devices,
                     plugin=_PLUGIN,
-                    summary=summary,
+                    summary=summary_of(devices),
                 )
                 yield GPUNode(
                     metadata=ObjectMeta(name=name, uid=name),

@@ -9,7 +9,7 @@ import msgspec
 
 from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Reservation
 from contract.kube import Pod
-from contract.quantity import format_bytes
+from contract.quantity import gib
 from extender.errors import StoreConflict, StoreError, StoreNotFound
 from extender.ledger.store import Store
 
@@ -59,7 +59,7 @@ class Reservations:
             for reservation in spec.reservations.values()
             for charge in reservation.charges
         )
-        spec = msgspec.structs.replace(spec, reserved=format_bytes(reserved))
+        spec = msgspec.structs.replace(spec, reserved=gib(reserved))
         after = await self.store.write_spec(before, spec)
         self.written(after)
         return after

@@ -20,7 +20,7 @@ from agent.probes.readings import (
 )
 from agent.status_builder import rfc3339, summarise
 from agent.status_writer import worth_writing
-from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse, SmActivity
+from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse, SmActivity, Summary
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, 456789, tzinfo=UTC)
 MIB = 1 << 20
@@ -127,7 +127,7 @@ def test_memory_of_a_shared_gpu_instance_is_summed_once_for_the_column() -> None
         reading(f"MIG-{i}", kind="mig", parent="GPU-a", gpu_instance=1, memory=memory)
         for i in range(2)
     ]
-    assert summarise(same, NOW).summary.memory == "10240Mi"
+    assert summarise(same, NOW).summary.memory == "10.0 GiB"
 
 
 def test_condition_keeps_the_time_at_which_it_last_changed() -> None:
@@ -155,6 +155,16 @@ def test_missing_reports_are_never_written_and_cause_no_change() -> None:
     after = summarise([DriverReading("nvml"), reading()], NOW + timedelta(days=1))
     assert before != after
     assert not worth_writing(before, after, 1e9)
+
+
+def test_the_text_of_kubectls_columns_alone_is_not_written() -> None:
+    """It rounds figures, which decide themselves; its other fields change with the devices."""
+    columns = Summary(devices=1, memory="24.0 GiB", used="0.9 GiB", free="23.1 GiB")
+    before = msgspec.structs.replace(status(device()), summary=columns)
+    rounded = msgspec.structs.replace(columns, used="1.0 GiB", free="23.0 GiB")
+    assert not worth_writing(before, msgspec.structs.replace(before, summary=rounded), 1e9)
+    other = msgspec.structs.replace(columns, devices=2)
+    assert worth_writing(before, msgspec.structs.replace(before, summary=other), 0.0)
 
 
 POD = PodUse(uid="u", device="GPU-a", used_bytes=GIB)

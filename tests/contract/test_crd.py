@@ -124,12 +124,12 @@ def test_printer_columns_print_what_exists() -> None:
     assert columns.pop("Why") == (f"{of_driver}.message", "string")
     assert columns.pop("Steered") == (".status.plugin.steered", "string")  # printed as a list
     assert [*columns] == [
-        *("Devices", "Memory", "Reserved", "Sharing"),
-        *("Device-choice", "Obstacle"),
+        *("Devices", "Memory", "Reserved", "Used", "Free"),
+        *("Sharing", "Device-choice", "Obstacle"),
     ]
     assert all(LEVELS[path]["type"] == kind for path, kind in columns.values())
     wide = {c["name"] for c in VERSION["additionalPrinterColumns"] if c.get("priority")}
-    assert wide == {"Why", "Device-choice", "Steered", "Obstacle"}
+    assert wide == {"Sharing", "Why", "Device-choice", "Steered", "Obstacle"}
 
 
 @pytest.mark.parametrize("path", LEVELS, ids=lambda path: path or "root")

@@ -2,11 +2,13 @@
 
 import gc
 import json
+from typing import Any
 
+import msgspec
 import pytest
 
 from contract.errors import BadReport
-from contract.gpunode import GPUNode, decode_gpunode, encode_gpunode
+from contract.gpunode import Device, GPUNode, decode_gpunode, encode_gpunode, summary_of
 from contract.kube import ObjectMeta
 
 
@@ -39,3 +41,41 @@ def test_no_collector_walks_what_was_decoded() -> None:
     assert not any(map(gc.is_tracked, (node, node.metadata, node.status)))
     # But what a reader refers to weakly is: a few thousand.
     assert not any(map(gc.is_tracked, (node.spec.reservations, *node.spec.reservations.values())))
+
+
+GIB = 1 << 30
+
+
+def gpu(used_gib: int, **others: Any) -> Device:
+    """Return a GPU of 24 GiB, 1 GiB of which the driver reserves; -1: the use is not known."""
+    used_bytes = used_gib * GIB if used_gib >= 0 else -1
+    memory = Device(uuid="GPU-a", memory_bytes=24 * GIB, reserved_bytes=GIB, used_bytes=used_bytes)
+    return msgspec.structs.replace(memory, **others)
+
+
+@pytest.mark.parametrize(
+    ("devices", "memory", "used", "free"),
+    [
+        pytest.param([gpu(10), gpu(0, uuid="GPU-b")], "48.0 GiB", "10.0 GiB", "36.0 GiB", id="two"),
+        pytest.param([gpu(-1)], "24.0 GiB", "", "", id="use not known"),
+        pytest.param(
+            [gpu(-1), gpu(5, uuid="GPU-b")], "48.0 GiB", "5.0 GiB", "18.0 GiB", id="known of one"
+        ),
+        pytest.param(
+            [
+                gpu(8, uuid=f"MIG-{number}", kind="mig", parent="GPU-a", gpu_instance=1)
+                for number in range(3)
+            ],
+            *("24.0 GiB", "8.0 GiB", "15.0 GiB"),
+            id="compute instances that share their memory",
+        ),
+        pytest.param([], "0.0 GiB", "", "", id="none"),
+        pytest.param([gpu(1, memory_bytes=1 << 60)], "0.0 GiB", "", "", id="impossible"),
+    ],
+)
+def test_a_summary_is_text_for_people(
+    devices: list[Device], memory: str, used: str, free: str
+) -> None:
+    summary = summary_of(devices)
+    assert (summary.devices, summary.memory) == (len(devices), memory)
+    assert (summary.used, summary.free) == (used, free)

@@ -24,10 +24,10 @@ from contract.gpunode import (
     Replicas,
     SmActivity,
     Source,
-    Summary,
+    summary_of,
 )
 from contract.heartbeat import Confirmation
-from contract.quantity import format_bytes, parse_bytes
+from contract.quantity import parse_bytes
 from tests.controlplane import ControlPlane
 
 GIB = 1 << 30
@@ -197,11 +197,7 @@ class Nodes:
             pods=uses,
             plugin=Plugin(allocation_policy="distributed", topology_manager_policy="none"),
             sources=[Source(name="checkpoint"), Source(name="proc")],
-            summary=Summary(
-                devices=self.shape.gpus,
-                memory=format_bytes(self.shape.gpus * self.shape.memory_bytes),
-                sharing="time-slicing",
-            ),
+            summary=summary_of(devices),
         )
 
 

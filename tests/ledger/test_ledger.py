@@ -739,7 +739,6 @@ class TestInitialise:
         reservation = stage.node().spec.reservations["uid-q"]
         assert reservation.attempt
         assert reservation.since
-        assert stage.node().spec.reserved == "6"
 
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_a_pod_bound_during_the_touch_is_charged(self, stage: Stage, when: str) -> None:
@@ -913,27 +912,24 @@ class TestRemoveFinalizer:
         assert stage.store.read_gpunode("m") is None
 
 
-class TestReservedBytes:
-    def test_it_adds_up_the_reservations(self, stage: Stage) -> None:
-        stage.store.admit(pod("q", asked=4))
-        stage.bind()
-        assert stage.node().spec.reserved == "6"
-        assert stage.bind(stage.ask(pod("q", asked=4))) == Bound()
-        assert stage.node().spec.reserved == "10"
-        stage.store.delete_pod("a", "p")
-        assert stage.remove(left=True)
-        assert stage.node().spec.reserved == "4"
-
-    def test_it_counts_every_replica_at_the_largest_candidate(self, stage: Stage) -> None:
+class TestReservedMemory:
+    def test_it_adds_up_every_replica_at_its_largest_candidate(self, stage: Stage) -> None:
         def two_of(pod: Pod, gpunode: GPUNode) -> Placement:
-            candidates = {"GPU-0": 5, "GPU-1": 1 << 30}
+            half_gib = (1 << 29) * int(pod.annotation(VRAM) or 0)
+            candidates = {"GPU-0": 5, "GPU-1": half_gib}
             return Placement((Charge(resource=RESOURCE, count=2, candidates=candidates),), {})
 
         ledger = Ledger(
             stage.store, two_of, adopt, stage.written.append, lambda: WALL_S, lambda: "id"
         )
+        stage.store.admit(pod("q", asked=15))
         assert ledger.bind(stage.ask(pod())) == Bound()
-        assert stage.node().spec.reserved == "2Gi"
+        assert stage.node().spec.reserved == "6.0 GiB"
+        assert ledger.bind(stage.ask(pod("q", asked=15))) == Bound()
+        assert stage.node().spec.reserved == "21.0 GiB"
+        stage.store.delete_pod("a", "p")
+        assert stage.remove(left=True)
+        assert stage.node().spec.reserved == "15.0 GiB"
 
 
 @pytest.mark.parametrize("stale", [None, "node", "pod"])
