@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agent", "contract", "extender", "headroom")
-#: What a copy leaves out.
+#: Files that a copy leaves out.
 LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
 TIMEOUT_S = 600.0
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {

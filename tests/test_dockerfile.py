@@ -238,7 +238,7 @@ def environment_of(image: Image) -> set[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the stages, which both images have in part."""
+    """The lines of the stages, which both images share in part."""
     return tmp_path_factory.mktemp("images")
 
 
@@ -253,7 +253,7 @@ def test_extender_image_runs_as_nonroot_and_reports_a_missing_cluster(folder: Pa
     started = image.run([*image.entrypoint, *image.command])
     assert started.returncode == 2
     assert "no cluster is configured" in started.stderr
-    # What the manifests run besides, and what a debugging shell offers.
+    # Other commands of the manifests, and those of a debugging shell.
     for command in (["certs"], ["why"]):
         helped = image.run(["headroom", *command, "--help"])
         assert helped.returncode == 0, helped.stderr

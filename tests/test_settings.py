@@ -38,7 +38,9 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         pytest.param("prometheus_url: http://", "prometheus_url: ", id="no host"),
         pytest.param("prometheus_url: 'http://p:x'", "prometheus_url: ", id="no number of a port"),
         pytest.param("prometheus_url: 'http://p/?q=1'", "prometheus_url: ", id="with a query"),
-        pytest.param("prometheus_ca: ca.crt", "set without prometheus_url", id="CA of nobody"),
+        pytest.param(
+            "prometheus_ca: ca.crt", "set without prometheus_url", id="CA without a server"
+        ),
         pytest.param("prometheus_quantile: 95", "prometheus_quantile: ", id="percent"),
         pytest.param("prometheus_window_s: 15", "prometheus_window_s: ", id="no window"),
     ],

@@ -82,7 +82,7 @@ class Caller:
     def call(self) -> str:
         """Returns the name in the server's certificate; raises ``OSError`` where either side does
         not want the other."""
-        self._http.request("POST", "/bind", b"{}")  # in TLS 1.3 we are refused only after this
+        self._http.request("POST", "/bind", b"{}")  # in TLS 1.3 we are rejected only after this
         connection = self._http.sock
         assert isinstance(connection, ssl.SSLSocket)
         certificate = connection.getpeercert()

@@ -24,7 +24,7 @@ def manifest(
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod with one GPU container, unless told otherwise, as the API server fills it in."""
+    """A pod with one GPU container by default, as the API server completes it."""
     written = {**({} if vram is None else {"headroom.gpu/vram": vram}), **(annotations or {})}
     metadata: dict[str, Any] = {"name": "p", "labels": {"app": "p"}}
     if written:

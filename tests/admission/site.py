@@ -97,7 +97,7 @@ class Site:
             raise ApiRefused(f"{reply.status} {reply.message}")
 
     def token(self, account: str, node: str | None = None) -> str:
-        """Of a service account of ours; as the kubelet of the node mounts it into a pod there."""
+        """A token of one of our service accounts, as the kubelet mounts it into a pod there."""
         bound: dict[str, Any] = {}
         if node is not None:
             name = f"agent-on-{node}"
@@ -135,7 +135,7 @@ class Site:
             }
             path = f"/api/v1/namespaces/{SYSTEM}/pods"
             self.create(path, {"metadata": {"name": f"agent-on-{node}"}, "spec": spec})
-        self._undo.callback(until, self._is_open_again, "nobody is held to the policies any more")
+        self._undo.callback(until, self._is_open_again, "the policies apply no longer")
         for each in manifests("base/admission.yaml"):
             kind = "ies" if each["kind"].endswith("Policy") else "ybindings"
             self.create(f"{ADMISSION}/validatingadmissionpolic{kind}", each)
@@ -228,7 +228,7 @@ class Site:
 
 
 class AlreadyThere(Exception):
-    """Somebody made it before."""
+    """The object exists already."""
 
 
 def manifests(name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""docs/admission.md says what is written and refused, word for word.
+"""docs/admission.md lists all changes and errors, word for word.
 
 ``python -m tests.admission.test_documented`` writes the sentences into the page.
 """
@@ -51,7 +51,7 @@ def labelled() -> dict[str, Any]:
 NOTHING = around()
 STRICT = AdmissionContext(Rules(reject_unannotated=True), NOTHING.settings, NOTHING.namespace)
 MIXED = around(node("a", "gated"), node("b", devices=None), gate_image=GATE_IMAGE)
-#: What is written, its kind, and what there is around it.
+#: The written object, its kind, and the existing objects.
 CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
     ("`headroom.gpu/vram: 8GB`", "Pod", annotated(vram="8GB"), NOTHING),
     ("`headroom.gpu/vram: 0`", "Pod", annotated(vram="0"), NOTHING),
@@ -110,7 +110,7 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
 
 
 def told(kind: str, obj: dict[str, Any], where: AdmissionContext) -> Iterator[tuple[str, str]]:
-    """What becomes of it, and the sentence, without the name that each begins with."""
+    """The object after admission and the message, without the common start of messages."""
     asked = read(json.dumps(review(obj, kind=kind)).encode())
     for decide in (answer_mutate, answer_validate):
         response = json.loads(decide(asked, lambda namespace: where))["response"]
@@ -132,7 +132,7 @@ def sentences() -> str:
 def test_the_page_matches_what_authors_read() -> None:
     _, _, rest = PAGE.read_text().partition(BEGIN)
     held, _, _ = rest.partition(END)
-    assert held == sentences(), "python -m tests.admission.test_documented writes it anew"
+    assert held == sentences(), "python -m tests.admission.test_documented writes it again"
 
 
 def test_the_page_names_all_that_is_written_and_read() -> None:

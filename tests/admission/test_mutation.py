@@ -1,4 +1,4 @@
-"""What is written onto pods, and onto which of them."""
+"""Changes of pods by the webhook, and which pods are changed."""
 
 from dataclasses import replace
 from typing import Any
@@ -187,7 +187,7 @@ class TestPinned:
             pytest.param((), id="no node is known"),
             pytest.param((node("a"),), id="no pinned node"),
             pytest.param((PINNED, node("b")), id="it could go elsewhere"),
-            pytest.param((PINNED, node("b", devices=None)), id="elsewhere nobody reports"),
+            pytest.param((PINNED, node("b", devices=None)), id="other nodes have no report"),
             pytest.param((node("a", "pinned", devices=None),), id="not reported yet"),
             pytest.param((node("a", "pinned", devices=[device()]),), id="devices of one pod each"),
             pytest.param((node("a", "steered"),), id="steered"),
@@ -404,7 +404,7 @@ class TestShare:
             pytest.param("6Gi", "1", 1, None, id="the plugin's own"),
             pytest.param("8Gi", "1", 1, None, id="higher"),
             pytest.param("8Gi", "4", 1, "0=2048M", id="each process"),
-            pytest.param("4Gi", "1", 2, None, id="two devices are not told apart"),
+            pytest.param("4Gi", "1", 2, None, id="two devices are not distinguished"),
         ],
     )
     def test_mps_if_it_lowers_the_plugin_s_own(

@@ -1,5 +1,5 @@
 """All of it together: a pod as a user writes it, placed by a stock kube-scheduler and the extender
-with one service account, under all policies, and what its containers will then be told."""
+with one service account, under all policies, and the variables of its containers."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -114,7 +114,7 @@ def test_from_one_annotation_to_a_device(site: Site) -> None:
 
 def test_why_a_pod_waits_is_written_under_the_policies(site: Site) -> None:
     create(site, "large", manifest("30Gi"))
-    until(lambda: bool(condition(site, "large")), "kube-scheduler says why it waits")
+    until(lambda: bool(condition(site, "large")), "kube-scheduler reports why it waits")
     assert "insufficient GPU memory on any device" in condition(site, "large")
 
 

@@ -1,4 +1,4 @@
-"""Who may write what, as the real API server refuses it: every attempt, and what it was told."""
+"""Permitted and rejected writes, by the real API server: every attempt, and its message."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ BOUND, WAITING = "bound", "waiting"
 
 
 PLACED = {"headroom.gpu/placement": "{}", "headroom.gpu/devices.0": "GPU-a"}
-#: Rights that the account does not have: what is refused here all the same, a policy refuses.
+#: Rights that the account does not have: other rejections come from a policy.
 AND_MORE = {
     "kind": "ClusterRole",
     "metadata": {"name": f"{EXTENDER}-and-more"},
@@ -102,7 +102,7 @@ PAGE = (ROOT / "docs/security.md").read_text()
 
 
 def rejected(reply: Reply, policy: str, said: str) -> None:
-    """And docs/security.md says by whom."""
+    """And docs/security.md names the policy."""
     assert reply.status == 403, reply
     assert f"ValidatingAdmissionPolicy '{policy}'" in reply.message
     assert said in reply.message
@@ -110,7 +110,7 @@ def rejected(reply: Reply, policy: str, said: str) -> None:
 
 
 def documented(reply: Reply) -> None:
-    """And what was told, word for word."""
+    """And the message, word for word."""
     _, _, told = reply.message.partition(" denied request: ")
     assert f"| {told} |" in PAGE, told
 
@@ -198,7 +198,7 @@ def token(site: Site) -> str:
 
 
 class TestStolenToken:
-    """Of the extender, which kube-scheduler in the same pod has too."""
+    """A token of the extender, which kube-scheduler in the same pod has too."""
 
     POLICY = "headroom-extender-pods"
 
@@ -270,7 +270,7 @@ class TestStolenToken:
         assert "nodeName" not in site.send("GET", f"{PODS}/{WAITING}").body["spec"]
 
     def test_does_what_it_has_to(self, site: Site, token: str) -> None:
-        """Wake a pod, and as kube-scheduler tell why it waits and whom it will push out."""
+        """Requeue a pod, and as kube-scheduler write its condition and nomination."""
         path = f"{PODS}/{WAITING}"
         assert site.send("PATCH", path, noted("headroom.gpu/retry", "1"), token).status == 200
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}

@@ -1,4 +1,4 @@
-"""What is not a review is said to be none, whatever it is."""
+"""Any input that is no review is rejected as such."""
 
 import json
 import random
@@ -19,7 +19,7 @@ EVERYTHING = around(
 
 
 def answered(body: bytes) -> list[dict[str, Any]]:
-    """What both paths answer."""
+    """The answers of both paths."""
     return [
         json.loads(decide(read(body), lambda name: EVERYTHING))
         for decide in (answer_mutate, answer_validate)

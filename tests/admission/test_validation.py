@@ -1,4 +1,4 @@
-"""What is refused and warned of, word for word as its author reads it."""
+"""Errors and warnings, word for word as the author reads them."""
 
 import json
 from collections.abc import Mapping
@@ -154,7 +154,7 @@ class TestChanges:
                 manifest("8Gi", nodeName="n"),
                 manifest("9GB", nodeName="n"),
                 False,
-                id="bound: the policy's to refuse",
+                id="bound: the policy rejects it",
             ),
         ],
     )

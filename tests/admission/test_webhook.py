@@ -1,4 +1,4 @@
-"""The webhook as a real API server calls it, and what becomes of pods when nobody answers."""
+"""The webhook as a real API server calls it, and pods while no webhook answers."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -67,7 +67,7 @@ def test_the_judge_counts_by_the_hand() -> None:
     judge.went("early", 14.0)
     judge.came("dies", 0, 0, 7, 14.0)
     judge.came("beside", 0, 1, 5, 14.0)
-    judge.rejected(6, 16.0)  # on one no replica, on the other no room
+    judge.rejected(6, 16.0)  # on one no replica, on the other not enough memory
     verdict = judge.verdict(20.0)
     assert (verdict.offered, verdict.rejected, verdict.falsely) == (3, 2, 1)
     assert (verdict.overcommits, verdict.devices_overcommitted) == (1, 1)
@@ -98,7 +98,7 @@ def placed(scheduler: Product, world: World, *pods: tuple[str, int]) -> list[int
 
 
 def admitted(scheduler: Product, world: World, name: str, size: int) -> int:
-    """The device that the pod uses; its agent's report is told at once."""
+    """The device that the pod uses; its agent's report arrives at once."""
     job = Job(name, size * GIB, 0.0, 1.0)
     given = world.admit(job, 0, lambda plugin: scheduler.lots(0, plugin))
     assert given is not None
@@ -133,7 +133,7 @@ def test_on_a_steered_node_the_kubelet_rejects_a_pod_that_fits_on_no_device() ->
 
 
 def test_pinned_the_pod_uses_what_its_annotation_names() -> None:
-    """The plugin would put the second beside the first, and that is what its replica says."""
+    """The plugin would put the second beside the first, and its replica is there."""
     world = World(Shape(1, 2, 80 * GIB, 6, "distributed"), 1)
     pinned = Pinned(world)
     assert placed(pinned, world, ("a", 30), ("b", 30), ("c", 50)) == [0, 0, 0]

@@ -130,7 +130,7 @@ def test_a_lie_makes_its_line_differ(stage: Stage, lie: str) -> None:
 def test_the_cost_is_measured_beside_an_agent_on_its_usual_port(stage: Stage) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):  # somebody else has it, which does as well
+        with contextlib.suppress(OSError):  # another process has it, which is equally good
             other.bind((LOCAL_HOST, PORT))
             other.listen()
         verdict, summary = stage.verdicts(*SHORT, "--only", "cost")["cost"]

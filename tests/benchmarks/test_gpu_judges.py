@@ -1,4 +1,4 @@
-"""What ``make gpu`` takes for a difference, line by line, from figures alone."""
+"""The differences of ``make gpu``, line by line, from figures alone."""
 
 from typing import Any
 
@@ -203,7 +203,7 @@ def vitals(**changes: float) -> dict[str, float]:
         ({}, []),
         ({"after": vitals(peak_mib=81)}, ["81.0 MiB resident, limit 80"]),
         ({"core_ratio": 0.02}, ["2.00% of a core, limit 1%"]),
-        ({"core_ratio": 0.02, "window_s": 3.0}, []),  # too short to say
+        ({"core_ratio": 0.02, "window_s": 3.0}, []),  # too short to judge
         ({"after": vitals(fds=14)}, ["fds grow from 12 to 14"]),
         ({"exit status": -9}, ["after SIGTERM it ends with status -9"]),
     ],

@@ -1,4 +1,4 @@
-"""The benchmarks of the hot path measure what they say, on a fleet of a few nodes."""
+"""The benchmarks of the hot path measure what they claim, on a fleet of a few nodes."""
 
 from typing import Any
 

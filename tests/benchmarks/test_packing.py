@@ -1,4 +1,4 @@
-"""The packing benchmark: its files, its judge, and its rules against definitions said plainly."""
+"""The packing benchmark: its files, its judge, and its rules against plain definitions."""
 
 import json
 import math
@@ -146,7 +146,7 @@ def test_rules_choose_as_they_are_defined(policy: str, mode: Mode) -> None:
         if mine is not None:
             memory[mine[0]] -= a.memory_mib
             placed += 1
-    assert 40 < placed < number  # it came to refusals
+    assert 40 < placed < number  # some were rejected
 
 
 def test_spreading_strands_more_than_packing_and_no_memory_is_reserved_twice() -> None:
@@ -182,7 +182,7 @@ def test_the_judge_counts_by_the_hand() -> None:
     assert judge.came("b", share, 0, (0,))
     assert judge.idle == 120
     wrong = [
-        (share, (0,)),  # no room
+        (share, (0,)),  # it does not fit
         (Ask(100, 100, 1, 5, frozenset()), (0,)),  # no replica
         (Ask(100, 100, 1, None, frozenset()), (0,)),  # not empty
         (Ask(2000, 100, 0, 0, frozenset()), ()),  # no CPU
@@ -223,7 +223,7 @@ def test_pods_of_several_devices_get_nodes_by_their_share_of_the_demand() -> Non
 
 
 def parts_of(name: str) -> dict[str, float]:
-    """Of a workload made of the counts: what its name promises, counted anew."""
+    """The counts of a workload match its name, counted again."""
     pods = mix(name, PODS[::4], NODES)
     assert [pod.name for pod in pods] == sorted({pod.name for pod in pods})
     gpu = [pod for pod in pods if pod.gpus]

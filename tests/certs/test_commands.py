@@ -1,4 +1,4 @@
-"""headroom certs refuses what would never be at rest, before it asks anybody."""
+"""headroom certs rejects invalid settings before it calls the API server."""
 
 import pytest
 import typer
@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from extender.certs.commands import certs
 
-#: Alone: all of the commands together say where logs go, for the whole process.
+#: Alone: all of the commands together configure logging for the whole process.
 app = typer.Typer()
 app.command()(certs)
 

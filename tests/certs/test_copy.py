@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from extender.certs.commands import copy, copy_certs
 
 FILES = ("ca.crt", "tls.crt", "tls.key")
-#: Alone: all of the commands together say where logs go, for the whole process.
+#: Alone: all of the commands together configure logging for the whole process.
 app = typer.Typer()
 app.command()(copy_certs)
 

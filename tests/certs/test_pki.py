@@ -1,4 +1,4 @@
-"""What becomes of certificates as time passes."""
+"""Certificates as time passes."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,24 +1,24 @@
 """Judges a storm by what nobody can talk away: pods and GPUNodes, the plugin's answers, the driver.
 
 It keeps its own books and imports nothing of ours, not even how an annotation is read. All of it is
-pure: pods and GPUNodes are handed in as the API server told them, in its order, and of each node,
-whenever anything changes on it, what its kubelet gave to whom and which processes hold how much.
+pure: it gets pods and GPUNodes in the order of the API server, and for each node, after every
+change on it, the kubelet's allocations and the memory of each process.
 
-A device is *overcommitted by us* when the pods that we bound want more of it than it has. A pod
-wants of a device what it asked for, or what its processes hold there, whichever is more. Counted is
-who counts on that device because of us, so three kinds of pods are left out of the sums, and said:
+A device is *overcommitted by us* if the pods that we bound need more of it than it has. A pod needs
+what it requested, or what its processes use there, whichever is more. Pods that depend on the
+device for other reasons than our decision are left out of the sums, and counted:
 
-* an *outsider*: bound by somebody else, without a placement of ours;
-* a *misled* one: a reservation for it was written beside a report that told more memory than the
-  driver has, so that whoever believed the report had to think there was room. The same for the
-  process of a pod that is gone, if its node's agent has lied since;
+* an *outsider*: bound by another scheduler, without a placement of ours;
+* a *misled* one: its reservation was written with a report that showed more memory than the driver
+  has, so that the pod seemed to fit. The same for the process of a deleted pod, if its node's agent
+  has lied since;
 * a *missed* one: the kubelet gave it a device that its placement does not name;
-* a *surprised* one, only where the device is predicted: on its node, after its Binding or less than
-  ``HINDSIGHT_S`` before it, a replica was released, a pod that was bound went before it was
-  admitted, somebody else's was admitted, the agent lied, or the GPUNode was lost.
+* a *surprised* one, only if the device is predicted: on its node, after its Binding or less than
+  ``HINDSIGHT_S`` before it, a replica was released, a bound pod was deleted before it was admitted,
+  an outsider was admitted, the agent lied, or the GPUNode was lost.
 
-What misses and surprises nobody outside the kubelet can exclude, ``docs/device-truth.md`` tells.
-Who is left out is counted, and what came before a finding is told with it.
+``docs/device-truth.md`` lists the misses and surprises that only the kubelet could exclude. A
+finding is printed with the events before it.
 """
 
 import json

@@ -57,18 +57,18 @@ def test_all_errors_are_problem_details(
 
 def test_an_internal_error_is_logged_and_answered_without_details(fleet: Asked) -> None:
     def broken() -> None:
-        raise RuntimeError("what nobody outside is to read")
+        raise RuntimeError("internal details")
 
     fleet.app.add_api_route("/broken", broken)
     with capture_logs() as logged:
         answer = fleet.get("/broken")
     assert (answer.status_code, answer.json()["type"]) == (500, "urn:headroom:problem:internal")
-    assert "nobody" not in answer.text
+    assert "internal details" not in answer.text
     assert [(entry["event"], entry["path"]) for entry in logged] == [("view_failed", "/broken")]
 
 
 def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
-    """With the path as it is asked, and what has to be asked besides."""
+    """The path as it is requested, with its required parameters."""
     for path, operations in fleet.get("/openapi.json").json()["paths"].items():
         for operation in operations.values():
             given = operation.get("parameters", ())
@@ -120,7 +120,7 @@ def test_a_report_that_becomes_stale_changes_the_etag(fleet: Asked) -> None:
 
 
 def test_processes_have_different_etags(fleet: Asked) -> None:
-    """It counts its generations anew."""
+    """It counts its generations from the start."""
     other = Asked()
     for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
         other.add_node(name)
@@ -223,7 +223,7 @@ def test_nodes_are_searched_by_their_visible_texts(fleet: Asked) -> None:
     assert found("ANOTHER") == ["another"]
     assert found("gpu-gpu-a-1") == ["gpu-a"]
     assert found("nvidia.com/gpu") == ["another", "gpu-a", "gpu-b", "gpu-c", "gpu-d"]
-    assert found("nobody has this") == []
+    assert found("unknown name") == []
 
 
 def test_nodes_with_a_stale_report_are_sorted_first_and_found_by_their_reason(fleet: Asked) -> None:

@@ -146,7 +146,7 @@ class Pair:
             self._pod(name, replace(self.pods[name], status=status))
 
     def foretell(self, name: str, node: str) -> None:
-        """kube-scheduler is told to nominate the pod."""
+        """kube-scheduler is going to nominate the pod."""
         if self.waits(name):
             self.extender.nominations.expect(self.pods[name], node, self.now_s)
 

@@ -32,7 +32,7 @@ EXPLAIN = "/v1/explain/pods/ml/p"
 
 @dataclass
 class Played:
-    """Knows tokens of the form ``token-of-NAME``, and what each name may do."""
+    """Accepts tokens of the form ``token-of-NAME``, and has the permissions of each name."""
 
     rights: dict[str, set[Permission]] = field(default_factory=dict)
     fails: str = ""
@@ -98,7 +98,7 @@ class World:
             )
         ),
         pytest.param(
-            "GET", "/v1/nodes", {}, {"pod": "ml/p"}, [NODES], id="a view that heeds no such query"
+            "GET", "/v1/nodes", {}, {"pod": "ml/p"}, [NODES], id="a view that ignores the query"
         ),
         pytest.param(
             "POST", "/v1/whatif", {}, {}, [ReadPath("post", "/v1/whatif")], id="what would happen"

@@ -133,7 +133,7 @@ def context(cluster: ClusterWriter) -> Context:
 
 
 class Owned(ClusterWriter):
-    """Knows on which thread it was asked for a snapshot, which is made where there is none yet."""
+    """Records the thread on which a snapshot was requested, which is built if there is none."""
 
     def __init__(self) -> None:
         super().__init__(Rules(), stale_after_s=90.0, epoch_s=0.0)

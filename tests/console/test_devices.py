@@ -17,7 +17,7 @@ def since(reservation: Reservation) -> Reservation:
 
 @pytest.fixture
 def fleet() -> Asked:
-    """On GPU A one pod runs, one ends, one came without us, one is gone; one is on its way."""
+    """GPU A: one pod runs, one ends, one is unreserved, one is gone; one is unconfirmed."""
     asked = Asked()
     names = ("runs", "ends", "gone", "comes")
     reservations = {f"u-{name}": since(reservation({"A": 2 * GIB}, name=name)) for name in names}
@@ -95,7 +95,7 @@ def test_the_sharing_of_a_device_is_shown(fleet: Asked) -> None:
     assert (mps["mps_process_limit_bytes"], mps["replicas"]) == (6 * GIB, 4)
     instance = fleet.get("/v1/nodes/n/devices/MIG-1").json()
     assert (instance["mig_parent"], instance["mig_gpu_instance"]) == ("GPU-0", 3)
-    assert instance["unattributed_processes"] is None  # nobody can tell
+    assert instance["unattributed_processes"] is None  # unknown
 
 
 def test_an_unknown_device_is_answered_with_the_known_ones(fleet: Asked) -> None:

@@ -66,4 +66,4 @@ def test_comments_of_fields_are_descriptions_in_the_openapi_document() -> None:
     assert said("ExplainBody", "last_decision").startswith("The last decision")
     assert said("FilterView", "replica") == "The replica that served it."
     assert said("NodesBody", "continue").startswith("Value of the query parameter")
-    assert said("DeviceView", "uuid") == "None"  # nothing is said of it
+    assert said("DeviceView", "uuid") == "None"  # it has no description

@@ -113,7 +113,7 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
 
 @pytest.mark.slow
 def test_drift_lists_the_chosen_and_the_actual_device() -> None:
-    """Where the agent has the device taken that the ledger chose; of another node nothing is."""
+    """On a node whose agent makes the kubelet take the ledger's choice; other nodes have none."""
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
     with serving(FLEET) as server:
         report(server, steered)

@@ -116,7 +116,7 @@ def test_the_latest_changes_are_listed() -> None:
     assert second["snapshot_generation"] == 7
     after = asked.get("/v1/events?follow=false", {"Last-Event-ID": first["id"]}).json()["events"]
     assert after == [second]
-    # Another replica's numbers say nothing here.
+    # Another replica's numbers are not comparable.
     others = {"Last-Event-ID": "another.1"}
     assert len(asked.get("/v1/events?follow=false", others).json()["events"]) == 2
     assert asked.get("/v1/events?follow=false&since=2026-11-22T00:00:00Z").json()["events"] == []

@@ -41,7 +41,7 @@ def filtered(at_s: float, fits: int = 3200) -> Filtered:
 
 
 def note(records: Records, number: int, at_s: float) -> None:
-    """What is usual: filter, prioritize with five contenders, and bind."""
+    """A usual attempt: filter, prioritize with five candidates, and bind."""
     uid = f"3f2b7c1e-aaaa-4bbb-8ccc-{number:012d}"
     node = f"gpu-a100-{number % 5000:04d}"
     best = tuple(

@@ -226,7 +226,7 @@ def test_each_replica_answers_for_both() -> None:
         one.post("/filter", offer(shown, "a", "b", "unknown"))
         (best,) = one.post("/prioritize", offer(shown, "a", "b")).json()
         two.post("/filter", offer(pod("other", "1Gi"), "a"))
-        # It knows the pod from its store, as a cluster tells every replica.
+        # It has the pod from its store, as every replica has it from the watch.
         two.post("/filter", offer(shown, "a", "b"))
         assert two.post("/bind", binding(shown, best["Host"])).json()["Error"] == ""
 

@@ -25,7 +25,7 @@ def test_it_is_freed_without_the_collector(path: str) -> None:
     gc.disable()
     try:
         assert asked.get(path).status_code == 200
-        # The thread that made the last of it lets go of it in its own time.
+        # The thread that built the last part drops it later.
         until(lambda: being_made() == [], "all that made it is freed", within_s=5)
     finally:
         gc.enable()

@@ -168,7 +168,7 @@ def fleet() -> Asked:
 
 
 def live(fleet: Asked, name: str) -> dict[str, str | None]:
-    """As one view says of each node."""
+    """As one view shows each node."""
     found: dict[str, str | None] = {}
     namespace_ = "team" if name == "team" else "default"
     for row in fleet.cluster.snapshot().nodes:
@@ -189,7 +189,7 @@ def dumped(fleet: Asked, folder: Path, query: str = "") -> Path:
     assert answer.status_code == 200, answer.text
     file = folder / "snapshot.json"
     file.write_bytes(answer.content)
-    # All that waits is decided about, so that one replay tells of all of them.
+    # All pending pods get a decision, so that one replay covers all of them.
     body = json.loads(answer.content)
     body["decisions"] = [
         {**body["decisions"][0], "pod": each}
@@ -249,7 +249,7 @@ def test_a_snapshot_has_no_values_of_environment_variables(fleet: Asked) -> None
     for query in ("", "?redact=true"):
         text = fleet.get(f"/v1/snapshot{query}").text
         assert "TOKEN" not in text
-        # But for what an agent said of a device.
+        # Except for an agent's text about a device.
         assert SECRET not in text.replace(f"XID of {SECRET}", ""), query
     assert SECRET not in text
 

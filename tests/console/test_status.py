@@ -83,7 +83,7 @@ def test_nodes_are_counted_by_the_state_of_their_reports() -> None:
             {"pods": [use("uid-x", "GPU-0"), use("uid-x", "GPU-1")]},
             [],
             ["observed_without_reservation"],
-            id="the agent shows a stranger",
+            id="the agent shows unattributed use",
         ),
         pytest.param(
             {"reservations": {"uid-p": reservation({"GPU-0": 1})}, "pods": [use("uid-p", "GPU-1")]},

@@ -177,7 +177,7 @@ def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
         ({"add": [{"like": "nowhere"}]}, 422, "body add.like: node nowhere has"),
         ({"replicas": {"nowhere": 2}}, 422, "body replicas: node nowhere has"),
         ({"replicas": {"b": 0}}, 422, "body replicas.b: 0 is not from 1 to"),
-        ({"release": ["default/nobody"]}, 422, "pod default/nobody holds no GPU"),
+        ({"release": ["default/unknown"]}, 422, "pod default/unknown holds no GPU"),
         ([], 422, "Example: "),
     ],
 )

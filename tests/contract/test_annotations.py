@@ -1,4 +1,4 @@
-"""What users write in annotations: what it means, and what they are told when it is wrong."""
+"""Annotations of users: their meaning, and the errors of invalid ones."""
 
 from collections.abc import Callable
 from types import MappingProxyType

@@ -20,7 +20,7 @@ CRD = yaml.safe_load((Path(__file__).parents[2] / "deploy/base/crd.yaml").read_t
 VERSION = CRD["spec"]["versions"][0]
 SCHEMA: Schema = VERSION["schema"]["openAPIV3Schema"]
 
-#: What may stand at one level of a structural schema, as far as we use it.
+#: Fields at one level of a structural schema, as far as we use it.
 KEYWORDS = {
     "object": {"properties", "required", "additionalProperties", "maxProperties"},
     "array": {"items", "maxItems", "x-kubernetes-list-type"},
@@ -56,7 +56,7 @@ LEVELS = dict(levels(SCHEMA))
 
 
 def differences(kind: mi.Type, schema: Schema, path: str = "") -> Iterator[str]:
-    """Where the type and the schema do not say the same."""
+    """Differences between the type and the schema."""
     if isinstance(kind, mi.UnionType):
         (kind,) = (one for one in kind.types if not isinstance(one, mi.NoneType))
     if schema["type"] != JSON_TYPES[type(kind)]:
@@ -76,7 +76,7 @@ def struct_differences(kind: mi.StructType, schema: Schema, path: str) -> Iterat
     fields = {field.encode_name: field for field in kind.fields}
     properties = schema["properties"]
     yield from (f"{path}.{name} is on one side only" for name in fields.keys() ^ properties.keys())
-    # metadata is required of every object, and a schema may not say so
+    # metadata is required of every object, and a schema must not require it
     required = {name for name, field in fields.items() if field.required} - {"metadata"}
     if required != {*schema.get("required", [])}:
         yield f"{path} requires other fields"
@@ -149,7 +149,7 @@ def test_every_level_is_structural_bounded_and_described(path: str) -> None:
         assert schema.keys() >= {"minimum", "maximum"}
     elif kind == "array":
         assert schema["maxItems"] <= 4096
-        # A list keyed by uuid would refuse a report that names a device twice.
+        # A list keyed by uuid would reject a report that names a device twice.
         assert schema["x-kubernetes-list-type"] == "atomic"
     elif kind == "object":
         assert ("maxProperties" in schema) == ("additionalProperties" in schema)

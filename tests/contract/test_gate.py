@@ -36,7 +36,9 @@ def with_state(*states: tuple[str, ContainerState | None], phase: str = "Pending
         pytest.param([], False, id="there is none"),
         pytest.param([container(GATE, resource=GPU)], False, id="it holds a GPU itself"),
         pytest.param(
-            [Container(name=GATE, restart_policy="Always")], False, id="nobody waits for a sidecar"
+            [Container(name=GATE, restart_policy="Always")],
+            False,
+            id="a sidecar blocks no container",
         ),
     ],
 )
@@ -50,7 +52,7 @@ def test_a_pod_is_gated_if_no_container_runs_before_its_gate_ends(
 @pytest.mark.parametrize(
     ("of", "waiting"),
     [
-        pytest.param(with_state(), True, id="the kubelet says nothing yet"),
+        pytest.param(with_state(), True, id="no state from the kubelet yet"),
         pytest.param(with_state((GATE, None)), True, id="nothing is known of it"),
         pytest.param(with_state((GATE, ContainerState(running=Present()))), True, id="it runs"),
         pytest.param(
@@ -62,9 +64,11 @@ def test_a_pod_is_gated_if_no_container_runs_before_its_gate_ends(
             with_state(("other", ContainerState(terminated=Terminated()))), True, id="another ended"
         ),
         pytest.param(
-            with_state((GATE, ContainerState(terminated=Terminated()))), False, id="it said yes"
+            with_state((GATE, ContainerState(terminated=Terminated()))),
+            False,
+            id="it ended with yes",
         ),
-        pytest.param(with_state(phase="Failed"), False, id="the pod was turned away"),
+        pytest.param(with_state(phase="Failed"), False, id="the kubelet rejected the pod"),
     ],
 )
 def test_a_gated_pod_waits_until_its_gate_ended_well(of: Pod, waiting: bool) -> None:

@@ -13,7 +13,7 @@ from contract.kube import ObjectMeta
 
 
 def test_an_encoded_node_has_kind_and_version() -> None:
-    """The API server refuses to create an object without its kind."""
+    """The API server rejects an object without its kind."""
     body = json.loads(encode_gpunode(GPUNode(metadata=ObjectMeta(name="n1"))))
     assert body["apiVersion"] == "headroom.gpu/v1alpha1"
     assert body["kind"] == "GPUNode"

@@ -1,4 +1,4 @@
-"""What the C library keeps of freed memory, as it says itself."""
+"""Freed memory that the C library keeps, by its own statistics."""
 
 import subprocess
 import sys

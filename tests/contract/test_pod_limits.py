@@ -1,4 +1,4 @@
-"""What is too much for one pod, and how it is said."""
+"""Limits of one pod, and the messages about them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Our reading of quantities against the real one's answers; go_quantity/README.md says how."""
+"""Our parser of quantities against the real one's answers; go_quantity/README.md describes how."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ counts = st.integers(-MAX_INT64, MAX_INT64)
 
 
 def read(text: str) -> int | None:
-    """None where it is refused."""
+    """The bytes; None if it is rejected."""
     try:
         return parse_bytes(text)
     except BadQuantity:

@@ -56,7 +56,7 @@ NOBODY: Sent = ((), ())
 class Evictor:
     stage: Stage
     evicted: list[str] = field(default_factory=list)
-    #: Whether the ledger said so when it was evicted.
+    #: Whether the ledger had the mark when it was evicted.
     marked: list[bool] = field(default_factory=list)
     trouble: StoreError | None = None
 
@@ -74,7 +74,7 @@ class Evictor:
 class World:
     stage: Stage
     evictor: Evictor
-    #: Who is to leave, as the object of the node tells.
+    #: The pods to evict, by the node's object.
     leave: set[str]
 
     def send_away(self, misplaced: Callable[[GPUNode], Misplaced] | None = None) -> Sent:
@@ -155,7 +155,7 @@ def test_it_is_marked_then_evicted(world: World) -> None:
     assert world.evictor.marked == [True]
     assert world.stage.calls[:3] == ["read_gpunode", "write_spec", "read_pod"]
     assert world.stage.written[-1] == world.stage.node()
-    # What was promised stays until the pod is gone.
+    # The reservation stays until the pod is gone.
     assert world.stage.node().spec.reservations["uid-p"].charges
 
 

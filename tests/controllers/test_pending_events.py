@@ -35,7 +35,7 @@ class World:
         self.answers = answers
         self.tries = 0
         self.telemetry = Telemetry(CollectorRegistry())
-        #: What its clock says, one time after the other.
+        #: Times of its clock, one after the other.
         self.seconds: Iterator[float] = itertools.repeat(0.0)
         self.pending_events_controller = PendingEventsController(
             self.state,
@@ -102,9 +102,7 @@ def test_pods_being_bound_deleted_or_not_rejected_here_get_no_event() -> None:
     world.reject("gone")
     world.state.apply([PodGone("gone"), PodSeen(rejected("elsewhere"))])
     assert world.told(0.0) == []
-    assert world.pending_events_controller.pending.pods == {
-        "memory_on_any": 1
-    }  # by what its condition says
+    assert world.pending_events_controller.pending.pods == {"memory_on_any": 1}  # by its condition
 
 
 def test_a_failed_event_ends_the_round_and_is_retried() -> None:

@@ -104,7 +104,7 @@ def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all()
 @pytest.mark.parametrize(
     "of",
     [
-        pytest.param(newcomer(20), id="kube-scheduler has not said that it waits"),
+        pytest.param(newcomer(20), id="kube-scheduler has not written the condition"),
         pytest.param(
             waiting(newcomer(20), "0/1 nodes are available: 1 Insufficient cpu."), id="cpu"
         ),
@@ -142,7 +142,7 @@ def test_preemption_by_kube_scheduler_is_recorded_once() -> None:
     world = World(of, evicts=False)
     found = preemption(world.state, of, {}, ["n"], time.monotonic())
     assert world.once() == []
-    assert world.told == []  # nobody was asked here
+    assert world.told == []  # no attempt was made here
     part = recorded(found, time.time(), 1, 1, 1)
     world.journal.note(of, part, part.at_s)
     world.once()

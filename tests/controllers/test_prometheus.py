@@ -112,7 +112,7 @@ def test_it_queries_and_passes_on_changes(server: StandIn) -> None:
             503,
             '{"status":"error","errorType":"timeout","error":"query timed out"}',
             "it answers 503: timeout: query timed out",
-            id="an error that says what it is",
+            id="an error with a reason",
         ),
         pytest.param(
             200,
@@ -291,7 +291,7 @@ class TestSecrets:
                 self.wfile.write(gzip.compress(text))
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         file = tmp_path / "token"
         file.write_text(SECRET)

@@ -126,7 +126,7 @@ def test_a_small_clock_difference_is_ignored_and_a_large_one_is_an_error() -> No
             told(*series, wall_s=wrong_s)
         with pytest.raises(Unreadable, match="its clock differs from ours"):
             told(others=series, wall_s=wrong_s)
-    assert told(wall_s=0.0) == {}  # nothing was told, so no time either
+    assert told(wall_s=0.0) == {}  # there was no answer, so no time either
 
 
 def test_a_small_change_keeps_the_value_and_updates_its_age() -> None:

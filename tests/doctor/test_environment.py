@@ -1,4 +1,4 @@
-"""What a doctor says of the pods around Headroom, and of schedulers' ConfigMaps."""
+"""The doctor's findings about the pods around Headroom, and about schedulers' ConfigMaps."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a doctor says of sources that an agent has not, of versions and of clocks."""
+"""The doctor's findings about missing sources of an agent, versions and clocks."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -121,9 +121,9 @@ def test_data_missing_from_the_checkpoint_alone_has_that_fix() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param(NO_KUBELET, id="the policy is told by the kubelet's configuration"),
-        pytest.param(NO_PLUGIN, id="strategy and policy are told by others"),
-        pytest.param(NO_LABELS, id="the plugin itself tells"),
+        pytest.param(NO_KUBELET, id="the kubelet's configuration has the policy"),
+        pytest.param(NO_PLUGIN, id="other sources have strategy and policy"),
+        pytest.param(NO_LABELS, id="the plugin itself has them"),
         pytest.param(("gpm", "absent", "not supported"), id="older GPUs have none"),
         pytest.param(
             ("limits", "absent", "this driver has no memory limits"), id="older drivers have none"
@@ -142,7 +142,7 @@ def test_gkes_plugin_is_not_missing_if_labels_describe_its_sharing() -> None:
 
 
 def test_every_documented_fault_of_the_agent_has_a_fix() -> None:
-    """Of docs/agent.md, which the agent's tests hold against the agent."""
+    """The sources in docs/agent.md, which the agent's tests compare with the agent."""
     rows = (ROOT / "docs/agent.md").read_text().splitlines()
     cells = [cell for row in rows if row.startswith("| ") for cell in re.split(r"<br>|\|", row)]
     fault = re.compile(r"source ([a-z-]+) (absent|degraded): (.+)")

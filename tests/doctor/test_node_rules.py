@@ -1,4 +1,4 @@
-"""What a doctor says of a node, and of which it says nothing."""
+"""The doctor's findings about a node, and nodes without findings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod, shared
 from tests.state.test_cluster_state import state_of
 
-#: A plugin of which there is nothing to say.
+#: A plugin without findings.
 SOUND = Plugin(
     allocation_policy="distributed",
     topology_manager_policy="none",
@@ -25,7 +25,7 @@ SOUND = Plugin(
 
 
 def sliced(replicas: int = 3, **how: Any) -> GPUNode:
-    """Two GPUs of 24 GiB that nobody uses."""
+    """Two unused GPUs of 24 GiB."""
     plugin = msgspec.structs.replace(SOUND, **how)
     return gpunode(shared("a", replicas), shared("b", replicas), plugin=plugin)
 

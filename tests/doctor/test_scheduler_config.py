@@ -1,4 +1,4 @@
-"""What a doctor says of a KubeSchedulerConfiguration; nothing is said of the shipped one."""
+"""The doctor's findings about a KubeSchedulerConfiguration; the shipped one has none."""
 
 import copy
 from collections import Counter

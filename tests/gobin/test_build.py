@@ -40,7 +40,7 @@ def test_a_module_without_a_build_target_is_rejected(build: ModuleType) -> None:
     ("line", "expected"),
     [
         pytest.param("", "0", id="no C, so that a binary runs wherever it is copied"),
-        pytest.param("// build: CGO_ENABLED=1\n", "1", id="C where the module says so"),
+        pytest.param("// build: CGO_ENABLED=1\n", "1", id="C if the module asks for it"),
     ],
 )
 def test_a_module_declares_whether_it_needs_c(build: ModuleType, line: str, expected: str) -> None:

@@ -15,7 +15,7 @@ from tests.processes import starts_processes
 @starts_processes
 def binary(request: pytest.FixtureRequest) -> Path:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
         return built("helm")["helm"]
 
 

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback that scrapes exporters, and remembers what they never told."""
+"""A real Prometheus on loopback that scrapes exporters, and has samples from before its start."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ _JOB = "dcgm"
 
 
 class Prometheus:
-    """What it remembers is on disk, so it is still there after ``kill`` and ``run``."""
+    """Its data is on disk, so it is still there after ``kill`` and ``run``."""
 
     def __init__(self, processes: Processes, port: int) -> None:
         self.port = port

@@ -35,7 +35,7 @@ prometheus_refresh_s: 1
 prometheus_timeout_s: 2
 prometheus_stale_after_s: 4
 """
-#: What the agents say: node -> of each device.
+#: Samples of the agents: node -> device -> activity.
 SAMPLES = {"steered": (0.1, 0.6), "left": (0.1,), "right": (0.6,), "odd": (0.15,) * 8}
 HISTORY = "dcgm-history"
 
@@ -126,7 +126,7 @@ class World:
 
 
 def report(server: Server) -> None:
-    """What all agents say: whose pods are where, and how busy SMs are at this moment."""
+    """Reports of all agents: the pods of each device, and the current SM activity."""
     nodes = {each["name"]: each for each in server.get("/v1/nodes").json()["nodes"]}
     reports = []
     for name, samples in SAMPLES.items():
@@ -231,7 +231,7 @@ def test_so_is_the_node_with_the_quieter_device(told: World) -> None:
     [
         pytest.param(0, 0.15, "gpm", id="NaN"),
         pytest.param(1, 0.65, HISTORY, id="two exporters: the higher"),
-        pytest.param(2, 0.4, HISTORY, id="two exporters, one of which cannot tell"),
+        pytest.param(2, 0.4, HISTORY, id="two exporters, one without a value"),
         pytest.param(3, 0.15, "gpm", id="a sample that is too old, and nonsense since"),
         pytest.param(4, 0.15, "gpm", id="a sample of five minutes ahead"),
         pytest.param(5, 0.15, "gpm", id="infinite"),
@@ -241,7 +241,7 @@ def test_so_is_the_node_with_the_quieter_device(told: World) -> None:
 )
 def test_odd_figures(told: World, index: int, ratio: float, source: str) -> None:
     device = told.device("odd", index)
-    # Prometheus reckons the quantile in doubles of its own.
+    # Prometheus computes the quantile in doubles of its own.
     assert device["sm_activity_ratio"] == pytest.approx(ratio)
     assert device["sm_activity_source"] == source
 
@@ -302,7 +302,7 @@ def test_placement_goes_on_whatever_becomes_of_prometheus(told: World) -> None:
     real.run()
     by_history("Prometheus is back")
     wire.stall()
-    by_agents("Prometheus says nothing")
+    by_agents("Prometheus does not answer")
     fails("no whole answer within 2 s")
 
     with StandIn().serving() as broken:

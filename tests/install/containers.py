@@ -57,7 +57,7 @@ _POWERS = {"SYS_PTRACE": "sys_ptrace", "SYS_ADMIN": "sys_admin"}
 
 
 class Images:
-    """What each repository's last name stands for: how its command begins, and what it has."""
+    """Last part of a repository -> start of its command, and its files."""
 
     def __init__(self, kube_scheduler: Path, folder: Path) -> None:
         self.kube_scheduler = kube_scheduler
@@ -67,7 +67,7 @@ class Images:
             "headroom-agent": (*python, "agent"),
             "kube-scheduler": (),
         }
-        #: Where the sources and the interpreter are, and the commands of images.
+        #: The sources, the interpreter, and the commands of images.
         folders = list(_python_folders())
         above = sorted({str(each) for folder in folders for each in folder.parents} - {"/"})
         self.mounts = [("", each, "open") for each in above]
@@ -111,7 +111,7 @@ class ProcessRuntime(Runtime):
         self._hardware = hardware
         self._folder = socket.parent / "containers"
         self._networks: dict[str, PodNetwork] = {}
-        #: Of the kubelet, in whose mounts the volumes are.
+        #: Root of the kubelet, in whose mounts the volumes are.
         self.kubelet_pid = 0
 
     def RunPodSandbox(self, request: Any, context: Any) -> Any:

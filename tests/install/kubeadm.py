@@ -1,4 +1,4 @@
-"""The variant for a cluster's own kube-scheduler, step by step as docs/scheduler.md tells it.
+"""The setup for a cluster's own kube-scheduler, step by step as in docs/scheduler.md.
 
     python -m tests.install.kubeadm
 
@@ -45,13 +45,13 @@ ROLE = "node-role.kubernetes.io/control-plane"
 
 
 class KubeadmPlane(Plane):
-    """Its Services have addresses that somebody has to carry to pods."""
+    """Addresses of its Services, which must be routed to pods."""
 
     def spawn_apiserver(self, *flags: str) -> None:
         super().spawn_apiserver(*flags, f"--service-cluster-ip-range={SERVICES}")
 
     def start_kube_proxy(self) -> None:
-        """Of all nodes, which share their network here."""
+        """The hosts file of all nodes, which share their network here."""
         health, metrics = free_ports(2)
         self.spawn(
             "kube-proxy",
@@ -124,7 +124,7 @@ class Variant(Play):
 
 
 def own_etc(folder: Path) -> None:
-    """What is written there stays in this namespace."""
+    """Files that are written there stay in this namespace."""
     for each in ("upper", "work"):
         (folder / each).mkdir(parents=True)
     layers = f"lowerdir=/etc,upperdir={folder}/upper,workdir={folder}/work"

@@ -2,7 +2,7 @@
 
 The namespace is the one that this process is in (``alone``). In it a bridge is the network of pods
 and nodes; every pod has a namespace of its own on it, and its own loopback.
-Nobody balances: the API server itself has the address of its Service.
+There is no load balancer: the API server itself has the address of its Service.
 """
 
 import os
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from tests.debian import ip
 from tests.processes import DIE_WITH_PARENT
 
-#: Of the bridge, which is every node and the API server.
+#: Address of the bridge, of every node and of the API server.
 HOST = "10.77.0.1"
-#: Of the Service ``kubernetes``: the first of the API server's range.
+#: Address of the Service ``kubernetes``: the first of the API server's range.
 API_SERVICE = "10.0.0.1"
 BRIDGE = "pods"
 BRIDGE_MAC = "02:00:00:00:00:01"
@@ -25,9 +25,9 @@ _ALONE = "HEADROOM_TESTS_ALONE"
 
 
 def alone() -> None:
-    """Execute the command anew in namespaces of its own, if it is not in them already.
+    """Execute the command again in namespaces of its own, if it is not in them already.
 
-    The kernel ends all that was started in there when the command ends, however it ends, or whoever
+    The kernel ends all processes in there when the command ends, however it ends, or any one that
     started it: containers, too, which may have changed their user and forgotten their parent.
     """
     if os.environ.get(_ALONE):
@@ -49,7 +49,7 @@ def build() -> None:
     for setting in (
         ("link", "set", "lo", "up"),
         # An address of its own: else it takes that of a pod's device, and when that pod goes, the
-        # others send to an address that nobody has any more, for as long as they remember it.
+        # others send to an address that no process has any more, until they forget it.
         ("link", "add", BRIDGE, "address", BRIDGE_MAC, "type", "bridge"),
         ("address", "add", f"{HOST}/16", "dev", BRIDGE),
         ("address", "add", f"{API_SERVICE}/32", "dev", BRIDGE),
@@ -89,7 +89,7 @@ class PodNetwork:
 
     @property
     def enter(self) -> Sequence[str]:
-        """What a command is begun with to run in it."""
+        """The command prefix with which a command runs in it."""
         return "nsenter", "--target", self._at, "--net"
 
     def _await_namespace(self) -> None:

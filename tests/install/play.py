@@ -1,11 +1,10 @@
-"""Installs Headroom as its manifests say, uses it, upgrades it under load and takes it away again.
+"""Installs Headroom with its manifests, uses it, upgrades it under load and removes it again.
 
     python -m tests.install.play [--nodes 3]
 
-All is real that can be: API server, etcd, controllers, a scheduler for everybody else, kubelets
-with NVIDIA's device plugin, and every container of ours, which a runtime of the tests starts as its
-pod says (tests/install/containers.py). The result is a line of JSON on stdout; what is judged of it
-is in test_install.py.
+Real are the API server, etcd, controllers, a scheduler for all other pods, kubelets with NVIDIA's
+device plugin, and every container of ours, which a runtime of the tests starts as its pod specifies
+(tests/install/containers.py). The result is a line of JSON on stdout, which test_install.py judges.
 """
 
 import contextlib
@@ -61,7 +60,7 @@ class Plane(ControlPlane):
         self.port = 443
 
     def spawn_apiserver(self, *flags: str) -> None:
-        # Of a Service it asks the pods themselves, as there is nobody who balances.
+        # For a Service it calls the pods themselves, because there is no load balancer.
         super().spawn_apiserver(
             "--bind-address=0.0.0.0", "--enable-aggregator-routing=true", *flags
         )
@@ -109,7 +108,7 @@ def until(done: Callable[[], object], what: str, within_s: float = PATIENCE_S) -
 
 
 class Play:
-    #: What it adds to the overlay, of ``deploy``; and the Deployments that there are then.
+    #: Components of ``deploy`` that it adds to the overlay, and the Deployments that result.
     components: tuple[str, ...] = ()
     deployments = ("headroom-scheduler", "headroom-webhook", "headroom-console")
 
@@ -148,7 +147,7 @@ class Play:
             self.create_pod(f"pod-{number}", 7)
         until(lambda: len(self.bound()) == room, f"{room} bound pods")
         until(lambda: sum(self.running(f"pod-{n}") for n in range(room + 3)) == room, "they run")
-        # A look of the agents, a report, and a pod that is tried again in vain.
+        # A sample of the agents, a report, and a retry of a pod that does not fit.
         time.sleep(6.0)
         self.found["room"] = room
         self.found["running"] = sum(pod["status"]["phase"] == "Running" for pod in self.pods())
@@ -230,7 +229,7 @@ class Play:
         return self.kubectl("apply", "--server-side", "-k", str(mine))
 
     def kubectl(self, *arguments: str) -> str:
-        """Raises ``RuntimeError`` with what it says."""
+        """Raises ``RuntimeError`` with the output."""
         try:
             return self.plane.kubectl(*arguments)
         except subprocess.CalledProcessError as err:
@@ -365,7 +364,7 @@ class Play:
         return sorted({line for line in listed.split() if "headroom" in line})
 
     def trouble(self) -> str:
-        """What to read when something never came."""
+        """Logs for a wait that timed out."""
         out = [self.plane.kubectl("get", "pods,jobs,events", "-A", "-o", "wide")]
         out += [
             f"--- {container.pod} {container.name}\n{container.output[-3000:]}"
@@ -435,7 +434,7 @@ def make_machines(plane: ControlPlane, count: int) -> list[Machine]:
 
 
 def bring_up(plane: ControlPlane, machines: Sequence[Machine]) -> None:
-    """Nodes with a device plugin, and a scheduler for everybody else."""
+    """Nodes with a device plugin, and a scheduler for all other pods."""
     plain: Mapping[str, Any] = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",

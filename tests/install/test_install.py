@@ -30,7 +30,7 @@ BINARIES = (
 @starts_processes
 def played(request: pytest.FixtureRequest) -> dict[str, Any]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
         built(*BINARIES)
         ip()
     command = [sys.executable, "-m", "tests.install.play", "--nodes", str(NODES)]
@@ -102,7 +102,7 @@ def test_the_webhook_sends_pods_to_our_scheduler_and_rejects_mistakes(
 
 
 def test_there_is_always_a_webhook_to_ask(played: dict[str, Any]) -> None:
-    """A machine that has too much to do may make it slow, and whoever makes pods try again."""
+    """A busy machine may make it slow, and clients that create pods retry."""
     assert [why for why in played["retried"] if "context deadline exceeded" not in why] == []
 
 

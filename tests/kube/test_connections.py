@@ -122,7 +122,7 @@ def test_a_slow_answer_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPatch
 
 def test_no_call_starts_after_close() -> None:
     """Work on thousands of nodes must end with the process."""
-    configuration = at("http://127.0.0.1:1")  # where nobody listens
+    configuration = at("http://127.0.0.1:1")  # no server listens there
     api = KubeApi(configuration)
     with pytest.raises(NoAnswer, match="refused"):
         api.call("GET", "/a")
@@ -176,7 +176,7 @@ def client(authority: Authority) -> Certificate:
 
 @pytest.fixture(scope="module")
 def port(authority: Authority) -> Iterator[int]:
-    """Of a server that asks for a client's certificate."""
+    """The port of a server that requests a client's certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.cert)
     server = authority.sign("server")
     context.load_cert_chain(server.cert, server.key)
@@ -194,7 +194,7 @@ def test_tls_uses_server_and_client_certificates(
 
     stranger = Authority(folder, "stranger").cert
     assert called() == [b"{}"]
-    # Refused after the handshake, as TLS 1.3 does it: told, or found closed as we write.
+    # Rejected after the handshake, as in TLS 1.3: reported, or found closed as we write.
     with pytest.raises(NoAnswer, match=r"^GET /a: \w"):
         called(cert_file=None)
     with pytest.raises(NoAnswer, match="certificate verify failed"):

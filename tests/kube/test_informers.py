@@ -103,13 +103,13 @@ def new_pod(plane: ControlPlane) -> str:
 
 
 def listed(plane: ControlPlane) -> dict[str, str]:
-    """What the server holds: pod uid -> resourceVersion."""
+    """The server's objects: pod uid -> resourceVersion."""
     items: list[dict[str, Any]] = plane.call("GET", "/api/v1/pods")["items"]
     return {each["metadata"]["uid"]: each["metadata"]["resourceVersion"] for each in items}
 
 
 def known(events: list[Event]) -> dict[str, str]:
-    """What a receiver of these events holds: pod uid -> resourceVersion."""
+    """The objects of a receiver of these events: pod uid -> resourceVersion."""
     pods: dict[str, str] = {}
     for event in events:
         if isinstance(event, Relisted) and event.kind is Pod:
@@ -158,7 +158,7 @@ def test_every_kind_has_events_for_create_update_and_delete(plane: ControlPlane)
     beats = [each for each in events if isinstance(each, HeartbeatSeen)]
     assert [each.lease.metadata.name for each in beats] == ["n"]
     nodes = [each.pod.node for each in events if isinstance(each, PodSeen)]
-    assert nodes == ["", "n", "n"]  # the last one says that it is being deleted
+    assert nodes == ["", "n", "n"]  # the last one shows that it is being deleted
     assert known(seen.events) == listed(plane)
 
 
@@ -308,7 +308,7 @@ def test_an_interrupted_stream_is_not_read_any_more(plane: ControlPlane) -> None
 
 
 def test_an_expired_continue_token_restarts_the_list(plane: ControlPlane) -> None:
-    """Compacted between two pages; started anew, as a server keeps snapshots of its own."""
+    """Compacted between two pages; restarted, as a server keeps snapshots of its own."""
 
     class Compacting(KubeApi):
         answers: list[int] = []  # noqa: RUF012 -- one instance

@@ -22,7 +22,7 @@ def raw(of: Any) -> msgspec.Raw:
 
 
 def manifest(name: str, image: str = "1", node: str = "") -> dict[str, Any]:
-    """Of a pod of a Deployment."""
+    """JSON of a pod of a Deployment."""
     limits = {"nvidia.com/gpu.shared": image, "cpu": "2"}
     return {
         "metadata": {"name": name, "namespace": "d", "uid": name, "labels": {"app": "a"}},

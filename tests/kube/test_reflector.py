@@ -32,7 +32,7 @@ from tests.kube.recorder import Recorder
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 
 KINDS = {kind.name: kind for kind in watched_kinds("headroom-system")}
-#: Where only some pods concern anybody.
+#: A watch that concerns only some pods.
 KINDS["our pods"] = next(
     kind
     for kind in watched_kinds("headroom-system", lambda pod: pod.metadata.name.startswith("ours"))

@@ -84,7 +84,7 @@ class Replica:
         self.state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=WALL_S)
         self.name = name
         self.ledger: Ledger
-        #: While it is paused nothing is told to it.
+        #: While it is paused, no change is delivered to it.
         self.paused: list[Event] | None = None
 
     def over(self, server: Server, wall_s: "Clock") -> None:
@@ -197,7 +197,7 @@ class Cluster:
         assert isinstance(judged, Placement) == (found is None)
         return found
 
-    # The chores, in two halves.
+    # Reconciling, in two halves.
 
     def found_by(self, i: int) -> list[Chore]:
         state = self.replicas[i].state

@@ -15,7 +15,7 @@ from tests.model.world import changed
 
 @pytest.fixture
 def state() -> ClusterWriter:
-    """Node n1 holds a promise to q; then q is bound to it by another scheduler."""
+    """Node n1 has a reservation for q; then another scheduler binds q to it."""
     state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
     q = pod("q", 6)
     reservation = state.adopt(q, gpunode("n1"))

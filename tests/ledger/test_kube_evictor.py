@@ -110,7 +110,7 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
 ) -> None:
     placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
     pod = bound(plane, "p" + "x" * 252, placement)
-    for _ in range(2):  # another replica tells the same
+    for _ in range(2):  # another replica writes the same
         post = KubeEvents(api, lambda: 1_795_219_200.0).post
         assert post(pod_notice(pod, "InsufficientGPUMemory", "It does not fit.", key=""))
     query = f"fieldSelector=involvedObject.uid={pod.metadata.uid}"
@@ -118,7 +118,7 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
     assert (event["type"], event["reason"]) == ("Warning", "InsufficientGPUMemory")
     assert event["message"] == "It does not fit."
     assert event["lastTimestamp"] == "2026-11-21T00:00:00Z"
-    # By which the pod came to where it has to be told of.
+    # The pod is assigned to the node that must be reported.
     assert event["metadata"]["annotations"] == {"headroom.gpu/decision": "u.7"}
 
 

@@ -187,7 +187,7 @@ class TestGPUNode:
         assert kept(node.name)
         store.write_spec(node, GPUNodeSpec(initialised=True))
         assert not kept(node.name)
-        # Nor does it begin anew with what the agent reports.
+        # Nor does the agent's report reset it.
         path, kind = f"{GPUNODES}/{node.name}/status", "application/merge-patch+json"
         plane.call("PATCH", path, {"status": {"agentVersion": "1"}}, kind)
         assert not kept(node.name)

@@ -360,7 +360,7 @@ class TestBindingThatFails:
         assert outcome == Bound() if kept else isinstance(outcome, Failed)
         if isinstance(outcome, Failed):
             assert words in outcome.message
-        # Somebody else may have bound it before it went: then its containers may run on.
+        # Another scheduler may have bound it before it was deleted: then its containers may run.
         may_run = fate in ("gone", "replaced")
         assert ("uid-p" in stage.reserved) == (kept or may_run)
 
@@ -435,7 +435,7 @@ class TestFaultAtEveryCall:
         removed = stage.remove()
         assert not bound or (not removed and "uid-p" in stage.reserved)
         stage.fault = no_fault
-        # The store is well again: nothing is in the way of the next attempt, or of tidying up.
+        # The store works again: nothing prevents the next attempt, or reconciling.
         assert stage.bind(ask) == Bound()
         assert stage.reserved == {"uid-p"}
         stage.store.delete_pod("a", "p")
@@ -620,7 +620,7 @@ class TestRequeue:
     def test_two_replicas_requeue_a_pod_once(self, stage: Stage) -> None:
         theirs = stage.ledger.requeue(pod())
         before = stage.pod()
-        assert stage.ledger.requeue(pod()) == theirs  # as it was before the other woke it
+        assert stage.ledger.requeue(pod()) == theirs  # as before the other replica requeued it
         assert stage.pod() == before
         assert stage.ledger.requeue(before) != theirs
 
@@ -938,7 +938,7 @@ def test_a_cached_decision_is_used_only_for_the_same_object(stale: str | None) -
     ask = stage.ask(stage.pod())
     if stale == "node":
         stage.store.report([("n", DEVICES)])
-    elif stale == "pod":  # it has changed, and is read, as there is a promise to it
+    elif stale == "pod":  # it has changed, and is read, because it has a reservation
         stage.store.touch_pod(stage.pod(), "again")
         charged = adopt(stage.pod(), stage.node())
         assert charged is not None

@@ -21,7 +21,7 @@ def test_a_recreated_node_takes_pods_after_remaining_pods_are_charged() -> None:
     cluster.tidy()  # the object is let go
     assert cluster.server.read_gpunode("n") is None
     cluster.add_node()
-    cluster.tidy()  # it is made anew, and waits for a report
+    cluster.tidy()  # it is created again, and waits for a report
     assert cluster.bind("q") == Declined(Reason.NO_REPORT)
     cluster.report()
     assert cluster.fits("1Gi") is Reason.NOT_INITIALISED
@@ -61,14 +61,14 @@ def test_a_bind_to_a_deleted_node_fails_or_is_charged() -> None:
 
 
 def test_renamed_gpus_are_charged_the_reservations_of_the_old_ones() -> None:
-    """A GPU was replaced, or MIG made anew: a pod that waits can be given any of them."""
+    """A GPU was replaced, or MIG reconfigured: a pending pod can be given any of them."""
     cluster = Cluster(shared("a"), shared("b"))
     cluster.create("p")
     cluster.bind("p")
     cluster.report(shared("c"), shared("d"))
     cluster.tidy()
     assert cluster.reserved == {"p"}
-    # One of the two is taken, and nobody knows which.
+    # One of the two is in use, and it is unknown which.
     assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
     cluster.report(pods=[use("p", "d", 16 * GIB)])
     assert cluster.fits("24Gi") is not None
@@ -84,7 +84,7 @@ def test_fewer_gpus_are_charged_all_reservations() -> None:
     cluster.tidy()
     assert cluster.reserved == {"p", "q"}
     assert cluster.fits("1Gi") is not None
-    # One of them never got a device, and is turned away by the kubelet.
+    # One of them never got a device, and is rejected by the kubelet.
     cluster.ends("q", "Failed")
     cluster.report(pods=[use("p", "a", 16 * GIB)])
     cluster.tidy()

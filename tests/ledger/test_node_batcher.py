@@ -22,7 +22,7 @@ from tests.blocking import Faraway
 from tests.ledger.test_ledger import WALL_S, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then
 
-#: What happens as the n-th write of promises begins, or when it has been done.
+#: Fault at the start of the n-th write of reservations, or after it.
 Deeds = dict[tuple[int, str], Callable[[], Awaitable[None]]]
 
 

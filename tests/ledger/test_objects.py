@@ -37,7 +37,7 @@ FLOWCONTROL = "/apis/flowcontrol.apiserver.k8s.io/v1"
 ETCD_BYTES = 1_572_864
 
 
-#: What a kubelet takes by default.
+#: Maximum number of pods of a kubelet by default.
 KUBELET_PODS = 110
 
 
@@ -104,7 +104,7 @@ def test_a_full_node_stays_below_the_etcd_limit(
 ) -> None:
     size = len(encode_gpunode(full(devices, pods, candidates)))
     assert size <= most_kib << 10 < ETCD_BYTES
-    assert size > (most_kib << 10) // 2  # the bound says something
+    assert size > (most_kib << 10) // 2  # the bound is not far too high
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_one_object_holds_the_maximum_of_pods_of_a_kubelet(
             client.rest_client.pool_manager.clear()
         stored = plane.call("GET", f"{GPUNODES}/full")
     size = len(msgspec.json.encode(stored))
-    line = f"GPUNode of 112 MIG devices and {KUBELET_PODS} pods on their way: {size >> 10} KiB"
+    line = f"GPUNode of 112 MIG devices and {KUBELET_PODS} unconfirmed pods: {size >> 10} KiB"
     record_property("measured", line)
     assert len(stored["spec"]["reservations"]) == len(stored["status"]["pods"]) == KUBELET_PODS
     assert size < ETCD_BYTES
@@ -244,7 +244,7 @@ def test_a_gpunode_too_large_for_etcd_is_not_changed(plane: ControlPlane, store:
 
 @pytest.fixture(scope="module")
 def flows(plane: ControlPlane) -> Iterator[dict[str, str]]:
-    """What is deployed, applied; names of flow schemas and levels by their uid."""
+    """The deployed objects, applied; names of flow schemas and levels by their uid."""
     manifests = list(yaml.safe_load_all((ROOT / "deploy/base/flowcontrol.yaml").read_text()))
     names: dict[str, str] = {}
     for manifest in manifests:
@@ -276,6 +276,6 @@ def test_reports_and_binds_have_separate_priority_levels(
             flows.get(answer.headers["X-Kubernetes-PF-PriorityLevel-UID"]),
         )
 
-    # The API server goes by what it was told after a while.
+    # The API server applies them after a while.
     until(lambda: served() == (schema, level), "the flow", 120.0, 0.1, lambda: str(served()))
     http.clear()

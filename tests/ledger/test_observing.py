@@ -93,7 +93,7 @@ def test_a_failed_write_does_not_prevent_a_bind(stage: Observing, kind: type[Sto
     stage.fault = fault
     assert isinstance(stage.bind(stage.ask(pod())), Bound)
     assert stage.pod().node == "n"
-    assert stage.reserved == set()  # a bystander, which is charged when it is seen
+    assert stage.reserved == set()  # an unreserved pod, which is charged when it is seen
 
 
 @pytest.mark.parametrize("kind", TROUBLES)

@@ -101,12 +101,12 @@ def test_two_replicas_have_the_same_result_as_one(scene: str) -> None:
 
     alone.done_by(0, alone.found_by(0))
     for i in range(2):
-        both.done_by(i, chores[i])  # the second knows what it found before the first did it
+        both.done_by(i, chores[i])  # the second has its findings from before the first acted
     assert list(both.content()) == list(alone.content())
     for _ in range(2):
         again.done_by(1, chores[1])
     assert list(again.content()) == list(alone.content())
-    # And all is well for whoever comes next: promises, bound pods and room agree.
+    # And the next bind finds a consistent state: reservations, bound pods and free memory agree.
     for cluster in (alone, both):
         cluster.tidy()
         cluster.tidy()
@@ -180,6 +180,6 @@ def test_a_pod_bound_by_us_is_not_adopted() -> None:
     bound = cluster.server.read_pod("default", "p")
     assert bound is not None
     assert bound.annotation(PLACEMENT)
-    # A replica that has heard of the pod and not of the promise.
+    # A replica that has the pod and not its reservation.
     assert cluster.replicas[1].ledger.charge("n", bound)
     assert cluster.node.spec.reservations["p"].flags == []

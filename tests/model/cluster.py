@@ -1,4 +1,4 @@
-"""The cluster that the model explores, and the judge that knows nothing of how promises are made.
+"""The cluster that the model explores, and a judge that is independent of the ledger's code.
 
 Nodes have one shared device of 10 bytes, pods ask for so many bytes in their annotation. What fits
 is decided by the extender's own ``ClusterWriter``; ``wrong_with`` only reads what the server holds.
@@ -195,7 +195,7 @@ def ends(name: str) -> Deed:
 
 
 def goes_around_us(name: str, node: str) -> Deed:
-    """Another scheduler binds the pod, and asks nobody whether there is room."""
+    """Another scheduler binds the pod, without any check of memory."""
 
     def deed(world: World) -> World | None:
         held = world.pods.get(name)
@@ -207,7 +207,7 @@ def goes_around_us(name: str, node: str) -> Deed:
 
 
 def loses_the_object(node: str) -> Deed:
-    """Somebody deletes the GPUNode by force; it is made anew and its agent reports to it."""
+    """A user deletes the GPUNode by force; it is created again and its agent reports to it."""
     return lambda world: world.without_gpunode(node).with_gpunode(gpunode(node, initialised=False))
 
 
@@ -219,7 +219,7 @@ def asked_bytes(pod: Pod) -> int:
 
 
 def wrong_with(world: World, code: ModuleType = real_ledger) -> str:
-    """What is wrong with a world as it is, or once it is quiet and was tidied by ``code``."""
+    """Errors of a world as it is, or in the end, after ``code`` has reconciled it."""
     return _wrong(world) or _wrong(tidied := _tidy(world, code), settled=True) or _left_over(tidied)
 
 
@@ -228,7 +228,7 @@ def _wrong(world: World, settled: bool = False) -> str:
     for name, node in world.gpunodes.items():
         there = [*world.pods.values(), *world.ghosts.values()]
         sitting = [p for p in there if p.node == name and not p.ended]
-        # Whom others bind may be more than there is room for: not overcommitted by us.
+        # Unreserved pods may overcommit: that is not our error.
         ours = ((name, asked_bytes(p)) for p in sitting if _bound_by_us(p))
         if over := excess(ours, {name: MEMORY_BYTES}):
             return f"{name} is overcommitted: by {over[name]} bytes"
@@ -239,10 +239,10 @@ def _wrong(world: World, settled: bool = False) -> str:
             if reservation is None and not _bound_by_us(one) and not settled:
                 continue
             if reservation is None:
-                return f"{one.metadata.uid} is bound to {name} without a promise"
+                return f"{one.metadata.uid} is bound to {name} without a reservation"
             reserved = sum(sum(charge.candidates.values()) for charge in reservation.charges)
             if reserved < asked_bytes(one):
-                return f"{one.metadata.uid} is promised {reserved} of {asked_bytes(one)} bytes"
+                return f"{one.metadata.uid}: {reserved} of {asked_bytes(one)} bytes are reserved"
             if not _bound_by_us(one):
                 assert "adopted" in reservation.flags
     return ""
@@ -254,7 +254,7 @@ def _bound_by_us(pod: Pod) -> bool:
 
 def _tidy(world: World, code: ModuleType) -> World:
     """All actors have crashed, all messages are lost, what ran on has ended and samples prove it:
-    housekeeping looks into every promise, and at every pod that has none."""
+    reconciling checks every reservation, and every pod without one."""
     store = WorldStore(replace(world, ghosts={}))
     housekeeper = ledger(store, "housekeeper", code)
     for pod in world.pods.values():
@@ -268,7 +268,7 @@ def _tidy(world: World, code: ModuleType) -> World:
 def _left_over(world: World) -> str:
     uids_on = {(p.node, p.metadata.uid) for p in world.pods.values() if p.node and not p.ended}
     leaked = [reservation for reservation in _reservations(world) if reservation not in uids_on]
-    return f"nobody needs, and nobody takes back, the promises {leaked}" if leaked else ""
+    return f"orphaned reservations are never removed: {leaked}" if leaked else ""
 
 
 def _reservations(world: World) -> Iterator[tuple[str, str]]:
@@ -283,7 +283,7 @@ def protocol_with(changes: Mapping[str, str]) -> ModuleType:
     sources = {module.__name__: Path(str(module.__file__)).read_text() for module in MODULES}
     for before, after in changes.items():
         found = [name for name, source in sources.items() for _ in range(source.count(before))]
-        assert len(found) == 1, f"the protocol does not say this once:\n{before}"
+        assert len(found) == 1, f"the protocol does not contain this once:\n{before}"
         sources[found[0]] = sources[found[0]].replace(before, after)
     rewritten = {name: ModuleType(name) for name in sources}
     with patch.dict(sys.modules, rewritten):  # they import each other

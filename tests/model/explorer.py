@@ -7,10 +7,10 @@ none. There are no threads, every state is a value, and equal states are explore
 
 A step is one of
   * a call of one actor reaches the server and is answered;
-  * a writing call is lost from sight: its actor is told ``OutcomeUnknown`` at once, and the message
-    arrives at any later time, or never (so many times as the scenario says);
+  * a writing call is lost: its actor gets ``OutcomeUnknown`` at once, and the message
+      arrives at any later time, or never (at most as often as the scenario allows);
   * such a message arrives;
-  * a deed of somebody else: a user, a kubelet, an administrator.
+  * an action of another client: a user, a kubelet, an administrator.
 
 A crash needs no step of its own: an actor that is never chosen again has crashed, and every state
 is judged. What is lost on its way, or done and not answered, is a message that never arrives, or
@@ -29,11 +29,11 @@ from extender.errors import OutcomeUnknown, StoreError
 from extender.ledger.memory_store import SyncStore
 from tests.model.world import Call, Seam, World, again
 
-#: What an actor does, over the store it is given.
+#: The code of an actor, over the store that it gets.
 Program = Callable[[SyncStore], object]
-#: What somebody else does, once; None while it cannot be done.
+#: A single action of another client; None while it is not possible.
 Deed = Callable[[World], World | None]
-#: What is wrong with a world; empty when nothing is.
+#: Errors of a world; empty if there are none.
 Judge = Callable[[World], str]
 
 
@@ -90,7 +90,7 @@ class _Actors:
         self._next: dict[tuple[int, int], Call | None] = {}
 
     def next_call(self, actor: int, mind: int) -> Call | None:
-        """What the actor does next; None when it has nothing left to do."""
+        """The next step of the actor; None if it is done."""
         if mind == _DONE:
             return None
         key = actor, mind

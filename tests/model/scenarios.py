@@ -1,7 +1,7 @@
-"""What the explorer plays: few actors, chosen so that every pair of rules meets.
+"""The scenarios of the explorer: few actors, chosen so that every pair of rules meets.
 
 Every pod asks for 6 of the 10 bytes of the only device, so that two of them never fit together,
-or for 2 where its user changes it or makes it anew.
+or for 2 if its user changes it or creates it again.
 """
 
 from collections.abc import Callable, Mapping

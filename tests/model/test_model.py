@@ -1,6 +1,6 @@
 """Every order of events, and every rule of DESIGN section 6 dropped once.
 
-The protocol of these explorations begins anew at most ``attempts`` times, where the real one does
+The protocol of these explorations retries at most ``attempts`` times, where the real one does
 8 times: that is the only passage of it that is changed, and it bounds the exploration. Together
 some 400,000 states and a million steps are visited, in half a minute.
 """
@@ -22,7 +22,7 @@ from tests.model.world import World, WorldStore, changed
 
 pytestmark = pytest.mark.slow
 
-#: What was explored is told with ``--log-cli-level=info``.
+#: The explored states are logged with ``--log-cli-level=info``.
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +56,7 @@ def test_no_memory_is_reserved_twice_when_two_answers_are_lost(play: str) -> Non
 
 _TOUCHES = "                        await self.store.touch_pod(pod, self.new_id())\n"
 RULES_DROPPED: Mapping[str, tuple[str, str]] = {
-    "the pod is not read again where it has a promise": (
+    "the pod is not read again if it has a reservation": (
         "if pod is None or request.uid in gpunode.spec.reservations:",
         "if pod is None:",
     ),
@@ -128,7 +128,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                gpunode = await self.store.read_gpunode(node)\n"
         "                rest = {u: r for u, r in gpunode.spec",
     ),
-    "removal keeps the promise of a pod that ended": (
+    "removal keeps the reservation of a pod that ended": (
         "if pod.node == node and not pod.ended:",
         "if pod.node == node:",
     ),
@@ -140,7 +140,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if pod is not None and pod.metadata.uid == uid:",
         "if pod is not None:",
     ),
-    "removal keeps the promise of an unbound pod": (
+    "removal keeps the reservation of an unbound pod": (
         "if pod.node == node and not pod.ended:",
         "if not pod.ended:",
     ),
@@ -157,7 +157,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "part_by_part(await self._store.list_pods(name), AT_ONCE)",
         "part_by_part(early, AT_ONCE)",
     ),
-    "initialising charges nobody": (
+    "initialising charges no pod": (
         "reservations[pod.metadata.uid] = self._reservations.stamped(reservation)",
         "pass",
     ),
@@ -196,7 +196,7 @@ def test_the_model_notices_a_rule_that_is_dropped(dropped: str) -> None:
                 found.append((name, explored))
         if found:
             break
-    assert found, f"nobody notices that {dropped}"
+    assert found, f"no test detects that {dropped}"
     name, shortest = min(found, key=lambda one: len(one[1].story))
     log.info("%s: %s, %d steps: %s", dropped, name, len(shortest.story), shortest)
     assert len(shortest.story) <= 13, shortest

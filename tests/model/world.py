@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class World:
-    """What the server holds. Maps are never changed in place.
+    """The state of the server. Maps are never changed in place.
 
     Each object counts its own versions, for ever, so that what commutes leads to equal worlds.
     """
@@ -195,7 +195,7 @@ class Seam:
 
 
 def again(answer: Any) -> Any:
-    """Return an answer, or raise it; anew, for an exception remembers where it was raised."""
+    """Return an answer, or raise it as a copy, because an exception records where it was raised."""
     if isinstance(answer, StoreError):
         raise type(answer)(*answer.args)
     return answer

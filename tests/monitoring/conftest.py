@@ -40,7 +40,7 @@ class World:
     extender: Server
     #: HOST:PORT.
     agent: str
-    #: Where a Prometheus is to listen, for the extender to ask.
+    #: Address of a future Prometheus, for the extender to query.
     port: int
 
 

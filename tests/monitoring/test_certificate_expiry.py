@@ -1,4 +1,4 @@
-"""When certificates end is told as their files say now."""
+"""The expiry of certificates follows their files."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/metrics.md says what real scrapes say, and Prometheus finds no fault with those."""
+"""docs/metrics.md matches real scrapes, and Prometheus finds no fault with those."""
 
 import http.client
 import re
@@ -32,12 +32,12 @@ UNSEEN = {
     "headroom_container_used_bytes",
     "headroom_container_limit_bytes",
 }
-#: What a histogram adds to its own.
+#: Suffixes that a histogram adds to its name.
 _LE = {"le"}
 
 
 def text_of(world: World) -> tuple[str, str]:
-    """What the extender and the agent serve, once something was sampled."""
+    """The metrics of the extender and the agent, after the first sample."""
     connection = http.client.HTTPConnection(world.agent, timeout=10)
     try:
         connection.request("GET", "/metrics")
@@ -52,8 +52,8 @@ def scrapes(world: World) -> tuple[str, str]:
     def shows(number: int, line: str) -> Callable[[], bool]:
         return lambda: line in text_of(world)[number]
 
-    until(shows(0, "headroom_pod_overuse_bytes{"), "who is greedy is told")
-    until(shows(0, 'headroom_pending_pods{reason="memory_on_any"} 1.0'), "who waits is told")
+    until(shows(0, "headroom_pod_overuse_bytes{"), "overuse is reported")
+    until(shows(0, 'headroom_pending_pods{reason="memory_on_any"} 1.0'), "the pending pod is shown")
     until(shows(1, "headroom_device_sm_activity_smoothed_ratio{"), "the agent has two samples")
     return text_of(world)
 
@@ -125,7 +125,7 @@ def test_prometheus_finds_nothing_to_complain_about(scrapes: tuple[str, str]) ->
 
 
 def test_devices_without_series_of_their_own_are_counted(scrapes: tuple[str, str]) -> None:
-    """Of four, three may have some."""
+    """Of four devices, three may have series."""
     told = families(scrapes)
     devices = {s.labels["device"] for s in told["headroom_ledger_device_headroom_bytes"].samples}
     assert devices == {"GPU-broken-0", "GPU-broken-1", "GPU-shared-0"}

@@ -19,7 +19,7 @@ from tests.serving import offer, pod
 from tests.waiting import until
 
 DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.json"
-#: What is wrong in this world, and nothing else of what one instant shows.
+#: Faults in this world that are visible at once.
 ACTIVE = {
     "HeadroomOvercommitted",
     "HeadroomPodOveruse",
@@ -27,7 +27,7 @@ ACTIVE = {
     "HeadroomUnattributedMemory",
     "HeadroomPodsPendTooLong",
 }
-#: Of these a rate must rise first, or a machine be slow.
+#: For these a rate must rise first, or a machine be slow.
 MAY_BE_ACTIVE = {"HeadroomPredictionMisses", "HeadroomSlow", "HeadroomLoopLag"}
 
 

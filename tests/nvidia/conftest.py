@@ -37,7 +37,7 @@ def sharing(strategy: str, replicas: int, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """What a kubelet learns of a plugin: by its registration, and of ListAndWatch's first word."""
+    """The kubelet's data about a plugin: its registration and first ListAndWatch message."""
 
     resource: str
     socket: str
@@ -81,7 +81,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         )
 
     def _cover(self, gpus: list[Gpu]) -> None:
-        """What the plugin looks for besides the driver's library."""
+        """Files that the plugin needs in addition to the driver's library."""
         minors = self.folder / "over/proc/driver/nvidia-caps/mig-minors"
         minors.parent.mkdir(parents=True)
         minors.write_text(mig_minors(gpus))
@@ -93,7 +93,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         control.chmod(0o755)
 
     def allocate(self, registered: Any, *replicas: str) -> Any:
-        """What the plugin answers for a container that is given these replicas."""
+        """The plugin's answer for a container that is given these replicas."""
         asked = {"container_requests": [{"devices_ids": list(replicas)}]}
         with grpc.insecure_channel(f"unix:{self.plugins / registered.endpoint}") as channel:
             plugin = api_services.DevicePluginStub(channel)
@@ -102,7 +102,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         return container
 
     def advertised(self, registered: Any = None) -> Advertised:
-        """Of the registration given, or the next."""
+        """The replicas of the given registration, or the next one."""
         registered = registered or self.registered()
         with grpc.insecure_channel(f"unix:{self.plugins / registered.endpoint}") as channel:
             plugin = api_services.DevicePluginStub(channel)
@@ -137,7 +137,7 @@ def driver_environment(folder: Path, gpus: list[Gpu]) -> dict[str, str]:
 @starts_processes
 def binaries(request: pytest.FixtureRequest) -> dict[str, Path]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
         return built("gpu-feature-discovery", "nvidia-device-plugin")
 
 

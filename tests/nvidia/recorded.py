@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 RECORDED = TESTS / "recorded/device-plugin/preferred.json"
 #: GPUs, replicas of each, states.
 ASKED = [(1, 2, 10), (2, 16, 150), (3, 5, 250), (4, 4, 300), (5, 3, 200), (6, 8, 200), (8, 10, 150)]
-#: Of a state in which pods are on their way: how often they were admitted, or some of them were.
+#: Answers in a state with unconfirmed pods: how often none or some of them were admitted.
 WALKS = 40
 
 
@@ -23,7 +23,7 @@ class Recording(msgspec.Struct, array_like=True):
     gpus: list[tuple[list[int], int, int]]
     aligned: bool
     size: int
-    #: Pods on their way, of which any number was admitted before the question.
+    #: Unconfirmed pods, of which any number was admitted before the question.
     waiting: int
     #: Every device of which a replica was given, in hundreds of answers.
     given: list[int]
@@ -40,7 +40,7 @@ class Recordings(msgspec.Struct):
 
 
 def pinned_version() -> str:
-    """Of the plugin that the tests build and run."""
+    """The version of the plugin that the tests build and run."""
     required = (TESTS / "gobin/nvidia-device-plugin/go.mod").read_text()
     match = re.search(r"github\.com/NVIDIA/k8s-device-plugin (v\S+)", required)
     assert match is not None

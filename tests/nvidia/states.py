@@ -1,4 +1,4 @@
-"""Nodes in random states, what our code says the plugin could do there, and what it does."""
+"""Nodes in random states: our code's prediction for the plugin, and the plugin's answer."""
 
 import random
 from collections import Counter
@@ -34,7 +34,7 @@ class State:
     replicas: int
     gpus: tuple[Gpu, ...]
     aligned: bool
-    #: What the next container asks for.
+    #: The request of the next container.
     size: int
     #: Pods bound before it that wait for a replica each, of which any may come first.
     waiting: int = 0
@@ -49,7 +49,7 @@ class State:
         ]
 
     def offers(self) -> Iterator[list[str]]:
-        """What the topology manager could let through; all where it has no policy."""
+        """The replicas that the topology manager could allow; all if it has no policy."""
         numas = sorted({gpu.numa for gpu in self.gpus})
         for count in range(1, len(numas) + 1) if self.aligned else [len(numas)]:
             for some in combinations(numas, count):

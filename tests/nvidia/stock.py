@@ -10,7 +10,7 @@ from tests.nvidia.conftest import Kubelet, sharing
 
 
 class StockPlugin:
-    """It knows ``gpus`` devices, GPU-0 and so on, of ``replicas`` each."""
+    """It has ``gpus`` devices, GPU-0 and so on, of ``replicas`` each."""
 
     def __init__(self, gpus: int, replicas: int) -> None:
         self._kubelet = Kubelet()
@@ -31,7 +31,7 @@ class StockPlugin:
     def prefer(
         self, available: Sequence[str], required: Sequence[str], size: int, times: int = 1
     ) -> list[list[str]]:
-        """What it answers to the same question, asked so many times in one call."""
+        """Its answers to the same question, asked so many times in one call."""
         question = {
             "available_deviceIDs": available,
             "must_include_deviceIDs": required,

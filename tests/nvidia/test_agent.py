@@ -1,4 +1,4 @@
-"""The agent's view of sharing is what the real plugin advertises, and what real labels say."""
+"""The agent's view of sharing equals the real plugin's replicas and the real labels."""
 
 from collections import Counter
 from collections.abc import Callable

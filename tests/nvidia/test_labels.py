@@ -1,6 +1,6 @@
-"""What the real GPU feature discovery writes on a node, and how far a scheduler can believe it.
+"""Labels of the real GPU feature discovery, and how far a scheduler can rely on them.
 
-Its labels tell of physical GPUs, not of replicas, and of one model only.
+Its labels describe physical GPUs, not replicas, and only one model.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ H200S = gpus(2, "NVIDIA H200", H200_MIB * MIB, first=3)
 
 
 def of_gpu(labels: Mapping[str, str]) -> dict[str, str]:
-    """What schedulers read of them."""
+    """The labels that schedulers read."""
     names = ("count", "replicas", "memory", "product", "sharing-strategy")
     told = {name: labels[f"nvidia.com/gpu.{name}"] for name in names}
     return told | {"mps.capable": labels["nvidia.com/mps.capable"]}
@@ -86,7 +86,7 @@ def of_gpu(labels: Mapping[str, str]) -> dict[str, str]:
                 "product": "NVIDIA-L4-SHARED",
                 "mps.capable": "true",
             },
-            id="both: mps wins and nobody is told",
+            id="both: mps wins silently",
         ),
     ],
 )

@@ -2,11 +2,11 @@
 
 Of several replicas for one container v0.19.3 takes the later ones, where devices are equal by then,
 from the device it took the one before from: Go leaves what is in order as it is. v0.20.0 does the
-opposite, and no report tells which of them runs. So we allow for either, and there are no more
+opposite, and no report shows which of them runs. So we allow for either, and there are no more
 candidates than those of the two together.
 
-This one is v0.19.3, which knows the policy ``distributed`` only. v0.20.0, with which ``packed``
-came, cannot be built here: what it does is what its source says, transcribed.
+This one is v0.19.3, which has the policy ``distributed`` only. v0.20.0, which added ``packed``,
+cannot be built here: its behaviour is transcribed from its source.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def test_its_answers_are_our_candidates() -> None:
 
 @pytest.mark.usefixtures("root", "binaries")
 def test_whole_gpus_are_all_candidates() -> None:
-    """Of those it takes the same ones each time, by their NVLinks: we allow for any."""
+    """It takes the same devices each time, by their NVLinks: we allow for any."""
     with stock_plugin(4, 1) as plugin:
         for state in states(1, 4, seed=1, count=40):
             if not state.waiting and not state.aligned:

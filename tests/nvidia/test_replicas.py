@@ -1,4 +1,4 @@
-"""What the real device plugin offers a kubelet: every GPU of the node, each as often as it says.
+"""Replicas that the real device plugin offers: every GPU of the node, as often as configured.
 
 A shared replica is ``<uuid>::<number>``: it has no memory of its own.
 """

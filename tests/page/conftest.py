@@ -61,7 +61,7 @@ class Looked:
     def __init__(self, page: Page, address: str) -> None:
         self.page, self.address = page, address
         self.complaints: list[str] = []
-        #: What a test brings about itself.
+        #: Errors that a test causes on purpose.
         self.expected: str | None = None
         self.elsewhere: list[str] = []
         page.on("console", lambda message: self._heard(message.type, message.text))

@@ -129,11 +129,11 @@ def gib(text: str) -> float:
 
 
 def test_an_unknown_pod_is_reported(looked: Looked) -> None:
-    looked.expected = "404"  # so the browser itself says in its console
+    looked.expected = "404"  # the browser itself writes it to its console
     page = looked.open("/pod")
-    page.get_by_role("textbox", name="Pod").fill("team-a/nobody")
+    page.get_by_role("textbox", name="Pod").fill("team-a/unknown")
     page.get_by_role("button", name="Why?").click()
-    expect(page.locator("#answer")).to_contain_text("pod team-a/nobody is not known")
+    expect(page.locator("#answer")).to_contain_text("pod team-a/unknown is not known")
 
 
 def test_changes_appear_without_closing_opened_rows(looked: Looked, server: Server) -> None:
@@ -154,7 +154,7 @@ def test_a_row_that_is_replaced_as_it_is_opened_is_open(looked: Looked, server: 
     page.get_by_label("Search").fill("l4-0008")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     expect(page.locator("#live")).to_contain_text("live")
-    # What says that it was opened comes too late.
+    # The event that it was opened comes too late.
     page.evaluate(
         """const row = document.querySelector("details");
         row.addEventListener("toggle", event => event.stopImmediatePropagation(), {capture: true});
@@ -211,7 +211,7 @@ def test_text_stands_out_in_light_and_dark(looked: Looked, scheme: Any) -> None:
     assert faint == []
 
 
-#: Of each element that holds text itself: what is below the 4.5 of WCAG AA.
+#: Elements with text of their own whose contrast is below the 4.5 of WCAG AA.
 CONTRASTS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
   const rgb = colour => {

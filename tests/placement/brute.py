@@ -32,7 +32,7 @@ class Node:
 class State:
     #: How many pods that were ending have gone, by GPU.
     gone: tuple[int, ...]
-    #: Where each pod has its replicas, GPU by GPU in the order given; None: not admitted yet.
+    #: The replicas of each pod, GPU by GPU in the given order; None: not admitted yet.
     where: tuple[tuple[int, ...] | None, ...] = field(default=())
 
     def available(self, node: Node) -> list[int]:

@@ -45,7 +45,7 @@ def test_headroom_matches_the_oracle(world: World, asked: Pod) -> None:
     snap, verdicts = judged(asked, world.weighed())
     for slot, device in enumerate(world.status.devices):
         if oracle.contradictory(device, world.status):
-            continue  # nothing is said of what it holds
+            continue  # its content is not explained
         room = oracle.room(
             device, world.status, world.reservations, world.reserve_bytes, world.tolerance_bytes
         )

@@ -25,7 +25,7 @@ def test_headroom_includes_stranded_memory() -> None:
     assert (found.open_nodes, found.closed_nodes, found.fitting_nodes) == (3, 0, 1)
     assert found.headroom_bytes == (20 + 4 + 14) * GIB
     assert found.stranded_bytes == 14 * GIB  # c has no replica
-    assert (found.replicas_free, found.replicas_stranded) == (6, 3)  # those of b have no room
+    assert (found.replicas_free, found.replicas_stranded) == (6, 3)  # those of b are too small
     assert (found.need_bytes, found.largest_fitting_bytes) == (8 * GIB, 20 * GIB)
     assert capacity_summary(found, 2, at_least=False) == (
         "2 such pods fit now, on 1 of 3 nodes; 38.0 GiB are free in total; 14.0 GiB are on devices "
@@ -66,7 +66,7 @@ def test_headroom_includes_stranded_memory() -> None:
             [weighed(shared(resource="nvidia.com/other"))],
             "closed",
             "no node with a device of this resource accepts pods now",
-            id="nobody has the resource",
+            id="no node has the resource",
         ),
     ],
 )

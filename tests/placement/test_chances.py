@@ -215,9 +215,9 @@ class TestSeveralReplicasForOneContainer:
         ("sharing", "rejects", "fits"),
         [
             pytest.param("time-slicing", None, True, id="time-slicing lets it in"),
-            pytest.param("time-slicing", True, False, id="unless told otherwise"),
+            pytest.param("time-slicing", True, False, id="by default"),
             pytest.param("mps", None, False, id="MPS does not"),
-            pytest.param("mps", False, True, id="unless told otherwise, with MPS"),
+            pytest.param("mps", False, True, id="by default, with MPS"),
         ],
     )
     def test_it_is_rejected_if_the_plugin_rejects_it(

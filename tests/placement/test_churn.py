@@ -38,7 +38,7 @@ class Running:
     sizes: tuple[int, ...]
     #: GPU of each container, once admitted.
     where: list[int] = field(default_factory=list)
-    #: Whether the API server says that it is ending or has ended.
+    #: Whether the API server shows that it is ending or has ended.
     ending: bool = False
     #: GPUs that its own variable shows it, whatever it was given; None: the plugin decides.
     sees: frozenset[int] | None = None

@@ -89,7 +89,7 @@ class TestPinned:
     @pytest.mark.parametrize(
         ("vram", "policy", "device"),
         [
-            pytest.param("4Gi", "pack", "c", id="packed: the fullest that has room"),
+            pytest.param("4Gi", "pack", "c", id="packed: the fullest on which it fits"),
             pytest.param("5Gi", "pack", "b", id="the next when that is too full"),
             pytest.param("4Gi", "spread", "a", id="spread: the emptiest"),
         ],
@@ -267,7 +267,7 @@ class TestTheEquation:
         [
             pytest.param(GIB, 8, id="a miss: it uses what it was given"),
             pytest.param(10 * GIB, 10, id="and more than it asked for"),
-            pytest.param(None, 8, id="nobody can tell"),
+            pytest.param(None, 8, id="unknown"),
         ],
     )
     def test_a_pod_that_may_ignore_its_variable_is_charged_on_both(
@@ -307,7 +307,7 @@ class TestTheEquation:
         assert verdict(pinned("17Gi"), node) is Reason.MEMORY_ON_ANY
 
     def test_no_pod_fits_if_it_could_shift_an_unconfirmed_pod_to_a_full_device(self) -> None:
-        # p is on its way to a; a replica taken there would let it come to b as well.
+        # p is unconfirmed and may get a; if a replica is taken there, it may get b as well.
         crowd = {"p": reservation({"a": 8 * GIB})}
         b = filled("b", 20, free=3, allocated=1)
         how: dict[str, Any] = {"plugin": DISTRIBUTED, "tolerance_bytes": 0, "pins": True}

@@ -147,11 +147,11 @@ def test_small_unattributed_use_is_tolerated(unattributed: int, charged: int) ->
 @pytest.mark.parametrize(
     ("own", "stray", "unattributed"),
     [
-        pytest.param(None, None, 9 - 6, id="nothing told: what the request does not explain"),
-        pytest.param(None, 2, 9 - 6 - 2, id="a stray that is charged is not charged twice"),
+        pytest.param(None, None, 9 - 6, id="not reported: what the request does not explain"),
+        pytest.param(None, 2, 9 - 6 - 2, id="use of an unreserved pod is not charged twice"),
         pytest.param(8, None, 9 - 8, id="nor is a pod that outgrew its request"),
-        pytest.param(-1, 2, 9 - 6 - 2, id="a negative figure tells nothing"),
-        pytest.param(8, 1, 0, id="all told: the agent's word"),
+        pytest.param(-1, 2, 9 - 6 - 2, id="a negative figure is ignored"),
+        pytest.param(8, 1, 0, id="all reported: the agent's figure"),
     ],
 )
 def test_unattributed_use_is_a_difference(
@@ -225,7 +225,7 @@ class TestInstancesThatShareAMemory:
         pytest.param({"reserved_bytes": 25 * GIB}, id="more reserved than there is"),
         pytest.param({"used_bytes": 24 * GIB + 1}, id="more used than there is"),
         pytest.param({"used_bytes": -1}, id="use is absent"),
-        pytest.param({"unattributed_bytes": 1}, id="more unowned than used"),
+        pytest.param({"unattributed_bytes": 1}, id="more unattributed than used"),
         pytest.param({"unattributed_bytes": -1}, id="negative unowned"),
         pytest.param({"replicas": Replicas(free=-1)}, id="negative replicas"),
         pytest.param({"replicas": Replicas(free=1, allocated=1)}, id="two replicas, unshared"),

@@ -46,7 +46,7 @@ def test_the_largest_that_would_fit_is_what_the_best_node_has_on_its_worst_candi
     uneven = weighed(
         shared("x"), shared("y"), name="u", reservations={"u": reservation({"x": 16 * GIB})}
     )
-    # Who waits for x can be given y as well: its promise is taken from both.
+    # The pod that waits for x can be given y as well: its reservation counts on both.
     assert explained("20Gi", uneven, holding("b", 15)).largest_fitting_bytes == 9 * GIB
     stale = weighed(device(), name="s", fresh_until_s=0)
     assert explained("20Gi", stale).largest_fitting_bytes is None

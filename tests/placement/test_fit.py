@@ -61,7 +61,7 @@ def mps(uuid: str = "GPU-0", free: int = 4, **other: object) -> Device:
             pod(),
             weighed(device("D"), reservations={"u": reservation({"D": 1})}),
             Reason.NO_REPLICA,
-            id="the last replica is promised",
+            id="the last replica is reserved",
         ),
         pytest.param(
             pod("1Gi", container(gpus=3)),
@@ -127,7 +127,7 @@ class TestUnhealthyDevices:
         pytest.param(
             {"memory_bytes": -1, "used_bytes": -1, "healthy": False},
             Reason.MEMORY_UNKNOWN,
-            id="its driver does not tell",
+            id="its driver does not report it",
         ),
     )
 

@@ -107,7 +107,7 @@ def test_a_new_pod_without_a_controller_is_not_evicted_and_blocks_no_pod() -> No
 def test_no_pod_starts_on_an_unhealthy_device() -> None:
     sick = shared("a", free=3, allocated=1, healthy=False)
     assert found({"p": waiting()}, {"p": 1}, sick) == leave("p")
-    assert found({"p": newcomer()}, {"p": 1}, sick) == NOBODY  # it has room there
+    assert found({"p": newcomer()}, {"p": 1}, sick) == NOBODY  # it fits there
 
 
 def test_no_pod_is_evicted_from_a_device_with_implausible_figures() -> None:
@@ -150,11 +150,11 @@ def test_an_unconfirmed_pod_is_on_no_device_yet() -> None:
     ("of", "full"),
     [
         pytest.param(shared("a", allocated=1), True, id="too much sits there"),
-        pytest.param(shared("a", allocated=1, memory_bytes=48 * GIB), False, id="it has room"),
+        pytest.param(shared("a", allocated=1, memory_bytes=48 * GIB), False, id="it fits"),
         pytest.param(
             shared("a", allocated=1, memory_bytes=48 * GIB, healthy=False), True, id="it is sick"
         ),
-        pytest.param(device("b", healthy=False), False, id="it is sick, and nobody sits there"),
+        pytest.param(device("b", healthy=False), False, id="it is unhealthy, and no pod is on it"),
     ],
 )
 def test_a_node_is_checked_only_if_a_pod_may_have_to_leave(of: Device, full: bool) -> None:

@@ -18,7 +18,7 @@ from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
 
 UIDS = ["u0", "u1", "u2"]
 
-#: What an occupancy is found of.
+#: The inputs of an occupancy.
 Grounds = tuple[GPUNodeStatus, dict[str, Reservation], Set[str], DeviceChoice]
 
 _of_device: dict[str, st.SearchStrategy[Any]] = {
@@ -139,7 +139,7 @@ def test_it_is_reused_after_any_change_of_measurements() -> None:
     assert a.activity == b.activity
 
 
-#: Two pods are on their way to a node of three devices, of which one is full.
+#: Two pods are unconfirmed on a node of three devices, of which one is full.
 ON_THEIR_WAY = {uid: reservation({"D0": GIB, "D1": GIB}) for uid in UIDS[:2]}
 THREE = [shared("D0"), shared("D1", free=2, allocated=2), shared("D2", free=0, allocated=4)]
 ALIGNED = Plugin(allocation_policy="distributed", topology_manager_policy="restricted")

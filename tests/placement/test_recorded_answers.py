@@ -36,7 +36,7 @@ def test_recorded_answers_for_several_replicas_are_among_our_candidates(
 
 def test_each_plugin_release_covers_a_part_of_our_candidates() -> None:
     """v0.19.3 goes on with the device that it took last, v0.20.0 with one that it has not taken
-    yet. No report tells which of them runs, and together they give all candidates."""
+    yet. No report shows which of them runs, and together they give all candidates."""
     narrower = 0
     for recording in SEVERAL:
         state, given = recording.state(), set(recording.given)

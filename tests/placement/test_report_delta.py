@@ -101,16 +101,16 @@ def after(was: GPUNodeStatus, now: GPUNodeStatus) -> tuple[DeviceTerms, ...] | N
         pytest.param(told(7 * GIB), told(GIB), id="memory is freed"),
         pytest.param(told(9 * GIB), told(9 * GIB, utilization_ratio=1.0), id="no memory"),
         pytest.param(
-            told(), told(unattributed_bytes=64 * MIB), id="strangers within the tolerance"
+            told(), told(unattributed_bytes=64 * MIB), id="unattributed use within the tolerance"
         ),
         pytest.param(told(9 * GIB, GIB), told(9 * GIB, GIB), id="nothing at all"),
         pytest.param(
-            told(unattributed_bytes=None), told(8 * GIB, None), id="nobody can tell whose"
+            told(unattributed_bytes=None), told(8 * GIB, None), id="use is not attributed"
         ),
         pytest.param(
             _with_rows(told(unattributed_bytes=None, used_bytes=3 * GIB), STRAY),
             _with_rows(told(unattributed_bytes=None, used_bytes=9 * GIB), STRAY),
-            id="nobody can tell whose, beside a pod to which nothing is promised",
+            id="use is not attributed, beside an unreserved pod",
         ),
         pytest.param(told(), told(sm_activity=SmActivity(0.5, "gpm")), id="SM activity"),
     ],
@@ -128,13 +128,13 @@ def test_terms_are_reused_if_no_charge_changes(was: GPUNodeStatus, now: GPUNodeS
     [
         pytest.param(told(), told(8 * GIB + 1), id="more than was asked for"),
         pytest.param(told(9 * GIB), told(8 * GIB), id="no longer more than that"),
-        pytest.param(told(), told(None), id="the driver does not tell any more"),
-        pytest.param(told(), told(0), id="it lets go of all"),
+        pytest.param(told(), told(None), id="the driver does not report it any more"),
+        pytest.param(told(), told(0), id="it frees all memory"),
         pytest.param(told(), told(unattributed_bytes=64 * MIB + 1), id="strangers"),
         pytest.param(told(unattributed_bytes=GIB), told(), id="strangers go"),
-        pytest.param(told(), told(unattributed_bytes=None), id="nobody can tell whose any more"),
+        pytest.param(told(), told(unattributed_bytes=None), id="use is not attributed any more"),
         pytest.param(
-            told(unattributed_bytes=None), told(8 * GIB + 65 * MIB, None), id="somebody uses more"
+            told(unattributed_bytes=None), told(8 * GIB + 65 * MIB, None), id="a process uses more"
         ),
         pytest.param(told(), told(healthy=False), id="the device breaks"),
         pytest.param(told(healthy=False), told(8 * GIB, healthy=False), id="it is broken"),
@@ -149,7 +149,7 @@ def test_terms_are_reused_if_no_charge_changes(was: GPUNodeStatus, now: GPUNodeS
         pytest.param(
             _with_rows(told(), STRAY),
             _with_rows(told(), replace(STRAY, used_bytes=2 * GIB)),
-            id="one to which nothing is promised uses more",
+            id="an unreserved pod uses more",
         ),
         pytest.param(
             _with_rows(told(), TWICE),

@@ -92,7 +92,7 @@ def test_each_resource_has_its_own_request() -> None:
     [
         pytest.param(pod("nonsense", container(gpus=0)), id="no GPU at all"),
         pytest.param(
-            pod("nonsense", container(resource="example.com/gpu")), id="a GPU of somebody else"
+            pod("nonsense", container(resource="example.com/gpu")), id="a GPU of another vendor"
         ),
         pytest.param(pod("nonsense", Container(name="main")), id="no resources at all"),
     ],

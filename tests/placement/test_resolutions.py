@@ -36,7 +36,7 @@ class World:
     node: brute.Node
     memory: tuple[int, ...]
     sitting: tuple[Sitting, ...]
-    #: Of each pod on its way the sizes of its containers, a replica each.
+    #: Unconfirmed pod -> the sizes of its containers, a replica each.
     waiting: list[tuple[int, ...]] = field(default_factory=list)
     reservations: dict[str, Reservation] = field(default_factory=dict)
 

@@ -219,7 +219,7 @@ def test_no_memory_is_ever_overcommitted(kind: str, data: DataObject) -> None:
             truth.check()
         elif step == "r":
             truth.report(rows)
-    while waiting:  # whoever was bound may be admitted in the end, in any order
+    while waiting:  # any bound pod may be admitted in the end, in any order
         which = data.draw(st.integers(0, len(waiting) - 1), label="admitted last")
         truth.admit(waiting.pop(which), data, greedy)
         truth.check()

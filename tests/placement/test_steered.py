@@ -174,11 +174,11 @@ def test_if_it_fits_nowhere_the_reason_is_that_of_the_candidates() -> None:
     "how",
     [
         pytest.param(
-            {"reservations": {"q": reservation({"A": GIB})}}, id="one was promised no device"
+            {"reservations": {"q": reservation({"A": GIB})}}, id="one has no reserved device"
         ),
         pytest.param(
             {"reservations": {"q": reserved("A", 1), "r": reserved("B", 1)}},
-            id="two were promised two",
+            id="two have two reserved devices",
         ),
         pytest.param(
             {"reservations": {"q": reserved("A", 1)}, "plugin": DISTRIBUTED},
@@ -352,7 +352,7 @@ def test_no_interleaving_rejects_a_reserved_pod_or_overcommits(
                 world.admit(which, data)
             case "r":
                 world.report(steered=data.draw(st.booleans(), label="steered"))
-            # A replica that is let go can turn a prediction: not while anybody goes by one.
+            # A replica that is freed can change a prediction: not while a pod depends on one.
             case "d" if world.held and not world.predicted():
                 uids = sorted({uid for uid, _ in world.held.values()})
                 gone = data.draw(st.sampled_from(uids), label="ended")

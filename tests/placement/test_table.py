@@ -160,7 +160,7 @@ def test_huge_reservations_stay_large() -> None:
         pytest.param(SmActivity(-0.1, "gpm"), -1, id="negative"),
         pytest.param(SmActivity(math.nan, "gpm"), -1, id="no number"),
         pytest.param(SmActivity(0.25, "nvml"), -1, id="device utilisation"),
-        pytest.param(SmActivity(0.25), -1, id="nobody says what it is"),
+        pytest.param(SmActivity(0.25), -1, id="the source is missing"),
     ],
 )
 def test_sm_activity_is_known_or_absent(activity: SmActivity | None, ppm: int) -> None:

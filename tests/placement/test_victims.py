@@ -50,8 +50,8 @@ def chosen(
 @pytest.mark.parametrize(
     ("pods", "sizes", "need", "leave"),
     [
-        pytest.param([pod("a")], {"a": 4}, 0, set(), id="nobody leaves where there is room"),
-        pytest.param([pod("a")], {"a": 4}, 5, None, id="nobody leaves for nothing"),
+        pytest.param([pod("a")], {"a": 4}, 0, set(), id="no victims if the pod fits"),
+        pytest.param([pod("a")], {"a": 4}, 5, None, id="no victims if that does not help"),
         pytest.param(
             [pod("a"), pod("b")], {"a": 4, "b": 8}, 8, {"b"}, id="one that is enough, not two"
         ),
@@ -211,7 +211,7 @@ def test_no_better_set_exists_and_every_victim_is_needed(world: Worlds) -> None:
         assert (rank(of_found), expected[1]) == (NO_VICTIMS, frozenset())
     for p in of_found:
         assert found - {p.uid} not in helping
-    # Told of something better, it finds nothing.
+    # With a better bound, it finds nothing.
     again = smallest(
         pods, budgets, devices, lambda _: True, helping.__contains__, tries, rank(of_found, budgets)
     )

@@ -1,5 +1,5 @@
 """The room that filter leaves for pods whose bind must come next: what is remembered of a kind of
-pods is what looking anew says."""
+pods equals a new computation."""
 
 from typing import Any
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""What goes over the wire can be read back, whatever the names."""
+"""Encoded answers can be decoded, whatever the names."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""No body makes the server hang, tell its insides, place a pod wrongly or fall over."""
+"""No body makes the server hang, show internals, place a pod wrongly or crash."""
 
 import json
 import socket

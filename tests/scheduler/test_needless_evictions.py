@@ -1,4 +1,4 @@
-"""A thousand random clusters: nobody is evicted for a pod that then does not fit, and nobody who
+"""A thousand random clusters: no pod is evicted for a pod that then does not fit, and none that
 could have stayed.
 
 kube-scheduler is played by what it is known to do: it refuses nodes by counts, proposes the victims
@@ -77,7 +77,7 @@ def pods_on(devices: list[list[On]]) -> list[On]:
 
 
 def counts_allow(devices: list[list[On]], gib: int, mirrored: bool) -> bool:
-    """What kube-scheduler knows of GPUs: free replicas, and memory of the whole node at most."""
+    """kube-scheduler's view of GPUs: free replicas, and memory of the whole node at most."""
     on = pods_on(devices)
     memory = not mirrored or sum(each.gib for each in on) + gib <= 24 * len(devices)
     return len(on) < REPLICAS * len(devices) and memory
@@ -167,8 +167,8 @@ def play(seed: int) -> tuple[int, bool]:
     uids = {each["UID"] for each in answer[node]["Pods"]}
     assert all(priority_of[uid] < priority for uid in uids)
     after = {**layout, node: without(layout[node], uids)}
-    assert counts_allow(after[node], gib, mirrored), "kube-scheduler's own filters refuse it"
-    # Whoever could have stayed was evicted for nothing as well; looked into now and then.
+    assert counts_allow(after[node], gib, mirrored), "kube-scheduler's own filters reject it"
+    # A pod that could have stayed was evicted needlessly as well; checked for some cases.
     for uid in uids if seed % 5 == 0 else ():
         kept = without(layout[node], uids - {uid})
         enough = counts_allow(kept, gib, mirrored)

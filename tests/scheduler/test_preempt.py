@@ -39,7 +39,7 @@ def test_a_node_that_was_rejected_in_the_same_cycle_is_added(world: World) -> No
     assert world.fitting(shown, ["small"]) == []
     answer = world.preempted(shown, {"full": ["a"]})
     assert uids(answer) == {"small": ["b"], "full": ["a"]}
-    # What was refused to another version, or too long ago, may be full by now.
+    # A node that rejected another version, or too long ago, may be full by now.
     assert uids(world.preempted(important("new", "22Gi", version="2"), {"full": ["a"]})) == {
         "full": ["a"]
     }
@@ -55,7 +55,7 @@ def test_its_place_is_held_from_the_answer_on(world: World) -> None:
     assert world.fitting(equal, ["full"]) == []
     rejected = world.journal.of_uid("uid-equal")
     assert rejected is not None
-    assert not rejected.sure  # it is woken when the place is not held any more
+    assert not rejected.sure  # it is requeued when the hold ends
     assert world.fitting(higher, ["full"]) == ["full"]
     assert world.fitting(shown, ["full"]) == []
     # Nor is it given to another one that preempts.
@@ -86,7 +86,7 @@ def test_preemptions_are_recorded_with_their_reasons(world: World) -> None:
         "not node full, where 1 pod would leave: a victim of higher priority",
     ]
     assert world.journal.preempted_for("uid-new") == ("uid-new.1", part)
-    # Where nobody is to leave that is told as well.
+    # If no pod has to leave, that is recorded as well.
     world.preempted(important("huge", "90Gi"), {"full": ["a"]})
     record = world.journal.records.of_id("uid-huge.1")
     assert record is not None

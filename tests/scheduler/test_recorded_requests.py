@@ -1,4 +1,4 @@
-"""What real kube-schedulers sent is answered in their shape, naming only what they offered."""
+"""Requests of real kube-schedulers are answered in their format, with offered nodes only."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Pods that were refused together are moved apart, played against kube-scheduler's own queue."""
+"""Pods that were rejected together are spread, simulated with kube-scheduler's own queue."""
 
 import heapq
 import json
@@ -73,7 +73,7 @@ def test_a_crowd_is_moved_apart_and_stays_so(pods: int) -> None:
     share = pods / (MOST_BACK_OFF_S + 1)
     assert together.most(since=300) > 4 * share
     assert apart.most(since=300) <= max(1.5 * share, FEW + 1)
-    # Nobody is forgotten meanwhile.
+    # No pod is forgotten meanwhile.
     tried = Counter(pod for second in range(430, 500) for pod in apart.tried[second])
     assert len(tried) == pods
     assert min(tried.values()) >= 2
@@ -111,7 +111,7 @@ def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -
     crowd[-1]["status"]["nominatedNodeName"] = "full"
 
     def asked(shown: dict[str, Any]) -> str:
-        """The Error, or nothing where the pod is refused."""
+        """The Error; empty if the pod is rejected."""
         answer = json.loads(world.verbs.filter(json.dumps(offer(shown, "full")).encode()))
         assert not answer["NodeNames"]
         assert bool(answer["Error"]) is not bool(answer["FailedAndUnresolvableNodes"])

@@ -1,4 +1,4 @@
-"""What the verbs remember of earlier calls changes no answer."""
+"""Caches of the verbs change no answer."""
 
 import json
 from datetime import datetime

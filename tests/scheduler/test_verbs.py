@@ -38,8 +38,8 @@ def bind(server: Server, shown: dict[str, Any], node: str) -> str:
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 2.5) -> None:
-    """By default well within the interval at which chores are done anyway."""
-    until(holds, "the server knows", within_s)
+    """By default well within the interval of the controllers."""
+    until(holds, "the server has processed it", within_s)
 
 
 def devices(server: Server, node: str) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def test_filter_keeps_memory_for_the_pod_that_is_bound_next(server: Server) -> N
     assert server.post("/filter", offer(second, "shared")).json()["FailedAndUnresolvableNodes"] == {
         "shared": "insufficient GPU memory on any device"
     }
-    # Nothing was promised: who never comes is not waited for.
+    # Nothing was reserved: a bind that never comes is not waited for.
     eventually(lambda: passed(server, second, "shared") == ["shared"])
 
 
@@ -372,7 +372,7 @@ def test_preempt_keeps_only_nodes_that_the_victims_would_free(server: Server) ->
     offered = {"shared": victims("uid-holder"), "pair": victims("uid-other")}
     assert preempted(server, shown, **offered).keys() == {"shared"}
     assert preempted(server, shown, pair=victims("uid-other")) == {"pair": ["uid-other"]}
-    # Who leaves by kube-scheduler's proposal makes no room, and the one who would is added.
+    # The victim that kube-scheduler proposed does not help, and one that does is added.
     assert preempted(server, shown, shared=victims("uid-other"), gone=victims("x")) == {
         "shared": ["uid-holder", "uid-other"]
     }

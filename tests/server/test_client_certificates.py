@@ -44,7 +44,7 @@ def test_the_subject_names_user_and_groups(
 
 
 class Reviews:
-    """Knows no token, and lets ann see the nodes."""
+    """Accepts no token, and lets ann see the nodes."""
 
     def authenticate(self, token: str) -> User | None:
         return None

@@ -55,7 +55,7 @@ def counting() -> type[Counting]:
 
 
 def everything(port: int, sent: bytes) -> bytes:
-    """All that the server says, until it ends the connection."""
+    """All output of the server, until it ends the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(sent)
         answer = b""

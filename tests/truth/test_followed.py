@@ -1,4 +1,4 @@
-"""From the promise to the report that shows the pod: reports late, old, lost or repeated."""
+"""From the reservation to the report that shows the pod: reports late, old, lost or repeated."""
 
 import asyncio
 from collections.abc import Callable
@@ -146,7 +146,7 @@ def test_what_a_later_pod_relied_on_is_held_against_it_too() -> None:
 
 
 def test_a_pod_that_ended_in_between_does_not_count_for_the_next() -> None:
-    """With g on its way as well, two pods could come to D0; g had ended when q was let in."""
+    """With g unconfirmed as well, two pods could come to D0; g had ended when q was admitted."""
     idle = [shared("D0", free=4), shared("D1", free=4)]
     own = {uid: reservation({"D0": GIB, "D1": GIB}, name=uid) for uid in ("p", "g", "q")}
     first = gpunode(
@@ -200,7 +200,7 @@ def test_an_object_that_is_created_again_has_no_predictions(
     state.apply([seen(node(1, *IDLE, uid="another", reservations=adopted))])
     assert results(state) == [("p", Result.UNSEEN)]
     state.apply([seen(node(2, *ASTRAY, shown="D1", uid="another", reservations=adopted))])
-    assert results(state) == []  # nobody predicted anything
+    assert results(state) == []  # there was no prediction
 
 
 def test_without_reports_the_pod_stays_unconfirmed() -> None:
@@ -272,7 +272,7 @@ def test_health_that_came_and_went_between_two_reports_is_remembered() -> None:
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
 
 
-# What one replica tells.
+# Reports of one replica.
 
 
 def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:

@@ -1,5 +1,5 @@
 """Whatever happens to a node in whatever order: a device is overcommitted only after a surprise,
-and then the extender says so.
+and then the extender reports that.
 
 Pods are bound, admitted in any order, reported late, by an agent that may be silent or write a
 sample of before; they end, are deleted, are told of late. The plugin is restarted, with another
@@ -39,7 +39,7 @@ class Machine(RuleBasedStateMachine):
         self.node = StandIn(gpus(count, MEMORY_GIB), how, seed=seed)
         self.world = World({"n": self.node}, self.choice)
         self.number = 0
-        #: What was done that can turn a prediction of a pod that is on its way.
+        #: Events that can change the prediction of an unconfirmed pod.
         self.provoked: set[Surprise] = set()
         #: Pods that bypassed us.
         self.strangers: set[str] = set()
@@ -68,7 +68,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def unseen(self) -> list[str]:
-        """On their way as far as the extender knows."""
+        """Unconfirmed pods, as far as the extender has seen."""
         watched = self.world.state.observations
         return [uid for uid in self.world.sizes if watched.is_pending("n", uid)]
 
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def make_the_object_anew(self) -> None:
-        """Somebody deletes the GPUNode by hand; extenders and agent begin again."""
+        """A user deletes the GPUNode by hand; extenders and agent begin again."""
         self.world.make_anew("n")
 
     def _restart(self, packed: bool) -> None:
@@ -145,7 +145,7 @@ class Quiet(Machine):
 
 
 class QuietOnAny(Quiet):
-    """Where any device must have room that holds whatever happens to the replicas."""
+    """If every device must have enough memory, that holds whatever happens to the replicas."""
 
     choice = "any"
 

@@ -1,4 +1,4 @@
-"""What can turn a prediction between binding and admission (DESIGN section 5), each provoked.
+"""Events that can change a prediction between binding and admission, each provoked.
 
 A node of two GPUs with 24 GiB and four replicas each. GPU-1 holds a large pod, and GPU-0 nothing,
 so that the next pod is predicted on GPU-0; then something happens before it is admitted. Whether a
@@ -43,13 +43,13 @@ def unhealthy(world: World) -> None:
 
 
 def bypassed(world: World) -> None:
-    """Two pods that somebody else bound are admitted first."""
+    """Two pods that another scheduler bound are admitted first."""
     for uid in ("other-1", "other-2"):
         world.bypass(uid, 1, "n", towards="GPU-0")
 
 
 def bypassed_and_heard_of(world: World) -> None:
-    """The same, and the watch has told of them when the report comes."""
+    """The same, and the watch has delivered them when the report comes."""
     bypassed(world)
     for uid in ("other-1", "other-2"):
         world.hear_of(uid, "n")
@@ -69,7 +69,7 @@ CASES = [
     pytest.param(unhealthy, 0, Surprise.HEALTH, id="replicas turn unhealthy"),
     pytest.param(bypassed, 0, Surprise.BYPASS, id="pods bypass us, and only the report shows them"),
     pytest.param(bypassed_and_heard_of, 0, Surprise.BYPASS, id="pods bypass us"),
-    pytest.param(configured_anew, 0, Surprise.CONFIGURATION, id="the plugin is configured anew"),
+    pytest.param(configured_anew, 0, Surprise.CONFIGURATION, id="the plugin is reconfigured"),
 ]
 
 
@@ -87,7 +87,7 @@ def test_a_surprise_is_recognised_and_the_charge_moved(
     assert (outcome.predicted, outcome.observed) == (("GPU-0",), ("GPU-1",))
     # The stand-in agrees, less what the pods that ended without our knowing are still charged.
     assert outcome.overcommitted_bytes >= world.excess_bytes("n")["GPU-1"]
-    # The charge is where the pod is: nobody is placed on GPU-1 any more, and GPU-0 is free of it.
+    # The charge follows the pod: no pod is placed on GPU-1 any more, and GPU-0 is free of it.
     one, other = world.state.snapshot().nodes[0].devices
     assert "p" not in {holder.uid for holder in one.holders}
     assert "p" in {holder.uid for holder in other.holders if holder.observed}
@@ -141,7 +141,7 @@ def test_replicas_that_are_healthy_again_are_a_surprise() -> None:
 
 
 def test_a_pod_deleted_before_admission_turns_nothing() -> None:
-    """What is left counts on any of them never being admitted."""
+    """Any of the remaining pods may never be admitted."""
     for choice in ("GPU-0", "GPU-1"):
         world = World({"n": StandIn(gpus(2), Settings(4))})
         for uid in ("a", "b", "c"):
@@ -155,7 +155,7 @@ def test_a_pod_deleted_before_admission_turns_nothing() -> None:
 
 
 def test_two_pods_on_a_device_for_one_are_a_miss_of_the_second() -> None:
-    """Each sits on a candidate of its own; that both are there nobody had counted on."""
+    """Each is on a candidate of its own; both together were not predicted."""
     world = World({"n": StandIn(gpus(2), Settings(4))})
     for uid, gpu in (("x", 0), ("y", 1)):
         world.bind(uid, 1, node="n")
@@ -190,7 +190,7 @@ def test_a_pod_that_a_later_one_pushes_on_is_no_surprise() -> None:
 
 
 def test_what_was_known_to_end_is_no_surprise() -> None:
-    """Of a pod whose end was told before the binding, both were counted: there, and gone."""
+    """For a pod whose end was delivered before the binding, both cases counted: there, and gone."""
     world = World({"n": StandIn(gpus(2), Settings(4))})
     for uid, gpu in (("x", 0), ("y", 1), ("z", 1)):
         world.bind(uid, 1, node="n")
@@ -210,7 +210,7 @@ def test_what_was_known_to_end_is_no_surprise() -> None:
     [
         pytest.param(unhealthy, Surprise.HEALTH, id="replicas turn unhealthy"),
         pytest.param(bypassed, Surprise.BYPASS, id="pods bypass us"),
-        pytest.param(configured_anew, Surprise.CONFIGURATION, id="the plugin is configured anew"),
+        pytest.param(configured_anew, Surprise.CONFIGURATION, id="the plugin is reconfigured"),
     ],
 )
 def test_of_several_surprises_the_one_that_explains_it_is_named(

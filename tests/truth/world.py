@@ -1,8 +1,8 @@
 """Extender and stand-in nodes in one process, without a clock: every step is a call.
 
-The extender's parts are together as in a replica: what is written is seen at once, reports are
-written when the test says so. Whether a device holds more than it has is asked of the stand-in,
-whose processes take what their pods were promised: it knows nothing of the extender.
+The extender's parts are combined as in a replica: writes are seen at once, reports are written when
+a test decides. The stand-in node shows whether a device is overcommitted: its processes use what is
+reserved for their pods, and it is independent of the extender.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from tests.standin.lots import first
 from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin, device_of
 
-#: Nobody reports unless told to.
+#: No agent reports unless a test lets it.
 NEVER_STALE_S = 1e12
 
 
@@ -82,7 +82,7 @@ class World:
         self.sizes: dict[str, int] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.misses: list[Outcome] = []
-        #: Pods that were on their way when their predictions were lost with the node's object.
+        #: Pods that were unconfirmed when their predictions were lost with the node's object.
         self.lost: set[str] = set()
         for name, node in nodes.items():
             annotations = {DEVICE_CHOICE: choice}
@@ -116,12 +116,12 @@ class World:
         return None if winner is None else snap.nodes[winner].name
 
     def bypass(self, uid: str, gib: int, node: str, towards: str | None = None) -> None:
-        """Somebody else binds a pod, and the kubelet admits it before we hear of it."""
+        """Another scheduler binds a pod, and the kubelet admits it before the watch delivers it."""
         self.sizes[uid] = gib * GIB
         self._admit(node, uid, 1, towards)
 
     def hear_of(self, uid: str, node: str) -> None:
-        """The watch tells of a pod that somebody else bound."""
+        """The watch delivers a pod that another scheduler bound."""
         pod = kube_pod(uid, self.sizes[uid] // GIB, 1, node)
         self.store.admit(pod)
         self.state.apply([PodSeen(pod)])
@@ -141,11 +141,11 @@ class World:
         return self.nodes[node].admit(pod, lots).admitted
 
     def finish(self, uid: str, node: str) -> None:
-        """Its containers end by themselves; the kubelet knows, nobody else does yet."""
+        """Its containers end by themselves; so far only the kubelet has seen it."""
         self.nodes[node].end(uid)
 
     def hear_of_end(self, uid: str) -> None:
-        """The watch tells that the pod has ended, or was deleted before it was admitted."""
+        """The watch shows that the pod has ended, or was deleted before it was admitted."""
         self.store.delete_pod("default", uid)
         self.tidy()
 
@@ -180,14 +180,14 @@ class World:
     # What the devices hold.
 
     def excess_bytes(self, name: str) -> dict[str, int]:
-        """Of each device that holds more than it has, how much too much."""
+        """Overcommitted device -> excess bytes."""
         node = self.nodes[name]
         has = {gpu.uuid: gpu.memory_bytes - gpu.reserved_bytes for gpu in node.gpus}
         return excess(node.used_bytes().items(), has)
 
 
 def report(node: StandIn) -> GPUNodeStatus:
-    """What an agent would see of the node now."""
+    """An agent's view of the node now."""
     listed = node.pod_resources()
     held = [replica for _, given in listed for each in given.values() for replica in each]
     rows = [

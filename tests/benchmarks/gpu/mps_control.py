@@ -1,4 +1,4 @@
-"""The MPS control daemon of the stand-in: -f runs until somebody writes "quit" to another one."""
+"""The MPS control daemon of the stand-in: -f runs until a client writes "quit" to another one."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
 """nvidia-smi of the stand-in: prints what the real one prints, from the same driver library.
 
 FAKE_SMI_USED_MIB is added to each figure of used memory, FAKE_SMI_MINOR to each minor number, and
-FAKE_SMI_SM to dmon's columns: what a driver would say that the agent reads wrongly.
+FAKE_SMI_SM to dmon's columns: values of a driver that the agent would read wrongly.
 """
 
 import os

@@ -39,7 +39,7 @@ class Stage:
             "PYTHONPATH": str(ROOT),
         }
 
-    #: What the driver says of a GPU on which nothing runs.
+    #: The driver's values for an idle GPU.
     quiet = ("util 0", "sm 0 0", "recovery 0")
 
     def script(self, name: str, text: str) -> None:
