@@ -119,7 +119,7 @@ class World:
 
 
 def lost(status: GPUNodeStatus) -> list[str]:
-    """What readers of the report do not see."""
+    """The data that readers of the report lack."""
     (device,), pods = status.devices, status.pods
     missing = {
         "which pod holds which replica": not any(pod.replica for pod in pods),

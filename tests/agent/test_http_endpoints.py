@@ -344,7 +344,7 @@ for host in ("127.0.0.1", "10.9.8.7"):
                 client.request("GET", path)
                 print(host, name, path, client.getresponse().status)
             except ConnectionRefusedError:
-                print(host, name, "refused")
+                print(host, name, "closed")
             client.close()
 server.stop()
 """
@@ -366,5 +366,5 @@ def test_the_report_is_given_on_the_loopback_only() -> None:
         *(f"127.0.0.1 local {path} 200" for path in ("/v1/report", *for_all)),
         "10.9.8.7 public /v1/report 403",
         *(f"10.9.8.7 public {path} 200" for path in for_all),
-        *["10.9.8.7 local refused"] * 4,
+        *["10.9.8.7 local closed"] * 4,
     ], done.stderr

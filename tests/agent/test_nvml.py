@@ -744,7 +744,7 @@ CALLS = [
     "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetMigDeviceHandleByIndex",
 ]
-#: What a call may do instead of answering: any code of NVML, an invalid answer, an exception.
+#: Behaviours of a call instead of an answer: any code of NVML, an invalid answer, an exception.
 MISHAPS: dict[str, Callable[..., Any]] = {
     **{f"code {code}": refusing(code) for code in [*range(1, 30), 777, 999]},
     "no sense": lambda *args: "no sense",

@@ -1,4 +1,4 @@
-"""What the agent reads before it answers the kubelet, and its error if it cannot answer."""
+"""The agent's reads before it answers the kubelet, and its error if it cannot answer."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What reaches the API server, on the wire, and how the status writer handles its answers."""
+"""Writes to the API server, on the wire, and how the status writer handles its answers."""
 
 import math
 import random

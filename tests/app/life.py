@@ -1,5 +1,6 @@
 """The life of a small cluster on one replica: nodes and pods come and go, and the replica's loops
-do their work. What has not come about in the end is told."""
+do their work. Steps that did not happen in the end are reported.
+"""
 
 import asyncio
 import tempfile

@@ -109,8 +109,8 @@ def admitted(scheduler: Product, world: World, name: str, size: int) -> int:
 
 
 def test_steered_the_agent_gives_the_device_that_the_extender_chose() -> None:
-    """Of 79 GiB 39 are left beside the first: another of 30 goes there, the plugin would not. Who
-    needs the other device waits until it is seen: either could be asked for first."""
+    """39 of 79 GiB are free beside the first pod: another of 30 goes there, against the plugin's
+    choice. A pod for the other device waits: the kubelet could ask for either first."""
     world = World(Shape(1, 2, 80 * GIB, 6, "distributed"), 1)
     steered = Steered(world)
     assert placed(steered, world, ("a", 40)) == [0]

@@ -26,9 +26,9 @@ from tests.chaos.storm import schedule
 from tests.chaos.weather import Weather
 from tests.controlplane import ROOT, built, control_plane
 
-#: How long nothing need get better after the storm, as extenders and agents are set by default:
-#: silence makes a node stale for 90 s, an orphan is looked into after 60 s, a pod that was woken in
-#: vain waits for 10 s, kube-scheduler's own back-off ends after 10 s.
+#: Maximum time without an improvement after the faults, with default settings: a node becomes
+#: stale after 90 s, an orphan is checked after 60 s, the back-off of a requeued pod is 10 s, and so
+#: is kube-scheduler's own.
 SETTLE_S = 240.0
 STEP_S = 0.1
 
@@ -130,8 +130,8 @@ def storm(
 def _settle(
     site: Site, within_s: float, quiet_s: float, say: Callable[[str], None]
 ) -> list[Finding]:
-    """What is still wrong when less of it has not been for ``within_s``, or no less after three
-    times that; nothing when nothing was for ``quiet_s``: the two watches need not be at one moment.
+    """The remaining findings if their number has not decreased for ``within_s``, or after three
+    times that; none if there were none for ``quiet_s``: the two watches may differ for a moment.
     """
     began_s = better_s = wrong_s = time.monotonic()
     said_s, fewest = float("-inf"), sys.maxsize

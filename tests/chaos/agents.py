@@ -1,7 +1,7 @@
 """The agents of all nodes: the real agent's deliveries, of what the stand-ins show; silent, lying.
 
-What a sample says of a stand-in is made here; when it is written, confirmed and tried again is up
-to the agent's own ``Courier``.
+The samples of a stand-in are built here; the agent's own status writer decides when they are
+written, confirmed and retried.
 """
 
 import random
@@ -23,10 +23,10 @@ from tests.controlplane import ControlPlane
 from tests.standin.node import StandIn
 from tests.truth.world import report
 
-#: ``boast``: its devices have twice the memory; ``forget``: nobody is on them; ``freeze``: all is
-#: still as it was when the lie began.
-Lie = Literal["boast", "forget", "freeze"]
-LIES: tuple[Lie, ...] = ("boast", "forget", "freeze")
+#: ``overstate``: its devices have twice the memory; ``forget``: no pods are on them; ``freeze``:
+#: nothing has changed since the lie began.
+Lie = Literal["overstate", "forget", "freeze"]
+LIES: tuple[Lie, ...] = ("overstate", "forget", "freeze")
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Agents:
         if mood.lie != "freeze":
             mood.frozen = None
         match mood.lie:
-            case "boast":
+            case "overstate":
                 devices = [
                     msgspec.structs.replace(each, memory_bytes=2 * each.memory_bytes)
                     for each in seen.devices

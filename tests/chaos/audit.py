@@ -1,4 +1,4 @@
-"""Judges a storm by what nobody can talk away: pods and GPUNodes, the plugin's answers, the driver.
+"""Judges a run by independent data: pods and GPUNodes, the plugin's answers, the driver.
 
 It keeps its own books and imports nothing of ours, not even how an annotation is read. All of it is
 pure: it gets pods and GPUNodes in the order of the API server, and for each node, after every
@@ -135,7 +135,7 @@ class Tally:
 
 @dataclass
 class Auditor:
-    """Tell it everything; ``findings`` are what was wrong at any moment, ``settled`` judges an end.
+    """Receives all events. ``findings``: errors at any moment; ``settled`` judges the end.
 
     Pods and GPUNodes come by two watches, of which either may be behind the other. So what looks
     wrong is kept as it looked, and who is left out of the sums is decided when it is asked for.
@@ -215,13 +215,13 @@ class Auditor:
         for uid in before.keys() - reservations(gpunode).keys():
             self._note(name, f"promises {before[uid].get('name')} nothing any more")
         self._gpunodes[name] = gpunode
-        boasts = self._boasts(name, gpunode)
+        overstates = self._overstates(name, gpunode)
         for uid, promise in reservations(gpunode).items():
             attempt = promise.get("attempt", "")
             if self._attempt.get(uid) != attempt:
                 self._attempt[uid] = attempt
                 self._note(name, f"promises {promise.get('name')} ({attempt})")
-                if boasts:
+                if overstates:
                     self._misled.add(uid)
 
     def gpunode_gone(self, name: str) -> None:
@@ -232,8 +232,8 @@ class Auditor:
     # What goes on on the nodes.
 
     def lying(self, node: str, lies: bool) -> None:
-        """The storm makes its agent lie from now on, or no longer; its lies may be believed until
-        the report of a truthful one has arrived, which ``gpunode`` is told of."""
+        """Its agent lies from now on, or no longer. Lies may be believed until a true report has
+        arrived, which ``gpunode`` receives."""
         if lies != (node in self._lying):
             self._note(node, "its agent lies" if lies else "its agent lies no longer")
         self._unforeseen(node)
@@ -364,8 +364,8 @@ class Auditor:
         return max(wanted_bytes, self._ask_on(pod, node, device))
 
     def _promised_beyond(self, node: str, device: str, taken: Mapping[str, int]) -> int:
-        """What misled pods were promised there beyond what they ask for: a share of what there is
-        was worth more when there seemed to be more, and a promise stands."""
+        """The bytes reserved for misled pods beyond their requests: with more memory in the report,
+        a share was larger, and a reservation stays as it is."""
         promises = reservations(self._gpunodes.get(node, {}))
         return sum(
             max(0, _charged_bytes(promises[uid], device) - wanted)
@@ -478,7 +478,7 @@ class Auditor:
         pod = self._pods.get(uid)
         return pod is not None and not pod.gone
 
-    def _boasts(self, name: str, gpunode: Object) -> bool:
+    def _overstates(self, name: str, gpunode: Object) -> bool:
         has = self.machines[name].memory_bytes
         devices = (gpunode.get("status") or {}).get("devices") or ()
         return any(each.get("memory", 0) > has.get(each["uuid"], 0) for each in devices)

@@ -1,7 +1,7 @@
 """Judges kube-scheduler's calls while consoles and webhooks fail: none of them may notice.
 
 Pure, and imports nothing of ours, as ``audit``. The calls of the same site before the first fault
-say what is usual there.
+show what is usual there.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.chaos.audit import Finding
 
-#: Of the mean of all calls of a verb, to that before the faults. Floods take a share of the same
+#: Mean of all calls of a verb, relative to that before the faults. Floods take a share of the same
 #: cores here, which is no more than that; to wait for any process that is paused is.
 MOST_RATIO = 20.0
 #: A mean below this is not significant: one pause of the machine makes it ten times as long.
@@ -53,9 +53,11 @@ def noticed(
     timeout_s: float,
     fates: Callable[[str], Sequence[str]],
 ) -> Iterator[Finding]:
-    """What differs in the calls ``during`` the faults. A bind fails rightly for what filter refuses
-    nodes for, since another pod can come first, and for what the API server shows of the pod:
-    ``fates`` of its uid begin the words that may follow its name."""
+    """Yield the differences between the calls ``before`` and ``during`` the faults.
+
+    A bind may fail for a reason for which filter rejects nodes, because another pod can come first,
+    and for a state of the pod at the API server: ``fates`` returns the texts that may follow the
+    pod's name."""
     rejections = {why for call in (*before, *during) for why in call.rejections}
     late = [call for call in during if call.took_s > 0.9 * timeout_s or TOOK_LONGER in call.error]
     if len(late) > MOST_LATE * len(during):

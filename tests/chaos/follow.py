@@ -1,7 +1,7 @@
 """Follows one kind of object at the API server itself, around every proxy; never gives up.
 
-Whoever listens is told of a list (all there is) or of one change, in the server's order; several
-may listen, one after the other, on the follower's thread.
+A listener gets a list (all objects) or one change, in the server's order; several listeners are
+called one after the other, on the follower's thread.
 """
 
 import threading

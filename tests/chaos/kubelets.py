@@ -1,7 +1,7 @@
 """The kubelets of all nodes: stand-ins that follow the API server by one watch, through any outage.
 
-Jobs run for as long as their command says (``run 12``); stubborn pods take their whole grace, also
-when they were deleted by force, so that their processes outlive them.
+Jobs run for as long as their command names (``run 12``); stubborn pods take their whole grace
+period, also if they were deleted by force, so that their processes outlive them.
 """
 
 import contextlib

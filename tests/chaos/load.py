@@ -1,7 +1,7 @@
 """Several clients that create and delete pods all the time, each by lots of its own.
 
 Pods of all sizes, jobs that end by themselves and services that do not, stubborn ones, some that
-are replaced under their name at once, and now and then one that somebody binds around us.
+are replaced under their name at once, and now and then one that another scheduler binds.
 """
 
 import itertools

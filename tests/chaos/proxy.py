@@ -2,7 +2,7 @@
 
 In front of the API server stands one reverse proxy for each process of ours, which may be slow, let
 connections drop, answer in the server's place, before it has passed the request on or after, or
-pass it on long after whoever asked has given up. In front of extenders, journals and webhooks is
+pass it on long after the client has given up. In front of extenders, journals and webhooks is
 what a Service is: one address, each connection to the next that takes it. What goes wrong is set by
 lines of JSON on a control port; each is answered with how often what has happened so far, and with
 kube-scheduler's calls since they were asked for last.

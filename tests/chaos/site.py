@@ -1,7 +1,7 @@
 """All that a storm befalls: API server, schedulers, extenders, consoles, webhooks, nodes, clients,
 and their wires.
 
-Nodes are of three sorts, so that most of what is promised can be judged exactly: one shared GPU
+There are three kinds of nodes, so that most reservations can be judged exactly: one shared GPU
 (there is no device to choose), two where a pod must fit on either (``any``), two where the choice
 is predicted.
 """
@@ -353,8 +353,10 @@ class Site:
             return [*noticed(before, during, TIMEOUT_S, self.auditor.fates)]
 
     def keep_up(self) -> None:
-        """Start again what a machine would: an API server, say, that has waited for etcd for too
-        long. Raises ``AssertionError`` of ours, which have no reason to end by themselves."""
+        """Restart what a machine would, for example an API server that waited too long for etcd.
+
+        Raises ``AssertionError`` for our processes, which have no reason to end by themselves.
+        """
         for name in ("etcd", "kube-apiserver", *SCHEDULERS):
             if self.plane.ended(name):
                 self.plane.kill(name)

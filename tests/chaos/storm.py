@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[str, float, float]] = {
     "API server restarted": ("plane", 0.0, 5.0),
     "etcd restarted": ("plane", 0.0, 5.0),
     "agent silent": ("node", 10.0, 150.0),
-    "agent boasts": ("node", 10.0, 60.0),
+    "agent overstates": ("node", 10.0, 60.0),
     "agent forgets": ("node", 10.0, 60.0),
     "agent frozen": ("node", 10.0, 60.0),
     "agent's clock moved": ("node", 10.0, 60.0),
@@ -84,7 +84,7 @@ def schedule(
     alone_s: float = 0.0,
 ) -> list[Fault]:
     """Faults for ``lasts_s`` seconds, one ``every_s`` on average; all are over by then. For the
-    first ``alone_s`` they befall bystanders alone, and these are over before the others begin."""
+    first ``alone_s`` they affect other components only, and end before the others begin."""
     lots = random.Random(seed)
     of = {
         "extender": targets.extenders,

@@ -16,7 +16,7 @@ from tests.chaos.storm import Fault
 from tests.e2e.cluster import GPUNODES
 
 CUTS = {"connections cut": "cut", "watches cut": "cut_watches"}
-LIES = {"agent boasts": "boast", "agent forgets": "forget", "agent frozen": "freeze"}
+LIES = {"agent overstates": "overstate", "agent forgets": "forget", "agent frozen": "freeze"}
 
 
 def wire_settings(fault: Fault) -> dict[str, Any]:

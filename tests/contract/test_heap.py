@@ -35,9 +35,9 @@ with tempfile.NamedTemporaryFile() as file:
     stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
     libc.malloc_info(0, stream)
     libc.fclose(stream)
-    said = file.read().decode()
-mapped = said.partition('type="mmap" count="')[2].partition('"')[0]
-print(said.count("<heap nr="), mapped)
+    text = file.read().decode()
+mapped = text.partition('type="mmap" count="')[2].partition('"')[0]
+print(text.count("<heap nr="), mapped)
 """
 
 

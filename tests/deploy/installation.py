@@ -1,7 +1,7 @@
 """Headroom installed on a real API server, whose request log shows the calls of each account.
 
-Nothing runs pods here. What the manifests say of a process is carried out for it: its account's
-token, its flags, its files, with other ports and folders.
+No pods run here. Each process runs as its manifests specify: with its account's token, its flags
+and its files, but with other ports and folders.
 """
 
 import http.client
@@ -158,8 +158,8 @@ class Installation:
         return self.plane.kubectl("apply", *server_side, *flags)
 
     def make_certificates(self) -> str:
-        """What the Job does, with its account and its command; also for the address at which the
-        API server finds the webhook here."""
+        """Run the Job's command with its account; also for the address at which the API server
+        finds the webhook here."""
         spec = self.objects["Job", NAMESPACE, "headroom-certs-first"]["spec"]["template"]["spec"]
         _, *arguments = spec["containers"][0]["command"]
         return subprocess.run(

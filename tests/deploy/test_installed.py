@@ -45,8 +45,8 @@ BINARIES = (
 UPGRADED = "-upgraded"
 VIEWER_TOKEN = "viewer-of-the-tests"
 USERS_PODS = "/api/v1/namespaces/default/pods"
-#: Rights that nothing needs while all goes well: pods without room are sent away, a Binding without
-#: an answer is looked after, a certificate ends. An Event that is applied is created by a patch,
+#: Rights that are not used without faults: pods that do not fit are evicted, a Binding without an
+#: answer is checked, a certificate expires. An Event that is applied is created by a patch,
 #: which takes both rights.
 NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
     EXTENDER: {
@@ -299,8 +299,8 @@ def created(installation: Installation, name: str, vram: str) -> bool:
 
 
 def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installation) -> None:
-    """As the Deployment does it: the new pod is ready before the old one is told to end; pods come
-    all the while."""
+    """As the Deployment does it: the new pod is ready before the old one is ended; pods are created
+    all the time."""
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
     plane = installation.plane
     before = plane.call("GET", lease)["spec"]["holderIdentity"]

@@ -139,7 +139,7 @@ ROLES = {
     "headroom-certs": CERTS,
     "headroom-extender-mirror": MIRROR,
 }
-#: Names no call to the cluster, or one with the rights of whoever runs the command.
+#: Callables without a call to the cluster, or with the rights of the user of the command.
 OTHERS = {
     "extender.scheduler.server:verbs_app",
     "extender.admission.endpoints:webhook_app",
@@ -185,7 +185,7 @@ def roles() -> Iterator[dict[str, Any]]:
 
 
 def given(role: str) -> set[Right]:
-    """What the roles of that name give."""
+    """The rights of the roles of that name."""
     found: set[Right] = set()
     for manifest in roles():
         if manifest["metadata"]["name"] != role:
@@ -202,7 +202,7 @@ def test_every_place_that_asks_the_api_server_is_known_here() -> None:
     known = OTHERS.union(*ROLES.values())
     unknown = places("contract", "extender", "agent") - known
     assert not unknown, (
-        f"{', '.join(sorted(unknown))}: say here what it asks the API server for, as in "
+        f"{', '.join(sorted(unknown))}: list its calls of the API server here, as in "
         '"extender.ledger.kube_store:KubernetesStore.bind": rights("", "pods/binding", "create")'
     )
     gone = known - places("contract", "extender", "agent")
@@ -213,7 +213,7 @@ def test_every_place_that_asks_the_api_server_is_known_here() -> None:
 def test_a_role_gives_what_the_code_uses_and_nothing_else(role: str) -> None:
     used = set().union(*ROLES[role].values())
     assert used - given(role) == set(), "used, and not given"
-    assert given(role) - used == set(), "given, and used by nobody"
+    assert given(role) - used == set(), "given, and not used"
 
 
 def test_no_role_has_a_wildcard_or_reaches_others_secrets_and_roles() -> None:
@@ -255,8 +255,8 @@ def test_every_verb_has_its_reason() -> None:
         }
         missing = set(rule["verbs"]) - explained
         assert not missing, (
-            f"{file.name}:{line}: no reason for {', '.join(sorted(missing))}; right is a comment "
-            "right above the rule, as in # patch: the report."
+            f"{file.name}:{line}: no reason for {', '.join(sorted(missing))}. Example of a comment "
+            "directly above the rule: # patch: the report."
         )
         assert explained == set(rule["verbs"]), f"{file.name}:{line}: a reason for no verb"
         if "nonResourceURLs" not in rule:

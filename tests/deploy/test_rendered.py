@@ -41,7 +41,7 @@ _HELMS_LABELS = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 _CHECKSUM = "checksum/scheduler-config"
 #: CEL, in which kustomize breaks lines where the manifest has none.
 _CEL = ("expression", "messageExpression")
-#: Lists whose order says nothing, by the field that names their entries.
+#: Lists whose order has no meaning, by the field that names their entries.
 _UNORDERED = {"env": "name", "volumes": "name", "volumeMounts": "mountPath"}
 
 
@@ -357,7 +357,7 @@ def test_another_configuration_of_the_scheduler_rolls_its_pods(tmp_path: Path) -
         return annotated
 
     usual = annotations({})
-    assert usual == annotations({"settings": {"policy": "spread"}})  # read anew by who runs
+    assert usual == annotations({"settings": {"policy": "spread"}})  # read again without a restart
     assert usual != annotations({"kubeScheduler": {"config": {"podMaxBackoffSeconds": 60}}})
 
 

@@ -24,9 +24,9 @@ FOREIGN = foreign.KINDS
 
 
 def all_objects(folder: Path) -> list[dict[str, Any]]:
-    """Of overlays and components; the chart's are the same (test_rendered.py)."""
+    """Objects of overlays and components; the chart's are the same (test_rendered.py)."""
     texts = [overlay(DEPLOY / "overlays" / platform) for platform in PLATFORMS]
-    apart = {"privileged"}  # it leaves no room for what others change in the same place
+    apart = {"privileged"}  # it conflicts with other components in the same place
     for name, components in (
         ("one", {*apart, "../default-scheduler"}),
         ("all", COMPONENTS.keys() - apart),

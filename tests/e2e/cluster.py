@@ -115,8 +115,7 @@ class Cluster:
         yield from ("--config", str(self.plane.folder / f"{name}.yaml"))
 
     def change_settings(self, name: str, settings: Mapping[str, Any]) -> None:
-        """What the file of a running extender says from now on, beside what every one is shipped
-        with; replaced whole."""
+        """Replace the settings file of a running extender; the shipped settings are kept."""
         file = self.plane.folder / f"{name}.yaml"
         new = file.with_suffix(".new")
         new.write_text(yaml.safe_dump({**SHIPPED, **settings}))

@@ -1,7 +1,7 @@
 """An incident at 3 a.m., and what `kubectl headroom` answers to each question that it raises.
 
 On real nodes: a fleet fills until every GPU has some memory left and none enough; a process that no
-pod knows takes memory; an agent dies. The truth is derived from the actions, not from Headroom.
+known pod takes memory; an agent dies. The truth is derived from the actions, not from Headroom.
 """
 
 import os

@@ -1,7 +1,7 @@
 """GPU nodes without machines: Node objects, and what kubelet, plugin and agent would do on them.
 
-The device inside the node is drawn by the demo's referee, who is told only which pod was bound
-where; the agent's part is the real agent's own code, from the status to the API server.
+The demo's referee draws the device inside the node, and only gets which pod was bound to it; the
+agent's part is the real agent's own code, from the status to the API server.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """Preemption played on a real control plane: pods that hold GPUs, kubelets that take their time to
 end them, and what each scenario came to.
 
-What is on which device is written down, not drawn: batch pods are bound by hand, so that a scenario
-begins as it is told. Who leaves keeps its memory until its grace is over; only then the agent says
-that it is free, a moment after the pod is gone.
+The devices of pods are fixed, not drawn: batch pods are bound by hand, so that a scenario starts as
+described. Evicted pods keep their memory until their grace period is over; only then the agent
+reports that it is free, a moment after the pod is gone.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Nodes that are real but for driver and runtime: kubelet, NVIDIA's plugin and our agent on each.
 
-What became of the pods is told by a referee that reads what the kubelets say each container was
-given, and the driver's memory, and compares it with what the user asked for. It knows nothing of
-ledgers, reports or placements.
+The outcome for the pods comes from a referee that reads the kubelets' allocations and the driver's
+memory, and compares them with the users' requests. It is independent of ledgers, reports and
+placements.
 """
 
 import os
@@ -137,7 +137,7 @@ class RealCluster(Cluster):
             raise AssertionError("\n".join([str(err), *self._story()])) from None
 
     def _story(self) -> Iterator[str]:
-        """What pending pods wait for, and the last output of each node's processes and gates."""
+        """Reasons of pending pods, and the last output of each node's processes and gates."""
         for pod in self.pods():
             status = pod["status"]
             if status["phase"] == "Pending":

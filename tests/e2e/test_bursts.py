@@ -1,8 +1,8 @@
 """Nothing is reserved twice: bursts, crashes and rival replicas, judged by the referee.
 
-The referee is told only which pod was bound where. Pods come faster than agents report, so most
-of them are placed on nodes whose last pods nobody has observed yet; after a crash and between
-rivals no agent reports at all, so that nothing but the ledger can save a device.
+The referee only gets which pod was bound to which node. Pods come faster than agents report, so
+most of them are placed on nodes whose last pods are unconfirmed; after a crash and between rivals
+no agent reports at all, so that only the ledger prevents overcommitment.
 """
 
 import random

@@ -58,7 +58,7 @@ def test_a_view_is_for_readers_that_the_api_server_allows(may_get_pods: Cluster)
         cluster.until(lambda: is_ready(cluster), "the extender is ready")
         for path in (*OF_ALL, *OF_A_POD):
             assert status(cluster, path, None) == 401, path
-            assert status(cluster, path, "nobody-s") == 401, path
+            assert status(cluster, path, "unknown-user") == 401, path
             for token in (ADMIN_TOKEN, VIEWER_TOKEN):
                 assert status(cluster, path, token) in (200, 404), path
         for path in OF_ALL:

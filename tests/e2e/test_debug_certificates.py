@@ -84,12 +84,12 @@ def is_known(cluster: Cluster, tmp_path: Path, client: Certificate) -> bool:
 def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_path: Path) -> None:
     serve_over_tls(cluster, tmp_path)
     ca = cluster.plane.clients_ca
-    watcher, stranger = ca.sign("watcher", ["other", GROUP]), ca.sign("nobody-s")
+    watcher, stranger = ca.sign("watcher", ["other", GROUP]), ca.sign("unknown-user")
     cluster.until(lambda: is_known(cluster, tmp_path, stranger), "certificates are taken")
     assert answer(cluster, tmp_path, watcher).status_code == 200
     rejected = answer(cluster, tmp_path, stranger)
     assert rejected.status_code == 403
-    assert rejected.json()["detail"].startswith("nobody-s may not get path /v1/nodes; bind")
+    assert rejected.json()["detail"].startswith("unknown-user may not get path /v1/nodes; bind")
     # The CA's cluster has its admin in this group: a client without a token.
     assert answer(cluster, tmp_path, ca.sign("kubernetes-admin", ["system:masters"])).is_success
 
@@ -264,7 +264,7 @@ def test_every_kind_of_kubeconfig_leads_to_the_debug_api_or_to_a_reason(
     for user, says in (
         (by_certificate(ca.sign("lists-nothing")), "cannot be listed: 403 Forbidden"),
         (by_certificate(ca.sign("finder")), "cannot be forwarded to: 403 Forbidden"),
-        ({"token": "nobody-s"}, "cannot be listed: 401 Unauthorized: the API server"),
+        ({"token": "unknown-user"}, "cannot be listed: 401 Unauthorized: the API server"),
     ):
         plane.write_kubeconfig(file, user)
         answered = headroom("--kubeconfig", file, "top")

@@ -1,8 +1,8 @@
-"""Who is sent away on a real API server, by how many replicas of the extender, and who is not.
+"""Evictions on a real API server, by several replicas of the extender.
 
-Nodes are objects: the test says which device a kubelet gave, and so provokes what a stock plugin
-does only now and then. Evictions are counted by the API server that granted them; who was deleted
-is told by the pods themselves.
+Nodes are objects: the test chooses the device of a kubelet, and so provokes rare behaviour of a
+stock plugin. The API server counts the evictions that it granted; the pods themselves show which of
+them were deleted.
 """
 
 from collections import Counter

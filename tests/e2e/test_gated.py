@@ -1,7 +1,7 @@
 """Gated pods on real nodes: whatever surprises, none starts on a GPU without room for it.
 
 Judged by the driver's own memory: no device was ever asked for more than it has. The gate is the
-real command, run by the container runtime of the tests; what is evicted is made anew by the real
+real command, run by the container runtime of the tests; evicted pods are replaced by the real
 ReplicaSet controller and placed by the real scheduler. One of the two nodes gives its devices out
 as variables, the other one as CDI devices.
 """

@@ -1,4 +1,4 @@
-"""What users see: bound pods, pending pods, and the messages about them."""
+"""The users' view: bound pods, pending pods, and the messages about them."""
 
 import json
 import time

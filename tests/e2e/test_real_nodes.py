@@ -1,7 +1,7 @@
 """The whole stack on nodes with real kubelets, plugins and agents, judged by what they really did.
 
-Only driver and container runtime are not real. The referee is told what the user asked for, and
-reads what each container was given by the plugin and what the driver counts; nothing of ours.
+Only driver and container runtime are not real. The referee gets the users' requests, and reads the
+plugin's allocations and the driver's figures; nothing of ours.
 """
 
 import os
@@ -84,7 +84,7 @@ def test_more_pods_at_once_than_there_are_replicas_overcommit_no_device(
     seconds = (cluster.metric(WINDOW) - window_before_s) / outcome.bound
     tell(
         f"predictions: {seen('hit'):.0f} hit, {seen('shifted'):.0f} shifted; "
-        f"from the promise to the report {seconds:.2f} s on average"
+        f"from the reservation to the report {seconds:.2f} s on average"
     )
 
 
@@ -115,7 +115,8 @@ def test_an_extender_killed_in_a_second_wave_loses_and_doubles_nothing(
 
 def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
     """Seconds from the report that memory is free to the binding, and from the end of the process
-    that held it; a stranger held it, so that nothing but the report tells. One of each node."""
+    that held it; an unattributed process held it, so that only the report shows it. One per
+    node."""
     cluster.empty()
     for machine in cluster.machines.values():
         machine.driver.use(STRANGER_PID, {gpu.uuid: 23 * GIB for gpu in machine.driver.gpus})
@@ -196,7 +197,7 @@ def predictions(cluster: RealCluster, result: str) -> float:
 def shown(outcome: Outcome) -> str:
     return (
         f"{outcome.pods} pods: {outcome.bound} bound ({outcome.asked_ratio:.0%} of the memory), "
-        f"{outcome.rejected} refused, {outcome.turned_away} turned away; "
+        f"{outcome.rejected} rejected, {outcome.turned_away} rejected by kubelets; "
         f"devices overcommitted: {outcome.overcommitted}"
     )
 

@@ -1,8 +1,8 @@
-"""Feed hostile inputs to everything that reads what others write, and say what came of it.
+"""Feeds hostile inputs to every parser of foreign data, and prints the results.
 
     python -m tests.fuzz [--inputs 1000000] [--seed 1] [TARGET ...]
 
-The inputs are shared out among the targets. Every failure is told with what makes it again.
+The inputs are divided among the targets. Every failure is printed with its seed and number.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Makes hostile inputs of sound ones: one place of the tree at a time, or byte by byte.
 
-A tree is what ``json.loads`` gives. What JSON cannot say, or says in more than one way, is put into
-it as text that is written out as it stands. The same seed makes the same inputs on every machine.
+A tree is a value of ``json.loads``. Content that JSON cannot express, or can express in several
+ways, is inserted as raw text. The same seed produces the same inputs on every machine.
 """
 
 import json
@@ -192,7 +192,7 @@ _CHANGES: tuple[Callable[[Any, Random, list[Seed]], Any], ...] = (
 
 
 def written(tree: Any) -> bytes:
-    """As JSON, with what stands in it raw; what msgspec refuses to write is written by json."""
+    """As JSON, with raw text in it; json writes what msgspec cannot write."""
     try:
         return encode(tree)
     except (msgspec.MsgspecError, OverflowError, TypeError, ValueError):

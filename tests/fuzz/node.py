@@ -1,7 +1,7 @@
-"""What the agent reads of its node and its cluster: kubelet, plugin, exporter, labels, the gate.
+"""The agent's inputs from its node and its cluster: kubelet, plugin, exporter, labels, the gate.
 
-Each reader refuses by the one exception that it declares. What a hostile kubelet and exporter make
-of a report is one that the CRD takes.
+Each reader rejects input by the one exception that it declares. Every report made from hostile
+input of a kubelet and an exporter is valid by the CRD.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Texts of people: annotations, settings, flags, fleets and manifests.
 
-A text that cannot be used is refused by the one exception of its reader, whose message is short and
-shows what is valid.
+An invalid text is rejected by the one exception of its reader, whose message is short and shows
+what is valid.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Events of the API server, under hostile objects, lines and lists, into the cluster state.
 
 Hostile are one node, its GPUNode and Lease, and pods, slices and namespaces that name none of the
-sound ones. Whatever they say, the sound nodes stay as they were, term by term, and sound calls are
-answered as before, whether the hostile node is offered beside them or not.
+sound ones. Whatever they contain, the sound nodes stay as they were, term by term, and sound calls
+are answered as before, whether the hostile node is offered beside them or not.
 """
 
 import json

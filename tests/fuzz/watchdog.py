@@ -1,8 +1,8 @@
 """Feeds hostile inputs to a target, one after the other, and judges what they did.
 
-An input may be taken or refused. It may not make anything else happen: an exception that nobody
-declared, more CPU time than its bytes are worth, memory that does not come back, or an answer to
-somebody else that is not what it was before. Each can be made again from target, seed and number.
+An input may be accepted or rejected. Harm is anything else: an undeclared exception, more CPU time
+than its bytes justify, memory that is not freed, or a changed answer about another object. Each can
+be reproduced from target, seed and number.
 """
 
 import gc
@@ -109,7 +109,7 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int) -> Tally:
 def _fed(
     target: Target, data: bytes, tally: Tally, complaints: list[str]
 ) -> tuple[str, str] | None:
-    """What is wrong with its reaction, and where; None if it is right."""
+    """The harm of its reaction, and where; None if it is right."""
     _forget_peak()
     peak, began_s = _peak(), time.process_time()
     failure: tuple[str, str] | None = None

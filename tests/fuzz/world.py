@@ -1,7 +1,7 @@
 """A small sound cluster that hostile inputs are let loose on, and what it must go on answering.
 
 One replica in this process: the cluster state, a ledger over the store in memory, and the verbs'
-application, called without a network. Nobody judges it by its own code: ``answers`` are the bytes
+application, called without a network. It is not judged by its own code: ``answers`` are the bytes
 that a few sound calls got before anything hostile came.
 """
 

@@ -1,8 +1,8 @@
 """SM activity from a real Prometheus: what decides, and whatever becomes of it.
 
-Two exporters tell of GPUs as dcgm-exporter 4.5, 4.6 and 4.2 with MIG were seen to; Prometheus
+Two exporters serve GPUs as dcgm-exporter 4.5, 4.6 and 4.2 with MIG did; Prometheus
 remembers a quarter of an hour. Headroom asks it through a wire that can be stalled or be led
-elsewhere, and every agent's own sample says the opposite of the history.
+elsewhere, and every agent's own sample is the opposite of the history.
 """
 
 import time

@@ -3,7 +3,7 @@
 The kubelet's paths are fixed, so both processes see a folder of ours as ``/var/lib/kubelet``: each
 runs in a mount namespace of its own and leaves the machine's mounts alone. There the kubelet also
 finds the kernel settings that it insists on, and does not change the machine's, and as many NUMA
-nodes as the devices hang on. It manages no cgroups and listens on Unix sockets only. What it does
+nodes as the devices have. It manages no cgroups and listens on Unix sockets only. What it does
 with devices and pods is all its own: device manager, topology manager, checkpoint, PodResources,
 admission, status.
 """
@@ -50,8 +50,8 @@ KERNEL = {
 NUMA = "/sys/devices/system/node"
 PCI = "/sys/bus/pci/devices"
 
-#: What a kubelet needs of root's powers, under another number: Linux lets one user watch files from
-#: 128 places, and a kubelet does so from five. The change undoes that it is killed with us.
+#: Capabilities of root that a kubelet needs, under another uid: Linux lets one user watch files
+#: from 128 places, and a kubelet does so from five. The change undoes that it is killed with us.
 POWERS = "+chown,+dac_override,+fowner,+kill,+sys_admin,+syslog"
 AS_ANOTHER = ("setpriv", f"--inh-caps={POWERS}", f"--ambient-caps={POWERS}", "--pdeathsig", "KILL")
 

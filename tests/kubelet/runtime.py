@@ -3,13 +3,13 @@
 Sandboxes and containers go through the states that the kubelet expects and keep what it gave them.
 A container runs until the kubelet stops it or a test ends it (``exit``), but for two commands:
 ``["exit", "3"]`` has ended with that code when it starts, ``["stubborn"]`` takes its whole grace
-period to stop. While it runs it holds GPU memory: as many bytes as its variable ``TAKES_VRAM`` says
-on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with, or of the CDI devices that it
-is given, which are looked up in ``cdi`` as runtimes do; ``use`` changes that later.
-Its process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``.
+period to stop. While it runs it holds GPU memory: as many bytes as its variable ``TAKES_VRAM``
+gives on each device of the ``NVIDIA_VISIBLE_DEVICES`` that it ends up with, or of the CDI devices
+that it is given, which are looked up in ``cdi`` as runtimes do; ``use`` changes that later. Its
+process is an id in the driver's table, and a cgroup in a folder that looks like ``/proc``.
 
-Our own commands, which begin with ``headroom`` or ``python -m``, are really run. What they find of
-the node they find on loopback: ``reach`` says how.
+Our own commands, which begin with ``headroom`` or ``python -m``, are really run. They find the node
+on loopback: ``reach`` has the addresses.
 """
 
 import contextlib

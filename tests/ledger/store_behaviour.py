@@ -233,8 +233,8 @@ class StoreBehaviour:
         forged = msgspec.structs.replace(pod.metadata, resource_version=version)
         with pytest.raises(StoreConflict):
             stage.store.touch_pod(pod, "1")
-        # A version is never given twice, so this cannot happen; the uid would tell all the
-        # same, to the API server as a change of what may not change.
+        # A version is never given twice, so this cannot happen. The API server would also reject
+        # the other uid, as a change of an immutable field.
         with pytest.raises((StoreConflict, StoreRejected)):
             stage.store.touch_pod(msgspec.structs.replace(pod, metadata=forged), "1")
         with pytest.raises(StoreConflict):

@@ -13,8 +13,8 @@ A step is one of
   * an action of another client: a user, a kubelet, an administrator.
 
 A crash needs no step of its own: an actor that is never chosen again has crashed, and every state
-is judged. What is lost on its way, or done and not answered, is a message that never arrives, or
-arrives at once.
+is judged. A message that is lost, or done and not answered, is one that never arrives, or arrives
+at once.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """A real extender and a real agent, each a process of its own, in whose figures something is wrong.
 
-The extender serves a fleet file: on ``shared`` one pod is greedy, and another was given a GPU that
-nobody foresaw, which overcommits it; ``broken`` has a GPU that failed; one pod waits for long. The
-agent is of another node, of whose GPUs a stranger uses one, and the other fails.
+The extender serves a fleet file: on ``shared`` one pod overuses memory, and another got an
+unpredicted GPU and overcommits it; ``broken`` has a GPU that failed; one pod waits for long. The
+agent is of another node: an unattributed process uses one of its GPUs, and the other fails.
 """
 
 import contextlib
@@ -116,8 +116,8 @@ def _device(uuid: str, replicas: int, uses: list[PodUse], **more: Any) -> Device
 
 @contextlib.contextmanager
 def _agent(folder: Path, address: str) -> Iterator[None]:
-    """While the context lasts, an agent serves on this address: of a node of two GPUs, of which a
-    pod and a stranger use one, and the other fails."""
+    """While the context lasts, an agent serves on this address: for a node of two GPUs, of which a
+    pod and an unattributed process use one, and the other fails."""
     whole = Whole(folder, [h100("GPU-a"), h100("GPU-b")], 4)
     device = whole.run("0000000a-1111-4222-8333-00000000000a", "trains", 9 * GIB)
     whole.process(4242, "python", "/user.slice/session-1.scope")

@@ -15,8 +15,8 @@ from tests.monitoring.documented import documented
 from tests.monitoring.test_rules import alerts
 from tests.waiting import until
 
-#: Of an agent that steers, which needs a kubelet and a cluster; of the webhook, which needs a
-#: cluster (tests/admission/test_served.py); and of a console in a process of its own.
+#: Metrics of an agent that steers, which needs a kubelet and a cluster; of the webhook, which needs
+#: a cluster (tests/admission/test_served.py); and of a console in a process of its own.
 ELSEWHERE = {
     *("headroom_agent_steered_total", "headroom_console_ready"),
     *documented("The webhook"),
@@ -125,7 +125,7 @@ def test_prometheus_finds_nothing_to_complain_about(scrapes: tuple[str, str]) ->
 
 
 def test_devices_without_series_of_their_own_are_counted(scrapes: tuple[str, str]) -> None:
-    """Of four devices, three may have series."""
+    """At most three of the four devices have series."""
     told = families(scrapes)
     devices = {s.labels["device"] for s in told["headroom_ledger_device_headroom_bytes"].samples}
     assert devices == {"GPU-broken-0", "GPU-broken-1", "GPU-shared-0"}

@@ -117,7 +117,7 @@ def place(server: Server, name: str, vram: str, node: str) -> None:
 
 
 def report(server: Server, node: str, *devices: dict[str, Any]) -> None:
-    """What its agent says of its L4s from now on, but for what is said of each here."""
+    """The agent reports its L4s as given from now on, with defaults for the other fields."""
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
         plugin=Plugin(allocation_policy="distributed", device_list_strategy="envvar"),

@@ -1,8 +1,8 @@
 """A thousand random clusters: no pod is evicted for a pod that then does not fit, and none that
 could have stayed.
 
-kube-scheduler is played by what it is known to do: it refuses nodes by counts, proposes the victims
-that its counts need, takes the best of the nodes it is told, evicts, and tries the pod again.
+kube-scheduler is simulated by its known behaviour: it rejects nodes by counts, proposes the victims
+that its counts need, takes the best of the answered nodes, evicts, and tries the pod again.
 """
 
 import json

@@ -86,7 +86,9 @@ def test_a_client_with_a_certificate_is_its_user() -> None:
         pytest.param(Peer(True, None), "", "neither a token nor a client certificate", id="none"),
         pytest.param(held_by(None), "", "has no common name", id="nobody's"),
         pytest.param(held_by(ANN, NOW_S - 1), "", "has expired", id="expired"),
-        pytest.param(held_by(ANN), "nobody-s", "does not accept this token", id="a token first"),
+        pytest.param(
+            held_by(ANN), "unknown-user", "does not accept this token", id="a token first"
+        ),
     ],
 )
 def test_a_certificate_that_names_no_user_is_rejected_with_the_reason(

@@ -187,8 +187,7 @@ class DeviceManager:
         """Give each container its replicas, or reject the pod.
 
         ``active`` are the uids of the pods that the kubelet counts, this one's among them;
-        ``running`` are the containers of this one that the runtime told of when the kubelet
-        started.
+        ``running`` are the containers of this one that the runtime listed when the kubelet started.
         """
         try:
             for container in pod.containers:

@@ -1,9 +1,9 @@
 """Stand-in nodes in a real cluster: they follow the API server's pods as kubelets would.
 
-A pod that is bound to one of them is admitted, or rejected with the kubelet's words, after a delay
-that the seed draws, so that pods overtake one another. It runs until it is told to end, is deleted
-or is gone. Commands mean what they mean to the fake runtime of the kubelet's tests: ``exit`` ends
-with that code at once, ``stubborn`` takes its whole grace to stop.
+A pod that is bound to one of them is admitted, or rejected with the kubelet's message, after a
+random delay, so that pods overtake one another. It runs until its command ends, it is deleted or
+gone. Commands mean what they mean to the fake runtime of the kubelet's tests: ``exit`` ends with
+that code at once, ``stubborn`` takes its whole grace to stop.
 """
 
 import contextlib

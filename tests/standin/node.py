@@ -1,8 +1,8 @@
 """A GPU node that behaves, without a machine: kubelet and plugin are models, memory is a table.
 
 Every call is one event; nothing happens between calls. So a caller may delay and reorder what a
-kubelet does by itself: pods are admitted when ``admit`` says so, in whichever order, containers end
-when told, the memory of a pod that is gone stays taken until ``vacate``.
+kubelet does by itself: ``admit`` admits a pod, in any order, containers end on request, and the
+memory of a deleted pod stays in use until ``vacate``.
 """
 
 import itertools
@@ -143,11 +143,11 @@ class StandIn:
         self._stop(uid, frees=True)
 
     def restart_kubelet(self, *, plugin_first: bool, lots: Lots | None = None) -> None:
-        """It reads its checkpoint and admits its pods again, those as well that it has rejected
-        and the API server does not have it yet (``told``).
+        """It reads its checkpoint and admits its pods again. These include rejected pods whose
+        rejection the API server does not have yet.
 
-        The plugin finds out by itself, and races with the pods; where it is not ``plugin_first``
-        it comes with ``register_plugin``.
+        The plugin notices by itself, and races with the pods. Without ``plugin_first`` it registers
+        later, with ``register_plugin``.
         """
         self.devices.restarted()
         if plugin_first:

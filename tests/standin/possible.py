@@ -23,7 +23,7 @@ def possible_placements(
     unobserved: Sequence[Pod] = (),
     ending: Sequence[str] = (),
 ) -> set[Placement]:
-    """Where the pod may end on the node, which stays as it is; a rejected pod ends nowhere.
+    """The possible devices of the pod on the node, which stays as it is; none for a rejected pod.
 
     ``active`` are the uids that the kubelet counts. Any of the ``unobserved`` pods may be admitted
     before it, in any order, and any of the ``ending`` ones may be gone by then.

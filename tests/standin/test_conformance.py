@@ -1,8 +1,8 @@
 """The stand-in against a real kubelet and NVIDIA's real plugin: the same operations, call by call.
 
 After each one, the calls that the plugin got, the verdict, the checkpoint and every answer of
-PodResources are the same. Where the real ones drew lots, the stand-in is fed what fell, once it has
-said that this may fall.
+PodResources are the same. If the real ones chose at random, the stand-in gets their choice, once it
+has listed it as possible.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tests.standin.served import PodResources
 from tests.standin.topology import TopologyPolicy
 
 Answers = list[Any]
-#: What the kubelet's PodResources refuses with that means nothing.
+#: Errors of the kubelet's PodResources that have no meaning.
 TRANSIENT = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNKNOWN)
 STEPS = 13
 

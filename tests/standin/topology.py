@@ -1,5 +1,5 @@
-"""The kubelet's topology manager, scope ``container``: which NUMA nodes a container's devices
-should hang on, and whether it is admitted.
+"""The kubelet's topology manager, scope ``container``: the NUMA nodes that a container's devices
+should have, and whether it is admitted.
 
 After pkg/kubelet/cm/topologymanager and devicemanager/topology_hints.go of v1.36. The device
 manager is the only one with an opinion: CPU and memory manager have their policy ``none``. A mask

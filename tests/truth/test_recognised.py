@@ -1,10 +1,10 @@
 """Whatever happens to a node in whatever order: a device is overcommitted only after a surprise,
 and then the extender reports that.
 
-Pods are bound, admitted in any order, reported late, by an agent that may be silent or write a
-sample of before; they end, are deleted, are told of late. The plugin is restarted, with another
-policy or without; replicas fail; pods bypass us; the GPUNode is made anew. What a device holds is
-the stand-in's to say, which provoked what is the machine's: the extender is asked last.
+Pods are bound, admitted in any order, reported late, by an agent that may stop or write an earlier
+sample; they end, are deleted, are reported late. The plugin is restarted, with another policy or
+without; replicas fail; pods bypass us; the GPUNode is created again. The stand-in shows the memory
+of a device, the machine shows the cause, and the extender is compared with both.
 """
 
 from hypothesis import settings

@@ -1,8 +1,8 @@
 """Events that can change a prediction between binding and admission, each provoked.
 
 A node of two GPUs with 24 GiB and four replicas each. GPU-1 holds a large pod, and GPU-0 nothing,
-so that the next pod is predicted on GPU-0; then something happens before it is admitted. Whether a
-device holds too much is asked of the stand-in node; what the extender says of it is compared.
+so that the next pod is predicted on GPU-0; then something happens before it is admitted. The
+stand-in node shows whether a device is overcommitted; the extender's result is compared with it.
 """
 
 from collections.abc import Callable
