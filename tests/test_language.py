@@ -7,9 +7,9 @@ import pytest
 from tests import language
 
 
-@pytest.mark.parametrize("path", language.product(), ids=lambda path: str(path)[-40:])
-def test_the_product_has_no_findings(path: Path) -> None:
-    assert [str(each) for each in language.findings(path)] == []
+def test_the_product_has_no_findings() -> None:
+    found = [each for path in language.product() for each in language.findings(path)]
+    assert [str(each) for each in found] == []
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.deploy.rendered import (
 
 pytestmark = pytest.mark.slow
 
-#: What is rendered, and Argo CD's strategy. Each strategy handles all kinds, so not all pairs run.
+#: Rendered objects, and Argo CD's strategy. Each strategy handles all kinds, so not all pairs run.
 PAIRS = (
     ("chart", "legacy"),
     ("chart", "structured-merge"),

@@ -46,8 +46,8 @@ _UNORDERED = {"env": "name", "volumes": "name", "volumeMounts": "mountPath"}
 
 
 def plain(found: Objects) -> Objects:
-    """Without what only Helm says, without the Namespace, which Helm makes by itself, and with
-    everything that can be said in two ways said in one."""
+    """The objects without fields that only Helm writes, without the Namespace, which Helm creates
+    by itself, and with one spelling of equal values."""
     plain_objects = [_plain(each) for key, each in found.items() if key[0] != "Namespace"]
     return {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each

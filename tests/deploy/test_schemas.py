@@ -19,7 +19,7 @@ from tests.processes import starts_processes
 
 pytestmark = pytest.mark.slow
 
-#: Of others: no API server brings them along.
+#: Kinds of other projects, which no API server has.
 FOREIGN = foreign.KINDS
 
 

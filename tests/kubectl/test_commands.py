@@ -148,7 +148,7 @@ def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
 
 def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> None:
     shown = run(server.debug, "capacity", "--vram", "20Gi").stdout
-    # One on each device but that of the pod on its way, whichever it is.
+    # One on each device except that of the unconfirmed pod, whichever it is.
     assert shown.startswith("4 such pods fit now, on 3 of 3 nodes")
     assert re.search(r"^H100 +80.0 GiB +1 +1 +80.0 GiB$", shown, re.MULTILINE)
     bad = run(server.debug, "capacity", "--vram", "much")
@@ -370,9 +370,9 @@ def test_the_page_is_served_only_with_the_key_of_its_address(server: Server) -> 
 
 
 def test_an_unknown_pod_exits_with_1(server: Server) -> None:
-    rejected = run(server.debug, "why", "team-a/nobody")
+    rejected = run(server.debug, "why", "team-a/unknown")
     assert rejected.returncode == 1
-    assert rejected.stderr.startswith("kubectl headroom: pod team-a/nobody is not known: ")
+    assert rejected.stderr.startswith("kubectl headroom: pod team-a/unknown is not known: ")
 
 
 def test_an_unreachable_address_exits_with_3() -> None:

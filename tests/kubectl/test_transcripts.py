@@ -1,4 +1,4 @@
-"""What a person sees on a terminal: golden transcripts at 80 columns, and properties at others."""
+"""Output on a terminal: golden transcripts at 80 columns, and properties at others."""
 
 import fcntl
 import os
