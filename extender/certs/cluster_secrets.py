@@ -23,6 +23,7 @@ from extender.certs.pki import (
     authority_of,
     data_of,
     ends_at,
+    ends_soon,
     next_authority,
     next_leaf,
     usable,
@@ -76,7 +77,7 @@ def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, Wa
 class Certificates:
     """Creates and renews the certificates in ``all_wanted`` and their CAs.
 
-    ``report`` is called with a text for each change.
+    ``report`` is called with a text for each change, and for each CA that expires soon.
     """
 
     def __init__(
@@ -128,6 +129,20 @@ class Certificates:
         self._trust_in_webhooks(authorities["serving"].cert)
         for each in self._wanted:
             self._renew_leaf(each, authorities[each.purpose], leaves[each.secret], now)
+        for each in self._wanted:
+            authority = authorities[each.purpose]
+            if ends_soon(authority, now, self._terms):
+                self._report(self._ends_soon(each, authority))
+
+    def _ends_soon(self, each: Wanted, authority: Pair) -> str:
+        until = f"{ends_at(authority.cert):%Y-%m-%dT%H:%M:%SZ}"
+        kubectl = f"kubectl -n {self._namespace}"
+        return (
+            f"{each.purpose} CA: expires at {until}, and the certificate in Secret {each.secret} "
+            "cannot be renewed beyond that. Replace the CAs at a time when GPU pods may wait for "
+            f"some minutes: {kubectl} delete secret {AUTHORITIES} && {kubectl} create job "
+            "--from=cronjob/headroom-certs replace-ca"
+        )
 
     def _renew_leaf(
         self, each: Wanted, authority: Pair, existing: _Secret | None, now: datetime

@@ -3,7 +3,7 @@
 There are two CAs: one signs only the certificate of the servers, the other only kube-scheduler's
 client certificate. Certificates are renewed long before they expire. A CA is replaced only if it
 has expired, or its Secret is missing or invalid. An administrator must replace it earlier, because
-kube-scheduler reads the CA that it trusts only when it starts.
+kube-scheduler reads the CA that it trusts only when it starts. ``headroom certs`` reports it.
 
 All keys are P-256, unencrypted in PKCS #8. Times are aware datetimes in UTC.
 """
@@ -244,6 +244,14 @@ def next_authority(authority: Pair | None, purpose: str, now: datetime, terms: T
     if authority is not None and now < ends_at(authority.cert):
         return authority
     return new_authority(f"headroom-{purpose}-ca", now, terms.authority_lifetime)
+
+
+def ends_soon(authority: Pair, now: datetime, terms: Terms) -> bool:
+    """Return whether the CA ends within the time in which certificates are renewed.
+
+    Its certificates end with it, so they cannot be renewed any more.
+    """
+    return ends_at(authority.cert) - terms.leaf_renewed_before <= now
 
 
 def next_leaf(

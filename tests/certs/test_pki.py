@@ -14,6 +14,7 @@ from extender.certs.pki import (
     authority_of,
     data_of,
     ends_at,
+    ends_soon,
     facts,
     is_signed_by,
     new_leaf,
@@ -103,3 +104,13 @@ def test_certificates_are_for_the_services_and_labelled() -> None:
     assert usable(leaf.cert, client.key) is None
     assert not is_signed_by(client.cert, authority.cert)
     assert is_signed_by(new_leaf(short, "x", (), Usage.CLIENT, NOW, DAY).cert, short.cert)
+
+
+def test_an_authority_ends_soon_when_its_certificates_cannot_be_renewed_any_more() -> None:
+    """From 4 days before its end: a certificate that is due then would not last longer."""
+    authority, leaf = run(None, None, NOW)
+    assert not ends_soon(authority, NOW + 36 * DAY - timedelta(seconds=1), FAST)
+    assert ends_soon(authority, NOW + 36 * DAY, FAST)
+    _, last = run(authority, leaf, NOW + 35 * DAY)
+    assert facts(last).ends_at == ends_at(authority.cert)
+    assert run(authority, last, NOW + 39 * DAY) == (authority, last)

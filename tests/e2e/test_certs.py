@@ -172,6 +172,18 @@ def test_certificates_are_renewed_while_they_are_still_good(
     assert ends_at == (due + Terms().leaf_lifetime).replace(microsecond=0)
 
 
+def test_authorities_that_expire_soon_are_reported(plane: ControlPlane, rights: None) -> None:
+    """Their certificates expire with them, and no run can renew these."""
+    run(plane)
+    soon = NOW + Terms().authority_lifetime - Terms().leaf_renewed_before
+    assert not any("CA: expires at" in line for line in run(plane, soon - timedelta(hours=1)))
+    serving, client = run(plane, soon)
+    assert serving.startswith("serving CA: expires at ")
+    assert "the certificate in Secret headroom-tls cannot be renewed beyond that" in serving
+    assert f"kubectl -n {SYSTEM_NAMESPACE} delete secret headroom-ca && " in serving
+    assert client.startswith("client CA: expires at ")
+
+
 def test_what_cert_manager_keeps_is_left_alone(plane: ControlPlane, rights: None) -> None:
     annotations = {"cert-manager.io/certificate-name": "headroom-tls"}
     theirs = {"metadata": {"name": "headroom-tls", "annotations": annotations}}
