@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from contract.gpunode import ContainerLimit, Device, GPUNodeStatus, PodUse
+from contract.quantity import gib
 
 _HEAD = ("", "device", "memory", "used", "unattributed", "free", "SM", "health")
 #: Columns that are left-aligned; figures are right-aligned.
@@ -41,10 +42,8 @@ def well(status: GPUNodeStatus) -> bool:
 
 
 def size(figure: int | None) -> str:
-    """Format bytes as GiB or, below 1 GiB, as MiB; "?" if the figure is unknown."""
-    if figure is None or figure < 0:
-        return _UNKNOWN
-    return f"{figure / (1 << 30):.1f} GiB" if figure >= 1 << 30 else f"{figure / (1 << 20):.0f} MiB"
+    """Format bytes as GiB; "?" if the figure is unknown."""
+    return _UNKNOWN if figure is None or figure < 0 else gib(figure)
 
 
 def clean(text: str) -> str:

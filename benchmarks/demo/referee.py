@@ -36,9 +36,9 @@ class Verdict:
     #: Pods bound, including those that the kubelet rejected.
     bound: int
     devices_overcommitted: int
-    #: The highest ratio of requested memory to a device's memory; 1 is exactly full.
+    #: The highest ratio of requested memory to a device's memory (1 is exactly full), and the bytes
+    #: that pods request beyond the memory of that device.
     worst_ratio: Fraction
-    #: The most bytes that pods on one device request beyond its memory.
     worst_excess_bytes: int
     #: Pods that failed with out-of-memory: the running pods admitted before left too little free.
     died: frozenset[str]
@@ -63,6 +63,14 @@ class _Device:
     @property
     def requested_bytes(self) -> int:
         return sum(size_bytes for _, size_bytes in self.held)
+
+    @property
+    def ratio(self) -> Fraction:
+        return Fraction(self.requested_bytes, self.gpu.memory_bytes)
+
+    @property
+    def excess_bytes(self) -> int:
+        return self.requested_bytes - self.gpu.memory_bytes
 
     def used_bytes(self, dead: set[str]) -> int:
         """Return the bytes of the pods that are not in ``dead``."""
@@ -138,16 +146,17 @@ class Referee:
         ``useful_bytes`` is free.
         """
         devices = [device for node in self._nodes.values() for device in node]
-        over = [device for device in devices if device.requested_bytes > device.gpu.memory_bytes]
+        over = [device for device in devices if device.excess_bytes > 0]
         dead, too_large = _deaths(over)
         shared = [device for device in devices if device.gpu.replicas > 1]
-        ratios = (Fraction(d.requested_bytes, d.gpu.memory_bytes) for d in devices)
-        excesses = (device.requested_bytes - device.gpu.memory_bytes for device in over)
+        worst_ratio, worst_excess_bytes = max(
+            ((device.ratio, device.excess_bytes) for device in devices), default=(Fraction(0), 0)
+        )
         return Verdict(
             bound=self._bound,
             devices_overcommitted=len(over),
-            worst_ratio=max(ratios, default=Fraction(0)),
-            worst_excess_bytes=max(excesses, default=0),
+            worst_ratio=worst_ratio,
+            worst_excess_bytes=max(0, worst_excess_bytes),
             died=frozenset(dead),
             too_large=frozenset(too_large),
             turned_away=frozenset(self._rejected),

@@ -19,6 +19,7 @@ from benchmarks.demo.table import summary, table, total
 from benchmarks.demo.trace import BadTrace, read_shapes, read_workload
 from benchmarks.demo.wire import ServerFailed
 from benchmarks.demo.workload import NAMESPACE, PUBLISHED_PODS, Workload, published
+from contract.quantity import gib
 
 #: Default number of pods per seed: three seeds take about 25 s on two shared cores.
 PODS = 2000
@@ -104,10 +105,10 @@ def _introduce(console: Console, fleet: Fleet, workload: Workload, seeds: int) -
         f"Shared pool: {sum(g.count for g in shared):,} nodes with time-slicing, preferably with "
         "few GPUs or the largest model. Each GPU has as many replicas as median pods fit (at least "
         f"2): {replicas}.\n"
-        f"{len(workload.sharing_mib):,} pods share GPUs and request {requested_mib // 1024:,} GiB, "
-        f"{requested_mib * 100 // max(1, pool_mib)} % of that pool's memory. "
-        f"{len(workload.pods) - len(workload.sharing_mib):,} pods request {workload.whole_gpus:,} "
-        "whole GPUs, in the other pool.\n"
+        f"Pods that share GPUs: {len(workload.sharing_mib):,}, which request "
+        f"{gib(requested_mib << 20)}, {round(100 * requested_mib / max(1, pool_mib))} % of that "
+        f"pool's memory. Pods with whole GPUs: {len(workload.pods) - len(workload.sharing_mib):,}, "
+        f"which request {workload.whole_gpus:,} GPUs of the other pool.\n"
         f"No pod selects a GPU model. Seeds: {seeds}; each draws the choices of kubelet and plugin "
         f"again. Kubelets admit pods every {BATCH} binds; agents report {BATCH} binds later.\n"
         f"(--pods {PUBLISHED_PODS} uses the whole published workload.)\n",

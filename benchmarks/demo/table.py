@@ -63,18 +63,16 @@ def _mean(figures: "map[int]") -> str:
 
 
 def _worst(results: Sequence[Result]) -> str:
-    """Format the highest overcommitment of one device. Percentage and GiB are separate maxima."""
-    verdicts = [result.verdict for result in results]
-    excess_bytes = max(verdict.worst_excess_bytes for verdict in verdicts)
-    if not excess_bytes:
-        return "none"
-    percent = int(max(verdict.worst_ratio for verdict in verdicts) * 100)
-    return f"{percent} %, {gib(excess_bytes)} over"
+    """Format the overcommitment of the device with the highest ratio in any seed."""
+    ratio, excess_bytes = max(
+        (result.verdict.worst_ratio, result.verdict.worst_excess_bytes) for result in results
+    )
+    return f"{round(100 * ratio)} %, {gib(excess_bytes)} over" if excess_bytes else "none"
 
 
 def _memory(results: Sequence[Result], figure: Figure) -> str:
     """Format the mean of a figure in bytes, with its share of the shared devices' memory."""
     part_bytes = total(results, figure)
     shared_bytes = total(results, lambda r: r.verdict.shared_bytes)
-    percent = part_bytes * 100 // max(1, shared_bytes)
+    percent = round(Fraction(100 * part_bytes, max(1, shared_bytes)))
     return f"{gib(part_bytes // len(results))} ({percent} %)"

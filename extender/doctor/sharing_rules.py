@@ -17,7 +17,7 @@ from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
 
 #: Minimum number of GPU containers of a resource that makes their requests representative.
-ENOUGH_PODS = 5
+ENOUGH_CONTAINERS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Typical:
     """
 
     #: Number of these containers.
-    pods: int
+    containers: int
     median: int
     largest: int
 
@@ -88,7 +88,7 @@ def gpu_requests(state: ClusterState) -> list[ContainerRequest]:
 
 
 def typical_requests(requests: Iterable[ContainerRequest]) -> dict[str, Typical]:
-    """Return the typical request of each resource that has at least ``ENOUGH_PODS`` amounts."""
+    """Return the typical request of each resource with at least ``ENOUGH_CONTAINERS`` amounts."""
     sizes_of: dict[str, list[int]] = {}
     for request in requests:
         if request.count_bytes is not None:
@@ -96,7 +96,7 @@ def typical_requests(requests: Iterable[ContainerRequest]) -> dict[str, Typical]
     return {
         resource: Typical(len(sizes), median_low(sizes), max(sizes))
         for resource, sizes in sizes_of.items()
-        if len(sizes) >= ENOUGH_PODS
+        if len(sizes) >= ENOUGH_CONTAINERS
     }
 
 
@@ -196,7 +196,8 @@ def _replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
             continue
         found = (
             f"each {resource} device of {rounded(allocatable_bytes)} has {replicas} replicas, and "
-            f"half of {typical.pods} pods request {rounded(typical.median)} or more"
+            f"at least half of {typical.containers} GPU containers request "
+            f"{rounded(typical.median)} or more"
         )
         fit = max(FEWEST_REPLICAS, allocatable_bytes // max(1, typical.median))
         slots = allocatable_bytes // max(1, typical.largest)
@@ -240,7 +241,7 @@ def _unannotated(facts: NodeFacts) -> Iterator[PartialFinding]:
             yield (
                 Weight.WARNING,
                 f"{requests} {resource} without an amount of memory, so a replica's share of "
-                f"{reserved} is reserved; half of those with an amount request "
+                f"{reserved} is reserved; at least half of those with an amount request "
                 f"{rounded(typical.median)} or more",
                 f"annotate the pods ({VRAM}: {rounded(typical.median)}) or their namespace "
                 f"({DEFAULT_VRAM}), or set reject_unannotated",

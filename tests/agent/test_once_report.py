@@ -97,7 +97,7 @@ def test_an_invalid_pause_is_rejected_with_an_example(whole: Whole) -> None:
 
 @pytest.mark.parametrize(
     ("figure", "text"),
-    [(None, "?"), (-1, "?"), (0, "0 MiB"), (GIB - 1, "1024 MiB"), (GIB, "1.0 GiB")],
+    [(None, "?"), (-1, "?"), (0, "0.0 GiB"), (GIB - 1, "0.9 GiB"), (GIB, "1.0 GiB")],
 )
 def test_sizes_that_are_not_known_are_not_zero(figure: int | None, text: str) -> None:
     assert size(figure) == text

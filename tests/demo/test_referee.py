@@ -127,6 +127,18 @@ def test_overcommitment_is_detected_and_measured() -> None:
     assert verdict.worst_excess_bytes == 36 * GIB
 
 
+def test_ratio_and_excess_are_of_one_device() -> None:
+    """The small device has the highest ratio, the large one the most bytes in excess."""
+    small, large = Gpu(8 * GIB, 4), Gpu(80 * GIB, 4)
+    referee = Referee({"small": [small], "large": [large]}, 0)
+    referee.bound("a", "small", 1, 20 * GIB)
+    referee.bound("b", "large", 1, 120 * GIB)
+    referee.admit()
+    verdict = referee.verdict(0)
+    assert (verdict.worst_ratio, verdict.worst_excess_bytes) == (Fraction(5, 2), 12 * GIB)
+    assert Referee({"n": [small]}, 0).verdict(0).worst_excess_bytes == 0
+
+
 def test_exactly_full_is_not_overcommitted_and_one_byte_more_is() -> None:
     referee = placed([SHARED], 16, 8)
     assert referee.verdict(0).devices_overcommitted == 0

@@ -13,7 +13,7 @@ from extender.doctor.findings import Finding, Weight, line
 from extender.doctor.node_rules import examine
 from extender.doctor.sharing_rules import rounded
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
-from tests.builders import GIB, GPU, NOW_S, device, gpunode, pod, shared
+from tests.builders import GIB, GPU, NOW_S, container, device, gpunode, pod, shared
 from tests.state.test_cluster_state import state_of
 
 #: A plugin without findings.
@@ -271,3 +271,14 @@ def test_a_node_that_asks_to_be_steered_and_is_not_is_named(
 
 def test_a_steered_node_has_no_findings() -> None:
     assert findings(sliced(steered=[GPU]), annotations=STEERED_ANNOTATION) == []
+
+
+def test_containers_are_counted_and_not_their_pods() -> None:
+    """Three pods of two containers each are enough to be typical."""
+    both = [container("main"), container("helper")]
+    pods = [pod("4Gi", *both, uid=f"u{i}", name=f"p{i}") for i in range(3)]
+    found = only(findings(sliced(2), pods=pods))
+    assert found.found.startswith(
+        "each nvidia.com/gpu device of 24Gi has 2 replicas, and at least half of 6 GPU containers "
+        "request 4Gi or more: replicas run out"
+    )
