@@ -1,36 +1,54 @@
 """Keeps a small real cluster running for a person: three nodes, a placed and a rejected pod.
 
-The API server, kube-scheduler and ``headroom serve`` are the real ones; the nodes are objects, and
-what their kubelets, device plugins and agents would do is played here, until Ctrl-C.
+The API server, kube-scheduler, ``headroom serve`` and the webhook are the real ones. The nodes are
+objects: their kubelets, device plugins and agents are simulated, until Ctrl-C. So there is no
+container, and nothing to which the API server could forward a port.
 """
 
 import contextlib
+import json
+import shlex
 import signal
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from agent.kube_publisher import NotDelivered
-from tests.controlplane import built, control_plane
-from tests.e2e.cluster import NAMESPACE, PlayedCluster
+from tests.admission.server import start_webhook
+from tests.admission.site import ADMISSION, webhooks
+from tests.certificates import Authority
+from tests.controlplane import ROOT, ApiRefused, ControlPlane, built, control_plane
+from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import Shape
 
 HEARTBEAT_S = 30.0
+VRAM, PLACEMENT = "headroom.gpu/vram", "headroom.gpu/placement"
 
 WHAT_NEXT = """
-A cluster of three GPU nodes, each with one 24 GiB GPU shared by eight. In another terminal:
+A cluster of three GPU nodes, each with a 24 GiB GPU that eight pods may share. In another terminal:
 
   export KUBECONFIG={kubeconfig}
-  alias kubectl={kubectl}
+  export HEADROOM_SERVER={console}
+  export PATH={bin}:$PATH
   kubectl get gpunodes
+  kubectl headroom top
   kubectl describe pod too-large
-  kubectl get pod placed -o yaml
+  kubectl headroom why too-large
 
-One of your own, on nodes whose containers are only pretended:
+To create a pod of your own, for example (its containers are only simulated):
 
-  kubectl get pod placed -o yaml | sed 's/name: placed/name: mine/; s/20Gi/8Gi/; /nodeName/d' |
-    kubectl create -f -
+  kubectl create -f - <<EOF
+  apiVersion: v1
+  kind: Pod
+  metadata: {{name: mine, annotations: {{headroom.gpu/vram: 8Gi}}}}
+  spec:
+    containers:
+      - {{name: main, image: none, resources: {{limits: {{nvidia.com/gpu: 1}}}}}}
+  EOF
 
-Headroom's explanation of it: {debug}/v1/explain/pods/{namespace}/mine
+The page: {console}/
 Ctrl-C ends all of it.
 """
 
@@ -42,32 +60,100 @@ def main() -> None:
         cluster.create()
         try:
             cluster.bring_up()
+            install_webhook(cluster)
             cluster.create_pod("placed", "20Gi")
             cluster.create_pod("too-large", "25Gi")
             cluster.until(lambda: bool(cluster.rejection("too-large")), "a pod is rejected")
-            said = WHAT_NEXT.format(
+            text = WHAT_NEXT.format(
                 kubeconfig=plane.kubeconfig(namespace=NAMESPACE),
-                kubectl=built("kubectl")["kubectl"],
-                debug=cluster.debug_url(),
-                namespace=NAMESPACE,
+                console=cluster.debug_url(),
+                bin=commands(plane),
             )
-            sys.stdout.write(said)
+            sys.stdout.write(text)
             sys.stdout.flush()
             play(cluster)
         finally:
             cluster.close()
 
 
+def install_webhook(cluster: PlayedCluster) -> None:
+    """Start the webhook, and return when the API server calls it."""
+    plane = cluster.plane
+    authority = Authority(plane.folder, "webhook-ca")
+    kubeconfig = plane.kubeconfig("webhook-of-the-tests")
+    webhook = start_webhook(plane, "webhook", authority, kubeconfig)
+    for each in webhooks(webhook.url, authority):
+        plane.call("POST", f"{ADMISSION}/{each['kind'].lower()}s", each)
+    pod = pod_manifest("8Gi")
+    pod["metadata"]["name"] = "dry-run"
+    del pod["spec"]["schedulerName"]
+
+    def called() -> bool:
+        answer = plane.call("POST", f"{PODS}?dryRun=All", pod)
+        return bool(answer["spec"]["schedulerName"] == "headroom")
+
+    cluster.until(called, "the API server calls the webhook")
+
+
+def commands(plane: ControlPlane) -> Path:
+    """Return a folder with kubectl and its plugin, for the PATH of a shell."""
+    folder = plane.folder / "bin"
+    folder.mkdir()
+    (folder / "kubectl").symlink_to(built("kubectl")["kubectl"])
+    plugin = folder / "kubectl-headroom"
+    python = f"PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)}"
+    plugin.write_text(f'#!/bin/sh\n{python} -m headroom.plugin "$@"\n')
+    plugin.chmod(0o755)
+    return folder
+
+
 def play(cluster: PlayedCluster) -> None:
-    """Be the nodes, for ever."""
+    """Act as the kubelets and agents of all nodes, until an exception."""
     beat_at_s = time.monotonic()
     while True:
-        with contextlib.suppress(NotDelivered):
-            cluster.nodes.observe(cluster.pods())
+        with contextlib.suppress(NotDelivered, ApiRefused):
+            pods = cluster.pods()
+            for pod in pods:
+                act_as_kubelet(cluster, pod)
+            cluster.nodes.observe(list(map(with_bytes, pods)))
             if time.monotonic() - beat_at_s > HEARTBEAT_S:
                 beat_at_s = time.monotonic()
                 cluster.nodes.report(cluster.names)
         time.sleep(1.0)
+
+
+def act_as_kubelet(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
+    """Start the containers of a bound pod, and end those of a deleted pod."""
+    name = pod["metadata"]["name"]
+    if not pod["spec"].get("nodeName"):
+        return
+    if pod["metadata"].get("deletionTimestamp"):
+        cluster.delete_pod(name)
+    elif pod["status"]["phase"] == "Pending":
+        containers = [
+            {
+                **{"name": each["name"], "image": each["image"], "imageID": "", "restartCount": 0},
+                **{"ready": True, "started": True, "state": {"running": {}}},
+            }
+            for each in pod["spec"]["containers"]
+        ]
+        ready = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+        status = {"phase": "Running", "containerStatuses": containers}
+        status["conditions"] = [*pod["status"].get("conditions", ()), *ready]
+        patch = "application/merge-patch+json"
+        cluster.plane.call("PATCH", f"{PODS}/{name}/status", {"status": status}, patch)
+
+
+def with_bytes(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pod with its request in bytes, as it was reserved: it may be written as 25%."""
+    metadata = pod["metadata"]
+    annotations = metadata.get("annotations", {})
+    if PLACEMENT not in annotations:
+        return dict(pod)
+    reserved = json.loads(annotations[PLACEMENT])["containers"].values()
+    request_bytes = sum(max(each["bytes"].values(), default=0) for each in reserved)
+    annotations = {**annotations, VRAM: str(request_bytes)}
+    return {**pod, "metadata": {**metadata, "annotations": annotations}}
 
 
 if __name__ == "__main__":
