@@ -532,6 +532,28 @@ def test_flags_are_read_as_go_programs_read_them(
     assert parse_flags(arguments) == expected
 
 
+_BOMB = "a: &a [x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{chr(n)}: &{chr(n)} [{','.join([f'*{chr(n - 1)}'] * 8)}]\n" for n in range(98, 107)
+)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        pytest.param(
+            _BOMB + "flags: {plugin: {deviceListStrategy: *j, passDeviceSpecs: *j}}\n",
+            id="aliases",
+        ),
+        pytest.param("flags: " + "[" * 3000, id="depth"),
+        pytest.param("flags: " + "[" * 200_000, id="more depth"),
+    ],
+)
+def test_a_configuration_that_nests_without_end_is_not_read(tree: Tree, bomb: str) -> None:
+    tree.plugin(bomb)
+    _, sources = read(tree.probe())
+    assert "cannot be read" in sources["plugin"].message
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),

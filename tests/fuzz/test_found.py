@@ -10,7 +10,6 @@ from agent import gate_client
 from agent.probes import dcgm_exposition
 from agent.probes.device_probe import StateFile
 from agent.probes.node_probe import of_labels
-from agent.probes.readings import SourceReading
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
 from extender.config.loading import load_settings
@@ -18,7 +17,6 @@ from extender.convert.manifests import BadManifest, Options, convert
 from extender.errors import BadSettings
 from extender.placement.policy import Rules
 from extender.state.label_inventory import believed
-from tests.fuzz.node import CONFIGURATION_BOMBS, configured
 from tests.fuzz.verbs import ForgedTarget
 from tests.fuzz.world import NODES, World
 from tests.serving import binding, offer
@@ -74,17 +72,6 @@ def test_a_label_is_no_number_of_any_length(count: str) -> None:
         status=NodeStatus(allocatable={"nvidia.com/gpu": "1"}),
     )
     assert believed(node, Rules()) is None
-
-
-DOTTED = b"\x00" + b"a." * 4500 + b"b = 1\n"
-
-
-@pytest.mark.parametrize("bomb", [*CONFIGURATION_BOMBS, DOTTED])
-def test_a_configuration_that_nests_without_end_is_not_read(bomb: bytes) -> None:
-    with configured(bomb) as probe:
-        readings = list(probe.read())
-    sources = [reading for reading in readings if isinstance(reading, SourceReading)]
-    assert any("cannot be read" in source.message for source in sources)
 
 
 def test_a_state_that_nests_without_end_is_forgotten(tmp_path: Path) -> None:
