@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from tests.controlplane import ControlPlane, built, control_plane
+from tests.examples import examples
 from tests.forks import Forked
 from tests.processes import Processes, starts_processes
 
@@ -20,7 +21,7 @@ os.environ.setdefault("GOGC", "400")
 os.environ.setdefault("GOMEMLIMIT", "1GiB")
 
 # No deadline per example: it depends on the machine. Benchmarks measure time.
-hypothesis.settings.register_profile("headroom", deadline=None)
+hypothesis.settings.register_profile("headroom", deadline=None, max_examples=examples(250))
 hypothesis.settings.load_profile("headroom")
 
 

@@ -26,6 +26,7 @@ from agent.probes.readings import (
 )
 from agent.status_builder import summarise
 from contract.gpunode import GPUNodeStatus
+from tests.examples import examples
 
 TOLERANCE_BYTES = 64 << 20
 MAX_PODS = 4096
@@ -391,7 +392,7 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
         assert (row.state == "ok") <= (row.message == "")
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(375))
 @given(st.lists(samples() | st.lists(READINGS, max_size=12), min_size=1, max_size=3))
 def test_whatever_is_sampled_the_report_adds_up(sequence: list[list[Reading]]) -> None:
     before: GPUNodeStatus | None = None

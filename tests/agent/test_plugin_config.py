@@ -443,8 +443,9 @@ def test_the_toolkit_is_read_from_the_operator_s_path_else_from_the_package_s(
     own.parent.mkdir(parents=True)
     own.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false")
     assert plugin(tree).toolkit_obeys_environment is False
-    own.write_text("a = " + 20_000 * "[")  # more than its parser can follow
-    assert plugin(tree).toolkit_obeys_environment is True
+    for deep in ("a = " + 20_000 * "[", "a." * 4500 + "b = 1"):  # more than its parser can follow
+        own.write_text(deep)
+        assert plugin(tree).toolkit_obeys_environment is True
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ from extender.state.nominations import Place
 from extender.state.pending_pods import Pending
 from tests.builders import NOW_S, gpunode, kube_node, reservation, shared
 from tests.console.test_journal_follower import extender as extender_at
+from tests.examples import examples
 from tests.serving import binding, offer
 from tests.serving import pod as sent
 from tests.state.evictions import newcomer
@@ -243,7 +244,7 @@ def left_to(state: ClusterWriter, of: Pod, now_s: float) -> dict[str, list[str]]
     return {node: sorted(each.metadata.uid for each in pods) for node, pods in held.items()}
 
 
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=examples(375))
 @given(st.lists(STEPS, max_size=40))
 def test_a_console_that_has_caught_up_counts_what_the_extender_counts(
     steps: list[tuple[str, ...]],

@@ -33,6 +33,7 @@ from extender.state.decision_records import (
 )
 from extender.state.journal import Decision, Journal, NodeSets
 from tests.builders import pod, reservation
+from tests.examples import examples
 
 MAX_ASSUMED = 500
 MAX_NODE_SETS = 4
@@ -193,7 +194,7 @@ def test_a_decision_that_refers_to_unknown_nodes_has_none() -> None:
     assert kept.offered_nodes is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.sampled_from(["filter", "rank", "preempt", "read"])),

@@ -8,6 +8,7 @@ from schemathesis import checks
 from extender.console.app import console_app
 from extender.console.view_context import Context
 from extender.observability.journal_follower import Journals
+from tests.examples import examples
 from tests.fuzz.world import WALL_S, World
 
 _world = World()
@@ -27,7 +28,10 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", _app)
 
 @schema.parametrize()
 @hypothesis.settings(
-    max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(38),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 def test_every_endpoint_answers_as_it_is_described(case: schemathesis.Case) -> None:
     described = (

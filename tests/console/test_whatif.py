@@ -15,6 +15,7 @@ from extender.state.changes import NodeSeen
 from extender.state.pod_requests import QuotaSpec, QuotaStatus, ResourceQuota
 from tests.builders import GIB, GPU, NOW_S
 from tests.console.asking import Asked
+from tests.examples import examples
 from tests.serving import binding, offer, pod, serving
 from tests.state.digest import digest
 from tests.state.test_simulation import two_nodes
@@ -229,7 +230,7 @@ _same.cluster.snapshot()
 _before = digest(_same.cluster)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(whatifs)
 def test_no_what_if_changes_anything(body: dict[str, Any]) -> None:
     answer = _same.post("/v1/whatif", body)

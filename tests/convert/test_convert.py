@@ -20,11 +20,12 @@ from extender.convert.pod_template import Weight
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest, understand
 from extender.state.foreign_allocators import of_pod
+from tests.examples import examples
 
 GOLDEN = Path(__file__).parent / "golden"
 MIB = 1 << 20
 #: A parser that keeps comments takes its time.
-SLOW_YAML = settings(max_examples=30, deadline=None)
+SLOW_YAML = settings(max_examples=examples(75), deadline=None)
 VRAM = "headroom.gpu/vram"
 
 

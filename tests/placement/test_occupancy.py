@@ -14,6 +14,7 @@ from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Reservation
 from extender.placement.device_accounting import weigh
 from extender.placement.report_delta import find
 from tests.builders import GIB, GPU, MIB, reservation, shared, status, use, weighed_anew
+from tests.examples import examples
 from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
 
 UIDS = ["u0", "u1", "u2"]
@@ -109,7 +110,7 @@ def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
     yield "measured", (replace(told, pods=rows, devices=devices), reservations, leaving, choice)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(750))
 @given(st.data(), worlds())
 def test_a_reused_occupancy_equals_a_new_one(data: st.DataObject, world: World) -> None:
     was = data.draw(grounds(world))

@@ -16,6 +16,7 @@ from contract.gpunode import GPUNodeStatus, Plugin, PodUse, Reservation, SmActiv
 from extender.placement.device_accounting import DeviceTerms, weigh
 from extender.placement.report_delta import Found, find, with_new_measurements
 from tests.builders import GIB, MIB, mig, reservation, shared, status, use
+from tests.examples import examples
 from tests.placement.test_occupancy import changes, grounds
 from tests.placement.worlds import World, amounts_bytes, worlds
 
@@ -51,7 +52,7 @@ def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
     return replace(was, devices=devices, pods=rows, observed_at="2026-01-01T00:00:07Z")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(750))
 @given(st.data(), worlds())
 def test_reused_terms_equal_computed_terms(data: st.DataObject, world: World) -> None:
     was = data.draw(grounds(world))

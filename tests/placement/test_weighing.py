@@ -19,6 +19,7 @@ from extender.placement.score import rank
 from extender.placement.snapshot import NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table, build
 from tests.builders import FRESH_S, NOW_S, gate, pod, request, shared, weighed
+from tests.examples import examples
 from tests.placement.worlds import World, pods, worlds
 
 LATE_S = FRESH_S + 1
@@ -89,7 +90,7 @@ class Changes(RuleBasedStateMachine):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestChanges.settings = settings(max_examples=examples(150), stateful_step_count=25, deadline=None)
 
 
 @given(

@@ -31,6 +31,7 @@ from tests.builders import (
     reservation,
     shared,
 )
+from tests.examples import examples
 
 BIND_FOLLOWS_WITHIN_S = 0.25
 BINDS_EXPECTED = 2
@@ -72,7 +73,7 @@ def looks() -> Any:
     return patch.object(assumed_binds, "rejection_beside", wraps=node_whatif.rejection_beside)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(500))
 @given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=12))
 def test_cached_results_equal_recomputed_ones(steps: list[tuple[str, bool]]) -> None:
     state = cluster()

@@ -12,6 +12,7 @@ from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared
+from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import pod
 
@@ -67,7 +68,7 @@ class Calls(RuleBasedStateMachine):
 
 
 TestCalls = Calls.TestCase
-TestCalls.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestCalls.settings = settings(max_examples=examples(150), stateful_step_count=20, deadline=None)
 
 
 def test_rows_that_moved_since_filter_are_found_again() -> None:

@@ -15,6 +15,7 @@ from extender.placement.snapshot import Columns
 from extender.placement.snapshot_builder import build
 from extender.state.changes import Event, GPUNodeSeen, HeartbeatSeen, PodGone, PodSeen
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, pod, reservation, shared, use
+from tests.examples import examples
 from tests.recording import RecordingState
 from tests.state.test_cluster_state import lease, seen, state_of
 
@@ -85,7 +86,7 @@ def _columns(columns: Columns) -> dict[str, Any]:
     return {name: getattr(columns, name).tolist() for name in Columns.__slots__}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.data())
 def test_what_is_kept_of_a_node_is_how_it_is(data: st.DataObject) -> None:
     held = gpunode(shared("D0"), shared("D1"), pods=[use("a", "D0", GIB)])

@@ -38,6 +38,7 @@ from tests.builders import (
     shared,
     use,
 )
+from tests.examples import examples
 from tests.placement.worlds import RESOURCES, World, pods, worlds
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import binding, offer
@@ -118,7 +119,7 @@ def place_in(simulation: Simulation, state: ClusterWriter, of: Pod) -> Placed | 
     return simulation.place(understood(state, of), simulation.eligible(of))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(fleets, plugins_of, choices_of, st.data())
 def test_a_trial_changes_nothing(
     fleet: list[World], plugins: list[Plugin], choices: list[str], data: DataObject
@@ -199,7 +200,7 @@ class Real:
 asks = st.tuples(sizes, st.sampled_from([GPU, *RESOURCES[:2]]), st.sampled_from(["pack", "spread"]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(fleets, plugins_of, choices_of, st.lists(asks, min_size=1, max_size=8))
 def test_real_placements_match_the_simulation(
     fleet: list[World],
@@ -216,7 +217,7 @@ def test_real_placements_match_the_simulation(
     ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(fleets, plugins_of, choices_of, sizes, st.sampled_from(RESOURCES), st.integers(1, 2))
 def test_counting_pods_equals_placing_them_one_by_one(
     fleet: list[World],

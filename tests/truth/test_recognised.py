@@ -14,6 +14,7 @@ from hypothesis.strategies import DataObject
 
 from contract.gpunode import GPUNodeStatus
 from extender.placement.prediction_outcome import Result, Surprise
+from tests.examples import examples
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
 from tests.truth.world import World, gpus, report
@@ -253,7 +254,9 @@ class Surprised(Machine):
 
 
 for machine in (Quiet, QuietOnAny, Surprised):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+    machine.TestCase.settings = settings(
+        max_examples=examples(150), stateful_step_count=25, deadline=None
+    )
 TestQuiet = Quiet.TestCase
 TestQuietOnAny = QuietOnAny.TestCase
 TestSurprised = Surprised.TestCase
