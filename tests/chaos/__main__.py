@@ -1,9 +1,9 @@
-"""Seeded faults on a real API server, and an auditor's findings.
+"""A storm of faults, drawn from a seed, on a real API server, and an auditor's verdict.
 
     make chaos ARGS="--seed 1 --minutes 10"
 
-The faults are printed before they happen; the same seed gives the same ones. The exit status is 1
-if the auditor found anything.
+Each fault is printed when it begins; the same seed gives the same ones. The exit status is 1 if the
+auditor found anything.
 """
 
 import argparse
@@ -12,47 +12,39 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
 
-from tests.chaos.audit import Finding, Tally
-from tests.chaos.calls import Call, told
+from tests.chaos.audit import Finding
+from tests.chaos.faults import Weather, schedule, targets
 from tests.chaos.mutants import MUTANTS, mutated
 from tests.chaos.site import SCHEDULERS, Scale, Site
-from tests.chaos.storm import schedule
-from tests.chaos.weather import Weather
 from tests.controlplane import ROOT, built, control_plane
 
-#: Maximum time without an improvement after the faults, with default settings: a node becomes
-#: stale after 90 s, an orphan is checked after 60 s, the back-off of a requeued pod is 10 s, and so
-#: is kube-scheduler's own.
+#: How long nothing needs to improve after the storm, with default settings: a silent node is stale
+#: after 90 s, an orphan is checked after 60 s, a pod requeued in vain and kube-scheduler's back-off
+#: wait for 10 s.
 SETTLE_S = 240.0
-STEP_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     seed: int
-    storm_s: float
     settled_s: float
-    faults: dict[str, int]
-    requests: dict[str, int]
-    deeds: dict[str, int]
-    #: kube-scheduler's, before any fault and while only consoles and webhooks had some.
-    calls: dict[str, dict[str, str]]
-    tally: Tally
-    #: Too much on a device, and not our doing.
-    excused: list[Finding]
+    faults: Mapping[str, int]
+    requests: Mapping[str, int]
+    actions: Mapping[str, int]
+    #: Verb -> number of kube-scheduler's calls while only consoles and webhooks had faults.
+    calls: Mapping[str, int]
+    tally: Mapping[str, int]
     findings: list[Finding]
 
     def __str__(self) -> str:
-        said = asdict(self)
-        for key in ("excused", "findings"):
-            said[key] = [str(finding).split("\n") for finding in getattr(self, key)]
-        return json.dumps(said, indent=2)
+        shown = asdict(self) | {"findings": [str(each).split("\n") for each in self.findings]}
+        return json.dumps(shown, indent=2)
 
 
 def storm(
@@ -71,55 +63,45 @@ def storm(
     logs: Path | None = None,
     stop_at_finding: bool = False,
 ) -> Outcome:
-    """One storm, from an empty cluster to the verdict; it begins when ``warm_pods`` are bound, and
-    for ``alone_s`` with faults of consoles and webhooks alone."""
+    """Run one storm in an empty cluster. Faults begin when ``warm_pods`` are bound.
+
+    In the first ``alone_s`` only consoles and webhooks have faults.
+    """
     with control_plane() as plane:
         site = Site(plane, scale, seed, code)
         try:
             site.start()
-            site.clients.start()
-            site.until(lambda: site.auditor.tally.bound >= warm_pods, "pods are bound", 120.0)
-            faults = schedule(
-                seed,
-                lasts_s,
-                site.targets,
-                every_s=every_s,
-                longest_s=longest_s,
-                alone_s=alone_s,
-            )
+            for client in site.clients:
+                client.start()
+            site.until(lambda: site.auditor.tally["bound"] >= warm_pods, "pods are bound", 120.0)
+            pace = {"every_s": every_s, "longest_s": longest_s, "alone_s": alone_s}
+            faults = schedule(seed, lasts_s, targets([*site.nodes]), **pace)
             weather = Weather(site, faults, say)
-            before: list[Call] = site.calls()
-            beside: list[Call] | None = None
-            began_s = time.monotonic()
-            coming = True
+            before, beside = site.calls(), None
+            began_s, coming = time.monotonic(), True
             while coming or time.monotonic() < began_s + lasts_s:
                 coming = weather.step(time.monotonic() - began_s)
-                site.healthy()
                 site.keep_up()
                 if beside is None and time.monotonic() > began_s + alone_s:
                     beside = site.calls()
-                if stop_at_finding and (site.wrong() or site.unlike(before, beside or ())):
+                if stop_at_finding and (site.wrong() or site.affected(before, beside or ())):
                     break
-                time.sleep(STEP_S)
-            if beside is None:
-                beside = site.calls()
+                time.sleep(0.1)
+            beside = site.calls() if beside is None else beside
             weather.end()
             ended_s = time.monotonic()
-            site.clients.stop()
-            say("the storm is over; it may settle")
+            for client in site.clients:
+                client.stop()
+            say("the storm is over")
             findings = _settle(site, settle_s, quiet_s, say)
-            findings += site.unlike(before, beside)
             return Outcome(
-                seed,
-                round(ended_s - began_s, 1),
-                round(time.monotonic() - ended_s, 1),
-                dict(sorted(weather.happened.items())),
-                dict(sorted(site.wire({}).items())),
-                dict(sorted(site.clients.did.items())),
-                {"before the storm": told(before), "beside bystanders": told(beside)},
-                site.auditor.tally,
-                site.auditor.excused,
-                findings,
+                seed=seed,
+                settled_s=round(time.monotonic() - ended_s, 1),
+                faults=dict(weather.happened),
+                **site.counts(),
+                calls=dict(Counter(call.verb for call in beside)),
+                tally=dict(site.auditor.tally),
+                findings=[*findings, *site.affected(before, beside)],
             )
         finally:
             site.stop()
@@ -130,23 +112,22 @@ def storm(
 def _settle(
     site: Site, within_s: float, quiet_s: float, say: Callable[[str], None]
 ) -> list[Finding]:
-    """The remaining findings if their number has not decreased for ``within_s``, or after three
-    times that; none if there were none for ``quiet_s``: the two watches may differ for a moment.
+    """Wait until nothing was wrong for ``quiet_s``: the watches can be at different moments.
+
+    Return what is still wrong if nothing improved for ``within_s``, or after three times that.
     """
     began_s = better_s = wrong_s = time.monotonic()
     said_s, fewest = float("-inf"), sys.maxsize
     while True:
-        site.healthy()
         site.keep_up()
         site.look_everywhere()
-        findings = site.wrong(in_the_end=True)
-        now_s = time.monotonic()
+        findings, now_s = site.wrong(in_the_end=True), time.monotonic()
         if findings:
             wrong_s = now_s
         if len(findings) < fewest:
             fewest, better_s = len(findings), now_s
         if now_s > said_s + 10.0:
-            say(f"not as it should be: {dict(Counter(finding.rule for finding in findings))}")
+            say(f"findings now: {dict(Counter(finding.rule for finding in findings))}")
             said_s = now_s
         over = now_s > better_s + within_s or now_s > began_s + 3 * within_s
         if now_s > wrong_s + quiet_s or over or site.wrong():
@@ -159,16 +140,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument(
-        "--alone", type=float, help="minutes of these with only consoles and webhooks; a third"
+        "--alone", type=float, help="minutes with faults of consoles and webhooks only; a third"
     )
     parser.add_argument("--nodes", type=int, default=Scale().nodes)
-    parser.add_argument("--rate", type=float, default=Scale().rate, help="pods created each second")
+    parser.add_argument("--rate", type=float, default=Scale().rate, help="pods created per second")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two faults")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes there")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the product this way")
     given = parser.parse_args()
     built("etcd", "kube-apiserver", *SCHEDULERS)
-    # The agents' log, of a storm: nothing but bad news.
+    # Agents log only errors.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
 
     def say(line: str) -> None:

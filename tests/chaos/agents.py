@@ -1,16 +1,11 @@
-"""The agents of all nodes: the real agent's deliveries, of what the stand-ins show; silent, lying.
-
-The samples of a stand-in are built here; the agent's own status writer decides when they are
-written, confirmed and retried.
-"""
+"""The agents of all nodes: the real agent's status writer, with samples of the simulated nodes."""
 
 import random
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
 
 import msgspec
 from kubernetes.client import ApiClient
@@ -23,20 +18,13 @@ from tests.controlplane import ControlPlane
 from tests.standin.node import StandIn
 from tests.truth.world import report
 
-#: ``overstate``: its devices have twice the memory; ``forget``: no pods are on them; ``freeze``:
-#: nothing has changed since the lie began.
-Lie = Literal["overstate", "forget", "freeze"]
-LIES: tuple[Lie, ...] = ("overstate", "forget", "freeze")
-
 
 @dataclass
 class Mood:
-    """How an agent is at the moment; the storm changes it."""
+    """What is wrong with an agent at the moment."""
 
     silent: bool = False
-    lie: Lie | None = None
     clock_s: float = 0.0
-    frozen: GPUNodeStatus | None = field(default=None, repr=False)
 
 
 class Agents:
@@ -50,84 +38,48 @@ class Agents:
         seed: int,
     ) -> None:
         self.moods = {name: Mood() for name in nodes}
-        self._nodes = nodes
+        self._namespace, self._heartbeat_s = namespace, heartbeat_s
         self._interval_s = interval_s
         self._stopping = threading.Event()
         self._client = ApiClient(plane.configuration("agent-of-the-tests"))
         self._threads = [
-            threading.Thread(
-                target=self._run,
-                args=(name, namespace, heartbeat_s, random.Random(f"{seed} {name}")),
-                name=f"agent {name}",
-                daemon=True,
-            )
-            for name in nodes
+            threading.Thread(target=self._run, args=(*item, random.Random(f"{seed} {item[0]}")))
+            for item in nodes.items()
         ]
 
     def start(self) -> None:
         for thread in self._threads:
+            thread.daemon = True
             thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(30.0)
+            if thread.is_alive():
+                thread.join(30.0)
         self._client.close()
 
-    def _run(self, name: str, namespace: str, heartbeat_s: float, chance: random.Random) -> None:
-        mood, node = self.moods[name], self._nodes[name]
+    def _run(self, name: str, node: StandIn, lots: random.Random) -> None:
+        mood, beat_s = self.moods[name], self._heartbeat_s
 
         def now() -> datetime:
             return datetime.now(UTC) + timedelta(seconds=mood.clock_s)
 
-        courier = StatusWriter(
-            KubernetesPublisher(of_client(self._client), name, namespace, heartbeat_s),
-            heartbeat_s,
-            time.monotonic,
-            now,
-            chance,
-        )
-        self._stopping.wait(chance.uniform(0, self._interval_s))
-        while not self._stopping.is_set():
-            wanted_s = self._interval_s
+        client = of_client(self._client)
+        publisher = KubernetesPublisher(client, name, self._namespace, beat_s)
+        writer = StatusWriter(publisher, beat_s, time.monotonic, now, lots)
+        wait_s = lots.uniform(0, self._interval_s)
+        while not self._stopping.wait(wait_s):
+            wait_s = self._interval_s
             if not mood.silent:
                 began_s, observed_at = time.monotonic(), now().isoformat()
-                status = msgspec.structs.replace(self._says(node, mood), observed_at=observed_at)
-                wanted_s = courier.deliver(status, began_s)
-            self._stopping.wait(max(0.1, min(wanted_s, self._interval_s)))
-
-    def _says(self, node: StandIn, mood: Mood) -> GPUNodeStatus:
-        with node.lock:
-            seen = sample(node)
-        if mood.lie != "freeze":
-            mood.frozen = None
-        match mood.lie:
-            case "overstate":
-                devices = [
-                    msgspec.structs.replace(each, memory_bytes=2 * each.memory_bytes)
-                    for each in seen.devices
-                ]
-                return msgspec.structs.replace(seen, devices=devices)
-            case "forget":
-                devices = [
-                    msgspec.structs.replace(
-                        each,
-                        used_bytes=0,
-                        replicas=msgspec.structs.replace(
-                            each.replicas, free=each.replicas.total, allocated=0
-                        ),
-                    )
-                    for each in seen.devices
-                ]
-                return msgspec.structs.replace(seen, devices=devices, pods=[])
-            case "freeze":
-                mood.frozen = mood.frozen or seen
-                return mood.frozen
-        return seen
+                with node.lock:
+                    status = msgspec.structs.replace(sample(node), observed_at=observed_at)
+                wait_s = max(0.1, min(writer.deliver(status, began_s), wait_s))
 
 
 def sample(node: StandIn) -> GPUNodeStatus:
-    """The sample of an agent: pods that the kubelet has forgotten, and their processes."""
+    """Return what an agent sees: also processes of pods that the kubelet has forgotten."""
     seen = report(node)
     shown = {use.uid for use in seen.pods}
     left = [

@@ -1,4 +1,4 @@
-"""The wall clock of one process, moved while it runs."""
+"""Moves the wall clock of one process while it runs."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 
 class Clock:
-    """``environment`` is for the process whose clock it is; ``move`` moves it at any time."""
+    """``environment`` is for the process whose clock it is."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -20,26 +20,25 @@ class Clock:
         self.environment = {"LD_PRELOAD": str(_library()), "CHAOS_CLOCK": str(file)}
 
     def move(self, offset_s: float) -> None:
-        """It shows so much more than it is from now on."""
+        """Add this to the true time, from now on."""
         with self._file.open("r+b") as file:
             file.write(int(offset_s * 1e9).to_bytes(8, "little", signed=True))
 
 
 @contextlib.contextmanager
 def moved(clock: Clock) -> Iterator[None]:
-    """Processes that are started meanwhile, without an environment of their own, use it."""
+    """Processes that are started in the context use the clock."""
     before = dict(os.environ)
     os.environ |= clock.environment
     try:
         yield
     finally:
-        for name in clock.environment:
-            os.environ.pop(name)
+        os.environ.clear()
         os.environ |= before
 
 
 def _library() -> Path:
-    """Built once for each state of its source."""
+    """Return the library; it is rebuilt only if its source changes."""
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
     library = Path(tempfile.gettempdir(), f"headroom-clock-{os.getuid()}-{digest}.so")
     if not library.exists():

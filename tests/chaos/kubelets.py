@@ -1,10 +1,9 @@
-"""The kubelets of all nodes: stand-ins that follow the API server by one watch, through any outage.
+"""The kubelets of all nodes: models that follow the API server by one watch, through any outage.
 
-Jobs run for as long as their command names (``run 12``); stubborn pods take their whole grace
-period, also if they were deleted by force, so that their processes outlive them.
+Jobs run as long as their command says (``run 12``). Stubborn pods use their whole grace period, so
+their processes outlive a forced deletion.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +16,12 @@ from tests.standin.fleet import EVERY_S, Fleet
 from tests.standin.node import StandIn
 
 Object = dict[str, Any]
-#: Errors of a client while the API server is away.
+#: Exceptions while the API server is down.
 AWAY = (ApiRefused, urllib3.exceptions.HTTPError, OSError)
 
 
 class Kubelets(Fleet):
-    """``changed`` is called, with the node's lock held, after each change on a node."""
+    """``changed`` is called with the node's name, holding the node's lock."""
 
     def __init__(
         self,
@@ -34,32 +33,30 @@ class Kubelets(Fleet):
     ) -> None:
         super().__init__(plane, nodes, admission_s=admission_s, seed=seed)
         self._changed = changed
-        self._lock = threading.Lock()
-        self._there: dict[str, Object] = {}
-        #: Pods that are jobs, and when they end.
+        self._watched_lock = threading.Lock()
+        self._watched: dict[str, Object] = {}
+        #: Pod -> when its job ends.
         self._job_ends_s: dict[str, float] = {}
 
     def stop(self) -> None:
-        """The nodes' objects go with their API server, which may be away."""
+        """Stop the thread. The nodes' objects end with their API server."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self.failure is not None:
-            raise self.failure
 
-    def told(self, what: str, pods: Sequence[Object]) -> None:
-        """By the watch."""
-        with self._lock:
+    def pods_changed(self, what: str, pods: Sequence[Object]) -> None:
+        by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
+        with self._watched_lock:
             if what == "LISTED":
-                self._there = {pod["metadata"]["uid"]: pod for pod in pods}
+                self._watched = by_uid
             elif what == "DELETED":
-                self._there.pop(pods[0]["metadata"]["uid"], None)
+                self._watched.pop(next(iter(by_uid)), None)
             else:
-                self._there[pods[0]["metadata"]["uid"]] = pods[0]
+                self._watched |= by_uid
 
     def _listed(self) -> list[Object]:
-        with self._lock:
-            return [pod for pod in self._there.values() if pod["spec"].get("nodeName")]
+        with self._watched_lock:
+            return [pod for pod in self._watched.values() if pod["spec"].get("nodeName")]
 
     def _run(self) -> None:
         while not self._stopped.wait(EVERY_S):
@@ -67,8 +64,8 @@ class Kubelets(Fleet):
                 self._step(time.monotonic())
                 self._end_jobs(time.monotonic())
             except AWAY:
-                continue  # whatever was not done is found again the next time
-            except Exception as err:  # noqa: BLE001 - raised by ``stop``, on the test's thread
+                continue  # the next step finds what was not done
+            except Exception as err:  # noqa: BLE001 - the storm's thread raises it
                 self.failure = err
                 return
 
@@ -84,7 +81,7 @@ class Kubelets(Fleet):
 
     def _end_jobs(self, now_s: float) -> None:
         for uid, pod in self._pods.items():
-            (command, *_) = (each.get("command") for each in pod.manifest["spec"]["containers"])
+            command = pod.manifest["spec"]["containers"][0].get("command")
             node = self.nodes[pod.node]
             with node.lock:
                 held = node.pods.get(uid)
@@ -94,10 +91,3 @@ class Kubelets(Fleet):
                 if ends_s <= now_s:
                     node.end(uid)
                     self._changed(pod.node)
-
-
-@contextlib.contextmanager
-def away() -> Any:
-    """The body may fail because the API server is away; it is not tried again."""
-    with contextlib.suppress(*AWAY):
-        yield

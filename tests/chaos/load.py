@@ -1,7 +1,7 @@
-"""Several clients that create and delete pods all the time, each by lots of its own.
+"""Clients that create and delete pods all the time: each draws its actions from its own seed.
 
-Pods of all sizes, jobs that end by themselves and services that do not, stubborn ones, some that
-are replaced under their name at once, and now and then one that another scheduler binds.
+Pods have all sizes. Some are jobs that end, some are stubborn, some are replaced under their name
+at once, and a few are bound without Headroom.
 """
 
 import itertools
@@ -19,115 +19,76 @@ from tests.standin.devices import RESOURCE
 NAMESPACE = "chaos"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 SIZES_GIB = (1, 2, 3, 4, 6, 8, 8, 12, 16, 20)
+AT_ONCE = {"gracePeriodSeconds": 0}
 
 
-class Clients:
-    """``rate`` is of pods created each second, by all clients together; each keeps at most
-    ``most`` pods."""
+class Client:
+    """Creates ``rate`` pods per second and keeps at most ``most``."""
 
     def __init__(
         self,
         plane: ControlPlane,
         nodes: Sequence[str],
-        count: int,
-        rate: float,
-        most: int,
-        seed: int,
-    ) -> None:
-        self._stopping = threading.Event()
-        self.did: Counter[str] = Counter()
-        self._clients = [
-            _Client(plane, nodes, i, rate / count, most, random.Random(f"{seed} client {i}"))
-            for i in range(count)
-        ]
-        self._threads = [
-            threading.Thread(target=each.run, args=(self._stopping, self.did), daemon=True)
-            for each in self._clients
-        ]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            if thread.is_alive():  # else it was never started, or has ended
-                thread.join(60.0)
-
-
-class _Client:
-    def __init__(
-        self,
-        plane: ControlPlane,
-        nodes: Sequence[str],
-        number: int,
+        name: str,
         rate: float,
         most: int,
         lots: random.Random,
     ) -> None:
         self._plane, self._nodes, self._lots = plane, nodes, lots
-        self._number, self._rate, self._most = number, rate, most
-        self._names = itertools.count(1)
-        #: Those that were created, and perhaps are there.
+        self._rate, self._most = rate, most
+        self._names = (f"{name}-{i}" for i in itertools.count(1))
+        #: Pods that were created and probably exist.
         self._mine: list[str] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.did: Counter[str] = Counter()
 
-    def run(self, stopping: threading.Event, did: Counter[str]) -> None:
-        while not stopping.wait(self._lots.expovariate(2 * self._rate)):
-            deed = self._choose()
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(60.0)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._lots.expovariate(2 * self._rate)):
+            action = self._choose()
             try:
-                getattr(self, f"_{deed}")()
+                self._do(action)
             except AWAY:
-                did[f"{deed}, unanswered or rejected"] += 1
-            else:
-                did[deed] += 1
+                action = f"{action}, failed"
+            self.did[action] += 1
 
     def _choose(self) -> str:
-        """Half of the time a pod is created, else one goes."""
+        """Half of the actions create a pod."""
         if len(self._mine) < self._most and (not self._mine or self._lots.random() < 0.5):
             return "bypass" if self._lots.random() < 0.08 else "create"
         return self._lots.choices(("delete", "force", "replace"), (6, 2, 2))[0]
 
-    def _create(self, name: str = "", **spec: Any) -> None:
-        if not name:
-            name = f"c{self._number}-{next(self._names)}"
-            self._mine.append(name)
-        self._plane.call("POST", PODS, manifest(name, self._lots, **spec))
-
-    def _bypass(self) -> None:
-        """Another client binds it, whatever the ledger contains."""
-        self._create(nodeName=self._lots.choice(self._nodes))
-
-    def _delete(self) -> None:
-        self._drop(self._take(), {})
-
-    def _force(self) -> None:
-        """It is gone at once, whatever its containers do."""
-        self._drop(self._take(), {"gracePeriodSeconds": 0})
-
-    def _replace(self) -> None:
-        """Gone, and back under the same name with another uid."""
-        name = self._take()
-        self._drop(name, {"gracePeriodSeconds": 0})
-        self._mine.append(name)
-        self._create(name)
-
-    def _take(self) -> str:
-        """Any of them; the oldest go first more often than not."""
-        index = int(len(self._mine) * self._lots.random() ** 2)
-        return self._mine.pop(index)
-
-    def _drop(self, name: str, options: dict[str, int]) -> None:
+    def _do(self, action: str) -> None:
+        if action in ("create", "bypass"):
+            bound = {"nodeName": self._lots.choice(self._nodes)} if action == "bypass" else {}
+            self._create(next(self._names), **bound)
+            return
+        # Mostly one of the oldest.
+        name = self._mine.pop(int(len(self._mine) * self._lots.random() ** 2))
         try:
-            self._plane.call("DELETE", f"{PODS}/{name}", options)
+            self._plane.call("DELETE", f"{PODS}/{name}", {} if action == "delete" else AT_ONCE)
         except AWAY as err:
             if ": 404 " not in str(err):
                 self._mine.append(name)
                 raise
+        if action == "replace":
+            self._create(name)
+
+    def _create(self, name: str, **spec: Any) -> None:
+        self._mine.append(name)
+        self._plane.call("POST", PODS, manifest(name, self._lots, **spec))
 
 
 def manifest(name: str, lots: random.Random, **spec: Any) -> dict[str, Any]:
-    """A pod that takes all the memory that it asks for as soon as it runs."""
+    """Return a pod that uses all the memory that it requests as soon as it runs."""
     sizes = [lots.choice(SIZES_GIB)]
     text: str | None = f"{sizes[0]}Gi"
     kind = lots.random()
@@ -137,10 +98,9 @@ def manifest(name: str, lots: random.Random, **spec: Any) -> dict[str, Any]:
     elif kind < 0.15:
         sizes, text = [6], "25%"  # of 24 GiB
     elif kind < 0.18:
-        sizes, text = [0], None  # what its replica is worth
-    command = lots.choices((["serve"], ["run", str(lots.randint(5, 60))], ["stubborn"]), (5, 3, 2))[
-        0
-    ]
+        sizes, text = [0], None  # the share of one replica
+    commands = ["serve"], ["run", str(lots.randint(5, 60))], ["stubborn"]
+    (command,) = lots.choices(commands, (5, 3, 2))
     containers = [
         {
             "name": f"c{index}",
@@ -151,15 +111,7 @@ def manifest(name: str, lots: random.Random, **spec: Any) -> dict[str, Any]:
         }
         for index, gib in enumerate(sizes)
     ]
-    return {
-        "metadata": {
-            "name": name,
-            "annotations": {} if text is None else {"headroom.gpu/vram": text},
-        },
-        "spec": {
-            "schedulerName": SCHEDULER_NAME,
-            "terminationGracePeriodSeconds": lots.randint(1, 8),
-            "containers": containers,
-            **spec,
-        },
-    }
+    spec |= {"schedulerName": SCHEDULER_NAME, "containers": containers}
+    spec |= {"terminationGracePeriodSeconds": lots.randint(1, 8)}
+    annotations = {} if text is None else {"headroom.gpu/vram": text}
+    return {"metadata": {"name": name, "annotations": annotations}, "spec": spec}

@@ -1,20 +1,19 @@
-"""Copies of the product with one safeguard taken out each, to see the auditor notice."""
+"""Copies of the product without one safeguard, to prove that the auditor notices."""
 
 import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.controlplane import ROOT
 
 PACKAGES = ("contract", "extender", "agent", "headroom")
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """In ``module`` the text ``was``, found once, becomes ``becomes``."""
+class Mutant(NamedTuple):
+    """In ``module`` the text ``was``, which occurs once, is replaced."""
 
     module: str
     was: str
@@ -22,7 +21,7 @@ class Mutant:
 
 
 def _bind_asks(whom: str) -> Mutant:
-    """Before it goes on, over a connection to the port that the storm names."""
+    """Wait, before a bind goes on, for an answer from the port in an environment variable."""
     was = "        state.assumed.bind_received(args.pod_uid)\n"
     asks = (
         "        import asyncio, os\n"
@@ -35,8 +34,13 @@ def _bind_asks(whom: str) -> Mutant:
     return Mutant("extender/scheduler/bind.py", was, asks + was)
 
 
+_ATTEMPTS = (
+    "            try:\n"
+    "                gpunode = await self.store.read_gpunode(node)\n"
+    "                if gpunode is None or uid not in gpunode.spec.reservations:\n"
+)
 MUTANTS = {
-    # The write no longer depends on the object that it was computed from.
+    # A write does not depend on the version of the object that it was computed from.
     "no compare-and-swap": Mutant(
         "extender/ledger/kube_store.py",
         '"metadata": {"resourceVersion": version, **untracked}, "spec": changes',
@@ -45,28 +49,19 @@ MUTANTS = {
     # Orphaned reservations stay.
     "no removal": Mutant(
         "extender/ledger/reservations.py",
-        "        for _ in range(ATTEMPTS):\n"
-        "            try:\n"
-        "                gpunode = await self.store.read_gpunode(node)\n"
-        "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
-        "        for _ in range(0):\n"
-        "            try:\n"
-        "                gpunode = await self.store.read_gpunode(node)\n"
-        "                if gpunode is None or uid not in gpunode.spec.reservations:\n",
+        "        for _ in range(ATTEMPTS):\n" + _ATTEMPTS,
+        "        for _ in range(0):\n" + _ATTEMPTS,
     ),
     # Pods are bound without a reservation.
-    "no reservation": Mutant(
-        "extender/ledger/bind.py",
-        "        elif placement.charges:\n",
-        "        elif False:\n",
+    "no promise": Mutant(
+        "extender/ledger/bind.py", "        elif placement.charges:\n", "        elif False:\n"
     ),
-    # Unreserved pods are not adopted.
+    # Unreserved pods get no reservation.
     "no adoption": Mutant(
         "extender/ledger/reservations.py",
         "if (reservation := self.adopt(pod, gpunode)) is None:\n                    return True",
         "return True\n                reservation = None",
     ),
-    # A bind waits for an answer of a process that takes no part in scheduling.
     "bind asks the console": _bind_asks("CONSOLE"),
     "bind asks the webhook": _bind_asks("WEBHOOK"),
 }
@@ -74,7 +69,7 @@ MUTANTS = {
 
 @contextlib.contextmanager
 def mutated(name: str | None) -> Iterator[Path]:
-    """The folder that holds the product's packages, broken in that way; None: as it is."""
+    """Yield a folder with the product's packages, changed in that way; None: the repository."""
     if name is None:
         yield ROOT
         return
