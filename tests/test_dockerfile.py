@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import ROOT
+from tests.processes import starts_processes
 
 #: pip's settings: what is not there cannot be had.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
@@ -237,6 +238,7 @@ def environment_of(image: Image) -> set[str]:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The lines of the stages, which both images share in part."""
     return tmp_path_factory.mktemp("images")

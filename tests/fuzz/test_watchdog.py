@@ -10,6 +10,7 @@ import structlog
 from contract.gpunode import GPUNodeSpec, decode_gpunode
 from extender.state.changes import Event, GPUNodeSeen, NodeSeen
 from tests.builders import GIB, kube_node, reservation
+from tests.fuzz import watchdog
 from tests.fuzz.hostile import encode
 from tests.fuzz.verbs import VerbTarget
 from tests.fuzz.watch import BAD, WatchTarget, hostile_gpunodes
@@ -68,7 +69,10 @@ _kept: list[bytes] = []
         pytest.param(caught_by_a_reader, "Complaint", id="an exception that was only logged"),
     ],
 )
-def test_each_harm_is_reported(does: Callable[[], object], said: str) -> None:
+def test_each_harm_is_reported(
+    monkeypatch: pytest.MonkeyPatch, does: Callable[[], object], said: str
+) -> None:
+    monkeypatch.setattr(watchdog, "CPU_S", 0.3)
     (failure,) = fed(does).failures
     assert failure.what.startswith(said)
     assert "--seed 1 --only 0" in str(failure)
@@ -138,7 +142,7 @@ def test_a_verb_that_reserves_by_itself_is_reported(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(World, "call", binds)
     monkeypatch.setattr(World, "__init__", _first(World.__init__, monkeypatch, call, binds))
-    failures = attacked(lambda: VerbTarget("filter"), range(120), 1).failures
+    failures = attacked(lambda: VerbTarget("filter"), range(30), 1).failures
     assert any("ledger has changed" in f.what or "otherwise" in f.what for f in failures)
 
 

@@ -15,7 +15,8 @@ SOURCES = Path(__file__).parents[2] / "extender"
 def reasons() -> Iterator[str]:
     yield from (DOES_NOT_FIT, NEWCOMER, VICTIM)
     for file in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text)) if "otice(" in text else ():
             match node:
                 case ast.Call(
                     ast.Name("Notice" | "pod_notice"), [_, ast.Constant(str(reason)), *_]

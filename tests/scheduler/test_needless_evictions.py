@@ -20,12 +20,13 @@ from extender.placement.policy import Rules
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Journal
 from tests.builders import DISTRIBUTED, GPU, NOW_S
+from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import offer, pod
 from tests.state.evictions import On, full_node
 from tests.state.test_cluster_state import EPOCH_S, STALE_AFTER_S
 
-SCENARIOS = 1000
+SCENARIOS = examples(2500)
 #: Costly to make.
 TELEMETRY = Telemetry(CollectorRegistry())
 REPLICAS = 4
@@ -203,9 +204,9 @@ def best_by_trying_all(
 
 
 def test_on_a_small_node_no_set_of_victims_ranks_better() -> None:
-    random_, tried, helped = random.Random(7), 0, 0
+    random_, tried, helped, count = random.Random(7), 0, 0, examples(100)
     with capture_logs():
-        while tried < 40:
+        while tried < count:
             (devices, *_), plugin = drawn(random_).values(), random_.choice(PLUGINS)
             gib, mirrored = random_.randint(8, 24), random_.random() < 0.3
             shown = newcomer(gib, 4, mirrored)
@@ -225,4 +226,4 @@ def test_on_a_small_node_no_set_of_victims_ranks_better() -> None:
             told = (max(chosen), summed, len(chosen)) if chosen else None
             assert told == expected, (devices, plugin.allocation_policy, gib)
             helped += told is not None
-    assert helped > 20
+    assert helped > count / 3
