@@ -62,15 +62,16 @@ SKIPS_ALLOWED = {
 #: Modules that start first, in this order, so that all workers end at about the same time.
 LONGEST_FIRST = (
     "tests/kubelet/test_agent.py",
-    "tests/e2e/test_real_nodes.py",
     "tests/install/",
     "tests/kubelet/test_node.py",
-    "tests/e2e/test_gated.py",
-    "tests/e2e/test_churn.py",
-    "tests/e2e/test_placing.py",
     "tests/kubelet/test_steering.py",
     "tests/standin/test_conformance.py",
     "tests/deploy/test_installed.py",
+    # Together, so that each worker starts their API server once.
+    "tests/e2e/test_real_nodes.py",
+    "tests/e2e/test_gated.py",
+    "tests/e2e/test_churn.py",
+    "tests/e2e/test_placing.py",
     "tests/e2e/",
     "tests/kubelet/",
     "tests/nvidia/",
