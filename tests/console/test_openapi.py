@@ -1,9 +1,10 @@
 """The debug API conforms to its OpenAPI description, also for invalid requests."""
 
+from typing import Any
+
 import hypothesis
-import schemathesis
+import pytest
 from hypothesis import HealthCheck
-from schemathesis import checks
 
 from extender.console.app import console_app
 from extender.console.view_context import Context
@@ -23,22 +24,43 @@ _app = console_app(
     ),
     with_journal=True,
 )
-schema = schemathesis.openapi.from_asgi("/openapi.json", _app)
+OPERATIONS = [(method, path) for path, each in _app.openapi()["paths"].items() for method in each]
 
 
-@schema.parametrize()
-@hypothesis.settings(
-    max_examples=examples(38),
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-def test_every_endpoint_answers_as_it_is_described(case: schemathesis.Case) -> None:
-    described = (
+@pytest.fixture(scope="module")
+def described() -> Any:
+    # Imported here, and without its pytest plugin: each worker would import it and make all cases.
+    import schemathesis
+
+    return schemathesis.openapi.from_asgi("/openapi.json", _app)
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_endpoint_answers_as_it_is_described(described: Any, method: str, path: str) -> None:
+    from schemathesis import Case, checks
+    from schemathesis.pytest import _test_builder as builder
+
+    conformance = (
         checks.not_a_server_error,
         checks.status_code_conformance,
         checks.content_type_conformance,
         checks.response_schema_conformance,
     )
-    case.call_and_validate(checks=described)
-    _world.unharmed()
+
+    @hypothesis.settings(
+        max_examples=examples(38),
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    def conforms(case: Case) -> None:
+        case.call_and_validate(checks=conformance)
+        _world.unharmed()
+
+    builder.build_operation_test(
+        config=described.config,
+        operation=described[path][method.upper()],
+        test_func=conforms,
+        given_kwargs={},
+        feedback=builder.FeedbackSources(),
+    )()

@@ -1,8 +1,7 @@
 """Manifests for KAI, HAMi and gpushare in, ours out; judged with what reads them in the cluster."""
 
+import contextlib
 import re
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from contract.annotations import Bytes, ReplicaShare, Share
 from contract.kube import Pod
+from extender.app.cli import app
 from extender.convert.manifests import TEMPLATES, BadManifest, Options, convert
 from extender.convert.pod_template import Weight
 from extender.placement.policy import Rules
@@ -60,18 +62,9 @@ def converted(text: str, **options: Any) -> dict[str, Any]:
     return manifest
 
 
-def command(file: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    """The command itself, in a process of its own: it sets up the logs of the whole process."""
-    return subprocess.run(
-        [sys.executable, "-m", "extender", "convert", "-f", file],
-        cwd=GOLDEN,
-        env={"PYTHONPATH": str(GOLDEN.parents[2]), "PATH": ""},
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def command(file: str, text: str = "") -> Result:
+    with contextlib.chdir(GOLDEN):
+        return CliRunner().invoke(app, ["convert", "-f", file], input=text)
 
 
 @pytest.mark.parametrize("name", ["kai", "hami", "gpushare", "unclear"])
@@ -79,7 +72,7 @@ def test_files_come_out_as_written_down(name: str) -> None:
     result = command(f"{name}.yaml")
     assert result.stdout == (GOLDEN / f"{name}.out.yaml").read_text()
     assert result.stderr == (GOLDEN / f"{name}.said.txt").read_text()
-    assert result.returncode == (1 if name == "unclear" else 0)
+    assert result.exit_code == (1 if name == "unclear" else 0)
 
 
 @pytest.mark.parametrize("name", ["kai", "hami", "gpushare"])
@@ -272,7 +265,7 @@ def test_a_file_that_is_no_manifest(text: str, says: str) -> None:
 
 def test_a_bad_file_is_answered_in_one_line() -> None:
     result = command("-", "a: [1\n")
-    assert (result.returncode, result.stdout) == (2, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert re.fullmatch(r"headroom: <stdin>: line [0-9]+: is not YAML: [^\n]+\n", result.stderr)
 
 
@@ -319,4 +312,4 @@ def test_odd_objects_are_answered_and_never_a_crash(inner: Any) -> None:
 def test_stdin_and_a_file_without_anything_to_do_come_out_byte_for_byte() -> None:
     text = "# only a\nkind:   ConfigMap   \nmetadata: {name: a}\n---\n---\n"
     result = command("-", text)
-    assert (result.returncode, result.stdout, result.stderr) == (0, text, "")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, text, "")

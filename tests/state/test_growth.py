@@ -77,7 +77,7 @@ def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
 
 
 #: Many more than a node is compared with.
-MANY = 600
+MANY = 300
 
 
 def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
