@@ -1,101 +1,115 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | lock:
-# nothing else to remember.
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | release | publish |
+# lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# A module each, in the order of tests/conftest.py: the longest first. All tests run on four workers,
-# also on two cores, because tests of real nodes and of whole installations wait half of their time.
+# Each worker runs one module at a time, the longest first (tests/conftest.py). All tests run on four
+# workers for two cores, because tests of real nodes and of whole installations wait half of the time.
 LOADFILE := --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs lock
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs release \
+	publish lock
 
-demo: $(VENV)/demo.stamp  ## the main job on this machine, in a minute: no cluster, no GPU
+demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
 
-check: $(VENV)/test.stamp  ## the quick subset, in a minute: style, types, layers, unit and property tests
+check: $(VENV)/test.stamp  ## quick checks, in a minute: style, types, imports, unit and property tests
 	@$(MAKE) --no-print-directory -j 2 lint quick
 
-test: $(VENV)/test.stamp  ## everything; the first run builds a real API server and takes minutes
+test: $(VENV)/test.stamp  ## all tests; the first run also builds a real API server
 	@$(RUN) -m tests.gobin.build
 	@$(MAKE) --no-print-directory -j 2 lint all
 
-lint: $(VENV)/test.stamp  # style, types, layers
+lint: $(VENV)/test.stamp  # style, types, imports
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
 
-# Nothing waits in quick tests: a worker for each core, and fewer random examples.
+# Quick tests wait for nothing: one worker per core, and fewer random examples (tests/examples.py).
 quick: $(VENV)/test.stamp
-	TEST_QUICK=1 $(RUN) -m pytest -q -n auto $(LOADFILE) -m "not slow" $(ARGS)
+	TEST_QUICK=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 $(LOADFILE) -m "not slow" $(ARGS)
 
 all: $(VENV)/test.stamp
 	$(RUN) -m pytest -q -n 4 $(LOADFILE) $(ARGS)
 
-e2e: $(VENV)/test.stamp  ## the main cases alone, against real kube-schedulers of three minors
+e2e: $(VENV)/test.stamp  ## tests against real kube-schedulers of three minor versions
 	$(RUN) -m pytest -q tests/e2e $(ARGS)
 
-real: $(VENV)/test.stamp  ## the whole stack on twenty real nodes: what a burst and a wake-up take
+real: $(VENV)/test.stamp  ## all components on twenty real nodes: duration of a burst and of a requeue
 	TEST_REAL_NODES=20 TEST_REAL_ROUNDS=5 $(RUN) -m pytest -q tests/e2e/test_real_nodes.py $(ARGS)
 
-chaos: $(VENV)/test.stamp  ## ten minutes of seeded faults, then a verdict: ARGS="--seed 1 --minutes 10"
+chaos: $(VENV)/test.stamp  ## ten minutes of injected faults, then an audit: ARGS="--seed 1 --minutes 10"
 	@$(RUN) -m tests.chaos $(ARGS)
 
-fuzz: $(VENV)/test.stamp  ## hostile input for all that reads what others write: ARGS="--inputs 1000000 --seed 1"
+fuzz: $(VENV)/test.stamp  ## hostile input for every parser of foreign data: ARGS="--inputs 1000000 --seed 1"
 	@PYTHONPATH=. $(RUN) -X faulthandler -m tests.fuzz $(ARGS)
 
-cluster: $(VENV)/test.stamp  ## a small real cluster to try with kubectl, until Ctrl-C
+cluster: $(VENV)/test.stamp  ## run a small real cluster for kubectl, until Ctrl-C
 	@$(RUN) -m tests.e2e
 
-soak-steering: $(VENV)/test.stamp  ## a steered node for half an hour: 2,000 pods of every shape, 150 restarts
+soak-steering: $(VENV)/test.stamp  ## run a steered node for half an hour: 2,000 different pods, 150 restarts
 	@$(RUN) -m tests.kubelet.soak $(ARGS)
 
-bench: $(VENV)/test.stamp  ## what the hot path costs, as a ratio to an echo of the same bodies
+bench: $(VENV)/test.stamp  ## cost of the calls of kube-scheduler, relative to an echo of the same bodies
 	$(RUN) -m benchmarks.hotpath $(ARGS)
 
-bench-agent: $(VENV)/test.stamp  ## what an agent costs its node: memory, CPU, and whether either grows
+bench-agent: $(VENV)/test.stamp  ## memory and CPU of an agent, and their growth
 	$(RUN) -m benchmarks.agent $(ARGS)
 
-bench-devices: $(VENV)/test.stamp  ## what each way to place pods costs and risks, beside the plugin
+bench-devices: $(VENV)/test.stamp  ## cost and risk of each device choice and of other schedulers
 	$(RUN) -m benchmarks.device_truth $(ARGS)
 
-bench-cluster: $(VENV)/test.stamp  ## pods a second of a real kube-scheduler: alone, with a bare extender, with ours
+bench-cluster: $(VENV)/test.stamp  ## pods per second of a real kube-scheduler: alone, with an empty extender, with Headroom
 	$(RUN) -m benchmarks.cluster $(ARGS)
 
-bench-storm: $(VENV)/test.stamp  ## what refused pods that are tried again and again cost the others
+bench-storm: $(VENV)/test.stamp  ## delay of other pods by rejected pods that are retried
 	$(RUN) -m benchmarks.storm $(ARGS)
 
-bench-sampling: $(VENV)/test.stamp  ## what percentageOfNodesToScore costs where one node of 5,000 fits
+bench-sampling: $(VENV)/test.stamp  ## effect of percentageOfNodesToScore if one node of 5,000 fits
 	$(RUN) -m benchmarks.sampling $(ARGS)
 
-bench-weights: $(VENV)/test.stamp  ## which of kube-scheduler's own preferences our weight beats
+bench-weights: $(VENV)/test.stamp  ## which of kube-scheduler's own scores Headroom's weight outweighs
 	$(RUN) -m benchmarks.weights $(ARGS)
 
-bench-packing: $(VENV)/test.stamp  ## how much GPU memory each way to place pods can promise
+bench-packing: $(VENV)/test.stamp  ## how much GPU memory each placement policy can reserve
 	$(RUN) -m benchmarks.packing $(ARGS)
 
-bench-preemption: $(VENV)/test.stamp  ## who is evicted for whom, how soon, and for how many filter calls
+bench-preemption: $(VENV)/test.stamp  ## preemption: victims, duration and number of filter calls
 	$(RUN) -m benchmarks.preemption $(ARGS)
 
-gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: every claim about the driver, in under 10 minutes
+gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions about the driver, under 10 minutes
 	@$(RUN) -m benchmarks.gpu $(ARGS)
 
-docs: $(VENV)/test.stamp  ## the pages that are made of the code: docs/settings.md
+docs: $(VENV)/test.stamp  ## generate docs/settings.md from the code
 	@PYTHONPATH=. $(RUN) -m extender.config.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
 
-# Pins every dependency with its hashes; the locks carry no addresses.
+RELEASE := PYTHONPATH=. .cache/release/bin/python -m
+REGISTRY_FLAG := $(and $(REGISTRY),--registry $(REGISTRY))
+release: .cache/release/stamp  ## build all that is published, in dist/: make release VERSION=... (RELEASING.md)
+	@$(RELEASE) release $(VERSION) $(and $(REPOSITORY),--repository $(REPOSITORY)) $(REGISTRY_FLAG)
+
+publish: .cache/release/stamp  ## publish what `make release` built; only the release workflow runs it
+	@$(RELEASE) release.publish $(VERSION) $(REGISTRY_FLAG)
+
+# Pins every dependency by its hashes. The lock files contain no registry addresses.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-header --no-emit-index-url --no-emit-find-links pyproject.toml
-lock:  ## after a change of pyproject.toml; needs uv
+# The requirements of one extra alone, without those of the client.
+EXTRA := $(PYTHON) -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["optional-dependencies"][sys.argv[1]], sep="\n")'
+lock:  ## pin the dependencies again, after a change of pyproject.toml; needs uv
 	$(LOCK) --all-extras -o requirements/test.txt
-	$(LOCK) -c requirements/test.txt --extra extender -o requirements/demo.txt
-	$(LOCK) -c requirements/test.txt --extra extender --extra cluster -o requirements/extender.txt
-	$(LOCK) -c requirements/test.txt --extra agent -o requirements/agent.txt
+	$(LOCK) -c requirements/test.txt -o requirements/client.txt
+	$(EXTRA) embedded | $(LOCK:pyproject.toml=-) -c requirements/test.txt -o requirements/demo.txt
+	$(LOCK) -c requirements/test.txt --extra extender -o requirements/extender.txt
+	$(EXTRA) agent | $(LOCK:pyproject.toml=-) -c requirements/test.txt -o requirements/agent.txt
 	$(LOCK:pyproject.toml=requirements/build.in) -c requirements/test.txt -o requirements/build.txt
+	$(LOCK:pyproject.toml=requirements/release.in) -c requirements/test.txt -o requirements/release.txt
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -115,4 +129,9 @@ $(VENV)/agent.stamp: requirements/agent.txt | $(VENV)/bin/python
 $(VENV)/test.stamp: requirements/test.txt | $(VENV)/bin/python
 	@echo "Installing what the tests need into $(VENV) ..."
 	@$(PIP) -r requirements/test.txt
+	@touch $@
+
+.cache/release/stamp: requirements/release.txt
+	@$(PYTHON) -m venv .cache/release
+	@.cache/release/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
 	@touch $@

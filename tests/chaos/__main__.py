@@ -25,8 +25,8 @@ from tests.chaos.site import SCHEDULERS, Scale, Site
 from tests.controlplane import ROOT, built, control_plane
 
 #: How long nothing needs to improve after the storm, with default settings: a silent node is stale
-#: after 90 s, an orphan is checked after 60 s, a pod requeued in vain and kube-scheduler's back-off
-#: wait for 10 s.
+#: after 90 s, an orphan is checked after 60 s, a pod requeued without effect waits for 10 s, and so
+#: does kube-scheduler's back-off.
 SETTLE_S = 240.0
 
 

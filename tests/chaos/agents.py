@@ -21,7 +21,7 @@ from tests.truth.world import report
 
 @dataclass
 class Mood:
-    """What is wrong with an agent at the moment."""
+    """The faults of an agent at the moment."""
 
     silent: bool = False
     clock_s: float = 0.0

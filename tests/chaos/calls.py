@@ -12,11 +12,11 @@ from tests.chaos.audit import Finding
 #: Share of calls that may time out: on a busy machine the API server itself delays a bind.
 MAX_LATE = 0.05
 #: How much longer calls of a verb may take on average than before the faults, because floods use
-#: the same cores here; and a mean below which the ratio says nothing.
+#: the same cores here; and a mean below which the ratio means nothing.
 MAX_RATIO, MIN_S = 20.0, 0.1
 TOOK_LONGER = "the API server took longer than kube-scheduler waits"
 #: Part of filter's error when it spreads the retries of many pods.
-NO_ROOM = "no node has room"
+MANY_WAIT = "no node has enough free GPU memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _mean_s(calls: Sequence[Call], verb: str) -> float:
 
 def _is_expected(call: Call, reasons: set[str], fates: Callable[[str], Sequence[str]]) -> bool:
     if call.verb != "bind":
-        return NO_ROOM in call.error
+        return MANY_WAIT in call.error
     pod = f"pod {call.asked['PodNamespace']}/{call.asked['PodName']} "
     words = tuple(pod + fate for fate in fates(call.asked["PodUID"]))
     return call.error in reasons or call.error.startswith(words)

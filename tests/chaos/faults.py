@@ -94,7 +94,8 @@ def schedule(
 ) -> list[Fault]:
     """Return faults for ``lasts_s``, one ``every_s`` on average, none longer than ``longest_s``.
 
-    In the first ``alone_s`` only bystanders have faults, which end before the others begin.
+    In the first ``alone_s`` only consoles and webhooks have faults; these end before the others
+    begin.
     """
     lots = random.Random(seed)
     faults: list[Fault] = []

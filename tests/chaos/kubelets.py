@@ -1,7 +1,7 @@
 """The kubelets of all nodes: models that follow the API server by one watch, through any outage.
 
-Jobs run as long as their command says (``run 12``). Stubborn pods use their whole grace period, so
-their processes outlive a forced deletion.
+Jobs run as long as their command states (``run 12``). Stubborn pods use their whole grace period,
+so their processes outlive a forced deletion.
 """
 
 import threading

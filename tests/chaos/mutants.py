@@ -53,7 +53,7 @@ MUTANTS = {
         "        for _ in range(0):\n" + _ATTEMPTS,
     ),
     # Pods are bound without a reservation.
-    "no promise": Mutant(
+    "no reservation": Mutant(
         "extender/ledger/bind.py", "        elif placement.charges:\n", "        elif False:\n"
     ),
     # Unreserved pods get no reservation.

@@ -30,7 +30,7 @@ def rules(*during: Call) -> set[str]:
     [
         call(error=REASON),
         call(error="pod chaos/p does not exist"),
-        call("filter", error="no node has room; many pods wait"),
+        call("filter", error="no node has enough free GPU memory; many pods wait"),
         call(took_s=6.0, answer=None),  # one of many
         call(took_s=1.0, ended=False, answer=None),
         call("prioritize", answer=[]),

@@ -47,7 +47,7 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_reserved_twice(
     assert outcome.faults.keys() == KINDS.keys(), story
     assert outcome.tally["bound"] >= 15, story
     assert outcome.calls.keys() >= {"filter", "bind"}, story
-    # The proxies did what they were told.
+    # The proxies did what the faults demand.
     assert outcome.requests["cut"], story
     assert sum(n for what, n in outcome.requests.items() if "answered" in what) > 5, story
     told = f"settled after {outcome.settled_s} s; {outcome.tally}"

@@ -1,4 +1,4 @@
-"""What agent and gate read of the kubelet, the plugin, the API server and pods; and annotations.
+"""Readers of the agent and the gate, for input of the kubelet, the plugin, the API server and pods.
 
 Each reader rejects an input only by the exceptions that it declares. What a hostile kubelet makes
 of a report is a report that the CRD accepts.
@@ -136,7 +136,7 @@ class _Service(PodResources):
 
 
 class _Kubelet:
-    """Makes a report of what the kubelet told; the CRD judges one of many."""
+    """Makes reports from what the kubelet lists; the CRD checks one of twenty."""
 
     def __init__(self) -> None:
         self._made = 0
