@@ -18,3 +18,4 @@ name = own.name.rpartition("_")[0]
 for other in own.parent.glob(name + "_*"):
     if other != own:
         shutil.rmtree(other, ignore_errors=True)
+        (own.parent / ("." + other.name + "_lock")).unlink(missing_ok=True)

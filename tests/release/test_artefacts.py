@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import tarfile
 import zipfile
@@ -90,6 +91,16 @@ def test_the_chart_describes_its_values_with_their_defaults() -> None:
         ("replicas", 2, "Pods."),
         ("web.cpu", None, "Cores \\| threads."),
     ]
+
+
+def test_the_client_removes_what_earlier_releases_unpacked(tmp_path: Path) -> None:
+    for name in ("kubectl-headroom_old", "kubectl-headroom_new", "other_old"):
+        (tmp_path / name / "site-packages").mkdir(parents=True)
+        (tmp_path / f".{name}_lock").touch()
+    own = tmp_path / "kubectl-headroom_new/site-packages"
+    runpy.run_path(str(ROOT / "release/preamble.py"), {"site_packages": own}, "__main__")
+    left = {each.name.strip(".").removesuffix("_lock") for each in tmp_path.iterdir()}
+    assert left == {"kubectl-headroom_new", "other_old"}
 
 
 @pytest.mark.slow
