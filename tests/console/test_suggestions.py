@@ -1,6 +1,7 @@
 """Suggestions help when they are followed, and explanations name the pods that block."""
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import msgspec
@@ -9,13 +10,22 @@ import pytest
 
 from contract.decision import decision_id
 from contract.gpunode import Reservation
-from contract.kube import Node, ObjectMeta, Pod
+from contract.kube import Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
-from extender.state.changes import Event, GPUNodeSeen, NodeSeen, PodGone, PodSeen
+from extender.state.changes import (
+    DepartureMarked,
+    Event,
+    GPUNodeSeen,
+    NodeSeen,
+    PodGone,
+    PodSeen,
+)
+from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, NodeSets
 from extender.state.pod_requests import QuotaStatus, ResourceQuota
+from extender.state.reconcile_queue import Orphan, Unmarked, orphans
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
-from tests.console.asking import WALL_S, Asked
+from tests.console.asking import RULES, STALE_AFTER_S, WALL_S, Asked
 from tests.console.test_devices import SINCE, since
 
 WAITS = pod("16Gi", uid="uw", name="waits")
@@ -404,3 +414,43 @@ def test_quotas_that_cannot_be_read_are_not_checked() -> None:
     fleet.cluster.apply([*node("a", some=20), PodSeen(WAITS)])
     body = explained(fleet)
     assert "not checked: ResourceQuotas" in body["suggestions"][0]  # type: ignore[index]
+
+
+def test_waiting_helps_on_a_node_without_an_agent() -> None:
+    """No agent confirms there that a pod has ended, and its reservation is removed all the same."""
+    gfd = {"count": "1", "replicas": "4", "memory": "24576", "product": "L4"}
+    labels = {f"nvidia.com/gpu.{name}": text for name, text in gfd.items()}
+    labels |= {"nvidia.com/gpu.sharing-strategy": "time-slicing"}
+    labelled = Node(
+        ObjectMeta(name="n", labels=labels), status=NodeStatus(allocatable={"nvidia.com/gpu": "4"})
+    )
+    holder = pod("20Gi", uid="u-holder", name="holder", node="n", phase="Running")
+
+    def ledger(version: str, reservations: dict[str, Reservation]) -> GPUNodeSeen:
+        return GPUNodeSeen(gpunode(name="n", version=version, reservations=reservations), 0.0)
+
+    reserved = {"u-holder": reservation({"label-0": 20 * GIB}, name="holder")}
+    rules = replace(RULES, require_report=False)
+    fleet = Asked(cluster=ClusterWriter(rules, STALE_AFTER_S, epoch_s=WALL_S))
+    fleet.cluster.apply(
+        [NodeSeen(labelled), PodSeen(holder), ledger("1", reserved), PodSeen(WAITS)]
+    )
+    body = explained(fleet)
+    (wait,) = (one for one in body["advice"] if one["kind"] == "wait")  # type: ignore[attr-defined]
+    assert wait["wait_for"]["name"] == "holder"
+
+    succeeded = msgspec.structs.replace(holder, status=PodStatus(phase="Succeeded"))
+    fleet.cluster.apply([PodSeen(succeeded)])
+    assert orphans(fleet.cluster, WALL_S, 60.0) == [Orphan("n", "u-holder")]
+    fleet.cluster.apply([ledger("2", {})])
+    assert explained(fleet)["verdict"] == "fits"
+
+    # A pod that was deleted while no watch ran: the kubelet has ended it after 2 minutes.
+    fleet.cluster.apply(
+        [PodSeen(holder), ledger("3", reserved), PodGone("u-holder", is_last=False)]
+    )
+    (gone,) = orphans(fleet.cluster, WALL_S + fleet.now_s, 60.0)
+    assert isinstance(gone, Unmarked)
+    fleet.cluster.apply([DepartureMarked("n", "u-holder", "", fleet.now_s)])
+    later_s = WALL_S + fleet.now_s + 121.0
+    assert orphans(fleet.cluster, later_s, 60.0) == [Orphan("n", "u-holder", left=True)]
