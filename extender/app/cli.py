@@ -283,14 +283,15 @@ def replay(
     import msgspec
 
     from extender.app import replay as replaying
+    from extender.console.responses import counted
 
     try:
         for found in replaying.replay(replaying.load(file), pod, vram):
             if as_json:
                 typer.echo(msgspec.json.encode(found).decode())
                 continue
-            nodes = len(found.verdicts)
-            typer.echo(f"{found.pod}: fits on {found.fits} of {nodes} nodes; digest {found.digest}")
+            nodes = counted(len(found.verdicts), "node")
+            typer.echo(f"{found.pod}: fits on {found.fits} of {nodes}; digest {found.digest}")
             for line in found.lines:
                 typer.echo(f"  {line}")
     except (BadSettings, OSError) as err:
