@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.probes.checkpoint import BadCheckpoint, Entry, parse_checkpoint, watched
 from agent.probes.kubelet import KubeletProbe, join
 from agent.probes.podresources import ListedContainer, PodResources, Unanswered
-from agent.probes.protobuf import BadMessage, fields
+from agent.probes.protobuf import BadMessage, fields, text
 from agent.probes.readings import AnswerReading, HoldingReading, RegisteredReading, SourceReading
 from tests.standin.checkpoint import checksum
 from tests.waiting import until
@@ -77,6 +77,11 @@ def test_an_invalid_record_is_rejected_with_one_error(content: bytes, tmp_path: 
     assert rows["checkpoint"].state == "degraded"
 
 
+def test_text_that_is_not_utf8_is_rejected() -> None:
+    with pytest.raises(BadMessage, match="not UTF-8"):
+        text(b"\xff")
+
+
 @given(st.binary())
 def test_no_bytes_make_the_parsers_raise_anything_else(content: bytes) -> None:
     for parse, rejection in (
@@ -85,6 +90,15 @@ def test_no_bytes_make_the_parsers_raise_anything_else(content: bytes) -> None:
     ):
         with contextlib.suppress(rejection):
             parse(content)
+
+
+def test_at_most_64_mib_of_a_record_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint"
+    content = json.dumps(record(entry())).encode()
+    for spaces, read in ((64 << 20) - len(content), True), ((64 << 20) - len(content) + 1, False):
+        file.write_bytes(b" " * spaces + content)
+        found = list(KubeletProbe(file, tmp_path / "no socket").read())
+        assert any(isinstance(reading, HoldingReading) for reading in found) is read
 
 
 def test_a_record_with_a_wrong_checksum_is_used_but_not_trusted(tmp_path: Path) -> None:

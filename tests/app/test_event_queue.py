@@ -122,6 +122,27 @@ def test_own_changes_do_not_wait_for_watch_events() -> None:
     play(script)
 
 
+def test_watch_events_within_50_ms_share_a_turn() -> None:
+    turn, turns = EventQueue._turn, list[float]()
+
+    def counted(queue: EventQueue) -> None:
+        turns.append(time.monotonic())
+        turn(queue)
+
+    async def script(extender: Extender) -> None:
+        began_s = time.monotonic()
+        for name in NAMES[:60]:
+            extender.enqueue(reports(names=[name]))
+            await asyncio.sleep(0.002)
+        await extender.event_queue.idle()
+        # A few turns for each snapshot, and at most one snapshot in 50 ms.
+        assert len(turns) <= 6 * (time.monotonic() - began_s) / 0.05 + 6
+        assert known(extender) == 60
+
+    with patch.object(EventQueue, "_turn", counted):
+        play(script)
+
+
 def test_a_node_with_several_changes_is_weighed_once() -> None:
     async def script(extender: Extender) -> None:
         weighed: list[str] = []

@@ -98,6 +98,16 @@ def test_the_first_rejections_are_reported_however_many_pods_wait() -> None:
     assert not all(pace.reject(f"pod-{number}", now_s + number * TRY_S) for number in range(300))
 
 
+@pytest.mark.parametrize(("pause_s", "all_rejected"), [(39.0, False), (41.0, True)])
+def test_rejections_are_remembered_for_40_s(pause_s: float, all_rejected: bool) -> None:
+    spreader, now_s = RetrySpreader(), 0.0
+    for turn in range(REJECTED_OFTEN):
+        now_s = 5.0 * turn
+        assert all(spreader.reject(f"pod-{number}", now_s) for number in range(60))
+    answers = [spreader.reject(f"pod-{number}", now_s + pause_s) for number in range(60)]
+    assert all(answers) is all_rejected
+
+
 def test_a_scheduler_without_back_off_gets_the_reason_each_time() -> None:
     """Else autoscalers would hardly ever see that it waits."""
     pace, dice = RetrySpreader(), random.Random(7)

@@ -138,6 +138,9 @@ def by_mps(replicas: str, **other: str) -> dict[str, str]:
         ),
         pytest.param(node(eks("g5.12xlarge")), 4, 24 * GB, 1, "none", id="EKS, by its type"),
         pytest.param(
+            node(aks("Standard_NC4as_T4_v3"), gpu="1"), 1, 15 * GB, 1, "none", id="AKS, one T4"
+        ),
+        pytest.param(
             node(aks("Standard_NC24ads_A100_v4"), gpu="1"),
             *(1, 80 * GB, 1, "none"),
             id="AKS, by its type",
