@@ -16,6 +16,7 @@ from extender.state.changes import BindBegun, BindEnded, Event, GPUNodeSeen, Nod
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
 from tests.builders import gpunode, kube_node, pod, shared
+from tests.state.test_cluster_state import state_of
 from tests.waiting import until_then
 
 NOT_PROCESSED = "Headroom has not yet processed the listed objects"
@@ -157,6 +158,14 @@ def test_a_node_with_several_changes_is_weighed_once() -> None:
         assert sorted(weighed) == NAMES[:4]
 
     play(script)
+
+
+def test_an_own_change_leaves_no_second_weighing_of_its_node() -> None:
+    state = state_of()
+    assert list(state.steps([NodeSeen(kube_node("n000")), *reports(names=["n000"])]))
+    assert state.has_unweighed
+    state.apply([BindBegun(pod("1Gi"), "n000")])
+    assert not state.has_unweighed
 
 
 def test_a_replica_is_not_ready_before_it_has_processed_the_lists() -> None:
