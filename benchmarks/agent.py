@@ -108,9 +108,9 @@ def agent(
     ) as process:
         try:
             assert process.stderr is not None
-            said = process.stderr.readline()
-            found = re.search(r'"port": (\d+)', said)
-            assert found is not None, said + process.stderr.read()
+            message = process.stderr.readline()
+            found = re.search(r'"port": (\d+)', message)
+            assert found is not None, message + process.stderr.read()
             # Else it would fill the pipe with its logs, and wait.
             threading.Thread(target=process.stderr.read, daemon=True).start()
             yield process.pid, f"http://127.0.0.1:{found[1]}"

@@ -196,7 +196,7 @@ def echo(port: int) -> None:
         body = msgspec.json.decode(await request.body())
         return Response(msgspec.json.encode(body), media_type="application/json")
 
-    async def told(_: Request) -> Response:
+    async def reported(_: Request) -> Response:
         return Response(msgspec.json.encode(stalls))
 
     def observe(late_s: float) -> None:
@@ -209,7 +209,7 @@ def echo(port: int) -> None:
         yield
         task.cancel()
 
-    routes = [Route("/echo", answer, methods=["POST"]), Route("/stalls", told)]
+    routes = [Route("/echo", answer, methods=["POST"]), Route("/stalls", reported)]
     app = Starlette(routes=routes, lifespan=sampled)
     uvicorn.run(app, port=port, log_level="error", access_log=False)
 

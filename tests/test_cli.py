@@ -71,22 +71,22 @@ def test_the_doctor_checks_a_fleet_file(tmp_path: Path) -> None:
         "nodes: [{name: a, count: 2, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4},"
         " {name: b, gpus: 1, memory: 24Gi, annotations: {headroom.gpu/reserve: lots}}]"
     )
-    told = headroom("doctor", "--fleet", str(path))
-    warning, advice = told.stdout.splitlines()
+    reported = headroom("doctor", "--fleet", str(path))
+    warning, advice = reported.stdout.splitlines()
     assert warning.startswith("warning: b: takes no pods: it is annotated headroom.gpu/reserve")
     assert advice.startswith("advice: a-0000, a-0001: a container may request several replicas")
-    assert told.returncode == 1
+    assert reported.returncode == 1
     path.write_text(FLEET)
-    told = headroom("doctor", "--fleet", str(path))
-    assert (told.stdout, told.returncode) == ("", 0)
-    assert told.stderr == "headroom: no findings\n"
+    reported = headroom("doctor", "--fleet", str(path))
+    assert (reported.stdout, reported.returncode) == ("", 0)
+    assert reported.stderr == "headroom: no findings\n"
 
 
 def test_the_doctor_names_sources_that_it_could_not_read(tmp_path: Path) -> None:
     for arguments in ([], ["--fleet", str(tmp_path / "none.yaml")]):
-        told = headroom("doctor", *arguments)
-        assert told.returncode == 2
-        (line,) = told.stderr.splitlines()
+        reported = headroom("doctor", *arguments)
+        assert reported.returncode == 2
+        (line,) = reported.stderr.splitlines()
         assert line.startswith("headroom: ")
     assert "cannot be read: No such file" in line
 

@@ -68,8 +68,8 @@ def test_service_variables_of_the_namespace_are_ignored() -> None:
     }
     assert load_settings(None, links).debug_port == 8889
     assert load_settings(None, links | {"HEADROOM_DEBUG_PORT": "7"}).debug_port == 7
-    (said,) = problems(None, {"HEADROOM_DEBUG_PORT": "tcp://10.96.0.7:8889"})
-    assert said.startswith("$HEADROOM_DEBUG_PORT: debug_port: Input should be a valid integer")
+    (message,) = problems(None, {"HEADROOM_DEBUG_PORT": "tcp://10.96.0.7:8889"})
+    assert message.startswith("$HEADROOM_DEBUG_PORT: debug_port: Input should be a valid integer")
 
 
 def test_variables_of_kubectl_headroom_are_ignored() -> None:
@@ -77,7 +77,7 @@ def test_variables_of_kubectl_headroom_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         pytest.param(
             "\npolcy: pack", "FILE:2: polcy is not a setting; did you mean policy?", id="slip"
@@ -112,11 +112,11 @@ def test_variables_of_kubectl_headroom_are_ignored() -> None:
         pytest.param("- a", "FILE: must hold a mapping, as in 'policy: pack'", id="a list"),
     ],
 )
-def test_an_error_in_the_file_has_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_in_the_file_has_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "headroom.yaml"
     path.write_text(text + "\n")
     (found,) = problems(path)
-    assert found.startswith(said)
+    assert found.startswith(message)
 
 
 def test_all_errors_are_reported_with_their_position(file: Path) -> None:

@@ -132,13 +132,13 @@ def test_without_a_certificate_bind_is_unreachable_in_any_protocol(
 ) -> None:
     where, ca = urlsplit(server.verbs), str(authority.cert)
     trusting = ssl.create_default_context(cafile=ca)
-    told = "without sending a response|CERTIFICATE_REQUIRED|UNKNOWN_CA|EOF|reset"
+    reported = "without sending a response|CERTIFICATE_REQUIRED|UNKNOWN_CA|EOF|reset"
     for client in (None, clients["unknown"]):
         if client is not None:
             trusting.load_cert_chain(client.cert, client.key)
-        with pytest.raises(httpx.TransportError, match=told):
+        with pytest.raises(httpx.TransportError, match=reported):
             httpx.post(f"{server.verbs}/bind", json={}, verify=trusting)
-    with pytest.raises(httpx.TransportError, match=told):
+    with pytest.raises(httpx.TransportError, match=reported):
         httpx.post(f"http://{where.netloc}/bind", json={})
 
     def by_hand(*shows: str) -> str:
@@ -192,7 +192,7 @@ def test_an_incomplete_renewal_is_ignored_and_logged_once(
     files.key.unlink()
     assert shown(server, authority, clients["known"]) == "server"
     rejected = logged(server, "tls_renewal_refused")
-    assert [("not the key" in said, "cannot be read" in said) for said in rejected] == [
+    assert [("not the key" in printed, "cannot be read" in printed) for printed in rejected] == [
         (True, False),
         (False, True),
     ]

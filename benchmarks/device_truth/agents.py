@@ -77,11 +77,11 @@ class Agent:
     def choice(
         self, call: Preferred, checkpoint: Sequence[tuple[str, Ids]]
     ) -> tuple[str, ...] | NoRoom:
-        wish = ContainerRequest(
+        request = ContainerRequest(
             tuple(sorted(call.available)), tuple(sorted(call.must_include)), call.size
         )
         entries = [Entry(uid, MAIN, GPU, tuple(sorted(ids))) for uid, ids in checkpoint]
-        found = choose(wish, GPU, self._read().spec, self.newest, entries, LIMITS)
+        found = choose(request, GPU, self._read().spec, self.newest, entries, LIMITS)
         return found if isinstance(found, NoRoom) else found.replicas
 
 

@@ -66,11 +66,11 @@ class Bodies:
     def of_those_that_passed(self, body: bytes, answer: bytes) -> bytes:
         """The prioritize call that follows a filter call; empty where nothing passed."""
         pod = msgspec.json.decode(body, type=_Sent).pod
-        told = msgspec.json.decode(answer, type=_Answered)
-        if told.node_names is not None:
-            names = told.node_names
+        shown = msgspec.json.decode(answer, type=_Answered)
+        if shown.node_names is not None:
+            names = shown.node_names
         else:
-            names = [node.metadata.name for node in told.nodes.items] if told.nodes else []
+            names = [node.metadata.name for node in shown.nodes.items] if shown.nodes else []
         return self._encoded(pod, names) if names else b""
 
 

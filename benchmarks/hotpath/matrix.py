@@ -177,9 +177,9 @@ class _Run:
         self._caller.post("drive/report")
         body = bodies.another()
         answer = self._call("filter", body, turn)
-        told = msgspec.json.decode(answer)
-        if told["Error"]:
-            raise RuntimeError(f"{self._case}: {told['Error']}")
+        shown = msgspec.json.decode(answer)
+        if shown["Error"]:
+            raise RuntimeError(f"{self._case}: {shown['Error']}")
         passed = bodies.of_those_that_passed(body, answer)
         # But for nodes that the pods filled that were bound before.
         most_fit = 1 if self._best_only else self._case.nodes
@@ -188,7 +188,7 @@ class _Run:
             "one": (1, 1),
             "none": (0, 0),
         }[self._case.fits]
-        count = len(told["NodeNames"] or (told["Nodes"] or {}).get("items") or ())
+        count = len(shown["NodeNames"] or (shown["Nodes"] or {}).get("items") or ())
         if not least <= count <= most:
             raise RuntimeError(f"{self._case}: fits on {count} nodes, not on {least} to {most}")
         if "explain" in self._verbs and turn < _MOST_LONG:
@@ -199,16 +199,16 @@ class _Run:
             return
         best = ""
         if self._best_only and self._case.form == "names":
-            (best,) = told["NodeNames"]
+            (best,) = shown["NodeNames"]
         elif "prioritize" in self._verbs:
             scores = msgspec.json.decode(self._call("prioritize", passed, turn))
             best = max(scores, key=lambda each: each["Score"])["Host"]
         # Pods of the other cases would fill the only node that fits.
         if best and "bind" in self._verbs and self._case.fits == "all" and turn < _MOST_BINDS:
             self._caller.post("drive/admit", body)
-            told = msgspec.json.decode(self._call("bind", bind_of(body, best), turn))
-            if told["Error"]:
-                raise RuntimeError(f"{self._case}: not bound: {told['Error']}")
+            shown = msgspec.json.decode(self._call("bind", bind_of(body, best), turn))
+            if shown["Error"]:
+                raise RuntimeError(f"{self._case}: not bound: {shown['Error']}")
 
     def _call(self, verb: Verb, body: bytes, turn: int) -> bytes:
         if verb not in self._verbs:

@@ -140,8 +140,8 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
     debug = console.app()
 
     def announce(line: str) -> None:
-        said = msgspec.json.decode(line)
-        ports = {which: urlsplit(said[which]).port for which in ("verbs", "debug")}
+        message = msgspec.json.decode(line)
+        ports = {which: urlsplit(message[which]).port for which in ("verbs", "debug")}
         pipe.send(Where(ports["verbs"] or 0, ports["debug"] or 0))
 
     await asyncio.sleep(0)

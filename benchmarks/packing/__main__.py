@@ -93,10 +93,10 @@ def main(
             lines, most = golden.table(against, in_turn)
             typer.echo("\n".join([*lines, f"\nat most {most:.2f} points off"]))
             return
-        (there, listed), told = _workload(nodes, pods)
+        (there, listed), shown = _workload(nodes, pods)
         listed = sorted(listed, key=lambda pod: pod.name)
         if mixed is not None:
-            listed, told = mix(mixed, listed, there), f"{told}, mix {mixed}"
+            listed, shown = mix(mixed, listed, there), f"{shown}, mix {mixed}"
         which = cluster or ("small" if nodes and "small" in nodes.stem else "full")
         orders: dict[int, tuple[int, ...]] = dict.fromkeys(seed or SEEDS, ())
         if arrivals is not None:
@@ -127,10 +127,10 @@ def main(
     found = list(in_turn(runs))
     if as_json:
         typer.echo(
-            json.dumps({"workload": told, "machine": machine_line(), "runs": found}, indent=1)
+            json.dumps({"workload": shown, "machine": machine_line(), "runs": found}, indent=1)
         )
         return
-    typer.echo(f"{told}; {machine_line()}; seeds {', '.join(map(str, orders))}\n")
+    typer.echo(f"{shown}; {machine_line()}; seeds {', '.join(map(str, orders))}\n")
     typer.echo("\n".join(_table(found, churn)))
 
 
@@ -140,8 +140,8 @@ def machine_line() -> str:
 
 def _workload(nodes: Path | None, pods: Path | None) -> tuple[tuple[list[Node], list[Pod]], str]:
     if nodes is None and pods is None and not (OPENB / "nodes.csv").exists():
-        told = "workload made up from the published counts (the trace itself is not here)"
-        return (synthetic.nodes(), synthetic.pods()), told
+        shown = "workload made up from the published counts (the trace itself is not here)"
+        return (synthetic.nodes(), synthetic.pods()), shown
     nodes, pods = nodes or OPENB / "nodes.csv", pods or OPENB / "pods.csv"
     return (read_nodes(nodes), read_pods(pods)), f"{nodes.name}, {pods.name}"
 

@@ -280,9 +280,9 @@ def latencies(
     for name, vram in zip(names, vrams, strict=True):
         time.sleep(max(0.0, due_s - time.monotonic()))
         due_s += every_s * dice.uniform(0.5, 1.5)
-        coming = pending(name, vram)
+        incoming = pending(name, vram)
         came_s[name] = time.monotonic()
-        on.put([coming])
+        on.put([incoming])
     bound.wait(names)
     return [bound.at_s[name] - came_s[name] for name in names]
 

@@ -39,8 +39,8 @@ def bound_per_second(plane: ControlPlane, nodes: int, pods: int, named: bool) ->
             verb: cluster.metric(f'headroom_verb_duration_seconds_count{{verb="{verb}"}}') / pods
             for verb in VERBS
         }
-    told = ", ".join(f"{calls[verb]:.2f} {verb}" for verb in VERBS)
-    say(f"{VARIANTS[not named]}: {pods / took_s:.0f} pods/s; calls per pod: {told}")
+    shown = ", ".join(f"{calls[verb]:.2f} {verb}" for verb in VERBS)
+    say(f"{VARIANTS[not named]}: {pods / took_s:.0f} pods/s; calls per pod: {shown}")
     return pods / took_s
 
 

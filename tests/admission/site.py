@@ -43,8 +43,8 @@ class Reply:
 
     @property
     def message(self) -> str:
-        said: str = self.body.get("message", "")
-        return said
+        reported: str = self.body.get("message", "")
+        return reported
 
 
 class Site:
@@ -80,8 +80,8 @@ class Site:
             timeout=30.0,
         )
         # 299 - "..."; of several headers of one name.
-        told = answer.headers.getlist("Warning") if answer.headers else []
-        texts = [each.partition('"')[2].rpartition('"')[0].replace('\\"', '"') for each in told]
+        shown = answer.headers.getlist("Warning") if answer.headers else []
+        texts = [each.partition('"')[2].rpartition('"')[0].replace('\\"', '"') for each in shown]
         return Reply(answer.status, json.loads(answer.data or b"{}"), tuple(texts))
 
     def create(self, path: str, body: Mapping[str, Any]) -> None:

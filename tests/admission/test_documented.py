@@ -109,7 +109,7 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
 ]
 
 
-def told(kind: str, obj: dict[str, Any], where: AdmissionContext) -> Iterator[tuple[str, str]]:
+def reported(kind: str, obj: dict[str, Any], where: AdmissionContext) -> Iterator[tuple[str, str]]:
     """The object after admission and the message, without the common start of messages."""
     asked = read(json.dumps(review(obj, kind=kind)).encode())
     for decide in (answer_mutate, answer_validate):
@@ -123,9 +123,9 @@ def told(kind: str, obj: dict[str, Any], where: AdmissionContext) -> Iterator[tu
 def sentences() -> str:
     lines = ["", "| of | what is written | | what its author reads |", "|---|---|---|---|"]
     for what, kind, obj, where in CASES:
-        found = list(told(kind, obj, where))
+        found = list(reported(kind, obj, where))
         assert found, what
-        lines += [f"| {kind} | {what} | {how} | {said} |" for how, said in found]
+        lines += [f"| {kind} | {what} | {how} | {printed} |" for how, printed in found]
     return "\n".join([*lines, "", ""])
 
 

@@ -48,7 +48,7 @@ def follows(annotation: str) -> str:
 
 class TestScheduler:
     @pytest.mark.parametrize(
-        ("named", "label", "wish", "becomes"),
+        ("named", "label", "wanted", "becomes"),
         [
             pytest.param("default-scheduler", None, "headroom", "headroom", id="names none"),
             pytest.param("kai-scheduler", None, "headroom", "kai-scheduler", id="names another"),
@@ -62,9 +62,9 @@ class TestScheduler:
             ),
         ],
     )
-    def test_of_gpu_pods(self, named: str, label: str | None, wish: str, becomes: str) -> None:
+    def test_of_gpu_pods(self, named: str, label: str | None, wanted: str, becomes: str) -> None:
         labels = {} if label is None else {"headroom.gpu/scheduler": label}
-        stored, _ = mutated(manifest(schedulerName=named), around(labels=labels, scheduler=wish))
+        stored, _ = mutated(manifest(schedulerName=named), around(labels=labels, scheduler=wanted))
         assert stored["spec"]["schedulerName"] == becomes
 
     def test_another_one_is_warned_of(self) -> None:

@@ -90,8 +90,8 @@ def bound(site: Site, name: str) -> bool:
 
 def condition(site: Site, name: str) -> str:
     conditions = pod(site, name).get("status", {}).get("conditions") or ({},)
-    said: str = conditions[0].get("message", "")
-    return said
+    shown: str = conditions[0].get("message", "")
+    return shown
 
 
 def test_from_one_annotation_to_a_device(site: Site) -> None:

@@ -101,18 +101,18 @@ def noted(key: str, text: str | None) -> dict[str, Any]:
 PAGE = (ROOT / "docs/security.md").read_text()
 
 
-def rejected(reply: Reply, policy: str, said: str) -> None:
+def rejected(reply: Reply, policy: str, reported: str) -> None:
     """And docs/security.md names the policy."""
     assert reply.status == 403, reply
     assert f"ValidatingAdmissionPolicy '{policy}'" in reply.message
-    assert said in reply.message
+    assert reported in reply.message
     assert f"`{policy}`" in PAGE
 
 
 def documented(reply: Reply) -> None:
     """And the message, word for word."""
-    _, _, told = reply.message.partition(" denied request: ")
-    assert f"| {told} |" in PAGE, told
+    _, _, shown = reply.message.partition(" denied request: ")
+    assert f"| {shown} |" in PAGE, shown
 
 
 class TestAnnotations:
@@ -125,7 +125,7 @@ class TestAnnotations:
     def test_no_other_client_writes_headroom_s_annotations(
         self, site: Site, key: str, how: str
     ) -> None:
-        said = (
+        reported = (
             f"annotation {key} is written by Headroom alone, when it places the pod; leave it out"
         )
         if how == "created":
@@ -133,14 +133,14 @@ class TestAnnotations:
         else:
             path = f"{PODS}/{WAITING}" + ("/status" if how == "by its status" else "")
             reply = site.send("PATCH", path, noted(key, "x"))
-        rejected(reply, self.POLICY, said)
+        rejected(reply, self.POLICY, reported)
 
     def test_nor_takes_it_away(self, site: Site) -> None:
         reply = site.send("PATCH", f"{PODS}/{BOUND}", noted("headroom.gpu/placement", None))
         rejected(reply, self.POLICY, "is written by Headroom alone")
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "reported"),
         [
             ("16Gi", "from '8Gi' to '16Gi'"),
             ("1Gi", "from '8Gi' to '1Gi'"),
@@ -149,13 +149,13 @@ class TestAnnotations:
     )
     @pytest.mark.parametrize("subresource", ["", "/status"])
     def test_a_bound_pod_keeps_its_request(
-        self, site: Site, text: str | None, said: str, subresource: str
+        self, site: Site, text: str | None, reported: str, subresource: str
     ) -> None:
         path = f"{PODS}/{BOUND}{subresource}"
         rejected(
             site.send("PATCH", path, noted("headroom.gpu/vram", text)),
             self.POLICY,
-            f"annotation headroom.gpu/vram of a bound pod cannot be changed, {said}: its "
+            f"annotation headroom.gpu/vram of a bound pod cannot be changed, {reported}: its "
             "reservation does not change; delete the pod and create it again with the new value",
         )
 
@@ -185,11 +185,11 @@ class TestAnnotations:
         assert change("warm-up", "busybox").status == 200
 
     def test_a_binding_of_others_brings_none(self, site: Site, plane: ControlPlane) -> None:
-        for key, said in (
+        for key, reported in (
             ("headroom.gpu/placement", "is written by Headroom alone"),
             ("headroom.gpu/vram", "may come with a Binding of Headroom's alone"),
         ):
-            rejected(bind(site, WAITING, ADMIN_TOKEN, {key: "x"}), self.POLICY, said)
+            rejected(bind(site, WAITING, ADMIN_TOKEN, {key: "x"}), self.POLICY, reported)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ class TestStolenToken:
     POLICY = "headroom-extender-pods"
 
     @pytest.mark.parametrize(
-        ("path", "patch", "said"),
+        ("path", "patch", "reported"),
         [
             pytest.param(
                 "",
@@ -244,13 +244,13 @@ class TestStolenToken:
         ],
     )
     def test_changes_nothing_of_a_pod(
-        self, site: Site, token: str, path: str, patch: dict[str, Any], said: str
+        self, site: Site, token: str, path: str, patch: dict[str, Any], reported: str
     ) -> None:
         before = site.send("GET", f"{PODS}/{WAITING}").body
         # By name of the container, as kubectl patches.
         kind = "application/strategic-merge-patch+json"
         reply = site.send("PATCH", f"{PODS}/{WAITING}{path}", patch, token, kind)
-        rejected(reply, self.POLICY, said)
+        rejected(reply, self.POLICY, reported)
         assert site.send("GET", f"{PODS}/{WAITING}").body == before
 
     def test_creates_none(self, site: Site, token: str) -> None:
@@ -278,7 +278,7 @@ class TestStolenToken:
         assert site.send("PATCH", f"{path}/status", status, token).status == 200
 
     @pytest.mark.parametrize(
-        ("patch", "said"),
+        ("patch", "reported"),
         [
             ({"metadata": {"labels": {"a": "b"}}}, "this changes labels or annotations"),
             ({"status": {"capacity": {"nvidia.com/gpu": "64"}}}, "this changes capacity"),
@@ -290,10 +290,10 @@ class TestStolenToken:
         ],
     )
     def test_writes_of_a_node_its_memory_alone(
-        self, site: Site, token: str, patch: dict[str, Any], said: str
+        self, site: Site, token: str, patch: dict[str, Any], reported: str
     ) -> None:
         path = f"/api/v1/nodes/{HERE}/status"
-        rejected(site.send("PATCH", path, patch, token), "headroom-extender-nodes", said)
+        rejected(site.send("PATCH", path, patch, token), "headroom-extender-nodes", reported)
         amounts = {"headroom.gpu/vram": "81920"}
         own = {"status": {"capacity": amounts, "allocatable": amounts}}
         assert site.send("PATCH", path, own, token).status == 200
@@ -348,8 +348,8 @@ class TestOtherSchedulers:
     def test_are_warned_of_until_they_are_denied(self, site: Site, spec: dict[str, str]) -> None:
         reply = site.send("POST", f"{PODS}?dryRun=All", manifest(**spec))
         assert reply.status == 201
-        (told,) = reply.warnings
-        assert self.SAID in told
+        (shown,) = reply.warnings
+        assert self.SAID in shown
 
     @pytest.mark.parametrize(
         ("path", "obj"),

@@ -44,7 +44,7 @@ def test_a_patch_is_of_the_object_that_was_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"", "the body cannot be read"),
         (b"{", "the body cannot be read"),
@@ -67,10 +67,10 @@ def test_a_patch_is_of_the_object_that_was_sent() -> None:
         (json.dumps(review(None)).encode(), "request.object cannot be read"),
     ],
 )
-def test_unreadable_input_is_reported_with_its_place(body: bytes, said: str) -> None:
+def test_unreadable_input_is_reported_with_its_place(body: bytes, message: str) -> None:
     with pytest.raises(MalformedReview) as found:
         answered(body)
-    assert said in str(found.value)
+    assert message in str(found.value)
     assert len(str(found.value)) < 400
 
 

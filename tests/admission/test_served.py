@@ -96,7 +96,7 @@ def test_a_bad_annotation_is_rejected(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "said"),
+    ("method", "path", "body", "status", "message"),
     [
         ("POST", "/mutate", b"{", 400, "Headroom: the body cannot be read"),
         ("POST", "/validate", b'{"kind": 7}', 400, "Headroom: the body cannot be read"),
@@ -106,11 +106,11 @@ def test_a_bad_annotation_is_rejected(http: httpx.Client) -> None:
     ],
 )
 def test_any_other_reported_fault(
-    http: httpx.Client, method: str, path: str, body: bytes, status: int, said: str
+    http: httpx.Client, method: str, path: str, body: bytes, status: int, message: str
 ) -> None:
     answer = http.request(method, path, content=body)
     assert answer.status_code == status
-    assert said in answer.text
+    assert message in answer.text
 
 
 def test_nothing_is_served_without_tls(server: WebhookServer) -> None:
@@ -190,7 +190,7 @@ def test_a_fault_of_ours_is_no_dropped_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"webhook_tls_cert": "a"}, "set both. Example: webhook_tls_cert: tls.crt"),
         ({"resources": ["headroom.gpu/vram"]}, "it would be charged twice"),
@@ -198,6 +198,6 @@ def test_a_fault_of_ours_is_no_dropped_connection() -> None:
         ({"scheduler_name": "No Name"}, "scheduler_name"),
     ],
 )
-def test_settings_that_cannot_be(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadSettings, match=said):
+def test_settings_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadSettings, match=message):
         load_settings(None, **given)

@@ -270,8 +270,8 @@ def test_namespaces_and_nodes_are_warned_of(kind: str, key: str, text: str, warn
 
 
 def test_a_hostile_value_fills_no_terminal() -> None:
-    said = rejection(annotated(vram="x" * 100_000))
-    assert len(said) < 400
+    shown = rejection(annotated(vram="x" * 100_000))
+    assert len(shown) < 400
     many = {f"headroom.gpu/{'k' * 200}{i}": "x" for i in range(100)}
     told = warnings(manifest("8Gi", annotations=many))
     assert len(told) == 12

@@ -120,8 +120,8 @@ def test_what_makes_pods_is_let_in_with_a_warning(site: Site) -> None:
     body = {"metadata": {"name": "d"}, "spec": spec}
     reply = site.send("POST", f"{DEPLOYMENTS}?dryRun=All", body)
     assert reply.status == 201
-    (told,) = reply.warnings
-    assert told.startswith(
+    (shown,) = reply.warnings
+    assert shown.startswith(
         "Headroom: pods of this Deployment will be rejected: annotation headroom.gpu/vram: '8GB'"
     )
     template["metadata"]["annotations"]["headroom.gpu/vram"] = "8Gi"

@@ -57,15 +57,15 @@ def process(pid: int, *pods: str, command: str = "python", known: bool = True) -
     return ProcessReading("proc", pid, command, pods, known=known)
 
 
-def told(
+def shown(
     *devices: DeviceReading,
     used: Mapping[str, int] | None = None,
     holdings: tuple[HoldingReading, ...] = (),
     processes: tuple[ProcessReading, ...] | None = (),
     mirrors: tuple[MirrorReading, ...] = (),
 ) -> Attributed:
-    looked = None if processes is None else {each.pid: each for each in processes}
-    return attribute(devices, used or {}, holdings, looked, mirrors)
+    checked = None if processes is None else {each.pid: each for each in processes}
+    return attribute(devices, used or {}, holdings, checked, mirrors)
 
 
 def uses(found: Attributed) -> list[tuple[str, str, str, int | None]]:
@@ -73,7 +73,7 @@ def uses(found: Attributed) -> list[tuple[str, str, str, int | None]]:
 
 
 def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unattributed() -> None:
-    found = told(
+    found = shown(
         gpu(processes={1: 10, 2: 20, 3: 5}),
         used={"A": 40},
         holdings=(holding("u"),),
@@ -85,13 +85,13 @@ def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unattributed() -> Non
 
 
 def test_an_idle_pod_uses_nothing_and_that_is_known() -> None:
-    found = told(gpu(processes={}), used={"A": 0}, holdings=(holding("u"),))
+    found = shown(gpu(processes={}), used={"A": 0}, holdings=(holding("u"),))
     assert uses(found) == [("u", "A", "A::0", 0)]
     assert found.unattributed == {"A": 0}
 
 
 def test_a_pod_with_several_rows_on_a_device_reports_its_bytes_once() -> None:
-    found = told(
+    found = shown(
         gpu(processes={1: 10}),
         used={"A": 10},
         holdings=(holding("u", "A::1"), holding("u", "A::0"), holding("u", "A::2", "other")),
@@ -103,7 +103,7 @@ def test_a_pod_with_several_rows_on_a_device_reports_its_bytes_once() -> None:
 
 def test_compute_instances_of_one_memory_report_a_process_once() -> None:
     listed = {1: 10, 2: 7}
-    found = told(
+    found = shown(
         instance("M1", listed, 3),
         instance("M2", listed, 3),
         instance("M3", {}, 4),
@@ -116,7 +116,7 @@ def test_compute_instances_of_one_memory_report_a_process_once() -> None:
 
 
 def test_a_pod_on_a_device_that_it_was_not_given_is_reported_without_a_replica() -> None:
-    found = told(
+    found = shown(
         gpu("A", {}),
         gpu("B", {1: 9}),
         used={"A": 0, "B": 9},
@@ -129,7 +129,7 @@ def test_a_pod_on_a_device_that_it_was_not_given_is_reported_without_a_replica()
 
 
 def test_the_use_of_a_pod_that_requested_no_device_is_attributed() -> None:
-    found = told(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, "v"),))
+    found = shown(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, "v"),))
     assert uses(found) == [("v", "A", "", 9)]
     assert (found.unattributed, found.outside_pods) == ({"A": 0}, [])
 
@@ -146,21 +146,21 @@ def test_the_use_of_a_pod_that_requested_no_device_is_attributed() -> None:
 def test_nothing_is_attributed_if_processes_are_unknown(
     device: DeviceReading, processes: tuple[ProcessReading, ...] | None
 ) -> None:
-    found = told(device, used={"A": 9}, holdings=(holding("u"),), processes=processes)
+    found = shown(device, used={"A": 9}, holdings=(holding("u"),), processes=processes)
     assert uses(found) == [("u", "A", "A::0", None)]
     assert (found.unattributed, found.outside_pods) == ({"A": None}, [])
 
 
 def test_a_figure_that_the_driver_does_not_report_makes_the_rest_unknown() -> None:
     both = (process(1, "u"), process(2, "u"), process(3))
-    pods = told(
+    pods = shown(
         gpu(processes={1: 9, 2: None, 3: 1}),
         used={"A": 12},
         holdings=(holding("u"),),
         processes=both,
     )
     assert (uses(pods)[0][3], pods.unattributed) == (None, {"A": None})
-    outside_pods = told(
+    outside_pods = shown(
         gpu(processes={1: 9, 2: 1, 3: None}),
         used={"A": 12},
         holdings=(holding("u"),),
@@ -170,7 +170,7 @@ def test_a_figure_that_the_driver_does_not_report_makes_the_rest_unknown() -> No
 
 
 def test_a_static_pod_is_reported_by_the_uid_of_its_mirror() -> None:
-    found = told(
+    found = shown(
         gpu(processes={1: 9}),
         used={"A": 9},
         holdings=(holding(HASH),),
@@ -181,16 +181,16 @@ def test_a_static_pod_is_reported_by_the_uid_of_its_mirror() -> None:
 
 
 def test_the_use_of_an_unknown_static_pod_is_unattributed_with_its_name() -> None:
-    found = told(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, HASH),))
+    found = shown(gpu(processes={1: 9}), used={"A": 9}, processes=(process(1, HASH),))
     assert [s.command for s in found.outside_pods] == ["python (static pod)"]
     assert found.unattributed == {"A": 9}
 
 
 def test_for_nested_pods_the_one_that_the_kubelet_lists_counts_else_the_outer() -> None:
     nested = process(1, "outer", "inner")
-    inner = told(gpu(processes={1: 9}), holdings=(holding("inner"),), processes=(nested,))
+    inner = shown(gpu(processes={1: 9}), holdings=(holding("inner"),), processes=(nested,))
     assert uses(inner) == [("inner", "A", "A::0", 9)]
-    outer = told(gpu(processes={1: 9}), processes=(nested,))
+    outer = shown(gpu(processes={1: 9}), processes=(nested,))
     assert uses(outer) == [("outer", "A", "", 9)]
 
 
@@ -209,7 +209,7 @@ def test_for_nested_pods_the_one_that_the_kubelet_lists_counts_else_the_outer() 
 def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
     server: int, used: int, pods: dict[str, int], unattributed: int
 ) -> None:
-    found = told(
+    found = shown(
         gpu(processes={1: 60, 2: 40, 3: server}),
         used={"A": used},
         holdings=(holding("u"), holding("v", "A::1")),
@@ -221,7 +221,7 @@ def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
 
 
 def test_if_all_memory_is_counted_to_the_mps_server_no_use_is_attributed() -> None:
-    found = told(
+    found = shown(
         gpu(processes={1: 0, 2: 0, 3: 100}),
         used={"A": 100},
         holdings=(holding("u"),),
@@ -233,7 +233,7 @@ def test_if_all_memory_is_counted_to_the_mps_server_no_use_is_attributed() -> No
 
 def test_process_lists_far_above_the_use_are_taken_and_reported() -> None:
     def claims(more: int) -> Attributed:
-        return told(
+        return shown(
             gpu(processes={1: GIB, 2: more}),
             used={"A": GIB},
             holdings=(holding("u"),),
@@ -247,7 +247,7 @@ def test_process_lists_far_above_the_use_are_taken_and_reported() -> None:
 
 
 def test_holdings_of_other_plugins_and_of_devices_that_are_gone_are_no_rows() -> None:
-    found = told(gpu(processes={}), holdings=(holding("u", "mlx5_0"), holding("u", "B::0")))
+    found = shown(gpu(processes={}), holdings=(holding("u", "mlx5_0"), holding("u", "B::0")))
     assert found.pods == []
 
 

@@ -64,14 +64,14 @@ BOTH = free("GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1")
 
 
 def answer(
-    wish: ContainerRequest,
+    requested: ContainerRequest,
     reservations: dict[str, Reservation],
     entries: tuple[Entry, ...] = (),
     devices: tuple[Device, ...] = (gpu("GPU-0"), gpu("GPU-1")),
     pods: tuple[PodUse, ...] = (),
 ) -> Choice | NoRoom:
     sample = GPUNodeStatus(devices=list(devices), pods=list(pods))
-    return choose(wish, RESOURCE, GPUNodeSpec(True, reservations), sample, entries, NO_LIMITS)
+    return choose(requested, RESOURCE, GPUNodeSpec(True, reservations), sample, entries, NO_LIMITS)
 
 
 def chosen(*args: Any, **kwargs: Any) -> str:
@@ -140,7 +140,7 @@ def test_an_ended_pod_does_not_count_although_the_checkpoint_still_names_it() ->
 
 
 @pytest.mark.parametrize(
-    ("devices", "entries", "wish"),
+    ("devices", "entries", "requested"),
     [
         pytest.param((gpu("GPU-0"), gpu("GPU-1", healthy=False)), (), BOTH, id="it is unhealthy"),
         pytest.param(
@@ -161,9 +161,9 @@ def test_an_ended_pod_does_not_count_although_the_checkpoint_still_names_it() ->
     ],
 )
 def test_another_device_is_taken_if(
-    devices: tuple[Device, ...], entries: tuple[Entry, ...], wish: ContainerRequest
+    devices: tuple[Device, ...], entries: tuple[Entry, ...], requested: ContainerRequest
 ) -> None:
-    assert chosen(wish, {"p": reservation(8, "GPU-1")}, entries, devices) == "GPU-0"
+    assert chosen(requested, {"p": reservation(8, "GPU-1")}, entries, devices) == "GPU-0"
 
 
 def test_mig_devices_of_one_memory_are_full_together() -> None:
@@ -171,9 +171,9 @@ def test_mig_devices_of_one_memory_are_full_together() -> None:
         gpu(f"MIG-{i}", kind="mig", parent="GPU-0", gpu_instance=instance)
         for i, instance in enumerate((1, 1, 2))
     )
-    wish = free("MIG-0::1", "MIG-1::0", "MIG-2::0")
+    requested = free("MIG-0::1", "MIG-1::0", "MIG-2::0")
     reservations = {"there": reservation(20, "MIG-0"), "p": reservation(8, "MIG-1")}
-    assert chosen(wish, reservations, (held("there", "MIG-0::0"),), parts) == "MIG-2"
+    assert chosen(requested, reservations, (held("there", "MIG-0::0"),), parts) == "MIG-2"
 
 
 def test_it_is_rejected_if_the_largest_unconfirmed_pod_fits_on_no_device() -> None:
@@ -215,11 +215,11 @@ def test_a_pod_without_a_reserved_device_gets_the_plugin_s_choice(
         pods=[PodUse("s", "GPU-0", replica="GPU-0::0")],
         plugin=Plugin(allocation_policy=policy),
     )
-    wish = free("GPU-0::1", *(f"GPU-1::{number}" for number in range(4)))
+    requested = free("GPU-0::1", *(f"GPU-1::{number}" for number in range(4)))
 
     def given(waiting: Reservation) -> str:
         spec = GPUNodeSpec(True, {"s": reservation(2, "GPU-0"), "p": waiting})
-        found = choose(wish, RESOURCE, spec, sample, (held("s", "GPU-0::0"),), NO_LIMITS)
+        found = choose(requested, RESOURCE, spec, sample, (held("s", "GPU-0::0"),), NO_LIMITS)
         assert isinstance(found, Choice)
         return found.device
 
@@ -256,8 +256,8 @@ def test_an_unattributed_process_uses_the_emptiest_device_and_always_gets_memory
 
 
 def test_all_replicas_of_a_container_are_of_one_device_with_those_that_it_has() -> None:
-    wish = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-1::1", "GPU-1::2"), ("GPU-1::2",), 2)
-    found = answer(wish, {"p": reservation(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
+    requested = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-1::1", "GPU-1::2"), ("GPU-1::2",), 2)
+    found = answer(requested, {"p": reservation(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
     assert isinstance(found, Choice)
     assert set(found.replicas) == {"GPU-1::2", "GPU-1::0"}
     # All that is reserved for it is on the device already, half of it used.
@@ -274,18 +274,18 @@ SIZES = st.integers(1, 24)
 
 @given(
     sizes=st.lists(SIZES, min_size=1, max_size=6),
-    strangers=st.lists(st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]), max_size=6),
+    outsiders=st.lists(st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]), max_size=6),
     order=st.randoms(use_true_random=False),
     wanted=st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
 )
 def test_no_order_reserves_more_than_a_device_has(
-    sizes: list[int], strangers: list[str], order: Any, wanted: str
+    sizes: list[int], outsiders: list[str], order: Any, wanted: str
 ) -> None:
     """Whatever the extender reserved, however wrong that is by now, and for any container."""
     devices = tuple(gpu(f"GPU-{i}", replicas=Replicas(free=8)) for i in range(3))
     left = {device.uuid: [f"{device.uuid}::{n}" for n in range(8)] for device in devices}
-    entries = [held(f"s{n}", left[uuid].pop()) for n, uuid in enumerate(strangers)]
-    taken = {uuid: strangers.count(uuid) * 3 for uuid in left}  # a replica is worth 3 GiB
+    entries = [held(f"s{n}", left[uuid].pop()) for n, uuid in enumerate(outsiders)]
+    taken = {uuid: outsiders.count(uuid) * 3 for uuid in left}  # a replica is worth 3 GiB
     reservations = {f"p{n}": reservation(gib, wanted) for n, gib in enumerate(sizes)}
     arriving = [*reservations]
     order.shuffle(arriving)
@@ -303,7 +303,7 @@ def test_no_order_reserves_more_than_a_device_has(
         left[found.device].remove(replica)
         entries.append(held(uid, replica))
         taken[found.device] += sizes[int(uid[1:])]
-    assert all(gib <= 24 or gib == strangers.count(uuid) * 3 for uuid, gib in taken.items())
+    assert all(gib <= 24 or gib == outsiders.count(uuid) * 3 for uuid, gib in taken.items())
 
 
 def test_messages_are_those_of_the_device_plugin_api() -> None:

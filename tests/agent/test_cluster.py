@@ -196,7 +196,7 @@ class TestOwnNodeOnly:
             assert confirmation_of(lease(installed, node)) == vouch("later")
 
     @pytest.mark.parametrize(
-        ("sits_on", "said"),
+        ("sits_on", "message"),
         [
             pytest.param(
                 "agent-b",
@@ -207,15 +207,15 @@ class TestOwnNodeOnly:
         ],
     )
     def test_no_other_token_writes_it(
-        self, installed: ControlPlane, sits_on: str | None, said: str
+        self, installed: ControlPlane, sits_on: str | None, message: str
     ) -> None:
         unless(404, installed, "DELETE", f"{LEASES}/agent-a", AT_ONCE)
         before = installed.call("GET", f"{GPUNODES}/agent-a")
         with publishing(installed, sits_on, "agent-a") as publisher:
-            rejected = "status of GPUNode agent-a was rejected with 403: .*" + said
+            rejected = "status of GPUNode agent-a was rejected with 403: .*" + message
             with pytest.raises(NotDelivered, match=f"{rejected}.*spec.nodeName of its pod"):
                 publisher.report(status(used_bytes=9))
-            rejected = f"Lease {SYSTEM}/agent-a was rejected with 403: .*{said}"
+            rejected = f"Lease {SYSTEM}/agent-a was rejected with 403: .*{message}"
             with pytest.raises(NotDelivered, match=rejected):
                 publisher.heartbeat(NOW, vouch())  # would create it
             with publishing(installed, "agent-a", "agent-a") as owner:

@@ -71,10 +71,10 @@ def test_version_3_without_profiling_counters() -> None:
 def test_mig_series_are_distinguished_by_their_instance() -> None:
     readings, bad = parse(recorded("4.2.3-4.1.3-mig"))
     assert bad == 0
-    told = {
+    shown = {
         (r.uuid, r.gpu_instance): (r.sm_ratio, r.used_bytes, r.occupancy_ratio) for r in readings
     }
-    assert told == {
+    assert shown == {
         ("GPU-a", 1): (0.0, 12 * MIB, 0.0),
         ("GPU-a", 2): (0.713002, 20321 * MIB, 0.302001),
     }
@@ -116,8 +116,8 @@ def test_an_instance_is_not_its_gpu_in_the_first_version_with_mig_either() -> No
 def test_ratios_are_ratios_whatever_the_help_text_and_empty_labels_name_no_pod() -> None:
     readings, bad = parse(recorded("3.0-3.1-mig"))
     assert bad == 0
-    told = [(r.gpu_instance, r.engine_ratio, r.used_bytes, r.sm_ratio) for r in readings]
-    assert told == [(7, 0.999917, 4384 * MIB, None), (5, 0.000036, 153 * MIB, None)]
+    shown = [(r.gpu_instance, r.engine_ratio, r.used_bytes, r.sm_ratio) for r in readings]
+    assert shown == [(7, 0.999917, 4384 * MIB, None), (5, 0.000036, 153 * MIB, None)]
 
 
 @pytest.mark.parametrize("name", ["3.3-shared-t4", "3.3-through-prometheus"])

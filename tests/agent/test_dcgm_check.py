@@ -60,7 +60,7 @@ def test_the_total_is_checked_as_reported_or_as_the_sum_of_its_parts() -> None:
     parts = {"used_bytes": 0, "free_bytes": TOTAL - RESERVED, "reserved_bytes": RESERVED}
     check = CrossCheck()
     assert check.compare(0, 1, nvml(0), dcgm(**parts)) == []
-    said = ["GPU-a: its memory is not what NVML reports"]
-    assert check.compare(1, 2, nvml(0), dcgm(**{**parts, "free_bytes": GIB})) == said
+    message = ["GPU-a: its memory is not what NVML reports"]
+    assert check.compare(1, 2, nvml(0), dcgm(**{**parts, "free_bytes": GIB})) == message
     assert check.compare(2, 3, nvml(0), dcgm(total_bytes=TOTAL)) == []
-    assert check.compare(3, 4, nvml(0), dcgm(total_bytes=TOTAL // 2)) == said
+    assert check.compare(3, 4, nvml(0), dcgm(total_bytes=TOTAL // 2)) == message

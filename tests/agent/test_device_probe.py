@@ -130,8 +130,8 @@ def test_dcgm_reports_the_activity_of_an_instance_and_nvml_that_of_a_whole_gpu(
         agent = survey(gpus, "--dcgm-url", exporter.url)
         agent.driver.say("GPU-a", "util 20")
         status = agent.step()
-    told = {d["uuid"]: d.get("utilization") for d in status["devices"]}
-    assert told == {"GPU-a": 0.2, "MIG-1": 0.7, "MIG-2": None}
+    shown = {d["uuid"]: d.get("utilization") for d in status["devices"]}
+    assert shown == {"GPU-a": 0.2, "MIG-1": 0.7, "MIG-2": None}
     assert not any(d.get("smActivity", {}).get("source") == "dcgm" for d in status["devices"])
 
 

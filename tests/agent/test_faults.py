@@ -102,7 +102,7 @@ def exporter() -> Iterator[StandIn]:
         yield serving
 
 
-def said(status: dict[str, Any], fault: str = "") -> list[str]:
+def messages(status: dict[str, Any], fault: str = "") -> list[str]:
     """All that is not well in a status, in words.
 
     That XIDs of a lost device are no longer received is reported some seconds later, if at all.
@@ -137,24 +137,24 @@ def test_every_fault_is_reported_and_ends_and_the_table_in_the_docs_is_true(
     agent.driver.say(BAD, *ALWAYS[BAD])
     rows = []
     for fault, inject in FAULTS:
-        agent.until(lambda status: not said(status))
+        agent.until(lambda status: not messages(status))
         inject(agent.driver, exporter)
-        status = agent.until(lambda status, fault=fault: bool(said(status, fault)))
+        status = agent.until(lambda status, fault=fault: bool(messages(status, fault)))
         if any(slow in fault for slow in ("never", "hangs", "exporter")):  # reported in steps
             status = agent.until(settled(fault))
         assert any(d["uuid"] == GOOD for d in status["devices"])
-        told = "<br>".join(said(status, fault))
+        shown = "<br>".join(messages(status, fault))
         complete = next(c["status"] for c in status["conditions"] if c["type"] == "Complete")
         lacking = any(s.get("state") == "degraded" for s in status["sources"])
         assert (complete == "False") == lacking, fault
-        rows.append(f"| {fault} | {told.replace(*TIMEOUTS)} |")
+        rows.append(f"| {fault} | {shown.replace(*TIMEOUTS)} |")
         agent.driver.use(1, {})
         for uuid, statements in ALWAYS.items():
             agent.driver.say(uuid, *statements)
         exporting(WELL)(agent.driver, exporter)
-    agent.until(lambda status: not said(status))
+    agent.until(lambda status: not messages(status))
     agent.driver.fail(BAD, 79)  # the last, since it does not end by itself
-    rows.append(f"| XID 79 | {'<br>'.join(said(agent.until(lambda s: bool(said(s)))))} |")
+    rows.append(f"| XID 79 | {'<br>'.join(messages(agent.until(lambda s: bool(messages(s)))))} |")
     table = "\n".join(["| fault | in the report |", "|---|---|", *rows])
     there = re.search(r"<!-- faults -->\n(.*)\n<!-- end of faults -->", DOCS.read_text(), re.S)
     assert there is not None
@@ -166,7 +166,7 @@ def settled(fault: str) -> Callable[[dict[str, Any]], bool]:
     last: list[list[str]] = []
 
     def right(status: dict[str, Any]) -> bool:
-        last.append(said(status, fault))
+        last.append(messages(status, fault))
         return len(last) >= 3 and last[-1] == last[-2] == last[-3] != []
 
     return right

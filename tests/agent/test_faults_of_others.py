@@ -23,7 +23,7 @@ from agent.probes.processes import ProcessProbe
 from agent.probes.readings import DeviceReading, DriverReading, Reading
 from agent.status_builder import summarise
 from contract.gpunode import GPUNodeStatus
-from tests.agent.test_faults import DOCS, said
+from tests.agent.test_faults import DOCS, messages
 from tests.agent.whole import Whole
 from tests.driver import GIB, h100
 
@@ -62,7 +62,7 @@ class World:
             readings += probe.read()
         readings += self.processes.follow(readings)
         self.last = status = summarise(readings, datetime.now(UTC), before=self.last)
-        found = said(msgspec.to_builtins(status))
+        found = messages(msgspec.to_builtins(status))
         return found + lost(status)
 
     def listener(self, path: Path) -> int:
@@ -128,8 +128,8 @@ def lost(status: GPUNodeStatus) -> list[str]:
         "the use of each pod": {pod.used_bytes for pod in pods} == {None},
         "unattributed use": device.unattributed_bytes is None,
     }
-    told = [what for what, absent in missing.items() if absent]
-    found = [f"missing: {', '.join(told)}"] if told else []
+    shown = [what for what, absent in missing.items() if absent]
+    found = [f"missing: {', '.join(shown)}"] if shown else []
     counts = msgspec.structs.asdict(device.replicas)
     if counts != {"free": 2, "allocated": 2, "unhealthy": 0}:
         found.append(f"replicas: {', '.join(f'{n} {state}' for state, n in counts.items())}")

@@ -36,7 +36,7 @@ SOURCES = [Source("checkpoint"), Source("proc")]
 
 
 def device(uuid: str, **changes: Any) -> Device:
-    told = {
+    shown = {
         "memory_bytes": MEMORY,
         "reserved_bytes": 0,
         "used_bytes": 0,
@@ -45,7 +45,7 @@ def device(uuid: str, **changes: Any) -> Device:
         "resource": GPU,
         "replicas": Replicas(free=4),
     }
-    return Device(uuid, **(told | changes))
+    return Device(uuid, **(shown | changes))
 
 
 def reservation(asked: int, *candidates: str, count: int = 1, name: str = "p") -> Reservation:
@@ -253,7 +253,7 @@ def stories(draw: st.DrawFn) -> list[tuple[dict[str, Reservation], GPUNodeStatus
     """Pods come, are admitted and go, one change after another."""
     reservations: dict[str, Reservation] = {}
     where: dict[str, str] = {}
-    told = []
+    shown = []
     for number in range(draw(st.integers(1, 12))):
         match draw(st.sampled_from(["reservation", "admit", "admit", "go"])):
             case "reservation":
@@ -267,8 +267,8 @@ def stories(draw: st.DrawFn) -> list[tuple[dict[str, Reservation], GPUNodeStatus
                 reservations = {uid: kept for uid, kept in reservations.items() if uid != gone}
         used = draw(st.integers(0, MEMORY))
         rows = [row(uid, uuid, draw(st.integers(0, used))) for uid, uuid in where.items()]
-        told.append((dict(reservations), status(*rows)))
-    return told
+        shown.append((dict(reservations), status(*rows)))
+    return shown
 
 
 @given(stories(), st.randoms(use_true_random=False))
@@ -364,9 +364,9 @@ def test_no_pod_starts_while_the_gate_service_lacks_data(
 def test_a_verdict_shows_nothing_about_other_pods() -> None:
     reservations = {"p": reservation(60), "secret": reservation(41, name="secret")}
     sample = status(row("p", "GPU-a"), row("secret", "GPU-a", name="secret"))
-    said = msgspec.json.encode(ask(reservations, sample)).decode()
-    assert "secret" not in said
-    assert not any(character.isdigit() for character in said)
+    message = msgspec.json.encode(ask(reservations, sample)).decode()
+    assert "secret" not in message
+    assert not any(character.isdigit() for character in message)
 
 
 def certain(asked: int, uuid: str) -> Reservation:

@@ -83,8 +83,8 @@ def test_the_recovery_that_the_driver_asks_for_decides() -> None:
 @pytest.mark.parametrize("recovery", [None, 0])
 def test_an_xid_after_which_the_device_works_is_none(number: int, recovery: int | None) -> None:
     checkups = {"GPU-a": Checkup(recovery=recovery)}
-    heard = sight(checkups=checkups, xids=[Xid("GPU-a", number, "nvml")])
-    assert judge(HealthState(), heard)[1] == {}
+    received = sight(checkups=checkups, xids=[Xid("GPU-a", number, "nvml")])
+    assert judge(HealthState(), received)[1] == {}
 
 
 def test_a_late_event_does_not_undo_a_repair() -> None:
@@ -169,8 +169,8 @@ def test_every_unhealthy_device_has_a_cause_and_every_cause_a_device(
         memory, health_issues = judge(memory, each)
         assert set(health_issues) <= set(each.causes)
         for uuid, causes in each.causes.items():
-            heard = [x for x in each.xids if x.uuid in {uuid, None}]
-            if causes or any(x.number not in HARMLESS for x in heard):
+            received = [x for x in each.xids if x.uuid in {uuid, None}]
+            if causes or any(x.number not in HARMLESS for x in received):
                 assert uuid in health_issues
             if uuid in health_issues:
                 assert health_issues[uuid].reason

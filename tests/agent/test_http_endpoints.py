@@ -151,9 +151,9 @@ def test_a_log_line_shows_the_place_of_an_exception(capsys: pytest.CaptureFixtur
     finally:
         structlog.configure(**before)
     (line,) = capsys.readouterr().err.splitlines()
-    told = json.loads(line)
-    assert told["exception"].startswith("Traceback")
-    assert told["exception"].endswith("KeyError: 'missing'")
+    shown = json.loads(line)
+    assert shown["exception"].startswith("Traceback")
+    assert shown["exception"].endswith("KeyError: 'missing'")
 
 
 def test_only_a_request_beyond_its_limit_is_not_answered(http: httpx.Client) -> None:

@@ -157,9 +157,9 @@ def test_the_plugin_s_answer_shows_its_configuration(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint"
     file.write_text(json.dumps(record(entry(AllocResp=base64.b64encode(answer).decode()))))
     found = list(KubeletProbe(file, tmp_path / "no socket").read())
-    (told,) = [r for r in found if isinstance(r, AnswerReading)]
-    assert told.strategies == {"cdi-annotations", "cdi-cri"}
-    assert told.mps
+    (shown,) = [r for r in found if isinstance(r, AnswerReading)]
+    assert shown.strategies == {"cdi-annotations", "cdi-cri"}
+    assert shown.mps
 
 
 def listed(pod: str, *replicas: str, container: str = "main", **more: Any) -> ListedContainer:

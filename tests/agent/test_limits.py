@@ -226,17 +226,17 @@ def test_a_call_that_hangs_costs_the_limits_alone(
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "shown"),
     [
         pytest.param(3, [], id="a driver that does not count"),
         pytest.param(999, [Degraded("limits", "A: Unknown Error (NVML 999)")], id="a failure"),
     ],
 )
 def test_a_failed_call_is_reported_and_an_unsupported_one_shows_no_fault(
-    probe: Callable[..., LimitsProbe], tmp_path: Path, code: int, said: list[Reading]
+    probe: Callable[..., LimitsProbe], tmp_path: Path, code: int, shown: list[Reading]
 ) -> None:
     some_pod(tmp_path)
-    assert probe(refusing(code)).follow(SAMPLE) == [SourceReading("limits"), *said]
+    assert probe(refusing(code)).follow(SAMPLE) == [SourceReading("limits"), *shown]
 
 
 def test_cgroups_of_another_namespace_are_reported(

@@ -76,16 +76,16 @@ def test_a_driver_that_was_replaced_in_the_meantime_is_that_of_a_new_process(sur
     assert "restarts itself" in ready(agent.step())[1]
 
 
-@pytest.mark.parametrize("said", ["fail all 15", "fail all 16", "recovery 1"])
+@pytest.mark.parametrize("shown", ["fail all 15", "fail all 16", "recovery 1"])
 def test_gpus_that_are_all_lost_are_not_kept_open_and_are_followed_back(
-    survey: Start, said: str
+    survey: Start, shown: str
 ) -> None:
     agent = survey([h100("GPU-a"), h100("GPU-b")])
     agent.step()
-    agent.driver.say("GPU-a", said)
+    agent.driver.say("GPU-a", shown)
     agent.step()
     assert opened(agent)  # the other one is in use: its errors must be received
-    agent.driver.say("GPU-b", said)
+    agent.driver.say("GPU-b", shown)
     agent.step()
     status = agent.until(lambda _: not opened(agent))
     assert [d["healthy"] for d in status["devices"]] == [False, False]

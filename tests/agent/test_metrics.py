@@ -100,7 +100,7 @@ SHOWN = Sample("n1", STATUS, 2.5, {("u1", "GPU-a"): 0.4, ("u9", "GPU-a"): 0.1})
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Metric]:
+def reported() -> dict[str, Metric]:
     return families(SHOWN)
 
 
@@ -108,22 +108,26 @@ def values(metric: Metric, *labels: str) -> dict[tuple[str, ...], float]:
     return {tuple(s.labels[each] for each in labels): s.value for s in metric.samples}
 
 
-def test_every_series_is_exposed_once_and_every_name_is_documented(told: dict[str, Metric]) -> None:
+def test_every_series_is_exposed_once_and_every_name_is_documented(
+    reported: dict[str, Metric],
+) -> None:
     series = Counter(
         (sample.name, *sorted(sample.labels.items()))
-        for metric in told.values()
+        for metric in reported.values()
         for sample in metric.samples
     )
     assert set(series.values()) == {1}
     listed = documented("The agent")
-    samples = [s for metric in told.values() for s in metric.samples if "_created" not in s.name]
+    samples = [
+        s for metric in reported.values() for s in metric.samples if "_created" not in s.name
+    ]
     assert {s.name for s in samples} == listed.keys()
     for sample in samples:
         assert sample.labels.keys() == listed[sample.name].labels, sample.name
 
 
-def test_what_a_promtool_would_object_to(told: dict[str, Metric]) -> None:
-    for metric in told.values():
+def test_what_a_promtool_would_object_to(reported: dict[str, Metric]) -> None:
+    for metric in reported.values():
         assert metric.documentation, metric.name
         assert re.fullmatch(r"[a-z_]+", metric.name)
         for sample in metric.samples:
@@ -134,20 +138,20 @@ def test_what_a_promtool_would_object_to(told: dict[str, Metric]) -> None:
 
 
 def test_devices_have_dcgm_s_labels_and_instances_that_share_memory_one_series(
-    told: dict[str, Metric],
+    reported: dict[str, Metric],
 ) -> None:
-    used = told["headroom_device_used_bytes"]
+    used = reported["headroom_device_used_bytes"]
     labels = ("gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE")
     assert values(used, *labels) == {
         ("0", "GPU-a", "n1", H100, "", ""): 900,
         ("1", "GPU-b", "n1", H100, "1", "2g.20gb"): 300,
         ("1", "GPU-b", "n1", H100, "2", "1g.10gb"): 0,
     }
-    unattributed = told["headroom_device_unattributed_bytes"]
+    unattributed = reported["headroom_device_unattributed_bytes"]
     assert values(unattributed, "UUID", "GPU_I_ID") == {
         ("GPU-a", ""): 100, ("GPU-b", "1"): 30, ("GPU-b", "2"): 0
     }  # fmt: skip
-    replicas = told["headroom_device_replicas"]
+    replicas = reported["headroom_device_replicas"]
     counts = values(replicas, "UUID", "GPU_I_ID", "sharing", "state")
     assert counts["GPU-a", "", "time-slicing", "free"] == 1
     assert counts["GPU-a", "", "time-slicing", "unhealthy"] == 1
@@ -155,10 +159,10 @@ def test_devices_have_dcgm_s_labels_and_instances_that_share_memory_one_series(
 
 
 def test_activity_names_its_source_and_utilisation_is_another_thing(
-    told: dict[str, Metric],
+    reported: dict[str, Metric],
 ) -> None:
     def only(name: str) -> dict[tuple[str, ...], float]:
-        return values(told[name], "UUID", *(["source"] if "activity" in name else []))
+        return values(reported[name], "UUID", *(["source"] if "activity" in name else []))
 
     assert only("headroom_device_sm_activity_ratio") == {("GPU-a", "gpm"): 0.5}
     assert only("headroom_device_sm_activity_smoothed_ratio") == {("GPU-a", "gpm"): 0.25}
@@ -166,11 +170,11 @@ def test_activity_names_its_source_and_utilisation_is_another_thing(
     assert only("headroom_device_utilization_ratio") == {("GPU-a",): 1.0}
 
 
-def test_health_has_codes_that_do_not_change(told: dict[str, Metric]) -> None:
-    assert values(told["headroom_device_unhealthy_reason"], "UUID", "reason") == {
+def test_health_has_codes_that_do_not_change(reported: dict[str, Metric]) -> None:
+    assert values(reported["headroom_device_unhealthy_reason"], "UUID", "reason") == {
         ("GPU-a", "xid"): 1, ("GPU-a", "remap"): 1, ("GPU-c", "lost"): 1
     }  # fmt: skip
-    assert values(told["headroom_device_healthy"], "UUID")["GPU-c",] == 0
+    assert values(reported["headroom_device_healthy"], "UUID")["GPU-c",] == 0
 
 
 def test_every_reason_that_the_docs_list_has_a_code() -> None:
@@ -182,42 +186,44 @@ def test_every_reason_that_the_docs_list_has_a_code() -> None:
     assert reason_codes("something new") == ["other"]
 
 
-def test_the_use_of_a_pod_is_reported_once_for_each_device(told: dict[str, Metric]) -> None:
-    used = told["headroom_pod_used_bytes"]
+def test_the_use_of_a_pod_is_reported_once_for_each_device(reported: dict[str, Metric]) -> None:
+    used = reported["headroom_pod_used_bytes"]
     assert values(used, "UUID", "namespace", "pod", "container", "pod_uid") == {
         ("GPU-a", "ns", "p", "main", "u1"): 800,
         ("GPU-a", "ns", "p", "side", "u1"): 0,
     }
-    replicas = told["headroom_pod_replicas"]
+    replicas = reported["headroom_pod_replicas"]
     assert values(replicas, "pod", "container", "GPU_I_PROFILE") == {
         ("p", "main", ""): 2, ("p", "side", ""): 1, ("q", "main", "2g.20gb"): 1
     }  # fmt: skip
-    sm = told["headroom_pod_sm_activity_ratio"]
+    sm = reported["headroom_pod_sm_activity_ratio"]
     assert values(sm, "pod", "container", "source") == {("p", "main", "nvml-process"): 0.4}
 
 
 def test_the_driver_s_limits_and_counts_of_containers_are_reported_with_the_use_of_pods(
-    told: dict[str, Metric],
+    reported: dict[str, Metric],
 ) -> None:
-    used = values(told["headroom_container_used_bytes"], "UUID", "pod", "container", "container_id")
+    used = values(
+        reported["headroom_container_used_bytes"], "UUID", "pod", "container", "container_id"
+    )
     assert used == {("GPU-a", "p", "main", "c1"): 700, ("GPU-a", "", "", "c2"): 9}
-    limits = values(told["headroom_container_limit_bytes"], "container_id", "limit")
+    limits = values(reported["headroom_container_limit_bytes"], "container_id", "limit")
     assert limits == {("c1", "soft"): 500, ("c1", "hard"): 1000}
 
 
-def test_the_agent_reports_its_own_metrics(told: dict[str, Metric]) -> None:
-    (build,) = told["headroom_agent_build_info"].samples
+def test_the_agent_reports_its_own_metrics(reported: dict[str, Metric]) -> None:
+    (build,) = reported["headroom_agent_build_info"].samples
     assert build.labels == {"version": "1.2", "driver_version": "580", "cuda_version": "13.0"}
-    states = values(told["headroom_agent_source_state"], "source", "state")
+    states = values(reported["headroom_agent_source_state"], "source", "state")
     assert {key for key, value in states.items() if value} == {("nvml", "ok"), ("dcgm", "absent")}
     assert len(states) == 6
-    writes = values(told["headroom_agent_writes"], "kind", "outcome")
+    writes = values(reported["headroom_agent_writes"], "kind", "outcome")
     assert writes == {
         ("report", "accepted"): 3, ("report", "failed"): 0,
         ("heartbeat", "accepted"): 0, ("heartbeat", "failed"): 0,
     }  # fmt: skip
-    assert values(told["headroom_agent_sample_age_seconds"]) == {(): 2.5}
-    steered = values(told["headroom_agent_steered"], "resource", "result")
+    assert values(reported["headroom_agent_sample_age_seconds"]) == {(): 2.5}
+    steered = values(reported["headroom_agent_steered"], "resource", "result")
     assert steered == {("nvidia.com/gpu", "reserved"): 7}
 
 

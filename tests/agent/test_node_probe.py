@@ -169,13 +169,13 @@ def test_a_missing_mirror_pod_is_reported_and_queried_again_after_a_minute(
     if found is None:
         server.reject["GET", POD] = (403, {})
     list(asking.api.read())
-    (said,) = asking.api.follow([HELD])
-    assert isinstance(said, SourceReading)
-    assert said.state == "degraded"
-    assert why in said.message
+    (shown,) = asking.api.follow([HELD])
+    assert isinstance(shown, SourceReading)
+    assert shown.state == "degraded"
+    assert why in shown.message
     server.reject.clear()
     server.objects[POD] = mirror("uid-1")
-    assert list(asking.api.follow([HELD])) == [said]
+    assert list(asking.api.follow([HELD])) == [shown]
     asking.now_s = 60.0
     list(asking.api.read())
     assert list(asking.api.follow([HELD]))[-1] == SourceReading("mirrors")

@@ -425,8 +425,8 @@ def test_a_permission_is_reported_only_while_it_is_missing() -> None:
 
 
 def test_a_driver_without_process_lists_is_reported_once() -> None:
-    (said,) = probing(gate(nvmlDeviceGetCount=lambda: 2)).read().degraded
-    assert "lists no processes" in said.what
+    (message,) = probing(gate(nvmlDeviceGetCount=lambda: 2)).read().degraded
+    assert "lists no processes" in message.what
     listed = {
         f"nvmlDeviceGet{kind}RunningProcesses_v3": listing()
         for kind in ("Compute", "Graphics", "MPSCompute")
@@ -664,8 +664,8 @@ def test_an_own_limit_that_cannot_be_searched_is_reported(
 ) -> None:
     calls = {"nvmlDeviceGetMemoryLimits_v1": lambda handle, asked: None} if has_limits else {}
     found = probing(gate(**calls), cgroup=cgroup).read()
-    said = [d.what for d in found.degraded if "own cgroup" in d.what]
-    assert bool(said) is is_said
+    message = [d.what for d in found.degraded if "own cgroup" in d.what]
+    assert bool(message) is is_said
     assert [device.fault for device in found.devices] == [""]
 
 

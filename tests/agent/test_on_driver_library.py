@@ -251,12 +251,12 @@ def test_a_replaced_driver_is_reported_and_the_process_starts_again(
     with printing(environment) as process:
         printed(process, lambda status: status["driverVersion"] == "580.95.05")
         driver.say("", "driver 615.10.02")
-        told = printed(process, lambda status: condition(status, "DriverReady")[0] == "False")
-        assert condition(told, "DriverReady")[1] == (
+        shown = printed(process, lambda status: condition(status, "DriverReady")[0] == "False")
+        assert condition(shown, "DriverReady")[1] == (
             "driver was unloaded or replaced: RM has detected an NVML/RM version mismatch. "
             "(NVML 18); the agent restarts itself"
         )
-        (device,) = told["devices"]
+        (device,) = shown["devices"]
         assert (device["healthy"], "used" in device) == (False, False)
         after = printed(process, lambda status: status["driverVersion"] == "615.10.02")
         assert condition(after, "DriverReady") == ("True", "")

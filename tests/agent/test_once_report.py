@@ -83,9 +83,9 @@ def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines if "MIG 1g.10gb" in line] == ["0/1", "0/2"]
-    (stranger,) = [line for line in lines if "pid 900" in line]
-    assert "evil?[31m (pid 900, no pod)" in stranger
-    assert "1.0 GiB" in stranger
+    (outsider,) = [line for line in lines if "pid 900" in line]
+    assert "evil?[31m (pid 900, no pod)" in outsider
+    assert "1.0 GiB" in outsider
     assert any("checkpoint absent" in line for line in lines)
 
 
@@ -112,7 +112,7 @@ WITHOUT = "import sys; sys.modules[%r] = None; from headroom.__main__ import mai
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         pytest.param(["agent", "--help"], 0, "--once", id="the agent's, as on a GPU node"),
         pytest.param(
@@ -120,7 +120,7 @@ WITHOUT = "import sys; sys.modules[%r] = None; from headroom.__main__ import mai
         ),
     ],
 )
-def test_a_part_needs_nothing_of_the_other(arguments: list[str], status: int, said: str) -> None:
+def test_a_part_needs_nothing_of_the_other(arguments: list[str], status: int, message: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT % "extender", *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -130,4 +130,4 @@ def test_a_part_needs_nothing_of_the_other(arguments: list[str], status: int, sa
         check=False,
     )
     assert done.returncode == status
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr

@@ -93,9 +93,9 @@ def test_without_a_process_list_all_use_above_reservations_is_charged_and_report
     assert (nvml.state, "lists no processes" in nvml.message) == ("degraded", True)
     left_gib = allocatable_gib - used_gib
     assert reason_for(f"{left_gib}Gi", NodeTerms("n", None, FRESH_S, (terms,))) is None
-    said = read(terms, f"{left_gib + 1}Gi")
-    assert said[0] == f"n: {Reason.MEMORY_ON_ANY.sentence}"
-    assert "cannot attribute use to pods" in said[2]
+    shown = read(terms, f"{left_gib + 1}Gi")
+    assert shown[0] == f"n: {Reason.MEMORY_ON_ANY.sentence}"
+    assert "cannot attribute use to pods" in shown[2]
     # It is unknown whether a pod that is gone from the lists has freed its memory.
     assert not status.shows_every_pod
 

@@ -105,21 +105,21 @@ def tree(tmp_path: Path) -> Tree:
 
 def read(probe: ConfigurationProbe) -> tuple[list[Reading], dict[str, SourceReading]]:
     found = list(probe.read())
-    told = [r for r in found if not isinstance(r, SourceReading)]
-    return told, {r.source: r for r in found if isinstance(r, SourceReading)}
+    shown = [r for r in found if not isinstance(r, SourceReading)]
+    return shown, {r.source: r for r in found if isinstance(r, SourceReading)}
 
 
 def plugin(tree: Tree) -> PluginReading:
-    told, sources = read(tree.probe())
+    shown, sources = read(tree.probe())
     assert sources["plugin"].state == "ok", sources
-    (reading,) = [r for r in told if isinstance(r, PluginReading)]
+    (reading,) = [r for r in shown if isinstance(r, PluginReading)]
     return reading
 
 
 def policy(tree: Tree) -> str:
-    told, sources = read(tree.probe())
+    shown, sources = read(tree.probe())
     assert sources["kubelet"].state == "ok", sources
-    (reading,) = [r for r in told if isinstance(r, TopologyReading)]
+    (reading,) = [r for r in shown if isinstance(r, TopologyReading)]
     return reading.policy
 
 
@@ -150,8 +150,8 @@ def test_a_process_that_ends_while_it_is_read_is_absent(tree: Tree) -> None:
     assert {each.state for each in read(probe)[1].values()} == {"ok"}
     for pid in (200, 300):
         (tree.root / str(pid) / "cmdline").write_text("")
-    told, sources = read(probe)
-    assert told == []
+    shown, sources = read(probe)
+    assert shown == []
     assert {each.state for each in sources.values()} == {"absent"}
 
 
@@ -260,8 +260,8 @@ def test_gkes_own_plugin_is_not_read_as_if_it_were_nvidias(tree: Tree) -> None:
     """Its policy and files differ: what its flags do not set is not NVIDIA's default."""
     tree.process(199, "nvidia-gpu-device-plugin", "-enable-container-gpu-metrics")
     tree.listen("nvidiaGPU-1700000000.sock", 199)
-    told, sources = read(tree.probe())
-    assert told == []
+    shown, sources = read(tree.probe())
+    assert shown == []
     assert sources["plugin"].state == "absent"
     assert "GKE" in sources["plugin"].message
     tree.plugin(TIME_SLICING)  # one of NVIDIA's beside it is read
@@ -274,8 +274,8 @@ def test_processes_of_another_pid_namespace_are_named_with_what_to_do(tree: Tree
     def hidden(_: Path) -> int:
         raise Hidden("hidden")
 
-    told, sources = read(ConfigurationProbe(tree.root, tree.sockets, hidden))
-    assert told == []
+    shown, sources = read(ConfigurationProbe(tree.root, tree.sockets, hidden))
+    assert shown == []
     assert sources["plugin"].state == "degraded"
     assert "hostPID: true" in sources["plugin"].message
 
@@ -291,8 +291,8 @@ def test_a_file_system_that_does_not_answer_delays_no_sample(tree: Tree) -> None
     tree.plugin(TIME_SLICING)
     probe = ConfigurationProbe(tree.root, tree.sockets, sleeping, read_s=0.05)
     for _ in range(2):
-        told, sources = read(probe)
-        assert told == []
+        shown, sources = read(probe)
+        assert shown == []
         assert {each.state for each in sources.values()} == {"degraded"}
         assert "takes too long" in sources["kubelet"].message
     released.set()
@@ -349,8 +349,8 @@ def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
     """k3s runs the kubelet in its own process and replaces the command line by its name."""
     folder = tree.process(300, "k3s", "server")
     (folder / "comm").write_text("k3s-server\n")
-    told, sources = read(tree.probe())
-    assert told == []
+    shown, sources = read(tree.probe())
+    assert shown == []
     assert sources["kubelet"].state == "absent"
     drop_in = folder / "root/var/lib/rancher/k3s/agent/etc/kubelet.conf.d/10.conf"
     drop_in.parent.mkdir(parents=True)
@@ -359,7 +359,7 @@ def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "reported"),
     [
         pytest.param(
             lambda f: (f / "environ").unlink(), "CAP_SYS_PTRACE", id="it may not be looked into"
@@ -412,20 +412,20 @@ def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
     ],
 )
 def test_an_unreadable_plugin_configuration_is_reported_and_not_guessed(
-    tree: Tree, spoil: Callable[[Path], object], said: str
+    tree: Tree, spoil: Callable[[Path], object], reported: str
 ) -> None:
     spoil(tree.plugin(TIME_SLICING))
-    told, sources = read(tree.probe())
-    assert told == []
+    shown, sources = read(tree.probe())
+    assert shown == []
     assert sources["plugin"].state == "degraded"
-    assert said in sources["plugin"].message
+    assert reported in sources["plugin"].message
 
 
 def test_of_two_plugins_none_is_believed(tree: Tree) -> None:
     for pid in (200, 201):
         tree.process(pid, "nvidia-device-plugin")
-    told, sources = read(tree.probe())
-    assert told == []
+    shown, sources = read(tree.probe())
+    assert shown == []
     assert sources["plugin"].state == "degraded"
 
 
@@ -506,14 +506,14 @@ def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_o
 @pytest.mark.parametrize("text", ["topologyManagerPolicy: [1]", "topologyManagerPolicy: new"])
 def test_a_policy_that_is_none_of_those_there_are_is_not_known(tree: Tree, text: str) -> None:
     kubelet(tree, "--config=/etc/k.yaml", k_yaml=text)
-    told, sources = read(tree.probe())
-    assert told == []
+    shown, sources = read(tree.probe())
+    assert shown == []
     assert sources["kubelet"].state == "degraded"
 
 
 def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
-    told, sources = read(ConfigurationProbe(tree.root / "nowhere", tree.root / "nowhere"))
-    assert told == []
+    shown, sources = read(ConfigurationProbe(tree.root / "nowhere", tree.root / "nowhere"))
+    assert shown == []
     assert {source.state for source in sources.values()} == {"absent"}
 
 
@@ -571,5 +571,5 @@ def test_the_probe_reports_or_gives_a_reason_whatever_the_files_contain(
     tree = Tree(root)
     tree.plugin(yaml.safe_dump(content))
     kubelet(tree, "--config=/etc/k.yaml", k_yaml=yaml.safe_dump(content))
-    told, sources = read(tree.probe())
-    assert len(told) == [source.state for source in sources.values()].count("ok")
+    shown, sources = read(tree.probe())
+    assert len(shown) == [source.state for source in sources.values()].count("ok")

@@ -102,7 +102,7 @@ class Kubelet:
 
 
 def between(
-    folder: Path, choose: Any = lambda wish: None, **named: Any
+    folder: Path, choose: Any = lambda wanted: None, **named: Any
 ) -> tuple[PluginProxy, Kubelet]:
     made = PluginProxy(folder, PLUGIN, choose, **named)
     return made, Kubelet(folder, made.endpoint)
@@ -131,7 +131,7 @@ def test_a_scheduler_that_takes_too_long_is_not_waited_for(
     monkeypatch.setattr(plugin_proxy, "ANSWER_S", 0.1)
     goes_on = threading.Event()
 
-    def choose(wish: ContainerRequest) -> Sequence[str] | None:
+    def choose(wanted: ContainerRequest) -> Sequence[str] | None:
         goes_on.wait(PATIENCE_S)
         return None
 

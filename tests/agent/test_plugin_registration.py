@@ -24,7 +24,7 @@ def test_a_socket_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / f"{PREFIX}{plugin_socket(RESOURCE)}").mkdir()
     registration = PluginRegistration(
-        tmp_path, NodeLock(tmp_path), RESOURCE, lambda wish: None, lambda _: None, lambda: None
+        tmp_path, NodeLock(tmp_path), RESOURCE, lambda wanted: None, lambda _: None, lambda: None
     )
     with capture_logs() as logs:
         registration.start()

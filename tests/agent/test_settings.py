@@ -34,7 +34,7 @@ def test_the_manifest_sets_by_environment_what_flags_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         pytest.param([], "no node name", id="the node is not set"),
         pytest.param(["--node", "n", "--replicas", "4"], "contradict", id="shared by no means"),
@@ -53,8 +53,8 @@ def test_the_manifest_sets_by_environment_what_flags_set() -> None:
     ],
 )
 def test_invalid_flags_are_rejected_with_an_example(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         read_settings(flags, {})
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -40,95 +40,95 @@ def configured(source: str = "plugin", **changes: Any) -> PluginReading:
 
 
 def counts(
-    told: SharingReadings, before: Mapping[str, Device] | None = None
+    shown: SharingReadings, before: Mapping[str, Device] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    found, _ = shares(DEVICES, told, before or {})
+    found, _ = shares(DEVICES, shown, before or {})
     return {
         uuid: (share.replicas.free, share.replicas.allocated, share.replicas.unhealthy)
         for uuid, share in found.items()
     }
 
 
-def why(told: SharingReadings) -> list[str]:
-    return sorted({complaint.what for complaint in shares(DEVICES, told, {})[1]})
+def why(shown: SharingReadings) -> list[str]:
+    return sorted({complaint.what for complaint in shares(DEVICES, shown, {})[1]})
 
 
 def test_replicas_are_free_taken_or_unhealthy() -> None:
     ids = replicas(4, "A", "B")
     ids.remove("A::2")
-    told = SharingReadings(
+    shown = SharingReadings(
         registered=[registered(GPU, *ids)],
         holdings=held("A::0", "B::1", "B::3"),
         plugins=[configured()],
     )
-    assert counts(told) == {"A": (2, 1, 1), "B": (2, 2, 0)}
-    assert why(told) == []
+    assert counts(shown) == {"A": (2, 1, 1), "B": (2, 2, 0)}
+    assert why(shown) == []
 
 
 def test_a_taken_replica_that_is_unhealthy_is_no_longer_one_that_comes_back() -> None:
-    told = SharingReadings(
+    shown = SharingReadings(
         registered=[registered(GPU, "A::0", "B::0", "B::1")], holdings=held("A::1")
     )
-    assert counts(told)["A"] == (1, 0, 1)
+    assert counts(shown)["A"] == (1, 0, 1)
 
 
 def test_an_init_container_and_the_one_after_it_take_one_replica() -> None:
     twice = [*held("A::0"), HoldingReading("checkpoint", "u", "first", GPU, "A::0")]
-    told = SharingReadings(registered=[registered(GPU, *replicas(2, "A"))], holdings=twice)
-    assert counts(told)["A"] == (1, 1, 0)
+    shown = SharingReadings(registered=[registered(GPU, *replicas(2, "A"))], holdings=twice)
+    assert counts(shown)["A"] == (1, 1, 0)
 
 
 def test_the_plugin_s_configuration_includes_a_last_unhealthy_replica() -> None:
-    told = SharingReadings(
+    shown = SharingReadings(
         registered=[registered(GPU, *replicas(3, "A"))],
         plugins=[configured(replicas={GPU: 4})],
     )
-    assert counts(told)["A"] == (3, 0, 1)
+    assert counts(shown)["A"] == (3, 0, 1)
 
 
 def test_after_a_reduction_only_advertised_replicas_count_and_the_rest_is_reported() -> None:
-    told = SharingReadings(
+    shown = SharingReadings(
         registered=[registered(GPU, *replicas(2, "A", "B"))],
         holdings=held("A::0", "A::3"),
         plugins=[configured(replicas={GPU: 2})],
     )
-    assert counts(told) == {"A": (1, 1, 0), "B": (2, 0, 0)}
-    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+    assert counts(shown) == {"A": (1, 1, 0), "B": (2, 0, 0)}
+    assert why(shown) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_after_a_renaming_the_new_name_counts() -> None:
-    told = SharingReadings(
+    shown = SharingReadings(
         registered=[registered(GPU), registered(SHARED, *replicas(2, "A", "B"))],
         holdings=held("A::0"),
         plugins=[configured()],
     )
-    found, _ = shares(DEVICES, told, {})
+    found, _ = shares(DEVICES, shown, {})
     assert found["A"] == Share("time-slicing", SHARED, Replicas(free=2))
-    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+    assert why(shown) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
-    told = SharingReadings(
+    shown = SharingReadings(
         registered=[registered(GPU, *replicas(2, "A", "B"))],
         holdings=held("A"),
         plugins=[configured()],
     )
-    assert counts(told)["A"] == (2, 0, 0)
-    assert why(told) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
+    assert counts(shown)["A"] == (2, 0, 0)
+    assert why(shown) == [f"a pod holds {GPU} that the plugin does not advertise any more"]
 
 
 def test_while_the_plugin_is_away_nothing_is_free() -> None:
     shared = Device(uuid="A", sharing="mps", resource=GPU, replicas=Replicas(free=3, allocated=1))
-    told = SharingReadings(registered=[registered(GPU)], holdings=held("A::0"))
-    found, _ = shares(DEVICES, told, {"A": shared})
+    shown = SharingReadings(registered=[registered(GPU)], holdings=held("A::0"))
+    found, _ = shares(DEVICES, shown, {"A": shared})
     assert found == {"A": Share("mps", GPU, Replicas(unhealthy=4))}
 
 
 def test_an_unshared_device_that_fell_ill_is_still_the_plugin_s() -> None:
     known = {"A": Device(uuid="A", resource=GPU, replicas=Replicas(free=1))}
-    told = SharingReadings(registered=[registered(GPU, "B")])
-    assert counts(told, known) == {"A": (0, 0, 1), "B": (1, 0, 0)}
-    assert counts(told) == {"B": (1, 0, 0)}  # never seen: not invented
+    shown = SharingReadings(registered=[registered(GPU, "B")])
+    assert counts(shown, known) == {"A": (0, 0, 1), "B": (1, 0, 0)}
+    assert counts(shown) == {"B": (1, 0, 0)}  # never seen: not invented
 
 
 def test_mig_devices_have_the_resource_of_their_profile() -> None:
@@ -136,7 +136,7 @@ def test_mig_devices_have_the_resource_of_their_profile() -> None:
         DeviceReading("nvml", f"MIG-{n}", 0, kind="mig", parent="P", gpu_instance=n)
         for n in range(2)
     ]
-    told = SharingReadings(
+    shown = SharingReadings(
         registered=[
             registered("nvidia.com/mig-1g.10gb", "MIG-0"),
             registered("nvidia.com/mig-2g.20gb", "MIG-1::0", "MIG-1::1"),
@@ -144,7 +144,7 @@ def test_mig_devices_have_the_resource_of_their_profile() -> None:
         holdings=held("MIG-1::0", resource="nvidia.com/mig-2g.20gb"),
         plugins=[configured()],
     )
-    found, _ = shares(mig, told, {})
+    found, _ = shares(mig, shown, {})
     assert found["MIG-0"] == Share("none", "nvidia.com/mig-1g.10gb", Replicas(free=1))
     assert found["MIG-1"] == Share(
         "time-slicing", "nvidia.com/mig-2g.20gb", Replicas(free=1, allocated=1)
@@ -152,19 +152,19 @@ def test_mig_devices_have_the_resource_of_their_profile() -> None:
 
 
 def test_flags_win_and_holdings_still_come_from_the_kubelet() -> None:
-    told = SharingReadings(
+    shown = SharingReadings(
         flags=SharingReading("flags", GPU, 4, "mps"),
         registered=[registered(GPU, *replicas(2, "A", "B"))],
         holdings=held("A::0"),
         plugins=[configured()],
     )
-    assert counts(told) == {"A": (3, 1, 0), "B": (4, 0, 0)}
-    assert plugin(told).source.split(",")[0] == "flags"
+    assert counts(shown) == {"A": (3, 1, 0), "B": (4, 0, 0)}
+    assert plugin(shown).source.split(",")[0] == "flags"
 
 
 def test_devices_that_the_driver_does_not_list_are_reported() -> None:
-    told = SharingReadings(registered=[registered(GPU, "A")], holdings=held("C", resource=GPU))
-    assert why(told) == [f"a pod holds {GPU} of a device that the driver does not list"]
+    shown = SharingReadings(registered=[registered(GPU, "A")], holdings=held("C", resource=GPU))
+    assert why(shown) == [f"a pod holds {GPU} of a device that the driver does not list"]
     other = SharingReadings(
         registered=[registered(GPU, "A")], holdings=held("nic", resource="other/nic")
     )
@@ -192,19 +192,19 @@ LABELS = {
 def test_sharing_is_taken_from_the_best_source(
     plugins: list[PluginReading], answers: list[AnswerReading], expected: str
 ) -> None:
-    told = SharingReadings(
+    shown = SharingReadings(
         registered=[registered(GPU, *replicas(2, "A"))], plugins=plugins, answers=answers
     )
-    found, _ = shares(DEVICES, told, {})
+    found, _ = shares(DEVICES, shown, {})
     assert found["A"].sharing == expected
-    assert bool(why(told)) == (not plugins and not answers)
+    assert bool(why(shown)) == (not plugins and not answers)
 
 
 def test_labels_that_contradict_the_plugin_are_reported() -> None:
     labels = of_labels(LABELS)
     assert labels is not None
-    told = SharingReadings(plugins=[labels, configured()])
-    assert why(told) == ["sharing differs from the plugin's configuration"]
+    shown = SharingReadings(plugins=[labels, configured()])
+    assert why(shown) == ["sharing differs from the plugin's configuration"]
 
 
 def test_each_part_of_the_configuration_comes_from_its_best_source() -> None:

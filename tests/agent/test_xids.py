@@ -147,10 +147,10 @@ def test_devices_without_events_are_reported(survey: Start, fails: str, why: str
     agent = survey([h100("GPU-a"), h100("GPU-b")])
     agent.driver.say("GPU-a", f"fail {fails}")
 
-    def said(status: Status) -> bool:
+    def shown(status: Status) -> bool:
         (xid,) = [s for s in status["sources"] if s["name"] == "xid"]
         return xid.get("message") == f"no XID events of GPU-a: {why}"
 
-    agent.until(said)
+    agent.until(shown)
     agent.driver.fail("GPU-b", 79)
     assert reasons(agent.until(unhealthy)) == {"GPU-b": FENCED}

@@ -255,10 +255,10 @@ def main(calls: Sequence[int]) -> None:
         for point, name in enumerate(POINTS.names):
             POINTS.raising, POINTS.at_call, POINTS.calls = point, call, 0
             try:
-                told = live()
+                shown = live()
             except Injected:
                 # The process does not start, and its parent gets the error.
-                told = Told(failures=1)
+                shown = Told(failures=1)
             reached = POINTS.calls >= call
             print(  # noqa: T201
                 json.dumps(
@@ -266,8 +266,8 @@ def main(calls: Sequence[int]) -> None:
                         "point": name,
                         "call": call,
                         "reached": reached,
-                        "missing": told.missing,
-                        "failures": told.failures,
+                        "missing": shown.missing,
+                        "failures": shown.failures,
                     }
                 ),
                 flush=True,

@@ -82,9 +82,9 @@ def test_every_verb_is_recorded_under_the_name_that_is_on_the_pod() -> None:
 
     with capture_logs() as logged:
         asyncio.run(play())
-    said = {entry["event"]: entry["decision_id"] for entry in logged if "decision_id" in entry}
-    assert set(said) == {"filtered", "bind"}
-    assert len(set(said.values())) == 1
+    message = {entry["event"]: entry["decision_id"] for entry in logged if "decision_id" in entry}
+    assert set(message) == {"filtered", "bind"}
+    assert len(set(message.values())) == 1
 
 
 @pytest.mark.parametrize(

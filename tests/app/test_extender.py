@@ -159,24 +159,24 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
 ) -> None:
     """kube-scheduler's calls wait for at most one part, of any kind of reconciling."""
     names = [f"n{number}" for number in range(7)]
-    chores = ("unreserved_pods", "being_deleted", "orphans", "uninitialised")
+    tasks = ("unreserved_pods", "being_deleted", "orphans", "uninitialised")
     looked_at: dict[int, set[str]] = {}
     done: set[str] = set()
     turn = 0
 
-    def noting(chore: str) -> None:
-        does = getattr(reconcile, chore)
+    def noting(task: str) -> None:
+        does = getattr(reconcile, task)
 
-        def look(*told: Any) -> Any:
-            of = {each if isinstance(each, str) else each.metadata.name for each in told[-1]}
+        def look(*shown: Any) -> Any:
+            of = {each if isinstance(each, str) else each.metadata.name for each in shown[-1]}
             looked_at.setdefault(turn, set()).update(of)
-            done.update(f"{chore} {name}" for name in of)
-            return does(*told)
+            done.update(f"{task} {name}" for name in of)
+            return does(*shown)
 
-        monkeypatch.setattr(reconcile, chore, look)
+        monkeypatch.setattr(reconcile, task, look)
 
-    for chore in chores:
-        noting(chore)
+    for task in tasks:
+        noting(task)
     monkeypatch.setattr(reconcile, "AT_ONCE", 3)
 
     async def play() -> None:
@@ -185,14 +185,14 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
         for name in names:
             node = GPUNode(metadata=ObjectMeta(name=name), spec=GPUNodeSpec(initialised=True))
             extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])
-        chores = asyncio.create_task(extender.reconciler.once(cast(Ledger, None)))
-        while not chores.done():
+        tasks = asyncio.create_task(extender.reconciler.once(cast(Ledger, None)))
+        while not tasks.done():
             turn += 1
             await asyncio.sleep(0)
-        await chores
+        await tasks
 
     asyncio.run(play())
-    assert done == {f"{chore} {name}" for chore in chores for name in names}
+    assert done == {f"{task} {name}" for task in tasks for name in names}
     assert max(map(len, looked_at.values())) == 3
     # No turn has two parts, of the same nodes by different kinds of reconciling.
     assert len(looked_at) == 3 * 3
@@ -220,9 +220,9 @@ def test_changes_of_another_thread_are_applied_in_order() -> None:
     async def play() -> Pod | None:
         extender = Extender(Settings(), unready=lambda: "")
         # A bind thread sees that the pod is bound; the loop sees that it is gone again.
-        heard = threading.Thread(target=extender.deliver, args=([PodSeen(bound_pod("u"))],))
-        heard.start()
-        heard.join()
+        received = threading.Thread(target=extender.deliver, args=([PodSeen(bound_pod("u"))],))
+        received.start()
+        received.join()
         extender.deliver([PodGone("u")])
         await asyncio.sleep(0)
         return extender.cluster.pod("u")
@@ -264,12 +264,12 @@ def test_a_request_is_parsed_again_when_the_default_of_its_namespace_changes() -
         node = gpunode(shared("a"), observed_at=datetime.now(UTC).isoformat())
         extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
         body = msgspec.json.encode(offer(sent("p", None), "n"))
-        said = []
+        message = []
         for default in ("1Gi", "500Gi"):
             annotated = namespace("default", {"headroom.gpu/default-vram": default})
             extender.deliver([NamespaceSeen(annotated)])
-            said.append([each["Score"] for each in msgspec.json.decode(verbs.prioritize(body))])
-        return said
+            message.append([each["Score"] for each in msgspec.json.decode(verbs.prioritize(body))])
+        return message
 
     with capture_logs():
         assert asyncio.run(play()) == [[10], []]

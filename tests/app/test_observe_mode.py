@@ -36,11 +36,11 @@ def overcommitted() -> GPUNode:
 
 
 @pytest.mark.parametrize(
-    ("settings", "looked", "told"),
+    ("settings", "readings", "shown"),
     [pytest.param(OBSERVE, 0, 0, id="observes"), pytest.param(ENFORCE, 1, 1, id="enforces")],
 )
 def test_in_mode_observe_no_pod_is_evicted_and_no_event_written(
-    settings: Settings, looked: int, told: int
+    settings: Settings, readings: int, shown: int
 ) -> None:
     async def play() -> tuple[int, int]:
         notices: list[Notice] = []
@@ -60,11 +60,11 @@ def test_in_mode_observe_no_pod_is_evicted_and_no_event_written(
         await extender.reconciler.once(cast(Ledger, None))
         return looks.times, len(notices) > 0
 
-    assert asyncio.run(play()) == (looked, told)
+    assert asyncio.run(play()) == (readings, shown)
 
 
-def once_woken(said: list[list[str]]) -> set[str]:
-    return {uid for uids in said for uid in uids}
+def once_woken(message: list[list[str]]) -> set[str]:
+    return {uid for uids in message for uid in uids}
 
 
 def test_a_rejected_pod_is_tried_again_once_when_mode_observe_begins() -> None:
@@ -79,17 +79,17 @@ def test_a_rejected_pod_is_tried_again_once_when_mode_observe_begins() -> None:
 
         extender.deliver([PodSeen(rejected("waits")), PodSeen(pod(uid="uid-new", name="new"))])
         await extender.event_queue.idle()
-        said: list[list[str]] = []
+        message: list[list[str]] = []
         for settings in (ENFORCE, OBSERVE, OBSERVE, ENFORCE, OBSERVE):
             extender.take(settings)
             requeued.clear()
             await extender.requeue_controller.once(cast(Ledger, Wakes()))
-            said.append(list(requeued))
+            message.append(list(requeued))
         # Pods that are gone are not remembered, however long it observes.
-        extender.deliver([PodGone(uid) for uid in sorted(once_woken(said))])
+        extender.deliver([PodGone(uid) for uid in sorted(once_woken(message))])
         await extender.requeue_controller.once(cast(Ledger, Wakes()))
         assert not extender.requeue_controller._released
-        return said
+        return message
 
     first, once, again, enforcing, anew = asyncio.run(play())
     assert (first, again, enforcing) == ([], [], [])

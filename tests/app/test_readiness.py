@@ -58,8 +58,8 @@ def test_a_quiet_cluster_is_not_taken_for_silence() -> None:
 
 def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_back() -> None:
     async def play() -> None:
-        said = ""
-        extender = Extender(Settings(), unready=lambda: said)
+        message = ""
+        extender = Extender(Settings(), unready=lambda: message)
         server = EmbeddedStore(extender.deliver, time.monotonic)
         transport = httpx.ASGITransport(extender.app())
         debug = httpx.AsyncClient(transport=transport, base_url="http://debug")
@@ -67,13 +67,13 @@ def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_ba
         asked = msgspec.json.encode(offer(pod("p", "1Gi"), "n"))
         wanted = msgspec.json.encode(binding(pod("p", "1Gi"), "n"))
 
-        said = BLIND
+        message = BLIND
         assert msgspec.json.decode(verbs.filter(asked))["Error"] == BLIND
         assert msgspec.json.decode(await verbs.bind(wanted))["Error"] == BLIND
         answer = await debug.get("/readyz")
         assert (answer.status_code, answer.text) == (503, f"{BLIND}\n")
 
-        said = ""
+        message = ""
         assert not msgspec.json.decode(verbs.filter(asked))["Error"]
         assert msgspec.json.decode(await verbs.bind(wanted))["Error"] != BLIND
         assert (await debug.get("/readyz")).status_code == 200

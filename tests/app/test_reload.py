@@ -93,12 +93,12 @@ def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Pat
 
     assert metric(server, "headroom_observe_only ") == 1
     would = "headroom_would_reject_total"
-    said = {
+    message = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
         for line in server.get("/metrics").body.decode().splitlines()
         if line.startswith(would + "{") and not line.endswith(" 0.0")
     }
-    assert said == {
+    assert message == {
         f'{would}{{reason="{CODE}",verb="filter"}}': 1,
         f'{would}{{reason="{CODE}",verb="bind"}}': 1,
     }
@@ -130,8 +130,8 @@ def test_an_invalid_file_changes_nothing_and_is_reported_until_it_is_valid(
     before = metric(server, rejected), metric(server, taken)
     replace(file, "mode: observe\npolicy: tight\n")
     until(lambda: settings(server)["rejected"], "the file is rejected", 10.0)
-    (said,) = settings(server)["rejected"]
-    assert said.startswith(f"{file}:2: policy: Input should be 'pack'")
+    (message,) = settings(server)["rejected"]
+    assert message.startswith(f"{file}:2: policy: Input should be 'pack'")
     assert settings(server)["mode"] == "enforce"
     assert filtered(server, pod("wide", "30Gi"), "a", "b")[0] == []
     file.unlink()

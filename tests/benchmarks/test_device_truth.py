@@ -125,9 +125,9 @@ def test_on_a_steered_node_the_kubelet_rejects_a_pod_that_fits_on_no_device() ->
     world = World(Shape(1, 1, 80 * GIB, 6, "distributed"), 1)
     steered = Steered(world)
     assert placed(steered, world, ("a", 60)) == [0]
-    stranger = Job("stranger", 40 * GIB, 0.0, 1.0)
-    world.admit(stranger, 0, lambda plugin: plugin)
-    world.start(stranger, 0, 0)
+    outsider = Job("outsider", 40 * GIB, 0.0, 1.0)
+    world.admit(outsider, 0, lambda plugin: plugin)
+    world.start(outsider, 0, 0)
     steered.look(0, world.sample(0), 1.0)
     assert world.admit(Job("a", 60 * GIB, 0.0, 1.0), 0, lambda p: steered.lots(0, p)) is None
 
@@ -189,7 +189,7 @@ def test_a_gated_pod_on_a_full_device_is_evicted_and_its_node_backs_off() -> Non
 
 
 def test_unsupported_fields_are_named() -> None:
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-m", "benchmarks.device_truth", "--mix", "huge"],
         cwd=ROOT,
         capture_output=True,
@@ -197,5 +197,5 @@ def test_unsupported_fields_are_named() -> None:
         timeout=60,
         check=False,
     )
-    assert told.returncode == 2
-    assert "mix 'huge' is not one of: 4-60, 8/64, 6/10, openb" in " ".join(told.stderr.split())
+    assert shown.returncode == 2
+    assert "mix 'huge' is not one of: 4-60, 8/64, 6/10, openb" in " ".join(shown.stderr.split())

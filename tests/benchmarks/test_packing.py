@@ -153,9 +153,9 @@ def test_spreading_strands_more_than_packing_and_no_memory_is_reserved_twice() -
     asks = tuple(ask(pod, "vram") for pod in PODS)
     admitted = {}
     for policy in ("bestfit", "worstfit"):
-        told = play(Run(tuple(NODES), asks, "vram", policy, "mixed", "own", seed=1))
-        assert told["overcommits"] == 0
-        admitted[policy] = told["admitted_pct"]["90"]
+        shown = play(Run(tuple(NODES), asks, "vram", policy, "mixed", "own", seed=1))
+        assert shown["overcommits"] == 0
+        admitted[policy] = shown["admitted_pct"]["90"]
     assert admitted["bestfit"] > admitted["worstfit"] + 2
 
 
@@ -274,10 +274,10 @@ def test_headroom_packs_pods_without_a_gpu_on_nodes_with_little_headroom(choice:
 
 def test_churn_comes_to_rest_and_gives_back_what_leaves() -> None:
     asks = tuple(ask(pod, "vram") for pod in PODS)
-    told = play(Run(tuple(NODES), asks, "vram", "bestfit", "mixed", "own", 1, churn=True))
-    assert told["overcommits"] == 0
-    assert 70 < told["running_pct"] < 95
-    assert 0 <= told["rejected_pct"] < 20
+    shown = play(Run(tuple(NODES), asks, "vram", "bestfit", "mixed", "own", 1, churn=True))
+    assert shown["overcommits"] == 0
+    assert 70 < shown["running_pct"] < 95
+    assert 0 <= shown["rejected_pct"] < 20
     assert CHURN_LIVES > 2
 
 
@@ -286,7 +286,7 @@ POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         pytest.param(
             "name,cpu_milli\n", "line 1: the column memory_mib is missing. Example", id="no column"
@@ -311,17 +311,17 @@ POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
     ],
 )
 def test_bad_files_are_rejected_with_the_place_and_an_example(
-    text: str, told: str, tmp_path: Path
+    text: str, shown: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "nodes.csv"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadFile, match=r"nodes\.csv") as caught:
         read_nodes(path)
-    assert told in str(caught.value)
+    assert shown in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "shown"),
     [
         pytest.param("p,1,2,1,1001,,5", "column gpu_milli: '1001'", id="more than a device"),
         pytest.param("p,1,2,1,500,,0", "column vram_mib: '0' is not more than 0", id="no memory"),
@@ -329,12 +329,12 @@ def test_bad_files_are_rejected_with_the_place_and_an_example(
         pytest.param(",1,2,0,0,,0", "column name: '' is not a name", id="no name"),
     ],
 )
-def test_bad_pods_are_rejected(row: str, told: str, tmp_path: Path) -> None:
+def test_bad_pods_are_rejected(row: str, shown: str, tmp_path: Path) -> None:
     path = tmp_path / "pods.csv"
     path.write_text(f"{POD_COLUMNS}\n{row}\n")
     with pytest.raises(BadFile) as caught:
         read_pods(path)
-    assert told in str(caught.value)
+    assert shown in str(caught.value)
 
 
 def test_arrivals_are_those_of_mode_cluster_and_seed(tmp_path: Path) -> None:
@@ -363,9 +363,9 @@ def test_the_command_prints_one_object_and_the_error(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(f"{NODE_COLUMNS}\na,9000,9000,2,T4,100\n")
     (tmp_path / "pods.csv").write_text(f"{POD_COLUMNS}\np,10,10,1,500,,40\nq,10,10,1,1000,,-1\n")
     files = ["--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv")]
-    told = told_by(*files, "--policy", "bestfit", "--seed", "3", "--json")
-    assert told.returncode == 0, told.stderr
-    (run,) = json.loads(told.stdout)["runs"]
+    shown = told_by(*files, "--policy", "bestfit", "--seed", "3", "--json")
+    assert shown.returncode == 0, shown.stderr
+    (run,) = json.loads(shown.stdout)["runs"]
     assert run["policy"] == "bestfit"
     assert run["overcommits"] == 0
     (tmp_path / "pods.csv").write_text(f"{POD_COLUMNS}\np,ten,10,1,500,,40\n")

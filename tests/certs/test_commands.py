@@ -12,16 +12,16 @@ app.command()(certs)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         pytest.param(["--leaf-days", "30"], "--leaf-days 30", id="renewed as soon as made"),
         pytest.param(["--ca-days", "10"], "--ca-days 10", id="an authority that ends first"),
     ],
 )
-def test_contradictory_terms_are_rejected_with_an_example(options: list[str], said: str) -> None:
+def test_contradictory_terms_are_rejected_with_an_example(options: list[str], message: str) -> None:
     rejected = CliRunner().invoke(app, options)
     assert rejected.exit_code == 2
-    assert said in rejected.stderr
+    assert message in rejected.stderr
     assert "Example: --leaf-renew-days 30 --leaf-days 90 --ca-days 3650" in rejected.stderr
 
 

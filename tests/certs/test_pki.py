@@ -74,8 +74,8 @@ def test_a_certificate_that_is_not_what_is_wanted_is_replaced(
     change: dict[str, object], why: str
 ) -> None:
     authority, leaf = run(None, None, NOW)
-    new, said = next_leaf(leaf, authority, replace(SERVING, **change), NOW, FAST)  # type: ignore[arg-type]
-    assert why in said
+    new, message = next_leaf(leaf, authority, replace(SERVING, **change), NOW, FAST)  # type: ignore[arg-type]
+    assert why in message
     assert new != leaf
 
 
@@ -91,10 +91,14 @@ def test_an_authority_survives_its_secret_and_a_damaged_one_is_not_used() -> Non
 
 def test_certificates_are_for_the_services_and_labelled() -> None:
     authority, leaf = run(None, None, NOW)
-    said = facts(leaf)
-    assert {"headroom-extender.headroom-system.svc", "headroom-webhook", "10.96.0.53"} <= said.names
-    assert said.usages == {Usage.SERVER}
-    assert said.ends_at == NOW + FAST.leaf_lifetime
+    message = facts(leaf)
+    assert {
+        "headroom-extender.headroom-system.svc",
+        "headroom-webhook",
+        "10.96.0.53",
+    } <= message.names
+    assert message.usages == {Usage.SERVER}
+    assert message.ends_at == NOW + FAST.leaf_lifetime
     short = next_authority(None, "client", NOW, replace(FAST, authority_lifetime=DAY))
     client = next_leaf(None, short, CLIENT, NOW, FAST)[0]
     assert facts(client).usages == {Usage.CLIENT}

@@ -29,12 +29,12 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_reserved_twice(
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes
         built("etcd", "kube-apiserver", *SCHEDULERS)
-    said: list[str] = []
+    message: list[str] = []
     outcome = storm(
         10,
         48.0,
         SMALL,
-        said.append,
+        message.append,
         every_s=0.75,
         longest_s=5.0,
         settle_s=120.0,
@@ -42,7 +42,7 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_reserved_twice(
         warm_pods=15,
         alone_s=12.0,
     )
-    story = "\n".join([*said, str(outcome)])
+    story = "\n".join([*message, str(outcome)])
     assert not outcome.findings, story
     assert outcome.faults.keys() == KINDS.keys(), story
     assert outcome.tally["bound"] >= 15, story
@@ -50,8 +50,8 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_reserved_twice(
     # The proxies did what the faults demand.
     assert outcome.requests["cut"], story
     assert sum(n for what, n in outcome.requests.items() if "answered" in what) > 5, story
-    told = f"settled after {outcome.settled_s} s; {outcome.tally}"
-    request.node.user_properties.append(("measured", told))
+    shown = f"settled after {outcome.settled_s} s; {outcome.tally}"
+    request.node.user_properties.append(("measured", shown))
 
 
 @pytest.mark.parametrize("name", MUTANTS)

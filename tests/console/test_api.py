@@ -21,7 +21,7 @@ def fleet() -> Asked:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "said"),
+    ("method", "path", "status", "message"),
     [
         pytest.param("GET", "/v1/nodes/nowhere", 404, "GET /v1/nodes lists", id="no such node"),
         pytest.param("GET", "/v1/explain/pods/a/b", 404, "is not known", id="no such pod"),
@@ -42,7 +42,7 @@ def fleet() -> Asked:
     ],
 )
 def test_all_errors_are_problem_details(
-    fleet: Asked, method: str, path: str, status: int, said: str
+    fleet: Asked, method: str, path: str, status: int, message: str
 ) -> None:
     answer = fleet.get(path, method=method)
     assert (answer.status_code, answer.headers["content-type"]) == (
@@ -50,7 +50,7 @@ def test_all_errors_are_problem_details(
         "application/problem+json",
     )
     body = answer.json()
-    assert (body["status"], said in body["detail"]) == (status, True), body
+    assert (body["status"], message in body["detail"]) == (status, True), body
     assert body["type"].startswith("urn:headroom:problem:")
     assert body["title"]
 
@@ -189,12 +189,12 @@ def test_nodes_with_stale_reports_add_no_headroom_to_the_totals(fleet: Asked) ->
 
 
 def sums_add_up(fleet: Asked) -> None:
-    told, nodes = fleet.get("/v1/fleet").json(), fleet.get("/v1/nodes").json()["nodes"]
-    assert told["nodes"] == len(nodes)
-    assert sum(each["nodes"] for each in told["closed"]) == sum(
+    shown, nodes = fleet.get("/v1/fleet").json(), fleet.get("/v1/nodes").json()["nodes"]
+    assert shown["nodes"] == len(nodes)
+    assert sum(each["nodes"] for each in shown["closed"]) == sum(
         node["reason"] is not None for node in nodes
     )
-    for model in told["models"]:
+    for model in shown["models"]:
         devices = [
             (node, device)
             for node in nodes
@@ -211,7 +211,7 @@ def sums_add_up(fleet: Asked) -> None:
             for node, device in devices
             if node["reason"] is None and device["unhealthy"] is None
         )
-    assert sum(model["devices"] for model in told["models"]) == sum(
+    assert sum(model["devices"] for model in shown["models"]) == sum(
         len(node["devices"]) for node in nodes
     )
 

@@ -352,17 +352,17 @@ def test_an_extender_streams_binds_that_are_expected_under_way_and_ended(
 
         verbs = extender.verbs(cast(Ledger, Slow()))
         shown = sent("p", "8Gi")
-        said = [binds(extender)]
+        message = [binds(extender)]
         verbs.filter(json.dumps(offer(shown, "n0")).encode())
-        said.append(binds(extender))
+        message.append(binds(extender))
         bind = asyncio.create_task(verbs.bind(json.dumps(binding(shown, "n0")).encode()))
         await started.wait()
-        said.append(binds(extender))
+        message.append(binds(extender))
         goes_on.set()
         await bind
-        said.append(binds(extender))
+        message.append(binds(extender))
         extender.loops.stop()
-        return tuple(said)
+        return tuple(message)
 
     def binds(extender: Extender) -> list[tuple[str, str]]:
         return [(each.uid, each.node) for each in extender.assumed().binds]

@@ -80,13 +80,13 @@ def test_a_cordoned_node_takes_no_pods(fleet: Asked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "shown"),
     [
         ("vram=lots", "query: annotation headroom.gpu/vram"),
         ("vram=1Gi&resource=cpu", "Example: nvidia.com/gpu"),
         ("vram=1Gi&count=0", "query count: "),
     ],
 )
-def test_an_invalid_size_is_rejected(fleet: Asked, query: str, said: str) -> None:
+def test_an_invalid_size_is_rejected(fleet: Asked, query: str, shown: str) -> None:
     answer = fleet.get(f"/v1/capacity?{query}")
-    assert (answer.status_code, said in answer.json()["detail"]) == (422, True), answer.text
+    assert (answer.status_code, shown in answer.json()["detail"]) == (422, True), answer.text

@@ -68,11 +68,11 @@ def fleet() -> Asked:
 
 def test_every_pod_on_a_device_is_shown_with_its_phase(fleet: Asked) -> None:
     body = fleet.get("/v1/nodes/n/devices/A").json()
-    told = [
+    shown = [
         (h["name"], h["phase"], h["reserved"], h["charged_bytes"] // GIB, h["exceeds_by_bytes"])
         for h in body["holders"]
     ]
-    assert told == [
+    assert shown == [
         ("strange", "running", False, 4, 0),
         ("runs", "running", True, 3, GIB),
         ("comes", "unconfirmed", True, 2, 0),
@@ -99,9 +99,9 @@ def test_the_sharing_of_a_device_is_shown(fleet: Asked) -> None:
 
 
 def test_an_unknown_device_is_answered_with_the_known_ones(fleet: Asked) -> None:
-    for path, said in (
+    for path, message in (
         ("/v1/nodes/n/devices/Z", "node n has no device Z; it reports: A, B, MIG-1"),
         ("/v1/nodes/m/devices/A", "node m is not known; GET /v1/nodes lists the known nodes"),
     ):
         answer = fleet.get(path)
-        assert (answer.status_code, answer.json()["detail"]) == (404, said)
+        assert (answer.status_code, answer.json()["detail"]) == (404, message)

@@ -48,22 +48,22 @@ def _quoted(cell: str) -> set[str]:
 
 
 def test_the_page_and_the_description_agree() -> None:
-    there, told = described(), documented()
-    assert set(told) == set(there)
+    there, shown = described(), documented()
+    assert set(shown) == set(there)
     for endpoint, (parameters, fields) in there.items():
-        assert told[endpoint] == (parameters, fields), endpoint
+        assert shown[endpoint] == (parameters, fields), endpoint
 
 
 def test_comments_of_fields_are_descriptions_in_the_openapi_document() -> None:
     schemas = Asked().get("/openapi.json").json()["components"]["schemas"]
 
-    def said(schema: str, field: str) -> str:
+    def message(schema: str, field: str) -> str:
         return str(schemas[schema]["properties"][field].get("description"))
 
     # One line, several lines, a field that is a model, one of a base, one with an alias.
-    assert said("DeviceView", "free_bytes").startswith("Memory free for the next pod")
-    assert said("DeviceView", "sm_activity_ratio").endswith("this is not device utilization.")
-    assert said("ExplainBody", "last_decision").startswith("The last decision")
-    assert said("FilterView", "replica") == "The replica that served it."
-    assert said("NodesBody", "continue").startswith("Value of the query parameter")
-    assert said("DeviceView", "uuid") == "None"  # it has no description
+    assert message("DeviceView", "free_bytes").startswith("Memory free for the next pod")
+    assert message("DeviceView", "sm_activity_ratio").endswith("this is not device utilization.")
+    assert message("ExplainBody", "last_decision").startswith("The last decision")
+    assert message("FilterView", "replica") == "The replica that served it."
+    assert message("NodesBody", "continue").startswith("Value of the query parameter")
+    assert message("DeviceView", "uuid") == "None"  # it has no description

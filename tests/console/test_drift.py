@@ -79,8 +79,8 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
         report(server, a=0)
         place(server, "b", "20Gi")  # GPU-shared-1 has fewer replicas taken
         report(server, a=0, b=0)
-        told = server.get("/v1/drift").json()
-        a, b = sorted(told["pods"], key=lambda each: str(each["name"]))
+        shown = server.get("/v1/drift").json()
+        a, b = sorted(shown["pods"], key=lambda each: str(each["name"]))
         assert (a["result"], a["surprise"]) == ("hit", None)
         assert a["observed"] == [
             {"uuid": "GPU-shared-0", "reservation_bytes": 8 * GI, "measured_bytes": GI}
@@ -90,12 +90,12 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
             {"uuid": "GPU-shared-0", "reservation_bytes": None, "measured_bytes": GI}
         ]
         assert b["message"] == "no change in the reports explains it"
-        assert told["results"] == {"hit": 1, "shifted": 0, "miss": 1, "unseen": 0}
-        (miss,) = told["misses"]
+        assert shown["results"] == {"hit": 1, "shifted": 0, "miss": 1, "unseen": 0}
+        (miss,) = shown["misses"]
         assert (miss["name"], miss["surprise"]) == ("b", "unknown")
         assert miss["overcommitted_bytes"] == 4 * GI
         short = server.get("/v1/drift?pods=false").json()
-        assert (short["pods"], short["results"]) == ([], told["results"])
+        assert (short["pods"], short["results"]) == ([], shown["results"])
 
         metrics = server.get("/metrics").body.decode()
         assert 'headroom_predictions_total{result="hit"} 1.0' in metrics
@@ -123,11 +123,11 @@ def test_drift_lists_the_chosen_and_the_actual_device() -> None:
         assert waiting["predicted"] == [device]
         other = 1 - int(device[-1])
         report(server, Plugin(topology_manager_policy="none"), a=other)
-        told = server.get("/v1/drift").json()
-        (a,) = told["pods"]
+        shown = server.get("/v1/drift").json()
+        (a,) = shown["pods"]
         assert (a["result"], a["surprise"]) == ("miss", "configuration")
         assert (a["choice"], a["observed"][0]["uuid"]) == ([device], f"GPU-shared-{other}")
-        assert [miss["choice"] for miss in told["misses"]] == [[device]]
+        assert [miss["choice"] for miss in shown["misses"]] == [[device]]
         place(server, "b", "4Gi")
         (b,) = (each for each in server.get("/v1/drift").json()["pods"] if each["name"] == "b")
         assert b["choice"] == []
@@ -140,8 +140,8 @@ def test_drift_sums_the_reservations_of_a_pods_containers_on_a_device() -> None:
     status = GPUNodeStatus(pods=[PodUse("u", "A", "A::0"), PodUse("u", "B", "B::0")])
     cluster = ClusterWriter(Rules(), 90.0, 0.0)
     cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
-    (told,) = drift_views(cluster)
-    assert {on.uuid: on.reservation_bytes for on in told.observed} == {"A": 10 * GI, "B": 8 * GI}
+    (shown,) = drift_views(cluster)
+    assert {on.uuid: on.reservation_bytes for on in shown.observed} == {"A": 10 * GI, "B": 8 * GI}
 
 
 def test_drift_shows_overuse_that_has_lasted_for_a_minute() -> None:
@@ -152,5 +152,5 @@ def test_drift_shows_overuse_that_has_lasted_for_a_minute() -> None:
     cluster.apply([GPUNodeSeen(gpunode(device, pods=uses, reservations=reservations), 0.0)])
     for now_s, overuse in ((0.0, 0), (LASTING_S, 2 * GI)):
         cluster.overuses.update(now_s)
-        told = {each.uid: each.overuse_bytes for each in drift_views(cluster)}
-        assert told == {"u": overuse, "v": 0}
+        shown = {each.uid: each.overuse_bytes for each in drift_views(cluster)}
+        assert shown == {"u": overuse, "v": 0}

@@ -138,9 +138,9 @@ class Stream:
             fields[name] = value
             if not line.strip():
                 if fields.get("event") == kind:
-                    said: dict[str, Any] = json.loads(fields["data"])
-                    assert said["id"] == fields["id"]
-                    return said
+                    reported: dict[str, Any] = json.loads(fields["data"])
+                    assert reported["id"] == fields["id"]
+                    return reported
                 fields = {}
 
 

@@ -95,7 +95,7 @@ def troubles(found: JournalFollower) -> dict[str, str]:
     return {each.address: each.problem for each in found.now()}
 
 
-def heard(found: JournalFollower) -> list[str]:
+def received(found: JournalFollower) -> list[str]:
     return [each.state.replica for each in found.now() if each.state and not each.problem]
 
 
@@ -106,7 +106,7 @@ def nobody_there() -> str:
 
 def test_a_follower_sends_its_own_token_and_reads_the_name_of_the_extender() -> None:
     with extender() as (place, handler), follows(place, shown="Bearer of-this-process") as found:
-        until(lambda: heard(found) == ["other"], "the state is read")
+        until(lambda: received(found) == ["other"], "the state is read")
         assert handler.seen == [("/v1/journal", "Bearer of-this-process")]
 
 
@@ -117,7 +117,7 @@ def test_over_tls_an_extender_shows_the_certificate_that_we_show(tmp_path: Path)
     another = Authority(tmp_path, "another").sign("replica-of-another").cert
     with extender(tls=context) as (place, handler):
         with follows(place, cert=signed.cert) as found:
-            until(lambda: heard(found) == ["other"], "it is trusted")
+            until(lambda: received(found) == ["other"], "it is trusted")
         asked = len(handler.seen)
         with follows(place, cert=another) as found:
             rejected = "certificate verify failed"
@@ -133,22 +133,22 @@ def test_extenders_that_do_not_answer_are_named_with_the_cause() -> None:
         extender(b'{"type":"of-a-later-version"}\n') as (later, _),
         follows(gone, place, closed, later, "no.such.name.invalid") as found,
     ):
-        until(lambda: heard(found) == ["other"], "one is followed all the same")
+        until(lambda: received(found) == ["other"], "one is followed all the same")
         until(lambda: "403" in troubles(found).get(closed, ""), "it is not let in")
         until(lambda: "cannot be read" in troubles(found).get(later, ""), "another version")
-        told = troubles(found)
-        assert "refused" in told[gone]
-        assert "could not be resolved" in told["no.such.name.invalid"]
+        reported = troubles(found)
+        assert "refused" in reported[gone]
+        assert "could not be resolved" in reported["no.such.name.invalid"]
 
 
 def test_an_extender_that_restarts_at_its_address_leaves_its_journal_and_is_not_missed() -> None:
     note = encode(DecisionLine("uid-1.1", "d", "p", 0.0, 0.0, "", 1, (1, 0, 0, 0, 0), FILTERED))
     with extender(state("first") + note) as (place, handler), follows(place) as found:
-        until(lambda: heard(found) == ["first"], "the first is followed")
+        until(lambda: received(found) == ["first"], "the first is followed")
         handler.lines = state("second")
         before, handler.let_go = handler.let_go, threading.Event()
         before.set()
-        until(lambda: "second" in heard(found), "the second is followed")
+        until(lambda: "second" in received(found), "the second is followed")
         gone = {each.state.replica: each for each in found.now() if each.is_gone}
         assert gone["first"].journal.records.of_id("uid-1.1") is not None
         (second,) = (each for each in found.now() if not each.is_gone)
@@ -171,7 +171,9 @@ def test_while_a_name_is_not_resolved_its_addresses_are_followed_on(
 
     monkeypatch.setattr(journal_follower, "_addresses", failing)
     with extender() as (place, _), follows(place) as found:
-        until(lambda: heard(found) == ["other"] and len(asked) > 3, "it is followed all the same")
+        until(
+            lambda: received(found) == ["other"] and len(asked) > 3, "it is followed all the same"
+        )
         assert len(found.now()) == 1
 
 
@@ -235,17 +237,17 @@ def test_each_replica_answers_for_both() -> None:
 
         until(lambda: decision()["prioritize"], "what the other did is known")
         whole = two.get("/v1/decisions/uid-p.1").json()
-        told: dict[str, Any] = whole["decision"]
-        assert told["prioritize"]["winner"] == best["Host"] == told["bind"]["node"]
-        assert told["bind"]["outcome"] == "bound"
-        assert len({told[verb]["replica"] for verb in ("prioritize", "bind")}) == 2
-        assert told["filter"]["times"] == 2
+        reported: dict[str, Any] = whole["decision"]
+        assert reported["prioritize"]["winner"] == best["Host"] == reported["bind"]["node"]
+        assert reported["bind"]["outcome"] == "bound"
+        assert len({reported[verb]["replica"] for verb in ("prioritize", "bind")}) == 2
+        assert reported["filter"]["times"] == 2
         assert [each["peer"] for each in whole["unanswered"]] == [gone]
         assert ids(two) == ["uid-p.1", "uid-other.1"]
         assert one.get("/v1/decisions").json()["unanswered"] == []
 
         explained = two.get("/v1/explain/pods/default/p").json()
-        assert explained["last_decision"] == told
+        assert explained["last_decision"] == reported
         placement = json.loads(explained["annotations"]["headroom.gpu/placement"])
         assert placement["decision"] == "uid-p.1"
         logged = [json.loads(line) for line in Path(two.log).read_text().splitlines()]

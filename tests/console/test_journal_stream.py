@@ -65,13 +65,13 @@ def read(copy: Copy, cursor: Cursor) -> list[bytes]:
     return [encode(line) for line in lines if not isinstance(line, AssumedLine)]
 
 
-def said(record: Record) -> tuple[object, ...]:
+def message(record: Record) -> tuple[object, ...]:
     parts = tuple((record.part(kind), record.times(kind)) for kind in KINDS)  # type: ignore[type-var]
     return record.decision_id, record.at_s, record.first_at_s, record.node, parts
 
 
 def content(journal: Journal) -> list[tuple[object, ...]]:
-    return [said(record) for record in journal.records.newest_first()]
+    return [message(record) for record in journal.records.newest_first()]
 
 
 def test_a_reader_gets_parts_counts_pod_and_the_nodes_that_were_offered() -> None:

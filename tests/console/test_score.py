@@ -89,7 +89,7 @@ def test_a_bound_pod_does_not_block_itself(fleet: Asked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "said"),
+    ("query", "status", "message"),
     [
         ("pod=default/waits&node=nowhere", 404, "GET /v1/nodes lists"),
         ("pod=default/nobody&node=idle", 404, "is not known"),
@@ -97,20 +97,20 @@ def test_a_bound_pod_does_not_block_itself(fleet: Asked) -> None:
         ("pod=default/waits", 422, "query node: "),
     ],
 )
-def test_missing_files_are_reported(fleet: Asked, query: str, status: int, said: str) -> None:
+def test_missing_files_are_reported(fleet: Asked, query: str, status: int, message: str) -> None:
     answer = fleet.get(f"/v1/score?{query}")
-    assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
+    assert (answer.status_code, message in answer.json()["detail"]) == (status, True), answer.text
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"scheduling_gates": [SchedulingGate("queue")]}, "the pod has 1 scheduling gate (queue)"),
         ({"scheduler_name": "other"}, "spec.schedulerName is other"),
     ],
 )
 def test_a_pod_that_no_scheduler_of_ours_tries_wins_nowhere(
-    fleet: Asked, changed: dict[str, Any], said: str
+    fleet: Asked, changed: dict[str, Any], message: str
 ) -> None:
     plain = pod("1Gi", uid="uh", name="held")
     held = msgspec.structs.replace(plain, spec=msgspec.structs.replace(plain.spec, **changed))
@@ -118,6 +118,6 @@ def test_a_pod_that_no_scheduler_of_ours_tries_wins_nowhere(
     assert fleet.get("/v1/score?pod=default/held&node=busy").json()["live"]["not_tried"] is None
     fleet.cluster.apply([PodSeen(held)])
     live = fleet.get("/v1/score?pod=default/held&node=busy").json()["live"]
-    assert live["not_tried"].startswith(said)
+    assert live["not_tried"].startswith(message)
     assert (live["rank"], live["winner"], live["wins"]) == (1, "busy", False)
     assert live["not_checked"] == ["CPU, memory and other resources"]

@@ -143,7 +143,7 @@ def fleet() -> Asked:
     env = [EnvVar("TOKEN", SECRET), EnvVar("NVIDIA_VISIBLE_DEVICES", SECRET)]
     secretive = msgspec.structs.replace(container(), env=env)
     applied = {"kubectl.kubernetes.io/last-applied-configuration": f'"value":"{SECRET}"'}
-    coming = pod("20Gi", secretive, uid="u-coming", name="coming", annotations=applied)
+    incoming = pod("20Gi", secretive, uid="u-coming", name="incoming", annotations=applied)
     asked.cluster.apply(
         [
             NamespaceSeen(namespace("team", {DEFAULT_VRAM: "main=23Gi"})),
@@ -152,12 +152,12 @@ def fleet() -> Asked:
             PodSeen(pod("18Gi", uid="u-sits", name="sits", node="full", phase="Running")),
             PodSeen(pod("23Gi", uid="u-by", name="by", node="crossed", phase="Running")),
             *(PodSeen(each) for each in WAITING.values()),
-            PodSeen(coming),
+            PodSeen(incoming),
             TimePassed(150.0),
             ActivitySeen(
                 {("GPU-two-0", None): Activity(0.9, HISTORY, 0.99, 900.0, 150.0)}, ["two"]
             ),
-            BindBegun(msgspec.structs.replace(coming, spec=pod("20Gi").spec), "reserving"),
+            BindBegun(msgspec.structs.replace(incoming, spec=pod("20Gi").spec), "reserving"),
         ]
     )
     seen = WAITING["large"]
@@ -204,17 +204,17 @@ def dumped(fleet: Asked, folder: Path, query: str = "") -> Path:
 def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
     fleet: Asked, tmp_path: Path
 ) -> None:
-    told = {each["pod"]: each for each in replayed(dumped(fleet, tmp_path))}
+    shown = {each["pod"]: each for each in replayed(dumped(fleet, tmp_path))}
     reasons: set[str | None] = set()
     for name in WAITING:
         if name == "wrong":
-            assert "headroom.gpu/vram" in told["default/wrong"]["lines"][0]
+            assert "headroom.gpu/vram" in shown["default/wrong"]["lines"][0]
             continue
         key = f"team/{name}" if name == "team" else f"default/{name}"
         expected = live(fleet, name)
-        assert told[key]["verdicts"] == expected, name
+        assert shown[key]["verdicts"] == expected, name
         explained = fleet.get(f"/v1/explain/pods/{key}").json()
-        assert told[key]["digest"] == explained["verdict_digest"]
+        assert shown[key]["digest"] == explained["verdict_digest"]
         reasons |= set(expected.values())
         if name in ("held", "forged"):
             assert (expected["gates"] == Reason.NO_GATE.code) is (name == "forged")
@@ -228,12 +228,12 @@ def test_a_redacted_snapshot_gives_the_same_verdicts_and_has_no_names(
 ) -> None:
     plain = replayed(dumped(fleet, tmp_path))
     hidden = dumped(fleet, tmp_path, "?redact=true")
-    told = replayed(hidden)
+    shown = replayed(hidden)
     # Numbers are in the order of the names.
-    assert [(each["digest"], [*each["verdicts"].values()]) for each in told] == [
+    assert [(each["digest"], [*each["verdicts"].values()]) for each in shown] == [
         (each["digest"], [*each["verdicts"].values()]) for each in plain
     ]
-    assert len({each["digest"] for each in told}) > 5
+    assert len({each["digest"] for each in shown}) > 5
     text = hidden.read_text()
     names = {terms.name for terms in fleet.cluster.snapshot().nodes} | set(WAITING)
     words = {
@@ -286,8 +286,8 @@ def test_replay_prints_one_pod_or_one_size(fleet: Asked, tmp_path: Path) -> None
     assert "  score " in one.stdout
     sized = json.loads(here(file, "--vram", "30Gi", "--json").stdout)
     assert sized["fits"] == 0
-    told = here(file, "--vram", "30Gi").stdout
-    assert told.startswith(f"default/asked: fits on 0 of 18 nodes; digest {sized['digest']}")
+    shown = here(file, "--vram", "30Gi").stdout
+    assert shown.startswith(f"default/asked: fits on 0 of 18 nodes; digest {sized['digest']}")
     absent = here(file, "--pod", "a/b")
     assert absent.exit_code == 2
     assert "pod a/b is not in the snapshot; it contains, for example: default/" in absent.stderr
@@ -301,15 +301,15 @@ def test_replay_counts_one_node_in_the_singular(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("no JSON", "use the answer of GET /v1/snapshot of the debug API"),
         ("{}", "Object missing required field `head`"),
     ],
 )
-def test_replay_rejects_a_file_that_is_no_snapshot(tmp_path: Path, text: str, said: str) -> None:
+def test_replay_rejects_a_file_that_is_no_snapshot(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "snapshot.json"
     file.write_text(text)
     rejected = here(str(file))
     assert rejected.exit_code == 2
-    assert said in rejected.stderr
+    assert message in rejected.stderr

@@ -101,9 +101,9 @@ def test_ledger_api_server_and_agents_are_compared(
     asked.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(held, 0.0)])
     asked.cluster.apply([PodSeen(each) for each in pods])
     assert [each.value for each in mismatches(asked.cluster, held)] == found
-    told = status(asked)["mismatches"]
-    assert {name for name, count in told.items() if count} == set(found)
-    assert len(told) == 4
+    shown = status(asked)["mismatches"]
+    assert {name for name, count in shown.items() if count} == set(found)
+    assert len(shown) == 4
 
 
 def test_status_shows_the_size_and_the_limits_of_the_journal() -> None:

@@ -35,38 +35,38 @@ def ask(asked: Asked, **body: object) -> dict[str, Any]:
     answer = asked.post("/v1/whatif", body)
     assert answer.status_code == 200, answer.text
     assert digest(asked.cluster) == before
-    told: dict[str, Any] = answer.json()
-    return told
+    shown: dict[str, Any] = answer.json()
+    return shown
 
 
-def nodes(told: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(each["pod"], each["node"]) for each in told["placements"]]
+def nodes(shown: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(each["pod"], each["node"]) for each in shown["placements"]]
 
 
 def test_pods_are_placed_one_after_another_until_none_fits(asked: Asked) -> None:
-    told = ask(asked, pods=[{"vram": "16Gi", "count": 3}])
-    assert nodes(told) == [("default/asked-0-0", "b"), ("default/asked-0-1", "b")]
-    first = told["placements"][0]
+    shown = ask(asked, pods=[{"vram": "16Gi", "count": 3}])
+    assert nodes(shown) == [("default/asked-0-0", "b"), ("default/asked-0-1", "b")]
+    first = shown["placements"][0]
     assert (first["devices"], first["most_bytes"]) == (["B0", "B1"], 16 * GIB)
-    assert (told["placed"], told["rejected"]) == (2, 1)
-    (rejected,) = told["rejections"]
+    assert (shown["placed"], shown["rejected"]) == (2, 1)
+    (rejected,) = shown["rejections"]
     assert rejected["pods"] == ["default/asked-0-2"]
     assert [(each["reason"], each["nodes"]) for each in rejected["reasons"]] == [
         ("memory_on_any", 1),
         ("memory_on_some", 1),
     ]
-    (space,) = told["spaces"]
+    (space,) = shown["spaces"]
     assert space["before"]["headroom_bytes"] - space["after"]["headroom_bytes"] == 2 * 16 * GIB
     assert (space["fullness_before"], space["fullness_after"]) == ("fits", "fragmented")
 
 
 def test_nodes_go_and_come_and_their_pods_move(asked: Asked) -> None:
-    told = ask(asked, drain=["a"], add=[{"like": "b"}], pods=[{"vram": "24Gi", "count": 3}])
-    assert told["added"] == ["b+1"]
-    moved = [(each["pod"], each["leaves"]) for each in told["placements"] if each["leaves"]]
+    shown = ask(asked, drain=["a"], add=[{"like": "b"}], pods=[{"vram": "24Gi", "count": 3}])
+    assert shown["added"] == ["b+1"]
+    moved = [(each["pod"], each["leaves"]) for each in shown["placements"] if each["leaves"]]
     assert moved == [("default/b", "a"), ("default/a", "a")]
-    assert "a" not in {each["node"] for each in told["placements"]}
-    assert told["placed"] + told["rejected"] == 5
+    assert "a" not in {each["node"] for each in shown["placements"]}
+    assert shown["placed"] + shown["rejected"] == 5
 
 
 def test_released_pods_and_more_replicas_make_the_pod_fit(asked: Asked) -> None:
@@ -82,9 +82,9 @@ def test_a_pod_of_a_manifest_is_placed_on_eligible_nodes(asked: Asked) -> None:
     taint = Taint(key="team", value="x", effect="NoSchedule")
     asked.cluster.apply([NodeSeen(msgspec.structs.replace(b, spec=NodeSpec(taints=[taint])))])
     sent = pod("train", "16Gi")
-    told = ask(asked, pods=[{"manifest": sent}])
-    (kept_out,) = told["rejections"][0]["ineligible"]
-    assert (told["placed"], kept_out["nodes"]) == (0, 1)
+    shown = ask(asked, pods=[{"manifest": sent}])
+    (kept_out,) = shown["rejections"][0]["ineligible"]
+    assert (shown["placed"], kept_out["nodes"]) == (0, 1)
     assert kept_out["message"] == "taint team=x:NoSchedule, which the pod does not tolerate"
     sent["spec"]["tolerations"] = [{"operator": "Exists"}]
     assert nodes(ask(asked, pods=[{"manifest": sent}])) == [("default/train", "b")]
@@ -115,10 +115,10 @@ def ask_with(quotas: list[ResourceQuota] | None, **body: object) -> dict[str, An
 def test_pods_that_a_quota_would_reject_are_not_placed(
     quotas: list[ResourceQuota] | None, placed: int, not_checked: str
 ) -> None:
-    told = ask_with(quotas, pods=[{"manifest": pod("train", "1Gi"), "count": 3}])
-    assert (told["placed"], told["rejected"]) == (placed, 3 - placed)
-    assert told["not_checked"] == ["CPU, memory and other resources", not_checked]
-    whys = [(each["pods"], each["not_tried"]) for each in told["rejections"]]
+    shown = ask_with(quotas, pods=[{"manifest": pod("train", "1Gi"), "count": 3}])
+    assert (shown["placed"], shown["rejected"]) == (placed, 3 - placed)
+    assert shown["not_checked"] == ["CPU, memory and other resources", not_checked]
+    whys = [(each["pods"], each["not_tried"]) for each in shown["rejections"]]
     why = "ResourceQuota team would reject it for requests.nvidia.com/gpu"
     assert whys == ([(["default/train-2"], why)] if placed == 2 else [])
 
@@ -134,30 +134,30 @@ def test_a_quota_counts_a_pod_that_moves_or_ends_as_the_api_server_does() -> Non
 
 
 def test_a_size_belongs_to_no_namespace_and_no_quota_applies() -> None:
-    told = ask_with([quota("0", "0")], pods=[{"vram": "1Gi"}])
-    assert (told["placed"], told["not_checked"][1]) == (1, "ResourceQuotas")
+    shown = ask_with([quota("0", "0")], pods=[{"vram": "1Gi"}])
+    assert (shown["placed"], shown["not_checked"][1]) == (1, "ResourceQuotas")
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "reported"),
     [
         ({"schedulingGates": [{"name": "queue"}]}, "the pod has 1 scheduling gate (queue)"),
         ({"schedulerName": "other"}, "spec.schedulerName is other, which is not known to call"),
     ],
 )
 def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
-    asked: Asked, spec: dict[str, Any], said: str
+    asked: Asked, spec: dict[str, Any], reported: str
 ) -> None:
     sent = pod("train", "1Gi")
     sent["spec"] |= spec
-    told = ask(asked, pods=[{"manifest": sent}])
-    ((rejected),) = told["rejections"]
-    assert rejected["not_tried"].startswith(said)
-    assert told["message"].startswith(f"the pod is not placed: {said}")
+    shown = ask(asked, pods=[{"manifest": sent}])
+    ((rejected),) = shown["rejections"]
+    assert rejected["not_tried"].startswith(reported)
+    assert shown["message"].startswith(f"the pod is not placed: {reported}")
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "reported"),
     [
         (
             {"pods": [{"vram": "1Gi", "count": 1001}]},
@@ -183,10 +183,10 @@ def test_a_manifest_that_no_scheduler_of_ours_tries_is_not_placed(
     ],
 )
 def test_an_invalid_question_is_rejected_with_the_place_of_the_mistake(
-    asked: Asked, body: object, status: int, said: str
+    asked: Asked, body: object, status: int, reported: str
 ) -> None:
     answer = asked.post("/v1/whatif", body)
-    assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
+    assert (answer.status_code, reported in answer.json()["detail"]) == (status, True), answer.text
 
 
 def test_a_body_that_is_too_large_is_rejected(asked: Asked) -> None:
@@ -252,10 +252,10 @@ nodes:
 def test_kube_schedulers_calls_place_pods_as_predicted() -> None:
     with serving(FLEET) as server:
         burst = [{"vram": vram, "count": 3} for vram in ("6Gi", "20Gi", "13Gi")]
-        told = server.debug_post("/v1/whatif", {"pods": burst}).json()
-        said = {each["pod"]: each["node"] for each in told["placements"]}
-        assert said
-        assert told["rejected"]
+        shown = server.debug_post("/v1/whatif", {"pods": burst}).json()
+        reported = {each["pod"]: each["node"] for each in shown["placements"]}
+        assert reported
+        assert shown["rejected"]
         for kind, some in enumerate(burst):
             for n in range(3):
                 name = f"asked-{kind}-{n}"
@@ -263,9 +263,9 @@ def test_kube_schedulers_calls_place_pods_as_predicted() -> None:
                 sent["metadata"]["uid"] = name
                 passed = server.post("/filter", offer(sent, "small", "large", "whole")).json()
                 if not passed["NodeNames"]:
-                    assert f"default/{name}" not in said
+                    assert f"default/{name}" not in reported
                     continue
                 ranked = server.post("/prioritize", offer(sent, *passed["NodeNames"])).json()
                 best = max(ranked, key=lambda each: each["Score"])["Host"]
-                assert said[f"default/{name}"] == best
+                assert reported[f"default/{name}"] == best
                 assert server.post("/bind", binding(sent, best)).json()["Error"] == ""

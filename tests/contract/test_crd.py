@@ -89,7 +89,7 @@ def test_schema_and_types_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         (lambda s: s["properties"]["status"]["properties"].pop("pods"), ".status.pods is on one"),
         (lambda s: s["properties"].update(extra={"type": "string"}), ".extra is on one side only"),
@@ -100,11 +100,11 @@ def test_schema_and_types_agree() -> None:
         ),
     ],
 )
-def test_a_difference_is_found(change: Any, told: str) -> None:
+def test_a_difference_is_found(change: Any, shown: str) -> None:
     changed = copy.deepcopy(SCHEMA)
     change(changed)
     (difference,) = differences(mi.type_info(g.GPUNode), changed)
-    assert difference.startswith(told)
+    assert difference.startswith(shown)
 
 
 def test_names() -> None:

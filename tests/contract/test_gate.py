@@ -22,8 +22,8 @@ GATE_CONTAINER = Container(name=GATE)
 
 def with_state(*states: tuple[str, ContainerState | None], phase: str = "Pending") -> Pod:
     statuses = [ContainerStatus(name=name, state=state) for name, state in states]
-    told = PodStatus(phase=phase, init_container_statuses=statuses)
-    return msgspec.structs.replace(pod(init=[GATE_CONTAINER]), status=told)
+    shown = PodStatus(phase=phase, init_container_statuses=statuses)
+    return msgspec.structs.replace(pod(init=[GATE_CONTAINER]), status=shown)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def body(*series: dict[str, Any], **other: Any) -> bytes:
     return json.dumps(answer, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def told(
+def shown(
     *series: dict[str, Any],
     others: Sequence[dict[str, Any]] = (),
     wall_s: float = AT_S,
@@ -53,7 +53,7 @@ def told(
 
 
 def test_the_result_for_a_device() -> None:
-    assert told(ratio(0.42, UUID="GPU-a"), sampled(12.5, UUID="GPU-a")) == {
+    assert shown(ratio(0.42, UUID="GPU-a"), sampled(12.5, UUID="GPU-a")) == {
         ("GPU-a", None): Activity(0.42, HISTORY, 0.95, 900, ASKED_S - 12.5)
     }
 
@@ -73,7 +73,7 @@ def test_the_result_for_a_device() -> None:
     ],
 )
 def test_the_device_of_a_series(labels: dict[str, str], key: Key | None) -> None:
-    assert list(told(ratio(0.5, **labels), sampled(1, **labels))) == ([] if key is None else [key])
+    assert list(shown(ratio(0.5, **labels), sampled(1, **labels))) == ([] if key is None else [key])
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_the_device_of_a_series(labels: dict[str, str], key: Key | None) -> None
     ],
 )  # fmt: skip
 def test_only_a_ratio_is_accepted(value: str, is_told: float | None) -> None:
-    found = told(ratio(value, UUID="G"), sampled(1, UUID="G"))
+    found = shown(ratio(value, UUID="G"), sampled(1, UUID="G"))
     assert [a.ratio for a in found.values()] == ([] if is_told is None else [is_told])
 
 
 def test_of_two_series_of_a_device_the_higher_value_and_the_newer_sample_count() -> None:
     one, other = {"UUID": "G"}, {"uuid": "G"}
     high, low = (ratio(0.6, **one), sampled(15, **one)), (ratio(0.3, **other), sampled(90, **other))
-    for found in (told(*high, *low), told(*high, others=low), told(*low, others=high)):
+    for found in (shown(*high, *low), shown(*high, others=low), shown(*low, others=high)):
         assert [(a.ratio, ASKED_S - a.sampled_at_s) for a in found.values()] == [(0.6, 15.0)]
 
 
@@ -109,32 +109,32 @@ def test_of_two_series_of_a_device_the_higher_value_and_the_newer_sample_count()
 def test_the_age_of_a_value_is_that_of_its_newest_sample(
     age_s: float, counts_as_s: float | None
 ) -> None:
-    found = told(ratio(0.5, UUID="G"), sampled(age_s, UUID="G"))
+    found = shown(ratio(0.5, UUID="G"), sampled(age_s, UUID="G"))
     ages = [ASKED_S - a.sampled_at_s for a in found.values()]
     assert ages == ([] if counts_as_s is None else [counts_as_s])
 
 
 def test_without_a_sample_there_is_no_value() -> None:
-    assert told(ratio(0.5, UUID="G"), sampled(1, UUID="other")) == {}
+    assert shown(ratio(0.5, UUID="G"), sampled(1, UUID="other")) == {}
 
 
 def test_a_small_clock_difference_is_ignored_and_a_large_one_is_an_error() -> None:
     series = ratio(0.5, UUID="G"), sampled(10, UUID="G")
-    assert told(*series, wall_s=AT_S + 179) == told(*series, wall_s=AT_S - 179) == told(*series)
+    assert shown(*series, wall_s=AT_S + 179) == shown(*series, wall_s=AT_S - 179) == shown(*series)
     for wrong_s in (AT_S + 181, AT_S - 181, math.nan):
         with pytest.raises(Unreadable, match="its clock differs from ours"):
-            told(*series, wall_s=wrong_s)
+            shown(*series, wall_s=wrong_s)
         with pytest.raises(Unreadable, match="its clock differs from ours"):
-            told(others=series, wall_s=wrong_s)
-    assert told(wall_s=0.0) == {}  # there was no answer, so no time either
+            shown(others=series, wall_s=wrong_s)
+    assert shown(wall_s=0.0) == {}  # there was no answer, so no time either
 
 
 def test_a_small_change_keeps_the_value_and_updates_its_age() -> None:
     had = Activity(0.5, HISTORY, 0.95, 900, ASKED_S - 30)
     series = sampled(5, UUID="G")
-    (kept,) = told(ratio(0.549, UUID="G"), series, G=had).values()
+    (kept,) = shown(ratio(0.549, UUID="G"), series, G=had).values()
     assert (kept.ratio, ASKED_S - kept.sampled_at_s) == (0.5, 5.0)
-    (new,) = told(ratio(0.551, UUID="G"), series, G=had).values()
+    (new,) = shown(ratio(0.551, UUID="G"), series, G=had).values()
     assert new.ratio == 0.551
 
 

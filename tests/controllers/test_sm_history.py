@@ -44,14 +44,14 @@ def history_of(
 def answer(ratios: dict[int, float]) -> str:
     """As if evaluated just now, by the clock of this machine."""
     now_s = time.time()
-    told = (
+    shown = (
         (kind, f"GPU-{i}", value)
         for i, ratio in ratios.items()
         for kind, value in (("ratio", ratio), ("at", now_s))
     )
     return body(
         *({"metric": {"figure": kind, "UUID": uuid}, "value": [now_s, str(value)]}
-          for kind, uuid, value in told)
+          for kind, uuid, value in shown)
     ).decode()  # fmt: skip
 
 

@@ -30,8 +30,8 @@ def extender(answer: Answer) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         def do_POST(self) -> None:
             body = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
             calls.append((self.path, body))
-            status, said = answer(self.path, body)
-            payload = msgspec.json.encode(said)
+            status, message = answer(self.path, body)
+            payload = msgspec.json.encode(message)
             self.send_response(status)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()

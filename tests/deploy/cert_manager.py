@@ -76,12 +76,12 @@ def check(plane: ControlPlane) -> dict[str, Any]:
     port = start_extender(plane, etc)
     client = etc / "client/tls.crt", etc / "client/tls.key"
     seconds(lambda: bind(port, etc, client) == 200, "an answer to kube-scheduler's certificate")
-    stranger = Authority(plane.folder, "stranger-ca").sign("stranger")
+    outsider = Authority(plane.folder, "stranger-ca").sign("outsider")
     found["bind"] = {
         "with kube-scheduler's certificate": bind(port, etc, client),
         "without one": bind(port, etc, None),
         "with the serving certificate": bind(port, etc, (etc / "tls/tls.crt", etc / "tls/tls.key")),
-        "with another CA's": bind(port, etc, (stranger.cert, stranger.key)),
+        "with another CA's": bind(port, etc, (outsider.cert, outsider.key)),
     }
     assert [type(each) for each in found["bind"].values()] == [int, str, str, str], found
 

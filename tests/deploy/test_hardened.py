@@ -142,9 +142,9 @@ def test_whatever_the_agent_sees_of_its_node_has_its_reason_above() -> None:
         for i, line in enumerate(lines):
             if _QUESTIONABLE.match(line):
                 seen += 1
-                said = lines[i - 1].lstrip().startswith("#") or lines[0].startswith("#")
+                message = lines[i - 1].lstrip().startswith("#") or lines[0].startswith("#")
                 above = lines[i - 1].lstrip().startswith("#")
-                assert above or (file.parent.parent.name == "components" and said), (
+                assert above or (file.parent.parent.name == "components" and message), (
                     f"{file.relative_to(DEPLOY)}:{i + 1}: {line.strip()} has no reason above it"
                 )
     assert seen > 12

@@ -94,17 +94,17 @@ def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
 def the_api_server_takes_every_object_and_warns_of_none(installation: Installation) -> None:
     namespace = {"metadata": {"name": NAMESPACE}}  # what is in it can be tried in no other way
     installation.plane.call("POST", "/api/v1/namespaces", namespace)
-    told = installation.apply("--dry-run=server").splitlines()
-    assert len(told) == len(installation.objects)
-    assert all(line.endswith("serverside-applied (server dry run)") for line in told)
+    shown = installation.apply("--dry-run=server").splitlines()
+    assert len(shown) == len(installation.objects)
+    assert all(line.endswith("serverside-applied (server dry run)") for line in shown)
     assert installation.listed(GPUNODES) == []  # nothing was done
     installation.apply()
 
 
 def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> None:
     plane = installation.plane
-    told = installation.make_certificates()
-    assert "headroom-tls" in told
+    shown = installation.make_certificates()
+    assert "headroom-tls" in shown
     installation.nodes.create()
     installation.start()
     create_pod(
@@ -181,12 +181,12 @@ def the_debug_api_lets_in_who_may_and_tells_others_why_not(
     installation: Installation,
 ) -> None:
     assert installation.answers("/readyz") == (200, "ok\n")
-    status, told = installation.answers("/v1/status")
+    status, shown = installation.answers("/v1/status")
     assert status == 401
-    assert "token" in told
-    status, told = installation.answers("/v1/status", STRANGER_TOKEN)
+    assert "token" in shown
+    status, shown = installation.answers("/v1/status", STRANGER_TOKEN)
     assert status == 403
-    assert "headroom-viewer (deploy/base/rbac.yaml)" in told
+    assert "headroom-viewer (deploy/base/rbac.yaml)" in shown
     create = "create", "clusterrolebinding", "viewer", "--clusterrole=headroom-viewer"
     installation.plane.kubectl(*create, "--user=headroom-viewer")
     until(lambda: installation.answers("/v1/status", VIEWER_TOKEN)[0] == 200, "it is let in")
@@ -196,13 +196,13 @@ def the_debug_api_lets_in_who_may_and_tells_others_why_not(
     assert installation.journal_answers("/v1/nodes", VIEWER_TOKEN)[0] == 404
     assert installation.journal_answers("/v1/journal")[0] == 401
     assert installation.journal_answers("/v1/journal", STRANGER_TOKEN)[0] == 403
-    until(lambda: heard(installation), "the console reads the journal, by its own token")
-    told = installation.answers("/v1/decisions", VIEWER_TOKEN)[1]
-    assert {"one", "two"} <= {each["name"] for each in json.loads(told)["decisions"]}
+    until(lambda: received(installation), "the console reads the journal, by its own token")
+    shown = installation.answers("/v1/decisions", VIEWER_TOKEN)[1]
+    assert {"one", "two"} <= {each["name"] for each in json.loads(shown)["decisions"]}
     installation.plane.kubectl("delete", "clusterrolebinding", "viewer")
 
 
-def heard(installation: Installation) -> Any:
+def received(installation: Installation) -> Any:
     """The extenders that the console follows."""
     return json.loads(installation.answers("/v1/status", VIEWER_TOKEN)[1])["peers"]
 
@@ -242,7 +242,7 @@ def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
     plane.write_kubeconfig(file, {"token": token(plane, AGENT)}, NAMESPACE)
     review = {"spec": {"namespace": NAMESPACE}}
     command = [str(built("kubectl")["kubectl"]), f"--kubeconfig={file}", "create", "--raw"]
-    told = subprocess.run(
+    shown = subprocess.run(
         [*command, "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", "-f", "-"],
         input=json.dumps(
             {"kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", **review}
@@ -251,7 +251,7 @@ def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
         text=True,
         check=True,
     ).stdout
-    rules = json.loads(told)["status"]["resourceRules"]
+    rules = json.loads(shown)["status"]["resourceRules"]
     may = {
         (group, resource, verb)
         for rule in rules
@@ -391,8 +391,8 @@ def helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
         text: str = plane.call("GET", path)["data"]["headroom.yaml"]
         return text
 
-    told = helm(home, "install", *release, "--create-namespace", values=values)
-    commands_of_the_notes_work(plane, told)
+    shown = helm(home, "install", *release, "--create-namespace", values=values)
+    commands_of_the_notes_work(plane, shown)
     assert "policy" not in settings()
     helm(home, "upgrade", *release, values={**values, "settings": {"policy": "spread"}})
     assert "policy: spread" in settings()
@@ -409,9 +409,9 @@ def helm_installs_upgrades_rolls_back_and_leaves_what_is_promised(
     plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")
 
 
-def commands_of_the_notes_work(plane: AuditedPlane, told: str) -> None:
+def commands_of_the_notes_work(plane: AuditedPlane, shown: str) -> None:
     """All but the plugin's, and the one about a pod that the reader has yet to create."""
-    typed = [line.strip() for line in told.splitlines() if line.startswith("  kubectl ")]
+    typed = [line.strip() for line in shown.splitlines() if line.startswith("  kubectl ")]
     assert [line.split()[1] for line in typed if "headroom doctor" not in line] == [
         "label",
         "-n",

@@ -157,7 +157,7 @@ def test_images_are_impossible_names_until_a_user_sets_them(platform: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("image", "told"),
+    ("image", "shown"),
     [
         pytest.param(
             {"repository": ""}, "images.extender.repository is not set. Set", id="missing"
@@ -181,11 +181,11 @@ def test_images_are_impossible_names_until_a_user_sets_them(platform: str) -> No
     ],
 )
 def test_the_message_about_an_image_names_the_value_and_an_example(
-    image: dict[str, str], told: str, tmp_path: Path
+    image: dict[str, str], shown: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Refused) as refused:
         template(tmp_path, {"images": {**IMAGE_VALUES, "extender": image}})
-    assert told in str(refused.value)
+    assert shown in str(refused.value)
     example = "Example: --set images.extender.repository=registry.example/headroom-extender"
     assert example in str(refused.value)
 
@@ -289,10 +289,10 @@ def test_helm_lint_finds_nothing(platform: str, tmp_path: Path) -> None:
     chart = DEPLOY / "chart/headroom"
     values = {"images": IMAGE_VALUES}
     platform_values = ["--values", chart / f"platforms/{platform}.yaml"]
-    told = helm(tmp_path, "lint", chart, "--strict", *platform_values, values=values)
-    assert "1 chart(s) linted, 0 chart(s) failed" in told
-    assert "[WARNING]" not in told
-    assert "[ERROR]" not in told
+    shown = helm(tmp_path, "lint", chart, "--strict", *platform_values, values=values)
+    assert "1 chart(s) linted, 0 chart(s) failed" in shown
+    assert "[WARNING]" not in shown
+    assert "[ERROR]" not in shown
 
 
 def test_helm_installs_into_any_namespace(tmp_path: Path) -> None:

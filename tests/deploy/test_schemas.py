@@ -64,6 +64,6 @@ def test_the_schemas_are_strict(minor: str) -> None:
         "metadata": {"name": "a", "lables": {}},
         "spec": {"containers": [{"name": "a", "ports": [{"containerPort": "80"}]}]},
     }
-    told = "\n".join(mistakes(minor, pod))
-    assert "'lables' was unexpected" in told
-    assert "$.spec.containers[0].ports[0].containerPort: '80' is not of type 'integer'" in told
+    shown = "\n".join(mistakes(minor, pod))
+    assert "'lables' was unexpected" in shown
+    assert "$.spec.containers[0].ports[0].containerPort: '80' is not of type 'integer'" in shown

@@ -179,7 +179,7 @@ def test_each_version_of_the_first_certificates_job_has_its_own_name(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "shown"),
     [
         ({"replica": 3}, "additional properties 'replica' not allowed"),
         ({"scheduler": {"replicas": 0}}, "at '/scheduler/replicas': minimum: got 0, want 1"),
@@ -197,11 +197,11 @@ def test_each_version_of_the_first_certificates_job_has_its_own_name(tmp_path: P
     ],
 )
 def test_values_that_the_chart_does_not_have_are_rejected(
-    values: dict[str, Any], told: str, tmp_path: Path
+    values: dict[str, Any], shown: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Refused) as refused:
         template(tmp_path, values)
-    assert told in str(refused.value)
+    assert shown in str(refused.value)
 
 
 def test_every_value_is_described_and_in_the_schema() -> None:

@@ -111,8 +111,8 @@ def test_data_missing_from_the_checkpoint_alone_has_that_fix() -> None:
     """PodResources is read, and replicas are counted by it."""
     nameless = "lists pods without their uids, and there is no checkpoint to look them up"
     sources = status(NO_FILE, ("podresources", "degraded", nameless)).sources
-    said = GPUNodeStatus(devices=[device("a", replicas=Replicas(free=1))], sources=sources)
-    file, socket = source_findings(said)
+    reported = GPUNodeStatus(devices=[device("a", replicas=Replicas(free=1))], sources=sources)
+    file, socket = source_findings(reported)
     assert "source checkpoint is absent" in file[1]
     assert "source podresources is degraded" in socket[1]
     assert file[2] == socket[2]
@@ -146,26 +146,26 @@ def test_every_documented_fault_of_the_agent_has_a_fix() -> None:
     rows = (ROOT / "docs/agent.md").read_text().splitlines()
     cells = [cell for row in rows if row.startswith("| ") for cell in re.split(r"<br>|\|", row)]
     fault = re.compile(r"source ([a-z-]+) (absent|degraded): (.+)")
-    told = [found.groups() for cell in cells if (found := fault.match(cell.strip()))]
-    assert len(told) > 20
-    for source in told:
+    shown = [found.groups() for cell in cells if (found := fault.match(cell.strip()))]
+    assert len(shown) > 20
+    for source in shown:
         ((_, found, do),) = source_findings(status(source))
         assert f"({source[2]})" in found
         assert do
 
 
 def findings(
-    said: GPUNodeStatus, version: str = "1.0", name: str = "n", now_s: float = NOW_S
+    reported: GPUNodeStatus, version: str = "1.0", name: str = "n", now_s: float = NOW_S
 ) -> list[Finding]:
     node = Node(metadata=ObjectMeta(name=name), status=NodeStatus(allocatable={GPU: "1"}))
-    whole = msgspec.structs.replace(gpunode(device("a"), name=name), status=said)
+    whole = msgspec.structs.replace(gpunode(device("a"), name=name), status=reported)
     return examine(state_of(NodeSeen(node), GPUNodeSeen(whole, NOW_S)), now_s, version)
 
 
 def whole(**how: object) -> GPUNodeStatus:
-    said = gpunode(device("a"), plugin=KNOWN).status
-    assert said is not None
-    return msgspec.structs.replace(said, **how)
+    reported = gpunode(device("a"), plugin=KNOWN).status
+    assert reported is not None
+    return msgspec.structs.replace(reported, **how)
 
 
 def test_missing_data_of_a_report_is_reported_for_its_node() -> None:

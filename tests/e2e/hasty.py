@@ -16,14 +16,14 @@ PACE = Pace(watch_s=2, grace_s=1.0, backoff_cap_s=1.0)
 
 
 def settings_of(options: list[str]) -> Settings:
-    told: dict[str, str | bool] = {}
+    shown: dict[str, str | bool] = {}
     for name, value in zip(options, [*options[1:], "--"], strict=True):
         if name.startswith("--"):
             given = True if value.startswith("--") else value
-            told[name.removeprefix("--").replace("-", "_")] = given
-    file = Path(str(told.pop("config")))
+            shown[name.removeprefix("--").replace("-", "_")] = given
+    file = Path(str(shown.pop("config")))
     # Shorter than settings allow: a quiet cluster usually sends an event only every minute.
-    return load_settings(file, **told).model_copy(update={"blind_after_s": BLIND_AFTER_S})
+    return load_settings(file, **shown).model_copy(update={"blind_after_s": BLIND_AFTER_S})
 
 
 if __name__ == "__main__":

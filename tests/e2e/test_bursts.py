@@ -10,7 +10,7 @@ from typing import Any
 
 import urllib3
 
-from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, said
+from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, reported
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
@@ -79,7 +79,7 @@ def test_an_unreserved_pod_is_charged_and_reported_once_by_two_replicas(
     (node,) = cluster.names
     over = f'headroom_overcommitted_bytes{{device="GPU-{node}-0",node="{node}"}}'
 
-    def told(reason: str) -> list[str]:
+    def shown(reason: str) -> list[str]:
         listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
         found = [event for event in listed if event["source"].get("component") == "headroom"]
         return [event["involvedObject"]["name"] for event in found if event["reason"] == reason]
@@ -92,7 +92,7 @@ def test_an_unreserved_pod_is_charged_and_reported_once_by_two_replicas(
         cluster.create_pod("theirs", "12Gi", nodeName=node)
         uid = cluster.pod("theirs")["metadata"]["uid"]
         cluster.until(lambda: uid in cluster.gpunode(node).spec.reservations, "it is in the ledger")
-        cluster.until(lambda: bool(told("Overcommitted")), "its author gets an Event")
+        cluster.until(lambda: bool(shown("Overcommitted")), "its author gets an Event")
         for replica in ("extender-a", "extender-b"):
             cluster.until(lambda r=replica: cluster.metric(over, r) == 4 * GIB, "both show it")  # type: ignore[misc]
 
@@ -100,21 +100,21 @@ def test_an_unreserved_pod_is_charged_and_reported_once_by_two_replicas(
         before = cluster.gpunode(node).spec.reservations
         edited = {"metadata": {"annotations": {"headroom.gpu/vram": "1Gi"}}}
         cluster.plane.call("PATCH", f"{PODS}/ours", edited, "application/merge-patch+json")
-        cluster.until(lambda: bool(told("RequestChangeIgnored")), "the edit is reported")
+        cluster.until(lambda: bool(shown("RequestChangeIgnored")), "the edit is reported")
         assert cluster.gpunode(node).spec.reservations == before
         assert before[uid].flags == ["adopted"]
 
         cluster.delete_pod("theirs")
         for replica in ("extender-a", "extender-b"):
             cluster.until(lambda r=replica: not cluster.metric(over, r), "the alarm ends")  # type: ignore[misc]
-    assert told("Overcommitted") == ["theirs"]
+    assert shown("Overcommitted") == ["theirs"]
     uid = cluster.plane.call("GET", f"/api/v1/nodes/{node}")["metadata"]["uid"]
     query = f"fieldSelector=involvedObject.uid={uid},reason=GPUOvercommitted"
     events = cluster.plane.call("GET", f"/api/v1/namespaces/default/events?{query}")["items"]
     assert len(events) == 1
     assert "1 pod bound without Headroom" in events[0]["message"]
     assert "theirs" not in events[0]["message"]
-    assert told("RequestChangeIgnored") == ["ours"]
+    assert shown("RequestChangeIgnored") == ["ours"]
 
 
 def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: NewCluster) -> None:
@@ -137,8 +137,8 @@ def test_a_replica_that_is_cut_off_decides_nothing_until_it_is_not(new_cluster: 
             return answer.status, answer.data.decode().strip()
 
         def filtered(name: str) -> dict[str, Any]:
-            told = {"Pod": cluster.pod(name), "NodeNames": [node]}
-            found: dict[str, Any] = http("POST", f"{cut_off}/filter", json=told).json()
+            shown = {"Pod": cluster.pod(name), "NodeNames": [node]}
+            found: dict[str, Any] = http("POST", f"{cut_off}/filter", json=shown).json()
             return found
 
         def bind_error(name: str) -> str:
@@ -184,7 +184,9 @@ def watch(cluster: PlayedCluster) -> bool:
 
 def settled(cluster: PlayedCluster) -> bool:
     """Whether every pod is bound or was rejected by all nodes."""
-    return all(pod["spec"].get("nodeName") or said(pod).startswith("0/") for pod in cluster.pods())
+    return all(
+        pod["spec"].get("nodeName") or reported(pod).startswith("0/") for pod in cluster.pods()
+    )
 
 
 def assert_nothing_is_promised_twice(cluster: PlayedCluster) -> None:

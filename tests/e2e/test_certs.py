@@ -77,14 +77,14 @@ def webhook(name: str, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def run(plane: ControlPlane, now: datetime = NOW) -> list[str]:
-    said: list[str] = []
+    message: list[str] = []
     api = KubeApi(plane.configuration("certs-of-the-tests"))
     try:
         all_wanted = wanted(SYSTEM_NAMESPACE)
-        Certificates(api, SYSTEM_NAMESPACE, all_wanted, Terms(), said.append).run(now)
+        Certificates(api, SYSTEM_NAMESPACE, all_wanted, Terms(), message.append).run(now)
     finally:
         api.close()
-    return said
+    return message
 
 
 def secret(plane: ControlPlane, name: str) -> dict[str, bytes]:
@@ -127,8 +127,8 @@ def test_the_first_run_makes_all_and_the_next_one_nothing(
 
 def test_two_first_runs_at_once_make_one_set(plane: ControlPlane, rights: None) -> None:
     with ThreadPoolExecutor(4) as pool:
-        said = [line for done in pool.map(lambda _: run(plane), range(4)) for line in done]
-    assert len([line for line in said if line.startswith("serving CA: created")]) == 1
+        message = [line for done in pool.map(lambda _: run(plane), range(4)) for line in done]
+    assert len([line for line in message if line.startswith("serving CA: created")]) == 1
     assert run(plane) == []
     for name, purpose in (("headroom-tls", "serving"), ("headroom-scheduler-client", "client")):
         signer = secret(plane, AUTHORITIES)[f"{purpose}.crt"]

@@ -83,9 +83,9 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
         """Whether its gate must still answer no there."""
         if pod["spec"].get("nodeName") != node or pod["status"]["phase"] != "Pending":
             return False
-        heard = "".join(g.output for g in gates.values() if g.pod == pod["metadata"]["name"])
+        received = "".join(g.output for g in gates.values() if g.pod == pod["metadata"]["name"])
         going = "deletionTimestamp" in pod["metadata"]
-        return not going and "gate: no: " not in heard
+        return not going and "gate: no: " not in received
 
     def churn() -> int:
         """Let pods end that have run for long enough; how many jobs are done."""
@@ -141,15 +141,15 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     assert_nobody_took_what_was_not_there(cluster)
     assert ran_on.keys() == {*jobs}
     listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
-    told = {
+    shown = {
         each["involvedObject"]["name"]
         for each in listed
         if each["reason"] == "InsufficientGPUMemory"
     }
-    sent_from = {name: node for name, node in bound.items() if name in told}
+    sent_from = {name: node for name, node in bound.items() if name in shown}
     told_no = {gate.pod for gate in gates.values() if "gate: no: " in gate.output}
     # The gate or the evicting replica reports it first. Memory may be freed meanwhile.
-    assert doomed & (told_no | told)
+    assert doomed & (told_no | shown)
     # Room can come between the look that sends a pod away and the answer that lets it start.
     begun = len(sent_from.keys() & set().union(*map(ever_ran, cluster.machines.values())))
     elsewhere = sum(node not in ran_on[job_of(pod)] for pod, node in sent_from.items())

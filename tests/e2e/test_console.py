@@ -108,8 +108,8 @@ def test_a_reader_without_permission_gets_the_same_answer_from_both(
 
         cluster.until(answers, f"{url} answers")
         assert httpx.get(url + path, trust_env=False).status_code == 401
-        stranger = {"Authorization": "Bearer stranger-of-the-tests"}
-        assert httpx.get(url + path, headers=stranger, trust_env=False).status_code == 403
+        outsider = {"Authorization": "Bearer stranger-of-the-tests"}
+        assert httpx.get(url + path, headers=outsider, trust_env=False).status_code == 403
     # What the extender has is for its console and for Prometheus.
     url = f"http://127.0.0.1:{apart.journal}/v1/nodes"
     admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}

@@ -80,9 +80,9 @@ def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
         def do_GET(self) -> None:
             at_s = time.time()
             series = [
-                {"metric": {"UUID": uuid, "figure": told}, "value": [at_s, str(value)]}
+                {"metric": {"UUID": uuid, "figure": shown}, "value": [at_s, str(value)]}
                 for uuid, ratio in ratios.items()
-                for told, value in (("ratio", ratio), ("at", at_s - 1.0))
+                for shown, value in (("ratio", ratio), ("at", at_s - 1.0))
             ]
             self.send_response(200)
             self.end_headers()

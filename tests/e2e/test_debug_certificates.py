@@ -84,10 +84,10 @@ def is_known(cluster: Cluster, tmp_path: Path, client: Certificate) -> bool:
 def test_a_certificate_of_the_cluster_s_ca_names_its_user(cluster: Cluster, tmp_path: Path) -> None:
     serve_over_tls(cluster, tmp_path)
     ca = cluster.plane.clients_ca
-    watcher, stranger = ca.sign("watcher", ["other", GROUP]), ca.sign("unknown-user")
-    cluster.until(lambda: is_known(cluster, tmp_path, stranger), "certificates are taken")
+    watcher, outsider = ca.sign("watcher", ["other", GROUP]), ca.sign("unknown-user")
+    cluster.until(lambda: is_known(cluster, tmp_path, outsider), "certificates are taken")
     assert answer(cluster, tmp_path, watcher).status_code == 200
-    rejected = answer(cluster, tmp_path, stranger)
+    rejected = answer(cluster, tmp_path, outsider)
     assert rejected.status_code == 403
     assert rejected.json()["detail"].startswith("unknown-user may not get path /v1/nodes; bind")
     # The CA's cluster has its admin in this group: a client without a token.
@@ -116,12 +116,12 @@ def test_tokens_are_accepted_if_the_ca_may_not_be_read(cluster: Cluster, tmp_pat
         cluster.until(
             lambda: "client_ca_unknown" in cluster.plane.log("extender"), "it logs that it may not"
         )
-        told = next(
+        shown = next(
             json.loads(line)
             for line in cluster.plane.log("extender").splitlines()
             if "client_ca_unknown" in line
         )
-        assert told["message"].startswith(f"the console may not get ConfigMap {CONFIG_MAP}; bind")
+        assert shown["message"].startswith(f"the console may not get ConfigMap {CONFIG_MAP}; bind")
         assert answer(cluster, tmp_path, None, ADMIN_TOKEN).status_code == 200
         watcher = plane.clients_ca.sign("early-watcher", [GROUP])
         unknown = answer(cluster, tmp_path, watcher)

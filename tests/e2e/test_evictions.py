@@ -100,10 +100,10 @@ def test_of_two_replicas_that_see_the_same_each_misplaced_pod_is_evicted_once(
         answers = granted(cluster.plane)
         answers.subtract(before)
         assert answers["201"] == len(victims), answers
-        told = Counter(
+        shown = Counter(
             uid for uid in told_of(cluster, "InsufficientGPUMemory") if uid in gone | innocent
         )
-        assert told == dict.fromkeys(gone, 1)
+        assert shown == dict.fromkeys(gone, 1)
         assert innocent <= {uid_of(pod) for pod in cluster.pods()} - deleted(cluster)
         counted = [cluster.metric(EVICTED, replica) for replica in REPLICAS]
         assert sum(counted) == len(victims)

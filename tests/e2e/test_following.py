@@ -325,8 +325,8 @@ def test_nothing_is_suggested_that_the_quota_of_the_api_server_would_reject(
             cluster.plane.call("POST", f"{PODS}?dryRun=All", lowered)
         body = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
         assert {one["kind"] for one in body["advice"]} == {"wait", "quota"}
-        told = next(one["sentence"] for one in body["advice"] if one["kind"] == "quota")
-        assert f"ResourceQuota team is exceeded for requests.{RESOURCE}" in told
+        shown = next(one["sentence"] for one in body["advice"] if one["kind"] == "quota")
+        assert f"ResourceQuota team is exceeded for requests.{RESOURCE}" in shown
 
         # A what-if of new pods agrees with the API server.
         lowered["metadata"]["namespace"] = "e2e"

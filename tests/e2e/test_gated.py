@@ -96,8 +96,8 @@ def test_no_pod_starts_beside_an_unreserved_pod_and_its_successor_runs_elsewhere
     name = victim["metadata"]["name"]
     assert name not in ever_ran(machine)
     events = f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={name}"
-    told = {event["reason"] for event in cluster.plane.call("GET", events)["items"]}
-    assert "InsufficientGPUMemory" in told
+    shown = {event["reason"] for event in cluster.plane.call("GET", events)["items"]}
+    assert "InsufficientGPUMemory" in shown
     assert evictions(cluster) - evicted_before == 1
     assert_nobody_took_what_was_not_there(cluster)
 
@@ -119,13 +119,13 @@ def test_a_pod_without_a_controller_waits_and_starts_when_memory_is_free(
         bind(cluster, "bypass-2", here)
     events = f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name=alone"
 
-    def told() -> str:
+    def shown() -> str:
         items = cluster.plane.call("GET", events)["items"]
         return " ".join(
             each["message"] for each in items if each["reason"] == "InsufficientGPUMemory"
         )
 
-    cluster.until(lambda: "waits at its gate" in told(), "its user gets a suggestion")
+    cluster.until(lambda: "waits at its gate" in shown(), "its user gets a suggestion")
     assert "alone" not in running(machine)
     assert "deletionTimestamp" not in cluster.pod("alone")["metadata"]
     no = "no: the device of this pod does not have enough free memory"

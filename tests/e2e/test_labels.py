@@ -16,9 +16,9 @@ def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: No
     cluster = Cluster(plane, [NAME])
     with contextlib.closing(cluster):
         cluster.create()
-        said = {"count": "2", "replicas": "1", "memory": "24576", "sharing-strategy": "none"}
+        message = {"count": "2", "replicas": "1", "memory": "24576", "sharing-strategy": "none"}
         manifest = node_manifest(NAME)
-        manifest["metadata"]["labels"] |= {f"nvidia.com/gpu.{k}": v for k, v in said.items()}
+        manifest["metadata"]["labels"] |= {f"nvidia.com/gpu.{k}": v for k, v in message.items()}
         plane.call("POST", "/api/v1/nodes", manifest)
         plane.call("PATCH", f"/api/v1/nodes/{NAME}", {"spec": {"taints": None}}, MERGE)
         status = node_status(Shape(gpus=2, replicas=1))

@@ -116,8 +116,8 @@ def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None
         cluster.until(lambda: used(cluster) == "0", "the quota is counted")
         assert created(cluster, "a", 20) == ""
         assert created(cluster, "b", 20) == ""
-        said = created(cluster, "c", 10)
-        assert "exceeded quota: team, requested: requests.headroom.gpu/vram=10" in said
+        message = created(cluster, "c", 10)
+        assert "exceeded quota: team, requested: requests.headroom.gpu/vram=10" in message
     finally:
         cluster.plane.call("DELETE", f"{QUOTAS}/team")
 
@@ -135,15 +135,15 @@ def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None
     # A kubelet that starts writes its node's status again.
     (machine,) = cluster.machines.values()
     with machine.kubelet_restarts():
-        heard = mirrored.heartbeat()
-    cluster.until(lambda: mirrored.heartbeat() != heard, "it does")
+        received = mirrored.heartbeat()
+    cluster.until(lambda: mirrored.heartbeat() != received, "it does")
     cluster.until(lambda: mirrored.shown() == WHOLE, "the node shows it again")
 
     cluster.kill("extender")
     mirrored.serve(mirror=False)
     cluster.until(lambda: mirrored.shown() == (None, None), "the node shows nothing any more")
-    heard = mirrored.heartbeat()
-    cluster.until(lambda: mirrored.heartbeat() != heard, "its kubelet writes its status")
+    received = mirrored.heartbeat()
+    cluster.until(lambda: mirrored.heartbeat() != received, "its kubelet writes its status")
     assert mirrored.shown() == (None, None)
 
 

@@ -29,8 +29,8 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
     try:
         real.create()
         (name,) = real.names
-        wish = {"metadata": {"annotations": {"headroom.gpu/device-choice": "pinned"}}}
-        plane.call("PATCH", f"/api/v1/nodes/{name}", wish, MERGE)
+        request = {"metadata": {"annotations": {"headroom.gpu/device-choice": "pinned"}}}
+        plane.call("PATCH", f"/api/v1/nodes/{name}", request, MERGE)
         real.bring_up()
         yield real
     finally:
@@ -111,11 +111,11 @@ def test_every_container_gets_the_device_of_its_placement(cluster: RealCluster) 
     assert {pod["status"]["phase"] for pod in cluster.pods()} == {"Running"}
     for pod in cluster.pods():
         name = pod["metadata"]["name"]
-        said = placement(pod)["containers"]
+        message = placement(pod)["containers"]
         running = machine.runtime.running(name)
-        assert running.keys() == said.keys()
+        assert running.keys() == message.keys()
         for container in running.values():
-            assert container.devices == said[container.name]["devices"]
+            assert container.devices == message[container.name]["devices"]
     for gpu in machine.driver.gpus:
         assert machine.driver.least_free_bytes[gpu.uuid] == 0
     # The kubelet and the plugin know nothing of it: they count replicas.

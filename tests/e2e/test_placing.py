@@ -256,24 +256,24 @@ def test_a_pod_that_is_too_large_reads_why_and_costs_next_to_nothing(
     cluster.until(lambda: bool(cluster.rejection("large")), "the pod is rejected")
     asked, since_s = filter_calls(cluster), time.monotonic()
     assert 1 <= asked <= 3
-    said = "0/20 nodes are available: 20 insufficient GPU memory on any device."
+    reported = "0/20 nodes are available: 20 insufficient GPU memory on any device."
     helpless = "preemption: 0/20 nodes are available: 20 Preemption is not helpful for scheduling."
-    assert cluster.rejection("large") == f"{said} no new claims to deallocate, {helpless}"
+    assert cluster.rejection("large") == f"{reported} no new claims to deallocate, {helpless}"
     # The constant reason by kube-scheduler, and again by Headroom, with numbers.
     numbers = (
         "0 of 20 nodes can take the pod: 20 insufficient GPU memory on any device. It needs "
         "25.0 GiB, larger than any GPU that it may use (24.0 GiB). "
         "More: kubectl headroom why -n e2e large"
     )
-    saying = {("FailedScheduling", SCHEDULER_NAME): said, ("NoGPUFits", "headroom"): numbers}
-    told: set[tuple[str, str]] = set()
-    while told != saying.keys():
+    saying = {("FailedScheduling", SCHEDULER_NAME): reported, ("NoGPUFits", "headroom"): numbers}
+    shown: set[tuple[str, str]] = set()
+    while shown != saying.keys():
         for event in described_events(cluster, "large"):
             kind, reason, _, source, message = event.split(maxsplit=4)
-            told.add((reason, source))
+            shown.add((reason, source))
             assert kind == "Warning"
             assert message.startswith(saying[reason, source])
-        assert time.monotonic() < since_s + 60.0, told
+        assert time.monotonic() < since_s + 60.0, shown
     assert cluster.metric('headroom_events_total{outcome="written",reason="NoGPUFits"}') == 1
     time.sleep(max(0.0, since_s + 10.0 - time.monotonic()))
     assert filter_calls(cluster) <= asked + 1

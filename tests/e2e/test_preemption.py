@@ -72,13 +72,13 @@ def test_preemption_is_reported_and_no_pod_takes_the_freed_memory(stage: Stage) 
         cluster.nodes.report(["gpu-1"])
         cluster.until(lambda: bool(cluster.node_of("thief")), "the other one is bound after it")
     assert outcome.evicted == ["a"]
-    told = {
+    shown = {
         (event["involvedObject"]["name"], event["reason"]): event["message"]
         for event in cluster.plane.call("GET", EVENTS)["items"]
         if event["involvedObject"].get("uid") in uids  # others had the same names
     }
-    assert told["a", "LeavesForGPUMemory"].endswith("needs the memory of its GPU.")
-    assert told["new-0", "OthersLeaveGPU"].startswith("1 pod leaves node gpu-1 for this pod")
+    assert shown["a", "LeavesForGPUMemory"].endswith("needs the memory of its GPU.")
+    assert shown["new-0", "OthersLeaveGPU"].startswith("1 pod leaves node gpu-1 for this pod")
     body = httpx.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/new-0", timeout=10.0).json()
     preempt = body["last_decision"]["preempt"]
     assert (preempt["node"], preempt["choice"]) == ("gpu-1", "controller")

@@ -251,14 +251,14 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     cluster.until(lambda: bool(cluster.node_of("first")), "the first is bound")
     cluster.create_pod("second", "20Gi")
 
-    def told() -> list[tuple[str, str]]:
+    def shown() -> list[tuple[str, str]]:
         return [
             (event["reason"], event["involvedObject"]["name"])
             for event in cluster.plane.call("GET", EVENTS)["items"]
             if (event.get("source") or {}).get("component") == COMPONENT
         ]
 
-    cluster.until(lambda: told() == [("NoGPUFits", "second")], "the second pod has an Event")
+    cluster.until(lambda: shown() == [("NoGPUFits", "second")], "the second pod has an Event")
     cluster.kill_all()
     cluster.start_scheduler(cluster.start_extender(settings={"mode": "observe"}))
     cluster.until(lambda: bool(cluster.node_of("second")), "the second is bound")
@@ -274,16 +274,16 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     cluster.until(lambda: cluster.metric(would % "bind") >= 1, "bind would have rejected")
     assert cluster.metric("headroom_observe_only") == 1
     decision = second["metadata"]["uid"]
-    said = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}", timeout=10.0)
-    assert said.headers["Headroom-Mode"] == "observe"
+    message = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}", timeout=10.0)
+    assert message.headers["Headroom-Mode"] == "observe"
     # Two decisions where kube-scheduler changed the pod between the calls: the newest come first.
     parts = {
-        verb: next(each[verb] for each in said.json()["decisions"] if each[verb])
+        verb: next(each[verb] for each in message.json()["decisions"] if each[verb])
         for verb in ("filter", "bind")
     }
     assert (parts["filter"]["fits"], parts["filter"]["observed_only"]) == (0, True)
     assert (parts["bind"]["outcome"], parts["bind"]["reason"]) == ("bound", "memory_on_any")
-    assert told() == [("NoGPUFits", "second")]  # from before; mode observe writes no Events
+    assert shown() == [("NoGPUFits", "second")]  # from before; mode observe writes no Events
 
     cluster.change_settings("extender", {"mode": "enforce"})
     cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces", 10.0)

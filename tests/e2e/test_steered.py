@@ -119,8 +119,8 @@ def at_home(cluster: RealCluster, name: str) -> bool:
     node = pod["spec"].get("nodeName")
     if not node:
         return False
-    said = pod["metadata"]["annotations"]["headroom.gpu/devices.0"]
-    return [held.device for held in cluster.machines[node].held(name)] == [said]
+    message = pod["metadata"]["annotations"]["headroom.gpu/devices.0"]
+    return [held.device for held in cluster.machines[node].held(name)] == [message]
 
 
 def choose(cluster: RealCluster, node: str, choice: str | None) -> None:

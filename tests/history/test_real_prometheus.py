@@ -196,7 +196,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture
-def told(world: World) -> World:
+def shown(world: World) -> World:
     """The same, when all history has come in."""
     # Of each exporter one that comes last, since it moves on with the others.
     waited_for = ("right", 0), ("odd", 7), ("odd", 2)
@@ -205,25 +205,25 @@ def told(world: World) -> World:
     return world
 
 
-def test_the_quieter_device_is_chosen_by_history_and_not_by_a_moment(told: World) -> None:
-    assert {told.device("steered", i)["headroom_bytes"] for i in (0, 1)} == {16 * GIB}
-    device = told.placed("steered")
+def test_the_quieter_device_is_chosen_by_history_and_not_by_a_moment(shown: World) -> None:
+    assert {shown.device("steered", i)["headroom_bytes"] for i in (0, 1)} == {16 * GIB}
+    device = shown.placed("steered")
     assert device["uuid"] == "GPU-steered-1"
     assert device["sm_activity_ratio"] == 0.2
     assert device["sm_activity_source"] == HISTORY
     assert device["sm_activity_quantile"] == 0.95
     assert device["sm_activity_window_s"] == 900
     assert 0 <= device["sm_activity_age_s"] < 60
-    loud = told.device("steered", 0)
+    loud = shown.device("steered", 0)
     assert loud["sm_activity_ratio"] == pytest.approx(0.9, abs=0.05)
 
 
-def test_so_is_the_node_with_the_quieter_device(told: World) -> None:
+def test_so_is_the_node_with_the_quieter_device(shown: World) -> None:
     """As much is held on both, and on their only devices."""
     for order in (("left", "right"), ("right", "left")):
-        device = told.placed(*order)
+        device = shown.placed(*order)
         assert (device["uuid"], device["sm_activity_source"]) == ("GPU-right-0", HISTORY)
-    assert told.device("left")["headroom_bytes"] == told.device("right")["headroom_bytes"]
+    assert shown.device("left")["headroom_bytes"] == shown.device("right")["headroom_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -239,32 +239,32 @@ def test_so_is_the_node_with_the_quieter_device(told: World) -> None:
         pytest.param(7, 0.713002, HISTORY, id="a GPU instance, by its parent"),
     ],
 )
-def test_odd_figures(told: World, index: int, ratio: float, source: str) -> None:
-    device = told.device("odd", index)
+def test_odd_figures(shown: World, index: int, ratio: float, source: str) -> None:
+    device = shown.device("odd", index)
     # Prometheus computes the quantile in doubles of its own.
     assert device["sm_activity_ratio"] == pytest.approx(ratio)
     assert device["sm_activity_source"] == source
 
 
-def test_labels_in_lower_case_and_exported_ones_are_read(told: World) -> None:
-    right = told.device("right")
+def test_labels_in_lower_case_and_exported_ones_are_read(shown: World) -> None:
+    right = shown.device("right")
     assert (right["sm_activity_ratio"], right["sm_activity_source"]) == (0.2, HISTORY)
 
 
-def test_max_sm_uses_history_and_shows_that(told: World) -> None:
+def test_max_sm_uses_history_and_shows_that(shown: World) -> None:
     asking = pod("calm", "1Gi")
     asking["metadata"]["annotations"]["headroom.gpu/max-sm"] = "50%"
-    answer = told.server.post("/filter", offer(asking, "left", "right")).json()
+    answer = shown.server.post("/filter", offer(asking, "left", "right")).json()
     assert answer["NodeNames"] == ["right"]
-    body = told.server.get("/v1/explain/pods/default/calm").json()
+    body = shown.server.get("/v1/explain/pods/default/calm").json()
     lines = [line.strip() for node in body["nearest"] for line in node["lines"]]
     over = "the 0.95 quantile of 15 minutes in DCGM's history; the pod requires less than 50 %"
     assert f"SM activity 20 %, {over}" in lines
     assert any(line.startswith("SM activity 9") and line.endswith(over) for line in lines)
 
 
-def test_placement_goes_on_whatever_becomes_of_prometheus(told: World) -> None:
-    world, real, wire = told, told.prometheus, told.wire
+def test_placement_goes_on_whatever_becomes_of_prometheus(shown: World) -> None:
+    world, real, wire = shown, shown.prometheus, shown.wire
 
     def placed_by(source: str, why: str) -> dict[str, Any]:
         placed: list[dict[str, Any]] = []

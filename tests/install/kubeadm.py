@@ -88,8 +88,8 @@ class Variant(Play):
         shutil.copy(self._deploy / "default-scheduler/kube-scheduler.yaml", FILES)
         config = FILES / "kube-scheduler.yaml"
         command = [sys.executable, "-m", "headroom", "doctor", f"--scheduler-config={config}"]
-        told = subprocess.run(command, capture_output=True, text=True, check=False)
-        self.found["doctor"] = [told.returncode, *(told.stdout + told.stderr).splitlines()]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.found["doctor"] = [shown.returncode, *(shown.stdout + shown.stderr).splitlines()]
         self.plane.write_kubeconfig(
             KUBERNETES / "scheduler.conf", {"token": "scheduler-of-the-tests"}
         )

@@ -142,15 +142,15 @@ def test_no_call_starts_after_close() -> None:
 
 
 @pytest.mark.parametrize(
-    ("no_proxy", "said"),
+    ("no_proxy", "message"),
     [
         pytest.param("", r"127\.0\.0\.1:1", id="through it"),
         pytest.param("localhost", r"localhost:2", id="around it"),
     ],
 )
-def test_the_loop_goes_through_the_proxy_that_is_configured(no_proxy: str, said: str) -> None:
+def test_the_loop_goes_through_the_proxy_that_is_configured(no_proxy: str, message: str) -> None:
     configuration = at("http://localhost:2", proxy="http://127.0.0.1:1", no_proxy=no_proxy)
-    with pytest.raises(NoAnswer, match=said):
+    with pytest.raises(NoAnswer, match=message):
         get(configuration)
 
 
@@ -192,14 +192,14 @@ def test_tls_uses_server_and_client_certificates(
         mine = {"ssl_ca_cert": authority.cert, "cert_file": client.cert, "key_file": client.key}
         return get(at(f"https://127.0.0.1:{port}", **(mine | settings)))
 
-    stranger = Authority(folder, "stranger").cert
+    outsider = Authority(folder, "outsider").cert
     assert called() == [b"{}"]
     # Rejected after the handshake, as in TLS 1.3: reported, or found closed as we write.
     with pytest.raises(NoAnswer, match=r"^GET /a: \w"):
         called(cert_file=None)
     with pytest.raises(NoAnswer, match="certificate verify failed"):
-        called(ssl_ca_cert=stranger)
+        called(ssl_ca_cert=outsider)
     with pytest.raises(NoAnswer, match=r"not valid for 'elsewhere\.example'"):
         called(tls_server_name="elsewhere.example")
     assert called(tls_server_name="elsewhere.example", assert_hostname=False) == [b"{}"]
-    assert called(ssl_ca_cert=stranger, verify_ssl=False) == [b"{}"]
+    assert called(ssl_ca_cert=outsider, verify_ssl=False) == [b"{}"]

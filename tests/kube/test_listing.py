@@ -86,37 +86,37 @@ def scheduler(plane: ControlPlane) -> Iterator[str]:
 def test_the_doctor_lists_a_cluster(
     plane: ControlPlane, node: str, driver: str, scheduler: str
 ) -> None:
-    told = doctor("--kubeconfig", str(plane.kubeconfig()))
-    report, operator = [line for line in told.stdout.splitlines() if node in line]
+    shown = doctor("--kubeconfig", str(plane.kubeconfig()))
+    report, operator = [line for line in shown.stdout.splitlines() if node in line]
     assert report.startswith("warning: ")
     assert "no GPU report from the node" in report
     assert operator.startswith(
         f"warning: {node}: the GPU Operator's nvidia-driver-daemonset is not ready (Pending)"
     )
     where = f"ConfigMap kube-system/{scheduler}, config.yaml"
-    (mistake,) = [line for line in told.stdout.splitlines() if where in line]
+    (mistake,) = [line for line in shown.stdout.splitlines() if where in line]
     assert mistake.startswith(f"warning: {where}: percentageOfNodesToScore is not 100")
-    assert told.returncode == 1
+    assert shown.returncode == 1
 
 
 def test_kinds_without_rights_are_named(
     plane: ControlPlane, node: str, few_rights: str, scheduler: str
 ) -> None:
-    told = doctor("--kubeconfig", str(plane.kubeconfig(few_rights)))
-    assert told.returncode == 1
-    lines = [line for line in told.stdout.splitlines() if "not read: " in line]
+    shown = doctor("--kubeconfig", str(plane.kubeconfig(few_rights)))
+    assert shown.returncode == 1
+    lines = [line for line in shown.stdout.splitlines() if "not read: " in line]
     assert [line.partition(" (GET ")[0] for line in lines] == [
         f"advice: not read: kube-scheduler's ConfigMaps in {namespace}"
         for namespace in ("headroom-system", "kube-system")
     ]
     assert all(" 403" in line for line in lines)
-    assert node in told.stdout
+    assert node in shown.stdout
 
 
 def test_missing_rights_are_named(plane: ControlPlane) -> None:
-    told = doctor("--kubeconfig", str(plane.kubeconfig("nobody-of-the-tests")))
-    assert told.returncode == 2
-    (line,) = told.stderr.splitlines()
+    shown = doctor("--kubeconfig", str(plane.kubeconfig("nobody-of-the-tests")))
+    assert shown.returncode == 2
+    (line,) = shown.stderr.splitlines()
     assert line.startswith("headroom: the cluster cannot be listed: GET /api/v1/nodes: 401")
     assert "a kubeconfig that may list nodes" in line
 
@@ -131,7 +131,7 @@ def test_an_object_without_a_name_is_skipped(tmp_path: Path) -> None:
         contexts = [{"name": "c", "context": {"cluster": "c", "user": "u"}}]
         file = tmp_path / "kubeconfig"
         users = [{"name": "u", "user": {}}]
-        told = {"clusters": clusters, "contexts": contexts, "users": users, "current-context": "c"}
-        file.write_text(json.dumps({"kind": "Config", "apiVersion": "v1", **told}))
+        shown = {"clusters": clusters, "contexts": contexts, "users": users, "current-context": "c"}
+        file.write_text(json.dumps({"kind": "Config", "apiVersion": "v1", **shown}))
         listed = list_cluster(Settings(), str(file))
     assert {obj.metadata.name for kind in listed for obj in kind.objects} == {"n"}

@@ -305,8 +305,10 @@ def test_retry_after_is_respected_and_the_watch_resumes() -> None:
 def test_backoff_grows_until_an_event_arrives() -> None:
     down = status(503)
     nonsense: Answer = lambda exchange: exchange.reply(200, b"{")  # noqa: E731 -- typed in place
-    heard = watch(change("ADDED", "a", 6), then=breaks_off)
-    with following(down, nonsense, Exchange.hang, page(5), heard, down, page(6), HANG) as followed:
+    received = watch(change("ADDED", "a", 6), then=breaks_off)
+    with following(
+        down, nonsense, Exchange.hang, page(5), received, down, page(6), HANG
+    ) as followed:
         followed.seen.until(lambda _: len(followed.server.requests) == 8)
     assert followed.waits[:5] == [1.0, 2.0, 4.0, 1.0, 2.0]
 
@@ -314,20 +316,20 @@ def test_backoff_grows_until_an_event_arrives() -> None:
 def test_a_long_watch_without_events_resets_the_backoff() -> None:
     """For an idle kind: the new failure is unrelated to the old one."""
     now_s = 0.0
-    looked = threading.Event()
+    readings = threading.Event()
 
     def clock() -> float:
-        looked.set()
+        readings.set()
         return now_s
 
     def goes_on(exchange: Exchange) -> None:
         nonlocal now_s
-        looked.wait(5.0)  # until its beginning was dated
+        readings.wait(5.0)  # until its beginning was dated
         now_s += 30.0
         breaks_off(exchange)
 
     def begins(exchange: Exchange) -> None:
-        looked.clear()
+        readings.clear()
         watch(then=goes_on)(exchange)
 
     script = [page(5), watch(then=breaks_off), watch(then=breaks_off), begins]

@@ -244,12 +244,12 @@ def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
         try:
             assert process.stdout is not None
             asked = {"Pod": pod("later", "90Gi"), "NodeNames": NODES}
-            told = ""
-            while "team-a/later" not in told:
+            reported = ""
+            while "team-a/later" not in reported:
                 assert process.poll() is None
                 assert server.post("/filter", asked).status == 200
-                told = process.stdout.readline()
-            assert "decision  team-a/later  -  rejected: none of 3 nodes" in told
+                reported = process.stdout.readline()
+            assert "decision  team-a/later  -  rejected: none of 3 nodes" in reported
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -397,9 +397,9 @@ def test_the_doctor_is_a_command_of_the_plugin(tmp_path: Path) -> None:
     fleet.write_text(
         "nodes: [{name: a, gpus: 1, memory: 1Gi, annotations: {headroom.gpu/reserve: x}}]"
     )
-    told = run("", "doctor", "--fleet", str(fleet))
-    assert told.stdout.startswith("warning: a: takes no pods: it is annotated")
-    assert told.returncode == 1
+    reported = run("", "doctor", "--fleet", str(fleet))
+    assert reported.stdout.startswith("warning: a: takes no pods: it is annotated")
+    assert reported.returncode == 1
     (one,) = json.loads(run("", "doctor", "--fleet", str(fleet), "-o", "json").stdout)
     assert (one["weight"], one["nodes"]) == ("warning", ["a"])
     assert yaml.safe_load(run("", "doctor", "--fleet", str(fleet), "-o", "yaml").stdout) == [one]
@@ -415,9 +415,9 @@ def test_the_doctor_takes_the_context_before_and_after_its_name(
         "{kind: Config, apiVersion: v1, clusters: [], users: [], contexts: [], current-context: c}"
     )
     where = ["--kubeconfig", str(kubeconfig), "--context", "of-nobody"]
-    told = run("", *where, "doctor") if before else run("", "doctor", *where)
-    assert told.returncode == 2
-    assert "of-nobody" in told.stderr
+    reported = run("", *where, "doctor") if before else run("", "doctor", *where)
+    assert reported.returncode == 2
+    assert "of-nobody" in reported.stderr
 
 
 def test_version_is_printed() -> None:
@@ -428,14 +428,14 @@ def test_version_is_printed() -> None:
 
 def offered(*words: str) -> list[str]:
     """As kubectl asks: the words after `headroom`."""
-    said = io.StringIO()
+    message = io.StringIO()
     with (
         mock.patch.dict(os.environ),
         mock.patch.object(sys, "argv", ["kubectl_complete-headroom", *words]),
-        contextlib.redirect_stdout(said),
+        contextlib.redirect_stdout(message),
     ):
         complete()
-    *lines, directive = said.getvalue().splitlines()
+    *lines, directive = message.getvalue().splitlines()
     assert directive == ":4"
     return [line.partition("\t")[0] for line in lines]
 

@@ -194,11 +194,11 @@ class Node(Processes):
         door = Door(self.plane.port)
         self._doors.append(door)
         (self.folder / "door").write_text(yaml.safe_dump(self._kubeconfig(door.port)))
-        heard = self.log("kubelet").count(PLUGIN_HEARD)
+        received = self.log("kubelet").count(PLUGIN_HEARD)
         self.spawn_kubelet("door")
         self._show("kubelet")
         self.wait(
-            lambda: self.log("kubelet").count(PLUGIN_HEARD) > heard, "a kubelet with a plugin"
+            lambda: self.log("kubelet").count(PLUGIN_HEARD) > received, "a kubelet with a plugin"
         )
         door.open()
         self.until_ready()

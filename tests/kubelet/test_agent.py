@@ -289,12 +289,12 @@ def test_a_pod_deleted_by_force_is_reported_while_its_process_lives_and_its_succ
     assert new != old
     (held,) = node.held("p")
 
-    def told() -> dict[str, tuple[str, str, int | None]]:
+    def shown() -> dict[str, tuple[str, str, int | None]]:
         return {p.uid: (p.name, p.replica, p.used_bytes) for p in agent.sample().pods}
 
-    node.wait(lambda: new in told(), "the new pod in the report")
-    assert told() == {old: ("", "", 3 * GIB), new: ("p", held.replica, GIB)}
-    node.wait(lambda: old not in told(), "the end of the old container")
+    node.wait(lambda: new in shown(), "the new pod in the report")
+    assert shown() == {old: ("", "", 3 * GIB), new: ("p", held.replica, GIB)}
+    node.wait(lambda: old not in shown(), "the end of the old container")
 
 
 def test_a_plugin_with_fewer_replicas_is_reported_with_the_replicas_that_it_dropped(
@@ -388,13 +388,13 @@ def test_the_checkpoint_alone_and_podresources_alone_give_what_they_have(
         holdings = [r for r in readings if isinstance(r, HoldingReading)]
         return holdings, {r.source: r.state for r in readings if isinstance(r, SourceReading)}
 
-    (alone,), said = probe(checkpoint, nowhere)
+    (alone,), reported = probe(checkpoint, nowhere)
     assert (alone.uid, alone.name, alone.replica) == (uid, "", held.replica)
-    assert said == {"checkpoint": "ok", "podresources": "absent"}
-    (alone,), said = probe(nowhere, socket)
+    assert reported == {"checkpoint": "ok", "podresources": "absent"}
+    (alone,), reported = probe(nowhere, socket)
     assert (alone.uid, alone.namespace, alone.name) == ("", "default", "a")
     assert (alone.container, alone.replica) == ("main", held.replica)
-    assert said == {"checkpoint": "absent", "podresources": "degraded"}
+    assert reported == {"checkpoint": "absent", "podresources": "degraded"}
     assert probe(nowhere, nowhere)[0] == []
 
 
@@ -488,10 +488,10 @@ def test_the_agent_s_process_reports_what_its_probes_see(
     assert printed.pods == expected.pods
     assert used(printed) == {"a": GIB, "b": GIB}
     assert printed.plugin == expected.plugin
-    told = [
+    shown = [
         (d.uuid, d.resource, d.sharing, d.replicas, d.unattributed_bytes) for d in printed.devices
     ]
-    assert told == [
+    assert shown == [
         (d.uuid, d.resource, d.sharing, d.replicas, d.unattributed_bytes) for d in expected.devices
     ]
 

@@ -63,8 +63,8 @@ def replica_in_status(node: Node, pod: str) -> dict[str, str]:
     (container,) = node.status(pod)["containerStatuses"]
     (resource,) = container["allocatedResourcesStatus"]
     assert resource["name"] == RESOURCE
-    (told,) = resource["resources"]
-    return dict(told)
+    (shown,) = resource["resources"]
+    return dict(shown)
 
 
 def test_the_status_of_a_pod_names_its_replica_and_its_health(start_node: StartNode) -> None:

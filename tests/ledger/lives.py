@@ -105,8 +105,8 @@ class Replica:
             self.paused += events
 
     def resume(self) -> None:
-        heard, self.paused = self.paused or [], None
-        self.state.apply(heard)
+        received, self.paused = self.paused or [], None
+        self.state.apply(received)
 
 
 class Clock:
@@ -208,10 +208,10 @@ class Cluster:
             *uninitialised(state),
         ]
 
-    def done_by(self, i: int, chores: Sequence[Chore]) -> None:
+    def done_by(self, i: int, tasks: Sequence[Chore]) -> None:
         ledger = self.replicas[i].ledger
-        for chore in chores:
-            match chore:
+        for task in tasks:
+            match task:
                 case UnreservedPod(node, who):
                     ledger.charge(node, who)
                 case Orphan(node, uid, left):

@@ -171,7 +171,7 @@ def test_fields_of_a_newer_version_survive_our_writes(
     with existing(plane, "newer"):
         path = f"{GPUNODES}/newer"
 
-        def told() -> bool:
+        def shown() -> bool:
             spec = {"later": theirs, "reservations": {"uid-old": reservation}}
             status = {"later": theirs, "plugin": {"later": theirs, "source": "x"}}
             try:
@@ -183,7 +183,7 @@ def test_fields_of_a_newer_version_survive_our_writes(
                 return False
             return "later" in after["spec"]
 
-        until(told, "the new schema to be in use")
+        until(shown, "the new schema to be in use")
         held = store.read_gpunode("newer")
         assert held is not None
         ours = Reservation(namespace="a", name="q", attempt="1")

@@ -200,8 +200,8 @@ class Cluster(RuleBasedStateMachine):
     @rule(many=st.integers(1, 5))
     @precondition(lambda self: bool(self.untold))
     def watch_tells_some(self, many: int) -> None:
-        told, self.untold[:] = self.untold[:many], self.untold[many:]
-        self.state.apply(told)
+        shown, self.untold[:] = self.untold[:many], self.untold[many:]
+        self.state.apply(shown)
 
     @rule()
     def watch_catches_up(self) -> None:

@@ -95,16 +95,16 @@ def test_two_replicas_have_the_same_result_as_one(scene: str) -> None:
     alone, both, again = Cluster(), Cluster(), Cluster()
     for cluster in (alone, both, again):
         make(cluster)
-    chores = [both.found_by(i) for i in range(2)]
-    assert chores[0] == chores[1] != []
-    assert all(isinstance(chore, kind) for chore in chores[0])
+    tasks = [both.found_by(i) for i in range(2)]
+    assert tasks[0] == tasks[1] != []
+    assert all(isinstance(task, kind) for task in tasks[0])
 
     alone.done_by(0, alone.found_by(0))
     for i in range(2):
-        both.done_by(i, chores[i])  # the second has its findings from before the first acted
+        both.done_by(i, tasks[i])  # the second has its findings from before the first acted
     assert list(both.content()) == list(alone.content())
     for _ in range(2):
-        again.done_by(1, chores[1])
+        again.done_by(1, tasks[1])
     assert list(again.content()) == list(alone.content())
     # And the next bind finds a consistent state: reservations, bound pods and free memory agree.
     for cluster in (alone, both):

@@ -151,10 +151,10 @@ def explore(scenario: Scenario, judge: Judge, most_states: int = 1_000_000) -> E
         if wrong := judged[world.key]:
             story = tuple(_story(state, came_from))
             return Explored(len(came_from), steps, len(judged), wrong, story)
-        for said, after in _successors(state, names, actors, scenario):
+        for message, after in _successors(state, names, actors, scenario):
             steps += 1
             if after.key not in came_from:
-                came_from[after.key] = state, said
+                came_from[after.key] = state, message
                 ahead.append(after)
         assert len(came_from) <= most_states, f"more than {most_states} states"
     return Explored(len(came_from), steps, len(judged))
@@ -168,14 +168,14 @@ def _successors(
         if call is None:
             continue
         world, answer = state.world.perform(call)
-        said = f"{names[i]}: {call.operation}"
+        message = f"{names[i]}: {call.operation}"
         yield (
-            f"{said} -> {_short(answer)}",
+            f"{message} -> {_short(answer)}",
             replace(state, world=world, minds=_with(state.minds, i, actors.told(i, mind, answer))),
         )
         if state.losses_left and call.writes:
             yield (
-                f"{said}, lost from sight",
+                f"{message}, lost from sight",
                 replace(
                     state,
                     minds=_with(state.minds, i, actors.told(i, mind, OutcomeUnknown("no answer"))),
@@ -186,8 +186,8 @@ def _successors(
     for i, call in enumerate(state.under_way):
         world, answer = state.world.perform(call)
         under_way = state.under_way[:i] + state.under_way[i + 1 :]
-        said = f"{call.operation} arrives -> {_short(answer)}"
-        yield said, replace(state, world=world, under_way=under_way)
+        message = f"{call.operation} arrives -> {_short(answer)}"
+        yield message, replace(state, world=world, under_way=under_way)
     for name in state.deeds_left:
         if (changed := scenario.deeds[name](state.world)) is not None:
             left = tuple(other for other in state.deeds_left if other != name)
@@ -210,6 +210,6 @@ def _story(
 ) -> list[str]:
     story: list[str] = []
     while (origin := came_from[state.key]) is not None:
-        state, said = origin
-        story.append(said)
+        state, message = origin
+        story.append(message)
     return story[::-1]

@@ -70,16 +70,16 @@ def families(scrapes: tuple[str, str]) -> dict[str, Metric]:
 
 
 def test_the_docs_name_every_metric_and_no_other(scrapes: tuple[str, str]) -> None:
-    told = families(scrapes)
-    assert documented().keys() - ELSEWHERE == told.keys()
-    for name, family in told.items():
+    shown = families(scrapes)
+    assert documented().keys() - ELSEWHERE == shown.keys()
+    for name, family in shown.items():
         assert documented()[name].type == family.type, name
 
 
 def test_the_docs_name_the_labels(scrapes: tuple[str, str]) -> None:
-    told = families(scrapes)
-    assert {name for name, family in told.items() if not labels_of(family)} >= UNSEEN
-    for name, family in told.items():
+    shown = families(scrapes)
+    assert {name for name, family in shown.items() if not labels_of(family)} >= UNSEEN
+    for name, family in shown.items():
         if name not in UNSEEN:
             assert labels_of(family) == documented()[name].labels, name
 
@@ -120,15 +120,15 @@ def test_prometheus_finds_nothing_to_complain_about(scrapes: tuple[str, str]) ->
             check=False,
         )
         # dcgm-exporter's names of labels are what dashboards of GPUs are made for.
-        told = [line for line in done.stdout.splitlines() if not line.endswith("'camelCase'")]
-        assert told == []
+        shown = [line for line in done.stdout.splitlines() if not line.endswith("'camelCase'")]
+        assert shown == []
 
 
 def test_devices_without_series_of_their_own_are_counted(scrapes: tuple[str, str]) -> None:
     """At most three of the four devices have series."""
-    told = families(scrapes)
-    devices = {s.labels["device"] for s in told["headroom_ledger_device_headroom_bytes"].samples}
+    shown = families(scrapes)
+    devices = {s.labels["device"] for s in shown["headroom_ledger_device_headroom_bytes"].samples}
     assert devices == {"GPU-broken-0", "GPU-broken-1", "GPU-shared-0"}
-    (left_out,) = told["headroom_ledger_devices_left_out"].samples
-    (fleet,) = told["headroom_fleet_devices"].samples
+    (left_out,) = shown["headroom_ledger_devices_left_out"].samples
+    (fleet,) = shown["headroom_fleet_devices"].samples
     assert (left_out.value, fleet.value) == (1, 4)

@@ -62,8 +62,8 @@ def test_devices_are_shared_as_the_plugin_advertises_them(
         gpu.uuid: Share(kind, advertised.resource, Replicas(free=each[gpu.uuid])) for gpu in gpus
     }
     assert (advertised.resource, set(each.values())) == (resource, {replicas})
-    told = {} if kind == "none" else {resource: replicas}
-    assert (configured.sharing, configured.replicas) == (kind, told)
+    shown = {} if kind == "none" else {resource: replicas}
+    assert (configured.sharing, configured.replicas) == (kind, shown)
     assert configured.fail_requests_greater_than_one is (resource == SHARED)
 
 

@@ -36,8 +36,8 @@ H200S = gpus(2, "NVIDIA H200", H200_MIB * MIB, first=3)
 def of_gpu(labels: Mapping[str, str]) -> dict[str, str]:
     """The labels that schedulers read."""
     names = ("count", "replicas", "memory", "product", "sharing-strategy")
-    told = {name: labels[f"nvidia.com/gpu.{name}"] for name in names}
-    return told | {"mps.capable": labels["nvidia.com/mps.capable"]}
+    shown = {name: labels[f"nvidia.com/gpu.{name}"] for name in names}
+    return shown | {"mps.capable": labels["nvidia.com/mps.capable"]}
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def test_under_single_an_instance_is_a_gpu_and_its_uuid_the_replica(
     # The variable means it by the same uuid, so a pod can do so too.
     answer = kubelet.allocate(registered, uuids[-1])
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuids[-1]
-    told = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
-    found, complaints = shares(readings(gpus), SharingReadings(registered=[told]), {})
+    shown = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
+    found, complaints = shares(readings(gpus), SharingReadings(registered=[shown]), {})
     assert complaints == []
     share = Share("none", "nvidia.com/gpu", Replicas(free=1))
     assert found == dict.fromkeys(uuids, share)
@@ -78,8 +78,8 @@ def test_shared_instances_have_replicas_of_their_own(start_plugin: Callable[...,
     kubelet = start_plugin(ALIKE, strategy("single") | sharing("timeSlicing", 2))
     registered = kubelet.registered()
     advertised = kubelet.advertised(registered)
-    told = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
-    found, _ = shares(readings(ALIKE), SharingReadings(registered=[told]), {})
+    shown = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
+    found, _ = shares(readings(ALIKE), SharingReadings(registered=[shown]), {})
     share = Share("time-slicing", "nvidia.com/gpu", Replicas(free=2))
     assert found == dict.fromkeys(["MIG-1", "MIG-2", "MIG-3"], share)
     assert kubelet.allocate(registered, "MIG-2::1").envs["NVIDIA_VISIBLE_DEVICES"] == "MIG-2"
@@ -88,11 +88,11 @@ def test_shared_instances_have_replicas_of_their_own(start_plugin: Callable[...,
 def test_under_mixed_each_profile_is_a_resource(start_plugin: Callable[..., Kubelet]) -> None:
     kubelet = start_plugin(MIXED, strategy("mixed"))
     advertised = [kubelet.advertised() for _ in range(2)]
-    told = [
+    shown = [
         RegisteredReading("podresources", each.resource, frozenset(each.replicas))
         for each in advertised
     ]
-    found, complaints = shares(readings(MIXED), SharingReadings(registered=told), {})
+    found, complaints = shares(readings(MIXED), SharingReadings(registered=shown), {})
     assert complaints == []
     assert {uuid: share.resource for uuid, share in found.items()} == {
         "MIG-1": "nvidia.com/mig-1g.10gb",

@@ -46,12 +46,12 @@ def server() -> Iterator[Server]:
     with serving(FLEET) as started:
         place(started, "runs", "7Gi", "l4-0000")
         ask(started, "large", "90Gi", ["l4-0000", "l4-0001", "h100"])
-        stranger = {
+        outsider = {
             "used_bytes": 20 * GIB,
             "unattributed_bytes": 20 * GIB,
             "replicas": Replicas(free=4),
         }
-        report(started, "l4-0059", stranger, {"healthy": False, "health_reason": "XID 79"})
+        report(started, "l4-0059", outsider, {"healthy": False, "health_reason": "XID 79"})
         yield started
 
 
@@ -82,7 +82,7 @@ class Looked:
 
 
 @pytest.fixture
-def looked(browser: Browser, server: Server) -> Iterator[Looked]:
+def readings(browser: Browser, server: Server) -> Iterator[Looked]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(20_000)
     expect.set_options(timeout=20_000)

@@ -14,8 +14,8 @@ from tests.serving import Server, serving
 from tests.waiting import until
 
 
-def test_the_fleet_is_shown_in_totals_and_pages(looked: Looked) -> None:
-    page = looked.open("/fleet")
+def test_the_fleet_is_shown_in_totals_and_pages(readings: Looked) -> None:
+    page = readings.open("/fleet")
     facts = page.locator("#facts")
     expect(facts).to_contain_text("61nodes")
     expect(page.locator("#observes")).to_be_hidden()
@@ -29,12 +29,12 @@ def test_the_fleet_is_shown_in_totals_and_pages(looked: Looked) -> None:
     expect(page.locator("#found")).to_have_text("1 to 50 of 61 nodes")
 
 
-def test_a_bar_has_an_accessible_description(looked: Looked) -> None:
-    page = looked.open("/fleet")
+def test_a_bar_has_an_accessible_description(readings: Looked) -> None:
+    page = readings.open("/fleet")
     page.get_by_label("Search").fill("l4-0059")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
-    stranger = page.get_by_role("img", name=re.compile("GPU 0 L4"))
-    expect(stranger).to_have_accessible_name(
+    outsider = page.get_by_role("img", name=re.compile("GPU 0 L4"))
+    expect(outsider).to_have_accessible_name(
         "GPU 0 L4, 4.1 GiB free, 0.0 GiB reserved by pods, 19.9 GiB unattributed, "
         "20.0 GiB measured in use, of 24.0 GiB"
     )
@@ -42,7 +42,7 @@ def test_a_bar_has_an_accessible_description(looked: Looked) -> None:
     expect(unhealthy).to_have_accessible_name(re.compile("unhealthy: .*XID 79"))
 
     def widths() -> list[tuple[str, float]]:
-        found: list[tuple[str, float]] = stranger.locator(".bar i").evaluate_all(
+        found: list[tuple[str, float]] = outsider.locator(".bar i").evaluate_all(
             "parts => parts.map(each => [each.className, each.getBoundingClientRect().width])"
         )
         return found
@@ -54,8 +54,8 @@ def test_a_bar_has_an_accessible_description(looked: Looked) -> None:
     assert unattributed[1] / free[1] == pytest.approx(19.94 / 4.06, rel=0.05)
 
 
-def test_nodes_with_faults_are_found_and_opened_by_keyboard(looked: Looked) -> None:
-    page = looked.open("/fleet")
+def test_nodes_with_faults_are_found_and_opened_by_keyboard(readings: Looked) -> None:
+    page = readings.open("/fleet")
     page.get_by_label("only where something is wrong").check()
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.get_by_label("Search").focus()
@@ -69,8 +69,8 @@ def test_nodes_with_faults_are_found_and_opened_by_keyboard(looked: Looked) -> N
     expect(devices).to_have_count(0)
 
 
-def test_a_pod_on_a_device_links_to_its_explanation(looked: Looked) -> None:
-    page = looked.open("/fleet")
+def test_a_pod_on_a_device_links_to_its_explanation(readings: Looked) -> None:
+    page = readings.open("/fleet")
     page.get_by_label("Search").fill("team-a/runs")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.locator("summary").click()
@@ -80,8 +80,8 @@ def test_a_pod_on_a_device_links_to_its_explanation(looked: Looked) -> None:
     expect(page.get_by_role("table", name="Annotations")).to_contain_text("headroom.gpu/placement")
 
 
-def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(looked: Looked) -> None:
-    page = looked.open("/pending")
+def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(readings: Looked) -> None:
+    page = readings.open("/pending")
     waits = page.get_by_role("table", name="Pending pods")
     expect(waits).to_contain_text("10.0 GiB short on h100")
     expect(page.locator("nav")).to_contain_text("Pending 1")
@@ -100,7 +100,7 @@ def test_a_pod_that_waits_leads_to_the_arithmetic_of_the_nearest_node(looked: Lo
     assert needs - room == short == 10
 
 
-def test_the_last_decision_names_the_extender_and_the_verb_that_ranked(looked: Looked) -> None:
+def test_the_last_decision_names_the_extender_and_the_verb_that_ranked(readings: Looked) -> None:
     """Another extender than that of filter may have ranked the nodes."""
     by_filter = False
 
@@ -115,12 +115,12 @@ def test_the_last_decision_names_the_extender_and_the_verb_that_ranked(looked: L
         }
         route.fulfill(response=response, json=body)
 
-    looked.page.route("**/v1/explain/pods/**", ranked)
-    answer = looked.open("/pod/team-a/large").locator("#answer")
+    readings.page.route("**/v1/explain/pods/**", ranked)
+    answer = readings.open("/pod/team-a/large").locator("#answer")
     expect(answer).to_contain_text("source: decision, generation 4711 of extender ext-ranks")
     expect(answer).to_contain_text("prioritize: h100 of 2 nodes (0.5 ms)")
     by_filter = True
-    looked.page.reload()
+    readings.page.reload()
     expect(answer).to_contain_text("filter returned only the best: h100 of 2 nodes")
 
 
@@ -128,16 +128,16 @@ def gib(text: str) -> float:
     return float(text.removesuffix(" GiB"))
 
 
-def test_an_unknown_pod_is_reported(looked: Looked) -> None:
-    looked.expected = "404"  # the browser itself writes it to its console
-    page = looked.open("/pod")
+def test_an_unknown_pod_is_reported(readings: Looked) -> None:
+    readings.expected = "404"  # the browser itself writes it to its console
+    page = readings.open("/pod")
     page.get_by_role("textbox", name="Pod").fill("team-a/unknown")
     page.get_by_role("button", name="Why?").click()
     expect(page.locator("#answer")).to_contain_text("pod team-a/unknown is not known")
 
 
-def test_changes_appear_without_closing_opened_rows(looked: Looked, server: Server) -> None:
-    page = looked.open("/fleet")
+def test_changes_appear_without_closing_opened_rows(readings: Looked, server: Server) -> None:
+    page = readings.open("/fleet")
     page.get_by_label("Search").fill("l4-0007")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.locator("summary").click()
@@ -149,8 +149,8 @@ def test_changes_appear_without_closing_opened_rows(looked: Looked, server: Serv
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
-def test_a_row_that_is_replaced_as_it_is_opened_is_open(looked: Looked, server: Server) -> None:
-    page = looked.open("/fleet")
+def test_a_row_that_is_replaced_as_it_is_opened_is_open(readings: Looked, server: Server) -> None:
+    page = readings.open("/fleet")
     page.get_by_label("Search").fill("l4-0008")
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     expect(page.locator("#live")).to_contain_text("live")
@@ -165,8 +165,8 @@ def test_a_row_that_is_replaced_as_it_is_opened_is_open(looked: Looked, server: 
     expect(devices.get_by_role("link", name="team-a/another").first).to_be_visible()
 
 
-def test_what_if_shows_placements(looked: Looked) -> None:
-    page = looked.open("/what-if")
+def test_what_if_shows_placements(readings: Looked) -> None:
+    page = readings.open("/what-if")
     page.get_by_label("Pods to add").fill("2")
     page.get_by_label("GPU memory of each pod").fill("70Gi")
     page.get_by_label("Nodes to drain").fill("l4-0000")
@@ -180,8 +180,8 @@ def test_what_if_shows_placements(looked: Looked) -> None:
     expect(page.locator("#answer")).to_have_text("h100 is not NODE=COUNT. Example: gpu-a=2")
 
 
-def test_changes_are_listed_with_their_cause(looked: Looked) -> None:
-    page = looked.open("/changes")
+def test_changes_are_listed_with_their_cause(readings: Looked) -> None:
+    page = readings.open("/changes")
     table = page.get_by_role("table", name="Changes, the latest first")
     reserved = table.get_by_role("row").filter(has_text="reservation made").last
     expect(reserved).to_contain_text("bind")
@@ -192,19 +192,19 @@ def test_changes_are_listed_with_their_cause(looked: Looked) -> None:
 
 def test_it_receives_every_kind_of_change() -> None:
     script = (ROOT / "extender/console/page/app.js").read_text(encoding="utf-8")
-    heard = set(re.findall(r'"(\w+)"', script.partition("const KINDS = [")[2].partition("]")[0]))
-    told = (ROOT / "docs/debug-api.md").read_text(encoding="utf-8")
-    rows = told.partition("| `event` | `cause` |")[2].partition("\n\n")[0].strip().split("\n")
-    assert heard == {name for row in rows for name in WORDS.findall(row.split("|")[1])}
+    received = set(re.findall(r'"(\w+)"', script.partition("const KINDS = [")[2].partition("]")[0]))
+    shown = (ROOT / "docs/debug-api.md").read_text(encoding="utf-8")
+    rows = shown.partition("| `event` | `cause` |")[2].partition("\n\n")[0].strip().split("\n")
+    assert received == {name for row in rows for name in WORDS.findall(row.split("|")[1])}
 
 
 WORDS = re.compile(r"`(\w+)`")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_light_and_dark(looked: Looked, scheme: Any) -> None:
-    looked.page.emulate_media(color_scheme=scheme)
-    page = looked.open("/fleet")
+def test_text_stands_out_in_light_and_dark(readings: Looked, scheme: Any) -> None:
+    readings.page.emulate_media(color_scheme=scheme)
+    page = readings.open("/fleet")
     page.locator("summary").first.click()
     expect(page.locator("table")).to_be_visible()
     faint = page.evaluate(CONTRASTS)
@@ -237,12 +237,12 @@ CONTRASTS = """() => {
 }"""
 
 
-def test_a_telephone_shows_it_without_scrolling_sideways(looked: Looked) -> None:
-    looked.page.set_viewport_size({"width": 390, "height": 800})
-    page = looked.open("/fleet")
+def test_a_telephone_shows_it_without_scrolling_sideways(readings: Looked) -> None:
+    readings.page.set_viewport_size({"width": 390, "height": 800})
+    page = readings.open("/fleet")
     expect(page.locator("summary").first).to_be_visible()
     for where in ("/fleet", "/pending", "/pod/team-a/large", "/what-if", "/changes"):
-        looked.open(where)
+        readings.open(where)
         expect(page.locator("#live")).to_contain_text("As of")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
@@ -294,9 +294,9 @@ def test_nothing_but_its_own_files_may_be_loaded(server: Server) -> None:
     assert "the page has no file 'none.js'" in missing.json()["detail"]
 
 
-def test_a_foreign_script_does_not_run(looked: Looked) -> None:
-    looked.expected = "Content Security Policy"
-    page = looked.open("/fleet")
+def test_a_foreign_script_does_not_run(readings: Looked) -> None:
+    readings.expected = "Content Security Policy"
+    page = readings.open("/fleet")
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), "
         "{textContent: 'window.ran = true'}))"
@@ -304,11 +304,11 @@ def test_a_foreign_script_does_not_run(looked: Looked) -> None:
     assert page.evaluate("window.ran") is None
 
 
-def test_names_are_text_whatever_they_hold(looked: Looked, server: Server) -> None:
+def test_names_are_text_whatever_they_hold(readings: Looked, server: Server) -> None:
     name = "<img src=x onerror=alert(1)>"
     ask(server, name, "90Gi", ["h100"])
     try:
-        page = looked.open("/pending")
+        page = readings.open("/pending")
         expect(page.get_by_role("link", name=f"team-a/{name}")).to_be_visible()
         assert page.locator("table img").count() == 0
     finally:

@@ -75,13 +75,13 @@ def test_a_smaller_request_fits_on_at_least_the_same_nodes(
 def test_the_explanation_matches_filter(fleet: list[World], asked: Pod) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
     verdicts = judged(asked, *nodes)[1]
-    told = explain(verdicts, Weights(), nearest=len(nodes))
-    assert sorted(node.node for node in told.nearest) == sorted(node.name for node in nodes)
-    for node in told.nearest:
+    shown = explain(verdicts, Weights(), nearest=len(nodes))
+    assert sorted(node.node for node in shown.nearest) == sorted(node.name for node in nodes)
+    for node in shown.nearest:
         assert node.reason == verdicts.reason(int(node.node))
-    assert told.fits == verdicts.fits.sum()
-    assert told.fits + sum(n for _, n in told.reasons) == len(nodes)
-    assert all(node.short_bytes == 0 for node in told.nearest if node.reason is None)
+    assert shown.fits == verdicts.fits.sum()
+    assert shown.fits + sum(n for _, n in shown.reasons) == len(nodes)
+    assert all(node.short_bytes == 0 for node in shown.nearest if node.reason is None)
 
 
 @settings(max_examples=examples(200), deadline=None)

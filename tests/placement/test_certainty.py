@@ -115,10 +115,10 @@ def test_a_slot_safe_node_cannot_be_overcommitted_by_the_plugin(world: World, mo
         max((*world.waiting, *sizes), default=0) * gpu.total <= of_it
         for (gpu, of_it), sizes in zip(pairs, world.sitting, strict=True)
     )
-    said = world.certainty()
-    if said != "exact":
-        assert (said == "slot-safe") == fits
-    if said == "slot-safe":
+    message = world.certainty()
+    if message != "exact":
+        assert (message == "slot-safe") == fits
+    if message == "slot-safe":
         # With some more that ask for what a replica is worth everywhere it is still safe.
         worth = min(of_it // gpu.total for gpu, of_it in pairs)
         crowd = [*world.waiting, *([worth] * more)]

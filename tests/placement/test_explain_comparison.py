@@ -22,9 +22,9 @@ def test_all_failed_checks_are_listed_first_the_one_of_filter() -> None:
     crowded = shared("A", free=0, allocated=4, healthy=False, sm_activity=busy)
     asks = pod(None, annotations={VRAM: "30Gi", MAX_SM: "50%"})
     verdicts = judged(asks, weighed(crowded, name="n", plugin=DISTRIBUTED, fresh_until_s=0.0))[1]
-    told = compare(verdicts, 0, Weights(), None)
-    assert told.failing == (Reason.STALE_REPORT, Reason.NO_REPLICA, Reason.MEMORY_ON_ANY)
-    assert (told.rank, told.fits, told.winner, told.terms) == (None, 0, "", ())
+    shown = compare(verdicts, 0, Weights(), None)
+    assert shown.failing == (Reason.STALE_REPORT, Reason.NO_REPLICA, Reason.MEMORY_ON_ANY)
+    assert (shown.rank, shown.fits, shown.winner, shown.terms) == (None, 0, "", ())
 
 
 def test_reasons_implied_by_a_broader_one_are_omitted() -> None:
@@ -58,16 +58,16 @@ def test_terms_add_up_to_the_score_and_failures_match_filter(
 ) -> None:
     verdicts = judged(asked, *(world.weighed(str(i)) for i, world in enumerate(fleet)))[1]
     for i in range(len(fleet)):
-        told = compare(verdicts, i, Weights(), None)
-        assert (told.failing[0] if told.failing else None) == verdicts.reason(i)
-        if told.node.score is None:
+        shown = compare(verdicts, i, Weights(), None)
+        assert (shown.failing[0] if shown.failing else None) == verdicts.reason(i)
+        if shown.node.score is None:
             continue
-        assert sum(term.part for term in told.terms) == pytest.approx(1)
-        mean = sum(term.part * term.value for term in told.terms)
-        assert told.node.score == pytest.approx(mean)
-        assert told.winner_score is not None
-        assert told.winner_score >= told.node.score
-        assert (told.rank == 1) == (told.node.score == told.winner_score)
+        assert sum(term.part for term in shown.terms) == pytest.approx(1)
+        mean = sum(term.part * term.value for term in shown.terms)
+        assert shown.node.score == pytest.approx(mean)
+        assert shown.winner_score is not None
+        assert shown.winner_score >= shown.node.score
+        assert (shown.rank == 1) == (shown.node.score == shown.winner_score)
 
 
 def test_an_unknown_node_does_not_change_scores() -> None:
@@ -75,6 +75,6 @@ def test_an_unknown_node_does_not_change_scores() -> None:
     silent = weighed(device("A"), name="silent", fresh_until_s=never)
     silent = msgspec.structs.replace(silent, ageing_from_s=never)
     verdicts = judged("8Gi", silent, weighed(device("B"), name="heard"))[1]
-    told = compare(verdicts, 1, Weights(), None)
-    assert (told.rank, told.winner) == (1, "heard")
+    shown = compare(verdicts, 1, Weights(), None)
+    assert (shown.rank, shown.winner) == (1, "heard")
     assert rank(verdicts, Weights()).scores[0] == 0

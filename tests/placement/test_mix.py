@@ -228,13 +228,13 @@ def test_cached_ranks_match_the_terms_with_prices() -> None:
     asked = request(wants("p", "8Gi"))
     found = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
     verdicts = fit(asked, snap, np.arange(5), NOW_S)
-    told = rank(verdicts, Weights(), found)
+    shown = rank(verdicts, Weights(), found)
     cached = FitCache(Weights()).weigh(asked, snap)
     kept = cached.rank(asked, snap, np.arange(5), NOW_S, found)
-    assert kept.scores.tolist() == told.scores.tolist()
-    total = sum(Weights().parts[name] * term for name, term in told.terms.items())
-    assert total == pytest.approx(told.scores)
-    assert (told.terms["packing"] <= 1).all()
+    assert kept.scores.tolist() == shown.scores.tolist()
+    total = sum(Weights().parts[name] * term for name, term in shown.terms.items())
+    assert total == pytest.approx(shown.scores)
+    assert (shown.terms["packing"] <= 1).all()
     without = cached.rank(asked, snap, np.arange(5), NOW_S)
     assert without.scores.tolist() != kept.scores.tolist()
 
@@ -299,8 +299,8 @@ def test_prices_do_not_affect_pods_with_several_devices() -> None:
         asked = request(pod("100%", container(gpus=gpus), annotations=FRAGMENTATION))
         verdicts = fit(asked, snap, rows, NOW_S)
         assert verdicts.fits.all()
-        told = rank(verdicts, Weights(), found)
+        shown = rank(verdicts, Weights(), found)
         cached = FitCache(Weights()).weigh(asked, snap)
-        assert cached.rank(asked, snap, rows, NOW_S, found).winner == told.winner
-        winners.append(told.winner == 0)
+        assert cached.rank(asked, snap, rows, NOW_S, found).winner == shown.winner
+        winners.append(shown.winner == 0)
     assert winners == [False, True]

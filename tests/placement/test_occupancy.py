@@ -77,37 +77,37 @@ def grounds(draw: DrawFn, world: World) -> Grounds:
 
 def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
     """Yield copies with one field changed each, and at last one with other measurements."""
-    told, reservations, leaving, choice = was
+    shown, reservations, leaving, choice = was
     for name, values in _of_device.items():
-        devices = [*told.devices]
+        devices = [*shown.devices]
         if devices:
             place = draw(st.integers(0, len(devices) - 1))
             devices[place] = replace(devices[place], **{name: draw(values)})
-        yield f"device.{name}", (replace(told, devices=devices), reservations, leaving, choice)
+        yield f"device.{name}", (replace(shown, devices=devices), reservations, leaving, choice)
     for name, values in _of_row.items():
-        rows = [*told.pods]
+        rows = [*shown.pods]
         if rows:
             place = draw(st.integers(0, len(rows) - 1))
             rows[place] = replace(rows[place], **{name: draw(values)})
-        yield f"row.{name}", (replace(told, pods=rows), reservations, leaving, choice)
+        yield f"row.{name}", (replace(shown, pods=rows), reservations, leaving, choice)
     for name, values in _of_plugin.items():
-        plugin = replace(told.plugin, **{name: draw(values)})
-        yield f"plugin.{name}", (replace(told, plugin=plugin), reservations, leaving, choice)
+        plugin = replace(shown.plugin, **{name: draw(values)})
+        yield f"plugin.{name}", (replace(shown, plugin=plugin), reservations, leaving, choice)
     for name, values in _of_charge.items():
         others = {
             uid: replace(held, charges=[replace(c, **{name: draw(values)}) for c in held.charges])
             for uid, held in reservations.items()
         }
-        yield f"charge.{name}", (told, others, leaving, choice)
+        yield f"charge.{name}", (shown, others, leaving, choice)
     # Of the same name, as the pods of a StatefulSet are.
     successors = {"u9" if uid == "u0" else uid: held for uid, held in reservations.items()}
-    yield "successor", (told, successors, leaving, choice)
-    yield "fewer", (told, dict([*reservations.items()][1:]), leaving, choice)
-    yield "leaving", (told, reservations, draw(_leaving), choice)
-    yield "choice", (told, reservations, leaving, draw(_choices))
-    rows = [replace(row, used_bytes=draw(_of_row["used_bytes"])) for row in told.pods]
-    devices = [replace(device, used_bytes=draw(amounts_bytes)) for device in told.devices]
-    yield "measured", (replace(told, pods=rows, devices=devices), reservations, leaving, choice)
+    yield "successor", (shown, successors, leaving, choice)
+    yield "fewer", (shown, dict([*reservations.items()][1:]), leaving, choice)
+    yield "leaving", (shown, reservations, draw(_leaving), choice)
+    yield "choice", (shown, reservations, leaving, draw(_choices))
+    rows = [replace(row, used_bytes=draw(_of_row["used_bytes"])) for row in shown.pods]
+    devices = [replace(device, used_bytes=draw(amounts_bytes)) for device in shown.devices]
+    yield "measured", (replace(shown, pods=rows, devices=devices), reservations, leaving, choice)
 
 
 @settings(max_examples=examples(750))
@@ -117,9 +117,9 @@ def test_a_reused_occupancy_equals_a_new_one(data: st.DataObject, world: World) 
     found = find(*was, before=None)
     for what, now in changes(data.draw, was):
         if find(*now, before=found).occupancy is found.occupancy:
-            told, reservations, leaving, choice = now
-            assert weigh(found.occupancy, told, GIB, MIB) == weighed_anew(
-                told, reservations, GIB, MIB, leaving, choice
+            shown, reservations, leaving, choice = now
+            assert weigh(found.occupancy, shown, GIB, MIB) == weighed_anew(
+                shown, reservations, GIB, MIB, leaving, choice
             ), what
 
 

@@ -23,8 +23,8 @@ from tests.placement.worlds import World, amounts_bytes, worlds
 NOBODY: frozenset[str] = frozenset()
 
 
-def found_of(told: GPUNodeStatus, reservations: dict[str, Reservation]) -> Found:
-    return find(told, reservations, NOBODY, DeviceChoice.PREDICTED, before=None)
+def found_of(shown: GPUNodeStatus, reservations: dict[str, Reservation]) -> Found:
+    return find(shown, reservations, NOBODY, DeviceChoice.PREDICTED, before=None)
 
 
 def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
@@ -58,9 +58,9 @@ def test_reused_terms_equal_computed_terms(data: st.DataObject, world: World) ->
     was = data.draw(grounds(world))
     found = find(*was, before=None)
     terms = weigh(found.occupancy, was[0], GIB, MIB)
-    told = [(what, now) for what, now in changes(data.draw, was) if now[1:] == was[1:]]
-    told += [("measured", (measured_otherwise(data.draw, was[0]), *was[1:])) for _ in range(5)]
-    for what, now in told:
+    shown = [(what, now) for what, now in changes(data.draw, was) if now[1:] == was[1:]]
+    shown += [("measured", (measured_otherwise(data.draw, was[0]), *was[1:])) for _ in range(5)]
+    for what, now in shown:
         quick = with_new_measurements(terms, found.occupancy, was[0], now[0], MIB)
         if quick is not None:
             assert quick == weigh(find(*now, before=None).occupancy, now[0], GIB, MIB), what
@@ -69,7 +69,7 @@ def test_reused_terms_equal_computed_terms(data: st.DataObject, world: World) ->
 PROMISES = {"a": reservation({"D0": 8 * GIB}), "b": reservation({"D0": 4 * GIB, "D1": 4 * GIB})}
 
 
-def told(
+def shown(
     a_bytes: int | None = 2 * GIB, unattributed_bytes: int | None = 0, **of_device: Any
 ) -> GPUNodeStatus:
     used_bytes = (a_bytes or 2 * GIB) + (unattributed_bytes or 0)
@@ -98,22 +98,22 @@ def after(was: GPUNodeStatus, now: GPUNodeStatus) -> tuple[DeviceTerms, ...] | N
 @pytest.mark.parametrize(
     ("was", "now"),
     [
-        pytest.param(told(), told(8 * GIB), id="as much as was asked for"),
-        pytest.param(told(7 * GIB), told(GIB), id="memory is freed"),
-        pytest.param(told(9 * GIB), told(9 * GIB, utilization_ratio=1.0), id="no memory"),
+        pytest.param(shown(), shown(8 * GIB), id="as much as was asked for"),
+        pytest.param(shown(7 * GIB), shown(GIB), id="memory is freed"),
+        pytest.param(shown(9 * GIB), shown(9 * GIB, utilization_ratio=1.0), id="no memory"),
         pytest.param(
-            told(), told(unattributed_bytes=64 * MIB), id="unattributed use within the tolerance"
+            shown(), shown(unattributed_bytes=64 * MIB), id="unattributed use within the tolerance"
         ),
-        pytest.param(told(9 * GIB, GIB), told(9 * GIB, GIB), id="nothing at all"),
+        pytest.param(shown(9 * GIB, GIB), shown(9 * GIB, GIB), id="nothing at all"),
         pytest.param(
-            told(unattributed_bytes=None), told(8 * GIB, None), id="use is not attributed"
+            shown(unattributed_bytes=None), shown(8 * GIB, None), id="use is not attributed"
         ),
         pytest.param(
-            _with_rows(told(unattributed_bytes=None, used_bytes=3 * GIB), STRAY),
-            _with_rows(told(unattributed_bytes=None, used_bytes=9 * GIB), STRAY),
+            _with_rows(shown(unattributed_bytes=None, used_bytes=3 * GIB), STRAY),
+            _with_rows(shown(unattributed_bytes=None, used_bytes=9 * GIB), STRAY),
             id="use is not attributed, beside an unreserved pod",
         ),
-        pytest.param(told(), told(sm_activity=SmActivity(0.5, "gpm")), id="SM activity"),
+        pytest.param(shown(), shown(sm_activity=SmActivity(0.5, "gpm")), id="SM activity"),
     ],
 )
 def test_terms_are_reused_if_no_charge_changes(was: GPUNodeStatus, now: GPUNodeStatus) -> None:
@@ -127,42 +127,48 @@ def test_terms_are_reused_if_no_charge_changes(was: GPUNodeStatus, now: GPUNodeS
 @pytest.mark.parametrize(
     ("was", "now"),
     [
-        pytest.param(told(), told(8 * GIB + 1), id="more than was asked for"),
-        pytest.param(told(9 * GIB), told(8 * GIB), id="no longer more than that"),
-        pytest.param(told(), told(None), id="the driver does not report it any more"),
-        pytest.param(told(), told(0), id="it frees all memory"),
-        pytest.param(told(), told(unattributed_bytes=64 * MIB + 1), id="strangers"),
-        pytest.param(told(unattributed_bytes=GIB), told(), id="strangers go"),
-        pytest.param(told(), told(unattributed_bytes=None), id="use is not attributed any more"),
+        pytest.param(shown(), shown(8 * GIB + 1), id="more than was asked for"),
+        pytest.param(shown(9 * GIB), shown(8 * GIB), id="no longer more than that"),
+        pytest.param(shown(), shown(None), id="the driver does not report it any more"),
+        pytest.param(shown(), shown(0), id="it frees all memory"),
+        pytest.param(shown(), shown(unattributed_bytes=64 * MIB + 1), id="strangers"),
+        pytest.param(shown(unattributed_bytes=GIB), shown(), id="strangers go"),
+        pytest.param(shown(), shown(unattributed_bytes=None), id="use is not attributed any more"),
         pytest.param(
-            told(unattributed_bytes=None), told(8 * GIB + 65 * MIB, None), id="a process uses more"
+            shown(unattributed_bytes=None),
+            shown(8 * GIB + 65 * MIB, None),
+            id="a process uses more",
         ),
-        pytest.param(told(), told(healthy=False), id="the device breaks"),
-        pytest.param(told(healthy=False), told(8 * GIB, healthy=False), id="it is broken"),
-        pytest.param(told(), told(used_bytes=25 * GIB), id="more than there is"),
+        pytest.param(shown(), shown(healthy=False), id="the device breaks"),
+        pytest.param(shown(healthy=False), shown(8 * GIB, healthy=False), id="it is broken"),
+        pytest.param(shown(), shown(used_bytes=25 * GIB), id="more than there is"),
         pytest.param(
-            told(), told(unattributed_bytes=3 * GIB, used_bytes=GIB), id="more than is used"
+            shown(), shown(unattributed_bytes=3 * GIB, used_bytes=GIB), id="more than is used"
         ),
-        pytest.param(told(), told(reserved_bytes=GIB), id="the driver keeps more"),
-        pytest.param(told(), told(memory_bytes=23 * GIB), id="there is less of it"),
-        pytest.param(told(), _with_rows(told(), STRAY), id="a pod is seen"),
-        pytest.param(_with_rows(told(), STRAY), told(), id="a pod is not seen any more"),
+        pytest.param(shown(), shown(reserved_bytes=GIB), id="the driver keeps more"),
+        pytest.param(shown(), shown(memory_bytes=23 * GIB), id="there is less of it"),
+        pytest.param(shown(), _with_rows(shown(), STRAY), id="a pod is seen"),
+        pytest.param(_with_rows(shown(), STRAY), shown(), id="a pod is not seen any more"),
         pytest.param(
-            _with_rows(told(), STRAY),
-            _with_rows(told(), replace(STRAY, used_bytes=2 * GIB)),
+            _with_rows(shown(), STRAY),
+            _with_rows(shown(), replace(STRAY, used_bytes=2 * GIB)),
             id="an unreserved pod uses more",
         ),
         pytest.param(
-            _with_rows(told(), TWICE),
-            _with_rows(told(), replace(TWICE, used_bytes=7 * GIB)),
+            _with_rows(shown(), TWICE),
+            _with_rows(shown(), replace(TWICE, used_bytes=7 * GIB)),
             id="one of two rows of a pod grows",
         ),
-        pytest.param(told(), replace(told(), plugin=Plugin(steered=["x"])), id="the plugin"),
-        pytest.param(told(), replace(told(), devices=told().devices[:1]), id="fewer devices"),
-        pytest.param(told(), replace(told(), pods=[use("other", "D0", 2 * GIB)]), id="another pod"),
-        pytest.param(told(), replace(told(), pods=[use("a", "D1", 2 * GIB)]), id="another device"),
+        pytest.param(shown(), replace(shown(), plugin=Plugin(steered=["x"])), id="the plugin"),
+        pytest.param(shown(), replace(shown(), devices=shown().devices[:1]), id="fewer devices"),
         pytest.param(
-            told(), replace(told(), pods=[use("a", "D0", 2 * GIB, replica="7")]), id="replica"
+            shown(), replace(shown(), pods=[use("other", "D0", 2 * GIB)]), id="another pod"
+        ),
+        pytest.param(
+            shown(), replace(shown(), pods=[use("a", "D1", 2 * GIB)]), id="another device"
+        ),
+        pytest.param(
+            shown(), replace(shown(), pods=[use("a", "D0", 2 * GIB, replica="7")]), id="replica"
         ),
     ],
 )

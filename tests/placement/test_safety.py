@@ -119,11 +119,11 @@ class Truth:
     def amount(self, asked: Pod, c: Container, uuid: str, replicas: int) -> int:
         d = next(d for d in self.devices if d.uuid == uuid)
         text = asked.annotation(VRAM)
-        said = None if text is None else parse_vram(text).of(c.name)
-        if isinstance(said, Bytes):
-            return said.count_bytes
-        if isinstance(said, Share):
-            return d.memory_bytes * said.ppm // 1_000_000
+        message = None if text is None else parse_vram(text).of(c.name)
+        if isinstance(message, Bytes):
+            return message.count_bytes
+        if isinstance(message, Share):
+            return d.memory_bytes * message.ppm // 1_000_000
         return d.memory_bytes // d.replicas.total * replicas
 
     def memory(self, uuid: str) -> set[str]:

@@ -149,12 +149,12 @@ def test_the_reservation_names_the_chosen_device() -> None:
 
 
 def test_with_unconfirmed_pods_new_pods_go_to_the_same_device() -> None:
-    coming = {"q": reserved("B", 8)}
-    assert chosen("8Gi", shared("A"), shared("B"), reservations=coming) == ["B"]
-    node = weighed(shared("A"), shared("B"), reservations=coming, plugin=STEERED)
+    incoming = {"q": reserved("B", 8)}
+    assert chosen("8Gi", shared("A"), shared("B"), reservations=incoming) == ["B"]
+    node = weighed(shared("A"), shared("B"), reservations=incoming, plugin=STEERED)
     assert reason_for("20Gi", node) is Reason.OTHERS_ARRIVING
     assert because(node.devices[0]) == ("unconfirmed pods on the node must get their device first")
-    few = weighed(shared("A"), shared("B", free=1), reservations=coming, plugin=STEERED)
+    few = weighed(shared("A"), shared("B", free=1), reservations=incoming, plugin=STEERED)
     assert reason_for("8Gi", few) is Reason.OTHERS_ARRIVING
 
 
@@ -318,18 +318,18 @@ class World:
             self.entries.append(Entry(uid, each.name, GPU, (replica,)))
 
     def _answer(self, data: DataObject) -> str | None:
-        wish = ContainerRequest(tuple(self.free()), (), 1)
+        wanted = ContainerRequest(tuple(self.free()), (), 1)
         steered = GPU in self.told.plugin.steered
         spec = GPUNodeSpec(True, self.reservations)
-        found = choose(wish, GPU, spec, self.told, self.entries, Limits(0, 0), steered)
+        found = choose(wanted, GPU, spec, self.told, self.entries, Limits(0, 0), steered)
         if isinstance(found, NoRoom):
             return None
         if found.replicas:
             return found.replicas[0]
         taken = Counter(replica[0] for replica in self.held)
-        fewest = min(taken[replica[0]] for replica in wish.available)
+        fewest = min(taken[replica[0]] for replica in wanted.available)
         return data.draw(
-            st.sampled_from([r for r in wish.available if taken[r[0]] == fewest]), label="plugin"
+            st.sampled_from([r for r in wanted.available if taken[r[0]] == fewest]), label="plugin"
         )
 
 

@@ -30,7 +30,7 @@ from tests.builders import (
 )
 
 
-def said(term: str, asked: Pod, *nodes: NodeTerms, now_s: float = NOW_S) -> list[float]:
+def message(term: str, asked: Pod, *nodes: NodeTerms, now_s: float = NOW_S) -> list[float]:
     """Return the value of the term for each node."""
     snap = build(nodes)
     rows = snap.rows([node.name for node in nodes])
@@ -68,14 +68,14 @@ class TestPacking:
         pair = weighed(shared("x"), shared("y"), name="pair")
         one = self.holding("one", 4)
         # 16 of 24 GiB are left on a device; on the nodes 40 of 48, and 12 of 48.
-        assert said("packing", pod("8Gi"), pair, one) == pytest.approx(
+        assert message("packing", pod("8Gi"), pair, one) == pytest.approx(
             [1 - (4 * 16 / 24 + 40 / 48) / 5, 1 - (4 * 12 / 24 + 12 / 48) / 5], abs=1e-6
         )
 
     def test_spreading_is_the_opposite(self) -> None:
         asked = pod("8Gi", annotations={POLICY: "spread"})
         empty, full = self.holding("empty", 0), self.holding("full", 12)
-        assert said("packing", asked, empty, full) == pytest.approx([2 / 3, 1 / 6], abs=1e-6)
+        assert message("packing", asked, empty, full) == pytest.approx([2 / 3, 1 / 6], abs=1e-6)
 
 
 class TestActivity:
@@ -87,7 +87,7 @@ class TestActivity:
             weighed(busy("e", None), name="unknown"),
             weighed(busy("f", 0.0), full_up, name="full-up", plugin=DISTRIBUTED),
         )
-        assert said("sm_activity", pod("1Gi"), *nodes) == [0.25, 0.75, 0.5, 1.0]
+        assert message("sm_activity", pod("1Gi"), *nodes) == [0.25, 0.75, 0.5, 1.0]
 
     def test_the_idler_node_wins(self) -> None:
         quiet, loud = (
@@ -108,7 +108,7 @@ class TestSlack:
 
     def test_it_is_the_overuse_of_the_neighbours(self) -> None:
         nodes = self.node("honest", 12, 12), self.node("frugal", 12, 1), self.node("greedy", 6, 12)
-        assert said("slack", pod("1Gi"), *nodes) == [1, 1, 0.75]
+        assert message("slack", pod("1Gi"), *nodes) == [1, 1, 0.75]
 
     def test_neighbours_without_overuse_are_preferred(self) -> None:
         """The charges on both nodes are equal."""
@@ -140,7 +140,7 @@ class TestPrediction:
 
     def test_one_device_is_more_predictable_than_two(self) -> None:
         alone, two = self.node("alone", 4), self.node("two", 4, 4)
-        assert said("prediction", pod("4Gi"), alone, two) == pytest.approx(
+        assert message("prediction", pod("4Gi"), alone, two) == pytest.approx(
             [(8 * 0.5 + 1 + 1) / 10, (8 * 0.5 + 0.5 + 1) / 10], abs=1e-6
         )
 
@@ -155,7 +155,7 @@ class TestPrediction:
             pods=[use("u", "d", 20 * GIB, replica="r")],
             reservations={"u": reservation({"d": 20 * GIB})},
         )
-        found = said("prediction", pod("8Gi"), safe, risky)
+        found = message("prediction", pod("8Gi"), safe, risky)
         assert found[0] > found[1]
 
     def test_on_steered_nodes_the_prediction_is_certain(self) -> None:
@@ -165,7 +165,7 @@ class TestPrediction:
             name="steered",
             plugin=msgspec.structs.replace(DISTRIBUTED, steered=[GPU]),
         )
-        assert said("prediction", pod("8Gi"), steered) == [0.6]
+        assert message("prediction", pod("8Gi"), steered) == [0.6]
 
 
 class TestSmallestDevice:
@@ -174,7 +174,7 @@ class TestSmallestDevice:
             weighed(device(name, memory_bytes=gib * GIB), name=name)
             for name, gib in (("large", 80), ("small", 40))
         )
-        assert said("smallest_device", pod("8Gi"), large, small) == [0, 0.5]
+        assert message("smallest_device", pod("8Gi"), large, small) == [0, 0.5]
         assert always_wins("small", "8Gi", large, small)
         assert winner(pod("60Gi"), large, small) == "large"
 
@@ -188,14 +188,14 @@ class TestReport:
         young, labels = self.node("young", ageing_from_s=FRESH_S), self.node("labels")
         labels = msgspec.structs.replace(labels, fresh_until_s=inf, ageing_from_s=inf)
         nodes = ageing, young, labels
-        assert said("report", pod("1Gi"), *nodes, now_s=FRESH_S - 50) == [1, 1, 1]
-        assert said("report", pod("1Gi"), *nodes, now_s=FRESH_S - 30) == [0.75, 1, 1]
-        assert said("report", pod("1Gi"), *nodes, now_s=FRESH_S) == [0, 1, 1]
+        assert message("report", pod("1Gi"), *nodes, now_s=FRESH_S - 50) == [1, 1, 1]
+        assert message("report", pod("1Gi"), *nodes, now_s=FRESH_S - 30) == [0.75, 1, 1]
+        assert message("report", pod("1Gi"), *nodes, now_s=FRESH_S) == [0, 1, 1]
 
     def test_a_degraded_report_counts_half(self) -> None:
         whole, degraded = self.node("whole"), self.node("degraded", degraded=True)
         labels = self.node("labels", unmeasured="read from labels")
-        assert said("report", pod("1Gi"), whole, degraded, labels) == [1, 0.5, 0.5]
+        assert message("report", pod("1Gi"), whole, degraded, labels) == [1, 0.5, 0.5]
         assert always_wins("whole", "4Gi", whole, degraded)
 
     def test_the_newer_report_wins(self) -> None:

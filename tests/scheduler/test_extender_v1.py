@@ -30,9 +30,9 @@ def test_the_winner_alone_has_a_score(name: str) -> None:
 def test_several_have_one_score_unless_they_are_all(names: list[str], data: st.DataObject) -> None:
     size = len(names)
     chosen = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    told = [{"Host": n, "Score": 10} for n, is_one in zip(names, chosen, strict=True) if is_one]
+    shown = [{"Host": n, "Score": 10} for n, is_one in zip(names, chosen, strict=True) if is_one]
     found = json.loads(encode_alike(names, np.array(chosen, bool)))
-    assert found == ([] if all(chosen) else told)
+    assert found == ([] if all(chosen) else shown)
 
 
 @given(NAMES, st.data())

@@ -155,8 +155,8 @@ def test_a_pod_that_would_not_fit_into_etcd_is_rejected_in_filter(server: Server
     big["spec"]["containers"][0]["env"] = env
     answer = server.post("/filter", offer(big, "gpu-a")).json()
     assert answer["NodeNames"] == []
-    (told,) = answer["FailedAndUnresolvableNodes"].values()
-    assert told == Reason.POD_TOO_LARGE.sentence
+    (reported,) = answer["FailedAndUnresolvableNodes"].values()
+    assert reported == Reason.POD_TOO_LARGE.sentence
     plain = pod("too-big-without-a-gpu", None)
     plain["spec"]["containers"] = [{"name": "main", "env": env}]
     assert server.post("/filter", offer(plain, "gpu-a")).json()["NodeNames"] == ["gpu-a"]
@@ -179,11 +179,11 @@ def test_bad_annotation_fits_no_node_for_one_constant_sentence(server: Server, v
     sentence = "annotation headroom.gpu/vram is not valid (example: 8Gi)"
     assert answer["NodeNames"] == []
     assert answer["FailedAndUnresolvableNodes"] == {"gpu-a": sentence, "nowhere": sentence}
-    told = server.get("/v1/explain/pods/default/bad").json()
-    assert told["verdict"] == "unreadable"
-    assert told["message"].startswith("annotation headroom.gpu/vram: ")
-    assert ". Example: headroom.gpu/vram: " in told["message"]
-    assert len(told["message"]) < 400
+    reported = server.get("/v1/explain/pods/default/bad").json()
+    assert reported["verdict"] == "unreadable"
+    assert reported["message"].startswith("annotation headroom.gpu/vram: ")
+    assert ". Example: headroom.gpu/vram: " in reported["message"]
+    assert len(reported["message"]) < 400
 
 
 def test_a_client_that_disconnects_midway_does_no_harm(server: Server) -> None:

@@ -131,11 +131,11 @@ def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -
         assert {asked(each) for each in crowd} == {""}
         world.now_s += 20.0
     before = TELEMETRY.spread_retries._value.get()
-    said = [asked(each) for each in crowd]
-    assert said[:FEW] == [""] * FEW
-    assert said[-10:-1] == [TRY_AGAIN] * 9
-    assert said[-1] == ""
-    assert TELEMETRY.spread_retries._value.get() - before == said.count(TRY_AGAIN)
+    message = [asked(each) for each in crowd]
+    assert message[:FEW] == [""] * FEW
+    assert message[-10:-1] == [TRY_AGAIN] * 9
+    assert message[-1] == ""
+    assert TELEMETRY.spread_retries._value.get() - before == message.count(TRY_AGAIN)
     # On record it is what it is: no node could take it.
     decision = world.journal.of_uid("uid-p58")
     assert decision is not None

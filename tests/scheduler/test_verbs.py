@@ -217,15 +217,15 @@ def test_a_pod_without_a_gpu_prefers_full_nodes_and_is_not_recorded(
     holder, plain = pod("holder", "30Gi"), pod("plain", gpus=0)
     everywhere = ("large", "nobody-knows", "shared", "pair", "whole")
 
-    def told(*names: str) -> list[dict[str, Any]]:
+    def result(*names: str) -> list[dict[str, Any]]:
         return list(server.post("/prioritize", offer(plain, *names)).json())
 
-    assert told(*everywhere) == [{"Host": "shared", "Score": 10}]
-    assert told("nobody-knows", "large") == [{"Host": "large", "Score": 10}]
-    assert told("nobody-knows", "or-that") == []
+    assert result(*everywhere) == [{"Host": "shared", "Score": 10}]
+    assert result("nobody-knows", "large") == [{"Host": "large", "Score": 10}]
+    assert result("nobody-knows", "or-that") == []
     passed(server, holder, "large")
     assert bind(server, holder, "large") == ""  # of its 80 GiB it leaves 50: pair has 48
-    assert told("large", "pair", "whole") == [{"Host": "pair", "Score": 10}]
+    assert result("large", "pair", "whole") == [{"Host": "pair", "Score": 10}]
     before = {name: devices(server, name) for name in ("shared", "pair")}
     # Nothing is expected of it, and no decision is kept: it is none of Headroom's.
     assert passed(server, pod("next", "24Gi"), "shared") == ["shared"]

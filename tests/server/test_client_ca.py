@@ -64,15 +64,15 @@ def rounds(answers: Sequence[Answer], know: Callable[[str | None], None]) -> Non
     ],
 )
 def test_the_ca_after_each_answer(answers: list[Answer], known: list[str | None]) -> None:
-    told: list[str | None] = []
+    shown: list[str | None] = []
 
     def know(ca: str | None) -> None:
-        told.append(ca)
+        shown.append(ca)
         if ca == "no PEM":
             raise BadSettings(ca)
 
     rounds(answers, know)
-    assert told == known
+    assert shown == known
 
 
 def test_a_missing_ca_is_logged_differently_from_a_kept_one() -> None:

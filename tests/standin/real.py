@@ -207,9 +207,9 @@ class Real:
 
     def resume_plugin(self) -> None:
         """After ``restart_kubelet``: it registers again."""
-        heard = self._heard()
+        received = self._heard()
         self.node.resume("nvidia-device-plugin")
-        self.node.wait(lambda: self._heard() > heard, "the plugin is back")
+        self.node.wait(lambda: self._heard() > received, "the plugin is back")
         self._interpose_anew()
 
     def restart_plugin(self, settings: Settings) -> None:
@@ -217,9 +217,9 @@ class Real:
         self.node.kill("nvidia-device-plugin")
         self.node.wait(lambda: self.node.allocatable() == 0, "the kubelet misses the plugin")
         self.node.configure_plugin(configuration(settings))
-        heard = self._heard()
+        received = self._heard()
         self.node.start_plugin()
-        self.node.wait(lambda: self._heard() > heard, "the plugin is back")
+        self.node.wait(lambda: self._heard() > received, "the plugin is back")
         self._interpose()
 
     def checkpoint(self) -> tuple[dict[tuple[str, str], Any], Ids, int]:
@@ -240,9 +240,9 @@ class Real:
 
     def _interpose(self) -> None:
         """Wait for the plugin itself: a list that comes late would undo later changes."""
-        heard = self._heard()
+        received = self._heard()
         self._recorder.register()
-        self.node.wait(lambda: self._heard() > heard, "the kubelet's interest in the relay")
+        self.node.wait(lambda: self._heard() > received, "the kubelet's interest in the relay")
 
 
 def decoded(content: bytes) -> tuple[dict[tuple[str, str], Any], Ids, int]:

@@ -68,9 +68,9 @@ def test_a_pod_runs_holds_memory_and_goes(
     until(lambda: phases(plane, name) == {f"a-{name}": "Running"}, fleet)
     (container,) = plane.call("GET", f"{PODS}/a-{name}")["status"]["containerStatuses"]
     (resource,) = container["allocatedResourcesStatus"]
-    (told,) = resource["resources"]
-    assert (resource["name"], told["health"]) == (RESOURCE, "Healthy")
-    assert told["resourceID"] in {f"GPU-{gpu}::{n}" for gpu in range(2) for n in range(2)}
+    (shown,) = resource["resources"]
+    assert (resource["name"], shown["health"]) == (RESOURCE, "Healthy")
+    assert shown["resourceID"] in {f"GPU-{gpu}::{n}" for gpu in range(2) for n in range(2)}
     assert f" {GIB}\n" in driver.table.read_text()
     plane.call("DELETE", f"{PODS}/a-{name}")
     until(lambda: phases(plane, name) == {}, fleet)

@@ -74,8 +74,8 @@ class Store(EmbeddedStore):
         status = PodStatus(phase="Running", init_container_statuses=[ended])
         with self._lock:
             held = self._held_pod(of.metadata.namespace, of.metadata.name)
-            told = msgspec.structs.replace(held, status=status)
-            self._put_pod(told, held.metadata.annotations, held.spec)
+            shown = msgspec.structs.replace(held, status=status)
+            self._put_pod(shown, held.metadata.annotations, held.spec)
 
 
 class Given:
@@ -354,11 +354,11 @@ class Gated(RuleBasedStateMachine):
             for each in replicas
         ]
         used = self.node.used_bytes()
-        told = []
+        shown = []
         for gpu in self.node.gpus:
             taken = sum(row.device == gpu.uuid for row in rows)
             free = sum(device_of(each) == gpu.uuid for each in self.node.devices.available)
-            told.append(
+            shown.append(
                 Device(
                     gpu.uuid,
                     memory_bytes=MEMORY_BYTES,
@@ -375,7 +375,7 @@ class Gated(RuleBasedStateMachine):
         stamp = datetime.fromtimestamp(WALL_S + next(self.ids) / 1000, UTC)
         return GPUNodeStatus(
             observed_at=stamp.isoformat(),
-            devices=told,
+            devices=shown,
             pods=rows,
             plugin=Plugin(allocation_policy=self.policy, topology_manager_policy="none"),  # type: ignore[arg-type]
             sources=[Source(name="checkpoint"), Source(name="proc")],

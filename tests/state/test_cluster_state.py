@@ -314,8 +314,8 @@ class TestBindsOnTheirWay:
         leaving = msgspec.structs.replace(
             bound, metadata=msgspec.structs.replace(bound.metadata, deletion_timestamp="now")
         )
-        for told in (PodSeen(leaving), PodSeen(bound), PodGone("other")):
-            state.apply([told])
+        for answer in (PodSeen(leaving), PodSeen(bound), PodGone("other")):
+            state.apply([answer])
             assert state.snapshot() is not before
             before = state.snapshot()
 

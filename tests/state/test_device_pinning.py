@@ -69,7 +69,7 @@ def reserved(placement: Placement | Reason) -> Reservation:
 
 
 @pytest.mark.parametrize(
-    ("plugin", "said"),
+    ("plugin", "message"),
     [
         pytest.param(
             Plugin(pinning="ignored", device_list_strategy="cdi-annotations,cdi-cri"),
@@ -95,13 +95,13 @@ def reserved(placement: Placement | Reason) -> Reservation:
     ],
 )
 def test_a_node_that_cannot_be_pinned_takes_no_pods_and_shows_the_reason(
-    plugin: Plugin, said: str
+    plugin: Plugin, message: str
 ) -> None:
     state = pinned(plugin)
     for asked in (follower(), pod("8Gi")):
         reason, detail = filtered(state, asked)
         assert reason is Reason.CANNOT_PIN
-        assert said in detail
+        assert message in detail
         assert judged(state, asked) is Reason.CANNOT_PIN
 
 

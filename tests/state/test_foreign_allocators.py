@@ -250,11 +250,11 @@ def test_a_node_that_is_another_ones_has_gpus(state: ClusterWriter) -> None:
     assert state.snapshot().spare_bytes.tolist() == [MOST_BYTES]
 
 
-@pytest.mark.parametrize("told", [{GPU: "0"}, {"nvidia.com/mig-1g.10gb": "7"}], ids=str)
+@pytest.mark.parametrize("shown", [{GPU: "0"}, {"nvidia.com/mig-1g.10gb": "7"}], ids=str)
 def test_a_node_that_offers_gpus_without_a_report_has_gpus(
-    told: dict[str, str],
+    shown: dict[str, str],
 ) -> None:
-    silent = msgspec.structs.replace(kube_node("n"), status=NodeStatus(allocatable=told))
+    silent = msgspec.structs.replace(kube_node("n"), status=NodeStatus(allocatable=shown))
     plain = msgspec.structs.replace(kube_node("p"), status=NodeStatus(allocatable={"cpu": "8"}))
     found = state_of(NodeSeen(silent), NodeSeen(plain)).snapshot()
     assert found.spare_bytes.tolist() == [MOST_BYTES, NO_DEVICE]

@@ -91,10 +91,12 @@ def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
         state.apply([PodSeen(pod(uid=uid, name=uid, node="n"))])
         rows = [use(uid, shown_on, GIB, replica=f"{shown_on}::0")] if shown_on else []
         devices = [shared("a", free=4), shared("b", free=3, allocated=1)]
-        for step, (reservations, told) in enumerate(((own, []), (own, rows), ({"idle": idle}, []))):
+        for step, (reservations, shown) in enumerate(
+            ((own, []), (own, rows), ({"idle": idle}, []))
+        ):
             version = str(10 + 3 * i + step)
             known = gpunode(
-                *devices, name="n", version=version, reservations=reservations, pods=told
+                *devices, name="n", version=version, reservations=reservations, pods=shown
             )
             state.apply([GPUNodeSeen(known, NOW_S)])
         state.apply([PodGone(uid, ended=True)])

@@ -331,9 +331,9 @@ def test_placing_by_label(
     verdicts = verdict(given, vram)
     assert verdicts.reason(0) is reason
     (nearest,) = explain(verdicts, Weights()).nearest
-    told = reason not in (Reason.NO_REPORT, Reason.LABELS_INCOMPLETE)
+    shown = reason not in (Reason.NO_REPORT, Reason.LABELS_INCOMPLETE)
     assert nearest.unmeasured == (
-        "not measured: taken from labels of GPU feature discovery" if told else ""
+        "not measured: taken from labels of GPU feature discovery" if shown else ""
     )
     missing = {
         Reason.NO_REPORT: f"{OF_GFD}describe shared GPUs, which without an agent's report need "

@@ -99,8 +99,8 @@ def test_hurts_only_its_own_node(lie: tuple[list[Device], list[PodUse]]) -> None
     state = honest()
     before = seen_of_a(honest())
     state.take_unsettled()
-    told = gpunode(*devices, name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)
-    state.apply([GPUNodeSeen(told, NOW_S)])
+    shown = gpunode(*devices, name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)
+    state.apply([GPUNodeSeen(shown, NOW_S)])
     assert "a" not in state.take_unsettled()
     assert seen_of_a(state) == before
 
@@ -110,8 +110,8 @@ def test_its_own_node_it_does_hurt() -> None:
     seen = []
     for pods in ([], [use(BOUND, "GPU-b", 20 * GIB)]):
         state = honest()
-        told = gpunode(shared("GPU-b"), name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)
-        state.apply([GPUNodeSeen(told, NOW_S)])
+        shown = gpunode(shared("GPU-b"), name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)
+        state.apply([GPUNodeSeen(shown, NOW_S)])
         snap = state.snapshot()
         (device,) = snap.nodes[snap.row_of["b"]].devices
         seen.append(device.free_bytes)

@@ -132,10 +132,10 @@ def test_some_devices_are_the_first_by_the_names_of_nodes(most: int) -> None:
 def test_no_sum_is_forgotten() -> None:
     """Each field of the sums is other than 0 somewhere above, or it is not tested."""
     fields = {field.name for field in dataclasses.fields(Totals)}
-    told = totals(build([FULL]))
+    shown = totals(build([FULL]))
     waits = weighed(shared("a"), reservations={"u": reservation({"a": 30 * GIB})})
     waited = totals(build([waits]))
-    assert {name for name in fields if getattr(told, name) or getattr(waited, name)} == fields
+    assert {name for name in fields if getattr(shown, name) or getattr(waited, name)} == fields
 
 
 def showing(amount: str | None) -> Node:

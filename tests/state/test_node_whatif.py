@@ -65,9 +65,9 @@ def test_labels_capacity_and_annotations_decide(node: msgspec.Raw, reason: Reaso
 
 
 def test_allocatable_defaults_to_capacity_as_in_kubernetes() -> None:
-    said = bytes(item())
-    assert reasons(msgspec.Raw(said.replace(b"allocatable", b"images"))) == [None]
-    assert reasons(msgspec.Raw(said.replace(b'"capacity"', b'"images"'))) == [None]
+    message = bytes(item())
+    assert reasons(msgspec.Raw(message.replace(b"allocatable", b"images"))) == [None]
+    assert reasons(msgspec.Raw(message.replace(b'"capacity"', b'"images"'))) == [None]
 
 
 def test_the_sms_of_a_new_node_are_idle() -> None:

@@ -36,7 +36,7 @@ LASTING_S = Rules().overuse_after_s
 OURS = {PLACEMENT: '{"node":"n"}'}
 
 
-def said(state: ClusterWriter, reason: str) -> list[Notice]:
+def reported(state: ClusterWriter, reason: str) -> list[Notice]:
     return [notice for notice in notices(state) if notice.reason == reason]
 
 
@@ -60,7 +60,7 @@ def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
     half_full = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
     around = pod("20Gi", uid="uid-x", name="x", node="n")
     state = state_of(*seen(kube_node(), half_full, around))
-    (notice,) = said(state, "GPUOvercommitted")
+    (notice,) = reported(state, "GPUOvercommitted")
     assert (notice.about.kind, notice.about.name, notice.about.namespace) == ("Node", "n", "")
     assert (
         "Device a is overcommitted by 4.0 GiB (allocatable: 24.0 GiB): 1 pod bound without "
@@ -69,9 +69,9 @@ def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
     # Events on nodes are in namespace default, for people who may read no other pods.
     assert "default/x" not in notice.message
     state.apply([PodGone("uid-x")])
-    assert said(state, "GPUOvercommitted") == []
+    assert reported(state, "GPUOvercommitted") == []
 
-    (notice,) = said(state_of(*seen(kube_node(), strange(7, 8))), "GPUOvercommitted")
+    (notice,) = reported(state_of(*seen(kube_node(), strange(7, 8))), "GPUOvercommitted")
     assert "used by processes of no known pod (python 7, python 8)" in notice.message
 
     grown = gpunode(
@@ -82,12 +82,12 @@ def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
     ours = pod(uid="uid-q", name="q", node="n", annotations=OURS)
     state = state_of(*seen(kube_node(), grown, ours))
     assert state.overcommits.now()
-    assert said(state, "GPUOvercommitted") == []
+    assert reported(state, "GPUOvercommitted") == []
 
 
 def test_growth_of_the_same_unattributed_processes_is_no_new_notice_and_others_are() -> None:
     def name(node: GPUNode) -> str:
-        (notice,) = said(state_of(*seen(kube_node(), node)), "GPUOvercommitted")
+        (notice,) = reported(state_of(*seen(kube_node(), node)), "GPUOvercommitted")
         return event_name(notice)
 
     assert name(strange(7)) == name(strange(7, used_gib=22)) == name(strange(7, 9))
@@ -95,18 +95,18 @@ def test_growth_of_the_same_unattributed_processes_is_no_new_notice_and_others_a
 
 
 def test_an_unhealthy_device_has_one_notice_per_failure() -> None:
-    def told(since: str, why: str = "XID 79 (nvml)") -> Notice:
+    def shown(since: str, why: str = "XID 79 (nvml)") -> Notice:
         broken = shared("a", healthy=False, health_reason=why, unhealthy_since=since)
-        (notice,) = said(state_of(*seen(kube_node(), gpunode(broken))), "GPUUnhealthy")
+        (notice,) = reported(state_of(*seen(kube_node(), gpunode(broken))), "GPUUnhealthy")
         return notice
 
-    first = told("2026-11-21T00:00:00Z")
+    first = shown("2026-11-21T00:00:00Z")
     assert first.about.kind == "Node"
     assert first.message.startswith("No pod is placed on device a: a GPU that the pod could get is")
     assert "XID 79" in first.message
-    more = told("2026-11-21T00:00:00Z", "XID 79 (nvml); a row remap is pending")
-    assert event_name(first) == event_name(more) != event_name(told("2026-11-21T09:00:00Z"))
-    assert said(state_of(*seen(kube_node(), gpunode(shared("a")))), "GPUUnhealthy") == []
+    more = shown("2026-11-21T00:00:00Z", "XID 79 (nvml); a row remap is pending")
+    assert event_name(first) == event_name(more) != event_name(shown("2026-11-21T09:00:00Z"))
+    assert reported(state_of(*seen(kube_node(), gpunode(shared("a")))), "GPUUnhealthy") == []
 
 
 _versions = itertools.count(1)
@@ -129,9 +129,9 @@ def test_a_pod_gets_an_event_after_a_minute_of_overuse() -> None:
     state = state_of(*seen(kube_node(), using(10), ours))
     state.overuses.update(NOW_S)
     state.overuses.update(NOW_S + LASTING_S - 0.5)
-    assert said(state, "GPUMemoryOveruse") == []
+    assert reported(state, "GPUMemoryOveruse") == []
     state.overuses.update(NOW_S + LASTING_S)
-    (notice,) = said(state, "GPUMemoryOveruse")
+    (notice,) = reported(state, "GPUMemoryOveruse")
     how_much = (
         "uses 10.0 GiB of device a of node n, 2.0 GiB more than the 8.0 GiB that it requested"
     )
@@ -139,11 +139,11 @@ def test_a_pod_gets_an_event_after_a_minute_of_overuse() -> None:
     assert notice.decision_id == "uid-q.7"
     state.apply(seen(using(11)))
     state.overuses.update(NOW_S + LASTING_S + 5)
-    (more,) = said(state, "GPUMemoryOveruse")
+    (more,) = reported(state, "GPUMemoryOveruse")
     assert event_name(more) == event_name(notice)  # not yet twice as much
     state.apply(seen(using(12)))
     state.overuses.update(NOW_S + LASTING_S + 10)
-    (doubled,) = said(state, "GPUMemoryOveruse")
+    (doubled,) = reported(state, "GPUMemoryOveruse")
     assert event_name(doubled) != event_name(notice)
 
 

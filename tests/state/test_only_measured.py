@@ -129,7 +129,7 @@ def _is_as_it_is(state: RecordingState, held: GPUNode) -> None:
 PROMISES = {"a": reservation({"D0": 8 * GIB})}
 
 
-def told(used_bytes: int, version: int, unattributed_bytes: int = 0, **rest: Any) -> GPUNode:
+def shown(used_bytes: int, version: int, unattributed_bytes: int = 0, **rest: Any) -> GPUNode:
     """A pod has a reservation of 8 GiB on D0 and uses some of it."""
     first = shared(
         "D0", used_bytes=used_bytes + unattributed_bytes, unattributed_bytes=unattributed_bytes
@@ -145,23 +145,23 @@ def measured_of(state: RecordingState) -> int | None:
 
 def test_pods_that_use_what_they_are_charged_anyway_have_nothing_weighed() -> None:
     bound = pod("8Gi", uid="a", node="n")
-    state = state_of(*seen(kube_node(), bound, told(GIB, 1)))
+    state = state_of(*seen(kube_node(), bound, shown(GIB, 1)))
     for version in (2, 3):
-        take(state, GPUNodeSeen(told(version * GIB, version), NOW_S))
+        take(state, GPUNodeSeen(shown(version * GIB, version), NOW_S))
         assert not state.has_unweighed
         assert measured_of(state) == version * GIB
-    take(state, GPUNodeSeen(told(9 * GIB, 4), NOW_S))
+    take(state, GPUNodeSeen(shown(9 * GIB, 4), NOW_S))
     assert state.weigh_next()
     assert measured_of(state) == 9 * GIB
 
 
 def test_replaced_reports_are_not_kept() -> None:
     """Two copies for each of 5,000 nodes would not fit into memory."""
-    first = told(GIB, 1)
+    first = shown(GIB, 1)
     before = sys.getrefcount(first.status)
     state = state_of(*seen(kube_node(), first))
     kept = sys.getrefcount(first.status)
-    state.apply([GPUNodeSeen(replace(told(2 * GIB, 2), spec=first.spec), NOW_S)])
+    state.apply([GPUNodeSeen(replace(shown(2 * GIB, 2), spec=first.spec), NOW_S)])
     after = sys.getrefcount(first.status)
     assert kept > before
     assert after == before
@@ -170,9 +170,9 @@ def test_replaced_reports_are_not_kept() -> None:
 def test_pods_on_an_overcommitted_device_are_reported_with_their_use() -> None:
     """A pod is unconfirmed and does not fit beside another pod and an unattributed process."""
     held = {**PROMISES, "b": reservation({"D0": 8 * GIB})}
-    state = state_of(*seen(kube_node(), told(GIB, 1, 12 * GIB, reservations=held)))
+    state = state_of(*seen(kube_node(), shown(GIB, 1, 12 * GIB, reservations=held)))
     for version, used_bytes in ((2, GIB), (3, 3 * GIB)):
-        state.apply([GPUNodeSeen(told(used_bytes, version, 12 * GIB, reservations=held), NOW_S)])
+        state.apply([GPUNodeSeen(shown(used_bytes, version, 12 * GIB, reservations=held), NOW_S)])
         (over,) = state.overcommits.now()
         assert [holder.measured_bytes for holder in over.holders] == [used_bytes, None]
 
@@ -180,16 +180,16 @@ def test_pods_on_an_overcommitted_device_are_reported_with_their_use() -> None:
 def test_a_node_with_a_pod_to_evict_is_checked_with_each_report() -> None:
     leaving = {"a": replace(PROMISES["a"], flags=[EVICTED])}
     sits = pod("8Gi", uid="a", node="n")
-    state = state_of(*seen(kube_node(), sits, told(GIB, 1, reservations=leaving)))
+    state = state_of(*seen(kube_node(), sits, shown(GIB, 1, reservations=leaving)))
     assert state.take_unsettled() == ["n"]
-    state.apply([GPUNodeSeen(told(2 * GIB, 2, reservations=leaving), NOW_S)])
+    state.apply([GPUNodeSeen(shown(2 * GIB, 2, reservations=leaving), NOW_S)])
     assert state.take_unsettled() == ["n"]
 
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_orphaned_reservation_is_checked_when_its_agent_reports(gone: bool) -> None:
     sits = pod("8Gi", uid="a", node="n")
-    state = state_of(*seen(kube_node(), sits, told(GIB, 1)))
+    state = state_of(*seen(kube_node(), sits, shown(GIB, 1)))
     if gone:
         state.apply([PodGone("a")])
     state.take_unsettled()
@@ -199,7 +199,7 @@ def test_an_orphaned_reservation_is_checked_when_its_agent_reports(gone: bool) -
 
 
 def test_a_heartbeat_after_a_stale_report_counts_as_a_gain() -> None:
-    state = state_of(*seen(kube_node(), told(GIB, 1)))
+    state = state_of(*seen(kube_node(), shown(GIB, 1)))
     state.apply([HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S + 30)])
     before = state.snapshot().generation
     state.apply([HeartbeatSeen(lease("2026-11-21T00:01:00Z"), NOW_S + 60)])
@@ -215,6 +215,6 @@ def test_a_pod_is_compared_when_a_report_shows_it_whatever_else_it_brings() -> N
     reserved = gpunode(shared("D0"), version="2", reservations=PROMISES)
     state.apply([GPUNodeSeen(reserved, NOW_S)])
     assert state.observations.is_pending("n", "a")
-    state.apply([GPUNodeSeen(replace(told(GIB, 3), spec=reserved.spec), NOW_S)])
+    state.apply([GPUNodeSeen(replace(shown(GIB, 3), spec=reserved.spec), NOW_S)])
     assert not state.observations.is_pending("n", "a")
     assert [outcome.uid for outcome in state.take_outcomes()] == ["a"]

@@ -23,7 +23,7 @@ def around_us(uid: str = "uid-p", vram: str = "20Gi") -> Pod:
     return pod(vram, uid=uid, name=uid, node="n")
 
 
-def told(state: ClusterWriter) -> list[tuple[str, str]]:
+def shown(state: ClusterWriter) -> list[tuple[str, str]]:
     found = [(each.about.uid, each.reason) for each in notices(state)]
     return [each for each in found if each[1] == "Overcommitted"]
 
@@ -34,10 +34,10 @@ HALF_FULL = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GI
 
 def test_a_pod_around_us_overcommits_until_it_goes() -> None:
     state = state_of(*seen(kube_node(), HALF_FULL))
-    assert (figures(state), told(state)) == ([], [])
+    assert (figures(state), shown(state)) == ([], [])
     state.apply(seen(around_us()))
     assert figures(state) == [("n", "a", 4 * GIB)]
-    assert told(state) == [("uid-p", "Overcommitted")]
+    assert shown(state) == [("uid-p", "Overcommitted")]
     notice = next(notices(state))
     assert "overcommitted by 4.0 GiB (allocatable: 24.0 GiB)" in notice.message
     # The same once the ledger has it.
@@ -46,7 +46,7 @@ def test_a_pod_around_us_overcommits_until_it_goes() -> None:
     assert figures(state) == [("n", "a", 4 * GIB)]
     assert next(notices(state)) == notice
     state.apply([PodGone("uid-p"), *seen(msgspec.structs.replace(HALF_FULL, metadata=VERSION_3))])
-    assert (figures(state), told(state)) == ([], [])
+    assert (figures(state), shown(state)) == ([], [])
 
 
 VERSION_3 = msgspec.structs.replace(HALF_FULL.metadata, resource_version="3")
@@ -101,7 +101,7 @@ def test_only_unreserved_pods_get_a_notice() -> None:
     """Headroom's own pod is not to blame, nor is an overusing pod, which metrics report."""
     ours = pod("8Gi", uid="uid-q", name="q", node="n", annotations={PLACEMENT: '{"node":"n"}'})
     state = state_of(*seen(kube_node(), HALF_FULL, ours, around_us()))
-    assert told(state) == [("uid-p", "Overcommitted")]
+    assert shown(state) == [("uid-p", "Overcommitted")]
     grown = gpunode(
         shared("a", used_bytes=24 * GIB),
         pods=[use("uid-q", "a", 24 * GIB)],
@@ -109,7 +109,7 @@ def test_only_unreserved_pods_get_a_notice() -> None:
     )
     state = state_of(*seen(kube_node(), grown, ours))
     assert figures(state) == [("n", "a", GIB)]
-    assert told(state) == []
+    assert shown(state) == []
 
 
 def test_the_view_shows_the_terms() -> None:

@@ -56,17 +56,17 @@ def test_a_node_that_the_pod_may_not_run_on_is_not_near() -> None:
     state = world(("far", 20, {"pool": "mine"}), ("near", 8, {}))
     picky = pod("20Gi")
     spec = msgspec.structs.replace(picky.spec, node_selector={"pool": "mine"})
-    told = message(state, msgspec.structs.replace(picky, spec=spec))
-    assert told is not None
-    assert "short by 16.0 GiB of 20.0 GiB on GPU 3 (GPU-far) of far" in told
+    shown = message(state, msgspec.structs.replace(picky, spec=spec))
+    assert shown is not None
+    assert "short by 16.0 GiB of 20.0 GiB on GPU 3 (GPU-far) of far" in shown
 
 
 def test_a_pod_that_would_fit_now_gets_no_notice_unless_a_retry_does_not_help() -> None:
     state = world(("n", 2, {}))
     assert message(state, pod("20Gi")) is None
-    told = message(state, pod("20Gi"), again=True)
-    assert told is not None
-    assert "It would fit on n, which kube-scheduler does not offer." in told
+    shown = message(state, pod("20Gi"), again=True)
+    assert shown is not None
+    assert "It would fit on n, which kube-scheduler does not offer." in shown
 
 
 def test_equal_pods_each_get_their_own_eligible_nodes() -> None:
@@ -86,8 +86,8 @@ def test_equal_pods_each_get_their_own_eligible_nodes() -> None:
 
 def test_an_invalid_or_too_large_pod_gets_only_the_reasons() -> None:
     state = world(("n", 2, {}))
-    told = message(state, pod("much"), {Reason.BAD_VRAM: 1})
-    assert told == (
+    shown = message(state, pod("much"), {Reason.BAD_VRAM: 1})
+    assert shown == (
         "0 of 1 node can take the pod: 1 annotation headroom.gpu/vram is not valid (example: 8Gi). "
         "More: kubectl headroom why -n default p"
     )
@@ -100,16 +100,18 @@ def test_an_invalid_or_too_large_pod_gets_only_the_reasons() -> None:
 
 def test_the_most_frequent_of_many_reasons_are_shown() -> None:
     many = {reason: 2 + i for i, reason in enumerate(list(Reason)[:6])}
-    told = message(world(), pod("8Gi"), many)
-    assert told is not None
-    assert "; 9 for other reasons." in told
-    assert told.index(list(Reason)[5].sentence) < told.index(list(Reason)[3].sentence)
+    shown = message(world(), pod("8Gi"), many)
+    assert shown is not None
+    assert "; 9 for other reasons." in shown
+    assert shown.index(list(Reason)[5].sentence) < shown.index(list(Reason)[3].sentence)
 
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.code)
 def test_every_reason_is_read_off_a_condition(reason: Reason) -> None:
-    said = f"0/9 nodes are available: 2 node(s) had untolerated taint(s), 7 {reason.sentence}. no"
-    assert rejections_in_condition(rejected("u", message=said)) == {reason: 7}
+    reported = (
+        f"0/9 nodes are available: 2 node(s) had untolerated taint(s), 7 {reason.sentence}. no"
+    )
+    assert rejections_in_condition(rejected("u", message=reported)) == {reason: 7}
 
 
 def test_the_main_reason_is_that_of_most_nodes() -> None:

@@ -118,10 +118,10 @@ def test_an_edit_of_an_adopted_pod_is_reported_too(
     asked: str | None, now: str | None, says: str
 ) -> None:
     state, edited = adopted_as(asked, now)
-    told = [notice for notice in notices(state) if notice.reason == "RequestChangeIgnored"]
-    assert bool(told) == bool(says)
+    shown = [notice for notice in notices(state) if notice.reason == "RequestChangeIgnored"]
+    assert bool(shown) == bool(says)
     about = pod_subject(edited)
-    assert all(notice.about == about and says in notice.message for notice in told)
+    assert all(notice.about == about and says in notice.message for notice in shown)
     assert says in state.edits.of("uid-p")
     state.apply([PodGone("uid-p")])
     assert state.edits.of("uid-p") == ""

@@ -422,14 +422,14 @@ def test_a_deleted_or_bound_pod_is_forgotten() -> None:
 
 
 def test_only_a_rejection_with_our_reason_counts() -> None:
-    def said(kind: str, status: str, reason: str, message: str) -> bool:
+    def shown(kind: str, status: str, reason: str, message: str) -> bool:
         return rejected_by_us(saying(pod(), kind, status, reason, message))
 
-    assert said("PodScheduled", "False", "Unschedulable", SAID)
-    assert not said("PodScheduled", "True", "", SAID)
-    assert not said("Ready", "False", "Unschedulable", SAID)
-    assert not said("PodScheduled", "False", "SchedulerError", SAID)
-    assert not said("PodScheduled", "False", "Unschedulable", "no cpu")
+    assert shown("PodScheduled", "False", "Unschedulable", SAID)
+    assert not shown("PodScheduled", "True", "", SAID)
+    assert not shown("Ready", "False", "Unschedulable", SAID)
+    assert not shown("PodScheduled", "False", "SchedulerError", SAID)
+    assert not shown("PodScheduled", "False", "Unschedulable", "no cpu")
     assert not rejected_by_us(pod())
 
 

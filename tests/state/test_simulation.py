@@ -210,10 +210,10 @@ def test_real_placements_match_the_simulation(
 ) -> None:
     real = Real(cluster_of(fleet, plugins, choices))
     simulation = Simulation(real.state, real.state.snapshot(), NOW_S)
-    coming = [asking(vram, f"new-{i}", *how) for i, (vram, *how) in enumerate(burst)]
-    told = [place_in(simulation, real.state, each) for each in coming]
-    assert [each.node if isinstance(each, Placed) else None for each in told] == [
-        real.place(each) for each in coming
+    incoming = [asking(vram, f"new-{i}", *how) for i, (vram, *how) in enumerate(burst)]
+    shown = [place_in(simulation, real.state, each) for each in incoming]
+    assert [each.node if isinstance(each, Placed) else None for each in shown] == [
+        real.place(each) for each in incoming
     ]
 
 
@@ -271,8 +271,8 @@ def two_nodes() -> ClusterWriter:
 def place_all(
     simulation: Simulation, state: ClusterWriter, vram: str, count: int
 ) -> list[str | None]:
-    told = [place_in(simulation, state, asking(vram, f"new-{n}")) for n in range(count)]
-    return [each.node if isinstance(each, Placed) else None for each in told]
+    shown = [place_in(simulation, state, asking(vram, f"new-{n}")) for n in range(count)]
+    return [each.node if isinstance(each, Placed) else None for each in shown]
 
 
 def test_a_released_pod_leaves_its_memory_and_its_replica() -> None:
@@ -327,8 +327,8 @@ def test_refusals_count_the_nodes_of_each_reason_and_the_ineligible_ones() -> No
     closed = msgspec.structs.replace(cordoned, spec=NodeSpec(unschedulable=True))
     state.apply([NodeSeen(closed)])
     simulation = Simulation(state, state.snapshot(), NOW_S)
-    told = place_in(simulation, state, asking("16Gi", "new"))
-    assert told == NotPlaced({Reason.MEMORY_ON_SOME: 1}, [(Obstacle("cordoned"), 1)])
+    shown = place_in(simulation, state, asking("16Gi", "new"))
+    assert shown == NotPlaced({Reason.MEMORY_ON_SOME: 1}, [(Obstacle("cordoned"), 1)])
     assert simulation.eligible(asking("1Gi", "new")).rows.tolist() == [state.snapshot().row_of["a"]]
 
 

@@ -169,8 +169,8 @@ def test_the_limit_applies_to_the_activity_that_the_explanation_shows(
     assert f"    {line}" in explanation_lines(node)
     (plain,) = explain(fit(request("1Gi"), snap, snap.rows(["n"]), NOW_S), Weights()).nearest
     known, _, _ = line.partition("; ")
-    said = [text.strip() for text in explanation_lines(plain) if "SM" in text]
-    assert said == ([] if "unknown" in known else [known])
+    message = [text.strip() for text in explanation_lines(plain) if "SM" in text]
+    assert message == ([] if "unknown" in known else [known])
 
 
 def test_a_bind_judges_by_the_same_figure_as_the_filter() -> None:

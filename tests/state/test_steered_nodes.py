@@ -16,8 +16,8 @@ def empty() -> GPUNode:
 
 
 def busy(free: int) -> Device:
-    stranger = {"used_bytes": 10 * GIB, "unattributed_bytes": 10 * GIB}
-    return shared("B", free=free, allocated=4 - free, **stranger)
+    outsider = {"used_bytes": 10 * GIB, "unattributed_bytes": 10 * GIB}
+    return shared("B", free=free, allocated=4 - free, **outsider)
 
 
 def test_equal_pods_filtered_during_a_bind_get_the_same_node() -> None:
@@ -35,8 +35,8 @@ def test_confirmed_pods_requeue_pods_that_waited() -> None:
     assert isinstance(placement, Placement)
     reservation = {"u1": Reservation("default", "p1", list(placement.charges))}
     devices = [shared("A"), busy(free=3)]
-    coming = gpunode(*devices, reservations=reservation, version="2", plugin=STEERED)
-    state.apply([GPUNodeSeen(coming, NOW_S)])
+    incoming = gpunode(*devices, reservations=reservation, version="2", plugin=STEERED)
+    state.apply([GPUNodeSeen(incoming, NOW_S)])
     assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING
     before_it = state.snapshot().generation
     devices[1] = busy(free=2)

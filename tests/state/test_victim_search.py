@@ -47,7 +47,7 @@ def found(
     return preemption(state, of, offers, rejected, NOW_S, without_violations=careful)
 
 
-def told(result: Preemption) -> dict[str, list[str]]:
+def shown(result: Preemption) -> dict[str, list[str]]:
     return {each.node: list(each.uids) for each in answered(result)}
 
 
@@ -101,7 +101,7 @@ def test_victims_on_an_offered_node(
     cluster: list[list[On]], gib: int, offered: dict[str, list[str]], leave: dict[str, list[str]]
 ) -> None:
     result = found(full_node("n", *cluster), of=newcomer(gib), offered=offered)
-    assert {node: set(uids) for node, uids in told(result).items()} == {
+    assert {node: set(uids) for node, uids in shown(result).items()} == {
         node: set(uids) for node, uids in leave.items()
     }
 
@@ -109,12 +109,12 @@ def test_victims_on_an_offered_node(
 def test_a_critical_newcomer_does_not_drive_out_critical_pods() -> None:
     system = newcomer(20, priority=2_000_001_000)
     node = full_node("n", [On("a", 20, 2_000_000_000)])
-    assert told(found(node, of=system, offered={"n": ["a"]})) == {}
+    assert shown(found(node, of=system, offered={"n": ["a"]})) == {}
 
 
 def test_a_pod_that_never_preempts_evicts_no_pod() -> None:
     never = newcomer(20, preemption_policy="Never")
-    assert told(found(full_node("n", [On("a", 20)]), of=never, offered={"n": ["a"]})) == {}
+    assert shown(found(full_node("n", [On("a", 20)]), of=never, offered={"n": ["a"]})) == {}
 
 
 LARGE = [On("a", 10, 1), On("b", 10, 1)], [On("c", 20, 1)]
@@ -153,7 +153,7 @@ def test_the_best_node_is_answered_and_worse_ones() -> None:
     offered = {"dear": ["b"], "cheap": ["a"], "same": ["c"], "small": ["d"]}
     result = found(*clusters, of=newcomer(20), offered=offered)
     # "same" would be equally good for kube-scheduler, so its choice would be unknown.
-    assert told(result) == {"cheap": ["a"], "dear": ["b"]}
+    assert shown(result) == {"cheap": ["a"], "dear": ["b"]}
     assert result.helpless == 1
     assert [other.node for other in result.others] == ["same", "dear"]
 
@@ -161,10 +161,10 @@ def test_the_best_node_is_answered_and_worse_ones() -> None:
 def test_a_node_that_was_not_offered_is_added_only_when_it_is_better() -> None:
     clusters = [full_node("offered", [On("a", 20, 5)]), full_node("rejected", [On("b", 20, 5)])]
     best = found(*clusters, of=newcomer(20), offered={"offered": ["a"]}, rejected=["rejected"])
-    assert told(best) == {"offered": ["a"]}
+    assert shown(best) == {"offered": ["a"]}
     clusters[1] = full_node("rejected", [On("b", 20, 4)])
     best = found(*clusters, of=newcomer(20), offered={"offered": ["a"]}, rejected=["rejected"])
-    assert told(best) == {"rejected": ["b"], "offered": ["a"]}
+    assert shown(best) == {"rejected": ["b"], "offered": ["a"]}
     assert best.best is not None
     assert not best.best.offered
 
@@ -172,8 +172,8 @@ def test_a_node_that_was_not_offered_is_added_only_when_it_is_better() -> None:
 def test_victims_without_a_gpu_stay_if_kube_scheduler_needs_them() -> None:
     """It meant CPU, of which we know nothing, and the memory is there."""
     node = full_node("n", [On("a", 4, 1)])
-    assert told(found(node, of=newcomer(20), offered={"n": ["stranger"]})) == {"n": ["stranger"]}
-    assert told(found(node, of=newcomer(21), offered={"n": ["stranger"]})) == {
+    assert shown(found(node, of=newcomer(20), offered={"n": ["stranger"]})) == {"n": ["stranger"]}
+    assert shown(found(node, of=newcomer(21), offered={"n": ["stranger"]})) == {
         "n": ["a", "stranger"]
     }
 
@@ -182,10 +182,10 @@ def test_other_victims_free_as_much_of_each_resource() -> None:
     """kube-scheduler proposes a for its 8 CPU; b alone would do for the memory."""
     devices = [On("a", 2, 3, cpu="8")], [On("b", 20, 3, cpu="4")]
     node = full_node("n", *devices)
-    assert set(told(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"a"}
+    assert set(shown(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"a"}
     small = [On("a", 10, 3, cpu="8")], [On("b", 20, 1, cpu="9")]
     node = full_node("n", *small)
-    assert set(told(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"b"}
+    assert set(shown(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"b"}
 
 
 def test_victims_that_may_block_by_more_than_amounts_are_never_replaced() -> None:
@@ -194,8 +194,8 @@ def test_victims_that_may_block_by_more_than_amounts_are_never_replaced() -> Non
     of = msgspec.structs.replace(of, spec=msgspec.structs.replace(of.spec, affinity=affine))
     devices = [On("a", 20, 5)], [On("b", 20, 1)]
     node = full_node("n", *devices)
-    assert told(found(node, of=newcomer(20), offered={"n": ["a"]})) == {"n": ["b"]}
-    assert told(found(node, of=of, offered={"n": ["a"]})) == {"n": ["a"]}
+    assert shown(found(node, of=newcomer(20), offered={"n": ["a"]})) == {"n": ["b"]}
+    assert shown(found(node, of=of, offered={"n": ["a"]})) == {"n": ["a"]}
 
 
 def test_only_pods_that_leave_anyway_are_named() -> None:
@@ -204,37 +204,37 @@ def test_only_pods_that_leave_anyway_are_named() -> None:
         full_node("full", [On("b", 20, 1)]),
     ]
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
-    assert told(result) == {"leaving": ["a"]}
+    assert shown(result) == {"leaving": ["a"]}
     dear = full_node("full", [On("b", 20, 60)])
     result = found(
         clusters[0], dear, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"]
     )
-    assert told(result) == {"leaving": ["a"]}
+    assert shown(result) == {"leaving": ["a"]}
     # Of higher priority it is none that kube-scheduler may name: then it is waited for.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=LEAVING)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
-    assert told(result) == {}
+    assert shown(result) == {}
     assert result.soon
     # Not for ever: it should have been gone long ago.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=OVERDUE)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
-    assert told(result) == {"full": ["b"]}
+    assert shown(result) == {"full": ["b"]}
     # Nor for an hour, unless they leave for this very pod.
     hour = "2026-11-21T01:00:00+00:00"
     clusters[0] = full_node("leaving", [On("a", 20, 50, deleted=hour)])
     offered = {"full": ["b"], "leaving": ["a"]}
     result = found(*clusters, of=newcomer(20), offered=offered)
-    assert told(result) == {"full": ["b"], "leaving": ["a"]}
+    assert shown(result) == {"full": ["b"], "leaving": ["a"]}
     of = newcomer(20, nominated="leaving")
     state = state_of(*clusters[0], *clusters[1], PodSeen(of))
-    assert told(found(state=state, of=of, offered={"full": ["b"]}, rejected=["leaving"])) == {
+    assert shown(found(state=state, of=of, offered={"full": ["b"]}, rejected=["leaving"])) == {
         "leaving": ["a"]
     }
 
 
 def test_an_overdue_pod_is_not_evicted_again() -> None:
     node = full_node("n", [On("a", 20, 50, deleted=OVERDUE)])
-    assert told(found(node, of=newcomer(20), offered={"n": ["a"]})) == {}
+    assert shown(found(node, of=newcomer(20), offered={"n": ["a"]})) == {}
 
 
 def budget(allowed: int, app: str = "web", **other: object) -> PodDisruptionBudget:
@@ -250,23 +250,23 @@ def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> Non
     events = full_node("n", [On("a", 20, 1, labels=web)], [On("b", 20, 9)])
     state = state_of(*events)
     of, offered = newcomer(20), {"n": ["a"]}
-    assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
+    assert shown(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
     state.apply([BudgetSeen(budget(0))])
-    assert told(found(state=state, of=of, offered=offered)) == {"n": ["b"]}
+    assert shown(found(state=state, of=of, offered=offered)) == {"n": ["b"]}
     alone = state_of(*full_node("n", [On("a", 20, 1, labels=web)]), BudgetSeen(budget(0)))
     result = found(state=alone, of=of, offered=offered)
     assert [each.pdb_violations for each in answered(result)] == [1]
     # If no violation is allowed, no pod is evicted.
-    assert told(found(state=alone, of=of, offered=offered, careful=True)) == {}
+    assert shown(found(state=alone, of=of, offered=offered, careful=True)) == {}
     state.apply([BudgetGone("default", "pdb")])
-    assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
+    assert shown(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
     # Until the budgets are listed, it is unknown which pods they protect.
     state.budgets.unlisted = True
-    assert told(found(state=state, of=of, offered=offered)) == {}
+    assert shown(found(state=state, of=of, offered=offered)) == {}
     state.apply([Relisted(PodDisruptionBudget, (budget(0),), NOW_S)])
-    assert told(found(state=state, of=of, offered=offered)) == {"n": ["b"]}
+    assert shown(found(state=state, of=of, offered=offered)) == {"n": ["b"]}
     state.apply([Relisted(PodDisruptionBudget, (), NOW_S)])
-    assert told(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
+    assert shown(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
 
 
 def test_memory_that_is_held_for_a_pod_is_not_reserved_for_another() -> None:
@@ -275,10 +275,10 @@ def test_memory_that_is_held_for_a_pod_is_not_reserved_for_another() -> None:
     second = newcomer(12, name="second")
     state = state_of(*events, PodSeen(first))
     # Beside the first pod it does not fit, whatever pods leave.
-    assert told(found(state=state, of=second, offered={"n": ["a"]})) == {}
-    assert told(found(state=state, of=second, rejected=["n"])) == {}
-    assert told(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {
+    assert shown(found(state=state, of=second, offered={"n": ["a"]})) == {}
+    assert shown(found(state=state, of=second, rejected=["n"])) == {}
+    assert shown(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {
         "n": ["b", "a"]
     }
     higher = newcomer(12, 200, name="higher")
-    assert told(found(state=state, of=higher, offered={"n": ["a"]})) == {"n": ["a"]}
+    assert shown(found(state=state, of=higher, offered={"n": ["a"]})) == {"n": ["a"]}

@@ -107,8 +107,8 @@ def test_a_cached_result_is_not_used_for_a_pod_with_a_reservation() -> None:
     chooses: Any = state.understand(setting(EnvVar(name=NAME, value="all")))
     snap = state.snapshot()
     rows = snap.rows(["n"])
-    said = [cached_fits.weigh(r, snap).codes(snap, rows, NOW_S)[0] for r in (plain, chooses)]
-    assert said == [0, CODE_OF[Reason.CHOOSES_DEVICES]]
+    message = [cached_fits.weigh(r, snap).codes(snap, rows, NOW_S)[0] for r in (plain, chooses)]
+    assert message == [0, CODE_OF[Reason.CHOOSES_DEVICES]]
 
 
 def test_of_two_by_one_name_the_last_counts() -> None:

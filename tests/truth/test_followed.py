@@ -157,10 +157,10 @@ def test_a_pod_that_ended_in_between_does_not_count_for_the_next() -> None:
     rows = [use(uid, "D0", replica=f"D0::{n}") for n, uid in enumerate(("p", "q"))]
     there = [shared("D0", free=2, allocated=2), shared("D1", free=4)]
     state = started(seen(first), seen(then))
-    told = gpunode(
+    reported = gpunode(
         *there, version="3", pods=rows, reservations=then.spec.reservations, plugin=DISTRIBUTED
     )
-    state.apply([seen(told)])
+    state.apply([seen(reported)])
     outcomes = {each.uid: each for each in state.take_outcomes()}
     assert (outcomes["p"].result, outcomes["q"].result) == (Result.HIT, Result.MISS)
 
@@ -187,16 +187,16 @@ def recreated_seen_as_another() -> list[Event]:
     return []
 
 
-@pytest.mark.parametrize("told", [recreated_seen_as_gone, recreated_seen_as_another])
+@pytest.mark.parametrize("reported", [recreated_seen_as_gone, recreated_seen_as_another])
 def test_an_object_that_is_created_again_has_no_predictions(
-    told: Callable[[], list[Event]],
+    reported: Callable[[], list[Event]],
 ) -> None:
     state = started(seen(BOUND))
     adopted = {
         uid: msgspec.structs.replace(each, flags=["adopted"], attempt="anew")
         for uid, each in reserved().items()
     }
-    state.apply(told())
+    state.apply(reported())
     state.apply([seen(node(1, *IDLE, uid="another", reservations=adopted))])
     assert results(state) == [("p", Result.UNSEEN)]
     state.apply([seen(node(2, *ASTRAY, shown="D1", uid="another", reservations=adopted))])
@@ -249,14 +249,14 @@ def test_it_waits_for_all_that_the_pod_asked_for() -> None:
     state = started(seen(gpunode(*devices, version="1", reservations=two, plugin=DISTRIBUTED)))
     rows = [use("p", "D0", replica="D0::0"), use("p", "D1", replica="D1::1")]
     for number in (1, 2):
-        told = gpunode(
+        reported = gpunode(
             *devices,
             version=str(1 + number),
             reservations=two,
             pods=rows[:number],
             plugin=DISTRIBUTED,
         )
-        state.apply([seen(told)])
+        state.apply([seen(reported)])
     (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.observed) == (Result.HIT, ("D0", "D1"))
 
@@ -279,14 +279,14 @@ def test_of_two_replicas_the_one_that_bound_the_pod_counts_it() -> None:
     async def play() -> tuple[list[float | None], list[dict[str, object]]]:
         replicas = [Extender(Settings(), unready=lambda: "") for _ in range(2)]
         own = reserved(f"{replicas[0].name}-1")
-        told: list[Event] = [
+        reported: list[Event] = [
             NodeSeen(kube_node()),
             *(PodSeen(pod(uid=uid, name=uid, node="n")) for uid in ("p", "old")),
             seen(node(1, *IDLE, reservations=own)),
         ]
         with capture_logs() as logs:
             for replica in replicas:
-                replica.deliver(told)
+                replica.deliver(reported)
                 replica.deliver([seen(node(2, *ASTRAY, shown="D1", reservations=own))])
         counted = [
             replica.telemetry.registry.get_sample_value(

@@ -42,10 +42,10 @@ def illegal_address(machine: Machine) -> Line:
         "usable": usable,
     }
     machine.fixtures.keep("illegal-address.json", figures)
-    heard = ", ".join(map(str, xids)) or "none"
+    received = ", ".join(map(str, xids)) or "none"
     marked = "; ".join(figures["marked"]) or "nothing: the device stays healthy"
     summary = (
-        f"CUDA answers {error or 'no error'}; XID {heard}; the agent marks {marked};"
+        f"CUDA answers {error or 'no error'}; XID {received}; the agent marks {marked};"
         f" a new process {'can' if usable else 'cannot'} allocate"
     )
     differences = judge_fault(figures)

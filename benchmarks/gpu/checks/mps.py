@@ -71,7 +71,7 @@ def _measured(machine: Machine, places: dict[str, str]) -> Line:
         "used": device["used"],
         "grown": device["used"] - before["used"],
     }
-    told = ", ".join("nothing" if b is None else gib(b) for b in figures["listed"])
+    shown = ", ".join("nothing" if b is None else gib(b) for b in figures["listed"])
     kinds = (
         name.removeprefix("nvmlDeviceGet").partition("Running")[0] for name in figures["lists"]
     )
@@ -81,7 +81,7 @@ def _measured(machine: Machine, places: dict[str, str]) -> Line:
         if not text.startswith(("code", "0 "))
     }
     summary = (
-        f"clients of 1 and 2 GiB are listed with {told} by"
+        f"clients of 1 and 2 GiB are listed with {shown} by"
         f" {'; '.join(f'{kind}: {text}' for kind, text in where.items()) or 'no list'}; nvidia-smi"
         f" calls them {', '.join(figures['nvidia-smi types'] or []) or 'nothing'}; processes"
         f" have {gib(figures['sum'])} of {gib(figures['used'])} used"
