@@ -78,9 +78,9 @@ def storm(
             faults = schedule(seed, lasts_s, targets([*site.nodes]), **pace)
             weather = Weather(site, faults, say)
             before, beside = site.calls(), None
-            began_s, coming = time.monotonic(), True
-            while coming or time.monotonic() < began_s + lasts_s:
-                coming = weather.step(time.monotonic() - began_s)
+            began_s, incoming = time.monotonic(), True
+            while incoming or time.monotonic() < began_s + lasts_s:
+                incoming = weather.step(time.monotonic() - began_s)
                 site.keep_up()
                 if beside is None and time.monotonic() > began_s + alone_s:
                     beside = site.calls()

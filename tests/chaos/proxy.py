@@ -237,15 +237,15 @@ async def main(config: Mapping[str, Any]) -> None:
     calls: list[dict[str, Any]] = []
 
     async def control(request: web.Request) -> web.Response:
-        told = await request.json()
-        for name, faults in told.get("set", {}).items():
+        shown = await request.json()
+        for name, faults in shown.get("set", {}).items():
             wires[name].set(Faults(**faults))
-        for name in told.get("cut", ()):
+        for name in shown.get("cut", ()):
             wires[name].cut(watches_only=False)
-        for name in told.get("cut_watches", ()):
+        for name in shown.get("cut_watches", ()):
             wires[name].cut(watches_only=True)
         done = sum((wire.done for wire in wires.values()), Counter())
-        return web.json_response({"done": done, "calls": taken(calls) if "calls" in told else []})
+        return web.json_response({"done": done, "calls": taken(calls) if "calls" in shown else []})
 
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(config["cert"], config["key"])

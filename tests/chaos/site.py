@@ -255,10 +255,10 @@ class Site:
         path.write_text(json.dumps(content))
         return path
 
-    def control(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def control(self, shown: Mapping[str, Any]) -> dict[str, Any]:
         """Set faults of wires (see ``proxy``). Return the counts of all requests, and calls."""
         url = f"http://127.0.0.1:{self._control_port}/"
-        answered: dict[str, Any] = self._http.request("POST", url, json=told).json()
+        answered: dict[str, Any] = self._http.request("POST", url, json=shown).json()
         return answered
 
     def calls(self) -> list[Call]:

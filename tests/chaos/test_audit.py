@@ -51,7 +51,7 @@ def gpunode(name: str, **reserved_gib: int) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"reservations": reservations}}
 
 
-def told(*pods: dict[str, Any]) -> Auditor:
+def shown(*pods: dict[str, Any]) -> Auditor:
     auditor = Auditor(MACHINES)
     for name in MACHINES:
         auditor.gpunode(gpunode(name))
@@ -73,8 +73,8 @@ def in_the_end(auditor: Auditor) -> list[str]:
 
 
 def test_more_is_bound_to_a_node_than_it_has() -> None:
-    assert rules(told(pod("a", "16Gi", ONE), pod("b", "8Gi", ONE))) == []
-    auditor = told(pod("a", "16Gi", ONE), pod("b", "8193Mi", ONE))
+    assert rules(shown(pod("a", "16Gi", ONE), pod("b", "8Gi", ONE))) == []
+    auditor = shown(pod("a", "16Gi", ONE), pod("b", "8193Mi", ONE))
     assert rules(auditor) == ["reserved twice"]
     (finding,) = auditor.findings
     assert "has 25769803776 bytes" in finding.what
@@ -82,19 +82,19 @@ def test_more_is_bound_to_a_node_than_it_has() -> None:
 
 
 def test_every_form_of_a_request_counts() -> None:
-    assert rules(told(pod("a", "50%", ONE), pod("b", "50%", ONE))) == []
-    assert rules(told(pod("a", "51%", ONE), pod("b", "50%", ONE))) == ["reserved twice"]
+    assert rules(shown(pod("a", "50%", ONE), pod("b", "50%", ONE))) == []
+    assert rules(shown(pod("a", "51%", ONE), pod("b", "50%", ONE))) == ["reserved twice"]
     # Without an annotation, the share of one of four replicas: 6 GiB.
-    assert rules(told(pod("a", "18Gi", ONE), pod("b", None, ONE))) == []
-    assert rules(told(pod("a", "19Gi", ONE), pod("b", None, ONE))) == ["reserved twice"]
+    assert rules(shown(pod("a", "18Gi", ONE), pod("b", None, ONE))) == []
+    assert rules(shown(pod("a", "19Gi", ONE), pod("b", None, ONE))) == ["reserved twice"]
     both = ("main", "side")
-    assert rules(told(pod("a", "main=16Gi,side=8Gi", ONE, containers=both))) == []
-    assert rules(told(pod("a", "main=16Gi,side=9G", ONE, containers=both))) == ["reserved twice"]
+    assert rules(shown(pod("a", "main=16Gi,side=8Gi", ONE, containers=both))) == []
+    assert rules(shown(pod("a", "main=16Gi,side=9G", ONE, containers=both))) == ["reserved twice"]
 
 
 def test_a_pod_that_ended_or_is_gone_frees_memory() -> None:
     for goes in ("ends", "is gone", "is missing from a list"):
-        auditor = told(pod("a", "20Gi", ONE))
+        auditor = shown(pod("a", "20Gi", ONE))
         if goes == "ends":
             auditor.pod(pod("a", "20Gi", ONE, phase="Succeeded"))
         elif goes == "is gone":
@@ -107,12 +107,12 @@ def test_a_pod_that_ended_or_is_gone_frees_memory() -> None:
 
 def test_a_pod_that_is_being_deleted_frees_nothing_yet() -> None:
     leaving = pod("a", "20Gi", ONE, deletionTimestamp="2026-11-21T00:00:00Z")
-    assert rules(told(leaving, pod("b", "20Gi", ONE))) == ["reserved twice"]
+    assert rules(shown(leaving, pod("b", "20Gi", ONE))) == ["reserved twice"]
 
 
 def test_outsiders_do_not_count() -> None:
     theirs = pod("theirs", "20Gi", ONE, ours=False)
-    auditor = told(theirs, pod("a", "20Gi", ONE))
+    auditor = shown(theirs, pod("a", "20Gi", ONE))
     assert rules(auditor) == []
     auditor.look(ONE, holds("theirs", "a"), [])
     assert rules(auditor) == []
@@ -121,7 +121,7 @@ def test_outsiders_do_not_count() -> None:
 
 
 def test_the_plugin_gave_more_pods_a_device_than_fit_there() -> None:
-    auditor = told(pod("a", "14Gi", TWO), pod("b", "14Gi", TWO))
+    auditor = shown(pod("a", "14Gi", TWO), pod("b", "14Gi", TWO))
     auditor.look(TWO, holds("a", device="GPU-two-0") + holds("b", device="GPU-two-1"), [])
     assert rules(auditor) == []
     auditor.look(TWO, holds("a", "b", device="GPU-two-0"), [])
@@ -129,7 +129,7 @@ def test_the_plugin_gave_more_pods_a_device_than_fit_there() -> None:
 
 
 def test_processes_count_when_their_pod_is_gone() -> None:
-    auditor = told(pod("a", "20Gi", ONE))
+    auditor = shown(pod("a", "20Gi", ONE))
     auditor.pod_gone("uid-a")
     left = [Use("uid-a", "GPU-one-0", 20 * GIB)]
     auditor.look(ONE, [], left)
@@ -140,7 +140,7 @@ def test_processes_count_when_their_pod_is_gone() -> None:
 
 
 def test_the_driver_ran_out_of_memory() -> None:
-    auditor = told(pod("a", "20Gi", ONE), pod("theirs", "20Gi", TWO, ours=False))
+    auditor = shown(pod("a", "20Gi", ONE), pod("theirs", "20Gi", TWO, ours=False))
     auditor.look(ONE, holds("a"), [])
     auditor.look(TWO, holds("theirs", device="GPU-two-0"), [])
     auditor.overdrawn(TWO, "GPU-two-0")
@@ -150,7 +150,7 @@ def test_the_driver_ran_out_of_memory() -> None:
 
 
 def test_a_correct_final_state() -> None:
-    auditor = told(pod("a", "20Gi", ONE), pod("b", "16Gi"))
+    auditor = shown(pod("a", "20Gi", ONE), pod("b", "16Gi"))
     auditor.gpunode(gpunode(ONE, a=20))
     auditor.look(ONE, holds("a"), [])
     for name in ("c", "d"):
@@ -166,10 +166,10 @@ def test_a_reservation_without_its_pod_is_an_orphan() -> None:
         pod("a", "20Gi", TWO),
         pod("a", "20Gi", ONE, phase="Failed"),
     ):
-        auditor = told(left)
+        auditor = shown(left)
         auditor.gpunode(gpunode(ONE, a=20))
         assert "orphan" in in_the_end(auditor)
-    auditor = told(pod("a", "20Gi", ONE))
+    auditor = shown(pod("a", "20Gi", ONE))
     auditor.gpunode(gpunode(ONE, a=20))
     assert in_the_end(auditor) == []
     auditor.pod_gone("uid-a")
@@ -180,7 +180,7 @@ def test_a_reservation_without_its_pod_is_an_orphan() -> None:
 
 def test_a_pod_is_charged_in_full_on_exactly_its_node() -> None:
     for charged in ({}, {ONE: 19}, {TWO: 20}, {ONE: 20, TWO: 20}):
-        auditor = told(pod("a", "20Gi", ONE))
+        auditor = shown(pod("a", "20Gi", ONE))
         for name, gib in charged.items():
             auditor.gpunode(gpunode(name, a=gib))
         auditor.look(ONE, holds("a"), [])
@@ -188,7 +188,7 @@ def test_a_pod_is_charged_in_full_on_exactly_its_node() -> None:
 
 
 def test_outsiders_are_charged_too() -> None:
-    auditor = told(pod("theirs", "4Gi", ONE, ours=False))
+    auditor = shown(pod("theirs", "4Gi", ONE, ours=False))
     auditor.look(ONE, holds("theirs"), [])
     assert in_the_end(auditor) == ["charged"]
     auditor.gpunode(gpunode(ONE, theirs=4))
@@ -196,20 +196,20 @@ def test_outsiders_are_charged_too() -> None:
 
 
 def test_a_pod_that_fits_must_not_wait() -> None:
-    assert in_the_end(told(pod("a", "25Gi", phase="Pending"))) == []
-    assert in_the_end(told(pod("a", "24Gi", phase="Pending"))) == ["waits"]
+    assert in_the_end(shown(pod("a", "25Gi", phase="Pending"))) == []
+    assert in_the_end(shown(pod("a", "24Gi", phase="Pending"))) == ["waits"]
     going = pod("a", "24Gi", phase="Pending", deletionTimestamp="2026-11-21T00:00:00Z")
-    assert in_the_end(told(going)) == []
+    assert in_the_end(shown(going)) == []
     # It must fit on every device of the node, and a replica must be free.
     busy = pod("c", "20Gi", TWO)
-    auditor = told(pod("b", "20Gi", ONE), busy, pod("a", "20Gi", phase="Pending"))
+    auditor = shown(pod("b", "20Gi", ONE), busy, pod("a", "20Gi", phase="Pending"))
     auditor.gpunode(gpunode(ONE, b=20))
     auditor.gpunode(gpunode(TWO, c=20))
     auditor.look(ONE, holds("b"), [])
     auditor.look(TWO, holds("c", device="GPU-two-1"), [])
     assert in_the_end(auditor) == []
     four = [pod(name, "1Gi", ONE) for name in "bcde"]
-    auditor = told(*four, pod("f", "20Gi", TWO), pod("a", "20Gi", phase="Pending"))
+    auditor = shown(*four, pod("f", "20Gi", TWO), pod("a", "20Gi", phase="Pending"))
     auditor.gpunode(gpunode(ONE, b=1, c=1, d=1, e=1))
     auditor.gpunode(gpunode(TWO, f=20))
     auditor.look(TWO, [Holding("uid-f", "main", f"GPU-two-{n}") for n in range(2)], [])
@@ -223,7 +223,7 @@ def test_a_pod_on_two_devices_is_charged_in_full_on_each(size: str, found: list[
     devices = list(MACHINES[TWO].memory_bytes)
     full = pod("full", "24Gi", ONE)
     split = pod("split", "main=4Gi,side=3Gi", TWO, containers=both)
-    auditor = told(full, split, pod("waits", size, phase="Pending"))
+    auditor = shown(full, split, pod("waits", size, phase="Pending"))
     auditor.gpunode(gpunode(ONE, full=24))
     auditor.gpunode(gpunode(TWO, split=7))
     auditor.look(ONE, holds("full"), [])

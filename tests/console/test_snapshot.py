@@ -296,8 +296,8 @@ def test_replay_prints_one_pod_or_one_size(fleet: Asked, tmp_path: Path) -> None
 def test_replay_counts_one_node_in_the_singular(tmp_path: Path) -> None:
     lonely = Asked()
     lonely.add_node("n")
-    told = here(str(dumped(lonely, tmp_path)), "--vram", "1Gi").stdout
-    assert told.startswith("default/asked: fits on 1 of 1 node; digest ")
+    reported = here(str(dumped(lonely, tmp_path)), "--vram", "1Gi").stdout
+    assert reported.startswith("default/asked: fits on 1 of 1 node; digest ")
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,8 @@ _WISH = field(1, "GPU-x::0") + field(1, "GPU-x::1") + field(2, "GPU-x::0") + fie
 
 
 def _plugin(data: bytes) -> None:
-    for wish in [*container_requests(data), ContainerRequest(tuple(_UUIDS), (), 1 << 62)]:
-        choose(wish, "nvidia.com/gpu", _SPEC, _SAMPLE, (), Limits(0, 0))
+    for wanted in [*container_requests(data), ContainerRequest(tuple(_UUIDS), (), 1 << 62)]:
+        choose(wanted, "nvidia.com/gpu", _SPEC, _SAMPLE, (), Limits(0, 0))
     allocated(data)
     asks_for_preference(data)
 

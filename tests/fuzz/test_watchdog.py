@@ -61,7 +61,7 @@ _kept: list[bytes] = []
 
 
 @pytest.mark.parametrize(
-    ("does", "said"),
+    ("does", "message"),
     [
         pytest.param(lambda: {}["x"], "KeyError", id="an undeclared exception"),
         pytest.param(swallow_all, "Hang", id="a loop inside an except"),
@@ -70,11 +70,11 @@ _kept: list[bytes] = []
     ],
 )
 def test_each_harm_is_reported(
-    monkeypatch: pytest.MonkeyPatch, does: Callable[[], object], said: str
+    monkeypatch: pytest.MonkeyPatch, does: Callable[[], object], message: str
 ) -> None:
     monkeypatch.setattr(watchdog, "CPU_S", 0.3)
     (failure,) = fed(does).failures
-    assert failure.what.startswith(said)
+    assert failure.what.startswith(message)
     assert "--seed 1 --only 0" in str(failure)
 
 

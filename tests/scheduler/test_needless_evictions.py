@@ -223,7 +223,7 @@ def test_on_a_small_node_no_set_of_victims_ranks_better() -> None:
             priority_of = {on.name: on.priority for on in pods_on(devices)}
             chosen = [priority_of[each["UID"]] for each in answer.get("n", {}).get("Pods", ())]
             summed = sum(each + 2**31 for each in chosen)
-            told = (max(chosen), summed, len(chosen)) if chosen else None
-            assert told == expected, (devices, plugin.allocation_policy, gib)
-            helped += told is not None
+            reported = (max(chosen), summed, len(chosen)) if chosen else None
+            assert reported == expected, (devices, plugin.allocation_policy, gib)
+            helped += reported is not None
     assert helped > count / 3
