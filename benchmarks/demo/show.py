@@ -1,5 +1,6 @@
 """Runs the whole demo, prints its output and returns its exit status."""
 
+import os
 import signal
 import sys
 from contextlib import ExitStack, suppress
@@ -152,11 +153,13 @@ def _stay(console: Console, server: Server, fleet: Fleet, last: Result) -> None:
     debug = server.debug_url
     shared = next((g.names[0] for g in fleet.groups if g.shared), fleet.groups[0].names[0])
     console.print(f"The server of the last seed is still running. Open [bold]{debug}/[/] or run:")
+    # A clone has no `headroom` on the PATH.
+    headroom = f"{os.path.relpath(sys.executable)} -m headroom --server {debug}"
     for command in (
-        f"headroom --server {debug} top gpu",
-        f"headroom --server {debug} decisions",
+        f"{headroom} top gpu",
+        f"{headroom} decisions",
         f"curl -s '{debug}/v1/nodes/{shared}'",
-        *(f"headroom --server {debug} why {NAMESPACE}/{pod.name}" for pod in last.waiting[:1]),
+        *(f"{headroom} why {NAMESPACE}/{pod.name}" for pod in last.waiting[:1]),
     ):
         console.print(f"  {command}", style="cyan", soft_wrap=True)
     with suppress(KeyboardInterrupt):

@@ -271,7 +271,8 @@ def _message(placed: int, rejections: list[WhatifRejectionView]) -> str:
     if not placed and not rejected:
         return "no pods to place: the question has none, and no pod has to move"
     if not rejected:
-        return f"all {placed} pods are placed" if placed > 1 else "the pod is placed"
+        which = "the pod is" if placed == 1 else "both pods are" if placed == 2 else ""
+        return f"{which or f'all {placed} pods are'} placed"
     first_reasons = dict.fromkeys(_first_reason(each) for each in rejections)
     why = "; ".join(filter(None, first_reasons)) or "there are no nodes"
     if not placed:

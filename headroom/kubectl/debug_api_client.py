@@ -35,6 +35,8 @@ class Transport(Protocol):
     """A connection to a debug API. Each call uses its own connection."""
 
     name: str
+    #: Advice for the user if the debug API does not answer.
+    hint: str
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -80,8 +82,12 @@ class DebugApi:
                 for line in response:
                     yield line.decode("utf-8", "replace").rstrip("\r\n")
         except (OSError, http.client.HTTPException, ValueError) as err:
-            why = f"{self._transport.name} does not answer: {err or type(err).__name__}"
-            raise CommandError(why, UNREACHABLE) from err
+            raise self._unreachable(err) from err
+
+    def _unreachable(self, err: Exception) -> CommandError:
+        where, hint = self._transport.name, self._transport.hint
+        why = f"{where} does not answer: {err or type(err).__name__}; {hint}"
+        return CommandError(why, UNREACHABLE)
 
     def _call(self, method: str, target: str, body: bytes | None) -> Any:
         headers = {"Accept": "application/json", **self._transport.headers}
@@ -94,15 +100,13 @@ class DebugApi:
                 status, payload = response.status, response.read(_MAX_BYTES)
                 observes = response.getheader("Headroom-Mode") == "observe"
         except (OSError, http.client.HTTPException) as err:
-            why = f"{self._transport.name} does not answer: {err or type(err).__name__}"
-            raise CommandError(why, UNREACHABLE) from err
+            raise self._unreachable(err) from err
         try:
             answer = json.loads(payload)
         except ValueError as err:
-            why = (
-                f"{self._transport.name} is not a debug API of Headroom: {target} returned {status}"
-            )
-            raise CommandError(f"{why} without JSON", UNREACHABLE) from err
+            where = f"{self._transport.name} is not a debug API of Headroom"
+            why = f"{target} returned {status} without JSON"
+            raise CommandError(f"{where}: {why}; {self._transport.hint}", UNREACHABLE) from err
         if observes and not self._notified:
             self._notified = True
             self._notify(OBSERVES)

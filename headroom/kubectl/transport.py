@@ -44,6 +44,8 @@ NO_FILES = Files()
 class Address:
     """A connection to ``http://host:port`` or https. It sends ``token`` as the bearer token."""
 
+    hint = "check --server or HEADROOM_SERVER"
+
     def __init__(self, url: str, token: str | None = None, files: Files = NO_FILES) -> None:
         """Raises ``CommandError`` if the URL is not an address, or a file cannot be used."""
         parts = urlsplit(url)
@@ -90,6 +92,7 @@ class PortForward:
         self._namespace = namespace
         self._target = self._ready_pod()
         self.name = f"pod {namespace}/{self._target.pod}"
+        self.hint = f"to see why: kubectl -n {namespace} logs {self._target.pod}"
         configuration = self._api.api_client.configuration
         self._files = Files(cert=configuration.cert_file, key=configuration.key_file)
 
@@ -204,10 +207,29 @@ def _core_api(kubeconfig: str | None, context: str | None) -> Any:
     try:
         return client.CoreV1Api(load.new_client_from_config(kubeconfig, context))
     except config.ConfigException as err:
+        contexts = _contexts(kubeconfig) if context else []
+        if contexts and context not in contexts:
+            known = ", ".join(contexts)
+            raise CommandError(
+                f"--context: the kubeconfig has no context {context!r}. It has: {known}", 2
+            ) from err
         raise CommandError(
-            f"no cluster is configured: {err}; without a cluster, set --server {_EXAMPLE}",
+            f"no cluster is configured: {err}; set --kubeconfig or KUBECONFIG, or without a "
+            f"cluster --server. Example: --server {_EXAMPLE}",
             UNREACHABLE,
         ) from err
+
+
+def _contexts(kubeconfig: str | None) -> list[str]:
+    """Return the names of the kubeconfig's contexts; empty if it cannot be read."""
+    from kubernetes import config
+
+    load: Any = config
+    try:
+        contexts, _ = load.list_kube_config_contexts(config_file=kubeconfig)
+    except config.ConfigException:
+        return []
+    return sorted(str(each["name"]) for each in contexts)
 
 
 def target(pod: Any) -> Target:

@@ -136,13 +136,15 @@ def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     os.close(far_end)
     with open(terminal, encoding="utf-8") as shown:
         try:
-            port = 0
+            port, printed = 0, ""
             for line in shown:
                 if match := re.search(r"headroom --server http://127\.0\.0\.1:(\d+) top gpu", line):
-                    port = int(match[1])
+                    port, printed = int(match[1]), line
                 if line.startswith("Ctrl-C"):
                     break
             assert answers(port)
+            shown_gpus = subprocess.check_output(printed, shell=True, cwd=ROOT, text=True)
+            assert re.search(r"^TOTAL  [\d,]+ GPUs, ", shown_gpus, re.MULTILINE)
             yield demo, port
         finally:
             demo.kill()

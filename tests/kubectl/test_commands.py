@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -379,6 +381,7 @@ def test_an_unreachable_address_exits_with_3() -> None:
     rejected = run("http://127.0.0.1:1", "top")
     assert rejected.returncode == 3
     assert rejected.stderr.startswith("kubectl headroom: http://127.0.0.1:1 does not answer: ")
+    assert rejected.stderr.endswith("; check --server or HEADROOM_SERVER\n")
     bad = run("127.0.0.1:8889", "top")
     assert bad.returncode == 2
     assert "Example: http://127.0.0.1:8889" in bad.stderr
@@ -390,6 +393,41 @@ def test_a_missing_kubeconfig_has_its_own_message() -> None:
     (line,) = rejected.stderr.splitlines()
     assert line.startswith("kubectl headroom: no cluster is configured: ")
     assert "--server http://127.0.0.1:8889" in line
+
+
+def test_an_unknown_context_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    contexts = [{"name": name, "context": {"cluster": "c", "user": "u"}} for name in ("b", "a")]
+    clusters = [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}]
+    content = {"kind": "Config", "apiVersion": "v1", "contexts": contexts, "clusters": clusters}
+    content |= {"users": [{"name": "u", "user": {}}], "current-context": "a"}
+    kubeconfig.write_text(yaml.safe_dump(content))
+    rejected = run("", "--kubeconfig", str(kubeconfig), "--context", "nix", "top")
+    assert rejected.returncode == 2
+    assert rejected.stderr == (
+        "kubectl headroom: --context: the kubeconfig has no context 'nix'. It has: a, b\n"
+    )
+
+
+def test_another_server_than_headrooms_is_named_with_its_answer() -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(418)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log no requests."""
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        url = f"http://127.0.0.1:{other.server_address[1]}"
+        thread = threading.Thread(target=other.handle_request)
+        thread.start()
+        rejected = run(url, "top")
+        thread.join()
+    assert rejected.returncode == 3
+    assert rejected.stderr == (
+        f"kubectl headroom: {url} is not a debug API of Headroom: /v1/nodes returned 418 without "
+        "JSON; check --server or HEADROOM_SERVER\n"
+    )
 
 
 def test_the_doctor_is_a_command_of_the_plugin(tmp_path: Path) -> None:
