@@ -641,7 +641,7 @@ class TestRequeue:
 
     def test_a_deleted_pod_is_no_error(self, stage: Stage) -> None:
         stage.store.delete_pod("a", "p")
-        stage.ledger.requeue(pod())
+        assert stage.ledger.requeue(pod()) is None
 
 
 class TestDeadline:
