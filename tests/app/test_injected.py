@@ -42,7 +42,6 @@ NOT_REACHED = {
         "extender.ledger.bind:Binder._reserve: waited await self._reserve(node",
         "extender.ledger.bind:Binder._reserve_together: waited await self._fit_without_",
         "extender.ledger.ledger:Ledger.requeue: waited await self._store.read_p",
-        "extender.controllers.eviction:EvictionController.once: called self._deliver",
         "extender.periodic:Loops._run.moved: called self._monotonic_s",
         "extender.controllers.preemption:PreemptionController._record_nominations: "
         "waited await self._record(pod, ",
