@@ -23,7 +23,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     """The kinds of other projects and Headroom's namespace exist; no controller runs."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes
-        built("etcd", "kube-apiserver", "kubectl", "helm", "argocd-diff")
+        built("etcd", "kube-apiserver", "kubectl", "helm", "argocd-diff", "flux-apply")
     plane = Plane()
     try:
         plane.start()

@@ -1,7 +1,7 @@
 """GitOps tools find no difference after a sync, whatever the cluster adds to the objects.
 
-Argo CD's own engine syncs and compares (tests/gobin/argocd-diff), on a real API server. Flux is
-represented by what its kustomize-controller asks for: server-side apply and its dry run.
+The engines of Argo CD and Flux themselves apply and compare (tests/gobin/argocd-diff and
+flux-apply), on a real API server.
 """
 
 import functools
@@ -55,11 +55,12 @@ def manifests(kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def argocd(plane: ControlPlane, verb: str, strategy: str, manifests: list[dict[str, Any]]) -> str:
+def engine(plane: ControlPlane, name: str, *arguments: str, wanted: list[dict[str, Any]]) -> str:
+    """Return the output of an engine of tests/gobin for these manifests."""
     done = subprocess.run(
-        [str(built("argocd-diff")["argocd-diff"]), verb, strategy],
+        [str(built(name)[name]), *arguments],
         env={"KUBECONFIG": str(plane.kubeconfig()), "HOME": str(plane.folder), "PATH": "/bin"},
-        input=json.dumps(manifests),
+        input=json.dumps(wanted),
         capture_output=True,
         text=True,
         check=False,
@@ -70,7 +71,7 @@ def argocd(plane: ControlPlane, verb: str, strategy: str, manifests: list[dict[s
 
 def out_of_sync(plane: ControlPlane, strategy: str, manifests: list[dict[str, Any]]) -> list[str]:
     """Return what Argo CD shows as OutOfSync, with both sides."""
-    lines = argocd(plane, "diff", strategy, manifests).splitlines()
+    lines = engine(plane, "argocd-diff", "diff", strategy, wanted=manifests).splitlines()
     return [yaml.safe_dump(json.loads(line)) for line in lines]
 
 
@@ -106,10 +107,10 @@ def test_argo_cd_finds_nothing_out_of_sync_after_a_sync(
     kind: str, strategy: str, plane: ControlPlane
 ) -> None:
     wanted = manifests(kind)
-    argocd(plane, "sync", strategy, wanted)
+    engine(plane, "argocd-diff", "sync", strategy, wanted=wanted)
     change_as_a_cluster_does(plane, wanted)
     assert out_of_sync(plane, strategy, wanted) == []
-    argocd(plane, "sync", strategy, wanted)
+    engine(plane, "argocd-diff", "sync", strategy, wanted=wanted)
     assert trusted(plane) == [True] * 4
     assert out_of_sync(plane, strategy, wanted) == []
     if kind == "chart":
@@ -128,16 +129,31 @@ def finds_what_was_changed(
     assert sorted(each["name"] for each in found) == ["headroom-agent", "headroom-webhook"]
 
 
+def flux(plane: ControlPlane, wanted: list[dict[str, Any]]) -> list[str]:
+    """Reconcile as Flux does; return what was created or changed."""
+    return engine(plane, "flux-apply", wanted=wanted).splitlines()
+
+
 @pytest.mark.parametrize("kind", ["chart", "kustomize"])
-def test_flux_finds_no_drift_after_an_apply(kind: str, plane: ControlPlane, tmp_path: Path) -> None:
+def test_flux_changes_nothing_after_its_first_reconciliation(
+    kind: str, plane: ControlPlane
+) -> None:
     wanted = manifests(kind)
-    file = tmp_path / "manifests.yaml"
-    file.write_text(yaml.safe_dump_all(wanted))
-    as_flux = "--server-side", "--field-manager=kustomize-controller", "--force-conflicts"
-    plane.kubectl("apply", *as_flux, f"--filename={file}")
+    flux(plane, wanted)
     change_as_a_cluster_does(plane, wanted)
-    for _ in range(2):
-        # kubectl diff exits with 1 if anything differs.
-        assert plane.kubectl("diff", *as_flux, f"--filename={file}") == ""
-    plane.kubectl("apply", *as_flux, f"--filename={file}")
+    assert flux(plane, wanted) == []
+    assert flux(plane, wanted) == []
     assert trusted(plane) == [True] * 4
+    deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-webhook"
+    plane.call("DELETE", deployment)
+    assert flux(plane, wanted) == [f"Deployment/{NAMESPACE}/headroom-webhook created"]
+
+
+def test_flux_replaces_the_job_of_the_overlay_when_its_image_changes(plane: ControlPlane) -> None:
+    wanted = manifests("kustomize")
+    flux(plane, wanted)
+    upgraded = json.loads(json.dumps(wanted).replace("headroom-extender:0.1.0", "new:0.2.0"))
+    changed = flux(plane, upgraded)
+    job = f"Job/{NAMESPACE}/headroom-certs-first"
+    assert [line for line in changed if line.startswith("Job/")] == [f"{job} created"]
+    assert flux(plane, upgraded) == []
