@@ -25,6 +25,26 @@ from tests.controlplane import ROOT, built
 from tests.deploy.rendered import run
 from tests.release.conftest import REPOSITORY, Packages, exported
 
+#: Files that may contain any version: history, other projects' versions, test data, and examples of
+#: image tags.
+OTHER_VERSIONS = re.compile(
+    r"^(CHANGELOG\.md|tests/.*|requirements/.*|docs/adr/.*|Dockerfile|docs/install\.md)$"
+)
+
+
+def test_only_one_file_contains_the_version() -> None:
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    version = re.compile(rf"(?<![\d.]){re.escape(version_of(ROOT))}(?![\d.])")
+    found = [
+        name
+        for name in listed.stdout.split("\0")
+        if name and not OTHER_VERSIONS.match(name) and (ROOT / name).is_file()
+        if version.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
+    ]
+    assert found == ["pyproject.toml"]
+
 
 def test_another_version_than_that_of_the_commit_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError) as rejected:
