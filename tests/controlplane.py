@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -113,9 +114,13 @@ class ControlPlane(Processes):
 
     def __init__(self) -> None:
         super().__init__("headroom-plane-")
-        self.binaries = built("etcd", "kube-apiserver")
         self.etcd_port, self._peer_port, self.port = free_ports(3)
         self._http = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(10.0))
+
+    @cached_property
+    def binaries(self) -> dict[str, Path]:
+        """The binaries that ``start`` needs; the first use builds them if they are missing."""
+        return built("etcd", "kube-apiserver")
 
     @property
     def url(self) -> str:

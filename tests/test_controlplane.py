@@ -26,6 +26,7 @@ with control_plane() as plane:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "tidy"),
     [

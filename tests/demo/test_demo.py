@@ -76,6 +76,7 @@ def test_the_four_pod_example_prints_the_answers_of_filter(
     assert "2 pods run on 24.0 GiB of 24.0 GiB, 2 stay pending, 0 die." in small.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_ends_in_a_pipe_with_FORCE_COLOR() -> None:
     demo = finished("--pods", "40", "--seeds", "1", FORCE_COLOR="1")
     assert demo.returncode == 0, demo.stdout + demo.stderr
