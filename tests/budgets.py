@@ -32,7 +32,7 @@ BUDGETS_S = {
     "install": 145,
     "history": 40,
     "kube": 40,
-    "kubectl": 35,
+    "kubectl": 50,
     "kubelet": 380,
     "ledger": 30,
     "model": 110,

@@ -60,7 +60,8 @@ def _device_lines(device: DeviceExplanation, measured: bool) -> list[str]:
         return [f"unhealthy, {terms.health_detail}"]
     free = f"{gib(device.free_bytes)} free" if device.free_bytes > 0 else "nothing free"
     short = f", {gib(device.short_bytes, up=True)} short" if device.short_bytes else ""
-    lines = [f"needs {gib(device.need_bytes)}, {free}{short}; {device.because}"]
+    needs = gib(device.need_bytes, up=True)
+    lines = [f"needs {needs}, {free}{short}; {device.because}"]
     if terms.device.sharing == "mps":
         limit_bytes = terms.device.memory_bytes // max(1, terms.device.replicas.total)
         lines.append(
