@@ -17,10 +17,11 @@ class Plane(ControlPlane):
         super().spawn_apiserver(*flags, "--allow-privileged=true")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 @starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """The kinds of other projects and Headroom's namespace exist; no controller runs."""
+    """The kinds of other projects and Headroom's namespace exist; no controller runs. One for each
+    module, because objects of one would change what another finds."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes
         built("etcd", "kube-apiserver", "kubectl", "helm", "argocd-diff", "flux-apply")
