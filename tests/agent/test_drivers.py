@@ -47,6 +47,7 @@ def test_every_branch_is_read(branch: Branch, report: Report, environment: dict[
     assert nvml.get("message", "") == why
 
 
+@pytest.mark.slow  # starts an agent for each branch
 @each_branch
 def test_limits_are_asked_of_branches_that_have_them(branch: Branch, tmp_path: Path) -> None:
     whole = Whole(tmp_path / "node", [h100("GPU-a")], replicas=1)
