@@ -1,6 +1,6 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | release | publish |
-# lock: the targets of this file; the comment after ## describes each.
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | images |
+# containers | release | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,8 +11,8 @@ LOADFILE := --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs release \
-	publish lock
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs images \
+	containers release publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
@@ -87,6 +87,12 @@ gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions abou
 
 docs: $(VENV)/test.stamp  ## generate docs/settings.md from the code
 	@PYTHONPATH=. $(RUN) -m extender.config.reference > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
+
+images:  ## build the images of extender and agent: make images BASE=python:3.12-slim@sha256:... (deploy/images.sh)
+	@deploy/images.sh
+
+containers: $(VENV)/test.stamp  ## as root: install the package of a release on containerd and runc, and look into the containers
+	$(RUN) -m pytest -q tests/install/check_packaged.py $(ARGS)
 
 RELEASE := PYTHONPATH=. .cache/release/bin/python -m
 REGISTRY_FLAG := $(and $(REGISTRY),--registry $(REGISTRY))

@@ -29,6 +29,7 @@ BUDGETS_S = {
     "fuzz": 40,
     "gobin": 15,
     "helm": 5,
+    "images": 120,
     "install": 145,
     "history": 40,
     "kube": 40,

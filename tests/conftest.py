@@ -80,7 +80,7 @@ LONGEST_FIRST = (
     "tests/benchmarks/test_gpu.py",
     "tests/model/",
     "tests/scheduler/test_recorded_requests.py",
-    "tests/test_dockerfile.py",
+    "tests/images/",
 )
 
 

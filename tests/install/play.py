@@ -196,7 +196,7 @@ class Play:
         before = self.plane.call("GET", f"{PODS}/stays")
         nodes = self.node_specs()
         kubectl = [str(built("kubectl")["kubectl"]), f"--kubeconfig={self.plane.kubeconfig()}"]
-        for block in commands("operations.md", "uninstall"):
+        for block in self.uninstall_commands():
             script = block.replace("kubectl ", f"{shlex.join(kubectl)} ")
             script = script.replace("deploy/overlays/OVERLAY", str(self._mine()))
             subprocess.run(["sh", "-euc", script], check=True, stdout=sys.stderr, timeout=120)
@@ -208,6 +208,9 @@ class Play:
         self.found["nodes as they were"] = self.node_specs() == nodes
         until(lambda: not self.processes(), "processes that have ended")
         self.found["left"] = self.left()
+
+    def uninstall_commands(self) -> list[str]:
+        return commands("operations.md", "uninstall")
 
     # What it is made of.
 
@@ -304,7 +307,7 @@ class Play:
         """It takes so many GiB, and asks for the same or for ``vram``."""
         container = {
             "name": "main",
-            "image": "none",
+            **self.workload(),
             "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
             "resources": {"limits": {"nvidia.com/gpu": "1"}},
         }
@@ -322,6 +325,10 @@ class Play:
                 self.retried.append(str(err))
                 time.sleep(1.0)
         raise TimeoutError(f"nobody lets {name} in: {self.retried[-1]}")
+
+    def workload(self) -> dict[str, Any]:
+        """What a user's container runs; here it is only pretended."""
+        return {"image": "none"}
 
     def pods(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.plane.call("GET", PODS)["items"]

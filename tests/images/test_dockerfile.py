@@ -1,0 +1,30 @@
+"""The Dockerfile and the locks that it installs, without a build."""
+
+import re
+
+import pytest
+
+from tests.controlplane import ROOT
+
+
+def locked(lock: str) -> dict[str, str]:
+    """Return the entries of a lock by package name: version, condition and hashes, as written."""
+    blocks = re.split(r"\n(?=\w)", (ROOT / f"requirements/{lock}.txt").read_text().strip())
+    return {block.partition("==")[0]: block for block in blocks}
+
+
+@pytest.mark.parametrize("target", ["extender", "agent"])
+def test_the_image_has_the_package_versions_of_the_tests(target: str) -> None:
+    own, tests = locked(target), locked("test")
+    assert len(own) > 5
+    assert {name: tests.get(name) for name in own} == own
+    assert locked("build") == {"setuptools": tests["setuptools"]}
+
+
+def test_every_stage_uses_the_base_image_by_digest() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    bases = re.findall(r"^FROM (\S+) AS \S+$", text, re.MULTILINE)
+    assert bases == ["${PYTHON}@${PYTHON_DIGEST}"] * 5
+    assert text.count("\nFROM ") == 5
+    # The digest has no default.
+    assert "ARG PYTHON=python:3.12-slim\nARG PYTHON_DIGEST\n" in text

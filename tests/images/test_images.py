@@ -1,0 +1,166 @@
+"""`make images` with a real builder: both images, their configuration and their files."""
+
+import json
+import os
+import re
+import subprocess
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.controlplane import ROOT
+from tests.images.building import Builder
+from tests.processes import starts_processes
+
+VERSION = "0.0.0-images"
+REGISTRY = "registry.example"
+#: Programs that an image must not have.
+PROGRAMS = ("cc", "gcc", "ld", "make", "uv", "curl", "wget", "git")
+INVENTORY = Path(__file__).with_name("inventory.py").read_text()
+
+
+@pytest.fixture(scope="module")
+@starts_processes
+def builder(request: pytest.FixtureRequest) -> Builder:
+    if os.geteuid() != 0:
+        pytest.skip("building in a chroot needs root")
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+        built = Builder()
+        built.build(VERSION, REGISTRY)
+    return built
+
+
+@pytest.fixture(params=["extender", "agent"])
+def name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def image(name: str) -> str:
+    return f"{REGISTRY}/headroom-{name}:{VERSION}"
+
+
+def configuration(builder: Builder, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = builder.inspect(image(name))["OCIv1"]["config"]
+    return found
+
+
+def locked(lock: str, python: str) -> dict[str, str]:
+    """Return the versions that a lock has for this version of Python, by package name."""
+    text = (ROOT / f"requirements/{lock}.txt").read_text()
+    found = {}
+    for line in re.findall(r"^(\w.*==.*) \\$", text, re.MULTILINE):
+        each = Requirement(line)
+        if each.marker is None or each.marker.evaluate({"python_full_version": python}):
+            (version,) = each.specifier
+            found[each.name] = version.version
+    return found
+
+
+def test_image_configuration(builder: Builder, name: str) -> None:
+    config = configuration(builder, name)
+    assert config["User"] == "65532:65532"
+    assert config["Entrypoint"] == {"extender": ["headroom"], "agent": ["headroom", "agent"]}[name]
+    assert config.get("Cmd") == {"extender": ["--help"], "agent": None}[name]
+    ports = {"extender": ["8888/tcp", "8889/tcp", "9443/tcp"], "agent": ["9410/tcp"]}
+    assert sorted(config["ExposedPorts"]) == ports[name]
+    assert "PATH=/opt/headroom/bin:" in " ".join(config["Env"])
+
+
+def test_labels_name_version_commit_and_base(builder: Builder, name: str) -> None:
+    labels = configuration(builder, name)["Labels"]
+    prefix = "org.opencontainers.image."
+    found = {key.removeprefix(prefix): text for key, text in labels.items() if prefix in key}
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert found["revision"].removesuffix("-dirty") == commit
+    del found["revision"]
+    base, _, digest = builder.base().partition("@")
+    assert found == {
+        "title": f"headroom-{name}",
+        "licenses": "Apache-2.0",
+        "version": VERSION,
+        "base.name": base,
+        "base.digest": digest,
+    }
+
+
+def test_image_contents(builder: Builder, name: str) -> None:
+    done = builder.run(image(name), "python", "-c", INVENTORY, *PROGRAMS)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = {"headroom-gpu": project["version"]}
+    assert found["packages"] == locked(name, found["python"]) | own
+    assert found["sources"] > 200
+    assert found["not compiled"] == [], "a read-only container would compile at every start"
+    assert found["programs"] == []
+    assert not {"src", "dist"} & set(found["root"]), "folders of the build remain"
+    assert found["user"] == [65532, 65532]
+    assert found["owners"] == [0]
+    assert found["writable"] == []
+
+
+def test_extender_image_reports_a_missing_cluster(builder: Builder) -> None:
+    for command in ("extender", "console", "webhook"):
+        started = builder.run(image("extender"), "headroom", command)
+        assert started.returncode == 2
+        assert "no cluster is configured" in started.stderr
+    # The commands of the Jobs, and of a shell in the container.
+    for command in ("certs", "why"):
+        helped = builder.run(image("extender"), "headroom", command, "--help")
+        assert helped.returncode == 0, helped.stderr
+
+
+def test_agent_image_reports_a_missing_driver(builder: Builder) -> None:
+    started = builder.run(image("agent"), "headroom", "agent", "--once", "--json")
+    assert started.returncode == 1, started.stderr
+    driver = json.loads(started.stdout)["conditions"][0]
+    assert (driver["type"], driver["status"], driver["reason"]) == (
+        "DriverReady", "False", "NoDriver",
+    )  # fmt: skip
+    for gate in (["headroom", "gate"], ["python", "-m", "agent.gate_client"]):
+        asked = builder.run(image("agent"), *gate)
+        assert asked.returncode == 2
+        assert "POD_UID is not set" in asked.stdout + asked.stderr
+
+
+def test_archives_name_their_image(builder: Builder, tmp_path: Path) -> None:
+    builder.build(VERSION, REGISTRY, OUT=str(tmp_path))
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "headroom-agent.tar", "headroom-extender.tar",
+    ]  # fmt: skip
+    for each in tmp_path.iterdir():
+        index = json.loads(_member(each, "index.json"))
+        (manifest,) = index["manifests"]
+        named = manifest["annotations"]["org.opencontainers.image.ref.name"]
+        assert named == f"{REGISTRY}/{each.stem}:{VERSION}"
+
+
+def _member(archive: Path, name: str) -> bytes:
+    with tarfile.open(archive) as files:
+        found = files.extractfile(name)
+        assert found is not None
+        return found.read()
+
+
+@pytest.mark.parametrize("base", ["", "python:3.12-slim", "python:3.12-slim@sha256:"])
+def test_base_image_without_digest_is_rejected(base: str) -> None:
+    done = subprocess.run(
+        [ROOT / "deploy/images.sh"],
+        env={"PATH": os.environ["PATH"], "BASE": base},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"deploy/images.sh: BASE is '{base}', not an image by digest. "
+        "Example: BASE=python:3.12-slim@sha256:..."
+    )

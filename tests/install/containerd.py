@@ -1,0 +1,238 @@
+"""A node whose containers are real: a kubelet on containerd and runc, with CNI's bridge plugin.
+
+It runs in the namespaces of ``tests.install.network``. GPUs are pretended: a stand-in for NVIDIA's
+container runtime mounts the fake driver library into containers that name visible devices.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.controlplane import ControlPlane
+from tests.debian import containers
+from tests.driver import Gpu, library_folder
+from tests.install import network
+from tests.kubelet.node import INSIDE, Node
+
+#: Where containers find the driver's library, as NVIDIA's container runtime mounts it.
+LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+TABLE = "/run/fake-nvml"
+CGROUPS = Path("/sys/fs/cgroup")
+KIND = "headroom-node-"
+
+#: NVIDIA's container runtime in small: edits the container's configuration, then calls runc.
+RUNTIME = """#!{python} -IS
+import json, os, sys
+arguments = sys.argv[1:]
+if "create" in arguments:
+    path = arguments[arguments.index("--bundle") + 1] + "/config.json"
+    with open(path) as file:
+        config = json.load(file)
+    if any(each.startswith("NVIDIA_VISIBLE_DEVICES=") for each in config["process"]["env"]):
+        for source, target in {mounts}.items():
+            options = ["rbind", "ro", "nosuid", "nodev"]
+            mount = dict(type="bind", source=source, destination=target, options=options)
+            config["mounts"].append(mount)
+        config["process"]["env"].append("FAKE_NVML_TABLE={table}")
+        with open(path, "w") as file:
+            json.dump(config, file)
+os.execvp("runc", ["runc", *arguments])
+"""
+
+CONTAINERD = """
+version = 2
+root = "{folder}/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper"]
+[grpc]
+  address = "{folder}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  # Without CAP_SYS_RESOURCE, no process may lower its score.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      BinaryName = "{folder}/nvidia-container-runtime"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "{folder}/cni"
+"""
+
+
+class Containerd:
+    """The runtime of a node, with the interface that ``Node`` needs of one."""
+
+    def __init__(self, node: "ContainerdNode") -> None:
+        self._node = node
+
+    def start(self) -> None:
+        self._node.start_containerd()
+
+    def end_commands(self) -> None:
+        self._node.end_containers()
+
+    def stop(self) -> None:
+        pass
+
+
+class ContainerdNode(Node):
+    """``archives``: images as OCI archives, by name. ``pause``: the image of pods' sandboxes."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        name: str,
+        gpus: list[Gpu],
+        replicas: int,
+        archives: Mapping[str, Path],
+        pause: str,
+    ) -> None:
+        super().__init__(plane, name, gpus, replicas)
+        self._archives = archives
+        self.cgroup = self.folder.name
+        settings = self.folder / "kubelet.yaml"
+        settings.write_text(
+            yaml.safe_dump(
+                yaml.safe_load(settings.read_text())
+                | {
+                    "containerRuntimeEndpoint": f"unix://{self.folder}/containerd.sock",
+                    "cgroupsPerQOS": True,
+                    "cgroupRoot": f"/{self.cgroup}",
+                    "enforceNodeAllocatable": ["none"],
+                }
+            )
+        )
+        configuration = CONTAINERD.format(folder=self.folder, pause=pause)
+        (self.folder / "containerd.toml").write_text(configuration)
+        (self.folder / "cni").mkdir()
+        (self.folder / "cni/pods.conflist").write_text(json.dumps(_network(self.folder)))
+        runtime = self.folder / "nvidia-container-runtime"
+        table = f"{TABLE}/{self.driver.table.name}"
+        mounts = {
+            str(library_folder() / "libnvidia-ml.so.1"): LIBRARY,
+            str(self.driver.table.parent): TABLE,
+        }
+        runtime.write_text(RUNTIME.format(python=sys.executable, mounts=mounts, table=table))
+        runtime.chmod(0o755)
+        network.run("sh", "-c", containers())
+        network.run("sh", "-c", INSIDE, "sh", str(self.folder), "true")
+        for each in _controllers():
+            _sweep(each)
+            (each / self.cgroup).mkdir()
+
+    def _new_runtime(self, cdi: Path) -> Any:
+        return Containerd(self)
+
+    def _kubelet_user(self) -> Sequence[str]:
+        return ()  # root: it mounts volumes and makes cgroups
+
+    def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
+        """Without a mount namespace of its own: kubelet and containerd see each other's mounts."""
+        driver = {"FAKE_NVML_TABLE": str(self.driver.table)}
+        if name == "nvidia-device-plugin":
+            driver["LD_LIBRARY_PATH"] = str(library_folder())
+        self.spawn(name, *command, env={**driver, **(env or {})})
+
+    def show_processes(self) -> None:
+        """Nothing to do: the agent sees all processes of the node."""
+
+    def start_containerd(self) -> None:
+        command = "containerd", f"--config={self.folder}/containerd.toml"
+        self.spawn("containerd", *command)
+        self.wait(lambda: (self.folder / "containerd.sock").exists(), "containerd listens")
+        for name, archive in self._archives.items():
+            self.ctr("images", "import", "--base-name", name, str(archive))
+
+    def ctr(self, *arguments: str) -> str:
+        command = ["ctr", f"--address={self.folder}/containerd.sock", "--namespace=k8s.io"]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"ctr {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def pids(self, container_id: str) -> list[int]:
+        """Return the processes of a container, by their cgroup, in order of their ids."""
+        found = []
+        for each in Path("/proc").glob("[0-9]*/cgroup"):
+            with contextlib.suppress(OSError):
+                if f"/{container_id}" in each.read_text():
+                    found.append(int(each.parent.name))
+        return sorted(found)
+
+    def end_containers(self) -> None:
+        """Kill all processes of pods and remove the cgroups."""
+        for name in ("kubelet", "containerd"):
+            if self.runs(name):
+                self.kill(name)
+        folders = [each / self.cgroup for each in _controllers()]
+        deadline_s = time.monotonic() + 30.0
+        while any(each.exists() for each in folders):
+            for process in {pid for folder in folders for pid in _processes(folder)}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, 9)
+            for folder in folders:
+                _remove(folder)
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"cgroups remain: {folders}")
+            time.sleep(0.1)
+
+
+def _network(folder: Path) -> Mapping[str, Any]:
+    """Return the pods' network: the bridge of ``tests.install.network``."""
+    return {
+        "cniVersion": "0.4.0",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": network.BRIDGE,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.77.0.0/16", "rangeStart": "10.77.1.1"}]],
+                    "routes": [{"dst": "0.0.0.0/0", "gw": network.HOST}],
+                    "dataDir": str(folder / "addresses"),
+                },
+            }
+        ],
+    }
+
+
+def _controllers() -> Iterator[Path]:
+    """Yield the cgroup hierarchies: one in cgroup v2, one for each controller in v1."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        yield CGROUPS
+        return
+    yield from (each for each in CGROUPS.iterdir() if each.is_dir() and not each.is_symlink())
+
+
+def _sweep(controller: Path) -> None:
+    """Remove the cgroups of killed nodes, whose folders are gone."""
+    for each in controller.glob(f"{KIND}*"):
+        if not (Path(tempfile.gettempdir()) / each.name).exists():
+            _remove(each)
+
+
+def _processes(folder: Path) -> Iterator[int]:
+    for each in folder.rglob("cgroup.procs"):
+        with contextlib.suppress(OSError):
+            yield from map(int, each.read_text().split())
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        for each in sorted(folder.rglob("*"), reverse=True):
+            if each.is_dir():
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+        with contextlib.suppress(OSError):
+            folder.rmdir()

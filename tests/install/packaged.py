@@ -1,0 +1,286 @@
+"""Installs the packaged chart with Helm on a node whose containers are real, and looks into them.
+
+    python -m tests.install.packaged
+
+The images are those of ``make images``. Real are also API server, etcd, controllers, kubelet,
+containerd, runc, and NVIDIA's device plugin; pretended are the GPUs, the nodes' NVIDIA runtime and
+DNS. The result is a line of JSON on stdout, which test_packaged.py judges.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tests.controlplane import ROOT, built
+from tests.driver import GIB, Gpu
+from tests.images.building import Builder
+from tests.install import network
+from tests.install.containerd import CGROUPS, ContainerdNode
+from tests.install.play import (
+    GPU_BYTES,
+    MERGE,
+    NAMESPACE,
+    PODS,
+    WORKLOADS,
+    Plane,
+    Play,
+    bring_up,
+    until,
+)
+from tests.processes import DIE_WITH_PARENT
+
+VERSION = "0.0.0-tests"
+REGISTRY = "registry.example"
+EXTENDER = f"{REGISTRY}/headroom-extender:{VERSION}"
+AGENT = f"{REGISTRY}/headroom-agent:{VERSION}"
+SCHEDULER = f"{REGISTRY}/kube-scheduler:{VERSION}"
+PAUSE = f"{REGISTRY}/pause:{VERSION}"
+#: The folder of archives, for the command that runs in the namespaces.
+_ARCHIVES = "HEADROOM_TESTS_ARCHIVES"
+#: cgroup v1 shows no limit as the largest multiple of a page.
+_NO_LIMIT = 1 << 62
+FINALIZER = "tests.headroom.gpu/kept"
+#: A process that holds GPU memory, as the tests pretend, until it is told to end.
+WORKLOAD = ["python3", "-c", "import signal; signal.sigwait([signal.SIGTERM])"]
+
+
+def archives(folder: Path) -> Mapping[str, Path]:
+    """Return the archive of each image in the folder, by the image's name."""
+    images = EXTENDER, AGENT, SCHEDULER, PAUSE
+    return {each: folder / f"{each.rpartition('/')[2].partition(':')[0]}.tar" for each in images}
+
+
+def build(folder: Path) -> None:
+    """Build all images and save them in the folder. This needs the network of the machine."""
+    builder = Builder()
+    builder.build(VERSION, REGISTRY)
+    binary = built("kube-scheduler")["kube-scheduler"]
+    text = f"FROM scratch\nCOPY {binary.name} /usr/local/bin/kube-scheduler\n"
+    builder.build_from(text, binary.parent, SCHEDULER)
+    builder.build_from(f'FROM {builder.base()}\nCMD ["sleep", "infinity"]\n', folder, PAUSE)
+    for image, archive in archives(folder).items():
+        builder.save(image, archive)
+
+
+class Packaged(Play):
+    def __init__(self, plane: Plane, node: ContainerdNode) -> None:
+        super().__init__(plane, [node])
+        self.node = node
+
+    def run(self) -> None:
+        for step in (self.install, self.place, self.look, self.end_pods, self.uninstall):
+            began_s = time.monotonic()
+            step()
+            typer.echo(f"{step.__name__}: {time.monotonic() - began_s:.1f} s", err=True)
+
+    def install(self) -> None:
+        """As docs/install.md describes it, from the package."""
+        package = self.plane.folder / "package"
+        self.helm("package", str(ROOT / "deploy/chart/headroom"), f"--destination={package}")
+        (chart,) = package.glob("*.tgz")
+        self.found["package"] = chart.name
+        self.helm("install", "headroom", str(chart), f"--namespace={NAMESPACE}",
+            "--create-namespace", f"--set=images.extender={EXTENDER}",
+            f"--set=images.agent={AGENT}", f"--set=images.kubeScheduler={SCHEDULER}",
+        )  # fmt: skip
+        until(self.rolled_out, "the Deployments")
+        until(self.agents_ready, "the agents")
+        until(self.initialised, "GPUNodes that are initialised")
+
+    def look(self) -> None:
+        """Look at each container of ours from outside, as the kernel shows it."""
+        self.found["containers"] = {
+            f"{component}/{status['name']}": self.seen(status)
+            for component in ("extender", "webhook", "console", "agent")
+            for pod in self.ours(component)[:1]
+            for status in pod["status"]["containerStatuses"]
+        }
+
+    def seen(self, status: Mapping[str, Any]) -> dict[str, Any]:
+        pids = self.node.pids(status["containerID"].removeprefix("containerd://"))
+        proc = Path(f"/proc/{pids[0]}")
+        lines = (proc / "status").read_text().splitlines()
+        fields = {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+        mounts = [line.split() for line in (proc / "mountinfo").read_text().splitlines()]
+        limit_bytes, most_bytes = _memory(proc)
+        return {
+            "processes": [
+                Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip() for pid in pids
+            ],
+            "user": fields["Uid"].split()[0],
+            "group": fields["Gid"].split()[0],
+            "groups": fields["Groups"].split(),
+            "capabilities": {each: fields[each] for each in ("CapEff", "CapPrm", "CapBnd")},
+            "no_new_privs": fields["NoNewPrivs"],
+            "seccomp": fields["Seccomp"],
+            "writable": sorted(
+                mount[4]
+                for mount in mounts
+                if "rw" in mount[5].split(",") and not mount[4].startswith("/proc")
+            ),
+            "limit_bytes": limit_bytes,
+            "most_bytes": most_bytes,
+            "restarts": status["restartCount"],
+        }
+
+    def place(self) -> None:
+        """More pods than fit; their processes hold GPU memory, and the agent attributes it."""
+        self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": WORKLOADS}})
+        until(self.has_account, "a service account for pods of the namespace")
+        for number in range(7):
+            self.create_pod(f"pod-{number}", 7)
+        until(lambda: sum(self.running(f"pod-{n}") for n in range(7)) == 6, "6 pods that run")
+        until(lambda: len(self.rejections()) == 1, "a pod that does not fit")
+        self.found["messages"] = self.rejections()
+        self.found["schedulers"] = sorted({pod["spec"]["schedulerName"] for pod in self.pods()})
+        held: dict[str, list[str]] = {}
+        with self.node.driver.batch():
+            for pod in self.bound():
+                (status,) = pod["status"]["containerStatuses"]
+                (pid,) = self.node.pids(status["containerID"].removeprefix("containerd://"))
+                device = _environment(pid)["NVIDIA_VISIBLE_DEVICES"]
+                held.setdefault(device, []).append(pod["metadata"]["name"])
+                self.node.driver.use(pid, {device: 7 * GIB})
+        self.found["pods_by_device"] = sorted(map(len, held.values()))
+        until(lambda: self.attributed() == {f"{WORKLOADS}/pod-{n}": 7 * GIB for n in range(7)
+            if self.running(f"pod-{n}")}, "a report that attributes all memory", 60.0)  # fmt: skip
+        self.found["attributed"] = sorted(self.attributed().values())
+
+    def attributed(self) -> dict[str, int]:
+        """Return the bytes that the agent's report shows for each pod."""
+        path = f"/apis/headroom.gpu/v1alpha1/gpunodes/{self.node.name}"
+        observed = self.plane.call("GET", path)["status"].get("pods", [])
+        return {f"{each['namespace']}/{each['name']}": each.get("used", 0) for each in observed}
+
+    def end_pods(self) -> None:
+        """Delete a pod of each component; its finalizer keeps the exit codes."""
+        self.found["ends"] = {}
+        for component in ("extender", "webhook", "console", "agent"):
+            name = self.ours(component)[0]["metadata"]["name"]
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
+            self.plane.call("PATCH", path, {"metadata": {"finalizers": [FINALIZER]}}, MERGE)
+            began_s = time.monotonic()
+            self.plane.call("DELETE", path)
+
+            def ended(path: str = path) -> list[Any]:
+                statuses = self.plane.call("GET", path)["status"]["containerStatuses"]
+                states = [each["state"].get("terminated") for each in statuses]
+                return states if all(states) else []
+
+            until(ended, f"{name} has ended")
+            self.found["ends"][component] = {
+                "took_s": round(time.monotonic() - began_s, 1),
+                "codes": [each["exitCode"] for each in ended()],
+            }
+            self.plane.call("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
+        until(self.rolled_out, "the Deployments again")
+        until(self.agents_ready, "the agents again")
+
+    def helm(self, *arguments: str) -> str:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.plane.folder),
+            "KUBECONFIG": str(self.plane.kubeconfig()),
+        }
+        command = [str(built("helm")["helm"]), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"helm {arguments[0]}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def workload(self) -> dict[str, Any]:
+        return {"image": AGENT, "command": WORKLOAD}
+
+    def uninstall(self) -> None:
+        for pod in self.pods():
+            self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
+        super().uninstall()
+
+    def uninstall_commands(self) -> list[str]:
+        """As for kustomize, with what the page says for Helm instead of ``kubectl delete -k``."""
+        helm = f"{built('helm')['helm']} --kubeconfig={self.plane.kubeconfig()}"
+        own = f"{helm} uninstall headroom -n {NAMESPACE}\nkubectl delete namespace {NAMESPACE}\n"
+        return [
+            own if "kubectl delete -k" in block else block for block in super().uninstall_commands()
+        ]
+
+    def processes(self) -> list[str]:
+        """Return the containers of ours that have processes."""
+        ours = f'labels."io.kubernetes.pod.namespace"=={NAMESPACE}'
+        ids = self.node.ctr("containers", "list", "--quiet", ours).split()
+        return [each for each in ids if self.node.pids(each)]
+
+    def trouble(self) -> str:
+        out = [self.plane.kubectl("get", "pods,jobs,events", "-A", "-o", "wide")]
+        logs = self.node.root / "pod-logs"
+        out += [
+            f"--- {each.relative_to(logs)}\n{each.read_text()[-3000:]}"
+            for each in sorted(logs.rglob("*.log"))
+        ]
+        out.append(self.node.logs())
+        return "\n".join(out)
+
+
+def _memory(proc: Path) -> tuple[int | None, int]:
+    """Return limit and largest use of the process's cgroup in bytes, of cgroup v1 or v2."""
+    for line in (proc / "cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        folder = CGROUPS / controllers / path[1:]
+        if controllers == "memory":
+            limit = int((folder / "memory.limit_in_bytes").read_text())
+            most_bytes = int((folder / "memory.max_usage_in_bytes").read_text())
+            return (limit if limit < _NO_LIMIT else None), most_bytes
+        if number == "0" and (folder / "memory.max").exists():
+            text = (folder / "memory.max").read_text().strip()
+            most_bytes = int((folder / "memory.peak").read_text())
+            return (None if text == "max" else int(text)), most_bytes
+    raise LookupError(f"{proc} has no cgroup that limits memory")
+
+
+def _environment(pid: int) -> dict[str, str]:
+    pairs = Path(f"/proc/{pid}/environ").read_text().rstrip("\0").split("\0")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def main() -> None:
+    if _ARCHIVES not in os.environ:
+        with tempfile.TemporaryDirectory(prefix="headroom-images-") as folder:
+            build(Path(folder))
+            environment = os.environ | {_ARCHIVES: folder}
+            command = [sys.executable, "-m", "tests.install.packaged"]
+            done = subprocess.run(
+                [*DIE_WITH_PARENT, str(os.getpid()), *command], env=environment, check=False
+            )
+        raise typer.Exit(done.returncode)
+    network.alone()
+    network.build()
+    with contextlib.ExitStack() as stack:
+        plane = Plane()
+        stack.callback(plane.stop)
+        plane.start()
+        plane.start_controller_manager()
+        gpus = [Gpu(f"GPU-{i}", GPU_BYTES, reserved_bytes=0) for i in range(2)]
+        images = archives(Path(os.environ[_ARCHIVES]))
+        node = ContainerdNode(plane, "gpu-0", gpus, 4, images, PAUSE)
+        stack.callback(node.stop)
+        play = Packaged(plane, node)
+        try:
+            bring_up(plane, [node])
+            play.run()
+        except BaseException:
+            typer.echo(play.trouble(), err=True)
+            raise
+        typer.echo(json.dumps(play.found))
+
+
+if __name__ == "__main__":
+    typer.run(main)

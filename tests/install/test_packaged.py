@@ -1,0 +1,131 @@
+"""The packaged chart on containers that are really run: what the kernel and the kubelet show."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+
+from tests.controlplane import ROOT, built
+from tests.debian import ip
+from tests.install.test_install import BINARIES
+from tests.processes import DIE_WITH_PARENT, starts_processes
+
+MIB = 1 << 20
+#: The capability SYS_PTRACE alone, as /proc shows it.
+SYS_PTRACE = f"{1 << 19:016x}"
+NONE = f"{0:016x}"
+HEADROOM = "/opt/headroom/bin/python /opt/headroom/bin/headroom"
+CONFIG = "--config /etc/headroom/config/headroom.yaml"
+
+
+@pytest.fixture(scope="module")
+@starts_processes
+def played(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if os.geteuid() != 0:
+        pytest.skip("containers need root")
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+        built(*BINARIES, "helm")
+        ip()
+    done = subprocess.run(
+        [*DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m", "tests.install.packaged"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-20_000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    typer.echo(f"{done.stderr}{json.dumps(found, indent=1)}")
+    return found
+
+
+@pytest.fixture
+def containers(played: dict[str, Any]) -> dict[str, Any]:
+    return dict(played["containers"])
+
+
+def test_each_container_is_one_process_with_the_arguments_of_its_manifest(
+    containers: dict[str, Any],
+) -> None:
+    assert {name: seen["processes"] for name, seen in containers.items()} == {
+        "extender/extender": [f"{HEADROOM} extender {CONFIG}"],
+        "extender/kube-scheduler": [
+            "kube-scheduler --config=/etc/headroom/scheduler/kube-scheduler.yaml "
+            "--feature-gates=SchedulerPopFromBackoffQ=false"
+        ],
+        "webhook/webhook": [f"{HEADROOM} webhook {CONFIG}"],
+        "console/console": [f"{HEADROOM} console {CONFIG}"],
+        "agent/agent": [f"{HEADROOM} agent"],
+    }
+    assert {seen["restarts"] for seen in containers.values()} == {0}
+
+
+def test_only_the_agent_has_a_capability_and_is_root(containers: dict[str, Any]) -> None:
+    agent = containers.pop("agent/agent")
+    assert set(agent["capabilities"].values()) == {SYS_PTRACE}
+    assert (agent["user"], agent["group"]) == ("0", "0")
+    for name, seen in containers.items():
+        assert set(seen["capabilities"].values()) == {NONE}, name
+        assert (seen["user"], seen["group"]) == ("65532", "65532"), name
+        assert "65532" in seen["groups"], name  # fsGroup: reads the private key
+
+
+def test_no_container_can_gain_privileges(containers: dict[str, Any]) -> None:
+    assert {seen["no_new_privs"] for seen in containers.values()} == {"1"}
+    assert {seen["seccomp"] for seen in containers.values()} == {"2"}  # a filter
+
+
+def test_nothing_is_writable_but_what_the_kubelet_and_the_manifest_mount(
+    containers: dict[str, Any],
+) -> None:
+    """``/etc/hosts`` and the termination log are the kubelet's, mounted into every container."""
+    usual = {"/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/dev/termination-log", "/etc/hosts"}
+    writable = {name: set(seen["writable"]) - usual for name, seen in containers.items()}
+    assert writable.pop("agent/agent") == {"/run/headroom"}
+    assert set(map(frozenset, writable.values())) == {frozenset()}
+
+
+def test_memory_stays_below_the_limit_of_the_manifest(containers: dict[str, Any]) -> None:
+    assert {name: seen["limit_bytes"] for name, seen in containers.items()} == {
+        "extender/extender": 768 * MIB,
+        "extender/kube-scheduler": None,
+        "webhook/webhook": 512 * MIB,
+        "console/console": 768 * MIB,
+        "agent/agent": 256 * MIB,
+    }
+    del containers["extender/kube-scheduler"]
+    for name, seen in containers.items():
+        assert seen["most_bytes"] < seen["limit_bytes"] / 2, name
+
+
+def test_pods_are_placed_and_the_agent_attributes_the_memory_of_their_processes(
+    played: dict[str, Any],
+) -> None:
+    assert played["schedulers"] == ["headroom"]
+    assert played["pods_by_device"] == [3, 3]
+    (message,) = played["messages"]
+    assert message.startswith("0/1 nodes are available: 1 insufficient GPU memory on any device")
+    assert played["attributed"] == [7 << 30] * 6
+
+
+def test_pods_end_on_sigterm_within_their_grace_period(played: dict[str, Any]) -> None:
+    """137 would be SIGKILL. The webhook serves for 5 s more while endpoints are updated."""
+    ends = played["ends"]
+    assert {component: seen["codes"] for component, seen in ends.items()} == {
+        "extender": [0, 0],
+        "webhook": [0],
+        "console": [0],
+        "agent": [0],
+    }
+    assert max(seen["took_s"] for seen in ends.values()) < 15.0
+
+
+def test_uninstalling_leaves_only_what_ran(played: dict[str, Any]) -> None:
+    assert played["left"] == []
+    assert played["stays"] == {"as it was": True, "annotations": ["headroom.gpu/vram"]}
+    assert played["nodes as they were"] is True
