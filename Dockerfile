@@ -49,13 +49,7 @@ EXPOSE 8888 8889 9443
 ENTRYPOINT ["headroom"]
 # The manifests pass extender, console, webhook or certs.
 CMD ["--help"]
-ARG PYTHON
-ARG PYTHON_DIGEST
-ARG VERSION
-ARG REVISION
 LABEL org.opencontainers.image.title=headroom-extender org.opencontainers.image.licenses=Apache-2.0
-LABEL org.opencontainers.image.version=${VERSION} org.opencontainers.image.revision=${REVISION}
-LABEL org.opencontainers.image.base.name=${PYTHON} org.opencontainers.image.base.digest=${PYTHON_DIGEST}
 
 FROM ${PYTHON}@${PYTHON_DIGEST} AS agent
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PATH=/opt/headroom/bin:$PATH
@@ -64,10 +58,4 @@ USER 65532:65532
 # Metrics and the gate. Health and the report are on 9411 of the loopback address.
 EXPOSE 9410
 ENTRYPOINT ["headroom", "agent"]
-ARG PYTHON
-ARG PYTHON_DIGEST
-ARG VERSION
-ARG REVISION
 LABEL org.opencontainers.image.title=headroom-agent org.opencontainers.image.licenses=Apache-2.0
-LABEL org.opencontainers.image.version=${VERSION} org.opencontainers.image.revision=${REVISION}
-LABEL org.opencontainers.image.base.name=${PYTHON} org.opencontainers.image.base.digest=${PYTHON_DIGEST}

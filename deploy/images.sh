@@ -27,13 +27,16 @@ done
 version=${VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
 revision=${REVISION:-$(git describe --always --abbrev=40 --exclude='*' --dirty 2> /dev/null || echo unknown)}
 
+# As flags: with LABEL and build arguments, buildah 1.28 takes the label of an earlier build from its cache.
+labels=org.opencontainers.image
 for name in headroom-extender headroom-agent; do
   image=${REGISTRY:-localhost}/$name:$version
   # FLAGS are several words.
   # shellcheck disable=SC2086
   "$BUILDER" build --target "${name#headroom-}" --tag "$image" \
     --build-arg "PYTHON=${BASE%@*}" --build-arg "PYTHON_DIGEST=${BASE#*@}" \
-    --build-arg "VERSION=$version" --build-arg "REVISION=$revision" ${FLAGS:-} .
+    --label "$labels.version=$version" --label "$labels.revision=$revision" \
+    --label "$labels.base.name=${BASE%@*}" --label "$labels.base.digest=${BASE#*@}" ${FLAGS:-} .
   if [ -n "${OUT:-}" ]; then
     mkdir -p "$OUT"
     rm -f "$OUT/$name.tar"
