@@ -49,6 +49,7 @@ EXPOSE 8888 8889 9443
 ENTRYPOINT ["headroom"]
 # The manifests pass extender, console, webhook or certs.
 CMD ["--help"]
+# deploy/images.sh adds version, commit and base image.
 LABEL org.opencontainers.image.title=headroom-extender org.opencontainers.image.licenses=Apache-2.0
 
 FROM ${PYTHON}@${PYTHON_DIGEST} AS agent
@@ -58,4 +59,5 @@ USER 65532:65532
 # Metrics and the gate. Health and the report are on 9411 of the loopback address.
 EXPOSE 9410
 ENTRYPOINT ["headroom", "agent"]
+# deploy/images.sh adds version, commit and base image.
 LABEL org.opencontainers.image.title=headroom-agent org.opencontainers.image.licenses=Apache-2.0

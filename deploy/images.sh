@@ -27,16 +27,15 @@ done
 version=${VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
 revision=${REVISION:-$(git describe --always --abbrev=40 --exclude='*' --dirty 2> /dev/null || echo unknown)}
 
-# As flags: with LABEL and build arguments, buildah 1.28 takes the label of an earlier build from its cache.
-labels=org.opencontainers.image
+# In the text: buildah 1.28 and podman 4.3 take labels of build arguments and flags from the cache of an earlier build.
+label=org.opencontainers.image
+labels="$label.version=$version $label.revision=$revision $label.base.name=${BASE%@*} $label.base.digest=${BASE#*@}"
 for name in headroom-extender headroom-agent; do
   image=${REGISTRY:-localhost}/$name:$version
   # FLAGS are several words.
   # shellcheck disable=SC2086
-  "$BUILDER" build --target "${name#headroom-}" --tag "$image" \
-    --build-arg "PYTHON=${BASE%@*}" --build-arg "PYTHON_DIGEST=${BASE#*@}" \
-    --label "$labels.version=$version" --label "$labels.revision=$revision" \
-    --label "$labels.base.name=${BASE%@*}" --label "$labels.base.digest=${BASE#*@}" ${FLAGS:-} .
+  sed "s|^LABEL .*|& $labels|" Dockerfile | "$BUILDER" build --file - --target "${name#headroom-}" --tag "$image" \
+    --build-arg "PYTHON=${BASE%@*}" --build-arg "PYTHON_DIGEST=${BASE#*@}" ${FLAGS:-} .
   if [ -n "${OUT:-}" ]; then
     mkdir -p "$OUT"
     rm -f "$OUT/$name.tar"
