@@ -27,7 +27,7 @@ done
 version=${VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
 revision=${REVISION:-$(git describe --always --abbrev=40 --exclude='*' --dirty 2> /dev/null || echo unknown)}
 
-# In the text: buildah 1.28 and podman 4.3 take labels of build arguments and flags from the cache of an earlier build.
+# In the text: buildah 1.28 takes labels of build arguments and flags from the cache of an earlier build.
 label=org.opencontainers.image
 labels="$label.version=$version $label.revision=$revision $label.base.name=${BASE%@*} $label.base.digest=${BASE#*@}"
 for name in headroom-extender headroom-agent; do
@@ -40,9 +40,9 @@ for name in headroom-extender headroom-agent; do
     mkdir -p "$OUT"
     rm -f "$OUT/$name.tar"
     case ${BUILDER##*/} in
-      buildah) buildah push --quiet "$image" "oci-archive:$OUT/$name.tar:$image" ;;
-      podman) podman save --quiet --format oci-archive --output "$OUT/$name.tar" "$image" ;;
-      *) docker save --output "$OUT/$name.tar" "$image" ;;
+      buildah) "$BUILDER" push --quiet "$image" "oci-archive:$OUT/$name.tar:$image" ;;
+      podman) "$BUILDER" save --quiet --format oci-archive --output "$OUT/$name.tar" "$image" ;;
+      *) "$BUILDER" save --output "$OUT/$name.tar" "$image" ;;
     esac
   fi
   echo "built $image"

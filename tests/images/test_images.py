@@ -6,6 +6,7 @@ import re
 import subprocess
 import tarfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,13 @@ def test_labels_name_version_commit_and_base(builder: Builder, name: str) -> Non
     }
 
 
-def test_image_contents(builder: Builder, name: str) -> None:
+def test_image_contents(
+    builder: Builder, name: str, record_property: Callable[[str, object], None]
+) -> None:
     done = builder.run(image(name), "python", "-c", INVENTORY, *PROGRAMS)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    record_property("measured", f"{name}: {found['bytes'] >> 20} MiB in /opt/headroom")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     own = {"headroom-gpu": project["version"]}
     assert found["packages"] == locked(name, found["python"]) | own
