@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ class Packaged(Play):
     def __init__(self, plane: Plane, node: ContainerdNode) -> None:
         super().__init__(plane, [node])
         self.node = node
+        #: Processes that hold GPU memory.
+        self.holders: list[int] = []
 
     def run(self) -> None:
         for step in (self.install, self.place, self.look, self.end_pods, self.uninstall):
@@ -104,6 +107,7 @@ class Packaged(Play):
             for pod in self.ours(component)[:1]
             for status in pod["status"]["containerStatuses"]
         }
+        self.found["files of the agent"] = sorted(os.listdir("/run/headroom"))
 
     def seen(self, status: Mapping[str, Any]) -> dict[str, Any]:
         pids = self.node.pids(status["containerID"].removeprefix("containerd://"))
@@ -142,15 +146,16 @@ class Packaged(Play):
         until(lambda: len(self.rejections()) == 1, "a pod that does not fit")
         self.found["messages"] = self.rejections()
         self.found["schedulers"] = sorted({pod["spec"]["schedulerName"] for pod in self.pods()})
-        held: dict[str, list[str]] = {}
+        by_device: Counter[str] = Counter()
         with self.node.driver.batch():
             for pod in self.bound():
                 (status,) = pod["status"]["containerStatuses"]
                 (pid,) = self.node.pids(status["containerID"].removeprefix("containerd://"))
                 device = _environment(pid)["NVIDIA_VISIBLE_DEVICES"]
-                held.setdefault(device, []).append(pod["metadata"]["name"])
+                by_device[device] += 1
+                self.holders.append(pid)
                 self.node.driver.use(pid, {device: 7 * GIB})
-        self.found["pods_by_device"] = sorted(map(len, held.values()))
+        self.found["pods_by_device"] = sorted(by_device.values())
         until(lambda: self.attributed() == {f"{WORKLOADS}/pod-{n}": 7 * GIB for n in range(7)
             if self.running(f"pod-{n}")}, "a report that attributes all memory", 60.0)  # fmt: skip
         self.found["attributed"] = sorted(self.attributed().values())
@@ -203,6 +208,9 @@ class Packaged(Play):
     def uninstall(self) -> None:
         for pod in self.pods():
             self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
+        until(lambda: not self.pods(), "pods that are gone")
+        for pid in self.holders:  # the driver forgets processes that have ended
+            self.node.driver.use(pid, {})
         super().uninstall()
 
     def uninstall_commands(self) -> list[str]:

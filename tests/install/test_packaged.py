@@ -81,12 +81,13 @@ def test_no_container_can_gain_privileges(containers: dict[str, Any]) -> None:
 
 
 def test_nothing_is_writable_but_what_the_kubelet_and_the_manifest_mount(
-    containers: dict[str, Any],
+    played: dict[str, Any], containers: dict[str, Any]
 ) -> None:
     """``/etc/hosts`` and the termination log are the kubelet's, mounted into every container."""
     usual = {"/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/dev/termination-log", "/etc/hosts"}
     writable = {name: set(seen["writable"]) - usual for name, seen in containers.items()}
     assert writable.pop("agent/agent") == {"/run/headroom"}
+    assert played["files of the agent"] == ["agent.json"]
     assert set(map(frozenset, writable.values())) == {frozenset()}
 
 
