@@ -21,6 +21,8 @@ from typing import Any
 
 import typer
 
+from release.chart import build_chart
+from release.source import Source
 from tests.controlplane import ROOT, built
 from tests.driver import GIB, Gpu
 from tests.images.building import Builder
@@ -30,6 +32,7 @@ from tests.install.play import (
     GPU_BYTES,
     MERGE,
     NAMESPACE,
+    OVERLAY,
     PODS,
     WORKLOADS,
     Plane,
@@ -43,7 +46,6 @@ VERSION = "0.0.0-tests"
 REGISTRY = "registry.example"
 EXTENDER = f"{REGISTRY}/headroom-extender:{VERSION}"
 AGENT = f"{REGISTRY}/headroom-agent:{VERSION}"
-SCHEDULER = f"{REGISTRY}/kube-scheduler:{VERSION}"
 PAUSE = f"{REGISTRY}/pause:{VERSION}"
 #: The folder of archives, for the command that runs in the namespaces.
 _ARCHIVES = "HEADROOM_TESTS_ARCHIVES"
@@ -54,9 +56,16 @@ FINALIZER = "tests.headroom.gpu/kept"
 WORKLOAD = ["python3", "-c", "import signal; signal.sigwait([signal.SIGTERM])"]
 
 
+def scheduler() -> str:
+    """Return the image of kube-scheduler that the chart uses: the API server's version."""
+    command = [built("kube-apiserver")["kube-apiserver"], "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return f"{REGISTRY}/kube-scheduler:{done.stdout.split()[-1]}"
+
+
 def archives(folder: Path) -> Mapping[str, Path]:
     """Return the archive of each image in the folder, by the image's name."""
-    images = EXTENDER, AGENT, SCHEDULER, PAUSE
+    images = EXTENDER, AGENT, scheduler(), PAUSE
     return {each: folder / f"{each.rpartition('/')[2].partition(':')[0]}.tar" for each in images}
 
 
@@ -66,7 +75,7 @@ def build(folder: Path) -> None:
     builder.build(VERSION, REGISTRY)
     binary = built("kube-scheduler")["kube-scheduler"]
     text = f"FROM scratch\nCOPY {binary.name} /usr/local/bin/kube-scheduler\n"
-    builder.build_from(text, binary.parent, SCHEDULER)
+    builder.build_from(text, binary.parent, scheduler())
     builder.build_from(f'FROM {builder.base()}\nCMD ["sleep", "infinity"]\n', folder, PAUSE)
     for image, archive in archives(folder).items():
         builder.save(image, archive)
@@ -86,15 +95,24 @@ class Packaged(Play):
             typer.echo(f"{step.__name__}: {time.monotonic() - began_s:.1f} s", err=True)
 
     def install(self) -> None:
-        """As docs/install.md describes it, from the package."""
-        package = self.plane.folder / "package"
-        self.helm("package", str(ROOT / "deploy/chart/headroom"), f"--destination={package}")
-        (chart,) = package.glob("*.tgz")
-        self.found["package"] = chart.name
-        self.helm("install", "headroom", str(chart), f"--namespace={NAMESPACE}",
-            "--create-namespace", f"--set=images.extender={EXTENDER}",
-            f"--set=images.agent={AGENT}", f"--set=images.kubeScheduler={SCHEDULER}",
-        )  # fmt: skip
+        """From the package of a release, as its README describes it."""
+        folder = self.plane.folder / "package"
+        folder.mkdir()
+        source = Source(VERSION, 0, ROOT, tagged=False, repository="https://headroom.example")
+        package = build_chart(source, REGISTRY, folder)
+        self.found["package"] = package.name
+        network.run("tar", "-xzf", str(package), "-C", str(folder))
+        chart = folder / "headroom"
+        repositories = {
+            "extender": "headroom-extender",
+            "agent": "headroom-agent",
+            "kubeScheduler": "kube-scheduler",
+        }
+        self.helm(
+            *("install", "headroom", str(chart), f"--namespace={NAMESPACE}", "--create-namespace"),
+            f"--values={chart}/platforms/{OVERLAY}.yaml",
+            *(f"--set=images.{key}.repository={REGISTRY}/{n}" for key, n in repositories.items()),
+        )
         until(self.rolled_out, "the Deployments")
         until(self.agents_ready, "the agents")
         until(self.initialised, "GPUNodes that are initialised")
