@@ -29,7 +29,7 @@ BUDGETS_S = {
     "fuzz": 40,
     "gobin": 15,
     "helm": 5,
-    "images": 120,
+    "images": 75,
     "install": 145,
     "history": 40,
     "kube": 40,
@@ -47,7 +47,7 @@ BUDGETS_S = {
     "standin": 110,
     "truth": 20,
     "state": 35,
-    "modules beside": 110,
+    "modules beside": 85,
 }
 
 _took_s: collections.Counter[str] = collections.Counter()

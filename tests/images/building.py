@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.controlplane import ROOT
-from tests.debian import Unavailable, containers
+from tests.debian import containers
 from tests.gobin.build import default_cache, locked, say
 
 #: Packages of the base image besides Debian's minimum.
@@ -31,11 +31,18 @@ _PIP_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 _BASE = "localhost/headroom-base:tests"
 
 
-class Builder:
-    """buildah with a separate storage in the folder ``home``. Needs root."""
+class BuildFailed(Exception):
+    """A command of the build ended with an error. The message has the end of its output."""
 
-    def __init__(self, home: Path | None = None) -> None:
-        self.home = home or default_cache().parent / "images"
+
+class Builder:
+    """buildah with a separate storage. Needs root.
+
+    Raises ``tests.debian.Unavailable`` if buildah is missing and cannot be downloaded.
+    """
+
+    def __init__(self) -> None:
+        self.home = default_cache().parent / "images"
         inside = f'{containers()} && exec "$@"'
         self._inside = "unshare", "--mount", "sh", "-c", inside, "sh"
         configuration = self.home / ".config/containers"
@@ -152,7 +159,7 @@ class Builder:
             check=False,
         )
         if done.returncode:
-            raise Unavailable(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-8000:]}")
+            raise BuildFailed(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-8000:]}")
         return done.stdout.strip()
 
 

@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.controlplane import ROOT
+from tests.debian import Unavailable
 from tests.images.building import Builder
 from tests.processes import starts_processes
 
@@ -26,14 +27,26 @@ INVENTORY = Path(__file__).with_name("inventory.py").read_text()
 
 @pytest.fixture(scope="module")
 @starts_processes
-def builder(request: pytest.FixtureRequest) -> Builder:
+def archives(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Builder, Path]:
+    """Both images, built, and a folder with their archives."""
     if os.geteuid() != 0:
         pytest.skip("building in a chroot needs root")
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
-        built = Builder()
-        built.build(VERSION, REGISTRY)
-    return built
+        try:
+            builder = Builder()
+        except Unavailable as err:
+            pytest.skip(str(err))
+        folder = tmp_path_factory.mktemp("archives")
+        builder.build(VERSION, REGISTRY, OUT=str(folder))
+    return builder, folder
+
+
+@pytest.fixture
+def builder(archives: tuple[Builder, Path]) -> Builder:
+    return archives[0]
 
 
 @pytest.fixture(params=["extender", "agent"])
@@ -139,12 +152,10 @@ def test_agent_image_reports_a_missing_driver(builder: Builder) -> None:
         assert "POD_UID is not set" in asked.stdout + asked.stderr
 
 
-def test_archives_name_their_image(builder: Builder, tmp_path: Path) -> None:
-    builder.build(VERSION, REGISTRY, OUT=str(tmp_path))
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "headroom-agent.tar", "headroom-extender.tar",
-    ]  # fmt: skip
-    for each in tmp_path.iterdir():
+def test_archives_name_their_image(archives: tuple[Builder, Path]) -> None:
+    found = sorted(archives[1].iterdir())
+    assert [each.name for each in found] == ["headroom-agent.tar", "headroom-extender.tar"]
+    for each in found:
         index = json.loads(_member(each, "index.json"))
         (manifest,) = index["manifests"]
         named = manifest["annotations"]["org.opencontainers.image.ref.name"]

@@ -4,7 +4,7 @@
 
 The images are those of ``make images``. Real are also API server, etcd, controllers, kubelet,
 containerd, runc, and NVIDIA's device plugin; pretended are the GPUs, the nodes' NVIDIA runtime and
-DNS. The result is a line of JSON on stdout, which test_packaged.py judges.
+DNS. The result is a line of JSON on stdout, which check_packaged.py judges.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""The packaged chart on containers that are really run: what the kernel and the kubelet show."""
+"""The package of a release on real containers: what the kernel and the kubelet show of them.
+
+`make containers` runs it. `make test` does not, because it takes minutes.
+"""
 
 import json
 import os
