@@ -89,7 +89,10 @@ def test_nothing_is_writable_but_what_the_kubelet_and_the_manifest_mount(
     """``/etc/hosts`` and the termination log are the kubelet's, mounted into every container."""
     usual = {"/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/dev/termination-log", "/etc/hosts"}
     writable = {name: set(seen["writable"]) - usual for name, seen in containers.items()}
-    assert writable.pop("agent/agent") == {"/run/headroom"}
+    agent = writable.pop("agent/agent")
+    if not played["recursive read-only mounts"]:  # containerd older than 2.0
+        agent = {each for each in agent if not each.startswith("/sys/fs/cgroup/")}
+    assert agent == {"/run/headroom"}
     assert played["files of the agent"] == ["agent.json"]
     assert set(map(frozenset, writable.values())) == {frozenset()}
 

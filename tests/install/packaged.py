@@ -125,6 +125,10 @@ class Packaged(Play):
             for pod in self.ours(component)[:1]
             for status in pod["status"]["containerStatuses"]
         }
+        handlers = self.node.object()["status"].get("runtimeHandlers", [])
+        self.found["recursive read-only mounts"] = any(
+            each.get("features", {}).get("recursiveReadOnlyMounts") for each in handlers
+        )
         self.found["files of the agent"] = sorted(os.listdir("/run/headroom"))
 
     def seen(self, status: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +151,9 @@ class Packaged(Play):
             "writable": sorted(
                 mount[4]
                 for mount in mounts
-                if "rw" in mount[5].split(",") and not mount[4].startswith("/proc")
+                # The options of the mount, and those of its file system.
+                if "rw" in mount[5].split(",") and "rw" in mount[-1].split(",")
+                if not mount[4].startswith("/proc")
             ),
             "limit_bytes": limit_bytes,
             "most_bytes": most_bytes,
