@@ -80,9 +80,9 @@ class Builder:
             self.buildah(*build, stdin=containerfile)
 
     def save(self, image: str, archive: Path) -> None:
-        """Write an OCI archive, uncompressed: compression takes longer than all else."""
-        push = "push", "--quiet", "--disable-compression"
-        self.buildah(*push, image, f"oci-archive:{archive}:{image}")
+        """Write an archive of Docker's format: its layers are not compressed, which takes long."""
+        archive.unlink(missing_ok=True)
+        self.buildah("push", "--quiet", image, f"docker-archive:{archive}:{image}")
 
     def run(self, image: str, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command in a new container of the image, as the image's user."""

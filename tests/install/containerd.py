@@ -86,7 +86,7 @@ class Containerd:
 
 
 class ContainerdNode(Node):
-    """``archives``: images as OCI archives, by name. ``pause``: the image of pods' sandboxes."""
+    """``archives``: images, by name. ``pause``: the image of pods' sandboxes."""
 
     def __init__(
         self,
@@ -150,8 +150,8 @@ class ContainerdNode(Node):
         command = "containerd", f"--config={self.folder}/containerd.toml"
         self.spawn("containerd", *command)
         self.wait(lambda: (self.folder / "containerd.sock").exists(), "containerd listens")
-        for name, archive in self._archives.items():
-            self.ctr("images", "import", "--base-name", name, str(archive))
+        for archive in self._archives.values():
+            self.ctr("images", "import", str(archive))
 
     def ctr(self, *arguments: str) -> str:
         command = ["ctr", f"--address={self.folder}/containerd.sock", "--namespace=k8s.io"]
