@@ -24,8 +24,8 @@ PACKAGES = ("python3", "python3-pip")
 SUITE = platform.freedesktop_os_release()["VERSION_CODENAME"]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Limit of images and containers in the storage, which then starts empty: builds of changed sources
-#: leave layers that are never used again, and a killed test leaves its container.
-MOST_KEPT = 100
+#: leave layers that are never used again (6 GB), and a killed test leaves its container.
+MOST_KEPT = 200
 #: Files by which pip on this machine finds a mirror and trusts it.
 _PIP_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 _BASE = "localhost/headroom-base:tests"
