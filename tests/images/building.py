@@ -19,7 +19,7 @@ from tests.controlplane import ROOT
 from tests.debian import containers
 from tests.gobin.build import default_cache, locked, say
 
-#: Packages of the base image besides Debian's minimum.
+#: Packages of the base image, in addition to Debian's minimum.
 PACKAGES = ("python3", "python3-pip")
 SUITE = platform.freedesktop_os_release()["VERSION_CODENAME"]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

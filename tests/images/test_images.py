@@ -34,7 +34,7 @@ def archives(
     if os.geteuid() != 0:
         pytest.skip("building in a chroot needs root")
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints progress
         try:
             builder = Builder()
         except Unavailable as err:

@@ -31,7 +31,7 @@ def played(request: pytest.FixtureRequest) -> dict[str, Any]:
     if os.geteuid() != 0:
         pytest.skip("containers need root")
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and says so
+    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints progress
         built(*BINARIES, "helm")
         ip()
     done = subprocess.run(

@@ -23,7 +23,7 @@ from tests.driver import Gpu, library_folder
 from tests.install import network
 from tests.kubelet.node import INSIDE, Node
 
-#: Where containers find the driver's library, as NVIDIA's container runtime mounts it.
+#: Path of the driver's library in containers, as NVIDIA's container runtime mounts it.
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 TABLE = "/run/fake-nvml"
 CGROUPS = Path("/sys/fs/cgroup")

@@ -52,7 +52,7 @@ _ARCHIVES = "HEADROOM_TESTS_ARCHIVES"
 #: cgroup v1 shows no limit as the largest multiple of a page.
 _NO_LIMIT = 1 << 62
 FINALIZER = "tests.headroom.gpu/kept"
-#: A process that holds GPU memory, as the tests pretend, until it is told to end.
+#: A process that holds GPU memory, as the tests pretend, until SIGTERM.
 WORKLOAD = ["python3", "-c", "import signal; signal.sigwait([signal.SIGTERM])"]
 
 
@@ -238,7 +238,7 @@ class Packaged(Play):
         super().uninstall()
 
     def uninstall_commands(self) -> list[str]:
-        """As for kustomize, with what the page says for Helm instead of ``kubectl delete -k``."""
+        """As for kustomize, with the commands for Helm instead of ``kubectl delete -k``."""
         helm = f"{built('helm')['helm']} --kubeconfig={self.plane.kubeconfig()}"
         own = f"{helm} uninstall headroom -n {NAMESPACE}\nkubectl delete namespace {NAMESPACE}\n"
         return [

@@ -327,7 +327,7 @@ class Play:
         raise TimeoutError(f"nobody lets {name} in: {self.retried[-1]}")
 
     def workload(self) -> dict[str, Any]:
-        """What a user's container runs; here it is only pretended."""
+        """Return the image of a user's container, and its command; here it is only pretended."""
         return {"image": "none"}
 
     def pods(self) -> list[dict[str, Any]]:
