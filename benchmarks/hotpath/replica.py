@@ -133,7 +133,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         ("/drive/admit", admit),
         ("/drive/allocations/{verb}", allocations),
     ):
-        verbs.router.add_route(path, endpoint, methods=["POST"])
+        verbs.add_route(path, endpoint, methods=["POST"])
     console = Console(
         extender, lambda: extender.pending_events_controller.pending, extender.journal
     )

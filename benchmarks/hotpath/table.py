@@ -204,9 +204,9 @@ def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
     async def parts(_: Request) -> Response:
         return Response(msgspec.json.encode(watch.calls))
 
-    app.router.add_route("/echo", echo, methods=["POST"])
-    app.router.add_route("/bind-one", bind_one, methods=["POST"])
-    app.router.add_route("/parts", parts, methods=["POST"])
+    app.add_route("/echo", echo, methods=["POST"])
+    app.add_route("/bind-one", bind_one, methods=["POST"])
+    app.add_route("/parts", parts, methods=["POST"])
     gc.collect()
     gc.freeze()
     with socket.create_server(("127.0.0.1", 0)) as listening:

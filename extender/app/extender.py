@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.routing import Router
 
 from contract.gpunode import GPUNode
 from contract.kube import Pod
@@ -170,7 +171,7 @@ class Extender(ClusterView):
         """Return a new id that begins with this process's name."""
         return f"{self.name}-{uuid.uuid4().hex}"
 
-    def verbs_app(self, ledger: Ledger, pods: PodStore | None = None) -> FastAPI:
+    def verbs_app(self, ledger: Ledger, pods: PodStore | None = None) -> Router:
         return verbs_app(self.verbs(ledger, pods), self.telemetry, self.settings.max_body)
 
     def verbs(self, ledger: Ledger, pods: PodStore | None = None) -> Verbs:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
@@ -21,8 +21,8 @@ SWITCH_S = 0.0005
 async def serve(
     extender: Extender,
     ledger: Ledger,
-    verbs: FastAPI,
-    second: FastAPI,
+    verbs: ASGIApp,
+    second: ASGIApp,
     announce: Callable[[str], None],
     debug_tls: ServerTls | None = None,
     console: Console | None = None,
@@ -59,7 +59,7 @@ async def serve(
 async def serve_views(
     view: ClusterView,
     console: Console,
-    app: FastAPI,
+    app: ASGIApp,
     announce: Callable[[str], None],
     debug_tls: ServerTls | None = None,
 ) -> None:
@@ -77,6 +77,6 @@ async def serve_views(
         await view.loop.run_in_executor(None, console.following.stop)
 
 
-def _debug_port(view: ClusterView, app: FastAPI, tls: ServerTls | None) -> Port:
+def _debug_port(view: ClusterView, app: ASGIApp, tls: ServerTls | None) -> Port:
     settings = view.settings
     return Port("debug", settings.debug_at, settings.debug_port, app, PeerProtocol, tls)

@@ -57,6 +57,12 @@ class Standing:
     #: In the order of ``KEPT``; empty in the results of ``take``.
     terms: tuple[Scores, ...] = ()
 
+    @classmethod
+    def empty(cls) -> "Standing":
+        """Return the values of no rows."""
+        none = np.empty(0, np.int64)
+        return cls(np.empty(0), none, none, tuple(np.empty(0) for _ in KEPT))
+
     @property
     def columns(self) -> tuple[NDArray[Any], ...]:
         return self.score, self.node_left_bytes, self.device_left_bytes, *self.terms

@@ -162,8 +162,10 @@ class Snapshot:
         """Return a snapshot of these rows only, with the largest device and node of all rows."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
         names = tuple(node.name for node in nodes)
-        # Not take(): it first copies a whole array that is in Fortran order.
-        columns = [column[rows] for column in _columns(self.columns)]
+        # A slice is a view, which takes a tenth of the time of a copy. Not take(): it first copies
+        # a whole array that is in Fortran order.
+        selected = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
+        columns = [column[selected] for column in _columns(self.columns)]
         return replace(
             self,
             row_of={name: row for row, name in enumerate(names)},
@@ -171,8 +173,8 @@ class Snapshot:
             names_hash=hash(frozenset(names)),
             nodes=nodes,
             columns=Columns(*columns),
-            name_rank=self.name_rank[rows],
-            **{name: getattr(self, name)[rows] for name in PER_NODE},
+            name_rank=self.name_rank[selected],
+            **{name: getattr(self, name)[selected] for name in PER_NODE},
         )
 
     def slots_of(self, resource: str) -> Mask:

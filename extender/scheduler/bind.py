@@ -32,16 +32,13 @@ class Bind:
     async def __call__(self, body: bytes) -> bytes:
         """Reserve the pod's memory and bind the pod to the node.
 
-        Return an Error if the body is malformed, the extender is not ready, or the ledger declines
-        or fails. After an Error kube-scheduler retries the pod with back-off.
+        Return an Error if the extender is not ready, or if the ledger declines or fails. After an
+        Error kube-scheduler retries the pod with back-off. Raises ``extender_v1.MalformedBody``.
         """
         state = self._state
         if (unready := state.replica.unready()) and not state.replica.observes:
             return self.error(unready)
-        try:
-            args = extender_v1.decode_bind(body)
-        except extender_v1.MalformedBody as err:
-            return self.error(str(err))
+        args = extender_v1.decode_bind(body)
         state.assumed.bind_received(args.pod_uid)
         began_s = state.clock.monotonic()
         pod, gpunode = self._known(args.pod_uid), state.cluster.gpunode(args.node)

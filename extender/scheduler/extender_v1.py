@@ -36,7 +36,7 @@ class FilterArgs(msgspec.Struct, rename="pascal"):
 
     pod: Pod | None = None
     nodes: NodeList | None = None
-    node_names: list[str] | None = None
+    node_names: msgspec.Raw = NULL
 
 
 class RawPod(msgspec.Struct, rename="pascal"):
@@ -131,6 +131,7 @@ _raw_pod = msgspec.json.Decoder(RawPod)
 _bind_args = msgspec.json.Decoder(BindArgs)
 _preempt_args = msgspec.json.Decoder(PreemptArgs)
 _named_node = msgspec.json.Decoder(_NamedNode)
+_names = msgspec.json.Decoder(Sequence[str])
 _encoder = msgspec.json.Encoder()
 
 
@@ -138,23 +139,35 @@ class Offered(msgspec.Struct):
     """The pod and the nodes of a filter or prioritize call."""
 
     pod: Pod
-    names: Sequence[str]
     #: Whole nodes in the order of ``names``, None if only names were sent; returned unchanged.
-    objects: list[msgspec.Raw] | None
+    objects: list[msgspec.Raw] | None = None
+    #: Names of the nodes as they were sent, a JSON array; empty if whole nodes were sent.
+    names_json: bytes = b""
+    #: Names of the nodes. Empty until ``decode_names``, if only names were sent.
+    names: Sequence[str] = ()
+
+    def decode_names(self) -> None:
+        """Decode ``names``; raises ``MalformedBody``. 5,000 names take longer than the pod."""
+        if self.objects is None:
+            self.names = _decoded(_names, self.names_json, "NodeNames")
+
+    def has_name(self, name: str) -> bool:
+        """Return whether the name was sent, without decoding the others."""
+        return _encoder.encode(name) in self.names_json
 
 
 def decode_offer(body: bytes) -> Offered:
-    """Decode the body of filter or prioritize; raises ``MalformedBody``."""
+    """Decode the body of filter or prioritize without its names; raises ``MalformedBody``."""
     args = _decoded(_filter_args, body)
     pod = kept_pod(_complete(args.pod))
     if len(body) > MAX_POD_BYTES:  # the pod may be too large, or there are many nodes
         pod = sized(pod, len(_decoded(_raw_pod, body).pod))
-    if args.node_names is not None:
-        return Offered(pod, args.node_names, None)
+    if (names_json := bytes(args.node_names)) != b"null":
+        return Offered(pod, names_json=names_json)
     if args.nodes is None or args.nodes.items is None:
         raise MalformedBody('neither NodeNames nor Nodes.items is given, as in "NodeNames":["n1"]')
     names = [_decoded(_named_node, item).metadata.name for item in args.nodes.items]
-    return Offered(pod, names, args.nodes.items)
+    return Offered(pod, args.nodes.items, names=names)
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -187,13 +200,13 @@ def _complete(pod: Pod | None) -> Pod:
     return pod
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, what: str = "body") -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as err:
-        raise MalformedBody(f"body is not what kube-scheduler sends: {err}") from err
+        raise MalformedBody(f"{what} is not what kube-scheduler sends: {err}") from err
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
-        raise MalformedBody(f"body is not JSON: {err}") from err
+        raise MalformedBody(f"{what} is not JSON: {err}") from err
     except RecursionError as err:
         raise MalformedBody("body is nested too deeply") from err
 

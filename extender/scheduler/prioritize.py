@@ -24,9 +24,9 @@ class Prioritize:
         observes = state.replica.observes
         offered = extender_v1.decode_offer(body)
         pod, snap = offered.pod, state.cluster.settled()
-        rows = rows_of(offered, snap)
-        if are_templates(offered, rows):
+        if are_templates(offered, snap):
             return NO_PREFERENCE
+        rows = rows_of(offered, snap)
         request = state.cluster.understand(pod)
         if isinstance(request, Unreadable):
             state.record_ranked(pod, began_s, snap, len(rows), ())

@@ -183,20 +183,21 @@ class SchedulingState:
 
 
 def rows_of(offered: Offered, snap: Snapshot) -> Rows:
-    """Return the row of each offered node; -1 for unknown nodes.
+    """Decode the names of the offered nodes and return their rows; -1 for unknown nodes.
 
-    If only names were offered, this can change the order of ``offered.names``, which makes it
-    faster. kube-scheduler reads the answer by name, so the order does not matter.
+    If only names were offered, this can change their order, which makes it faster. kube-scheduler
+    reads the answer by name, so the order does not matter.
     """
+    offered.decode_names()
     if offered.objects is not None:
         return snap.rows(offered.names)
     offered.names, rows = snap.sorted_by_row(offered.names)
     return rows
 
 
-def are_templates(offered: Offered, rows: Rows) -> bool:
+def are_templates(offered: Offered, snap: Snapshot) -> bool:
     """Return whether the nodes are an autoscaler's templates: whole objects, none of them known."""
-    return bool(offered.objects) and bool((rows < 0).all())
+    return bool(offered.objects) and bool((snap.rows(offered.names) < 0).all())
 
 
 def _candidate(contender: Contender) -> Candidate:

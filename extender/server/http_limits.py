@@ -13,6 +13,7 @@ close cannot block shutdown.
 
 import asyncio
 import sys
+import time
 from typing import Any
 
 from httptools import HttpParserCallbackError
@@ -22,6 +23,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from extender.server.client_certificates import PEER, peer_of
 
 JSON = "application/json"
+
+#: Key in the ASGI scope: a counter to which the CPU seconds of the request are added, from its
+#: first byte to the last of its answer. Other work of the thread in between counts too.
+CPU_COUNTER = "headroom.cpu_counter"
 
 #: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5 s. Time
 #: limits are checked once in this interval, so a request can take almost twice as long.
@@ -115,6 +120,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
 
     def on_message_begin(self) -> None:
+        self._cpu_began_s = time.thread_time()
         self._reading_since_s, self._idle_since_s = self.loop.time(), None
         self._waits_since_s = self._reading_since_s
         self.body_bytes = self._other_bytes = 0
@@ -130,6 +136,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)
         self._other_bytes -= len(body)
+        if not self.cycle.body:  # uvicorn would copy it twice
+            self.cycle.body, body = body, b""  # type: ignore[assignment]
         super().on_body(body)
         if self.body_bytes > _SHORT_BODY_BYTES:
             self._drop_largest_body()
@@ -140,6 +148,9 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        scope: Any = self.scope
+        if counter := scope.get(CPU_COUNTER):
+            counter.inc(time.thread_time() - self._cpu_began_s)
         if self._reading_since_s is None:
             self._waits_since_s, self.body_bytes = self.loop.time(), 0
         super().on_response_complete()

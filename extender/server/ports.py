@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from extender.server.http_limits import LimitedProtocol
 from extender.server.tls import Handshakes, ServerTls
@@ -30,7 +30,7 @@ class Port:
     name: str
     host: str
     port: int
-    app: FastAPI
+    app: ASGIApp
     protocol: type[LimitedProtocol]
     tls: ServerTls | None = None
 

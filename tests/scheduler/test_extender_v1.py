@@ -41,7 +41,7 @@ def test_every_node_passes_or_has_its_sentence(names: list[str], data: st.DataOb
     size = len(names)
     sentences = ["", "no room", 'a "word"']
     codes = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
-    offered = Offered(Pod(metadata=ObjectMeta()), names, None)
+    offered = Offered(Pod(metadata=ObjectMeta()), names=names)
     array = np.array(codes, np.int8)
     answer = json.loads(encode_filter(offered, np.flatnonzero(array == 0), array, sentences))
     pairs = list(zip(names, codes, strict=True))
