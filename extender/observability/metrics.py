@@ -175,8 +175,8 @@ class Telemetry(ViewTelemetry):
         )
         self.verb_cpu_seconds = counter(
             "headroom_verb_cpu_seconds_total",
-            "CPU time of filter, prioritize and preempt, from the first byte of a call to the last of "
-            "its answer; bind is not counted, because it waits.",
+            "CPU time of filter, prioritize and preempt, from the first byte of a call to the last "
+            "of its answer; bind is not counted, because it waits.",
             verb=(),
         )
         self.verb_errors = counter(

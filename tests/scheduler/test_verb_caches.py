@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
+from extender.state.journal import Journal
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared
 from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
@@ -29,7 +30,7 @@ class Calls(RuleBasedStateMachine):
         super().__init__()
         self.state = ClusterWriter(Rules(), 1e9, EPOCH_S)
         self.verbs = verbs_on(self.state, lambda: NOW_S)
-        self.version = 0
+        self.version = self.serial = 0
         self.last = list(NAMES)
 
     @rule(name=names, reserved=st.integers(0, 24))
@@ -57,6 +58,38 @@ class Calls(RuleBasedStateMachine):
     @rule(vram=st.sampled_from(["1Gi", "12Gi", "25%"]), offered=st.permutations(NAMES))
     def prioritize_others(self, vram: str, offered: list[str]) -> None:
         self.both("prioritize", vram, offered)
+
+    @rule(vram=st.sampled_from(["1Gi", "12Gi", "25%"]), data=st.data())
+    def filter_for_the_best(self, vram: str, data: st.DataObject) -> None:
+        """All names, or as many bytes of names, are not decoded if they are sent without spaces."""
+        offered = data.draw(st.permutations(list(self.state.snapshot().names)))
+        if offered and data.draw(st.booleans()):
+            offered[0] = "?" * len(offered[0])  # a node that is not known yet, instead of another
+        self.serial += 1
+        asked = pod(f"p{self.serial}", vram)
+        args = {"Pod": asked, "Nodes": None, "NodeNames": offered}
+        quick, plain = Journal(), Journal()
+        answers = [
+            verbs_on(self.state, lambda: NOW_S, journal=journal, best_only=True).filter(
+                json.dumps(args, separators=separators).encode()
+            )
+            for journal, separators in ((quick, (",", ":")), (plain, (", ", ": ")))
+        ]
+        assert answers[0] == answers[1]
+        assert set(json.loads(answers[0])["NodeNames"]) <= set(offered)
+        if "?" * len(offered[0] if offered else "") not in offered:
+            one, other = (each.of_uid(asked["metadata"]["uid"]) for each in (quick, plain))
+            assert one is not None
+            assert other is not None
+            assert one.offered_nodes is not None
+            assert other.offered_nodes is not None
+            assert one.offered_nodes.names() == other.offered_nodes.names()
+            assert (one.offered, one.fits, one.rejected, one.only) == (
+                other.offered,
+                other.fits,
+                other.rejected,
+                other.only,
+            )
 
     def both(self, verb: str, vram: str, offered: list[str]) -> Any:
         """The answer of these verbs, which is that of verbs that were never called before."""

@@ -51,6 +51,7 @@ def verbs_on(
     journal: Journal | None = None,
     telemetry: Telemetry | None = None,
     epoch_s: float = 0.0,
+    best_only: bool = False,
 ) -> Verbs:
     state = SchedulingState(
         cluster,
@@ -59,4 +60,4 @@ def verbs_on(
         Replica(cluster),
         Clocks(now_s, epoch_s),
     )
-    return Verbs(state, ledger or BindsNothing())
+    return Verbs(state, ledger or BindsNothing(), best_only=best_only)
