@@ -1,5 +1,6 @@
 """Filter with ``filter_best_only``: the node that prioritize would have named, and no other."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def test_filter_returns_the_node_that_prioritize_would_rank_first(
     whole = {"Pod": shown, "Nodes": nodes, "NodeNames": None}
     (kept,) = best_only.post("/filter", whole).json()["Nodes"]["items"]
     assert kept == {"metadata": {"name": winner["Host"], "labels": {"of": winner["Host"]}}}
+
+
+def test_the_best_node_is_named_only_if_it_is_offered(best_only: Server) -> None:
+    """Also if another node is offered whose name is as long, so that the names look like all."""
+    shown = pod("p", "20Gi")
+    (best,) = asked(best_only, shown)["NodeNames"]
+    others = [name for name in NAMES if name != best]
+    args = {"Pod": shown, "Nodes": None, "NodeNames": [*others, "x" * len(best)]}
+    body = json.dumps(args, separators=(",", ":")).encode()
+    (second,) = best_only.post("/filter", body).json()["NodeNames"]
+    assert second in others
 
 
 def test_a_known_node_is_not_preferred_to_an_autoscalers_template(best_only: Server) -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from extender.placement.policy import Rules
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen
 from extender.state.cluster_writer import ClusterWriter
-from extender.state.journal import Journal
+from extender.state.journal import Decision, Journal
 from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, reservation, shared
 from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
@@ -63,33 +63,23 @@ class Calls(RuleBasedStateMachine):
     def filter_for_the_best(self, vram: str, data: st.DataObject) -> None:
         """All names, or as many bytes of names, are not decoded if they are sent without spaces."""
         offered = data.draw(st.permutations(list(self.state.snapshot().names)))
-        if offered and data.draw(st.booleans()):
-            offered[0] = "?" * len(offered[0])  # a node that is not known yet, instead of another
+        has_new = bool(offered) and data.draw(st.booleans())
+        if has_new:
+            offered[0] = "?" * len(offered[0])  # offered instead of another one
         self.serial += 1
         asked = pod(f"p{self.serial}", vram)
         args = {"Pod": asked, "Nodes": None, "NodeNames": offered}
-        quick, plain = Journal(), Journal()
-        answers = [
-            verbs_on(self.state, lambda: NOW_S, journal=journal, best_only=True).filter(
-                json.dumps(args, separators=separators).encode()
+        journals, answers = [Journal(), Journal()], []
+        for journal, separators in zip(journals, [(",", ":"), (", ", ": ")], strict=True):
+            verbs = verbs_on(self.state, lambda: NOW_S, journal=journal, best_only=True)
+            answers.append(
+                json.loads(verbs.filter(json.dumps(args, separators=separators).encode()))
             )
-            for journal, separators in ((quick, (",", ":")), (plain, (", ", ": ")))
-        ]
-        assert answers[0] == answers[1]
-        assert set(json.loads(answers[0])["NodeNames"]) <= set(offered)
-        if "?" * len(offered[0] if offered else "") not in offered:
-            one, other = (each.of_uid(asked["metadata"]["uid"]) for each in (quick, plain))
-            assert one is not None
-            assert other is not None
-            assert one.offered_nodes is not None
-            assert other.offered_nodes is not None
-            assert one.offered_nodes.names() == other.offered_nodes.names()
-            assert (one.offered, one.fits, one.rejected, one.only) == (
-                other.offered,
-                other.fits,
-                other.rejected,
-                other.only,
-            )
+        assert answers[0]["NodeNames"] == answers[1]["NodeNames"]
+        if not has_new:
+            assert answers[0] == answers[1]
+            one, other = (journal.of_uid(asked["metadata"]["uid"]) for journal in journals)
+            assert recorded(one) == recorded(other)
 
     def both(self, verb: str, vram: str, offered: list[str]) -> Any:
         """The answer of these verbs, which is that of verbs that were never called before."""
@@ -98,6 +88,13 @@ class Calls(RuleBasedStateMachine):
         remembered = getattr(self.verbs, verb)(body)
         assert remembered == getattr(verbs_on(self.state, lambda: NOW_S), verb)(body)
         return json.loads(remembered)
+
+
+def recorded(decision: Decision | None) -> tuple[object, ...]:
+    assert decision is not None
+    assert decision.offered_nodes is not None
+    names = decision.offered_nodes.names()
+    return names, decision.offered, decision.fits, decision.rejected, decision.only
 
 
 TestCalls = Calls.TestCase
