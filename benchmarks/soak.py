@@ -10,6 +10,7 @@ more than 10 % above that after the first fifth.
 import argparse
 import json
 import logging
+import math
 import sys
 import time
 from types import SimpleNamespace
@@ -59,7 +60,13 @@ def soak(pods: int, nodes: int) -> tuple[float, float]:
     """Returns the resident memory in MiB after the first fifth and at the end."""
     decode = next(kind for kind in watched_kinds("x") if kind.name == "pods").decode
     state, names = ClusterWriter(Rules(), 1e9, time.time()), [f"n{n}" for n in range(nodes)]
-    replica: Any = SimpleNamespace(observes=False, unready=lambda: "", deliver=state.apply)
+    replica: Any = SimpleNamespace(
+        observes=False,
+        best_only=False,
+        bind_deadline_s=math.inf,
+        unready=lambda: "",
+        deliver=state.apply,
+    )
     no_binds: Any = None
     scheduling = SchedulingState(state, Journal(), Telemetry(CollectorRegistry()), replica, time)
     verbs = Verbs(scheduling, no_binds)

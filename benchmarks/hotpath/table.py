@@ -12,6 +12,7 @@ Then the calls are repeated with timers in the verbs, to show the time spent in 
 
 import functools
 import gc
+import math
 import multiprocessing
 import random
 import socket
@@ -131,7 +132,13 @@ def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
         async def bind(self, ask: BindRequest) -> Outcome:
             return Failed("no binds here")
 
-    replica: Any = SimpleNamespace(observes=False, unready=lambda: "", deliver=fleet.state.apply)
+    replica: Any = SimpleNamespace(
+        observes=False,
+        best_only=False,
+        bind_deadline_s=math.inf,
+        unready=lambda: "",
+        deliver=fleet.state.apply,
+    )
     return Verbs(SchedulingState(fleet.state, Journal(), telemetry, replica, time), NoBinds())
 
 

@@ -104,6 +104,14 @@ class Extender(ClusterView):
         if self.preemption_controller:
             self.preemption_controller.start(self.loops, self.idle)
 
+    @property
+    def best_only(self) -> bool:
+        return self.settings.filter_best_only
+
+    @property
+    def bind_deadline_s(self) -> float:
+        return self.settings.bind_deadline_s
+
     def idle(self) -> str:
         """Return why no pod may be preempted at present, as a sentence; "" if pods may be."""
         return self.unready() or ("Headroom is in mode observe" if self.observes else "")
@@ -184,14 +192,7 @@ class Extender(ClusterView):
             self._preemption_writer,
             self.event_recorder,
         )
-        settings = self.settings
-        return Verbs(
-            self.scheduling,
-            ledger.binder,
-            settings.bind_deadline_s,
-            settings.filter_best_only,
-            pods,
-        )
+        return Verbs(self.scheduling, ledger.binder, pods)
 
     def app(self, guard: Guard | None = None) -> FastAPI:
         """Return the app of the second port: probes, metrics and the journal."""

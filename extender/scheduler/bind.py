@@ -23,11 +23,9 @@ class Binder(Protocol):
 
 
 class Bind:
-    def __init__(self, state: SchedulingState, ledger: Binder, deadline_s: float) -> None:
-        """``deadline_s``: seconds after which kube-scheduler gives up a bind call."""
+    def __init__(self, state: SchedulingState, ledger: Binder) -> None:
         self._state = state
         self._ledger = ledger
-        self._deadline_s = deadline_s
 
     async def __call__(self, body: bytes) -> bytes:
         """Reserve the pod's memory and bind the pod to the node.
@@ -50,7 +48,7 @@ class Bind:
             pod,
             gpunode,
             self._cached_placement(pod, gpunode, began_s),
-            until_s=began_s + self._deadline_s,
+            until_s=began_s + state.replica.bind_deadline_s,
         )
         if pod is not None:
             state.replica.deliver([BindBegun(pod, ask.node, ask.placement)])

@@ -42,16 +42,13 @@ class PodStore(Protocol):
 class Filter:
     """Answers filter.
 
-    With ``best_only``, only the best node passes, so kube-scheduler need not score nodes. If a
-    user's preference could favor another node, all nodes that fit pass. ``pods`` receives the pod
-    of each call before the decision.
+    With ``Replica.best_only``, only the best node passes, so kube-scheduler need not score nodes.
+    If a user's preference could favor another node, all nodes that fit pass. ``pods`` receives the
+    pod of each call before the decision.
     """
 
-    def __init__(
-        self, state: SchedulingState, best_only: bool = False, pods: PodStore | None = None
-    ) -> None:
+    def __init__(self, state: SchedulingState, pods: PodStore | None = None) -> None:
         self._state = state
-        self._best_only = best_only
         self._pods = pods
         self._node_sets = NodeSets()
         #: Names of the last snapshot, and their length as a JSON array.
@@ -80,7 +77,7 @@ class Filter:
             self._pods.admit(offered.pod)
             snap = state.cluster.settled()
         request = state.cluster.understand(offered.pod)
-        best_only = self._best_only and not observes and self._is_indifferent(offered.pod, request)
+        best_only = not observes and self._may_name_best(offered.pod, request)
         if best_only and len(offered.names_json) == self._json_bytes(snap.names):
             offered.names, rows = snap.names, np.arange(len(snap.names))
             answer = self._decide(offered, request, rows, snap, began_s, True, guessed=True)
@@ -202,11 +199,17 @@ class Filter:
                 any_rejected = any_rejected or reason is not None
         return any_rejected
 
-    def _is_indifferent(self, pod: Pod, request: VramRequest | Unreadable) -> bool:
-        """Return whether a pod requests GPUs, and no preference of its own or of another pod could
-        make kube-scheduler choose another node than the best one."""
+    def _may_name_best(self, pod: Pod, request: VramRequest | Unreadable) -> bool:
+        """Return whether filter may name only the best node for the pod: it requests GPUs, and no
+        preference, of its own or of another pod, could make kube-scheduler choose another one."""
         asks = isinstance(request, VramRequest) and bool(request.asks)
-        return asks and not prefers(pod) and not self._state.cluster.neighbours.match(pod)
+        cluster = self._state.cluster
+        return (
+            self._state.replica.best_only
+            and asks
+            and not prefers(pod)
+            and not cluster.neighbours.match(pod)
+        )
 
     def _undisputed(
         self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float

@@ -37,6 +37,14 @@ class Replica(Protocol):
     def observes(self) -> bool:
         """Whether the mode is observe: no node is rejected or preferred, all is recorded."""
 
+    @property
+    def best_only(self) -> bool:
+        """Whether filter names only the best node if no user's preference could favor another."""
+
+    @property
+    def bind_deadline_s(self) -> float:
+        """Seconds after which kube-scheduler gives up a bind call."""
+
     def unready(self) -> str:
         """Return why nothing can be decided yet, as a sentence; "" if it can."""
 

@@ -1,6 +1,5 @@
 """Serves kube-scheduler's calls: routes, body limits and timing. Decides nothing about pods."""
 
-import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -30,17 +29,12 @@ class Verbs:
     """The calls of kube-scheduler; each takes the body of a request and returns the answer's."""
 
     def __init__(
-        self,
-        state: SchedulingState,
-        ledger: Binder,
-        bind_deadline_s: float = math.inf,
-        best_only: bool = False,
-        pods: PodStore | None = None,
+        self, state: SchedulingState, ledger: Binder, pods: PodStore | None = None
     ) -> None:
-        self.filter = Filter(state, best_only, pods)
+        self.filter = Filter(state, pods)
         self.prioritize = Prioritize(state)
         self.preempt = Preempt(state)
-        self.bind = Bind(state, ledger, bind_deadline_s)
+        self.bind = Bind(state, ledger)
 
 
 def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> Router:

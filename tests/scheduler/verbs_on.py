@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from prometheus_client import CollectorRegistry
 
@@ -30,7 +31,9 @@ class Clocks:
 @dataclass
 class Replica:
     cluster: ClusterWriter
+    best_only: bool = False
     observes: bool = False
+    bind_deadline_s: float = inf
 
     def unready(self) -> str:
         return ""
@@ -57,7 +60,7 @@ def verbs_on(
         cluster,
         journal or Journal(),
         telemetry or Telemetry(CollectorRegistry()),
-        Replica(cluster),
+        Replica(cluster, best_only),
         Clocks(now_s, epoch_s),
     )
-    return Verbs(state, ledger or BindsNothing(), best_only=best_only)
+    return Verbs(state, ledger or BindsNothing())
