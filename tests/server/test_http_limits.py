@@ -1,16 +1,19 @@
 """Clients that send too slowly, too much or nothing are disconnected."""
 
 import contextlib
+import os
 import select
 import socket
 from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
+from prometheus_client import Counter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from extender.server import http_limits, ports
-from extender.server.http_limits import LimitedProtocol
+from extender.server.http_limits import CPU_COUNTER, LimitedProtocol, read_whole
 from tests.listening import listening
 from tests.waiting import until
 
@@ -104,6 +107,39 @@ def test_an_answer_without_a_body_is_sent_all_the_same(port: int) -> None:
     head = everything(port, b"HEAD /p HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 405 ")
     assert everything(port, b"no request at all\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_body_that_comes_in_parts_is_passed_on_unchanged_and_its_cpu_is_counted() -> None:
+    counter, content = Counter("cpu_seconds", "Of the test.", registry=None), os.urandom(300_000)
+    app = FastAPI()
+
+    @app.post("/p")
+    async def post(request: Request) -> Response:
+        request.scope[CPU_COUNTER] = counter
+        return Response(await read_whole(request, 1 << 20))
+
+    head = b"POST /p HTTP/1.1\r\nConnection: close\r\n"
+    parts = [content[at : at + 70_000] for at in range(0, len(content), 70_000)]
+    chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in parts]
+    with listening(app) as port:
+        for sent in (
+            [head + b"Content-Length: 300000\r\n\r\n", *parts],
+            [head + b"Transfer-Encoding: chunked\r\n\r\n", *chunks, b"0\r\n\r\n"],
+        ):
+            before_s = cpu_seconds(counter)
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+                for part in sent:
+                    client.sendall(part)
+                with client.makefile("rb") as answer:
+                    assert answer.read().endswith(b"\r\n\r\n" + content)
+            assert 0.0 < cpu_seconds(counter) - before_s < 5.0
+
+
+def cpu_seconds(counter: Counter) -> float:
+    (sample,) = (
+        each for each in next(iter(counter.collect())).samples if each.name.endswith("_total")
+    )
+    return sample.value
 
 
 LONG = b"x" * 100_000
