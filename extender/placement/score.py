@@ -29,7 +29,8 @@ from extender.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
 
 #: Knuth's multiplicative hash constant, which spreads neighbouring numbers over the range.
 _SCATTER = 2_654_435_761
-_HASHES = 1 << 32
+_HASH_BITS = (1 << 32) - 1
+_LARGEST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,13 +116,15 @@ def rank_rows(
         score = score + part * _price_term(snap, rows, standing, market)
     scores = score * fits
     sign = -1 if request.policy is ScoringPolicy.SPREAD else 1
-    tied = np.flatnonzero(fits)
-    for key in (-scores, sign * standing.node_left_bytes, sign * standing.device_left_bytes):
-        values = key[tied]
-        tied = tied[values == values.min()]
+    best = fits & (scores == scores[fits].max())
+    for left_bytes in (standing.node_left_bytes, standing.device_left_bytes):
+        # All rows, because to select the few or many that are left takes longer.
+        values = np.where(best, sign * left_bytes, _LARGEST)
+        best &= values == values.min()
+    tied = np.flatnonzero(best)
     if len(tied) > 1:
         offset = crc32(request.uid.encode())
-        hashes = (snap.name_rank.take(rows[tied]).astype(np.int64) * _SCATTER + offset) % _HASHES
+        hashes = (snap.name_rank.take(rows[tied]).astype(np.int64) * _SCATTER + offset) & _HASH_BITS
         tied = tied[hashes.argmin() :]
     return Ranking(scores, int(tied[0]))
 
