@@ -16,7 +16,7 @@ All variants use the same ``percentageOfNodesToScore`` and are restarted for eac
 different order. Rates are compared within a round. The CPU seconds per pod of all processes show
 where the time is spent. Goal: headroom binds at least 0.9 times as many pods per second as nothing.
 
-Promise 5: filter and prioritize together cost less than 10 % of kube-scheduler's CPU. Their CPU is
+The goal: filter and prioritize together cost less than 10 % of kube-scheduler's CPU. Their CPU is
 that of ``headroom_verb_cpu_seconds_total`` while the pods come at once: of the extender's thread,
 from when it begins to parse a call until the answer is written. What that metric cannot see, above
 all receiving the bytes, is measured afterwards and added: while kube-scheduler is down, calls of
