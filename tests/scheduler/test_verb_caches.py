@@ -94,7 +94,7 @@ def recorded(decision: Decision | None) -> tuple[object, ...]:
     assert decision is not None
     assert decision.offered_nodes is not None
     names = decision.offered_nodes.names()
-    return names, decision.offered, decision.fits, decision.rejected, decision.
+    return names, decision.offered, decision.fits, decision.rejected, decision.node
 
 
 TestCalls = Calls.TestCase
