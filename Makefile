@@ -1,6 +1,6 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
 # bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | images |
-# containers | release | publish | lock: the targets of this file; the comment after ## describes each.
+# containers | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashe
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs images \
-	containers release publish lock
+	containers release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
@@ -98,6 +98,9 @@ RELEASE := PYTHONPATH=. .cache/release/bin/python -m
 REGISTRY_FLAG := $(and $(REGISTRY),--registry $(REGISTRY))
 release: .cache/release/stamp  ## build all that is published, in dist/: make release VERSION=... (RELEASING.md)
 	@$(RELEASE) release $(VERSION) $(and $(REPOSITORY),--repository $(REPOSITORY)) $(REGISTRY_FLAG)
+
+binary: .cache/release/stamp  ## build the client without Python for this platform: make binary VERSION=...
+	@$(RELEASE) release.binary $(VERSION)
 
 publish: .cache/release/stamp  ## publish what `make release` built; only the release workflow runs it
 	@$(RELEASE) release.publish $(VERSION) $(REGISTRY_FLAG)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from release.binary import BINARIES
 from release.bom import build_boms
 from release.chart import build_chart
 from release.client import build_clients
@@ -66,6 +67,11 @@ def build(source: Source, registry: str, out: Path) -> list[str]:
     write_manifest(source, build_clients(source, wheel, out), out / "headroom.yaml")
     build_chart(source, registry, out)
     build_boms(source, out)
+    binaries = sorted(BINARIES.glob(f"*_{source.version}_*"))
+    for path in binaries:
+        shutil.copy(path, out)
+    if not binaries:
+        remarks.append("programs that need no Python were not built: make binary, on each platform")
     images, reason = build_images(source, registry, out)
     if not images:
         remarks.append(f"the images were not built: {reason}")

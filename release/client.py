@@ -58,13 +58,18 @@ def build_clients(source: Source, wheel: Path, out: Path) -> dict[tuple[str, str
     return archives
 
 
-def install(source: Source, wheel: Path, site: Path) -> None:
-    """Install the wheel and the packages of the client's lock, without compiled modules."""
+def install_all(source: Source, wheel: Path, site: Path) -> None:
+    """Install the wheel and the packages of the client's lock, for this platform."""
     to_site = ("install", "--no-compile", "--no-deps", "--target", str(site))
     _pip(*to_site, "--require-hashes", "-r", str(source.folder / "requirements/client.txt"))
     shutil.rmtree(site / "bin")
     _pip(*to_site, "--no-index", str(wheel))
     shutil.rmtree(site / "bin")
+
+
+def install(source: Source, wheel: Path, site: Path) -> None:
+    """Install the same without compiled modules."""
+    install_all(source, wheel, site)
     for name in UNUSED:
         shutil.rmtree(site / name)
     for file in site.rglob("*"):
