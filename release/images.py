@@ -20,7 +20,7 @@ def build_images(source: Source, registry: str, out: Path) -> tuple[list[Path], 
         return [], "BASE is not set. Example: BASE=python:3.12-slim@sha256:... (docs/install.md)"
     if not os.environ.get("BUILDER") and not any(map(shutil.which, BUILDERS)):
         return [], f"none of {', '.join(BUILDERS)} is installed"
-    given = {"VERSION": source.version, "OUT": str(out.resolve())}
+    given = {"VERSION": source.version, "REVISION": source.revision, "OUT": str(out.resolve())}
     if registry:
         given["REGISTRY"] = registry
     subprocess.run(["sh", SCRIPT], cwd=source.folder, env=os.environ | given, check=True)

@@ -21,6 +21,8 @@ class Source:
     folder: Path
     #: Whether the commit has the tag of the version.
     tagged: bool
+    #: The commit's hash.
+    revision: str
     #: Address of the repository. Its releases hold what the krew manifest and the chart link to.
     repository: str
 
@@ -45,7 +47,9 @@ def export(root: Path, folder: Path, version: str, repository: str, commit: str 
         )
     epoch_s = int(git("log", "-1", "--format=%ct", commit))
     tags = git("tag", "--points-at", commit).decode().split()
-    return Source(version, epoch_s, folder, f"v{version}" in tags, repository.rstrip("/"))
+    revision = git("rev-parse", commit).decode().strip()
+    tagged = f"v{version}" in tags
+    return Source(version, epoch_s, folder, tagged, revision, repository.rstrip("/"))
 
 
 def version_of(folder: Path) -> str:
