@@ -39,7 +39,7 @@ from benchmarks.real.start import start_nothing, start_scheduler
 from benchmarks.scale import gpunode, node_name, pod
 from contract.annotations import RETRY
 from tests.controlplane import SCHEDULER_FLAGS
-from tests.e2e.cluster import GPUNODES, PODS, message
+from tests.e2e.cluster import GPUNODES, PODS, scheduling_message
 from tests.processes import free_ports
 
 OF_HEADROOM = ("headroom", "with-pop", "sooner")
@@ -134,7 +134,7 @@ def reject(on: Stage, turn: int, way: str, count: int) -> list[str]:
     deadline_s = time.monotonic() + 120
     while True:
         listed = {each["metadata"]["name"]: each for each in on.plane.call("GET", PODS)["items"]}
-        if all(message(listed[name]) for name in names):
+        if all(scheduling_message(listed[name]) for name in names):
             return names
         if time.monotonic() > deadline_s:
             raise TimeoutError("the pods were not rejected")

@@ -49,7 +49,7 @@ from benchmarks.packing.workload import (
 )
 from contract.gpunode import Device, GPUNodeStatus, Plugin, PodUse, Replicas, Source
 from tests.controlplane import SCHEDULER_NAME, ControlPlane
-from tests.e2e.cluster import NAMESPACE, PODS, Cluster, message
+from tests.e2e.cluster import NAMESPACE, PODS, Cluster, scheduling_message
 from tests.e2e.nodes import RESOURCE, node_manifest
 
 MIB = 1 << 20
@@ -127,7 +127,7 @@ class Real(ABC):
                 if row not in offered:
                     raise AssertionError(f"{name} is on {node}, which is none of its nodes")
                 return row, self.devices(name, asked, row, pod) if asked.gpus else ()
-            if message(pod):
+            if scheduling_message(pod):
                 cluster.delete_by_force(name)
                 return None
             if time.monotonic() > until_s:

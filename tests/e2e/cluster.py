@@ -216,7 +216,7 @@ class Cluster:
         return node
 
     def rejection(self, name: str) -> str:
-        return shown(self.pod(name))
+        return scheduling_message(self.pod(name))
 
     # What became of it.
 
@@ -304,7 +304,7 @@ def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:
     }
 
 
-def shown(pod: Mapping[str, Any]) -> str:
+def scheduling_message(pod: Mapping[str, Any]) -> str:
     """The message of its condition PodScheduled; empty while it has none, and once it is bound."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.controlplane import ControlPlane
 from tests.driver import GIB, Gpu
-from tests.e2e.cluster import PODS, Cluster, shown
+from tests.e2e.cluster import PODS, Cluster, scheduling_message
 from tests.e2e.nodes import RESOURCE
 from tests.judge import excess
 from tests.kubelet.node import Node, start
@@ -189,4 +189,4 @@ class RealCluster(Cluster):
 
 def is_refused(pod: Mapping[str, Any]) -> bool:
     """Whether it waits, and its condition shows that no node takes it."""
-    return not pod["spec"].get("nodeName") and shown(pod).startswith("0/")
+    return not pod["spec"].get("nodeName") and scheduling_message(pod).startswith("0/")

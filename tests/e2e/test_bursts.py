@@ -10,7 +10,7 @@ from typing import Any
 
 import urllib3
 
-from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, reported
+from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, scheduling_message
 from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
@@ -185,7 +185,8 @@ def watch(cluster: PlayedCluster) -> bool:
 def settled(cluster: PlayedCluster) -> bool:
     """Whether every pod is bound or was rejected by all nodes."""
     return all(
-        pod["spec"].get("nodeName") or reported(pod).startswith("0/") for pod in cluster.pods()
+        pod["spec"].get("nodeName") or scheduling_message(pod).startswith("0/")
+        for pod in cluster.pods()
     )
 
 
