@@ -55,7 +55,7 @@ def quicken() -> None:
     reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
-    requeue.SLICE_S, pending_events.LOOKED_AT_TOGETHER = -1.0, 1
+    requeue.SLICE_S = -1.0
     preemption.EVERY_S, preemption.SETTLED_S, preemption.AGAIN_AFTER_S = 0.02, 0.0, 0.05
     feed.CHECK_EVERY_S = reload.EVERY_S = extended_resource.EVERY_S = 0.02
     cluster_view.CLOCK_EVERY_S = 0.05
