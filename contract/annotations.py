@@ -42,6 +42,8 @@ NO_SCHEDULER = "none"
 DEVICE_CHOICE = PREFIX + "device-choice"
 #: Node: bytes kept free on every device.
 RESERVE = PREFIX + "reserve"
+#: Node: UUIDs of devices that take no new pods, separated by commas.
+CORDON = PREFIX + "cordon"
 #: Node: whether the agent stops using the driver, for maintenance of the driver or the GPUs.
 MAINTENANCE = PREFIX + "maintenance"
 #: Pod, written with the Binding: the placement, as JSON.
@@ -80,6 +82,10 @@ EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION)
 PPM = 1_000_000
 Choice = TypeVar("Choice", bound=Enum)
 MAX_PROCESSES = 1024
+#: Maximum number of cordoned devices of a node; MIG makes at most seven of each of 16 GPUs.
+MAX_CORDONED = 128
+CORDON_EXAMPLE = "GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d"
+_DEVICE_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +282,18 @@ def parse_reserve(text: str) -> int:
     if reserve_bytes > MAX_DEVICE_BYTES:
         raise BadAnnotation(RESERVE, text, "is more than any device has", "512Mi")
     return reserve_bytes
+
+
+def parse_cordon(text: str) -> frozenset[str]:
+    """Parse the UUIDs of the cordoned devices of a node; empty text: none."""
+    uuids = [part.strip() for part in text.split(",")] if text.strip() else []
+    for uuid in uuids:
+        if not _DEVICE_UUID.fullmatch(uuid):
+            raise BadAnnotation(
+                CORDON, text, f"is not valid: {uuid!r} is no UUID of a GPU", CORDON_EXAMPLE
+            )
+    if len(uuids) > MAX_CORDONED:
+        raise BadAnnotation(
+            CORDON, text, f"names {len(uuids)} devices, at most {MAX_CORDONED}", CORDON_EXAMPLE
+        )
+    return frozenset(uuids)

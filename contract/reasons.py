@@ -60,6 +60,7 @@ class Reason(Enum):
         "memory of a GPU that the pod could get is unknown: the driver does not report it"
     )
     UNHEALTHY_DEVICE = "a GPU that the pod could get is unhealthy"
+    CORDONED_DEVICE = "a GPU that the pod could get is cordoned"
     ABOVE_MPS_LIMIT = "request is above the MPS limit of a GPU replica"
     SM_ABOVE_LIMIT = "SM activity of a GPU is unknown or above the limit"
     TOO_MANY_SHARED = "more than one replica of a shared GPU in one container"

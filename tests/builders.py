@@ -201,10 +201,11 @@ def weighed_anew(
     tolerance_bytes: int = 0,
     leaving: Set[str] = frozenset(),
     device_choice: DeviceChoice = DeviceChoice.PREDICTED,
+    cordoned: Set[str] = frozenset(),
 ) -> tuple[DeviceTerms, ...]:
     """Return the terms of a report, computed without an earlier report."""
     occupancy = occupy(report, reservations, leaving, device_choice)
-    return weigh(occupancy, report, reserve_bytes, tolerance_bytes)
+    return weigh(occupancy, report, reserve_bytes, tolerance_bytes, cordoned)
 
 
 def terms(
@@ -216,10 +217,11 @@ def terms(
     plugin: Plugin | None = None,
     leaving: Set[str] = frozenset(),
     device_choice: DeviceChoice = DeviceChoice.PREDICTED,
+    cordoned: Set[str] = frozenset(),
 ) -> tuple[DeviceTerms, ...]:
     report = status(*devices, pods=pods, plugin=plugin)
     return weighed_anew(
-        report, reservations or {}, reserve_bytes, tolerance_bytes, leaving, device_choice
+        report, reservations or {}, reserve_bytes, tolerance_bytes, leaving, device_choice, cordoned
     )
 
 

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from itertools import islice
 
 from contract.annotations import (
+    CORDON,
     DEFAULT_VRAM,
     DEVICE_CHOICE,
     GATED,
@@ -22,6 +23,7 @@ from contract.annotations import (
     VRAM,
     VRAM_FROM,
     is_extender_annotation,
+    parse_cordon,
     parse_device_choice,
     parse_gated,
     parse_maintenance,
@@ -42,6 +44,7 @@ _NAMESPACE_PARSERS: Mapping[str, Callable[[str], object]] = {
     **_POD_PARSERS,
 }
 _NODE_PARSERS: Mapping[str, Callable[[str], object]] = {
+    CORDON: parse_cordon,
     DEVICE_CHOICE: parse_device_choice,
     MAINTENANCE: parse_maintenance,
     RESERVE: parse_reserve,

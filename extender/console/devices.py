@@ -87,6 +87,8 @@ class DeviceView(BaseModel):
     #: Whether the next pod that requests one replica could get this device, and why.
     candidate: bool
     candidate_because: str
+    #: Whether the device takes no new pods only because it is cordoned.
+    cordoned: bool
     unhealthy: str | None
     unhealthy_detail: str | None
     holders: list[HolderView]
@@ -281,7 +283,8 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         policy=terms.policy,
         candidate=reach(terms) == 1,
         candidate_because=because(terms),
-        unhealthy=terms.health_issue.code if terms.health_issue else None,
+        cordoned=terms.cordoned,
+        unhealthy=terms.unhealthy.code if terms.unhealthy else None,
         unhealthy_detail=terms.health_detail or None,
         holders=[HolderView.model_validate(holder, from_attributes=True) for holder in seen],
         hidden_holders=len(terms.holders) - len(seen),

@@ -42,6 +42,7 @@ class ModelView(BaseModel):
     headroom_bytes: int
     replicas_free: int
     unhealthy: int
+    cordoned: int
     overcommitted: int
 
 
@@ -82,6 +83,7 @@ class _Sums:
     unattributed_bytes: int = 0
     used_bytes: int = 0
     unhealthy: int = 0
+    cordoned: int = 0
     overcommitted: int = 0
     #: Only devices that take pods.
     headroom_bytes: int = 0
@@ -90,7 +92,8 @@ class _Sums:
     def count(self, terms: DeviceTerms, is_open: bool) -> None:
         """Count a device, without its memory."""
         self.devices += 1
-        self.unhealthy += terms.health_issue is not None
+        self.unhealthy += terms.unhealthy is not None
+        self.cordoned += terms.cordoned
         self.overcommitted += terms.headroom_bytes < 0
         if is_open and terms.health_issue is None:
             self.replicas_free += terms.device.replicas.free

@@ -17,6 +17,7 @@ from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
 from extender.state.journal import MAX_SHOWN_BYTES
+from extender.state.memory_totals import cordoned, unhealthy
 from extender.state.reconcile_queue import Mismatch, mismatches, unreported
 
 #: Maximum number of nodes named in a message.
@@ -39,6 +40,7 @@ class CountsView(BaseModel):
     gpu_nodes: int
     devices: int
     devices_unhealthy: int
+    devices_cordoned: int
     pods_bound: int
     pods_waiting: int
     reservations: int
@@ -202,7 +204,8 @@ def _counts(cluster: ClusterState, snap: Snapshot) -> CountsView:
         nodes=len(snap.nodes),
         gpu_nodes=len(gpunodes),
         devices=int((columns.replicas >= 0).sum()),
-        devices_unhealthy=int((columns.health_issue > 0).sum()),
+        devices_unhealthy=sum(unhealthy(snap).values()),
+        devices_cordoned=cordoned(snap),
         pods_bound=pods - waiting,
         pods_waiting=waiting,
         reservations=sum(len(each.spec.reservations) for each in gpunodes),

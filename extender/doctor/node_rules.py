@@ -12,7 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from contract.annotations import DEVICE_CHOICE, RESERVE, DeviceChoice
+from contract.annotations import (
+    CORDON,
+    CORDON_EXAMPLE,
+    DEVICE_CHOICE,
+    RESERVE,
+    DeviceChoice,
+    parse_cordon,
+)
 from contract.gpunode import HOLDINGS_SOURCES, PROCESSES_SOURCE, GPUNodeStatus, Source
 from contract.kube import Namespace, Node
 from contract.reasons import Reason
@@ -20,6 +27,7 @@ from extender.config.fleet_file import Fleet
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
+from extender.placement.snapshot_builder import reach
 from extender.state.changes import Event, GPUNodeSeen, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
@@ -96,7 +104,7 @@ def _takes_no_pods(facts: NodeFacts) -> Iterator[PartialFinding]:
     if reason is None:
         return
     if reason is Reason.BAD_NODE_ANNOTATION:
-        values = {key: facts.annotations.get(key) for key in (RESERVE, DEVICE_CHOICE)}
+        values = {key: facts.annotations.get(key) for key in (CORDON, RESERVE, DEVICE_CHOICE)}
         given = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
         yield Weight.WARNING, f"takes no pods: it is annotated {given}", _FIXES[reason]
         return
@@ -120,7 +128,7 @@ _FIXES = {
     Reason.STALE_REPORT: _AGENT,
     Reason.NOT_INITIALISED: "check whether an extender runs: it sets up the ledger within seconds",
     Reason.BAD_NODE_ANNOTATION: f"correct the annotation. Example: {RESERVE}: 512Mi and "
-    f"{DEVICE_CHOICE}: predicted",
+    f"{DEVICE_CHOICE}: predicted and {CORDON}: {CORDON_EXAMPLE}",
     Reason.CANNOT_PIN: "fix the problem named in parentheses, or remove the annotation "
     f"{DEVICE_CHOICE}: pinned",
     Reason.MIG_CHANGING: "wait for the MIG manager; the log of its pod shows what it waits for",
@@ -152,6 +160,32 @@ def _not_steered(facts: NodeFacts) -> Iterator[PartialFinding]:
             Weight.WARNING,
             f"{facts.node.detail}; pods are placed there as on any other node",
             f"remove the obstacle, or the annotation: kubectl annotate node NAME {DEVICE_CHOICE}-",
+        )
+
+
+def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
+    """Report cordoned devices that close others, and names of devices that the node lacks."""
+    if facts.node.reason is not None:
+        return
+    cordoned = parse_cordon(facts.annotations.get(CORDON, ""))
+    known = {each.device.uuid for each in facts.node.devices}
+    known |= {each.device.parent or "" for each in facts.node.devices}
+    if unknown := sorted(cordoned - known):
+        yield (
+            Weight.WARNING,
+            f"annotation {CORDON} names {', '.join(unknown)}, which is no GPU of the node",
+            "correct the annotation: kubectl headroom top GPU lists the UUIDs of the node",
+        )
+    closing = [
+        each.device.uuid for each in facts.node.devices if each.cordoned and reach(each) == 1
+    ]
+    if closing and len(closing) < len(facts.node.devices):
+        yield (
+            Weight.ADVICE,
+            f"GPU {closing[0]} is cordoned and the device plugin's next choice, so the other GPUs "
+            "take no pods of its resource either",
+            f"let Headroom choose the GPU: kubectl annotate node NAME {DEVICE_CHOICE}=steered, or "
+            "uncordon it",
         )
 
 
@@ -333,6 +367,7 @@ def _coarse(seconds: float) -> str:
 _RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
     _takes_no_pods,
     _not_steered,
+    _cordoned,
     _unmeasured,
     _failed_sources,
     _version,

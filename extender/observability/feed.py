@@ -160,10 +160,14 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     def health_issues(self) -> dict[str, str]:
         """Return why devices are unhealthy, by UUID."""
         return {
-            each.device.uuid: each.health_detail or each.health_issue.sentence
+            each.device.uuid: each.health_detail or each.unhealthy.sentence
             for each in self.terms.devices
-            if each.health_issue is not None
+            if each.unhealthy is not None
         }
+
+    def cordoned(self) -> set[str]:
+        """Return the UUIDs of cordoned devices."""
+        return {each.device.uuid for each in self.terms.devices if each.cordoned}
 
     def observed(self) -> set[tuple[str, str]]:
         """Return (pod, device) of all pods that a report shows on a device."""
@@ -247,6 +251,10 @@ class ChangeFeed:
         for device, why in health_issues.items():
             if unhealthy.get(device) != why:
                 feed.publish("device_unhealthy", node=node, device=device, message=why)
+        for device in sorted(now.cordoned() - was.cordoned()):
+            feed.publish("device_cordoned", node=node, device=device)
+        for device in sorted(was.cordoned() - now.cordoned()):
+            feed.publish("device_uncordoned", node=node, device=device)
         for uid, device in sorted(now.observed() - was.observed()):
             reservation = now.reservations.get(uid)
             feed.publish("pod_observed", node=node, device=device, uid=uid, **_pod(reservation))

@@ -24,6 +24,7 @@ from extender.state.heartbeats import age
 from extender.state.journal import Decision
 from extender.state.memory_totals import (
     Totals,
+    cordoned,
     nodes_by_state,
     report_ages_s,
     some_devices,
@@ -164,12 +165,17 @@ class FleetCollector(Collector):
         yield nodes
         devices = GaugeMetricFamily(
             "headroom_unhealthy_devices",
-            "Devices on which nothing is placed, by reason; absent if there are none.",
+            "Unhealthy devices, on which nothing is placed, by reason; absent if there are none.",
             labels=["reason"],
         )
         for code, count in unhealthy(snap).items():
             devices.add_metric([code], count)
         yield devices
+        yield GaugeMetricFamily(
+            "headroom_cordoned_devices",
+            "Devices that take no new pods only because they are cordoned.",
+            value=cordoned(snap),
+        )
         ages_s = report_ages_s(snap, self._stale_after_s, now_s)
         yield GaugeMetricFamily(
             "headroom_report_oldest_age_seconds",

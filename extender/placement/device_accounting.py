@@ -33,7 +33,7 @@ All values are bytes in Python integers, which do not overflow.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 
 import msgspec
 
@@ -119,6 +119,16 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
         )
 
     @property
+    def cordoned(self) -> bool:
+        """Whether the device takes no new pods only because it is cordoned."""
+        return self.health_issue is Reason.CORDONED_DEVICE
+
+    @property
+    def unhealthy(self) -> Reason | None:
+        """The reason why the device itself takes no pods; None if it is only cordoned."""
+        return None if self.cordoned else self.health_issue
+
+    @property
     def certain_free_bytes(self) -> int:
         """Free for a pod that uses this device whichever devices the plugin allocates.
 
@@ -138,15 +148,17 @@ def weigh(
     status: GPUNodeStatus,
     reserve_bytes: int,
     unattributed_tolerance_bytes: int,
+    cordoned: Set[str] = frozenset(),
 ) -> tuple[DeviceTerms, ...]:
     """Compute the terms of every reported device, in the order of the report.
 
     ``occupancy`` belongs to this report, or to an earlier report with an equal occupancy.
     ``reserve_bytes`` is the node's reserve on each device. Unattributed use up to
-    ``unattributed_tolerance_bytes`` does not count.
+    ``unattributed_tolerance_bytes`` does not count. ``cordoned`` are UUIDs of devices or GPUs that
+    take no new pods.
     """
     devices, plugin = status.devices, status.plugin
-    issues = health_issues(devices, occupancy.memories, occupancy.doubled)
+    issues = health_issues(devices, occupancy.memories, occupancy.doubled, cordoned)
     used_bytes = [known(row.used_bytes) for row in status.pods]
     weighed: dict[tuple[int, ...], _Commitments] = {}
     terms: list[DeviceTerms] = []

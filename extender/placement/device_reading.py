@@ -8,7 +8,7 @@ one small kernel on one SM makes it 100 %.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import inf
 
 import msgspec
@@ -40,11 +40,13 @@ def health_issues(
     devices: Sequence[Device],
     memories: Sequence[Sequence[int]],
     doubled: Mapping[str, int],
+    cordoned: Set[str] = frozenset(),
 ) -> list[HealthIssue]:
     """Return the health issue of each device, in the order of ``devices``.
 
     ``memories`` has for each device the slots that share its memory: a contradiction or an unknown
-    memory concerns all of them. ``doubled`` is the result of ``duplicate_uuids``.
+    memory concerns all of them. ``doubled`` is the result of ``duplicate_uuids``. ``cordoned`` are
+    UUIDs of devices or of their GPUs.
     """
     contradictory: dict[int, str] = {}
     without_memory: dict[int, str] = {}
@@ -59,7 +61,7 @@ def health_issues(
             contradictory[slot] = why
         if not device.healthy:
             unhealthy[device.uuid] = device.health_reason or "unhealthy"
-    if not (contradictory or without_memory or unhealthy):
+    if not (contradictory or without_memory or unhealthy or cordoned):
         return [_NO_ISSUE] * len(devices)
     issues: list[HealthIssue] = []
     for slot, device in enumerate(devices):
@@ -73,6 +75,10 @@ def health_issues(
         elif device.parent in unhealthy:
             # If a physical GPU is broken, all its MIG devices are.
             issues.append((Reason.UNHEALTHY_DEVICE, f"its GPU: {unhealthy[device.parent]}"))
+        elif device.uuid in cordoned:
+            issues.append((Reason.CORDONED_DEVICE, ""))
+        elif device.parent in cordoned:
+            issues.append((Reason.CORDONED_DEVICE, f"its GPU, {device.parent}"))
         else:
             issues.append(_NO_ISSUE)
     return issues

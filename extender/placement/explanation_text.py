@@ -56,7 +56,10 @@ def _device_lines(device: DeviceExplanation, measured: bool) -> list[str]:
     terms = device.terms
     if not terms.believed:
         return [terms.health_detail]
-    if terms.health_issue is not None:
+    if terms.cordoned:
+        which = terms.health_detail or "it takes no new pods until kubectl headroom uncordon"
+        return [f"cordoned: {which}"]
+    if terms.unhealthy is not None:
         return [f"unhealthy, {terms.health_detail}"]
     free = f"{gib(device.free_bytes)} free" if device.free_bytes > 0 else "nothing free"
     short = f", {gib(device.short_bytes, up=True)} short" if device.short_bytes else ""

@@ -171,6 +171,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
             Reason.CONTRADICTORY_REPORT,
             Reason.MEMORY_UNKNOWN,
             Reason.UNHEALTHY_DEVICE,
+            Reason.CORDONED_DEVICE,
         )
     }
     if ask.widest > 1:

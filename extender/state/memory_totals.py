@@ -18,7 +18,7 @@ from contract.quantity import parse_bytes
 from contract.reasons import Reason
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.policy import MIB
-from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
+from extender.placement.snapshot import CODE_OF, REASONS, NodeTerms, Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.overuse import first_of_each_memory
 
@@ -103,8 +103,14 @@ def report_ages_s(snap: Snapshot, stale_after_s: float, now_s: float) -> dict[st
 
 
 def unhealthy(snap: Snapshot) -> dict[str, int]:
-    """Return the number of devices on which nothing is placed, by the code of the reason."""
-    return _by_reason(snap.columns.health_issue[snap.columns.health_issue > 0])
+    """Return the number of unhealthy devices, by the code of the reason."""
+    issues = snap.columns.health_issue
+    return _by_reason(issues[(issues > 0) & (issues != CODE_OF[Reason.CORDONED_DEVICE])])
+
+
+def cordoned(snap: Snapshot) -> int:
+    """Return the number of devices that take no new pods only because they are cordoned."""
+    return int((snap.columns.health_issue == CODE_OF[Reason.CORDONED_DEVICE]).sum())
 
 
 def _by_reason(codes: NDArray[np.signedinteger]) -> dict[str, int]:

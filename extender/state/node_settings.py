@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 from contract.annotations import (
+    CORDON,
     DEVICE_CHOICE,
     RESERVE,
     DeviceChoice,
+    parse_cordon,
     parse_device_choice,
     parse_reserve,
 )
@@ -25,6 +27,8 @@ class NodeSettings:
     #: Memory to keep free on each device.
     reserve_bytes: int = 0
     device_choice: DeviceChoice = DeviceChoice.PREDICTED
+    #: UUIDs of devices that take no new pods.
+    cordoned: frozenset[str] = frozenset()
     #: Set while one of the annotations is not valid: no pod is placed on the node.
     reason: Reason | None = None
 
@@ -37,6 +41,7 @@ def node_settings(node: Node | None) -> NodeSettings:
         return NodeSettings(
             0 if reserve is None else parse_reserve(reserve),
             DeviceChoice.PREDICTED if choice is None else parse_device_choice(choice),
+            parse_cordon(annotations.get(CORDON, "")),
         )
     except BadAnnotation:
         return NodeSettings(reason=Reason.BAD_NODE_ANNOTATION)

@@ -153,8 +153,13 @@ class NodeWeigher:
         found = find(status, reservations, leaving, settings.device_choice, before)
         if keep:
             self._found[name] = found
-        reserve_bytes = settings.reserve_bytes
-        devices = weigh(found.occupancy, status, reserve_bytes, UNATTRIBUTED_TOLERANCE_BYTES)
+        devices = weigh(
+            found.occupancy,
+            status,
+            settings.reserve_bytes,
+            UNATTRIBUTED_TOLERANCE_BYTES,
+            settings.cordoned,
+        )
         devices = self._activities.applied(devices)
         by_agent = status is gpunode.status
         # Labels come without a heartbeat, so they never become stale.

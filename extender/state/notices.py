@@ -156,16 +156,14 @@ def _unhealthy(state: ClusterState) -> Iterator[Notice]:
     for row, slot in np.argwhere(snap.columns.health_issue > 0).tolist():
         terms = snap.nodes[row].devices[slot]
         node = state.node(snap.nodes[row].name)
-        if node is None or terms.health_issue is None:
+        if node is None or terms.unhealthy is None:
             continue
         why = f" ({terms.health_detail})" if terms.health_detail else ""
         yield Notice(
             _node_subject(node),
             "GPUUnhealthy",
-            f"No pod is placed on device {terms.device.uuid}: {terms.health_issue.sentence}{why}.",
-            key="\n".join(
-                (terms.device.uuid, terms.health_issue.code, terms.device.unhealthy_since)
-            ),
+            f"No pod is placed on device {terms.device.uuid}: {terms.unhealthy.sentence}{why}.",
+            key="\n".join((terms.device.uuid, terms.unhealthy.code, terms.device.unhealthy_since)),
         )
 
 

@@ -12,7 +12,17 @@ from typing import TypeVar
 
 import msgspec
 
-from contract.annotations import DEVICE_CHOICE, MAX_SM, POLICY, PROCESSES, RESERVE, VRAM
+from contract.annotations import (
+    CORDON,
+    DEVICE_CHOICE,
+    MAX_SM,
+    POLICY,
+    PROCESSES,
+    RESERVE,
+    VRAM,
+    parse_cordon,
+)
+from contract.errors import BadAnnotation
 from contract.gate import GATE, is_whole, repository
 from contract.gpunode import Charge, Device, GPUNode, GPUNodeStatus, PodUse, Reservation
 from contract.kube import (
@@ -186,17 +196,27 @@ class Redaction:
         found = {name: n for name, n in (amounts or {}).items() if self._rules.manages(name)}
         return found or None
 
+    def _cordoned(self, text: str) -> str:
+        """Return the annotation with the UUIDs replaced; an invalid one stays invalid."""
+        try:
+            return ",".join(sorted(self.alias("gpu", uuid) for uuid in parse_cordon(text)))
+        except BadAnnotation:
+            return "?"
+
     def _node(self, original: Node) -> Node:
         labels, given = original.metadata.labels or {}, original.metadata.annotations or {}
         labels = {key: text for key, text in labels.items() if key.startswith(_GPU_LABELS)}
         offered = original.status.allocatable if original.status else None
         name = self.alias("node", original.metadata.name)
+        annotations = {key: given[key] for key in _NODE_ANNOTATIONS if key in given}
+        if cordon := given.get(CORDON):
+            annotations[CORDON] = self._cordoned(cordon)
         return Node(
             metadata=ObjectMeta(
                 name=name,
                 uid=name,
                 labels=labels or None,
-                annotations={key: given[key] for key in _NODE_ANNOTATIONS if key in given} or None,
+                annotations=annotations or None,
             ),
             spec=NodeSpec(unschedulable=original.spec.unschedulable) if original.spec else None,
             status=NodeStatus(allocatable=self._managed(offered)),

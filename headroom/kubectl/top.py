@@ -227,8 +227,11 @@ def reason_of(node: Body) -> str:
 
 def _of_device(node: Body, device: Body) -> _Part:
     headroom, allocatable = device["headroom_bytes"], device["allocatable_bytes"]
-    unhealthy = device["unhealthy_detail"] or device["unhealthy"] or ""
-    problems, severity = _judged(headroom < 0, (reason_of(node), unhealthy), node["cordoned"])
+    unhealthy = device["unhealthy"] or ""
+    if unhealthy and device["unhealthy_detail"]:
+        unhealthy = device["unhealthy_detail"]
+    cordoned = "cordoned" if node["cordoned"] or device["cordoned"] else ""
+    problems, severity = _judged(headroom < 0, (reason_of(node), unhealthy), cordoned)
     return _Part(
         name=(node["name"], device["index"]),
         memory=device["memory_id"],
@@ -252,7 +255,11 @@ def _of_node(node: Body) -> _Part:
         which = f"{len(details)} of {len(parts)} GPUs unhealthy" if len(parts) > 1 else "unhealthy"
         unhealthy = f"{which}: {'; '.join(dict.fromkeys(details))}"
     over = any(part.worst < 0 for part in parts)
-    problems, severity = _judged(over, (reason_of(node), unhealthy), node["cordoned"])
+    devices = sum(device["cordoned"] for device in node["devices"])
+    cordoned = f"{devices} of {len(parts)} GPUs cordoned" if devices else ""
+    problems, severity = _judged(
+        over, (reason_of(node), unhealthy), "cordoned" if node["cordoned"] else cordoned
+    )
     memories = _one_of_each_memory(parts)
     return _Part(
         name=(node["name"], 0),
@@ -277,15 +284,19 @@ def _one_of_each_memory(parts: Iterable[_Part]) -> list[_Part]:
     return list(found.values())
 
 
-def _judged(over: bool, closed: tuple[str, ...], cordoned: bool) -> tuple[tuple[str, ...], int]:
-    """Return the problems and the severity. ``closed``: why no pods are taken, or empty texts."""
-    problems = ("overcommitted" if over else "", *closed, "cordoned" if cordoned else "")
+def _judged(over: bool, closed: tuple[str, ...], cordoned: str) -> tuple[tuple[str, ...], int]:
+    """Return the problems and the severity.
+
+    ``closed``: why no pods are taken, or empty texts; ``cordoned``: what is cordoned, or empty.
+    """
+    problems = ("overcommitted" if over else "", *closed, cordoned)
     severity = 0 if over else 1 if any(closed) else 2 if cordoned else 3
     return tuple(filter(None, problems)), severity
 
 
 def _of_model(model: Body) -> _Part:
-    counts = {name: model[name] for name in ("overcommitted", "unhealthy") if model[name]}
+    names = "overcommitted", "unhealthy", "cordoned"
+    counts = {name: model[name] for name in names if model[name]}
     return _Part(
         name=(model["model"], 0),
         memory=model["model"],

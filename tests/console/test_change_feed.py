@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from contract.annotations import CORDON
 from contract.gpunode import ADOPTED, EVICTED, Reservation
 from contract.kube import Pod
 from extender.observability.feed import ChangeFeed, Feed
@@ -174,3 +175,12 @@ def test_each_result_of_a_decision_is_reported_once(looking: Looking) -> None:
     note(BindTried(1.0, 9000, "n", "declined", 1, ""))
     assert looking.told() == [("decision", "u", "declined")]
     assert looking.feed.past()[-1].message
+
+
+def test_devices_are_cordoned_and_uncordoned(looking: Looking) -> None:
+    looking.state.apply([NodeSeen(kube_node("n", {CORDON: "GPU-1"}))])
+    assert looking.told() == [("device_cordoned", "", "")]
+    assert looking.feed.past()[-1].device == "GPU-1"
+    assert looking.told() == []
+    looking.state.apply([NodeSeen(kube_node("n"))])
+    assert looking.told() == [("device_uncordoned", "", "")]

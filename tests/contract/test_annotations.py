@@ -113,6 +113,7 @@ def test_bad_vram_is_explained(text: str, key: str) -> None:
         *((an.parse_processes, an.PROCESSES, t) for t in ("", "0", "-1", "1025", "2.0", "\u0662")),
         *((an.parse_device_choice, an.DEVICE_CHOICE, text) for text in ("", "Any", "best")),
         *((an.parse_reserve, an.RESERVE, t) for t in ("", "-0.1", "10%", "1gb", "17Ti", "9Ei")),
+        *((an.parse_cordon, an.CORDON, t) for t in ("GPU 1", ",", "a,,b", "-x")),
     ],
 )
 def test_other_bad_values_are_explained(parse: Callable[[str], Any], key: str, text: str) -> None:
@@ -179,3 +180,13 @@ def test_an_amount_reads_back(amount: Bytes | Share) -> None:
 )
 def test_amounts_are_rendered_shortly(amount: Bytes | Share, text: str) -> None:
     assert an.render_amount(amount) == text
+
+
+def test_cordoned_devices_are_named_by_uuid() -> None:
+    assert an.parse_cordon("") == an.parse_cordon("  ") == frozenset()
+    assert an.parse_cordon("GPU-1") == {"GPU-1"}
+    assert an.parse_cordon(" GPU-1, MIG-2 ,GPU-1") == {"GPU-1", "MIG-2"}
+    assert len(an.parse_cordon(",".join(f"GPU-{i}" for i in range(128)))) == 128
+    for too_much in (",".join(f"GPU-{i}" for i in range(129)), "g" * 129):
+        with pytest.raises(BadAnnotation, match=r"Example: headroom\.gpu/cordon: GPU-5fd9a1c4-"):
+            an.parse_cordon(too_much)

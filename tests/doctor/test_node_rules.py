@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import DEVICE_CHOICE, RESERVE
+from contract.annotations import CORDON, DEVICE_CHOICE, RESERVE
 from contract.gpunode import GPUNode, Plugin, Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from extender.doctor.findings import Finding, Weight, line
@@ -100,6 +100,30 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             f"{RESERVE}: lots",
             f"{RESERVE}: 512Mi",
             id="an annotation that cannot be read",
+        ),
+        pytest.param(
+            [sliced()],
+            {"annotations": {CORDON: "GPU 1"}},
+            Weight.WARNING,
+            f"{CORDON}: GPU 1",
+            f"{CORDON}: GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d",
+            id="a cordon that cannot be read",
+        ),
+        pytest.param(
+            [sliced()],
+            {"annotations": {CORDON: "GPU-x"}},
+            Weight.WARNING,
+            f"annotation {CORDON} names GPU-x, which is no GPU of the node",
+            "kubectl headroom top GPU",
+            id="a cordoned GPU that the node does not have",
+        ),
+        pytest.param(
+            [sliced()],
+            {"annotations": {CORDON: "a"}},
+            Weight.ADVICE,
+            "GPU a is cordoned and the device plugin's next choice",
+            f"kubectl annotate node NAME {DEVICE_CHOICE}=steered",
+            id="a cordoned GPU that closes the others",
         ),
         pytest.param(
             [sliced(device_list_strategy="cdi-cri")],

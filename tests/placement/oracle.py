@@ -4,7 +4,7 @@ It loops over Python integers, is written from the specification, and imports no
 ``extender.placement``. It returns every reason that applies; no reason means that the pod fits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from contract.annotations import MAX_SM, PROCESSES, VRAM, Bytes, Share, parse_max_sm, parse_vram
 from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
@@ -20,6 +20,7 @@ def reasons(
     reservations: Mapping[str, Reservation],
     reserve_bytes: int,
     tolerance_bytes: int,
+    cordoned: Set[str] = frozenset(),
 ) -> set[Reason]:
     """Return all reasons why a valid pod does not fit on the node."""
     found: set[Reason] = set()
@@ -44,6 +45,8 @@ def reasons(
                 )
             elif sick(d, status):
                 found.add(Reason.UNHEALTHY_DEVICE)
+            elif d.uuid in cordoned or d.parent in cordoned:
+                found.add(Reason.CORDONED_DEVICE)
             if d.sharing == "mps":
                 found |= mps_reasons(pod, resource, d, status, reserve_bytes)
             if (limit := pod.annotation(MAX_SM)) is not None:

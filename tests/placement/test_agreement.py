@@ -18,7 +18,7 @@ from extender.placement.snapshot_builder import build
 from tests.builders import NOW_S, judged, pod, request
 from tests.examples import examples
 from tests.placement import oracle
-from tests.placement.worlds import World, pods, worlds
+from tests.placement.worlds import World, nodes_and_pods, pods, worlds
 
 MOST_BYTES = 1 << 61
 
@@ -28,12 +28,18 @@ fleets = st.lists(worlds(), min_size=1, max_size=5)
 
 
 @settings(max_examples=examples(700), deadline=None)
-@given(worlds(), pods())
-def test_fit_matches_the_oracle(world: World, asked: Pod) -> None:
+@given(st.one_of(nodes_and_pods(), st.tuples(worlds(), pods())))
+def test_fit_matches_the_oracle(case: tuple[World, Pod]) -> None:
+    world, asked = case
     _, verdicts = judged(asked, world.weighed())
     reason = verdicts.reason(0)
     expected = oracle.reasons(
-        asked, world.status, world.reservations, world.reserve_bytes, world.tolerance_bytes
+        asked,
+        world.status,
+        world.reservations,
+        world.reserve_bytes,
+        world.tolerance_bytes,
+        world.cordoned,
     )
     assert (reason is None) == (not expected)
     assert reason is None or reason in expected

@@ -127,6 +127,10 @@ class TestPinned:
         node = weighed(bad, filled("b", 0, **idle), pins=True)
         assert chosen(pinned("7Gi", annotations=annotations), node) == {"b": 7 * GIB}
 
+    def test_a_cordoned_device_is_not_chosen(self) -> None:
+        node = weighed(filled("a", 15), filled("b", 0), pins=True, cordoned={"a"})
+        assert chosen(pinned("7Gi"), node) == {"b": 7 * GIB}
+
     @pytest.mark.parametrize(
         ("asked", "node", "reason"),
         [
@@ -138,6 +142,12 @@ class TestPinned:
                 weighed(shared("a", healthy=False), pins=True),
                 Reason.UNHEALTHY_DEVICE,
                 id="the only one is unhealthy",
+            ),
+            pytest.param(
+                pinned("1Gi"),
+                weighed(shared("a"), pins=True, cordoned={"a"}),
+                Reason.CORDONED_DEVICE,
+                id="the only one is cordoned",
             ),
             pytest.param(
                 pinned("1Gi"),

@@ -1,5 +1,6 @@
 """Random nodes and pods for hypothesis: all features mixed, mostly valid."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +37,22 @@ amounts_bytes = st.one_of(
 
 @dataclass(frozen=True)
 class World:
-    """A node: its report, its reservations, and its reserve."""
+    """A node: its report, its reservations, its reserve, and its cordoned devices."""
 
     status: GPUNodeStatus
     reservations: dict[str, Reservation]
     reserve_bytes: int
     tolerance_bytes: int
+    #: UUIDs of devices or GPUs that take no new pods.
+    cordoned: frozenset[str] = frozenset()
 
     def weighed(self, name: str = "n", fresh_until_s: float = FRESH_S) -> NodeTerms:
         devices = weighed_anew(
-            self.status, self.reservations, self.reserve_bytes, self.tolerance_bytes
+            self.status,
+            self.reservations,
+            self.reserve_bytes,
+            self.tolerance_bytes,
+            cordoned=self.cordoned,
         )
         return NodeTerms(name, None, fresh_until_s, devices)
 
@@ -130,11 +137,14 @@ def worlds(draw: DrawFn, mps: bool = True) -> World:
         )
         for _ in range(draw(st.integers(0, 5)))
     ]
+    parents = {d.parent for d in seen if d.parent}
+    cordonable = [*uuids, *parents] if draw(st.booleans()) else ["gone"]
     return World(
         status(*seen, pods=rows),
         reservations,
         reserve_bytes=draw(st.sampled_from([0, 0, GIB, 1 << 44])),
         tolerance_bytes=draw(st.sampled_from([0, 64 * MIB])),
+        cordoned=draw(st.frozensets(st.sampled_from(cordonable), max_size=2)),
     )
 
 
@@ -144,7 +154,11 @@ vrams: SearchStrategy[str | None] = st.sampled_from(
 
 
 @st.composite
-def pods(draw: DrawFn, vram: SearchStrategy[str | None] = vrams) -> Pod:
+def pods(
+    draw: DrawFn, vram: SearchStrategy[str | None] = vrams, offered: Sequence[str] = RESOURCES
+) -> Pod:
+    """Draw a pod whose containers request one or two of the ``offered`` resources."""
+
     def some(name: str, sidecar: bool = False) -> Container:
         return container(
             name,
@@ -153,7 +167,7 @@ def pods(draw: DrawFn, vram: SearchStrategy[str | None] = vrams) -> Pod:
             restart_policy="Always" if sidecar else None,
         )
 
-    resources = draw(st.lists(st.sampled_from(RESOURCES), min_size=1, max_size=2))
+    resources = draw(st.lists(st.sampled_from(offered), min_size=1, max_size=2))
     init = [some(f"i{i}", draw(st.booleans())) for i in range(draw(st.sampled_from([0, 0, 1, 2])))]
     more = [some("b")] if draw(st.integers(0, 3)) == 0 else []
     annotations = {}
@@ -162,3 +176,15 @@ def pods(draw: DrawFn, vram: SearchStrategy[str | None] = vrams) -> Pod:
     if draw(st.integers(0, 5)) == 0:
         annotations[PROCESSES] = "2"
     return pod(draw(vram), some("a"), *more, init=init, annotations=annotations)
+
+
+#: Mostly small, so that about as many pods fit as do not.
+small_vrams: SearchStrategy[str | None] = st.sampled_from(["1M", "1M", "1%", "1Gi", "4Gi", "12Gi"])
+
+
+@st.composite
+def nodes_and_pods(draw: DrawFn) -> tuple[World, Pod]:
+    """Draw a node and a pod that requests resources of this node: many of these pods fit."""
+    world = draw(worlds())
+    offered = sorted({device.resource for device in world.status.devices}) or RESOURCES
+    return world, draw(pods(small_vrams, offered))

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from contract.annotations import CORDON
 from contract.gpunode import Device
 from contract.kube import Node, NodeStatus
 from contract.reasons import Reason
@@ -18,6 +19,7 @@ from extender.state.memory_totals import (
     CapacityChange,
     Totals,
     capacity_changes,
+    cordoned,
     nodes_by_state,
     report_ages_s,
     some_devices,
@@ -182,3 +184,19 @@ def test_of_what_is_not_known_nothing_is_written() -> None:
 def test_switched_off_it_is_taken_back() -> None:
     assert due("24576", device(), wanted=False) == [CapacityChange("n", None)]
     assert due(None, device(), wanted=False) == []
+
+
+def test_cordoned_devices_are_not_counted_as_unhealthy() -> None:
+    sick = shared("sick", healthy=False)
+    snap = build([weighed(shared("a"), shared("b"), sick, cordoned={"a", "sick"})])
+    assert cordoned(snap) == 1
+    assert unhealthy(snap) == {"unhealthy_device": 1}
+
+
+def test_a_cordoned_device_is_not_part_of_the_extended_resource() -> None:
+    state = ClusterWriter(Rules(), 90.0, 0.0)
+    node = kube_node("n", {CORDON: "a"})
+    state.apply([NodeSeen(node), GPUNodeSeen(gpunode(device("a"), device("b")), NOW_S)])
+    assert list(capacity_changes(state, True)) == [CapacityChange("n", 24 * 1024)]
+    state.apply([NodeSeen(kube_node("n"))])
+    assert list(capacity_changes(state, True)) == [CapacityChange("n", 48 * 1024)]

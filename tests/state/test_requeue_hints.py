@@ -99,6 +99,17 @@ def test_no_pod_is_requeued_while_no_memory_is_freed() -> None:
     assert not world.waking.pending
 
 
+def test_a_pod_is_requeued_after_its_device_is_uncordoned() -> None:
+    world = World("n")
+    world.holds("n", 0)
+    cordoned = kube_node("n", {"headroom.gpu/cordon": "n"})
+    world.state.apply([NodeSeen(cordoned)])
+    world.see(rejected("p"))
+    assert world.requeued(CLAIM_S) == []
+    world.state.apply([NodeSeen(kube_node("n"))])
+    assert world.requeued() == ["p"]
+
+
 def test_a_pod_that_fits_is_requeued_once_for_each_gain() -> None:
     world = World("n")
     world.see(rejected("p"), rejected("large", "25Gi"))

@@ -13,7 +13,7 @@ const EVERY_MS = 5000;
 const BURST_MS = 300;
 /** All kinds of events: an EventSource needs a listener for each kind. */
 const KINDS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
-  "report_lost", "report_returned", "device_unhealthy", "device_healthy", "node_appeared", "node_gone"];
+  "report_lost", "report_returned", "device_unhealthy", "device_healthy", "device_cordoned", "device_uncordoned", "node_appeared", "node_gone"];
 const view = document.getElementById("view"), live = document.getElementById("live");
 
 let shown = null;          // {refresh} of the view
@@ -66,7 +66,7 @@ function facts(totals, pendingPods) {
     [gib(sum("headroom_bytes")), "headroom"],
   ];
   const bad = [
-    [sum("overcommitted"), "overcommitted devices"], [sum("unhealthy"), "unhealthy devices"], [closed, "nodes that take no pods"],
+    [sum("overcommitted"), "overcommitted devices"], [sum("unhealthy"), "unhealthy devices"], [sum("cordoned"), "cordoned devices"], [closed, "nodes that take no pods"],
   ].filter(([count]) => count).map(([count, label]) => [count.toLocaleString("en"), label, "bad"]);
   document.getElementById("facts").replaceChildren(...[...figures, ...bad].map(([figure, label, className]) =>
     el("div", {class: className}, el("b", {}, figure), label)));
