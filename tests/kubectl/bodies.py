@@ -39,6 +39,7 @@ def device(index: int = 0, memory: float = 80, reserved: float = 0, **others: An
         "replicas_allocated": 1,
         "replicas_unhealthy": 0,
         "sm_activity_ratio": None,
+        "cordoned": False,
         "unhealthy": None,
         "unhealthy_detail": None,
         "holders": [],

@@ -135,7 +135,7 @@ def test_models_show_how_many_gpus_have_a_problem() -> None:
         **{"allocatable_bytes": 72 * GIB, "reservation_bytes": 36 * GIB},
         **{"unattributed_bytes": 0, "used_bytes": 9 * GIB, "headroom_bytes": 18 * GIB},
     }
-    table = models({"models": [model | {"unhealthy": 1, "overcommitted": 2}]})
+    table = models({"models": [model | {"unhealthy": 1, "overcommitted": 2, "cordoned": 0}]})
     assert table.rows == [
         (
             "NVIDIA L4",
@@ -148,7 +148,17 @@ def test_models_show_how_many_gpus_have_a_problem() -> None:
     ]
     assert table.total[0] == "TOTAL  3 GPUs, 72.0 GiB allocatable"
     assert table.total[1] == "       RESERVED  36.0 GiB   50 %  [##########----------]"
-    assert models({"models": [model | {"unhealthy": 0, "overcommitted": 0}]}).rows[0][-1] == "ok"
+    none = {"unhealthy": 0, "overcommitted": 0, "cordoned": 0}
+    assert models({"models": [model | none]}).rows[0][-1] == "ok"
+    assert models({"models": [model | none | {"cordoned": 1}]}).rows[0][-1] == "1 GPU cordoned"
+
+
+def test_a_cordoned_gpu_is_shown_on_its_line_and_on_its_nodes() -> None:
+    body = bodies.nodes(node("n", device(0), device(1, cordoned=True)))
+    assert [row[-1] for row in nodes(body).rows] == ["1 of 2 GPUs cordoned"]
+    states = {row[1]: row[-1] for row in devices(body).rows}
+    assert states == {"0": "ok", "1": "cordoned"}
+    assert nodes(body).total[-1].split()[1] == "80.0"
 
 
 @pytest.mark.parametrize(
