@@ -1,13 +1,16 @@
-"""Compares Headroom's policies with the published BestFit, on every variant of a workload.
+"""Compares Headroom's policies with another policy, on every variant of a workload.
 
     python -m benchmarks.packing.matrix --nodes nodes.csv --pods pods.csv [--choice steered]
-        [--mix random-1] [--seed 1 --seed 2] [--others bestfit] [--ties 4]
+        [--baseline pack] [--mix random-1] [--seed 1 --seed 2] [--others bestfit] [--ties 4]
 
-Both have the same pools of nodes. BestFit places pods without a GPU by its own rule. Headroom
-places them as it asks kube-scheduler to, or as ``--others`` sets. The figures are percentage points
-admitted above BestFit @90 and @100: the mean of the seeds, and the minimum. The line below the
-table shows whether the goals of ``docs/packing.md`` are met. ``--ties`` also compares BestFit with
-itself, with equal nodes in different orders: that difference is chance.
+All have the same pools of nodes. The baseline is the published BestFit unless ``--baseline`` names
+another policy. BestFit places pods without a GPU by its own rule. Headroom places them as it asks
+kube-scheduler to, or as ``--others`` sets. The figures are percentage points admitted above the
+baseline @90 and @100: the mean of the seeds, its standard error if there are several, and the
+minimum. Both runs of a pair have the same seed. Below the table, the goals of ``docs/packing.md``
+(for BestFit), and the workloads on which a policy is below the baseline by more than two standard
+errors. ``--ties`` also compares BestFit with itself, with equal nodes in different orders: that
+difference is chance.
 """
 
 import itertools
@@ -43,6 +46,7 @@ def main(
         list[str] | None, typer.Option("--mix", help=f"{', '.join(MIXES)}, or random-1 ...")
     ] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Policy. Can be repeated.")] = None,
+    baseline: Annotated[str, typer.Option(help="Policy to compare with.")] = BASELINE,
     choice: Annotated[str, typer.Option(help=f"One of {', '.join(CHOICES)}.")] = "pinned",
     others: Annotated[
         str, typer.Option(help=f"Who places pods without a GPU: own, {', '.join(OTHERS)}.")
@@ -54,11 +58,11 @@ def main(
         int, typer.Option(help="Number of other orders of equal nodes, for BestFit.")
     ] = 0,
 ) -> None:
-    """Print how much more each policy admits than BestFit, in percentage points."""
-    policies = policy or ["pack", "fragmentation"]
+    """Print how much more each policy admits than the baseline, in percentage points."""
+    policies = policy or [each for each in ("pack", "fragmentation") if each != baseline]
     check("choice", choice, tuple(CHOICES))
     check("others", others, ("own", *OTHERS))
-    for each in policies:
+    for each in (baseline, *policies):
         check("policy", each, (*RULES, *POLICIES))
     for name in mixed or ():
         check_mix(name)
@@ -69,26 +73,35 @@ def main(
     seeds = tuple(seed or SEEDS)
     counts = f"seeds {', '.join(map(str, seeds))}"
     typer.echo(f"{nodes.name}, {pods.name}, {choice}, others {others}; {counts}; {machine_line()}")
-    titles = [*policies, *([ITSELF] if ties else [])]
+    typer.echo(f"Percentage points above {baseline}: mean +- standard error (minimum)")
+    titles = [*policies, *([ITSELF] if ties and baseline == BASELINE else [])]
     typer.echo(f"\n| workload | {' | '.join(titles)} |\n{'|---' * (1 + len(titles))}|")
     above: dict[str, list[tuple[float, ...]]] = {name: [] for name in policies}
+    below: dict[str, list[str]] = {name: [] for name in policies}
     for name in mixed or MIXES:
         asks = tuple(ask(pod, "vram") for pod in mix(name, listed, there))
-        base = _figures(BASELINE, there, asks, choice, "own", seeds, churn)
+        base = _figures(
+            baseline, there, asks, choice, others if baseline in POLICIES else "own", seeds, churn
+        )
         cells = []
         for each in policies:
             found = _figures(each, there, asks, choice, others, seeds, churn)
             columns = _above(found, base)
             above[each].append(tuple(statistics.mean(column) for column in columns))
+            if any(_below(column) for column in columns):
+                below[each].append(name)
             cells.append(_cell(columns))
-        if ties:
+        if ties and baseline == BASELINE:
             found = _figures(BASELINE, there, asks, choice, "own", seeds, churn, ties)
             cells.append(_cell(_above(found, [each for each in base for _ in range(ties)])))
         typer.echo(f"| {name} | {' | '.join(cells)} |")
     for each, rows in above.items():
         least, mean = min(min(row) for row in rows), statistics.mean(row[-1] for row in rows)
         met = "met" if least >= LEAST and mean >= MEAN else "not met"
-        typer.echo(f"\n{each}: at least {least:+.2f}, on average {mean:+.2f}: goals {met}")
+        goals = f": goals {met}" if baseline == BASELINE else ""
+        typer.echo(f"\n{each}: at least {least:+.2f}, on average {mean:+.2f}{goals}")
+        names = ", ".join(below[each]) or "no workload"
+        typer.echo(f"below {baseline} by more than two standard errors on: {names}")
 
 
 def _figures(
@@ -126,7 +139,7 @@ def _figures(
 
 
 def _order(nodes: int, seed: int, tie: int) -> tuple[int, ...]:
-    """Empty: as they are given."""
+    """Return a random order of the nodes, or none for the given order."""
     lots = np.random.default_rng([seed, tie])
     return tuple(lots.permutation(nodes).tolist()) if tie else ()
 
@@ -134,14 +147,29 @@ def _order(nodes: int, seed: int, tie: int) -> tuple[int, ...]:
 def _above(
     found: Sequence[tuple[float, ...]], base: Sequence[tuple[float, ...]]
 ) -> list[list[float]]:
-    """Points, a list for each figure."""
+    """Return the differences in points, a list for each figure."""
     pairs = zip(found, base, strict=True)
     points = [[ours - theirs for ours, theirs in zip(*pair, strict=True)] for pair in pairs]
     return [list(column) for column in zip(*points, strict=True)]
 
 
+def _standard_error(column: Sequence[float]) -> float:
+    """Return the standard error of the mean, infinite for one seed."""
+    if len(column) < 2:
+        return float("inf")
+    return statistics.stdev(column) / float(len(column)) ** 0.5
+
+
+def _below(column: Sequence[float]) -> bool:
+    return statistics.mean(column) < -2 * _standard_error(column)
+
+
 def _cell(columns: Sequence[Sequence[float]]) -> str:
-    return ", ".join(f"{statistics.mean(c):+.2f} ({min(c):+.1f})" for c in columns)
+    def text(column: Sequence[float]) -> str:
+        error = f" +- {_standard_error(column):.2f}" if len(column) > 1 else ""
+        return f"{statistics.mean(column):+.2f}{error} ({min(column):+.1f})"
+
+    return ", ".join(text(column) for column in columns)
 
 
 if __name__ == "__main__":
