@@ -176,7 +176,7 @@ class Settings(BaseModel):
         "use is measured.",
     )
     policy: ScoringPolicy = Field(
-        ScoringPolicy.PACK, description="Scoring policy of pods that choose none."
+        ScoringPolicy.FRAGMENTATION, description="Scoring policy of pods that choose none."
     )
     score_weights: ScoreWeights = Field(
         ScoreWeights(), description="Relative weight of each term of a score; not all 0."

@@ -58,7 +58,7 @@ class Rules:
     #: Whether to evict pods from a device without enough memory even if they have no gate.
     evict_misses: bool = False
     #: Scoring policy of pods without a policy annotation.
-    policy: ScoringPolicy = ScoringPolicy.PACK
+    policy: ScoringPolicy = ScoringPolicy.FRAGMENTATION
     weights: Weights = Weights()
     visible_devices: VisibleDevices = VisibleDevices.REJECT
     #: Whether an ``envFrom`` that could set NVIDIA_VISIBLE_DEVICES is assumed to do so.

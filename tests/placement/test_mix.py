@@ -142,7 +142,7 @@ def test_pods_count_once_with_all_classes_ever_offered_for_their_selectors() -> 
 
 def test_prices_are_computed_only_after_a_pod_needs_them() -> None:
     usual, snap = DemandTracker(wanted=False), fleet()
-    plain = pod("8Gi", name="plain", uid="plain")
+    plain = pod("8Gi", name="plain", uid="plain", annotations={"headroom.gpu/policy": "pack"})
     usual.see(request(plain), plain, snap, np.arange(5))
     assert usual.market is None
     see(usual, snap, wants("a", "8Gi"))
@@ -219,7 +219,8 @@ def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
     """It approximates prices; in addition to them it reduces density."""
     verdicts = fit(request(wants("p", "8Gi")), fleet(), np.arange(5), NOW_S)
     assert set(rank(verdicts, Weights()).terms["smallest_device"].tolist()) == {0.5}
-    plain = fit(request(pod("8Gi")), fleet(), np.arange(5), NOW_S)
+    packed = pod("8Gi", annotations={"headroom.gpu/policy": "pack"})
+    plain = fit(request(packed), fleet(), np.arange(5), NOW_S)
     assert len(set(rank(plain, Weights()).terms["smallest_device"].tolist())) == 2
 
 
