@@ -41,7 +41,8 @@ MOST_SETS = 32
 EVERY_PODS = 64
 #: Part of a class's memory, 0..1, that is added to its free memory, because some pods end soon.
 LEFT_AT_LEAST = 0.05
-#: Prices are replaced if any of them has changed by more than this fraction.
+#: Prices are replaced if any of them has changed by more than this fraction. They decide only if
+#: they differ by more than it.
 MATERIAL = 0.1
 #: Maximum numbers of recorded pods, which must count only once, and of recorded selectors.
 REMEMBERED, MOST_SELECTORS = 4096, 256
@@ -64,6 +65,11 @@ class Market:
     prices: Prices
     #: Mean allocatable memory of a device.
     mean_bytes: float
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all prices are about equal, so that they prefer no class."""
+        return float(self.prices.max()) <= (1 + MATERIAL) * float(self.prices.min())
 
     def classes(self, snap: Snapshot, rows: Rows) -> Rows:
         """Return for each of these rows the index in ``sizes`` of its largest device's class.

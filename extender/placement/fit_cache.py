@@ -14,7 +14,7 @@ from extender.placement.demand_pricing import Market
 from extender.placement.fit import Codes, fit
 from extender.placement.policy import Weights
 from extender.placement.request import Kind, VramRequest
-from extender.placement.score import Ranking, Standing, rank_rows, standing
+from extender.placement.score import Ranking, Standing, prices_decide, rank_rows, standing
 from extender.placement.snapshot import CODE_OF, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
@@ -73,7 +73,8 @@ class CachedFit:
     ) -> Ranking:
         """Return what ``score.rank`` returns for these rows, without the terms."""
         fits = self.codes(snap, rows, now_s) == 0
-        taken = self.standing.take(rows)
+        priced = market is not None and prices_decide(request, market)
+        taken = self.standing.take(rows, with_terms=priced)
         return rank_rows(request, snap, rows, fits, taken, now_s, self.weights, market)
 
 

@@ -24,13 +24,15 @@ from extender.placement.demand_pricing import Market
 from extender.placement.fit import Verdicts
 from extender.placement.policy import Weights
 from extender.placement.request import VramRequest
-from extender.placement.score_terms import CHEAP, KEPT, Scores, report, terms
+from extender.placement.score_terms import KEPT, Scores, report, terms
 from extender.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
 
 #: Knuth's multiplicative hash constant, which spreads neighbouring numbers over the range.
 _SCATTER = 2_654_435_761
 _HASH_BITS = (1 << 32) - 1
 _LARGEST = np.iinfo(np.int64).max
+#: Part of ``packing`` that prices determine if they decide. The rest is as with policy pack.
+_CHEAP = 0.9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +57,7 @@ class Standing:
     #: Free after placement, on the node and on its fullest candidate device.
     node_left_bytes: Rows
     device_left_bytes: Rows
-    #: In the order of ``KEPT``; empty in the results of ``take``.
+    #: In the order of ``KEPT``; empty if ``take`` left them out.
     terms: tuple[Scores, ...] = ()
 
     @classmethod
@@ -73,10 +75,10 @@ class Standing:
         score, node_left_bytes, device_left_bytes, *terms = columns
         return cls(score, node_left_bytes, device_left_bytes, tuple(terms))
 
-    def take(self, rows: Rows) -> "Standing":
-        """Return the values for these rows, without the terms."""
-        left = self.node_left_bytes.take(rows), self.device_left_bytes.take(rows)
-        return Standing(self.score.take(rows), *left)
+    def take(self, rows: Rows, with_terms: bool = True) -> "Standing":
+        """Return the values for these rows; the terms only if they are needed."""
+        columns = self.columns if with_terms else self.columns[:3]
+        return Standing.of([column.take(rows) for column in columns])
 
 
 def rank(verdicts: Verdicts, weights: Weights, market: Market | None = None) -> Ranking:
@@ -111,9 +113,10 @@ def rank_rows(
     if not fits.any():
         return Ranking(np.zeros(len(rows)), None)
     score = standing.score + report(snap, rows, now_s) * weights.parts["report"]
-    if request.by_prices:
-        part = CHEAP * weights.parts["packing"]
-        score = score + part * _price_term(snap, rows, standing, market)
+    if market is not None and prices_decide(request, market):
+        by_policy = dict(zip(KEPT, standing.terms, strict=True))
+        for name, term in _price_terms(snap, rows, standing, market).items():
+            score = score + weights.parts[name] * (term - by_policy[name])
     scores = score * fits
     sign = -1 if request.policy is ScoringPolicy.SPREAD else 1
     best = fits & (scores == scores[fits].max())
@@ -143,19 +146,31 @@ def named_terms(
     """
     named = dict(zip(KEPT, standing.terms, strict=True))
     named["report"] = np.broadcast_to(report(snap, rows, now_s), rows.shape)
-    if request.by_prices:
-        named["packing"] = named["packing"] + CHEAP * _price_term(snap, rows, standing, market)
+    if market is not None and prices_decide(request, market):
+        named |= _price_terms(snap, rows, standing, market)
     return named
 
 
-def _price_term(
-    snap: Snapshot, rows: Rows, standing: Standing, market: Market | None
-) -> Scores | float:
-    """Return 0..1 for each row: the cheaper the taken memory, the higher; 1 without prices."""
-    if market is None:
-        return 1.0
+def prices_decide(request: VramRequest, market: Market) -> bool:
+    """Return whether prices change the score. Equal prices say nothing: then as with pack."""
+    return request.by_prices and not market.uniform
+
+
+def _price_terms(
+    snap: Snapshot, rows: Rows, standing: Standing, market: Market
+) -> dict[str, Scores]:
+    """Return the terms that prices replace, 0..1 for each row.
+
+    ``packing``: the cheaper the taken memory, the higher. ``smallest_device`` is neutral: prices
+    already cover it, and in addition to them it wasted 2 % of a cluster's memory.
+    """
     taken_bytes = snap.node_headroom_bytes.take(rows) - standing.node_left_bytes
-    return market.cheap(snap, rows, taken_bytes)
+    packing = dict(zip(KEPT, standing.terms, strict=True))["packing"]
+    cheap = market.cheap(snap, rows, taken_bytes)
+    return {
+        "packing": (1 - _CHEAP) * packing + _CHEAP * cheap,
+        "smallest_device": np.full(len(rows), 0.5),
+    }
 
 
 def standing(verdicts: Verdicts, weights: Weights) -> Standing:
@@ -204,7 +219,7 @@ def best(
     high = high[np.lexsort((snap.name_rank[rows[high]], -scores[high]))]
     indices = np.concatenate(([ranking.winner], high))[:most]
     top_rows = rows[indices]
-    top_standing = Standing.of([column.take(top_rows) for column in standing.columns])
+    top_standing = standing.take(top_rows)
     terms = named_terms(request, snap, top_rows, top_standing, now_s, market)
     return tuple(
         Contender(

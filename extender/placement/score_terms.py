@@ -1,7 +1,8 @@
 """Computes the terms of the score, each 0..1, for one request on every node.
 
 A term concerns the worst candidate device of the node. No term depends on which other nodes are
-offered, so two nodes compare equally in every call.
+offered, so two nodes compare equally in every call. ``placement.score`` replaces ``packing`` and
+``smallest_device`` if prices decide (policy fragmentation).
 
 =================  =============================================================================
 packing            by policy: how full the pod leaves its device and its node, or how empty
@@ -9,7 +10,7 @@ prediction         how certain the prediction is if the plugin chooses: neighbou
                    size, a single candidate, enough free memory on every device
 sm_activity        how idle the SMs are; 0.5 if unknown
 slack              how little the neighbours use above their requests
-smallest_device    how small the candidate device is; 0.5 if prices decide
+smallest_device    how small the candidate device is
 report             how complete and how recent the report of the node is
 =================  =============================================================================
 
@@ -37,9 +38,6 @@ Scores = NDArray[np.float64]
 MILLION = 1_000_000
 #: The cached terms: all but ``report``, which decreases with the age of the report.
 KEPT = ("packing", "prediction", "sm_activity", "slack", "smallest_device")
-#: Part of ``packing`` that prices determine for requests with the policy fragmentation
-#: (``placement.demand_pricing``). It is added during ranking, so a new price invalidates no cache.
-CHEAP = 0.9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +55,6 @@ def terms(verdicts: Verdicts) -> Terms:
     """Compute the terms. They are meaningful only for nodes on which the request fits."""
     snap, asks = verdicts.snap, verdicts.asks
     spreads = verdicts.request.policy is ScoringPolicy.SPREAD
-    priced = verdicts.request.by_prices
     # With few nodes the number of numpy calls dominates the cost.
     device_left, taken = _device_left_bytes(asks[0]), _taken_bytes(asks[0])
     worst, prediction = _worst(asks[0], snap), _prediction(asks[0], snap, spreads)
@@ -74,18 +71,12 @@ def terms(verdicts: Verdicts) -> Terms:
         packing = (device_empty + node_empty) / 2
     else:
         packing = 1 - (4 * device_empty + node_empty) / 5
-        if priced:
-            packing = (1 - CHEAP) * packing
-    smallest = 1 - _within_0_and_1(largest / snap.largest_device_bytes)
-    if priced:
-        # Prices already cover this. In addition to them it wasted 2 % of a cluster's memory.
-        smallest = np.full(len(smallest), 0.5)
     values = {
         "packing": packing,
         "prediction": prediction,
         "sm_activity": np.where(busiest < 0, 0.5, 1 - busiest / MILLION),
         "slack": 1 - _within_0_and_1(exceeded / MILLION),
-        "smallest_device": smallest,
+        "smallest_device": 1 - _within_0_and_1(largest / snap.largest_device_bytes),
     }
     rows = verdicts.rows
     return Terms(

@@ -210,7 +210,7 @@ def test_a_small_pod_avoids_the_class_that_others_need() -> None:
     verdicts = fit(request(wants("p", "8Gi")), snap, np.arange(5), NOW_S)
     dear = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 20.0})
     cheap = of(snap, {(SMALL, LARGE): 1.0, (SMALL,): 20.0})
-    assert rank(verdicts, Weights()).winner == 0
+    assert rank(verdicts, Weights(smallest_device=0)).winner == 0
     assert rank(verdicts, Weights(), dear).winner != 0
     assert rank(verdicts, Weights(), cheap).winner == 0
 
@@ -218,10 +218,29 @@ def test_a_small_pod_avoids_the_class_that_others_need() -> None:
 def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
     """It approximates prices; in addition to them it reduces density."""
     verdicts = fit(request(wants("p", "8Gi")), fleet(), np.arange(5), NOW_S)
-    assert set(rank(verdicts, Weights()).terms["smallest_device"].tolist()) == {0.5}
+    differing = of(fleet(), {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
+    assert set(rank(verdicts, Weights(), differing).terms["smallest_device"].tolist()) == {0.5}
     packed = pod("8Gi", annotations={"headroom.gpu/policy": "pack"})
     plain = fit(request(packed), fleet(), np.arange(5), NOW_S)
     assert len(set(rank(plain, Weights()).terms["smallest_device"].tolist())) == 2
+
+
+@pytest.mark.parametrize(
+    "demand", [{}, {(SMALL, LARGE): 3.0}, {(SMALL, LARGE): 99.0, (LARGE,): 1.0}]
+)
+def test_equal_prices_score_as_with_pack(demand: dict[tuple[int, ...], float]) -> None:
+    """They prefer no class, and best fit is then denser on nodes whose plugin chooses."""
+    snap, rows = fleet(), np.arange(5)
+    market = of(snap, demand)
+    cache = FitCache(Weights())
+    scores = []
+    for policy in ("fragmentation", "pack"):
+        asked = request(pod("8Gi", annotations={"headroom.gpu/policy": policy}))
+        ranking = rank(fit(asked, snap, rows, NOW_S), Weights(), market)
+        cached = cache.weigh(asked, snap).rank(asked, snap, rows, NOW_S, market)
+        assert cached.scores.tolist() == ranking.scores.tolist()
+        scores.append((ranking.scores.tolist(), {n: t.tolist() for n, t in ranking.terms.items()}))
+    assert scores[0] == scores[1]
 
 
 def test_cached_ranks_match_the_terms_with_prices() -> None:
