@@ -111,7 +111,7 @@ def test_an_impossible_bind_reports_the_reason(server: Server, body: object, say
 def test_bind_to_an_unknown_node_reports_that(server: Server) -> None:
     shown = pod("lost", "1Gi")
     server.post("/filter", offer(shown, "gpu-a"))
-    assert "no GPU report" in error_of(server.post("/bind", binding(shown, "nowhere")))
+    assert "node is not known" in error_of(server.post("/bind", binding(shown, "nowhere")))
 
 
 def test_bind_of_a_replaced_pod_reports_that(server: Server) -> None:
