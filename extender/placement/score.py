@@ -152,7 +152,7 @@ def named_terms(
 
 
 def prices_decide(request: VramRequest, market: Market) -> bool:
-    """Return whether prices change the score. Equal prices say nothing: then as with pack."""
+    """Return whether prices change the score. With equal prices it is that of pack."""
     return request.by_prices and not market.uniform
 
 
