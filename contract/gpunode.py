@@ -161,6 +161,13 @@ class UnattributedProcess(KubeStruct, frozen=True):
     used_bytes: int | None = msgspec.field(default=None, name="used")
 
 
+#: Why an agent cannot steer, and which two settings permit it.
+STEERING_NOT_PERMITTED = (
+    "not permitted: the agent has the kubelet's device plugin directory read-only"
+    " (chart value agent.steering.permitted, or component deploy/components/steering)"
+)
+
+
 class Plugin(KubeStruct, frozen=True):
     """Settings of the device plugin and the kubelet that the agent can read."""
 
@@ -178,6 +185,9 @@ class Plugin(KubeStruct, frozen=True):
     steered: list[str] = msgspec.field(default_factory=list)
     #: Why resources are not steered although the node requests steering; empty if they are steered.
     steering_obstacle: str = ""
+    #: Whether the agent may write to the kubelet's device plugin directory, which steering needs;
+    #: None if unknown.
+    steering_permitted: bool | None = None
     #: The sources of these fields, such as "plugin-config,configz".
     source: str = ""
 

@@ -243,6 +243,13 @@ class ObstacleReading(Reading):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PermissionReading(Reading):
+    """Whether the agent may steer, whatever the node's device choice."""
+
+    permitted: bool
+
+
 class Probe(Protocol):
     def read(self) -> Iterable[Reading]:
         """Return all readings of this probe."""

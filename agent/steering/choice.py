@@ -33,6 +33,7 @@ from agent.probes.checkpoint import Entry
 from agent.steering.messages import ContainerRequest
 from contract.gpunode import (
     ADOPTED,
+    STEERING_NOT_PERMITTED,
     Charge,
     Device,
     GPUNodeSpec,
@@ -41,10 +42,6 @@ from contract.gpunode import (
     Reservation,
 )
 
-NOT_PERMITTED = (
-    "not permitted: the agent has the kubelet's device plugin directory read-only"
-    " (chart value agent.steering.permitted, or component deploy/components/steering)"
-)
 NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"
 SHARING_UNKNOWN = "how the device plugin shares the GPUs cannot be read"
 
@@ -281,7 +278,7 @@ def eligibility(sample: GPUNodeStatus, permitted: bool) -> Eligibility:
     ``permitted``: whether the agent may write to the kubelet's device plugin directory.
     """
     if not permitted:
-        return Eligibility(obstacles=(NOT_PERMITTED,))
+        return Eligibility(obstacles=(STEERING_NOT_PERMITTED,))
     numa_nodes: dict[str, set[int | None]] = {}
     for device in sample.devices:
         if device.sharing != "none" and device.resource:

@@ -21,7 +21,13 @@ from agent.kube_publisher import KubernetesPublisher, NotDelivered
 from agent.probes.checkpoint import BadCheckpoint, Entry, read_checkpoint
 from agent.probes.host_processes import identity
 from agent.probes.podresources import PodResources, Unanswered
-from agent.probes.readings import HoldingReading, ObstacleReading, Reading, SteeredReading
+from agent.probes.readings import (
+    HoldingReading,
+    ObstacleReading,
+    PermissionReading,
+    Reading,
+    SteeredReading,
+)
 from agent.steering.choice import Eligibility, NoRoom, choose, eligibility
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import ANSWER_S, PREFIX, Rejected
@@ -123,9 +129,9 @@ class PreferredAllocation:
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
         """Start or end steering as the device choice requires; report what is steered.
 
-        Return a reading for each steered resource, and one for each reason why a resource is not
-        steered. If a container got a replica without the agent, its resource is not steered until
-        the proxy has registered again.
+        Return a reading for each steered resource, one for each reason why a resource is not
+        steered, and one about the permission to steer. If a container got a replica without the
+        agent, its resource is not steered until the proxy has registered again.
         """
         obstacles = [] if self._leaving else self._adjust()
         if (sample := self._sample()) is not None:
@@ -151,6 +157,7 @@ class PreferredAllocation:
                     yield SteeredReading(resource)
         for obstacle in obstacles:
             yield ObstacleReading(obstacle)
+        yield PermissionReading(self._permitted)
 
     @property
     def is_stuck(self) -> bool:
@@ -181,6 +188,10 @@ class PreferredAllocation:
         self._lock_on_node.release()
         self._kubelet.close()
 
+    @property
+    def _permitted(self) -> bool:
+        return os.access(self._folder, os.W_OK)
+
     def _adjust(self) -> list[str]:
         """Start and end steering according to the mode; return the reasons that prevent it."""
         mode, sample = self._mode(), self._sample()
@@ -195,7 +206,7 @@ class PreferredAllocation:
             return []
         found = Eligibility()
         if mode is DeviceChoice.STEERED and sample is not None:
-            found = eligibility(sample, os.access(self._folder, os.W_OK))
+            found = eligibility(sample, self._permitted)
         for resource, registration in self._registrations.items():
             if mode is not DeviceChoice.STEERED or resource in found.excluded:
                 self._give_back(resource, registration)

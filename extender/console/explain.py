@@ -55,9 +55,9 @@ MOST_QUOTED = 500
 class SuggestionsView(BaseModel):
     """A change that would help; each was simulated first."""
 
-    #: lower (the request), wait (for a pod), eligible (change where the pod may run), replicas (add
-    #: some), repair (a node or its device), or quota (raise it first: it could reject the pod when
-    #: it is created again).
+    #: lower (the request), wait (for a pod), eligible (change where the pod may run), steer (let
+    #: Headroom choose the device), replicas (add some), repair (a node or its device), or quota
+    #: (raise it first: it could reject the pod when it is created again).
     kind: str
     sentence: str
     #: The node concerned; null if there are several, counted in ``nodes``.

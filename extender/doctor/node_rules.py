@@ -28,6 +28,7 @@ from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
 from extender.placement.snapshot_builder import reach
+from extender.doctor.steering_rule import examine_steering
 from extender.state.changes import Event, GPUNodeSeen, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
@@ -80,7 +81,7 @@ def examine(state: ClusterState, now_s: float, version: str = "") -> list[Findin
         for rule in _RULES:
             for finding in rule(facts):
                 nodes_of.setdefault(finding, []).append(terms.name)
-    return warnings_first(with_nodes(nodes_of))
+    return warnings_first([*with_nodes(nodes_of), *examine_steering(state, now_s)])
 
 
 def _age_s(state: ClusterState, name: str, now_s: float) -> float | None:

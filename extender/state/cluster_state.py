@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from contract.annotations import ScoringPolicy
+from contract.annotations import DeviceChoice, ScoringPolicy
 from contract.gpunode import GPUNode, GPUNodeStatus, Reservation
 from contract.heartbeat import Confirmation
 from contract.kube import Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
@@ -287,9 +287,10 @@ class ClusterState:
         gpunode: GPUNode | None,
         excluded: Set[str] = frozenset(),
         assumed: Mapping[str, Reservation] = NOTHING,
+        choice: DeviceChoice | None = None,
     ) -> NodeTerms:
         """Return ``NodeWeigher.terms_of`` of a node that may be hypothetical."""
-        return self._weigher.terms_of(name, gpunode, excluded, assumed)
+        return self._weigher.terms_of(name, gpunode, excluded, assumed, device_choice=choice)
 
     def weighed(self, gpunode: GPUNode, excluded: Set[str] = frozenset()) -> NodeTerms:
         """Return the node's terms as filter would use them if ``gpunode`` were the current version.

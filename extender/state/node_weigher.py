@@ -1,6 +1,7 @@
 """Weighs nodes: computes eligibility, and per device the reserved, unconfirmed and free memory."""
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from math import inf
 
 import msgspec
@@ -117,6 +118,7 @@ class NodeWeigher:
         excluded: Set[str] = frozenset(),
         assumed: Mapping[str, Reservation] = NOTHING,
         keep: bool = False,
+        device_choice: DeviceChoice | None = None,
     ) -> NodeTerms:
         """Return the terms of one node, without the reservations of the pods ``excluded`` (uids).
 
@@ -125,8 +127,12 @@ class NodeWeigher:
 
         ``keep``: the arguments describe the actual node, not a hypothetical one, and the result
         is reused by the next weighing. Only the thread that owns the state may set it.
+
+        ``device_choice`` replaces the node's annotation, in a simulation.
         """
         settings, status = self.node_settings(name), self.report(name, gpunode)
+        if device_choice is not None:
+            settings = replace(settings, device_choice=device_choice)
         node, manager = self._objects.nodes.get(name), self._allocators.manager(name)
         reason, detail = obstacle(
             node,

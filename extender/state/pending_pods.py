@@ -6,7 +6,7 @@ one Event for each pod, built from the pod's last decision and the newest snapsh
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,7 @@ from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import Eligible, eligibility_key, eligible_nodes, feasible
 from extender.state.journal import Decision
 from extender.state.notices import Notice, pod_subject
+from extender.state.steering_whatif import Steerable, helped_by_steering, nodes_text
 
 #: Code of pending pods that Headroom has not rejected: kube-scheduler has not asked about them.
 NOT_ASKED = "not_asked"
@@ -81,7 +82,7 @@ class Explaining:
         self._eligible: dict[bytes, Eligible] = {}
         self._everywhere: dict[Kind, Verdicts] = {}
         #: Key: kind of request, eligibility key of the pod, and the nodes that were offered.
-        self._explanations: dict[tuple[Kind, bytes, bytes], Explanation] = {}
+        self._explanations: dict[tuple[Kind, bytes, bytes], tuple[Explanation, str]] = {}
 
     def notice(self, pod: Pod, decision: Decision, again: bool = False) -> Notice | None:
         """Return the notice for the pod's author; None if the pod fits now and is retried soon.
@@ -89,22 +90,23 @@ class Explaining:
         ``again``: the pod was explained before. If it still fits, kube-scheduler does not offer the
         node on which it fits, and the notice reports that.
         """
-        found = self._explained(pod, decision)
+        found, steering = self._explained(pod, decision)
         nearest = found.nearest[0] if found and found.nearest else None
         if nearest is not None and nearest.reason is None and not again:
             return None
         metadata = pod.metadata
         parts = [_counted(decision), _nearest(found, nearest) if found and nearest else ""]
+        parts.append(steering)
         parts.append(f"More: kubectl headroom why -n {metadata.namespace} {metadata.name}")
         message = " ".join(filter(None, parts))
         which = decision.decision_id
         return Notice(pod_subject(pod), "NoGPUFits", message, "", follows=True, decision_id=which)
 
-    def _explained(self, pod: Pod, decision: Decision) -> Explanation | None:
-        """Explain the pod on its eligible nodes."""
+    def _explained(self, pod: Pod, decision: Decision) -> tuple[Explanation | None, str]:
+        """Explain the pod on its eligible nodes, and describe what steering would change."""
         request, snap = self._state.understand(pod), self._snap
         if not isinstance(request, VramRequest):
-            return None
+            return None, ""
         named = decision.offered_nodes
         key = request.kind, (where := eligibility_key(pod)), named.bits if named else b""
         if key in self._explanations:
@@ -118,8 +120,9 @@ class Explaining:
         rows = feasible(pod, self._eligible[where], everywhere, offered).rows
         verdicts = fit(request, snap, rows, self._now_s)
         found = explain(verdicts, self._state.rules.weights, nearest=1)
-        self._explanations[key] = found
-        return found
+        steering = "" if found.fits else _if_steered(helped_by_steering(self._state, verdicts))
+        self._explanations[key] = found, steering
+        return found, steering
 
 
 def _counted(decision: Decision) -> str:
@@ -129,6 +132,13 @@ def _counted(decision: Decision) -> str:
         reasons.append(f"{more} for other reasons")
     nodes = "1 node" if decision.offered == 1 else f"{decision.offered} nodes"
     return f"0 of {nodes} can take the pod: {'; '.join(reasons)}."
+
+
+def _if_steered(helped: Sequence[Steerable]) -> str:
+    """Describe how to steer a node on which the pod would then fit; empty if there is none."""
+    if not helped:
+        return ""
+    return f"If Headroom chose the device, it would fit on {nodes_text(helped)}: {helped[0].to_do}."
 
 
 def _nearest(found: Explanation, node: NodeExplanation) -> str:

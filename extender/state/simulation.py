@@ -2,8 +2,9 @@
 
 A pod is placed as the verbs do it: all nodes are fitted and ranked on the newest snapshot of the
 copy, memory is reserved on the best node, and that node is computed again before the next pod. The
-simulation has no kubelet: as in a burst, placed pods stay unconfirmed until the end. It only calls
-methods of ``ClusterState`` that are safe on any thread and change nothing.
+simulation has no kubelet: as in a burst, placed pods stay unconfirmed until the end, unless
+``confirm`` is called. It only calls methods of ``ClusterState`` that are safe on any thread and
+change nothing.
 """
 
 import itertools
@@ -14,12 +15,14 @@ from math import inf
 import msgspec
 import numpy as np
 
+from contract.annotations import DeviceChoice
 from contract.gpunode import (
     MAX_REPLICAS,
     Device,
     GPUNode,
     GPUNodeSpec,
     GPUNodeStatus,
+    PodUse,
     Replicas,
     Reservation,
 )
@@ -67,6 +70,8 @@ class _SimulatedNode:
     gone: frozenset[str] = frozenset()
     added: bool = False
     repaired: bool = False
+    #: Replaces the node's annotation if it is not None.
+    device_choice: DeviceChoice | None = None
 
     def reserved(self, uid: str, reservation: Reservation | None) -> "_SimulatedNode":
         reservations = {u: p for u, p in self.gpunode.spec.reservations.items() if u != uid}
@@ -206,6 +211,36 @@ class Simulation:
         status = msgspec.structs.replace(status, devices=devices)
         self._put(name, replace(held.reporting(status), repaired=True))
 
+    def steer(self, name: str) -> None:
+        """Steer all shared devices of the node, as its agent does if the annotation requests it.
+
+        Raises ``KeyError`` if there is no such node or its devices are unknown, and ``ValueError``
+        if no device is shared.
+        """
+        held, status = self._reported(name)
+        if not (resources := sorted(shared_resources(status))):
+            raise ValueError(f"no device of {name} is shared")
+        plugin = msgspec.structs.replace(status.plugin, steered=resources)
+        steered = held.reporting(msgspec.structs.replace(status, plugin=plugin))
+        self._put(name, replace(steered, device_choice=DeviceChoice.STEERED))
+
+    def confirm(self, uid: str, at: Placed) -> None:
+        """Give a placed pod the devices that Headroom chose for it, as a steered node does.
+
+        Nothing changes for a pod whose device the plugin chooses.
+        """
+        held, status = self._reported(at.node)
+        count_of = {each.choice: each.count for each in at.placement.charges if each.choice}
+        devices = [_allocated(each, count_of.get(each.uuid, 0)) for each in status.devices]
+        rows = [
+            PodUse(uid=uid, device=device, replica=f"{device}::{uid}-{n}", used_bytes=0)
+            for device, count in count_of.items()
+            for n in range(count)
+        ]
+        if rows:
+            seen = msgspec.structs.replace(status, devices=devices, pods=[*status.pods, *rows])
+            self._put(at.node, held.reporting(seen))
+
     def _of(self, name: str) -> _SimulatedNode | None:
         if name in self._held:
             return self._held[name]
@@ -224,7 +259,10 @@ class Simulation:
 
     def _put(self, name: str, held: _SimulatedNode) -> None:
         self._held[name] = held
-        terms = self._cluster.weighed(held.gpunode, held.gone)
+        gpunode, assumed = held.gpunode, self._cluster.binding_to(held.gpunode.name)
+        terms = self._cluster.terms_of(
+            gpunode.name, gpunode, held.gone, assumed, held.device_choice
+        )
         if held.repaired:
             terms = msgspec.structs.replace(terms, fresh_until_s=inf, ageing_from_s=inf)
         self._table.put(_as_added(terms, name) if held.added else terms)
@@ -233,6 +271,20 @@ class Simulation:
         """Return the Node; an added node has the labels and taints of its model node."""
         held = self._held.get(name)
         return self._cluster.node(held.gpunode.name if held else name)
+
+
+def shared_resources(status: GPUNodeStatus) -> set[str]:
+    """Return the resources that the plugin offers with shared devices, which can be steered."""
+    return {each.resource for each in status.devices if each.sharing != "none" and each.resource}
+
+
+def _allocated(device: Device, count: int) -> Device:
+    """Return the device with ``count`` more of its free replicas allocated."""
+    replicas = device.replicas
+    taken = msgspec.structs.replace(
+        replicas, free=replicas.free - count, allocated=replicas.allocated + count
+    )
+    return msgspec.structs.replace(device, replicas=taken)
 
 
 def _as_added(terms: NodeTerms, name: str) -> NodeTerms:

@@ -1,5 +1,5 @@
 """Suggestions for a pod that fits on no node: request less, wait for a pod, make more nodes
-eligible, repair a node, raise the replicas. Each suggestion was simulated and makes the pod fit."""
+eligible, steer or repair a node, raise the replicas. Each was simulated and makes the pod fit."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +23,9 @@ from extender.state.device_occupants import Held, holders
 from extender.state.eligible_nodes import Feasible, Obstacle
 from extender.state.node_whatif import rejection_beside
 from extender.state.simulation import Simulation
+from extender.state.steering_whatif import helped_by_steering, nodes_text
 
-Kind = Literal["lower", "wait", "eligible", "repair", "replicas", "quota"]
+Kind = Literal["lower", "wait", "eligible", "steer", "repair", "replicas", "quota"]
 #: Faults of a node whose memory is known, so that a repair can be simulated.
 _FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
 #: Maximum number of suggested repairs.
@@ -70,6 +71,7 @@ def suggest(
         *_lower(cluster, pod, verdicts, explanation.largest_fitting_bytes, where.not_checked()),
         *_wait(cluster, pod, verdicts, explanation, holding, where),
         *_eligible(verdicts, where),
+        *_steer(cluster, verdicts, where),
         *_repair(cluster, verdicts, where),
         *_more_replicas(cluster, verdicts, where.not_modeled),
     ]
@@ -203,6 +205,20 @@ def _without(obstacle: Obstacle, nodes: int, first: str) -> str:
 
 def _nodes(nodes: int, first: str) -> str:
     return f"node {first}" if nodes == 1 else f"{nodes} nodes, such as {first}"
+
+
+def _steer(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
+    """Suggest steering nodes that reject the pod only for devices that the plugin could choose."""
+    if helped := helped_by_steering(cluster, verdicts):
+        first, nodes = helped[0], len(helped)
+        checks = where.not_checked(verdicts.snap.row_of[first.node])
+        if not first.known:
+            checks = (*checks, "whether the agent may steer")
+        sentence = (
+            f"steer {nodes_text(helped)}: the pod would fit there if Headroom chose the device"
+            f"{but_not_checked(checks)}; {first.to_do}"
+        )
+        yield Suggestion("steer", sentence, first.node, nodes=nodes)
 
 
 def _repair(cluster: ClusterState, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:

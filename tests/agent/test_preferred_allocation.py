@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.kube_publisher import NotDelivered
-from agent.probes.readings import ObstacleReading
+from agent.probes.readings import ObstacleReading, PermissionReading
 from agent.steering import preferred_allocation
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
@@ -272,3 +272,19 @@ def test_pods_that_arrived_are_remembered_until_the_kubelet_starts_again(tmp_pat
     kubelet.rename(tmp_path / "old")
     kubelet.touch()
     assert arrivals.see(["c"]) == {"c"}
+
+
+@pytest.mark.parametrize("mode", [None, DeviceChoice.PREDICTED, DeviceChoice.STEERED])
+def test_the_permission_to_steer_is_reported_whatever_the_mode(
+    mode: DeviceChoice | None, steering: Steering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steering.mode = mode
+    for permitted in (True, False):
+        # Root may write to every directory, so the mode of the directory cannot be tested.
+        monkeypatch.setattr(os, "access", lambda path, how, answer=permitted: answer)
+        readings = list(steering.allocation.follow([]))
+        assert PermissionReading(permitted) in readings
+        obstacles = [r.reason for r in readings if isinstance(r, ObstacleReading)]
+        assert (NOT_PERMITTED in obstacles) is (
+            mode is DeviceChoice.STEERED and not permitted
+        )

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from contract.annotations import DEVICE_CHOICE
 from contract.decision import decision_id
-from contract.gpunode import Reservation
+from contract.gpunode import STEERING_NOT_PERMITTED, Reservation
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
 from extender.state.changes import (
@@ -24,7 +25,7 @@ from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, NodeSets
 from extender.state.pod_requests import QuotaStatus, ResourceQuota
 from extender.state.reconcile_queue import Orphan, Unmarked, orphans
-from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
+from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import RULES, STALE_AFTER_S, WALL_S, Asked
 from tests.console.test_devices import SINCE, since
 
@@ -454,3 +455,40 @@ def test_waiting_helps_on_a_node_without_an_agent() -> None:
     fleet.cluster.apply([DepartureMarked("n", "u-holder", "", fleet.now_s)])
     later_s = WALL_S + fleet.now_s + 121.0
     assert orphans(fleet.cluster, later_s, 60.0) == [Orphan("n", "u-holder", left=True)]
+
+
+@pytest.mark.parametrize("permitted", [True, False, None])
+def test_a_node_is_suggested_for_steering_if_the_plugins_choice_alone_rejects_the_pod(
+    permitted: bool | None,
+) -> None:
+    plugin = msgspec.structs.replace(DISTRIBUTED, steering_permitted=permitted)
+    full = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
+    devices = shared("next", free=4, **full), shared("other", free=3, allocated=1)
+    fleet = asked(
+        NodeSeen(kube_node("a")), GPUNodeSeen(gpunode(*devices, name="a", plugin=plugin), 0.0)
+    )
+    body = explained(fleet)
+    (reason,) = body["reasons"]  # type: ignore[misc]
+    assert reason["reason"] == Reason.MEMORY_ON_SOME.code
+    (steer,) = (one for one in body["advice"] if one["kind"] == "steer")  # type: ignore[attr-defined]
+    assert (steer["node"], steer["nodes"]) == ("a", 1)
+    command = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered"
+    unchecked = " (not checked: CPU, memory and other resources)"
+    if permitted is None:
+        unchecked = unchecked.replace(")", ", whether the agent may steer)")
+    to_do = command
+    if permitted is False:
+        to_do = f"steering node a is {STEERING_NOT_PERMITTED}; permit it, then {command}"
+    assert steer["sentence"] == (
+        f"steer node a: the pod would fit there if Headroom chose the device{unchecked}; {to_do}"
+    )
+    assert kinds(body) == ["lower", "steer"]
+    # Following the suggestion makes the pod fit.
+    steered = msgspec.structs.replace(plugin, steered=[GPU])
+    fleet.cluster.apply(
+        [
+            NodeSeen(kube_node("a", {DEVICE_CHOICE: "steered"})),
+            GPUNodeSeen(gpunode(*devices, name="a", version="2", plugin=steered), 0.0),
+        ]
+    )
+    assert explained(fleet)["verdict"] == "fits"

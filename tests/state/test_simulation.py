@@ -31,6 +31,7 @@ from tests.builders import (
     GPU,
     NOW_S,
     container,
+    device,
     gpunode,
     kube_node,
     pod,
@@ -52,6 +53,7 @@ PLUGINS = (
     Plugin(allocation_policy="distributed", topology_manager_policy="none", pinning="honoured"),
     Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[*RESOURCES]),
 )
+STEPS = ("place", "release", "drain", "add", "replicas", "steer", "count")
 CHOICES = ("predicted", "predicted", "any", "pinned", "steered")
 
 
@@ -130,7 +132,7 @@ def test_a_trial_changes_nothing(
     simulation = Simulation(state, snap, NOW_S)
     names = st.sampled_from([node.name for node in snap.nodes])
     for step in range(data.draw(st.integers(1, 6))):
-        match data.draw(st.sampled_from(["place", "release", "drain", "add", "replicas", "count"])):
+        match data.draw(st.sampled_from(STEPS)):
             case "place":
                 some = st.one_of(pods(st.just("4Gi")), st.just(asking("1M", f"new-{step}")))
                 place_in(simulation, state, data.draw(some))
@@ -144,6 +146,12 @@ def test_a_trial_changes_nothing(
             case "replicas":
                 with contextlib.suppress(KeyError, ValueError):
                     simulation.set_replicas(data.draw(names), data.draw(st.integers(1, 9)))
+            case "steer":
+                with contextlib.suppress(KeyError, ValueError):
+                    simulation.steer(data.draw(names))
+                placed = place_in(simulation, state, asking("1M", f"steered-{step}"))
+                if isinstance(placed, Placed):
+                    simulation.confirm(f"steered-{step}", placed)
             case "count":
                 request = understood(state, asking("4Gi", "c"))
                 rows = np.arange(len(snap.nodes))
@@ -338,3 +346,35 @@ def test_as_many_are_counted_as_the_replicas_and_the_memory_allow() -> None:
     assert b is not None
     for vram, count in (("1Gi", 8), ("8Gi", 6), ("13Gi", 2), ("25Gi", 0)):
         assert count_pods(state, b, understood(state, asking(vram, "c")), 8, NOW_S) == count
+
+
+def test_a_steered_node_takes_the_next_pod_once_the_last_one_is_confirmed() -> None:
+    outsider = {"used_bytes": 10 * GIB, "unattributed_bytes": 10 * GIB}
+    devices = shared("A"), shared("B", free=3, allocated=1, **outsider)
+    state = state_of(*seen(kube_node("n"), gpunode(*devices, plugin=DISTRIBUTED)))
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation.steer("n")
+    small, large = asking("8Gi", "small"), asking("20Gi", "large")
+    placed = place_in(simulation, state, small)
+    assert isinstance(placed, Placed)
+    assert [charge.choice for charge in placed.placement.charges] == ["B"]
+    # The kubelet does not name the pod that it asks for, so other devices wait.
+    assert place_in(simulation, state, large) == NotPlaced({Reason.OTHERS_ARRIVING: 1}, [])
+    simulation.confirm("small", placed)
+    largest = place_in(simulation, state, large)
+    assert isinstance(largest, Placed)
+    assert [charge.choice for charge in largest.placement.charges] == ["A"]
+    # 24 - 10 - 8 GiB remain on B.
+    assert not simulation.fits(understood(state, asking("7Gi", "next")), "n")
+    simulation.confirm("large", largest)
+    assert simulation.fits(understood(state, asking("6Gi", "next")), "n")
+    assert not simulation.fits(understood(state, asking("7Gi", "next")), "n")
+
+
+def test_a_node_without_shared_devices_cannot_be_steered() -> None:
+    state = state_of(*seen(kube_node("n"), gpunode(device("A"))))
+    simulation = Simulation(state, state.snapshot(), NOW_S)
+    with pytest.raises(ValueError, match="no device of n is shared"):
+        simulation.steer("n")
+    with pytest.raises(KeyError):
+        simulation.steer("other")

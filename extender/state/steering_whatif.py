@@ -1,0 +1,234 @@
+"""Finds pods that wait only because the device plugin chooses the device, by simulated steering.
+
+On a *predicted* node a pod must fit on every device that the plugin could choose next, and on an
+*any* node on every device. On a steered node it needs one device. The nodes that are examined are
+those where steering is not active; gated and pinned nodes are left out, because their pods rely on
+the gate or on their variable.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from contract.annotations import DEVICE_CHOICE, DeviceChoice
+from contract.gpunode import STEERING_NOT_PERMITTED
+from contract.kube import Pod
+from contract.quantity import gib
+from contract.reasons import Reason
+from extender.placement.fit import Verdicts, fit
+from extender.placement.request import Kind, VramRequest
+from extender.placement.snapshot import CODE_OF, Snapshot
+from extender.state.cluster_state import ClusterState
+from extender.state.eligible_nodes import Eligible, eligibility_key, eligible_nodes
+from extender.state.node_settings import node_settings
+from extender.state.simulation import Placed, Simulation, shared_resources
+
+#: Reasons that concern a device which the plugin could choose, although another one may fit. With
+#: ``MEMORY_ON_ANY`` no device has enough memory, so the choice does not matter.
+_BY_CHOICE = (Reason.MEMORY_ON_SOME, Reason.UNHEALTHY_DEVICE, Reason.SM_ABOVE_LIMIT)
+#: Maximum number of nodes that are simulated for one pod.
+_MAX_NODES_OF_POD = 8
+#: Maximum number of pods, of different requests among them, and of nodes, that are simulated for
+#: the whole cluster.
+MAX_PODS = 256
+_MAX_KINDS = 64
+_MAX_NODES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Steerable:
+    """A node where steering is not active."""
+
+    node: str
+    #: Whether the annotation or the agent's default requests steering already.
+    requested: bool
+    #: Why steering is not possible; empty if no obstacle is known.
+    obstacle: str
+    #: Whether the agent has reported that it may steer, or what prevents it.
+    known: bool
+
+    @property
+    def command(self) -> str:
+        """The command that steers the node; it also replaces another value of the annotation."""
+        return f"kubectl annotate --overwrite node {self.node} {DEVICE_CHOICE}=steered"
+
+    @property
+    def to_do(self) -> str:
+        """What to do to steer the node, as a phrase."""
+        if self.requested:
+            return f"remove the obstacle to steering node {self.node}: {self.obstacle}"
+        if self.obstacle:
+            return f"steering node {self.node} is {self.obstacle}; permit it, then {self.command}"
+        return self.command
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The pods that wait because of the device plugin's choice, and those that steering places."""
+
+    waiting_pods: int
+    waiting_bytes: int
+    placed_pods: int
+    placed_bytes: int
+    #: The steered nodes that took pods, those that took the most first.
+    nodes: tuple[Steerable, ...]
+
+    @property
+    def sentence(self) -> str:
+        nodes = "1 node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
+        waiting, placed = gib(self.waiting_bytes), gib(self.placed_bytes)
+        if self.waiting_pods == 1:
+            return (
+                f"1 pending pod with {waiting} waits although a GPU has enough free memory for it, "
+                f"because the device plugin chooses the device; steering {nodes} would place it"
+            )
+        return (
+            f"{self.waiting_pods} pending pods with {waiting} wait although a GPU has enough free "
+            "memory for each of them, because the device plugin chooses the device; steering "
+            f"{nodes} would place {self.placed_pods} of them ({placed})"
+        )
+
+
+def steerable(cluster: ClusterState, name: str) -> Steerable | None:
+    """Return the node if it has shared devices and steering could replace the plugin's choice."""
+    gpunode = cluster.gpunode(name)
+    choice = node_settings(cluster.node(name)).device_choice
+    if gpunode is None or gpunode.status is None:
+        return None
+    plugin = gpunode.status.plugin
+    if choice in (DeviceChoice.GATED, DeviceChoice.PINNED) or plugin.steered:
+        return None
+    if not shared_resources(gpunode.status):
+        return None
+    requested = choice is DeviceChoice.STEERED or plugin.steering_obstacle != ""
+    obstacle = plugin.steering_obstacle
+    if not obstacle and plugin.steering_permitted is False:
+        obstacle = STEERING_NOT_PERMITTED
+    if not obstacle and requested:
+        obstacle = "its agent has not reported that it steers"
+    return Steerable(name, requested, obstacle, obstacle != "" or plugin.steering_permitted is True)
+
+
+def helped_by_steering(cluster: ClusterState, verdicts: Verdicts) -> list[Steerable]:
+    """Return nodes on which the pod would fit if they were steered, without an obstacle first.
+
+    At most 8 of the nodes that reject the pod are simulated, the first ones by name.
+    """
+    found = islice(_rejecting(cluster, verdicts), _MAX_NODES_OF_POD)
+    helped = [each for row, each in found if _fits_if_steered(cluster, verdicts, row, each.node)]
+    return sorted(helped, key=lambda each: (each.obstacle != "", each.node))
+
+
+def steering_gain(cluster: ClusterState, snap: Snapshot, now_s: float) -> Gain | None:
+    """Simulate all pending pods on steered nodes; None if steering would place none of them.
+
+    The first 256 pods by priority and age are examined, and at most 32 nodes are steered: those
+    that most of the pods could use. ``now_s`` is this process's monotonic clock.
+    """
+    waiting = list(_waiting(cluster, snap, now_s))
+    counts = Counter(row for each in waiting for row in each.nodes)
+    if not counts:
+        return None
+    chosen = sorted(counts, key=lambda row: (-counts[row], snap.nodes[row].name))[:_MAX_NODES]
+    simulation = Simulation(cluster, snap.part(np.array(chosen, np.int64)), now_s)
+    for row in chosen:
+        simulation.steer(snap.nodes[row].name)
+    placed_on: Counter[str] = Counter()
+    placed_bytes = 0
+    for each in waiting:
+        rows = [i for i, row in enumerate(chosen) if row in each.nodes]
+        at = simulation.place(each.request, Eligible(np.array(rows, np.int64), {}))
+        if isinstance(at, Placed):
+            simulation.confirm(each.request.uid, at)
+            placed_on[at.node] += 1
+            placed_bytes += each.need_bytes
+    if not placed_on:
+        return None
+    names = sorted(placed_on, key=lambda name: (-placed_on[name], name))
+    return Gain(
+        len(waiting),
+        sum(each.need_bytes for each in waiting),
+        placed_on.total(),
+        placed_bytes,
+        tuple(found for name in names if (found := steerable(cluster, name)) is not None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A pod that fits on no node, and on which nodes it could fit if they were steered."""
+
+    request: VramRequest
+    nodes: frozenset[int]
+    #: The bytes that the pod needs on one device of each of its resources.
+    need_bytes: int
+
+
+def _waiting(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_Waiting]:
+    """Yield the pods that wait only because of the plugin's choice, in the order of scheduling."""
+    eligible_by_key: dict[bytes, Eligible] = {}
+    found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[int], int]] = {}
+    pods = sorted(cluster.unbound(), key=_urgency)
+    for pod in pods[:MAX_PODS]:
+        request = cluster.understand(pod)
+        if not isinstance(request, VramRequest) or not request.asks or pod.spec.scheduling_gates:
+            continue
+        key = request.kind, (where := eligibility_key(pod))
+        if key not in found_by_kind:
+            if len(found_by_kind) == _MAX_KINDS:
+                continue
+            if where not in eligible_by_key:
+                eligible_by_key[where] = eligible_nodes(pod, snap, cluster.node)
+            verdicts = fit(request, snap, eligible_by_key[where].rows, now_s)
+            found_by_kind[key] = _could_use(cluster, verdicts)
+        nodes, need_bytes = found_by_kind[key]
+        if nodes:
+            yield _Waiting(request, nodes, need_bytes)
+
+
+def _could_use(cluster: ClusterState, verdicts: Verdicts) -> tuple[frozenset[int], int]:
+    """Return rows of the nodes on which the pod fits alone if they are steered, and its bytes.
+
+    No rows if the pod fits on some node already.
+    """
+    if verdicts.fits.any():
+        return frozenset(), 0
+    candidates = islice(_rejecting(cluster, verdicts), _MAX_NODES)
+    rows = [row for row, each in candidates if _fits_if_steered(cluster, verdicts, row, each.node)]
+    need_bytes = 0
+    if rows:
+        i = int(np.flatnonzero(verdicts.rows == rows[0])[0])
+        for verdict in verdicts.asks:
+            least = np.where(verdict.candidates[i], verdict.need_bytes[i], np.iinfo(np.int64).max)
+            need_bytes += int(least.min())
+    return frozenset(rows), need_bytes
+
+
+def _rejecting(cluster: ClusterState, verdicts: Verdicts) -> Iterator[tuple[int, Steerable]]:
+    """Yield the nodes that reject the pod because of the plugin's choice and can be steered, each
+    with its row, by name."""
+    by_choice = np.isin(verdicts.codes, [CODE_OF[reason] for reason in _BY_CHOICE])
+    rows = verdicts.rows[by_choice]
+    for row in rows[np.argsort(verdicts.snap.name_rank[rows])].tolist():
+        if (found := steerable(cluster, verdicts.snap.nodes[row].name)) is not None:
+            yield row, found
+
+
+def _fits_if_steered(cluster: ClusterState, verdicts: Verdicts, row: int, name: str) -> bool:
+    part = verdicts.snap.part(np.array([row], np.int64))
+    simulation = Simulation(cluster, part, verdicts.now_s)
+    simulation.steer(name)
+    return simulation.fits(verdicts.request, name)
+
+
+def _urgency(pod: Pod) -> tuple[int, str, str]:
+    return -(pod.spec.priority or 0), pod.metadata.creation_timestamp or "", pod.metadata.uid
+
+
+def nodes_text(found: Sequence[Steerable]) -> str:
+    """Return the nodes as a phrase: the only one, or the number and the first."""
+    first = found[0].node
+    return f"node {first}" if len(found) == 1 else f"one of {len(found)} nodes, such as {first}"

@@ -1,0 +1,68 @@
+"""The doctor's finding about pods that steering would place."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gpunode import STEERING_NOT_PERMITTED, GPUNode
+from contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from extender.doctor.findings import Weight, line
+from extender.doctor.node_rules import examine
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from tests.builders import GIB, GPU, NOW_S, gpunode, pod, shared
+from tests.doctor.test_node_rules import SOUND
+from tests.state.test_cluster_state import state_of
+
+COMMAND = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered"
+
+
+def uneven(name: str, **how: Any) -> GPUNode:
+    """Two GPUs of 24 GiB: the plugin's next choice has 4 GiB free, the other one 24."""
+    full = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
+    devices = shared(f"{name}-1", 3, 0, **full), shared(f"{name}-2", 2, 1)
+    plugin = msgspec.structs.replace(SOUND, **{"steering_permitted": True, **how})
+    return gpunode(*devices, name=name, uid=f"gn-{name}", plugin=plugin)
+
+
+def found(*pods: Pod, names: tuple[str, ...] = ("a", "b"), **how: Any) -> list[str]:
+    status = NodeStatus(allocatable={GPU: "6"})
+    state = state_of(
+        *(NodeSeen(Node(metadata=ObjectMeta(name=n, uid=n), status=status)) for n in names),
+        *(GPUNodeSeen(uneven(name, **how), NOW_S) for name in names),
+        *map(PodSeen, pods),
+    )
+    findings = [each for each in examine(state, NOW_S) if "would place" in each.found]
+    assert all(each.weight is Weight.ADVICE for each in findings)
+    return [line(each) for each in findings]
+
+
+def pending(*sizes: str) -> list[Pod]:
+    return [pod(size, uid=f"u{i}", name=f"p{i}") for i, size in enumerate(sizes)]
+
+
+def test_the_pods_and_bytes_that_steering_would_place_are_reported() -> None:
+    assert found(*pending("16Gi", "16Gi", "16Gi")) == [
+        "advice: a, b: 3 pending pods with 48.0 GiB wait although a GPU has enough free memory for "
+        "each of them, because the device plugin chooses the device; steering 2 nodes would place "
+        f"2 of them (32.0 GiB). To do: begin with one node: {COMMAND}; docs/modes.md compares the "
+        "modes."
+    ]
+
+
+def test_one_node_and_one_pod_are_described_in_the_singular() -> None:
+    assert found(*pending("16Gi"), names=("a",)) == [
+        "advice: a: 1 pending pod with 16.0 GiB waits although a GPU has enough free memory for "
+        "it, because the device plugin chooses the device; steering 1 node would place it. To do: "
+        f"{COMMAND}; docs/modes.md compares the modes."
+    ]
+
+
+def test_the_finding_says_what_to_allow() -> None:
+    (shown,) = found(*pending("16Gi"), names=("a",), steering_permitted=False)
+    assert f"To do: steering node a is {STEERING_NOT_PERMITTED}; permit it, then {COMMAND}" in shown
+
+
+@pytest.mark.parametrize("sizes", [(), ("3Gi",), ("25Gi",)])
+def test_there_is_no_finding_if_steering_places_nothing(sizes: tuple[str, ...]) -> None:
+    assert found(*pending(*sizes)) == []

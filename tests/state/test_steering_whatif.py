@@ -1,0 +1,253 @@
+"""Pods that wait only because the device plugin chooses the device, found by simulated steering."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.annotations import DEVICE_CHOICE
+from contract.gpunode import STEERING_NOT_PERMITTED, GPUNode, Plugin
+from contract.kube import Pod, SchedulingGate
+from contract.reasons import Reason
+from extender.placement.fit import fit
+from extender.placement.request import VramRequest
+from extender.state import steering_whatif
+from extender.state.cluster_writer import ClusterWriter
+from extender.state.pending_pods import Explaining
+from extender.state.steering_whatif import Gain, steerable, steering_gain
+from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared
+from tests.state.test_cluster_state import seen, state_of
+from tests.state.test_pending_pods import decision
+
+PERMITTED = Plugin(
+    allocation_policy="distributed", topology_manager_policy="none", steering_permitted=True
+)
+COMMAND = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered"
+
+
+def uneven(name: str = "a", plugin: Plugin = PERMITTED, **numa: int) -> GPUNode:
+    """Three GPUs of 24 GiB: the plugin's next choice has 4 GiB free, the others 22 and 10."""
+
+    def used(gib: int) -> dict[str, Any]:
+        return {"used_bytes": gib * GIB, "unattributed_bytes": gib * GIB}
+
+    return gpunode(
+        shared(f"{name}-1", free=4, allocated=0, **used(20), numa_node=numa.get("first")),
+        shared(f"{name}-2", free=3, allocated=1, **used(2), numa_node=numa.get("others")),
+        shared(f"{name}-3", free=3, allocated=1, **used(14), numa_node=numa.get("others")),
+        name=name,
+        uid=f"gn-{name}",
+        plugin=plugin,
+    )
+
+
+def cluster(
+    *pods: Pod, plugin: Plugin = PERMITTED, choice: str = "", names: tuple[str, ...] = ("a",)
+) -> ClusterWriter:
+    annotations = {DEVICE_CHOICE: choice} if choice else None
+    nodes = (kube_node(name, annotations) for name in names)
+    return state_of(*seen(*nodes, *(uneven(name, plugin) for name in names), *pods))
+
+
+def verdict(state: ClusterWriter, size: str) -> Reason | None:
+    snap, request = state.snapshot(), state.understand(pod(size))
+    assert isinstance(request, VramRequest)
+    return fit(request, snap, snap.rows(["a"]), NOW_S).reason(0)
+
+
+def waiting(*sizes: str) -> list[Pod]:
+    """Pending pods, the first one created first."""
+    pods = [pod(size, uid=f"u{i}", name=f"p{i}") for i, size in enumerate(sizes)]
+    return [
+        msgspec.structs.replace(
+            each,
+            metadata=msgspec.structs.replace(
+                each.metadata, creation_timestamp=f"2026-11-21T00:00:0{i}Z"
+            ),
+        )
+        for i, each in enumerate(pods)
+    ]
+
+
+def gain_of(state: ClusterWriter) -> Gain | None:
+    return steering_gain(state, state.snapshot(), NOW_S)
+
+
+@pytest.mark.parametrize("choice", ["", "predicted", "any"])
+def test_pods_that_steering_would_place_are_counted_with_their_bytes(choice: str) -> None:
+    # 16 GiB go to the second GPU, 9 GiB to the third, and 16 GiB more fit nowhere.
+    state = cluster(*waiting("16Gi", "9Gi", "16Gi"), choice=choice)
+    assert verdict(state, "9Gi") is Reason.MEMORY_ON_SOME
+    gain = gain_of(state)
+    assert gain is not None
+    assert (gain.waiting_pods, gain.waiting_bytes) == (3, 41 * GIB)
+    assert (gain.placed_pods, gain.placed_bytes) == (2, 25 * GIB)
+    assert [each.to_do for each in gain.nodes] == [COMMAND]
+    assert gain.sentence == (
+        "3 pending pods with 41.0 GiB wait although a GPU has enough free memory for each of them, "
+        "because the device plugin chooses the device; steering 1 node would place 2 of them "
+        "(25.0 GiB)"
+    )
+
+
+def test_one_pod_is_described_in_the_singular() -> None:
+    gain = gain_of(cluster(*waiting("16Gi")))
+    assert gain is not None
+    assert gain.sentence == (
+        "1 pending pod with 16.0 GiB waits although a GPU has enough free memory for it, because "
+        "the device plugin chooses the device; steering 1 node would place it"
+    )
+
+
+def test_the_prediction_comes_true_on_a_steered_node() -> None:
+    steered = msgspec.structs.replace(PERMITTED, steered=[GPU])
+    state = cluster(plugin=steered, choice="steered")
+    assert verdict(state, "16Gi") is None
+    assert verdict(state, "22Gi") is None
+    assert verdict(state, "23Gi") is Reason.MEMORY_ON_ANY
+
+
+@pytest.mark.parametrize(
+    ("size", "plugin", "choice"),
+    [
+        pytest.param("3Gi", {}, "", id="the pod fits"),
+        pytest.param("23Gi", {}, "", id="no GPU has enough memory"),
+        pytest.param("16Gi", {}, "gated", id="gated"),
+        pytest.param("16Gi", {"pinning": "honoured"}, "pinned", id="pinned"),
+        pytest.param("23Gi", {"steered": [GPU]}, "steered", id="steered already"),
+    ],
+)
+def test_there_is_no_gain_if_steering_changes_nothing(
+    size: str, plugin: dict[str, Any], choice: str
+) -> None:
+    state = cluster(
+        *waiting(size), plugin=msgspec.structs.replace(PERMITTED, **plugin), choice=choice
+    )
+    assert gain_of(state) is None
+
+
+def test_pods_with_scheduling_gates_and_invalid_requests_do_not_count() -> None:
+    gated = pod("16Gi", uid="g", name="g")
+    spec = msgspec.structs.replace(gated.spec, scheduling_gates=(SchedulingGate("later"),))
+    state = cluster(msgspec.structs.replace(gated, spec=spec), pod("much", uid="m", name="m"))
+    assert gain_of(state) is None
+
+
+def test_a_node_whose_topology_manager_overrules_the_choice_is_not_suggested() -> None:
+    plugin = msgspec.structs.replace(PERMITTED, topology_manager_policy="single-numa-node")
+    for numa, helps in (({"first": 0, "others": 1}, False), ({"first": 0, "others": 0}, True)):
+        node = uneven(plugin=plugin, **numa)
+        state = state_of(*seen(kube_node("a"), node, *waiting("16Gi")))
+        assert verdict(state, "16Gi") is Reason.MEMORY_ON_SOME
+        assert (gain_of(state) is not None) is helps
+
+
+def test_nodes_that_the_pod_may_not_run_on_are_not_suggested() -> None:
+    (asks,) = waiting("16Gi")
+    spec = msgspec.structs.replace(asks.spec, node_selector={"pool": "mine"})
+    assert gain_of(cluster(msgspec.structs.replace(asks, spec=spec))) is None
+
+
+def test_pods_and_nodes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("a", "b", "c")
+    pods = waiting("16Gi", "16Gi", "16Gi", "16Gi")
+    gain = gain_of(cluster(*pods, names=names))
+    assert gain is not None
+    assert [each.node for each in gain.nodes] == ["a", "b", "c"]
+    monkeypatch.setattr(steering_whatif, "_MAX_NODES", 2)
+    gain = gain_of(cluster(*pods, names=names))
+    assert gain is not None
+    assert [each.node for each in gain.nodes] == ["a", "b"]
+    monkeypatch.setattr(steering_whatif, "MAX_PODS", 1)
+    gain = gain_of(cluster(*pods, names=names))
+    assert gain is not None
+    assert (gain.waiting_pods, gain.placed_pods) == (1, 1)
+    mixed = waiting("16Gi", "17Gi", "16Gi", "17Gi")
+    monkeypatch.setattr(steering_whatif, "MAX_PODS", 4)
+    monkeypatch.setattr(steering_whatif, "_MAX_KINDS", 1)
+    gain = gain_of(cluster(*mixed, names=names))
+    assert gain is not None
+    assert (gain.waiting_pods, gain.waiting_bytes) == (2, 32 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "choice", "to_do"),
+    [
+        pytest.param({}, "", COMMAND, id="permitted"),
+        pytest.param({"steering_permitted": None}, "", COMMAND, id="unknown"),
+        pytest.param(
+            {"steering_permitted": False},
+            "",
+            f"steering node a is {STEERING_NOT_PERMITTED}; permit it, then {COMMAND}",
+            id="read-only",
+        ),
+        pytest.param(
+            {"steering_permitted": False, "steering_obstacle": STEERING_NOT_PERMITTED},
+            "steered",
+            f"remove the obstacle to steering node a: {STEERING_NOT_PERMITTED}",
+            id="requested, read-only",
+        ),
+        pytest.param(
+            {},
+            "steered",
+            "remove the obstacle to steering node a: its agent has not reported that it steers",
+            id="requested, not reported",
+        ),
+    ],
+)
+def test_what_to_do_depends_on_what_the_agent_may_do(
+    plugin: dict[str, Any], choice: str, to_do: str
+) -> None:
+    state = cluster(plugin=msgspec.structs.replace(PERMITTED, **plugin), choice=choice)
+    found = steerable(state, "a")
+    assert found is not None
+    assert found.to_do == to_do
+    assert found.known == (plugin.get("steering_permitted", True) is not None)
+
+
+def event(state: ClusterWriter, size: str = "16Gi") -> str:
+    asks = pod(size, uid="uw", name="waits")
+    rejecting = decision(asks, {Reason.MEMORY_ON_SOME: 1})
+    notice = Explaining(state, state.snapshot(), NOW_S).notice(asks, rejecting)
+    assert notice is not None
+    return notice.message
+
+
+def test_the_event_names_the_node_to_steer_and_the_command() -> None:
+    assert event(cluster()) == (
+        "0 of 1 node can take the pod: 1 insufficient GPU memory on a device that the plugin could "
+        "choose. Nearest: short by 12.0 GiB of 16.0 GiB on GPU a-1 of a. If Headroom chose the "
+        f"device, it would fit on node a: {COMMAND}. More: kubectl headroom why -n default waits"
+    )
+    assert (
+        "If Headroom chose the device, it would fit on one of 3 nodes, such as a: kubectl"
+        in event(cluster(names=("c", "a", "b")))
+    )
+
+
+def test_the_event_stays_equal_while_the_cause_lasts() -> None:
+    before = cluster(names=("a", "b"))
+    # Another pod arrives on the suggested GPU, and there is still enough memory.
+    devices = list(uneven().status.devices)  # type: ignore[union-attr]
+    devices[1] = msgspec.structs.replace(devices[1], used_bytes=3 * GIB, unattributed_bytes=3 * GIB)
+    after = gpunode(*devices, uid="gn-a", name="a", version="2", plugin=PERMITTED)
+    shown = event(before)
+    before.apply(seen(after))
+    assert event(before) == shown
+
+
+def test_the_event_names_the_obstacle() -> None:
+    plugin = msgspec.structs.replace(PERMITTED, steering_permitted=False)
+    shown = event(cluster(plugin=plugin))
+    assert f"steering node a is {STEERING_NOT_PERMITTED}; permit it, then {COMMAND}." in shown
+    assert len(shown) < 1024
+
+
+def test_the_event_says_nothing_about_steering_if_it_does_not_help() -> None:
+    assert "Headroom chose" not in event(cluster(), "23Gi")
+
+
+def test_a_pod_of_a_node_without_a_report_is_not_simulated() -> None:
+    state = state_of(*seen(kube_node("bare"), *waiting("16Gi")))
+    assert steerable(state, "bare") is None
+    assert gain_of(state) is None
