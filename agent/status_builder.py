@@ -140,7 +140,7 @@ def summarise(
         plugin=msgspec.structs.replace(
             plugin(sharing_readings),
             steered=sorted(r.resource for r in _all(of, SteeredReading)),
-            steering_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
+            choice_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
             steering_permitted=next((r.permitted for r in _all(of, PermissionReading)), None),
         ),
         sources=sources,

@@ -161,13 +161,6 @@ class UnattributedProcess(KubeStruct, frozen=True):
     used_bytes: int | None = msgspec.field(default=None, name="used")
 
 
-#: Why an agent cannot steer, and which two settings permit it.
-STEERING_NOT_PERMITTED = (
-    "not permitted: the agent has the kubelet's device plugin directory read-only"
-    " (chart value agent.steering.permitted, or component deploy/components/steering)"
-)
-
-
 class Plugin(KubeStruct, frozen=True):
     """Settings of the device plugin and the kubelet that the agent can read."""
 
@@ -183,8 +176,8 @@ class Plugin(KubeStruct, frozen=True):
     pinning: Literal["honoured", "ignored", "unknown"] = "unknown"
     #: Resources for which the kubelet allocates the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
-    #: Why resources are not steered although the node requests steering; empty if they are steered.
-    steering_obstacle: str = ""
+    #: Why the node's device choice has no effect, or not for all resources; empty if it has.
+    choice_obstacle: str = ""
     #: Whether the agent may write to the kubelet's device plugin directory, which steering needs;
     #: None if unknown.
     steering_permitted: bool | None = None

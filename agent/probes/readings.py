@@ -238,7 +238,7 @@ class SteeredReading(Reading):
 
 @dataclass(frozen=True, slots=True)
 class ObstacleReading(Reading):
-    """Why resources are not steered although the node's device choice is ``steered``."""
+    """Why the node's device choice has no effect, or not for all resources."""
 
     reason: str
 

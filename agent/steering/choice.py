@@ -31,9 +31,9 @@ from agent.gate_decision import Limits, asked, certain, missing, reserved_for, r
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import Entry
 from agent.steering.messages import ContainerRequest
+from contract.device_choice import STEERING_NOT_PERMITTED
 from contract.gpunode import (
     ADOPTED,
-    STEERING_NOT_PERMITTED,
     Charge,
     Device,
     GPUNodeSpec,

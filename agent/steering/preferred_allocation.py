@@ -39,6 +39,7 @@ from agent.steering.plugin_registration import (
     restore,
 )
 from contract.annotations import DeviceChoice
+from contract.device_choice import why_not_pinned
 from contract.errors import BadReport
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import ObjectMeta
@@ -129,9 +130,9 @@ class PreferredAllocation:
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
         """Start or end steering as the device choice requires; report what is steered.
 
-        Return a reading for each steered resource, one for each reason why a resource is not
-        steered, and one about the permission to steer. If a container got a replica without the
-        agent, its resource is not steered until the proxy has registered again.
+        Return a reading for each steered resource, one for each reason why the device choice
+        has no effect, and one about the permission to steer. If a container got a replica without
+        the agent, its resource is not steered until the proxy has registered again.
         """
         obstacles = [] if self._leaving else self._adjust()
         if (sample := self._sample()) is not None:
@@ -207,6 +208,8 @@ class PreferredAllocation:
         found = Eligibility()
         if mode is DeviceChoice.STEERED and sample is not None:
             found = eligibility(sample, self._permitted)
+        elif mode is DeviceChoice.PINNED and sample and sample.plugin.pinning != "honoured":
+            found = Eligibility(obstacles=(why_not_pinned(sample.plugin),))
         for resource, registration in self._registrations.items():
             if mode is not DeviceChoice.STEERED or resource in found.excluded:
                 self._give_back(resource, registration)

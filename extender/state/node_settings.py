@@ -11,12 +11,12 @@ from contract.annotations import (
     parse_device_choice,
     parse_reserve,
 )
+from contract.device_choice import why_not_pinned
 from contract.errors import BadAnnotation
 from contract.gpunode import GPUNode, GPUNodeStatus
 from contract.kube import Node
 from contract.reasons import Reason
 from extender.placement.policy import Rules
-from extender.state.device_pinning import why_not_pinned
 from extender.state.label_inventory import mig_obstacle, why_not_believed
 
 
@@ -101,6 +101,6 @@ def obstacle(
     if settings.device_choice is DeviceChoice.PINNED and status.plugin.pinning != "honoured":
         return Reason.CANNOT_PIN, why_not_pinned(status.plugin)
     if settings.device_choice is DeviceChoice.STEERED and not status.plugin.steered:
-        why = status.plugin.steering_obstacle or "its agent has not reported that it steers"
+        why = status.plugin.choice_obstacle or "its agent has not reported that it steers"
         return None, f"annotation {DEVICE_CHOICE}: steered has no effect: {why}"
     return None, ""

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from contract.annotations import DEVICE_CHOICE, DeviceChoice
-from contract.gpunode import STEERING_NOT_PERMITTED
+from contract.device_choice import STEERING_NOT_PERMITTED
 from contract.kube import Pod
 from contract.quantity import gib
 from contract.reasons import Reason
@@ -57,7 +57,7 @@ class Steerable:
 
     @property
     def to_do(self) -> str:
-        """What to do to steer the node, as a phrase."""
+        """The steps to steer the node, as a phrase."""
         if self.requested:
             return f"remove the obstacle to steering node {self.node}: {self.obstacle}"
         if self.obstacle:
@@ -103,8 +103,8 @@ def steerable(cluster: ClusterState, name: str) -> Steerable | None:
         return None
     if not shared_resources(gpunode.status):
         return None
-    requested = choice is DeviceChoice.STEERED or plugin.steering_obstacle != ""
-    obstacle = plugin.steering_obstacle
+    requested = choice is DeviceChoice.STEERED or plugin.choice_obstacle != ""
+    obstacle = plugin.choice_obstacle
     if not obstacle and plugin.steering_permitted is False:
         obstacle = STEERING_NOT_PERMITTED
     if not obstacle and requested:

@@ -15,8 +15,11 @@ from agent.probes.readings import (
     Degraded,
     DeviceReading,
     DriverReading,
+    ObstacleReading,
+    PermissionReading,
     SharingReading,
     SourceReading,
+    SteeredReading,
 )
 from agent.status_builder import rfc3339, summarise
 from agent.status_writer import worth_writing
@@ -299,3 +302,18 @@ def test_every_source_has_a_row_and_what_is_absent_is_no_fault() -> None:
     without = summarise([SourceReading("checkpoint", "absent", "no file")], NOW)
     assert without.conditions[1].status == "True"
     assert worth_writing(found, summarise([DriverReading("nvml", "580"), reading()], NOW), 0.0)
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_what_is_steered_and_what_prevents_it_is_reported(permitted: bool) -> None:
+    readings = [
+        *(SteeredReading(resource) for resource in ("nvidia.com/mig-1g.10gb", "nvidia.com/gpu")),
+        ObstacleReading("no socket"),
+        ObstacleReading("no kubelet"),
+        PermissionReading(permitted),
+    ]
+    plugin = summarise(readings, NOW).plugin
+    assert plugin.steered == ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]
+    assert plugin.choice_obstacle == "no socket; no kubelet"
+    assert plugin.steering_permitted is permitted
+    assert summarise([], NOW).plugin.steering_permitted is None

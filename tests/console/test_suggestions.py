@@ -10,7 +10,8 @@ import pytest
 
 from contract.annotations import DEVICE_CHOICE
 from contract.decision import decision_id
-from contract.gpunode import STEERING_NOT_PERMITTED, Reservation
+from contract.device_choice import STEERING_NOT_PERMITTED
+from contract.gpunode import Reservation
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from contract.reasons import Reason
 from extender.state.changes import (

@@ -278,7 +278,7 @@ STEERED_ANNOTATION = {DEVICE_CHOICE: "steered"}
     ("plugin", "why"),
     [
         pytest.param({}, "its agent has not reported that it steers", id="no word of it"),
-        pytest.param({"steering_obstacle": "not permitted"}, "not permitted", id="an obstacle"),
+        pytest.param({"choice_obstacle": "not permitted"}, "not permitted", id="an obstacle"),
     ],
 )
 def test_a_node_that_asks_to_be_steered_and_is_not_is_named(

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.gpunode import STEERING_NOT_PERMITTED, GPUNode
+from contract.device_choice import STEERING_NOT_PERMITTED
+from contract.gpunode import GPUNode
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from extender.doctor.findings import Weight, line
 from extender.doctor.node_rules import examine

@@ -70,7 +70,7 @@ class SteeredNode:
         return self.reported().plugin.steered
 
     def obstacle(self) -> str:
-        return self.reported().plugin.steering_obstacle
+        return self.reported().plugin.choice_obstacle
 
     def choose(self, choice: str) -> None:
         """Do what an extender does when the Node's annotation changes."""

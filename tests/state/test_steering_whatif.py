@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from contract.annotations import DEVICE_CHOICE
-from contract.gpunode import STEERING_NOT_PERMITTED, GPUNode, Plugin
+from contract.device_choice import STEERING_NOT_PERMITTED
+from contract.gpunode import GPUNode, Plugin
 from contract.kube import Pod, SchedulingGate
 from contract.reasons import Reason
 from extender.placement.fit import fit
@@ -182,7 +183,7 @@ def test_pods_and_nodes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             id="read-only",
         ),
         pytest.param(
-            {"steering_permitted": False, "steering_obstacle": STEERING_NOT_PERMITTED},
+            {"steering_permitted": False, "choice_obstacle": STEERING_NOT_PERMITTED},
             "steered",
             f"remove the obstacle to steering node a: {STEERING_NOT_PERMITTED}",
             id="requested, read-only",
