@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.kube import Pod
@@ -33,6 +34,7 @@ from extender.state.eligible_nodes import (
     feasible,
 )
 from extender.state.journal import scheduler_of
+from extender.state.steering_whatif import Gain, steering_gain
 from extender.state.suggestions import but_not_checked
 
 #: Default page size; every pod is checked against all nodes.
@@ -63,16 +65,35 @@ class PendingView(Recomputed):
     asked: bool
 
 
+class SteeringView(BaseModel):
+    """Pending pods that wait only because the device plugin chooses the device, by simulation."""
+
+    sentence: str
+    waiting_pods: int
+    waiting_bytes: int
+    #: The pods that steering the nodes would place.
+    placed_pods: int
+    placed_bytes: int
+    nodes: list[str]
+    #: The steps to steer the first of the nodes.
+    to_do: str
+
+
 class PendingBody(Paged):
     pods: list[PendingView]
+    #: Null unless ``steering=true`` is requested and steering would place pods.
+    steering: SteeringView | None = None
 
 
 routes = APIRouter()
 
 
 @routes.get("/v1/pending", response_model=PendingBody)
-def pending(context: InContext, snap: Newest, page: AskedPage) -> Response:
-    """List pending pods that request a managed GPU, by namespace and name; 50 by default."""
+def pending(context: InContext, snap: Newest, page: AskedPage, steering: bool = False) -> Response:
+    """List pending pods that request a managed GPU, by namespace and name; 50 by default.
+
+    With ``steering=true`` also simulate which of them steering would place.
+    """
     waiting = {_key(pod): pod for pod in context.cluster.unbound()}
     after = sorted(key for key in waiting if key > page.after)
     shown = after[: page.limit or PODS]
@@ -81,10 +102,24 @@ def pending(context: InContext, snap: Newest, page: AskedPage) -> Response:
     body = PendingBody(
         **context.head(snap), matching=len(waiting), remaining=remaining, continue_=more, pods=[]
     )
+    if steering and (gain := steering_gain(context.cluster, snap, context.monotonic_s())):
+        body.steering = _steering_view(gain)
     # By ``eligibility_key``: pods of one Deployment have the same eligible nodes.
     eligible: dict[bytes, Eligible] = {}
     views = (_view(waiting[key], context, snap, eligible) for key in shown)
     return listed(body, "pods", views)
+
+
+def _steering_view(gain: Gain) -> SteeringView:
+    return SteeringView(
+        sentence=gain.sentence,
+        waiting_pods=gain.waiting_pods,
+        waiting_bytes=gain.waiting_bytes,
+        placed_pods=gain.placed_pods,
+        placed_bytes=gain.placed_bytes,
+        nodes=[each.node for each in gain.nodes],
+        to_do=gain.nodes[0].to_do,
+    )
 
 
 def _key(pod: Pod) -> str:

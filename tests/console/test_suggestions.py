@@ -493,3 +493,27 @@ def test_a_node_is_suggested_for_steering_if_the_plugins_choice_alone_rejects_th
         ]
     )
     assert explained(fleet)["verdict"] == "fits"
+
+
+def test_the_list_of_pending_pods_has_what_steering_would_place() -> None:
+    plugin = msgspec.structs.replace(DISTRIBUTED, steering_permitted=True)
+    full = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
+    devices = shared("next", free=4, **full), shared("other", free=3, allocated=1)
+    fleet = asked(
+        NodeSeen(kube_node("a")),
+        GPUNodeSeen(gpunode(*devices, name="a", plugin=plugin), 0.0),
+        PodSeen(pod("12Gi", uid="u2", name="second")),
+    )
+    assert fleet.get("/v1/pending").json()["steering"] is None
+    assert fleet.get("/v1/pending?steering=true").json()["steering"] == {
+        "sentence": "2 pending pods with 28.0 GiB wait although a GPU has enough free memory for "
+        "each of them, because the device plugin chooses the device; steering 1 node would place 1 "
+        "of them (12.0 GiB)",
+        "waiting_pods": 2,
+        "waiting_bytes": 28 * GIB,
+        "placed_pods": 1,
+        "placed_bytes": 12 * GIB,
+        "nodes": ["a"],
+        "to_do": "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered",
+    }
+    assert fleet.get("/v1/pending?steering=true&limit=1").json()["remaining"] == 1

@@ -252,3 +252,35 @@ def test_a_pod_of_a_node_without_a_report_is_not_simulated() -> None:
     state = state_of(*seen(kube_node("bare"), *waiting("16Gi")))
     assert steerable(state, "bare") is None
     assert gain_of(state) is None
+
+
+def test_a_pod_that_fits_on_another_node_does_not_count() -> None:
+    free = gpunode(shared("free"), name="b", uid="gn-b", plugin=PERMITTED)
+    state = state_of(*seen(kube_node("a"), uneven(), kube_node("b"), free, *waiting("16Gi")))
+    assert verdict(state, "16Gi") is Reason.MEMORY_ON_SOME
+    assert gain_of(state) is None
+
+
+def test_nodes_of_pods_with_different_selectors_are_bounded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [
+        msgspec.structs.replace(
+            each, metadata=msgspec.structs.replace(each.metadata, labels={"pool": each_name})
+        )
+        for each_name in ("a", "b")
+        for each in (kube_node(each_name),)
+    ]
+    pods = [
+        msgspec.structs.replace(
+            each, spec=msgspec.structs.replace(each.spec, node_selector={"pool": pool})
+        )
+        for each, pool in zip(waiting("16Gi", "16Gi"), ("a", "b"), strict=True)
+    ]
+    state = state_of(*seen(*nodes, uneven("a"), uneven("b"), *pods))
+    for limit, placed in ((2, ["a", "b"]), (1, ["a"])):
+        monkeypatch.setattr(steering_whatif, "_MAX_NODES", limit)
+        gain = gain_of(state)
+        assert gain is not None
+        assert [each.node for each in gain.nodes] == placed
+        assert (gain.waiting_pods, gain.placed_pods) == (2, len(placed))

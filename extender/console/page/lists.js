@@ -3,19 +3,20 @@
 import {ask, el, gib, many, podLink, since, table} from "./dom.js";
 
 export function pending(view) {
-  const rows = el("div"), status = el("p", {role: "status"});
+  const rows = el("div"), status = el("p", {role: "status"}), steering = el("div");
   const next = el("button", {type: "button"}, "Next"), first = el("button", {type: "button"}, "From the start");
   let after = "";
   next.addEventListener("click", () => { after = next.dataset.after; load(); });
   first.addEventListener("click", () => { after = ""; load(); });
-  view.append(el("h2", {}, "Pending"), status, rows, el("div", {class: "pages"}, first, next));
+  view.append(el("h2", {}, "Pending"), status, steering, rows, el("div", {class: "pages"}, first, next));
 
   let loads = 0;
   async function load() {
     const ownLoad = ++loads;
-    const body = await ask("v1/pending", {continue: after});
+    const body = await ask("v1/pending", {continue: after, steering: "true"});
     if (ownLoad !== loads) return;  // another load has started
     status.textContent = body.matching ? `${many(body.matching, "pod")} pending for a GPU (source: recomputed, generation ${body.snapshot_generation}).` : "No pod is pending for a GPU.";
+    steering.replaceChildren(...(body.steering ? [el("p", {}, `${body.steering.sentence}. To do: ${body.steering.to_do}`)] : []));
     first.disabled = !after;
     next.disabled = !body.remaining;
     next.dataset.after = body.continue ?? "";
