@@ -27,8 +27,8 @@ from extender.config.fleet_file import Fleet
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
-from extender.placement.snapshot_builder import reach
 from extender.doctor.steering_rule import examine_steering
+from extender.placement.snapshot_builder import reach
 from extender.state.changes import Event, GPUNodeSeen, Relisted
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter

@@ -28,7 +28,12 @@ from extender.state.simulation import Placed, Simulation, shared_resources
 
 #: Reasons that concern a device which the plugin could choose, although another one may fit. With
 #: ``MEMORY_ON_ANY`` no device has enough memory, so the choice does not matter.
-_BY_CHOICE = (Reason.MEMORY_ON_SOME, Reason.UNHEALTHY_DEVICE, Reason.SM_ABOVE_LIMIT)
+_BY_CHOICE = (
+    Reason.MEMORY_ON_SOME,
+    Reason.UNHEALTHY_DEVICE,
+    Reason.CORDONED_DEVICE,
+    Reason.SM_ABOVE_LIMIT,
+)
 #: Maximum number of nodes that are simulated for one pod.
 _MAX_NODES_OF_POD = 8
 #: Maximum number of pods, of different requests among them, and of nodes, that are simulated for

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.annotations import DEVICE_CHOICE
+from contract.annotations import CORDON, DEVICE_CHOICE
 from contract.device_choice import STEERING_NOT_PERMITTED
 from contract.gpunode import GPUNode, Plugin
 from contract.kube import Pod, SchedulingGate
@@ -284,3 +284,20 @@ def test_nodes_of_pods_with_different_selectors_are_bounded_together(
         assert gain is not None
         assert [each.node for each in gain.nodes] == placed
         assert (gain.waiting_pods, gain.placed_pods) == (2, len(placed))
+
+
+def test_steering_avoids_unhealthy_and_cordoned_devices() -> None:
+    free = shared("a-1", free=4), shared("a-2", free=3, allocated=1)
+    unhealthy = msgspec.structs.replace(free[0], healthy=False, health_reason="XID 79")
+    cordon = {CORDON: "a-1"}
+    cases = (
+        ((unhealthy, free[1]), None, Reason.UNHEALTHY_DEVICE),
+        (free, cordon, Reason.CORDONED_DEVICE),
+    )
+    for devices, annotations, rejected in cases:
+        held = gpunode(*devices, name="a", uid="gn-a", plugin=PERMITTED)
+        state = state_of(*seen(kube_node("a", annotations), held, *waiting("16Gi")))
+        assert verdict(state, "16Gi") is rejected
+        gain = gain_of(state)
+        assert gain is not None
+        assert [each.node for each in gain.nodes] == ["a"]
