@@ -131,31 +131,38 @@ def steering_gain(cluster: ClusterState, snap: Snapshot, now_s: float) -> Gain |
     """Simulate all pending pods on steered nodes; None if steering would place none of them.
 
     The first 256 pods by priority and age are examined, and at most 32 nodes are steered: those
-    that most of the pods could use. ``now_s`` is this process's monotonic clock.
+    that reject the most pods because of the plugin's choice. Pods that would fit on none of these
+    do not count. ``now_s`` is this process's monotonic clock.
     """
-    waiting = list(_waiting(cluster, snap, now_s))
-    counts = Counter(row for each in waiting for row in each.nodes)
+    rejected = list(_rejected(cluster, snap, now_s))
+    counts = Counter(row for each in rejected for row in each.nodes)
     if not counts:
         return None
     chosen = sorted(counts, key=lambda row: (-counts[row], snap.nodes[row].name))[:_MAX_NODES]
+    index_of = {row: index for index, row in enumerate(chosen)}
     simulation = Simulation(cluster, snap.part(np.array(chosen, np.int64)), now_s)
     for row in chosen:
         simulation.steer(snap.nodes[row].name)
+    waiting: list[tuple[VramRequest, int, Eligible]] = []
+    idle = simulation.snapshot()
+    for each in rejected:
+        rows = np.array(sorted(index_of[row] for row in each.nodes & index_of.keys()), np.int64)
+        if fit(each.request, idle, rows, now_s).fits.any():
+            waiting.append((each.request, each.need_bytes, Eligible(rows, {})))
     placed_on: Counter[str] = Counter()
     placed_bytes = 0
-    for each in waiting:
-        rows = [i for i, row in enumerate(chosen) if row in each.nodes]
-        at = simulation.place(each.request, Eligible(np.array(rows, np.int64), {}))
+    for request, need_bytes, where in waiting:
+        at = simulation.place(request, where)
         if isinstance(at, Placed):
-            simulation.confirm(each.request.uid, at)
+            simulation.confirm(request.uid, at)
             placed_on[at.node] += 1
-            placed_bytes += each.need_bytes
-    if not placed_on:
-        return None
+            placed_bytes += need_bytes
     names = sorted(placed_on, key=lambda name: (-placed_on[name], name))
+    if not names:
+        return None
     return Gain(
         len(waiting),
-        sum(each.need_bytes for each in waiting),
+        sum(need_bytes for _, need_bytes, _ in waiting),
         placed_on.total(),
         placed_bytes,
         tuple(found for name in names if (found := steerable(cluster, name)) is not None),
@@ -163,17 +170,19 @@ def steering_gain(cluster: ClusterState, snap: Snapshot, now_s: float) -> Gain |
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A pod that fits on no node, and on which nodes it could fit if they were steered."""
+class _Rejected:
+    """A pod that fits on no node, and the nodes that reject it because of the plugin's choice."""
 
     request: VramRequest
+    #: Rows of the snapshot.
     nodes: frozenset[int]
     #: The bytes that the pod needs on one device of each of its resources.
     need_bytes: int
 
 
-def _waiting(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_Waiting]:
-    """Yield the pods that wait only because of the plugin's choice, in the order of scheduling."""
+def _rejected(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_Rejected]:
+    """Yield the pods that some node rejects because of the plugin's choice, in the order of
+    scheduling."""
     eligible_by_key: dict[bytes, Eligible] = {}
     found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[int], int]] = {}
     pods = sorted(cluster.unbound(), key=_urgency)
@@ -188,21 +197,18 @@ def _waiting(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_W
             if where not in eligible_by_key:
                 eligible_by_key[where] = eligible_nodes(pod, snap, cluster.node)
             verdicts = fit(request, snap, eligible_by_key[where].rows, now_s)
-            found_by_kind[key] = _could_use(cluster, verdicts)
+            found_by_kind[key] = _rejecting_nodes(cluster, verdicts)
         nodes, need_bytes = found_by_kind[key]
         if nodes:
-            yield _Waiting(request, nodes, need_bytes)
+            yield _Rejected(request, nodes, need_bytes)
 
 
-def _could_use(cluster: ClusterState, verdicts: Verdicts) -> tuple[frozenset[int], int]:
-    """Return rows of the nodes on which the pod fits alone if they are steered, and its bytes.
-
-    No rows if the pod fits on some node already.
-    """
+def _rejecting_nodes(cluster: ClusterState, verdicts: Verdicts) -> tuple[frozenset[int], int]:
+    """Return rows of nodes that reject the pod because of the plugin's choice, and the bytes that
+    the pod needs; no rows if it fits on some node."""
     if verdicts.fits.any():
         return frozenset(), 0
-    candidates = islice(_rejecting(cluster, verdicts), _MAX_NODES)
-    rows = [row for row, each in candidates if _fits_if_steered(cluster, verdicts, row, each.node)]
+    rows = [row for row, _ in islice(_rejecting(cluster, verdicts), _MAX_NODES)]
     need_bytes = 0
     if rows:
         i = int(np.flatnonzero(verdicts.rows == rows[0])[0])
