@@ -6,6 +6,7 @@ The stock plugin counts replicas, so it would give every second of these pods an
 import random
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from contract.annotations import DEVICE_CHOICE
@@ -13,7 +14,7 @@ from contract.gpunode import GPUNode
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import PODS
 from tests.e2e.conftest import Tell
-from tests.e2e.nodes import RESOURCE
+from tests.e2e.nodes import GIB, RESOURCE
 from tests.e2e.real import RealCluster
 from tests.e2e.watching import Watch
 
@@ -102,6 +103,55 @@ def test_an_annotation_of_the_node_turns_steering_off_and_on(cluster: RealCluste
     cluster.until(lambda: modes(cluster)[first] == ("", False), "the agent's default")
     choose(cluster, first, "steered")
     cluster.until(lambda: modes(cluster)[first] == ("steered", True), "it is steered again")
+
+
+def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealCluster) -> None:
+    for name in cluster.machines:
+        choose(cluster, name, "predicted")
+    cluster.until(lambda: set(modes(cluster).values()) == {("predicted", False)}, "none is steered")
+    for machine in cluster.machines.values():
+        cluster.until(lambda m=machine: m.allocatable() == 4 * GPUS, "every replica")
+    # On each node, one pod on each GPU: the plugin may choose the one with 4 GiB free next.
+    for node in cluster.machines:
+        for gib in (20, 4):
+            name = f"{node}-{gib}"
+            cluster.ask(name, gib, nodeSelector={"kubernetes.io/hostname": node})
+            cluster.until(lambda name=name: runs(cluster, name), f"{name} runs")
+    cluster.ask("waits", 16)
+    steer = None
+
+    def suggested() -> bool:
+        nonlocal steer
+        url = f"{cluster.debug_url()}/v1/explain/pods/e2e/waits"
+        answer = httpx.get(url, timeout=30.0)
+        advice = answer.json()["advice"] if answer.status_code == 200 else []
+        steer = next((each for each in advice if each["kind"] == "steer"), None)
+        return steer is not None and steer["nodes"] == NODES
+
+    cluster.until(suggested, "steering is suggested")
+    assert steer is not None
+    command = f"kubectl annotate --overwrite node {steer['node']} {DEVICE_CHOICE}=steered"
+    assert steer["sentence"].endswith(f"; {command}")
+    body = httpx.get(f"{cluster.debug_url()}/v1/pending?steering=true", timeout=30.0).json()
+    found = body["steering"]
+    assert (found["placed_pods"], found["placed_bytes"]) == (1, 16 * GIB)
+    cluster.plane.kubectl(*command.split()[1:])
+    cluster.until(lambda: at_home(cluster, "waits"), "the pod is where the ledger chose")
+    assert cluster.node_of("waits") == steer["node"]
+    head, row = cluster.plane.kubectl("get", "gn", steer["node"], "-o", "wide").splitlines()
+    assert row[head.index("DEVICE-CHOICE") :].startswith("steered ")
+    assert row[head.index("STEERED") :].startswith(f'["{RESOURCE}"]')
+    assert row[head.index("OBSTACLE") :].strip() == ""
+    for name in cluster.machines:
+        choose(cluster, name, "steered")
+    cluster.until(lambda: all(steered(node) for node in cluster.gpunodes()), "all are steered")
+
+
+def runs(cluster: RealCluster, name: str) -> bool:
+    """Whether the agent reports the pod on a device."""
+    uid = cluster.pod(name)["metadata"]["uid"]
+    statuses = [node.status for node in cluster.gpunodes() if node.status is not None]
+    return any(use.uid == uid for status in statuses for use in status.pods)
 
 
 def modes(cluster: RealCluster) -> dict[str, tuple[str, bool]]:
