@@ -304,6 +304,22 @@ def test_a_foreign_script_does_not_run(readings: Looked) -> None:
     assert page.evaluate("window.ran") is None
 
 
+def test_the_pending_page_shows_what_steering_would_place(readings: Looked) -> None:
+    sentence = "1 pending pod with 16.0 GiB waits; steering 1 node would place it"
+    to_do = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered"
+
+    def with_steering(route: Route) -> None:
+        response = route.fetch()
+        body = response.json()
+        assert body["steering"] is None  # the only pending pod is larger than any GPU
+        body["steering"] = {"sentence": sentence, "to_do": to_do}
+        route.fulfill(response=response, json=body)
+
+    readings.page.route("**/v1/pending?*steering=true*", with_steering)
+    page = readings.open("/pending")
+    expect(page.get_by_text(f"{sentence}. To do: {to_do}")).to_be_visible()
+
+
 def test_names_are_text_whatever_they_hold(readings: Looked, server: Server) -> None:
     name = "<img src=x onerror=alert(1)>"
     ask(server, name, "90Gi", ["h100"])
