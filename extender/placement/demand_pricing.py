@@ -68,8 +68,12 @@ class Market:
 
     @property
     def uniform(self) -> bool:
-        """Whether all prices are about equal, so that they prefer no class."""
-        return float(self.prices.max()) <= (1 + MATERIAL) * float(self.prices.min())
+        """Whether all prices are about equal, so that they prefer no class.
+
+        Size 0 does not count: it is that of nodes without devices, such as nodes without a report.
+        """
+        priced = self.prices[self.sizes > 0]
+        return not len(priced) or float(priced.max()) <= (1 + MATERIAL) * float(priced.min())
 
     def classes(self, snap: Snapshot, rows: Rows) -> Rows:
         """Return for each of these rows the index in ``sizes`` of its largest device's class.

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from contract.gpunode import Replicas
 from contract.kube import Pod
+from contract.reasons import Reason
 from extender.placement.demand_pricing import DemandMix, DemandTracker, Market, market, prices
 from extender.placement.fit import fit
 from extender.placement.fit_cache import FitCache
@@ -241,6 +242,14 @@ def test_equal_prices_score_as_with_pack(demand: dict[tuple[int, ...], float]) -
         assert cached.scores.tolist() == ranking.scores.tolist()
         scores.append((ranking.scores.tolist(), {n: t.tolist() for n, t in ranking.terms.items()}))
     assert scores[0] == scores[1]
+
+
+def test_a_node_without_devices_has_no_price() -> None:
+    """For example, its agent has never reported. No pod can use it, so its class would cost 0."""
+    bare = weighed(name="bare", reason=Reason.NO_REPORT)
+    snap = build([*fleet().nodes, bare])
+    assert of(snap, {(SMALL, LARGE): 3.0}).uniform
+    assert not of(snap, {(SMALL, LARGE): 3.0, (LARGE,): 3.0}).uniform
 
 
 def test_cached_ranks_match_the_terms_with_prices() -> None:
