@@ -155,12 +155,20 @@ def capacity_changes(cluster: ClusterState, wanted: bool) -> Iterator[CapacityCh
 def _capacity_mib(terms: NodeTerms, cluster: ClusterState) -> int | None:
     """Return the allocatable memory of the node's healthy managed devices, in MiB.
 
-    Devices that share one memory count once. Return None if no managed device is known.
+    Only the reserved memory of cordoned devices counts. Devices that share one memory count once.
+    Return None if no managed device is known.
     """
     devices = [each for each in terms.devices if cluster.rules.manages(each.device.resource)]
-    healthy = (each for each in devices if each.health_issue is None)
-    mib = sum(each.allocatable_bytes // max(each.sharers, 1) // MIB for each in healthy)
-    return mib if devices else None
+    return sum(_offered_mib(each) for each in devices) if devices else None
+
+
+def _offered_mib(terms: DeviceTerms) -> int:
+    mib = terms.allocatable_bytes // max(terms.sharers, 1) // MIB
+    if terms.cordoned:
+        # kube-scheduler and the kubelet count the requests of the pods there. Without their memory
+        # they would reject pods although other devices are free.
+        return min(mib, -(-terms.reservation_bytes // max(terms.sharers, 1) // MIB))
+    return mib if terms.health_issue is None else 0
 
 
 def _current_mib(node: Node) -> int | None:

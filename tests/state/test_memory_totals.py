@@ -200,3 +200,15 @@ def test_a_cordoned_device_is_not_part_of_the_extended_resource() -> None:
     assert list(capacity_changes(state, True)) == [CapacityChange("n", 24 * 1024)]
     state.apply([NodeSeen(kube_node("n"))])
     assert list(capacity_changes(state, True)) == [CapacityChange("n", 48 * 1024)]
+
+
+def test_pods_on_a_cordoned_device_keep_their_part_of_the_extended_resource() -> None:
+    """kube-scheduler and kubelets count their requests. Without this part, pods would be rejected
+    although other devices are free, and a kubelet that restarts could reject these pods too."""
+    state = ClusterWriter(Rules(), 90.0, 0.0)
+    taken, free = shared("a", free=2, allocated=2), shared("b")
+    held = {"u": reservation({"a": 6 * GIB}), "v": reservation({"a": 4 * GIB - 1})}
+    pods = [use("u", "a", GIB), use("v", "a", GIB, replica="1")]
+    node = gpunode(taken, free, reservations=held, pods=pods)
+    state.apply([NodeSeen(kube_node("n", {CORDON: "a"})), GPUNodeSeen(node, NOW_S)])
+    assert list(capacity_changes(state, True)) == [CapacityChange("n", (24 + 10) * 1024)]
