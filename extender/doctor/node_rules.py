@@ -175,7 +175,7 @@ def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
         yield (
             Weight.WARNING,
             f"annotation {CORDON} names {', '.join(unknown)}, which is no GPU of the node",
-            "correct the annotation: kubectl headroom top GPU lists the UUIDs of the node",
+            "correct the annotation: kubectl headroom top gpu lists the UUIDs of the node",
         )
     closing = [
         each.device.uuid for each in facts.node.devices if each.cordoned and reach(each) == 1

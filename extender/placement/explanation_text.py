@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from contract.annotations import PROCESSES
+from contract.annotations import CORDON, PROCESSES
 from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.device_reading import Activity
@@ -57,8 +57,7 @@ def _device_lines(device: DeviceExplanation, measured: bool) -> list[str]:
     if not terms.believed:
         return [terms.health_detail]
     if terms.cordoned:
-        which = terms.health_detail or "it takes no new pods until kubectl headroom uncordon"
-        return [f"cordoned: {which}"]
+        return [f"cordoned: annotation {CORDON} of the node names {terms.health_detail or 'it'}"]
     if terms.unhealthy is not None:
         return [f"unhealthy, {terms.health_detail}"]
     free = f"{gib(device.free_bytes)} free" if device.free_bytes > 0 else "nothing free"

@@ -114,7 +114,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             {"annotations": {CORDON: "GPU-x"}},
             Weight.WARNING,
             f"annotation {CORDON} names GPU-x, which is no GPU of the node",
-            "kubectl headroom top GPU",
+            "kubectl headroom top gpu",
             id="a cordoned GPU that the node does not have",
         ),
         pytest.param(
