@@ -24,6 +24,10 @@ COMMANDS = {
         "drift": "Compare each reservation with reality.",
         "doctor": "Find what costs the cluster safety or memory, and what to do.",
     },
+    "Maintain GPUs": {
+        "cordon": "Let GPUs of a node take no new pods; --evict empties them.",
+        "uncordon": "Let GPUs of a node take pods again.",
+    },
     "Follow and report": {
         "log": "List changes: reservations, decisions, reports and devices.",
         "ui": "Show the console's page in a browser.",
@@ -48,7 +52,7 @@ COMMANDS = {
 #: Commands of ``kubectl headroom`` that ``headroom`` also has.
 DEBUG_API_COMMANDS = {
     *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
-    *("log", "snapshot", "ui"),
+    *("cordon", "uncordon", "log", "snapshot", "ui"),
 }
 _KNOWN = {name for commands in COMMANDS.values() for name in commands}
 #: Commands of the extender, which need more packages than the client has.
@@ -132,7 +136,7 @@ def usage() -> str:
     lines += [
         "",
         "For the options of a command: headroom COMMAND --help",
-        "The first four groups, except replay, are commands of kubectl headroom too.",
+        "The first five groups, except replay, are commands of kubectl headroom too.",
         "For their common options, such as --context: kubectl headroom --help",
         "The others and doctor need more packages: pip install 'headroom-gpu[extender]',",
         "or for agent and gate: pip install 'headroom-gpu[agent]'",

@@ -1,1 +1,4 @@
-"""`kubectl headroom`: shows data of the debug API at a terminal. It only uses the HTTP API."""
+"""`kubectl headroom`: shows data of the debug API at a terminal, over HTTP.
+
+Only ``cordon`` and ``uncordon`` write to the cluster, with the user's own credentials.
+"""

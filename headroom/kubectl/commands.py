@@ -1,8 +1,9 @@
 """The commands of ``kubectl headroom``: each calls the debug API and prints the answer.
 
-The commands only read. Exit status: 0, answered; 1, the object does not exist, or a pod of a
-what-if does not fit; 2, an error on the command line, also if the debug API finds it; 3, no answer:
-the debug API cannot be reached, failed, or does not let the user read.
+All commands but ``cordon`` and ``uncordon`` only read. Exit status: 0, answered; 1, the object does
+not exist, a pod of a what-if does not fit, or a pod was not evicted; 2, an error on the command
+line, also if the debug API finds it; 3, no answer: the debug API cannot be reached, failed, or does
+not let the user read.
 """
 
 import contextlib
@@ -15,8 +16,18 @@ import typer
 
 from headroom.kubectl import tables
 from headroom.kubectl import top as top_tables
+from headroom.kubectl.cordon_commands import cordon, uncordon
 from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
-from headroom.kubectl.help import EXPLAIN, FOLLOW, HELP_NAMES, MEMORY, PLAN, GroupedHelp, Subject
+from headroom.kubectl.help import (
+    EXPLAIN,
+    FOLLOW,
+    HELP_NAMES,
+    MAINTAIN,
+    MEMORY,
+    PLAN,
+    GroupedHelp,
+    Subject,
+)
 from headroom.kubectl.options import (
     AllNamespaces,
     DataFormat,
@@ -45,10 +56,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=HELP_NAMES,
-    help="Show which pods hold GPU memory, and why pods wait. No command changes anything.",
+    help="Show which pods hold GPU memory, and why pods wait. Only cordon and uncordon"
+    " change anything.",
     epilog="Exit status: 0: answered; 1: the object does not exist, the query is rejected, or a pod"
-    " of a what-if does not fit; 2: an error on the command line; 3: Headroom's console cannot be"
-    " reached or does not answer.",
+    " of a what-if does not fit or was not evicted; 2: an error on the command line; 3: Headroom's"
+    " console or the API server cannot be reached or does not answer.",
 )
 
 
@@ -267,6 +279,10 @@ def drift(
     chosen = options.namespace(namespace, all_namespaces)
     table = tables.drift(body, chosen, wide=output is Output.WIDE)
     show_table(body, table, output, _no_pods("has a reservation", chosen))
+
+
+app.command(rich_help_panel=MAINTAIN)(cordon)
+app.command(rich_help_panel=MAINTAIN)(uncordon)
 
 
 @app.command(rich_help_panel=FOLLOW)

@@ -12,6 +12,7 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 MEMORY = "See memory"
 EXPLAIN = "Explain decisions"
 PLAN = "Plan and check"
+MAINTAIN = "Maintain GPUs"
 FOLLOW = "Follow and report"
 
 

@@ -88,7 +88,7 @@ class PortForward:
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str) -> None:
         """Select a ready pod. Raises ``CommandError`` if there is none, or without a cluster."""
-        self._api = _core_api(kubeconfig, context)
+        self._api = core_api(kubeconfig, context)
         self._namespace = namespace
         self._target = self._ready_pod()
         self.name = f"pod {namespace}/{self._target.pod}"
@@ -198,7 +198,8 @@ def default_namespace(kubeconfig: str | None, context: str | None) -> str:
     return str((chosen or {}).get("context", {}).get("namespace") or "default")
 
 
-def _core_api(kubeconfig: str | None, context: str | None) -> Any:
+def core_api(kubeconfig: str | None, context: str | None) -> Any:
+    """Return a ``CoreV1Api`` of the kubeconfig. Raises ``CommandError``."""
     try:
         from kubernetes import client, config
     except ImportError as err:

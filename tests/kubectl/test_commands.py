@@ -24,7 +24,7 @@ from extender.app.cli import app as extender_app
 from headroom.__main__ import COMMANDS, DEBUG_API_COMMANDS, unknown, usage
 from headroom.__main__ import main as dispatch
 from headroom.kubectl.commands import app
-from headroom.kubectl.help import EXPLAIN, FOLLOW, MEMORY, PLAN
+from headroom.kubectl.help import EXPLAIN, FOLLOW, MAINTAIN, MEMORY, PLAN
 from headroom.plugin import complete
 from tests.controlplane import ROOT
 from tests.kubectl.transcripts import run
@@ -293,7 +293,7 @@ def test_headroom_has_every_command_that_reads_the_debug_api() -> None:
 def test_help_lists_every_command_in_its_group() -> None:
     shown = run("", "--help")
     assert shown.returncode == 0
-    headings = [MEMORY, EXPLAIN, PLAN, FOLLOW]
+    headings = [MEMORY, EXPLAIN, PLAN, MAINTAIN, FOLLOW]
     assert re.findall(r"^(\w[\w ]+):$", shown.stdout, re.MULTILINE) == ["Options", *headings]
     for heading in headings:
         group = shown.stdout.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]

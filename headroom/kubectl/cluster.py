@@ -1,0 +1,219 @@
+"""Changes of a cluster with the user's own credentials: a Node's annotation, and evictions."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from headroom.kubectl.debug_api_client import BAD_INPUT, TIMEOUT_S, UNREACHABLE, CommandError
+from headroom.kubectl.transport import core_api
+
+#: Attempts to write a Node that other clients write too; kubelets write a Node's status about once
+#: in 10 s.
+_ATTEMPTS = 5
+#: Maximum number of names in a message.
+_MOST_NAMES = 10
+_MAX_MESSAGE = 1000
+_NODE_RULE = "{apiGroups: [''], resources: [nodes], verbs: [get, patch]}"
+_EVICTION_RULES = (
+    "{apiGroups: [''], resources: [pods], verbs: [get]} and "
+    "{apiGroups: [''], resources: [pods/eviction], verbs: [create]}"
+)
+
+
+class Conflict(Exception):
+    """Another client has written the object since it was read."""
+
+
+class Outcome(Enum):
+    """Result of a request to evict a pod."""
+
+    ACCEPTED = "accepted"
+    #: The pod has ended or was deleted.
+    GONE = "gone"
+    #: A disruption budget or the API server's own limits allow no eviction now.
+    LATER = "later"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRead:
+    """Version and annotations of a Node."""
+
+    version: str
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PodRead:
+    """Facts of a pod that decide whether it is evicted."""
+
+    uid: str
+    #: Its controller, such as "DaemonSet fluentd"; empty if it has none.
+    controller: str
+    mirror: bool
+    #: Whether it was deleted, or all its containers have ended.
+    ends: bool
+
+
+class Cluster:
+    """The API server of the kubeconfig. All methods raise ``CommandError``."""
+
+    def __init__(self, kubeconfig: str | None, context: str | None) -> None:
+        self._api = core_api(kubeconfig, context)
+
+    def node(self, name: str) -> NodeRead:
+        """Read a Node."""
+        from kubernetes.client.exceptions import ApiException
+
+        with _explained(f"node {name} cannot be read", _NODE_RULE):
+            try:
+                metadata = self._api.read_node(name, _request_timeout=TIMEOUT_S).metadata
+            except ApiException as err:
+                if err.status != 404:
+                    raise
+                raise CommandError(f"there is no node {name}. {self._node_names()}", 2) from err
+        return NodeRead(str(metadata.resource_version), dict(metadata.annotations or {}))
+
+    def _node_names(self) -> str:
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            listed = self._api.list_node(_request_timeout=TIMEOUT_S).items
+        except ApiException:
+            return "To list all: kubectl get nodes"
+        return nodes_listed(str(node.metadata.name) for node in listed)
+
+    def annotate(self, name: str, read: NodeRead, key: str, value: str | None) -> None:
+        """Set an annotation of the Node that was read; None removes it. Raises ``Conflict``."""
+        from kubernetes.client.exceptions import ApiException
+
+        path = "/metadata/annotations"
+        pointer = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+        patch: list[dict[str, Any]] = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": read.version}
+        ]
+        if value is None:
+            patch += [{"op": "remove", "path": pointer}] if key in read.annotations else []
+        else:
+            patch += [] if read.annotations else [{"op": "add", "path": path, "value": {}}]
+            patch.append({"op": "add", "path": pointer, "value": value})
+        with _explained(f"node {name} cannot be changed", _NODE_RULE):
+            try:
+                self._api.patch_node(name, patch, _request_timeout=TIMEOUT_S)
+            except ApiException as err:
+                if err.status != 409:
+                    raise
+                raise Conflict from err
+
+    def pod(self, namespace: str, name: str) -> PodRead | None:
+        """Read a pod; None if there is none of this name."""
+        from kubernetes.client.exceptions import ApiException
+
+        with _explained(f"pod {namespace}/{name} cannot be read", _EVICTION_RULES):
+            try:
+                pod = self._api.read_namespaced_pod(name, namespace, _request_timeout=TIMEOUT_S)
+            except ApiException as err:
+                if err.status != 404:
+                    raise
+                return None
+        owners = pod.metadata.owner_references or ()
+        controller = next((f"{each.kind} {each.name}" for each in owners if each.controller), "")
+        return PodRead(
+            uid=str(pod.metadata.uid),
+            controller=controller,
+            mirror="kubernetes.io/config.mirror" in (pod.metadata.annotations or {}),
+            ends=pod.metadata.deletion_timestamp is not None
+            or (pod.status is not None and pod.status.phase in ("Succeeded", "Failed")),
+        )
+
+    def evict(self, namespace: str, name: str, uid: str) -> tuple[Outcome, str]:
+        """Evict the pod with this uid; return the outcome and the API server's reason."""
+        from kubernetes import client
+        from kubernetes.client.exceptions import ApiException
+
+        body = client.V1Eviction(
+            metadata=client.V1ObjectMeta(name=name, namespace=namespace),
+            delete_options=client.V1DeleteOptions(preconditions=client.V1Preconditions(uid=uid)),
+        )
+        with _explained(f"pod {namespace}/{name} cannot be evicted", _EVICTION_RULES):
+            try:
+                self._api.create_namespaced_pod_eviction(
+                    name, namespace, body, _request_timeout=TIMEOUT_S
+                )
+            except ApiException as err:
+                match err.status:
+                    case 404 | 409:  # 409: another pod has the name now
+                        return Outcome.GONE, ""
+                    case 429:
+                        return Outcome.LATER, message_of(err)
+                    case 500:  # also if several disruption budgets select the pod
+                        return Outcome.FAILED, message_of(err)
+                raise
+        return Outcome.ACCEPTED, ""
+
+
+def annotate(cluster: Cluster, name: str, key: str, change: Any) -> NodeRead:
+    """Set an annotation to ``change(node)``, and read the node again after a conflict.
+
+    ``change`` returns the value from the Node that was read, or None to remove the annotation.
+    Returns the Node as it was before. Raises ``CommandError``.
+    """
+    for _ in range(_ATTEMPTS):
+        read = cluster.node(name)
+        value = change(read)
+        if value == read.annotations.get(key):
+            return read
+        try:
+            cluster.annotate(name, read, key, value)
+        except Conflict:
+            continue
+        return read
+    raise CommandError(
+        f"node {name} was changed by other clients during each of {_ATTEMPTS} attempts to annotate "
+        "it; nothing was changed: run the command again",
+        UNREACHABLE,
+    )
+
+
+def nodes_listed(names: Any) -> str:
+    """Return a sentence with the names of the nodes, at most 10."""
+    every = sorted(names)
+    if not every:
+        return "There are no nodes"
+    more = f" and {len(every) - _MOST_NAMES} more" if len(every) > _MOST_NAMES else ""
+    return f"There are: {', '.join(every[:_MOST_NAMES])}{more}"
+
+
+def message_of(err: Any) -> str:
+    """Return the message of an ``ApiException``: that of its first cause, or of its status."""
+    try:
+        status = json.loads(err.body)
+        causes = (status.get("details") or {}).get("causes") or [{}]
+        text = causes[0].get("message") or status["message"]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        text = f"{err.status} {err.reason}"
+    return str(text)[:_MAX_MESSAGE]
+
+
+@contextmanager
+def _explained(what: str, rules: str) -> Iterator[None]:
+    """Raise ``CommandError`` for errors of the API server; for 403, with the missing rules."""
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except ApiException as err:
+        if err.status == 403:
+            why = f"{message_of(err)}; you need a ClusterRole with {rules}"
+        elif err.status == 401:
+            why = "401: the API server rejects the kubeconfig's credentials"
+        else:
+            why = message_of(err)
+        exit_code = BAD_INPUT if err.status in (400, 422) else UNREACHABLE
+        raise CommandError(f"{what}: {why}", exit_code) from err
+    except HTTPError as err:
+        raise CommandError(f"{what}: the API server does not answer: {err}", UNREACHABLE) from err

@@ -1,0 +1,193 @@
+"""GPUs of a node that take no new pods: selection, preview and annotation. Pure functions."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract.annotations import CORDON, DEVICE_CHOICE, parse_cordon
+from contract.errors import BadAnnotation
+from contract.quantity import gib
+from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError
+from headroom.kubectl.top import counted
+
+Body = Mapping[str, Any]
+#: A whole UUID as the driver reports it, also of a MIG device of an old driver.
+_WHOLE_UUID = re.compile(
+    r"(MIG-)?(GPU-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/\d+/\d+)?", re.IGNORECASE
+)
+_UUID_EXAMPLE = "GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d"
+#: Values of a node's ``certainty`` with which Headroom chooses the device of a pod.
+_HEADROOM_CHOOSES = ("steered", "pinned")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU or a MIG device that can be cordoned."""
+
+    uuid: str
+    #: The number of the physical GPU; None if the debug API did not report it.
+    index: int | None = None
+    #: The devices that take no pods if it is cordoned: itself, or all MIG devices of the GPU.
+    devices: tuple[Body, ...] = field(default=(), compare=False)
+    #: MIG device: the UUID of its physical GPU.
+    parent: str | None = None
+
+    def __str__(self) -> str:
+        return self.uuid if self.index is None else f"{self.uuid} (GPU {self.index})"
+
+
+def gpus_of(node: Body, parents: Mapping[str, str]) -> list[Gpu]:
+    """Return what can be cordoned on a node of the debug API.
+
+    ``parents``: MIG device -> its physical GPU, which can be cordoned too.
+    """
+    found = []
+    of_parent: dict[str, list[Body]] = {}
+    for device in node["devices"]:
+        parent = parents.get(device["uuid"])
+        found.append(Gpu(device["uuid"], device["index"], (device,), parent))
+        if parent is not None:
+            of_parent.setdefault(parent, []).append(device)
+    for parent, devices in of_parent.items():
+        found.append(Gpu(parent, devices[0]["index"], tuple(devices)))
+    return found
+
+
+def selected(node: str, gpus: Sequence[Gpu], given: Iterable[str]) -> list[Gpu]:
+    """Return the GPU of each word: a UUID, the unique start of one, or an index.
+
+    An index selects a physical GPU. Raises ``CommandError`` with the node's GPUs.
+    """
+    chosen: dict[str, Gpu] = {}
+    for word in given:
+        found = [gpu for gpu in gpus if gpu.uuid == word]
+        if not found and word.isascii() and word.isdecimal():
+            found = [gpu for gpu in gpus if gpu.index == int(word) and gpu.parent is None]
+        elif not found and word:
+            found = [gpu for gpu in gpus if gpu.uuid.startswith(word)]
+        if len(found) != 1:
+            why = f"{len(found)} GPUs match" if found else "has no such GPU"
+            known = ", ".join(map(str, found or gpus)) or "none"
+            what = f"{word!r} is not unique on node {node}: {why}" if found else None
+            raise CommandError(
+                f"{what or f'node {node} has no GPU {word!r}. It has'}: {known}. "
+                f"Example: kubectl headroom cordon {node} "
+                f"{(found or gpus)[0].uuid if found or gpus else _UUID_EXAMPLE}",
+                BAD_INPUT,
+            )
+        chosen[found[0].uuid] = found[0]
+    return list(chosen.values())
+
+
+def whole_uuids(given: Sequence[str], why: str) -> list[Gpu]:
+    """Return the GPUs of whole UUIDs, if the debug API cannot be asked because of ``why``.
+
+    Raises ``CommandError`` if a word is only the start of a UUID, or an index.
+    """
+    for word in given:
+        if not _WHOLE_UUID.fullmatch(word):
+            raise CommandError(
+                f"{word!r} is no whole UUID, and the debug API, which has the GPUs of the node, "
+                f"cannot be asked: {why}. Give the whole UUID, as nvidia-smi -L prints it. "
+                f"Example: {_UUID_EXAMPLE}",
+                BAD_INPUT,
+            )
+    return [Gpu(word) for word in dict.fromkeys(given)]
+
+
+def annotated(node: str, annotations: Mapping[str, str]) -> frozenset[str]:
+    """Return the UUIDs of the node's annotation. Raises ``CommandError`` if it is not valid."""
+    try:
+        return parse_cordon(annotations.get(CORDON, ""))
+    except BadAnnotation as err:
+        raise CommandError(
+            f"node {node}: {err}. To remove it: kubectl annotate node {node} {CORDON}-", BAD_INPUT
+        ) from err
+
+
+def annotation(uuids: Set[str]) -> str | None:
+    """Return the value of the annotation; None to remove it. Raises ``CommandError``."""
+    text = ",".join(sorted(uuids))
+    try:
+        parse_cordon(text)
+    except BadAnnotation as err:
+        raise CommandError(str(err), BAD_INPUT) from err
+    return text or None
+
+
+def preview(
+    node: Body, chosen: Sequence[Gpu], annotations: Mapping[str, str], evict: bool = False
+) -> Iterator[str]:
+    """Yield lines about what the node loses if the GPUs are cordoned.
+
+    ``annotations``: those of the Node; ``evict``: whether pods on the GPUs will be evicted.
+    """
+    for gpu in chosen:
+        models = ", ".join(sorted({device["model"] for device in gpu.devices}))
+        yield f"GPU {gpu.index} of node {node['name']}: {gpu.uuid}, {models}"
+        pods = list(_pods(gpu))
+        stay = "" if evict else " stays" if len(pods) == 1 else " stay"
+        yield f"  {counted(len(pods), 'pod')} on it{stay}:" if pods else "  no pod is on it"
+        yield from (f"    {pod}" for pod in pods)
+        yield f"  lost: {_amounts(_open(gpu.devices))}"
+    cordoned = {device["uuid"] for gpu in chosen for device in gpu.devices}
+    cordoned |= {device["uuid"] for device in node["devices"] if device["cordoned"]}
+    yield from _closing(node, cordoned, annotations)
+
+
+def _pods(gpu: Gpu) -> Iterator[str]:
+    for device in gpu.devices:
+        for pod in device["holders"]:
+            where = "" if pod["observed"] else ", may be on another GPU: no report shows it yet"
+            amount = gib(pod["requested_bytes"])
+            yield f"{pod['namespace']}/{pod['name']}: {amount} reserved{where}"
+        if hidden := device["hidden_holders"]:
+            yield f"{counted(hidden, 'more pod')} that you may not read"
+
+
+def _open(devices: Iterable[Body]) -> list[Body]:
+    """Return the devices that take pods."""
+    return [each for each in devices if not each["cordoned"] and each["unhealthy"] is None]
+
+
+def _amounts(devices: Sequence[Body]) -> str:
+    if not devices:
+        return "nothing, because it takes no pods already"
+    replicas = sum(device["replicas_free"] for device in devices)
+    # MIG compute instances of one memory each have the figures of the whole memory.
+    free = {each["memory_id"]: max(each["headroom_bytes"], 0) for each in devices}
+    return f"{counted(replicas, 'free replica')}, {gib(sum(free.values()))} headroom"
+
+
+def _closing(node: Body, cordoned: Set[str], annotations: Mapping[str, str]) -> Iterator[str]:
+    """Yield which resources close because the device plugin could choose a cordoned device."""
+    name = node["name"]
+    if node["certainty"] in _HEADROOM_CHOOSES:
+        return
+    chosen_by_plugin = [each for each in node["devices"] if each["policy"] != "steered"]
+    offers = False
+    for resource in sorted({each["resource"] for each in chosen_by_plugin}):
+        devices = [each for each in chosen_by_plugin if each["resource"] == resource]
+        others = [each for each in _open(devices) if each["uuid"] not in cordoned]
+        here = [each for each in devices if each["uuid"] in cordoned]
+        if not here or not others:
+            continue
+        offers = True
+        next_one = next((each for each in here if each["candidate"]), None)
+        if next_one is None:
+            yield (
+                "The device plugin does not choose a cordoned GPU next. While it could, all of "
+                f"{resource} on node {name} closes."
+            )
+            continue
+        yield (
+            f"All of {resource} on node {name} closes while the device plugin could choose a "
+            "cordoned GPU:"
+        )
+        yield f"  {next_one['uuid']}: {next_one['candidate_because']}"
+        yield f"  also lost, on {counted(len(others), 'other GPU')}: {_amounts(others)}"
+    if offers:
+        overwrite = " --overwrite" if DEVICE_CHOICE in annotations else ""
+        yield "To keep the other GPUs open, let Headroom choose the GPU of each pod:"
+        yield f"  kubectl annotate node {name} {DEVICE_CHOICE}=steered{overwrite}"

@@ -1,0 +1,189 @@
+"""An API server and a debug API in this process, with the answers that a test sets."""
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import yaml
+
+CORDON = "headroom.gpu/cordon"
+Answer = tuple[int, dict[str, Any]]
+
+
+def status(code: int, message: str, **details: Any) -> Answer:
+    """Return an answer as the API server sends its errors."""
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
+    return code, body | {"code": code, "details": details}
+
+
+@dataclass
+class FakeCluster:
+    """Nodes and pods by name; ``write_node`` accepts a patch only of the current version."""
+
+    annotations: dict[str, dict[str, str]] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: Bodies of nodes of the debug API; MIG device -> physical GPU.
+    debug: dict[str, Any] = field(default_factory=dict)
+    mig_parents: dict[str, str] = field(default_factory=dict)
+    #: Answers to the next evictions of a pod; afterwards, it is accepted and the pod ends.
+    evictions: dict[str, deque[Answer]] = field(default_factory=dict)
+    #: (method, part of the path) -> the answer to all such requests.
+    answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
+    #: Values of the annotation that another client writes just before the next patches.
+    others: deque[str] = field(default_factory=deque)
+    requests: list[str] = field(default_factory=list)
+    evicted: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+
+    def add(self, node: Any, annotations: dict[str, str] | None = None) -> None:
+        """Add a node; both APIs have it."""
+        self.debug[node["name"]] = node
+        self.annotations[node["name"]] = annotations or {}
+        self.versions[node["name"]] = 7
+
+    def add_pod(self, name: str, owner: str = "ReplicaSet", **metadata: Any) -> None:
+        """Add pod team-a/NAME with uid uid-NAME; without controller if ``owner`` is empty."""
+        owners = [{"apiVersion": "v1", "kind": owner, "name": "o", "uid": "o", "controller": True}]
+        self.pods[name] = {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "metadata": {
+                "namespace": "team-a",
+                "name": name,
+                "uid": f"uid-{name}",
+                "ownerReferences": owners if owner else [],
+                **metadata,
+            },
+            "status": {"phase": "Running"},
+        }
+
+    def answer(self, method: str, path: str, body: Any) -> Answer:
+        self.requests.append(f"{method} {path}")
+        for (of_method, part), answer in self.answers.items():
+            if method == of_method and part in path:
+                return answer
+        if path.startswith("/v1/"):
+            return self._debug(path.split("/")[2:])
+        if path == "/api/v1/nodes":
+            return 200, {"items": [self._node(name) for name in self.annotations]}
+        if match := re.fullmatch(r"/api/v1/nodes/([^/]+)", path):
+            return self._write(match[1], body) if method == "PATCH" else self._read(match[1])
+        match = re.fullmatch(r"/api/v1/namespaces/team-a/pods/([^/]+)(/eviction)?", path)
+        assert match, path
+        if match[1] not in self.pods:
+            return status(404, f'pods "{match[1]}" not found')
+        return self._evict(match[1], body) if match[2] else (200, self.pods[match[1]])
+
+    def _debug(self, path: list[str]) -> Answer:
+        if len(path) == 1:
+            return 200, {"nodes": [*self.debug.values()]}
+        if len(path) == 4:
+            return 200, {"mig_parent": self.mig_parents.get(path[3])}
+        if path[1] not in self.debug:
+            return 404, {"detail": f"node {path[1]} is not known"}
+        return 200, {"node": self.debug[path[1]]}
+
+    def _node(self, name: str) -> dict[str, Any]:
+        metadata = {"name": name, "resourceVersion": str(self.versions[name])}
+        return {"metadata": metadata | {"annotations": self.annotations[name] or None}}
+
+    def _read(self, name: str) -> Answer:
+        if name not in self.annotations:
+            return status(404, f'nodes "{name}" not found')
+        return 200, self._node(name)
+
+    def _write(self, name: str, patch: list[dict[str, Any]]) -> Answer:
+        if self.others:
+            self.annotations[name] = {CORDON: self.others.popleft()}
+            self.versions[name] += 1
+        first, *operations = patch
+        version = self.versions[name]
+        assert first["path"] == "/metadata/resourceVersion"
+        if first != {"op": "replace", "path": "/metadata/resourceVersion", "value": str(version)}:
+            return status(409, "the object has been modified")
+        given = {**self.annotations[name]} or None
+        for each in operations:
+            key = each["path"].removeprefix("/metadata/annotations").removeprefix("/")
+            key = key.replace("~1", "/").replace("~0", "~")
+            if not key:
+                given = each["value"]
+            elif given is None:
+                return status(422, "the path of the operation does not exist")
+            elif each["op"] == "remove":
+                del given[key]
+            else:
+                given[key] = each["value"]
+        self.annotations[name], self.versions[name] = given or {}, version + 1
+        return self._read(name)
+
+    def _evict(self, name: str, body: dict[str, Any]) -> Answer:
+        self.evicted.append(body)
+        uid = body["deleteOptions"]["preconditions"]["uid"]
+        if uid != self.pods[name]["metadata"]["uid"]:
+            return status(409, "the UID in the precondition does not match")
+        if waiting := self.evictions.get(name):
+            return waiting.popleft()
+        self.end(name)
+        return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+
+    def end(self, name: str) -> None:
+        """End a pod; no report shows it any more."""
+        del self.pods[name]
+        for node in self.debug.values():
+            for device in node["devices"]:
+                device["holders"] = [pod for pod in device["holders"] if pod["name"] != name]
+
+    def cordoned(self, node: str) -> str | None:
+        return self.annotations[node].get(CORDON)
+
+
+@contextmanager
+def serving_fake(folder: Path) -> Iterator[tuple[FakeCluster, str]]:
+    """Serve a fake cluster on loopback. Yields it and the path of a kubeconfig for it."""
+    cluster = FakeCluster()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _serve(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            body = json.loads(self.rfile.read(length)) if length else None
+            path = self.path.partition("?")[0]
+            code, answer = cluster.answer(self.command, path, body)
+            payload = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        do_GET = do_POST = do_PATCH = _serve
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log no requests."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            cluster.url = f"http://127.0.0.1:{server.server_address[1]}"
+            kubeconfig = folder / "kubeconfig"
+            content = {
+                "kind": "Config",
+                "apiVersion": "v1",
+                "clusters": [{"name": "c", "cluster": {"server": cluster.url}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "c",
+            }
+            kubeconfig.write_text(yaml.safe_dump(content))
+            yield cluster, str(kubeconfig)
+        finally:
+            server.shutdown()
+            thread.join()
