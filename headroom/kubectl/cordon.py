@@ -17,8 +17,6 @@ _WHOLE_UUID = re.compile(
     r"(MIG-)?(GPU-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/\d+/\d+)?", re.IGNORECASE
 )
 _UUID_EXAMPLE = "GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d"
-#: Values of a node's ``certainty`` with which Headroom chooses the device of a pod.
-_HEADROOM_CHOOSES = ("steered", "pinned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +161,15 @@ def _amounts(devices: Sequence[Body]) -> str:
 def _closing(node: Body, cordoned: Set[str], annotations: Mapping[str, str]) -> Iterator[str]:
     """Yield which resources close because the device plugin could choose a cordoned device."""
     name = node["name"]
-    if node["certainty"] in _HEADROOM_CHOOSES:
-        return
-    chosen_by_plugin = [each for each in node["devices"] if each["policy"] != "steered"]
-    offers = False
-    for resource in sorted({each["resource"] for each in chosen_by_plugin}):
-        devices = [each for each in chosen_by_plugin if each["resource"] == resource]
+    by_plugin = [each for each in node["devices"] if _plugin_chooses(node, each)]
+    closing = []
+    for resource in sorted({each["resource"] for each in by_plugin}):
+        devices = [each for each in by_plugin if each["resource"] == resource]
         others = [each for each in _open(devices) if each["uuid"] not in cordoned]
         here = [each for each in devices if each["uuid"] in cordoned]
         if not here or not others:
             continue
-        offers = True
+        closing += here
         next_one = next((each for each in here if each["candidate"]), None)
         if next_one is None:
             yield (
@@ -187,7 +183,19 @@ def _closing(node: Body, cordoned: Set[str], annotations: Mapping[str, str]) -> 
         )
         yield f"  {next_one['uuid']}: {next_one['candidate_because']}"
         yield f"  also lost, on {counted(len(others), 'other GPU')}: {_amounts(others)}"
-    if offers:
+    if any(each["sharing"] != "none" for each in closing):
         overwrite = " --overwrite" if DEVICE_CHOICE in annotations else ""
         yield "To keep the other GPUs open, let Headroom choose the GPU of each pod:"
         yield f"  kubectl annotate node {name} {DEVICE_CHOICE}=steered{overwrite}"
+    elif closing:
+        yield "Headroom cannot choose GPUs that are not shared, so steering does not prevent this."
+
+
+def _plugin_chooses(node: Body, device: Body) -> bool:
+    """Return whether the device plugin chooses the device, not Headroom.
+
+    Headroom chooses shared devices of steered nodes, and of pinned nodes for pods that follow their
+    placement.
+    """
+    pinned = node["certainty"] == "pinned" and device["sharing"] != "none"
+    return not pinned and device["policy"] != "steered"

@@ -122,9 +122,11 @@ def test_a_dry_run_changes_nothing(fake: Fake) -> None:
 def test_no_resource_closes_if_headroom_chooses_or_no_other_gpu_is_left(
     fake: Fake, how: str
 ) -> None:
-    others = {"resource": "nvidia.com/other"} if how == "the last of its resource" else {}
+    policy = "steered" if how == "steered" else "distributed"
+    resource = "nvidia.com/other" if how == "the last of its resource" else "nvidia.com/gpu"
     certainty = how if how in ("steered", "pinned") else "exact"
-    fake.add(gpu(0, A), gpu(1, B, **others), certainty=certainty)
+    other = gpu(1, B, policy=policy, resource=resource)
+    fake.add(gpu(0, A, policy=policy), other, certainty=certainty)
     shown = fake.run("cordon", "gpu-a", "0").stdout
     assert shown.splitlines()[1:] == [
         "  no pod is on it",
@@ -141,6 +143,15 @@ def test_a_gpu_that_the_plugin_could_choose_later_is_mentioned(fake: Fake) -> No
         "nvidia.com/gpu on node gpu-a closes.",
         "To keep the other GPUs open, let Headroom choose the GPU of each pod:",
         f"  {STEER} --overwrite",
+    ]
+
+
+def test_steering_is_not_offered_for_gpus_that_are_not_shared(fake: Fake) -> None:
+    fake.add(gpu(0, A, sharing="none"), gpu(1, B, sharing="none"), certainty="steered")
+    lines = fake.run("cordon", "gpu-a", "0").stdout.splitlines()
+    assert lines[5:7] == [
+        "  also lost, on 1 other GPU: 4 free replicas, 80.0 GiB headroom",
+        "Headroom cannot choose GPUs that are not shared, so steering does not prevent this.",
     ]
 
 
