@@ -182,9 +182,9 @@ def nodes_listed(names: Any) -> str:
     """Return a sentence with the names of the nodes, at most 10."""
     every = sorted(names)
     if not every:
-        return "There are no nodes"
+        return "No node is known"
     more = f" and {len(every) - _MOST_NAMES} more" if len(every) > _MOST_NAMES else ""
-    return f"There are: {', '.join(every[:_MOST_NAMES])}{more}"
+    return f"Known nodes: {', '.join(every[:_MOST_NAMES])}{more}"
 
 
 def message_of(err: Any) -> str:

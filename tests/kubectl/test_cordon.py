@@ -198,7 +198,7 @@ def test_after_a_conflict_the_node_is_read_again(fake: Fake) -> None:
 
 def test_unknown_names_are_answered_with_what_exists(fake: Fake) -> None:
     cases = {
-        ("gpu-x", "0"): "Headroom has no node gpu-x. There are: gpu-a\n",
+        ("gpu-x", "0"): "Headroom has no node gpu-x. Known nodes: gpu-a\n",
         ("gpu-a", "7"): f"node gpu-a has no GPU '7'. It has: {A} (GPU 0), {B} (GPU 1). Example: "
         f"kubectl headroom cordon gpu-a {A}\n",
         ("gpu-a", "GPU-"): f"'GPU-' is not unique on node gpu-a: 2 GPUs match: {A} (GPU 0), ",
@@ -213,7 +213,7 @@ def test_unknown_names_are_answered_with_what_exists(fake: Fake) -> None:
     fake.cluster.annotations["cpu"], fake.cluster.versions["cpu"] = {}, 1
     shown = fake.run("cordon", "gpu-a", "0")
     assert shown.returncode == 2
-    assert shown.stderr == "kubectl headroom: there is no node gpu-a. There are: cpu\n"
+    assert shown.stderr == "kubectl headroom: there is no node gpu-a. Known nodes: cpu\n"
 
 
 def test_a_missing_right_is_named(fake: Fake) -> None:
