@@ -102,7 +102,7 @@ class _Sums:
         self.allocatable_bytes += terms.allocatable_bytes
         self.reservation_bytes += terms.reservation_bytes + terms.unconfirmed_bytes
         self.unattributed_bytes += terms.unattributed_bytes + terms.unreserved_pods_bytes
-        self.used_bytes += terms.device.used_bytes
+        self.used_bytes += max(0, terms.device.used_bytes)
 
 
 def _models(snap: Snapshot, now_s: float) -> list[ModelView]:

@@ -1,9 +1,10 @@
 """The verdict on a pod, and the pending GPU pods, each with what it lacks on the nearest node."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -85,11 +86,15 @@ class PendingBody(Paged):
     steering: SteeringView | None = None
 
 
+Steering = Annotated[bool, Query(description="Simulate steering too.", examples=["true"])]
+
 routes = APIRouter()
 
 
 @routes.get("/v1/pending", response_model=PendingBody)
-def pending(context: InContext, snap: Newest, page: AskedPage, steering: bool = False) -> Response:
+def pending(
+    context: InContext, snap: Newest, page: AskedPage, steering: Steering = False
+) -> Response:
     """List pending pods that request a managed GPU, by namespace and name; 50 by default.
 
     With ``steering=true`` also simulate which of them steering would place.

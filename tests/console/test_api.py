@@ -245,6 +245,16 @@ def test_nodes_with_a_stale_report_are_sorted_first_and_found_by_their_reason(fl
     assert names("troubled=true") == stale
 
 
+def test_unknown_use_counts_as_nothing_in_fleet_totals() -> None:
+    """A device reports -1 if its driver does not report the use."""
+    fleet = Asked()
+    lost = shared("GPU-b", used_bytes=-1, memory_bytes=-1)
+    node = gpunode(shared("GPU-a", used_bytes=5 * GIB), lost)
+    fleet.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(node, 0.0)])
+    (model,) = fleet.get("/v1/fleet").json()["models"]
+    assert (model["devices"], model["used_bytes"]) == (2, 5 * GIB)
+
+
 def test_memory_that_compute_instances_share_counts_once_in_fleet_totals() -> None:
     fleet = Asked()
     usage = {"model": "MIG 1c.3g.20gb", "used_bytes": 5 * GIB}
