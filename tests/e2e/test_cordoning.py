@@ -106,6 +106,9 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
     cluster.start_controller_manager()
     replica_set(cluster, "held", 4, [NODE])
     cluster.until(lambda: bool(cluster.bound()), "the pod is bound")
+    # The pod that replaces it must not come to this node, which reports no new pod.
+    closed = {"spec": {"unschedulable": True}}
+    cluster.plane.call("PATCH", f"/api/v1/nodes/{NODE}", closed, MERGE)
     (pod,) = cluster.bound()
     run(cluster, pod)
     cluster.nodes.give(pod, 1, used_bytes=GIB)
