@@ -40,7 +40,8 @@ from agent.probes.readings import (
     Reading,
 )
 from agent.probes.replica_ids import resolve
-from contract.gpunode import MAX_DEVICE_BYTES, ContainerLimit, Device, PodUse, UnattributedProcess
+from contract.gpunode import ContainerLimit, Device, PodUse, UnattributedProcess
+from contract.quantity import MAX_DEVICE_BYTES
 
 _Device = TypeVar("_Device", Device, DeviceReading)
 

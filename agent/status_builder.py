@@ -41,7 +41,6 @@ from agent.probes.readings import (
 )
 from agent.sharing import Share, SharingReadings, plugin, shares
 from contract.gpunode import (
-    MAX_DEVICE_BYTES,
     MAX_UNATTRIBUTED_PROCESSES,
     Condition,
     Device,
@@ -50,6 +49,7 @@ from contract.gpunode import (
     Source,
     summary_of,
 )
+from contract.quantity import MAX_DEVICE_BYTES
 
 _R = TypeVar("_R")
 #: Type of reading -> readings of that type.

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from contract.errors import BadAnnotation, BadQuantity
-from contract.gpunode import MAX_DEVICE_BYTES
-from contract.quantity import format_bytes, parse_bytes
+from contract.quantity import MAX_DEVICE_BYTES, format_bytes, parse_bytes
 
 PREFIX = "headroom.gpu/"
 

@@ -11,7 +11,7 @@ import msgspec
 
 from contract.errors import BadReport
 from contract.kube import KubeStruct, ObjectMeta
-from contract.quantity import gib
+from contract.quantity import MAX_DEVICE_BYTES, gib
 
 API_VERSION = "headroom.gpu/v1alpha1"
 GROUP = "headroom.gpu"
@@ -19,8 +19,6 @@ VERSION = "v1alpha1"
 PLURAL = "gpunodes"
 KIND = "GPUNode"
 
-#: More than any device has. A larger value is a mistake; the limit keeps sums in int64.
-MAX_DEVICE_BYTES = 1 << 44
 MAX_DEVICES = 256
 MAX_REPLICAS = 1024
 #: Names of the sources that report which pod holds which device.

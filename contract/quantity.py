@@ -18,6 +18,8 @@ from contract.errors import BadQuantity
 #: Longer texts are rejected, which Kubernetes would not do. 2**63 nanobytes have 28 digits.
 MAX_LENGTH = 64
 MAX_INT64 = (1 << 63) - 1
+#: More than any device has. A larger value is a mistake; the limit keeps sums in int64.
+MAX_DEVICE_BYTES = 1 << 44
 
 _SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([a-zA-Z]*|[eE][+-]?[0-9]+)")
 #: Suffix -> power of ten. ``E`` alone is exa, ``E`` with digits after it an exponent.

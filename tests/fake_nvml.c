@@ -426,7 +426,7 @@ ret nvmlShutdown(void)
     }
     return OK;
 }
-const char *nvmlErrorString(ret code) { (void)code; return "an error that only this driver knows"; }
+const char *nvmlErrorString(ret code) { (void)code; return "an error that only this driver has"; }
 ret nvmlSystemGetDriverVersion(char *to, unsigned size) { ENTER(NULL); return text(driver, to, size); }
 ret nvmlSystemGetCudaDriverVersion_v2(int *to) { ENTER(NULL); *to = cuda; return OK; }
 ret nvmlSystemGetCudaDriverVersion(int *to) { ENTER(NULL); *to = cuda; return OK; }

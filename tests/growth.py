@@ -31,6 +31,7 @@ class Fixed:
 #: Temporary collections of one call or request. Their size is limited by the request
 #: (``extender.console.problem_details``, ``extender.server.http_limits``) or by one snapshot.
 PASSING = {
+    "extender/state/node_settings.py": ["NodeSettings.cordoned"],
     "extender/admission/json_patch.py": ["Draft.operations"],
     "extender/state/changes.py": ["Effects.events", "Effects.outcomes", "Effects.unsettled"],
     "extender/state/evictable_pods.py": ["Needs._terms"],

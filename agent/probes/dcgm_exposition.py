@@ -21,7 +21,7 @@ from prometheus_client.samples import Sample
 
 from agent.probes.readings import ActivityReading, DeviceReading
 from agent.probes.sm_activity import ratio
-from contract.gpunode import MAX_DEVICE_BYTES
+from contract.quantity import MAX_DEVICE_BYTES
 
 _MIB = 1 << 20
 #: Values that DCGM uses for a missing figure: the blank of 32-bit integers and of doubles, each

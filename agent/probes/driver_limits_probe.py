@@ -29,7 +29,7 @@ from agent.probes.readings import (
     SourceReading,
 )
 from agent.probes.replica_ids import resolve
-from contract.gpunode import MAX_DEVICE_BYTES
+from contract.quantity import MAX_DEVICE_BYTES
 
 _log = structlog.get_logger()
 

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from contract.annotations import DEFAULT_VRAM, parse_vram
 from contract.gpunode import (
-    MAX_DEVICE_BYTES,
     MAX_DEVICES,
     MAX_REPLICAS,
     Device,
@@ -21,6 +20,7 @@ from contract.gpunode import (
     summary_of,
 )
 from contract.kube import Namespace, Node, NodeStatus, ObjectMeta
+from contract.quantity import MAX_DEVICE_BYTES
 from extender.config.constraints import QuantityBytes
 from extender.config.loading import read_yaml
 from extender.errors import BadSettings

@@ -12,8 +12,7 @@ from decimal import ROUND_CEILING, Decimal
 
 from contract.annotations import PPM, Bytes, Share
 from contract.errors import BadQuantity, shortened
-from contract.gpunode import MAX_DEVICE_BYTES
-from contract.quantity import parse_bytes
+from contract.quantity import MAX_DEVICE_BYTES, parse_bytes
 
 GPU = "nvidia.com/gpu"
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import PPM, Amount, Bytes, ReplicaShare, Share
-from contract.gpunode import MAX_DEVICE_BYTES, Device
+from contract.gpunode import Device
+from contract.quantity import MAX_DEVICE_BYTES
 from extender.placement.device_accounting import allocatable
 from extender.placement.device_reading import UNBELIEVED, duplicate_uuids, health_issues
 from extender.placement.report_index import memories_of

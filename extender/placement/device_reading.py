@@ -13,7 +13,8 @@ from math import inf
 
 import msgspec
 
-from contract.gpunode import MAX_DEVICE_BYTES, MAX_REPLICAS, SM_SOURCES, Device
+from contract.gpunode import MAX_REPLICAS, SM_SOURCES, Device
+from contract.quantity import MAX_DEVICE_BYTES
 from contract.reasons import Reason
 
 #: Issues with which the reported values of a device are not used.

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.annotations import ScoringPolicy
-from contract.gpunode import MAX_DEVICE_BYTES
+from contract.quantity import MAX_DEVICE_BYTES
 from extender.placement.chosen_device import Nodes
 from extender.placement.fit import AskVerdict, Verdicts
 from extender.placement.snapshot import MOST_BYTES, Mask, Rows, Snapshot

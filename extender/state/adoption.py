@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from contract.annotations import DEVICES
-from contract.gpunode import ADOPTED, MAX_DEVICE_BYTES, Charge, Device, Reservation
+from contract.gpunode import ADOPTED, Charge, Device, Reservation
 from contract.kube import Pod
 from contract.pod_limits import MAX_CONTAINERS, container_count
+from contract.quantity import MAX_DEVICE_BYTES
 from extender.placement.amounts import DeviceArrays, device_arrays, needed
 from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest, replicas_requested, understand

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 
 from contract.errors import BadQuantity
 from contract.gpunode import (
-    MAX_DEVICE_BYTES,
     MAX_DEVICES,
     MAX_REPLICAS,
     Device,
@@ -40,7 +39,7 @@ from contract.gpunode import (
     Source,
 )
 from contract.kube import Node
-from contract.quantity import gib, parse_bytes
+from contract.quantity import MAX_DEVICE_BYTES, gib, parse_bytes
 from contract.reasons import Reason
 from extender.placement.policy import MIB, Rules
 from extender.state.instance_types import TYPE, gpus_of

@@ -335,7 +335,7 @@ class TestLedger:
 
 class TestOtherSchedulers:
     POLICY = "headroom-other-schedulers"
-    SAID = "a pod that asks for a GPU must be placed by Headroom"
+    SAID = "a pod that requests a GPU must be placed by Headroom"
 
     @pytest.mark.parametrize(
         "spec",

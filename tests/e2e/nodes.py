@@ -162,6 +162,8 @@ class Nodes:
             namespace=pod["metadata"]["namespace"],
             name=place.pod,
             container="main",
+            # Unique, because the referee only counts replicas.
+            replica=f"{_uuid(place.node, index)}::{pod['metadata']['uid']}",
             used_bytes=_request_bytes(pod),
             source="test",
         )

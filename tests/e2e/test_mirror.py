@@ -125,7 +125,7 @@ def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None
     cluster.until(lambda: len(cluster.bound()) == 2 and cluster.decided(), "both run")
     assert {pod["status"]["phase"] for pod in cluster.pods()} == {"Running"}
     (gpunode,) = cluster.gpunodes()
-    assert gpunode.spec.reserved == "40Gi"
+    assert gpunode.spec.reserved == "40.0 GiB"
 
     # Neither on any device nor on the node: kube-scheduler rejects it before it calls the extender.
     cluster.until(lambda: created(cluster, "c", 10) == "", "nothing is counted any more")
