@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from contract.annotations import DEVICE_CHOICE
+from contract.annotations import CORDON, DEVICE_CHOICE
 from contract.gpunode import Plugin
 from contract.kube import (
     Affinity,
@@ -104,6 +104,18 @@ def test_victims_on_an_offered_node(
     assert {node: set(uids) for node, uids in shown(result).items()} == {
         node: set(uids) for node, uids in leave.items()
     }
+
+
+def test_no_pod_is_evicted_from_a_cordoned_device() -> None:
+    def victims(*devices: Sequence[On], gib: int, cordoned: str = "") -> dict[str, list[str]]:
+        cluster = full_node("n", *devices, annotations={CORDON: cordoned})
+        return shown(found(cluster, of=newcomer(gib), offered={"n": ["a"]}))
+
+    assert victims(ONE_DEVICE, gib=12) == {"n": ["a", "b"]}
+    assert victims(ONE_DEVICE, gib=12, cordoned="n-0") == {}
+    two = [On("a", 20)], [On("b", 20)]
+    assert victims(*two, gib=20) == {"n": ["a"]}
+    assert victims(*two, gib=20, cordoned="n-0") == {"n": ["b"]}
 
 
 def test_a_critical_newcomer_does_not_drive_out_critical_pods() -> None:
