@@ -29,7 +29,7 @@ CONFIG = "--config /etc/headroom/config/headroom.yaml"
 @starts_processes
 def played(request: pytest.FixtureRequest) -> dict[str, Any]:
     if os.geteuid() != 0:
-        pytest.skip("containers need root")
+        pytest.fail("make containers needs root: it mounts file systems and starts containers")
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # the first build takes minutes and prints progress
         built(*BINARIES, "helm")

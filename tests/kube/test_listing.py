@@ -114,7 +114,7 @@ def test_kinds_without_rights_are_named(
 
 
 def test_missing_rights_are_named(plane: ControlPlane) -> None:
-    shown = doctor("--kubeconfig", str(plane.kubeconfig("nobody-of-the-tests")))
+    shown = doctor("--kubeconfig", str(plane.kubeconfig("unknown-token")))
     assert shown.returncode == 2
     (line,) = shown.stderr.splitlines()
     assert line.startswith("headroom: the cluster cannot be listed: GET /api/v1/nodes: 401")

@@ -452,10 +452,10 @@ def test_the_doctor_takes_the_context_before_and_after_its_name(
     kubeconfig.write_text(
         "{kind: Config, apiVersion: v1, clusters: [], users: [], contexts: [], current-context: c}"
     )
-    where = ["--kubeconfig", str(kubeconfig), "--context", "of-nobody"]
+    where = ["--kubeconfig", str(kubeconfig), "--context", "unknown-context"]
     reported = run("", *where, "doctor") if before else run("", "doctor", *where)
     assert reported.returncode == 2
-    assert "of-nobody" in reported.stderr
+    assert "unknown-context" in reported.stderr
 
 
 def test_version_is_printed() -> None:

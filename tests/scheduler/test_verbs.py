@@ -72,10 +72,10 @@ def test_filter_keeps_memory_for_the_pod_that_is_bound_next(server: Server) -> N
     assert passed(server, first, "shared") == ["shared"]
     assert passed(server, second, "shared", "large") == ["large"]
     assert passed(server, first, "shared") == ["shared"]  # not for itself, though
-    assert passed(server, first, "nobody-knows") == []
+    assert passed(server, first, "unknown-node") == []
     assert passed(server, second, "shared") == ["shared"]  # the first comes no more
     assert passed(server, first, "large", "shared", "pair")
-    assert passed(server, second, "nobody-knows") == []
+    assert passed(server, second, "unknown-node") == []
     assert passed(server, first, "shared") == ["shared"]
     assert server.post("/filter", offer(second, "shared")).json()["FailedAndUnresolvableNodes"] == {
         "shared": "insufficient GPU memory on any device"
@@ -97,9 +97,9 @@ def test_filter_keeps_memory_on_the_node_that_prioritize_ranked_first(server: Se
 
 def test_a_pod_that_asks_for_no_gpu_is_kept_from_nowhere(server: Server) -> None:
     assert passed(server, pod("first", "16Gi"), "shared") == ["shared"]
-    assert passed(server, pod("plain", gpus=0), "shared", "nobody-knows") == [
+    assert passed(server, pod("plain", gpus=0), "shared", "unknown-node") == [
         "shared",
-        "nobody-knows",
+        "unknown-node",
     ]
 
 
@@ -215,14 +215,14 @@ def test_a_pod_without_a_gpu_prefers_full_nodes_and_is_not_recorded(
     server: Server,
 ) -> None:
     holder, plain = pod("holder", "30Gi"), pod("plain", gpus=0)
-    everywhere = ("large", "nobody-knows", "shared", "pair", "whole")
+    everywhere = ("large", "unknown-node", "shared", "pair", "whole")
 
     def result(*names: str) -> list[dict[str, Any]]:
         return list(server.post("/prioritize", offer(plain, *names)).json())
 
     assert result(*everywhere) == [{"Host": "shared", "Score": 10}]
-    assert result("nobody-knows", "large") == [{"Host": "large", "Score": 10}]
-    assert result("nobody-knows", "or-that") == []
+    assert result("unknown-node", "large") == [{"Host": "large", "Score": 10}]
+    assert result("unknown-node", "or-that") == []
     passed(server, holder, "large")
     assert bind(server, holder, "large") == ""  # of its 80 GiB it leaves 50: pair has 48
     assert result("large", "pair", "whole") == [{"Host": "pair", "Score": 10}]
