@@ -37,6 +37,12 @@ UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
 #: Maximum number of unattributed processes listed per node. The bytes of the others count too.
 MAX_UNATTRIBUTED_PROCESSES = 64
 
+#: When the use of a starting container has settled: it is above so many bytes, and for so many
+#: seconds its smallest and largest value have differed by less than this share of the largest.
+SETTLED_ABOVE_BYTES = 64 << 20
+SETTLED_WITHIN_RATIO = 0.02
+SETTLED_AFTER_S = 20.0
+
 #: Sources of SM activity, best first. Device utilisation, the share of time in which any kernel
 #: ran, is not SM activity.
 SM_SOURCES = ("dcgm", "gpm", "nvml-process")
@@ -126,6 +132,23 @@ class PodUse(KubeStruct, frozen=True):
     used_bytes: int | None = msgspec.field(default=None, name="used")
     #: The sources of the device and of the bytes, such as "checkpoint,nvml".
     source: str = ""
+    #: Maximum use in this life of the container, ended processes included. A life begins when the
+    #: container starts, and again when it restarts. None if its use was not measured.
+    peak_bytes: int | None = msgspec.field(default=None, name="peak")
+    #: Maximum use until ``settled_at``, or until now if that is empty. None if the agent did not
+    #: measure the start of this life.
+    startup_peak_bytes: int | None = msgspec.field(default=None, name="startupPeak")
+    #: driver: high-water mark of the container's cgroup; nvml: the maximum of the samples, which
+    #: misses what falls between two of them. Empty if there is no peak.
+    peak_source: Literal["", "driver", "nvml"] = ""
+    #: Whether the container ran for a time without samples, so the true peak may be higher.
+    peak_partial: bool = False
+    #: RFC 3339, start of this life; empty before the first process uses the device.
+    started_at: str = ""
+    #: RFC 3339, when use above ``SETTLED_ABOVE_BYTES`` had changed by less than
+    #: ``SETTLED_WITHIN_RATIO`` for ``SETTLED_AFTER_S``, for the first time in this life. Empty
+    #: until then, and if the agent did not measure the start of this life.
+    settled_at: str = ""
 
 
 class ContainerLimit(KubeStruct, frozen=True):

@@ -160,7 +160,7 @@ def test_every_level_is_structural_bounded_and_described(path: str) -> None:
 def test_memory_is_in_bytes_and_never_absurd() -> None:
     memory = [
         *(f".status.devices[].{name}" for name in ("memory", "reserved", "used", "unattributed")),
-        ".status.pods[].used",
+        *(f".status.pods[].{name}" for name in ("used", "peak", "startupPeak")),
         ".spec.reservations{}.charges[].candidates{}",
     ]
     for path in memory:
@@ -191,7 +191,20 @@ def node() -> Schema:
                 reservations={"u": g.Reservation(namespace="d", name="p", charges=[charge])}
             ),
             status=g.GPUNodeStatus(
-                devices=[device], pods=[g.PodUse(uid="u", device="GPU-1", used_bytes=5)]
+                devices=[device],
+                pods=[
+                    g.PodUse(
+                        uid="u",
+                        device="GPU-1",
+                        used_bytes=5,
+                        peak_bytes=8,
+                        startup_peak_bytes=7,
+                        peak_source="nvml",
+                        peak_partial=True,
+                        started_at="2026-11-21T11:05:00Z",
+                        settled_at="2026-11-21T11:06:00Z",
+                    )
+                ],
             ),
         )
     )
