@@ -21,6 +21,7 @@ COMMANDS = {
     },
     "Plan and check": {
         "whatif": "Simulate new pods and changes of nodes.",
+        "defaults": "Suggest default requests of namespaces from measured use.",
         "drift": "Compare each reservation with reality.",
         "doctor": "Find what costs the cluster safety or memory, and what to do.",
     },
@@ -52,6 +53,7 @@ COMMANDS = {
 #: Commands of ``kubectl headroom`` that ``headroom`` also has.
 DEBUG_API_COMMANDS = {
     *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
+    "defaults",
     *("cordon", "uncordon", "log", "snapshot", "ui"),
 }
 _KNOWN = {name for commands in COMMANDS.values() for name in commands}

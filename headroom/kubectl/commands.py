@@ -18,6 +18,7 @@ from headroom.kubectl import tables
 from headroom.kubectl import top as top_tables
 from headroom.kubectl.cordon_commands import cordon, uncordon
 from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
+from headroom.kubectl.defaults import lines as default_lines
 from headroom.kubectl.help import (
     EXPLAIN,
     FOLLOW,
@@ -264,6 +265,22 @@ def whatif(
             show_table(body, tables.moves(body), None, "")
     if body["rejected"]:
         raise typer.Exit(NOT_THERE)
+
+
+@app.command(rich_help_panel=PLAN)
+def defaults(
+    context: typer.Context, namespace: Namespace = None, all_namespaces: AllNamespaces = False
+) -> None:
+    """Suggest default requests of namespaces, from the measured use of their pods.
+
+    Prints a script of kubectl annotate, and changes nothing.
+    """
+    options: Options = context.obj
+    chosen = options.namespace(namespace, all_namespaces)
+    if not (found := default_lines(options.api().get("drift"), chosen)):
+        print(_no_pods("has a GPU", chosen), file=sys.stderr)  # noqa: T201
+    for line in found:
+        print(line)  # noqa: T201
 
 
 @app.command(rich_help_panel=PLAN)

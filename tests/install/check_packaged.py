@@ -3,19 +3,16 @@
 `make containers` runs it. `make test` does not, because it takes minutes.
 """
 
-import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-import typer
 
-from tests.controlplane import ROOT, built
+from tests.controlplane import built
 from tests.debian import ip
+from tests.install.playing import result_of
 from tests.install.test_install import BINARIES
-from tests.processes import DIE_WITH_PARENT, starts_processes
+from tests.processes import starts_processes
 
 MIB = 1 << 20
 #: The capability SYS_PTRACE alone, as /proc shows it.
@@ -30,21 +27,10 @@ CONFIG = "--config /etc/headroom/config/headroom.yaml"
 def played(request: pytest.FixtureRequest) -> dict[str, Any]:
     if os.geteuid() != 0:
         pytest.fail("make containers needs root: it mounts file systems and starts containers")
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints progress
-        built(*BINARIES, "helm")
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        built(*BINARIES)  # the first build takes minutes and prints progress
         ip()
-    done = subprocess.run(
-        [*DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m", "tests.install.packaged"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-20_000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    typer.echo(f"{done.stderr}{json.dumps(found, indent=1)}")
-    return found
+    return result_of("tests.install.packaged")
 
 
 @pytest.fixture

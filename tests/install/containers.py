@@ -10,13 +10,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from tests.controlplane import ROOT
 from tests.driver import Driver
 from tests.install.network import PodNetwork
 from tests.kubelet.runtime import Container, Runtime, cri
@@ -57,10 +56,14 @@ _POWERS = {"SYS_PTRACE": "sys_ptrace", "SYS_ADMIN": "sys_admin"}
 
 
 class Images:
-    """Last part of a repository -> start of its command, and its files."""
+    """Entrypoints and files of images, by the last part of the repository.
 
-    def __init__(self, kube_scheduler: Path, folder: Path) -> None:
+    ``sources``: the folder of Headroom's sources for each tag; "" stands for all other tags.
+    """
+
+    def __init__(self, kube_scheduler: Path, folder: Path, sources: Mapping[str, Path]) -> None:
         self.kube_scheduler = kube_scheduler
+        self._sources = sources
         python = [sys.executable, "-m"]
         self.entrypoints: Mapping[str, Sequence[str]] = {
             "headroom-extender": (*python, "extender"),
@@ -68,7 +71,7 @@ class Images:
             "kube-scheduler": (),
         }
         #: The sources, the interpreter, and the commands of images.
-        folders = list(_python_folders())
+        folders = list(_python_folders(sources.values()))
         above = sorted({str(each) for folder in folders for each in folder.parents} - {"/"})
         self.mounts = [("", each, "open") for each in above]
         self.mounts += [(str(each), str(each), "ro") for each in folders]
@@ -83,10 +86,14 @@ class Images:
         name = image.rpartition("/")[2].partition("@")[0].partition(":")[0]
         return self.entrypoints.get(name)
 
+    def sources(self, image: str) -> Path:
+        """Return the folder of the sources that the image runs, by its tag."""
+        return self._sources.get(image.rpartition(":")[2], self._sources[""])
 
-def _python_folders() -> Iterator[Path]:
+
+def _python_folders(sources: Iterable[Path]) -> Iterator[Path]:
     """Those that the overlay may not show, as they may be mounts of their own."""
-    folders = {ROOT, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
+    folders = {*sources, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
     folders |= {folder.resolve() for folder in folders}
     # Not what is in another of them, and shown with it.
     yield from sorted(each for each in folders if not folders & set(each.parents))
@@ -166,7 +173,7 @@ class ProcessRuntime(Runtime):
         is_agent = "agent" in container.config.image.image
         return {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(self._images.sources(container.config.image.image)),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": "/",
             **container.environment,

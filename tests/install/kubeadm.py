@@ -18,23 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
 from tests.controlplane import SCHEDULER_FLAGS, ControlPlane, built
 from tests.debian import ip
+from tests.deploy.rendered import DEPLOY
 from tests.e2e.cluster import placement
 from tests.install import network
-from tests.install.play import (
+from tests.install.cluster import (
     MERGE,
-    NAMESPACE,
-    WORKLOADS,
     Machine,
     Plane,
-    Play,
     bring_up,
     make_machines,
     start_default_scheduler,
     until,
 )
+from tests.install.load import names
+from tests.install.play import NAMESPACE, PLATFORM, Play
 from tests.processes import free_ports
 
 KUBERNETES = Path("/etc/kubernetes")
@@ -64,19 +65,37 @@ class KubeadmPlane(Plane):
 
 
 class Variant(Play):
-    components = ("default-scheduler",)
     deployments = ("headroom-extender", "headroom-webhook", "headroom-console")
 
+    def __init__(self, plane: Plane, machines: Sequence[Machine]) -> None:
+        super().__init__(plane, machines, {"image": "none"})
+        self._deploy = plane.folder / "deploy"
+
     def run(self) -> None:
-        for step in (self.install, self.configure, self.place, self.lose_an_extender):
-            typer.echo(step.__name__, err=True)
-            step()
+        self.act(self.install, self.configure, self.place, self.lose_an_extender)
 
     def install(self) -> None:
-        """Step 1."""
-        self.apply("v1")
-        until(self.rolled_out, "the Deployment")
-        until(self.agents_ready, "the agents")
+        """Step 1, with kustomize."""
+        shutil.copytree(DEPLOY, self._deploy)
+        mine = self._deploy / "overlays/mine"
+        mine.mkdir()
+        content = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [f"../{PLATFORM}"],
+            "components": ["../../default-scheduler"],
+            "images": [
+                {
+                    "name": f"set-me.invalid/{each}",
+                    "newName": f"tests.invalid/{each}",
+                    "newTag": "1",
+                }
+                for each in names
+            ],
+        }
+        (mine / "kustomization.yaml").write_text(yaml.safe_dump(content))
+        self.shell(f"kubectl apply --server-side -k {mine}")
+        until(self.ready, "the Deployments and the agents")
         until(self.initialised, "GPUNodes that are initialised")
         until(lambda: (FILES / "ca.crt").exists(), "the files on the control plane node")
         self.found["files"] = {
@@ -98,28 +117,27 @@ class Variant(Play):
 
     def place(self) -> None:
         """Step 4, until the GPUs are full."""
-        self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": WORKLOADS}})
-        until(self.has_account, "a service account for pods of the namespace")
+        self.workloads.start()
         room = 2 * len(self.machines) * 3
         for number in range(room + 1):
-            self.create_pod(f"pod-{number}", 7)
-        until(lambda: len(self.bound()) == room, f"{room} bound pods")
-        until(lambda: self.rejections()[:1] and self.rejections()[0].startswith("0/"), "a refusal")
-        self.found["rejections"] = self.rejections()
-        self.found["schedulers"] = sorted({pod["spec"]["schedulerName"] for pod in self.pods()})
-        self.found["reserved"] = sum(bool(placement(pod)) for pod in self.bound())
+            self.workloads.create(f"pod-{number}", 7)
+        bound, rejections = self.workloads.bound, self.workloads.rejections
+        until(lambda: len(bound()) == room, f"{room} bound pods")
+        until(lambda: any(each.startswith("0/") for each in rejections()), "a pod that waits")
+        self.found["rejections"] = rejections()
+        self.found["schedulers"] = sorted(
+            {pod["spec"]["schedulerName"] for pod in self.workloads.all()}
+        )
+        self.found["reserved"] = sum(bool(placement(pod)) for pod in bound())
 
     def lose_an_extender(self) -> None:
         """The address leads to the other one."""
         gone = self.ours("extender")[0]["metadata"]["name"]
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{gone}"
         self.plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-        before = {pod["metadata"]["name"] for pod in self.bound()}
-        (one, *_) = sorted(before)
-        self.plane.call("DELETE", f"/api/v1/namespaces/{WORKLOADS}/pods/{one}")
-        took_s = until(
-            lambda: {pod["metadata"]["name"] for pod in self.bound()} - before, "another is bound"
-        )
+        before = names(self.workloads.bound())
+        self.workloads.delete(min(before))
+        took_s = until(lambda: names(self.workloads.bound()) - before, "another pod is bound")
         self.found["bound_after_an_extender_was_lost_s"] = round(took_s, 1)
 
 

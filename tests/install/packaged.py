@@ -21,29 +21,20 @@ from typing import Any
 
 import typer
 
-from release.chart import build_chart
-from release.source import Source
+from release.source import version_of
 from tests.controlplane import ROOT, built
 from tests.driver import GIB, Gpu
 from tests.images.building import Builder
 from tests.install import network
+from tests.install.cluster import GPU_BYTES, MERGE, Plane, bring_up, until
 from tests.install.containerd import CGROUPS, ContainerdNode
-from tests.install.play import (
-    GPU_BYTES,
-    MERGE,
-    NAMESPACE,
-    OVERLAY,
-    PODS,
-    WORKLOADS,
-    Plane,
-    Play,
-    bring_up,
-    until,
-)
+from tests.install.load import GPUNODES
+from tests.install.play import NAMESPACE, Play
+from tests.install.versions import REGISTRY, working_tree
+from tests.install.workloads import WORKLOADS
 from tests.processes import DIE_WITH_PARENT
 
-VERSION = "0.0.0-tests"
-REGISTRY = "registry.example"
+VERSION = version_of(ROOT)
 EXTENDER = f"{REGISTRY}/headroom-extender:{VERSION}"
 AGENT = f"{REGISTRY}/headroom-agent:{VERSION}"
 PAUSE = f"{REGISTRY}/pause:{VERSION}"
@@ -83,39 +74,16 @@ def build(folder: Path) -> None:
 
 class Packaged(Play):
     def __init__(self, plane: Plane, node: ContainerdNode) -> None:
-        super().__init__(plane, [node])
+        super().__init__(plane, [node], {"image": AGENT, "command": WORKLOAD})
         self.node = node
         #: Processes that hold GPU memory.
         self.holders: list[int] = []
 
     def run(self) -> None:
-        for step in (self.install, self.place, self.look, self.end_pods, self.uninstall):
-            began_s = time.monotonic()
-            step()
-            typer.echo(f"{step.__name__}: {time.monotonic() - began_s:.1f} s", err=True)
+        self.act(self.install, self.place, self.look, self.end_pods, self.uninstall)
 
     def install(self) -> None:
-        """From the package of a release, as its README describes it."""
-        folder = self.plane.folder / "package"
-        folder.mkdir()
-        source = Source(VERSION, 0, ROOT, tagged=False, repository="https://headroom.example")
-        package = build_chart(source, REGISTRY, folder)
-        self.found["package"] = package.name
-        network.run("tar", "-xzf", str(package), "-C", str(folder))
-        chart = folder / "headroom"
-        repositories = {
-            "extender": "headroom-extender",
-            "agent": "headroom-agent",
-            "kubeScheduler": "kube-scheduler",
-        }
-        self.helm(
-            *("install", "headroom", str(chart), f"--namespace={NAMESPACE}", "--create-namespace"),
-            f"--values={chart}/platforms/{OVERLAY}.yaml",
-            *(f"--set=images.{key}.repository={REGISTRY}/{n}" for key, n in repositories.items()),
-        )
-        until(self.rolled_out, "the Deployments")
-        until(self.agents_ready, "the agents")
-        until(self.initialised, "GPUNodes that are initialised")
+        self.install_package(working_tree(self.plane.folder))
 
     def look(self) -> None:
         """Look at each container of ours from outside, as the kernel shows it."""
@@ -162,17 +130,18 @@ class Packaged(Play):
 
     def place(self) -> None:
         """More pods than fit; their processes hold GPU memory, and the agent attributes it."""
-        self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": WORKLOADS}})
-        until(self.has_account, "a service account for pods of the namespace")
+        self.workloads.start()
         for number in range(7):
-            self.create_pod(f"pod-{number}", 7)
-        until(lambda: sum(self.running(f"pod-{n}") for n in range(7)) == 6, "6 pods that run")
-        until(lambda: len(self.rejections()) == 1, "a pod that does not fit")
-        self.found["messages"] = self.rejections()
-        self.found["schedulers"] = sorted({pod["spec"]["schedulerName"] for pod in self.pods()})
+            self.workloads.create(f"pod-{number}", 7)
+        until(lambda: len(self.workloads.running()) == 6, "6 pods that run")
+        until(lambda: len(self.workloads.rejections()) == 1, "a pod that does not fit")
+        self.found["messages"] = self.workloads.rejections()
+        self.found["schedulers"] = sorted(
+            {pod["spec"]["schedulerName"] for pod in self.workloads.all()}
+        )
         by_device: Counter[str] = Counter()
         with self.node.driver.batch():
-            for pod in self.bound():
+            for pod in self.workloads.bound():
                 (status,) = pod["status"]["containerStatuses"]
                 (pid,) = self.node.pids(status["containerID"].removeprefix("containerd://"))
                 device = _environment(pid)["NVIDIA_VISIBLE_DEVICES"]
@@ -180,14 +149,14 @@ class Packaged(Play):
                 self.holders.append(pid)
                 self.node.driver.use(pid, {device: 7 * GIB})
         self.found["pods_by_device"] = sorted(by_device.values())
-        until(lambda: self.attributed() == {f"{WORKLOADS}/pod-{n}": 7 * GIB for n in range(7)
-            if self.running(f"pod-{n}")}, "a report that attributes all memory", 60.0)  # fmt: skip
+        names = {f"{WORKLOADS}/{pod['metadata']['name']}" for pod in self.workloads.running()}
+        wanted = dict.fromkeys(names, 7 * GIB)
+        until(lambda: self.attributed() == wanted, "a report that attributes all memory", 60.0)
         self.found["attributed"] = sorted(self.attributed().values())
 
     def attributed(self) -> dict[str, int]:
         """Return the bytes that the agent's report shows for each pod."""
-        path = f"/apis/headroom.gpu/v1alpha1/gpunodes/{self.node.name}"
-        observed = self.plane.call("GET", path)["status"].get("pods", [])
+        observed = self.plane.call("GET", f"{GPUNODES}/{self.node.name}")["status"].get("pods", [])
         return {f"{each['namespace']}/{each['name']}": each.get("used", 0) for each in observed}
 
     def end_pods(self) -> None:
@@ -211,39 +180,13 @@ class Packaged(Play):
                 "codes": [each["exitCode"] for each in ended()],
             }
             self.plane.call("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
-        until(self.rolled_out, "the Deployments again")
-        until(self.agents_ready, "the agents again")
-
-    def helm(self, *arguments: str) -> str:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.plane.folder),
-            "KUBECONFIG": str(self.plane.kubeconfig()),
-        }
-        command = [str(built("helm")["helm"]), *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"helm {arguments[0]}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-    def workload(self) -> dict[str, Any]:
-        return {"image": AGENT, "command": WORKLOAD}
+        until(self.ready, "the Deployments and the agents again")
 
     def uninstall(self) -> None:
-        for pod in self.pods():
-            self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
-        until(lambda: not self.pods(), "pods that are gone")
+        self.workloads.delete_all()
         for pid in self.holders:  # the driver forgets processes that have ended
             self.node.driver.use(pid, {})
         super().uninstall()
-
-    def uninstall_commands(self) -> list[str]:
-        """As for kustomize, with the commands for Helm instead of ``kubectl delete -k``."""
-        helm = f"{built('helm')['helm']} --kubeconfig={self.plane.kubeconfig()}"
-        own = f"{helm} uninstall headroom -n {NAMESPACE}\nkubectl delete namespace {NAMESPACE}\n"
-        return [
-            own if "kubectl delete -k" in block else block for block in super().uninstall_commands()
-        ]
 
     def processes(self) -> list[str]:
         """Return the containers of ours that have processes."""

@@ -1,245 +1,126 @@
-"""Installs Headroom with its manifests, uses it, upgrades it under load and removes it again.
+"""Installs a packaged chart, uses it, upgrades it, rolls it back, and removes it again.
 
     python -m tests.install.play [--nodes 3]
 
-Real are the API server, etcd, controllers, a scheduler for all other pods, kubelets with NVIDIA's
-device plugin, and every container of ours, which a runtime of the tests starts as its pod specifies
-(tests/install/containers.py). The result is a line of JSON on stdout, which test_install.py judges.
+Upgrade and rollback happen under load. The commands are those of docs/install.md and
+docs/operations.md. The result is a line of JSON on stdout, which test_install.py judges.
 """
 
 import contextlib
-import itertools
 import json
-import shlex
-import shutil
+import os
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-import yaml
 
-from tests import waiting
-from tests.controlplane import CONTROLLERS, ROOT, ApiRefused, ControlPlane, built
+from tests.controlplane import ApiRefused, built
 from tests.deploy.commands import commands
-from tests.driver import GIB, Gpu, library_folder
 from tests.install import network
-from tests.install.containers import Images, ProcessRuntime
-from tests.kubelet.node import Node, start
+from tests.install.cluster import Machine, Plane, bring_up, make_machines, until
+from tests.install.load import GPUNODES, Judge, Load
+from tests.install.versions import (
+    COLUMN,
+    FIELD,
+    REGISTRY,
+    Version,
+    next_version,
+    working_tree,
+)
+from tests.install.workloads import Workloads
 
 NAMESPACE = "headroom-system"
-WORKLOADS = "team"
-PODS = f"/api/v1/namespaces/{WORKLOADS}/pods"
-OVERLAY = "device-plugin"
-GPU_BYTES = 24 * GIB
-PATIENCE_S = 300.0
-MERGE = "application/merge-patch+json"
-
-
-class Plane(ControlPlane):
-    address = network.HOST
-    without_admission = ()
-    controllers = (
-        *CONTROLLERS,
-        "cronjob-controller",
-        "daemonset-controller",
-        "disruption-controller",
-        "endpointslice-controller",
-        "namespace-controller",
-        "root-ca-certificate-publisher-controller",
-        "serviceaccount-controller",
-        "ttl-after-finished-controller",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.port = 443
-
-    def spawn_apiserver(self, *flags: str) -> None:
-        # For a Service it calls the pods themselves, because there is no load balancer.
-        super().spawn_apiserver(
-            "--bind-address=0.0.0.0", "--enable-aggregator-routing=true", *flags
-        )
-
-
-class Machine(Node):
-    """A node whose containers run, where they are ours."""
-
-    images: Images
-    pods: Iterator[int]
-
-    def _new_runtime(self, cdi: Path) -> ProcessRuntime:
-        return ProcessRuntime(
-            self.folder / "cri.sock",
-            self.folder / "proc",
-            self.driver,
-            cdi,
-            self.images,
-            self.pods,
-            {
-                "LD_LIBRARY_PATH": str(library_folder()),
-                "FAKE_NVML_TABLE": str(self.driver.table),
-                "HEADROOM_PROC": str(self.folder / "proc"),
-            },
-        )
-
-    def _kubelet_user(self) -> Sequence[str]:
-        return ()  # root: it mounts the volumes of pods
-
-    def spawn_kubelet(self, kubeconfig: str = "kubeconfig") -> None:
-        super().spawn_kubelet(kubeconfig)
-        assert isinstance(self.runtime, ProcessRuntime)
-        self.runtime.kubelet_pid = self.pid("kubelet")
-
-    def show_processes(self) -> None:
-        """To the agent, of which it sees no others."""
-        (self.runtime.proc / "2").mkdir(parents=True, exist_ok=True)
-        (self.runtime.proc / "2/comm").write_text("kthreadd\n")
-        self._show("kubelet")
-        self._show("nvidia-device-plugin")
-
-
-def until(done: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> float:
-    return waiting.until(done, what, within_s, every_s=0.1)
+PLATFORM = "device-plugin"
+EXTENDER = f"system:serviceaccount:{NAMESPACE}:headroom-extender"
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
+#: Pods of the load at a time, each of 7 GiB; and of how many others each GPU has room beside two.
+_LOAD_THREADS, _POD_GIB, _PER_GPU = 3, 7, 3
 
 
 class Play:
-    #: Components of ``deploy`` that it adds to the overlay, and the Deployments that result.
-    components: tuple[str, ...] = ()
+    #: The Deployments of the installation.
     deployments = ("headroom-scheduler", "headroom-webhook", "headroom-console")
 
-    def __init__(self, plane: Plane, machines: Sequence[Machine]) -> None:
+    def __init__(self, plane: Plane, machines: Sequence[Any], container: dict[str, Any]) -> None:
         self.plane = plane
         self.machines = machines
-        self.found: dict[str, Any] = {}
-        self.retried: list[str] = []
-        self._deploy = plane.folder / "deploy"
-        shutil.copytree(ROOT / "deploy", self._deploy)
+        self.workloads = Workloads(plane, container)
+        self.found: dict[str, Any] = {"seconds": {}}
 
-    def run(self) -> None:
-        for step in (self.install, self.place, self.upgrade, self.uninstall):
+    def act(self, *steps: Any) -> None:
+        for step in steps:
             began_s = time.monotonic()
             step()
-            typer.echo(f"{step.__name__}: {time.monotonic() - began_s:.1f} s", err=True)
+            self.found["seconds"][step.__name__] = round(time.monotonic() - began_s, 1)
 
     # Steps.
 
-    def install(self) -> None:
-        self.found["applied"] = self.apply("v1").splitlines()
-        until(self.rolled_out, "the Deployments")
-        until(self.agents_ready, "the agents")
-        until(self.initialised, "GPUNodes that are initialised")
-        self.found["scheduler_pods"] = len(self.ours("extender"))
-        self.found["webhook_pods"] = len(self.ours("webhook"))
-        self.found["console_pods"] = len(self.ours("console"))
-        self.found["agents"] = len(self.ours("agent"))
-
-    def place(self) -> None:
-        """More than there is; then a look at who got what."""
-        self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": WORKLOADS}})
-        until(self.has_account, "a service account for pods of the namespace")
-        room = 2 * len(self.machines) * 3  # pods of 7 GiB on GPUs of 24
-        for number in range(room + 3):
-            self.create_pod(f"pod-{number}", 7)
-        until(lambda: len(self.bound()) == room, f"{room} bound pods")
-        until(lambda: sum(self.running(f"pod-{n}") for n in range(room + 3)) == room, "they run")
-        # A sample of the agents, a report, and a retry of a pod that does not fit.
-        time.sleep(6.0)
-        self.found["room"] = room
-        self.found["running"] = sum(pod["status"]["phase"] == "Running" for pod in self.pods())
-        self.found["overdrawn"] = sum(
-            least < 0
-            for machine in self.machines
-            for least in machine.driver.least_free_bytes.values()
-        )
-        self.found["messages"] = self.rejections()
-        self.found["schedulers"] = sorted({pod["spec"]["schedulerName"] for pod in self.pods()})
-        try:
-            self.create_pod("slip", 7, vram="8GB")
-        except ApiRefused as err:
-            self.found["slip"] = str(err)
-
-    def upgrade(self) -> None:
-        """Pods come and go all the while."""
-        for pod in self.pods():
-            self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
-        until(lambda: not self.pods(), "pods that are gone")
-        before = self.servers()
-        stop = threading.Event()
-        load = Load(self, stop)
-        load.start()
-        # What is done and gone cannot be in the way of the new one.
-        until(lambda: not self.jobs(), "the end of the first certificates' Job")
-        self.apply("v2")
-        until(lambda: self.rolled_out() and not before & self.servers(), "the new replicas")
-        until(lambda: not self.old_agents("v1"), "the new agents")
-        time.sleep(2.0)
-        stop.set()
-        load.join()
-        self.found["retried"] = self.retried
-        self.found["during_upgrade"] = {
-            "created": load.created,
-            "slowest_s": load.slowest_s,
-            "failures": load.failures,
-            "versions": sorted({image.rpartition(":")[2] for image in self.images()}),
+    def install_package(self, version: Version) -> None:
+        """As the README of the package describes it."""
+        folder = self.plane.folder / "package"
+        folder.mkdir()
+        self.found["package"] = version.package.name
+        network.run("tar", "-xzf", str(version.package), "-C", str(folder))
+        chart = folder / "headroom"
+        images = {
+            "extender": "headroom-extender",
+            "agent": "headroom-agent",
+            "kubeScheduler": "kube-scheduler",
         }
+        self.shell(
+            f"helm install headroom {chart} -n {NAMESPACE} --create-namespace"
+            f" --values={chart}/platforms/{PLATFORM}.yaml "
+            + " ".join(f"--set=images.{key}.repository={REGISTRY}/{n}" for key, n in images.items())
+        )
+        until(self.ready, "the Deployments and the agents")
+        until(self.initialised, "GPUNodes that are initialised")
 
     def uninstall(self) -> None:
-        """With the commands of docs/operations.md, as they stand there; one pod goes on running."""
-        until(lambda: not self.pods(), "pods of the load that are gone")
-        self.create_pod("stays", 7)
-        until(lambda: self.running("stays"), "a pod that runs")
-        before = self.plane.call("GET", f"{PODS}/stays")
+        """Run the commands of docs/operations.md, while one pod of a user runs."""
+        self.workloads.create("stays", _POD_GIB)
+        until(lambda: self.workloads.runs("stays"), "a pod that runs")
+        before = self.workloads.get("stays")
         nodes = self.node_specs()
-        kubectl = [str(built("kubectl")["kubectl"]), f"--kubeconfig={self.plane.kubeconfig()}"]
         for block in self.uninstall_commands():
-            script = block.replace("kubectl ", f"{shlex.join(kubectl)} ")
-            script = script.replace("deploy/overlays/OVERLAY", str(self._mine()))
-            subprocess.run(["sh", "-euc", script], check=True, stdout=sys.stderr, timeout=120)
-        after = self.plane.call("GET", f"{PODS}/stays")
+            self.shell(block)
+        after = self.workloads.get("stays")
+        containers = [pod["status"]["containerStatuses"] for pod in (before, after)]
         self.found["stays"] = {
-            "as it was": after["spec"] == before["spec"] and self.running("stays"),
+            "as it was": after["spec"] == before["spec"] and containers[0] == containers[1],
             "annotations": sorted(after["metadata"]["annotations"]),
         }
         self.found["nodes as they were"] = self.node_specs() == nodes
         until(lambda: not self.processes(), "processes that have ended")
         self.found["left"] = self.left()
 
+    # What the steps are made of.
+
     def uninstall_commands(self) -> list[str]:
-        return commands("operations.md", "uninstall")
+        """Return those of docs/operations.md, with Helm's instead of ``kubectl delete -k``."""
+        helm = f"helm uninstall headroom -n {NAMESPACE}\nkubectl delete namespace {NAMESPACE}\n"
+        blocks = commands("operations.md", "uninstall")
+        return [helm if "kubectl delete -k" in block else block for block in blocks]
 
-    # What it is made of.
-
-    def apply(self, tag: str) -> str:
-        mine = self._mine()
-        mine.mkdir(exist_ok=True)
-        images = [
-            {"name": f"set-me.invalid/{name}", "newName": f"tests.invalid/{name}", "newTag": tag}
-            for name in ("headroom-extender", "headroom-agent", "kube-scheduler")
-        ]
-        content = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "resources": [f"../{OVERLAY}"],
-            "components": [f"../../{each}" for each in self.components],
-            "images": images,
+    def shell(self, script: str) -> None:
+        """Run commands of a page. Raises ``RuntimeError`` with their output."""
+        folder = self.plane.folder / "bin"
+        if not folder.exists():
+            folder.mkdir()
+            for name in ("helm", "kubectl"):
+                (folder / name).symlink_to(built(name)[name])
+        environment = {
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "HOME": str(self.plane.folder),
+            "KUBECONFIG": str(self.plane.kubeconfig()),
         }
-        (mine / "kustomization.yaml").write_text(yaml.safe_dump(content))
-        return self.kubectl("apply", "--server-side", "-k", str(mine))
-
-    def kubectl(self, *arguments: str) -> str:
-        """Raises ``RuntimeError`` with the output."""
-        try:
-            return self.plane.kubectl(*arguments)
-        except subprocess.CalledProcessError as err:
-            raise RuntimeError(f"kubectl {' '.join(arguments)}: {err.stdout}{err.stderr}") from err
-
-    def _mine(self) -> Path:
-        return self._deploy / "overlays/mine"
+        done = subprocess.run(
+            ["sh", "-euc", script], env=environment, capture_output=True, text=True, timeout=180
+        )
+        typer.echo(f"{done.stdout}{done.stderr}", err=True)
+        if done.returncode:
+            raise RuntimeError(f"{script}: {done.stdout}{done.stderr}")
 
     def ours(self, component: str) -> list[dict[str, Any]]:
         query = f"labelSelector=app.kubernetes.io/component={component}"
@@ -247,29 +128,18 @@ class Play:
         pods: list[dict[str, Any]] = self.plane.call("GET", path)["items"]
         return pods
 
-    def images(self) -> set[str]:
+    def tags(self) -> set[str]:
+        """Return the tags of Headroom's images that pods use, also pods that end."""
         return {
-            container["image"]
+            container["image"].rpartition(":")[2]
             for component in ("extender", "webhook", "console", "agent")
             for pod in self.ours(component)
             for container in pod["spec"]["containers"]
+            if container["name"] != "kube-scheduler"
         }
 
-    def servers(self) -> set[str]:
-        """The uids of the pods of all Deployments."""
-        return self.uids("extender") | self.uids("webhook") | self.uids("console")
-
-    def uids(self, component: str) -> set[str]:
-        return {pod["metadata"]["uid"] for pod in self.ours(component)}
-
-    def jobs(self) -> list[Any]:
-        found: list[Any] = self.plane.call("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs")[
-            "items"
-        ]
-        return found
-
-    def rolled_out(self) -> bool:
-        return all(map(self._rolled_out, self.deployments))
+    def ready(self) -> bool:
+        return all(map(self._rolled_out, self.deployments)) and self._agents_ready()
 
     def _rolled_out(self, deployment: str) -> bool:
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{deployment}"
@@ -281,81 +151,21 @@ class Play:
             and status.get("readyReplicas") == wanted
         )
 
-    def agents_ready(self) -> bool:
+    def _agents_ready(self) -> bool:
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/headroom-agent"
         return bool(self.plane.call("GET", path)["status"]["numberReady"] == len(self.machines))
 
-    def old_agents(self, tag: str) -> list[str]:
-        return [
-            pod["metadata"]["name"]
-            for pod in self.ours("agent")
-            if pod["spec"]["containers"][0]["image"].endswith(tag)
-        ]
-
     def initialised(self) -> bool:
-        nodes = self.plane.call("GET", "/apis/headroom.gpu/v1alpha1/gpunodes")["items"]
+        nodes = self.plane.call("GET", GPUNODES)["items"]
         ready = [node for node in nodes if node.get("spec", {}).get("initialised")]
         return len(ready) == len(self.machines) and all("status" in node for node in ready)
-
-    def has_account(self) -> bool:
-        with contextlib.suppress(ApiRefused):
-            path = f"/api/v1/namespaces/{WORKLOADS}/serviceaccounts/default"
-            return bool(self.plane.call("GET", path))
-        return False
-
-    def create_pod(self, name: str, gib: int, vram: str = "") -> None:
-        """It takes so many GiB, and asks for the same or for ``vram``."""
-        container = {
-            "name": "main",
-            **self.workload(),
-            "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
-            "resources": {"limits": {"nvidia.com/gpu": "1"}},
-        }
-        metadata = {"name": name, "annotations": {"headroom.gpu/vram": vram or f"{gib}Gi"}}
-        # Nothing of a scheduler: the webhook sends it to ours.
-        spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
-        # Who makes pods tries again, as all controllers do; why is judged.
-        for _ in range(5):
-            try:
-                self.plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
-                return
-            except ApiRefused as err:
-                if "failed calling webhook" not in str(err):
-                    raise
-                self.retried.append(str(err))
-                time.sleep(1.0)
-        raise TimeoutError(f"nobody lets {name} in: {self.retried[-1]}")
-
-    def workload(self) -> dict[str, Any]:
-        """Return the image of a user's container, and its command; here it is only pretended."""
-        return {"image": "none"}
-
-    def pods(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.plane.call("GET", PODS)["items"]
-        return found
-
-    def bound(self) -> list[dict[str, Any]]:
-        return [pod for pod in self.pods() if pod["spec"].get("nodeName")]
-
-    def rejections(self) -> list[str]:
-        return sorted(
-            {
-                condition.get("message", "")
-                for pod in self.pods()
-                for condition in pod["status"].get("conditions", [])
-                if condition["type"] == "PodScheduled" and condition["status"] == "False"
-            }
-        )
-
-    def running(self, name: str) -> bool:
-        return bool(self.plane.call("GET", f"{PODS}/{name}")["status"]["phase"] == "Running")
 
     def node_specs(self) -> dict[str, Any]:
         nodes = self.plane.call("GET", "/api/v1/nodes")["items"]
         return {node["metadata"]["name"]: node["spec"] for node in nodes}
 
     def processes(self) -> list[str]:
-        """Containers of ours that run, as the runtimes know."""
+        """Return the pods of Headroom whose containers run, as the runtimes know."""
         return [
             container.pod
             for machine in self.machines
@@ -364,14 +174,14 @@ class Play:
         ]
 
     def left(self) -> list[str]:
-        """Objects of any kind that name us."""
-        kinds = self.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+        """Return the objects of any kind that Headroom's name is part of."""
+        kinds = self.plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
         listable = ",".join(kind for kind in kinds if not kind.startswith("componentstatuses"))
-        listed = self.kubectl("get", listable, "-A", "--ignore-not-found", "-o", "name")
+        listed = self.plane.kubectl("get", listable, "-A", "--ignore-not-found", "-o", "name")
         return sorted({line for line in listed.split() if "headroom" in line})
 
     def trouble(self) -> str:
-        """Logs for a wait that timed out."""
+        """Return logs, for a wait that timed out."""
         out = [self.plane.kubectl("get", "pods,jobs,events", "-A", "-o", "wide")]
         out += [
             f"--- {container.pod} {container.name}\n{container.output[-3000:]}"
@@ -382,80 +192,138 @@ class Play:
         return "\n".join(out)
 
 
-class Load(threading.Thread):
-    """A pod every so often, which goes when it is bound."""
+class Upgraded(Play):
+    """From one packaged version to the next and back, on nodes whose GPUs are nearly full."""
 
-    def __init__(self, play: Play, stop: threading.Event) -> None:
-        super().__init__()
-        self._play = play
-        self._until = stop
-        self.created = 0
-        self.slowest_s = 0.0
-        self.failures: list[str] = []
+    def __init__(self, plane: Plane, machines: Sequence[Machine], *versions: Version) -> None:
+        super().__init__(plane, machines, {"image": "none"})
+        self.old, self.new = versions
 
     def run(self) -> None:
-        try:
-            self._load()
-        except Exception as err:
-            self.failures.append(repr(err))
-            raise
+        self.act(self.install, self.place, self.upgrade, self.roll_back, self.uninstall)
 
-    def _load(self) -> None:
-        while not self._until.wait(0.3):
-            name = f"load-{self.created}"
-            self._play.create_pod(name, 7)
-            self.created += 1
-            path = f"{PODS}/{name}"
-            try:
-                took_s = until(
-                    lambda path=path: self._play.plane.call("GET", path)["spec"].get("nodeName"),
-                    f"{name} bound",
-                    60.0,
-                )
-            except AssertionError:
-                pod = self._play.plane.call("GET", path)
-                self.failures.append(json.dumps(pod["status"]))
-                continue
-            self.slowest_s = max(self.slowest_s, took_s)
-            self._play.plane.call("DELETE", path)
+    def install(self) -> None:
+        self.install_package(self.old)
+        for part in ("extender", "webhook", "console", "agent"):
+            self.found[f"{part}_pods"] = len(self.ours(part))
 
-
-def start_default_scheduler(plane: ControlPlane, config: Path, *flags: str) -> None:
-    binary = str(built("kube-scheduler")["kube-scheduler"])
-    plane.spawn("default-scheduler", binary, f"--config={config}", "--secure-port=0", *flags)
-
-
-def make_machines(plane: ControlPlane, count: int) -> list[Machine]:
-    """Two GPUs in each, of which everyone can be given out four times; to be started."""
-    Machine.images = Images(built("kube-scheduler")["kube-scheduler"], plane.folder)
-    Machine.pods = itertools.count()
-    return [
-        Machine(
-            plane,
-            f"gpu-{number}",
-            [Gpu(f"GPU-{number}-{i}", GPU_BYTES, reserved_bytes=0) for i in range(2)],
-            4,
+    def place(self) -> None:
+        """More pods than fit; then a look at which fit."""
+        self.workloads.start()
+        room = 2 * len(self.machines) * _PER_GPU
+        for number in range(room + 3):
+            self.workloads.create(f"pod-{number}", _POD_GIB)
+        until(lambda: len(self.workloads.running()) == room, f"{room} pods that run")
+        # A sample of the agents, a report, and a retry of a pod that does not fit.
+        time.sleep(6.0)
+        self.found["room"] = room
+        self.found["running"] = len(self.workloads.running())
+        self.found["messages"] = self.workloads.rejections()
+        self.found["schedulers"] = sorted(
+            {pod["spec"]["schedulerName"] for pod in self.workloads.all()}
         )
-        for number in range(count)
-    ]
+        try:
+            self.workloads.create("slip", _POD_GIB, vram="8GB")
+        except ApiRefused as err:
+            self.found["slip"] = str(err)
+        self._leave_two_on_each_gpu()
 
+    def _leave_two_on_each_gpu(self) -> None:
+        """They run through upgrade and rollback."""
+        kept: dict[Any, int] = {}
+        for pod in self.workloads.all():
+            devices = [
+                (machine.name, *container.devices)
+                for machine in self.machines
+                for container in machine.runtime.running(pod["metadata"]["name"]).values()
+            ]
+            if not devices or kept.get(devices[0], 0) == 2:
+                self.workloads.delete(pod["metadata"]["name"])
+            else:
+                kept[devices[0]] = kept.get(devices[0], 0) + 1
+        left = 4 * len(self.machines)
+        until(lambda: len(self.workloads.all()) == left, f"{left} pods that are left")
 
-def bring_up(plane: ControlPlane, machines: Sequence[Machine]) -> None:
-    """Nodes with a device plugin, and a scheduler for all other pods."""
-    plain: Mapping[str, Any] = {
-        "apiVersion": "kubescheduler.config.k8s.io/v1",
-        "kind": "KubeSchedulerConfiguration",
-        "leaderElection": {"leaderElect": False},
-        "clientConnection": {"kubeconfig": str(plane.kubeconfig("scheduler-of-the-tests"))},
-    }
-    config = plane.folder / "default.json"
-    config.write_text(json.dumps(plain))
-    start_default_scheduler(plane, config)
-    start(machines)
-    for machine in machines:
-        machine.show_processes()
-        labels = {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}}
-        plane.call("PATCH", f"/api/v1/nodes/{machine.name}", labels, MERGE)
+    def upgrade(self) -> None:
+        (block,) = commands("install.md", "upgrade")
+        script = block.replace("headroom-VERSION.tgz", str(self.new.package))
+        self._change("upgrade", script, self._write_field)
+
+    def roll_back(self) -> None:
+        (block,) = commands("install.md", "rollback")
+        self._change("rollback", block)
+
+    def _change(self, name: str, script: str, then: Callable[[], None] = lambda: None) -> None:
+        """Run the commands while pods come and go, until only pods of the other version are left.
+
+        ``then`` is called after the commands, when pods of both versions run.
+        """
+        (before,) = self.tags()
+        load, judge = (
+            Load(self.workloads, _LOAD_THREADS, _POD_GIB),
+            Judge(self.plane, self.workloads),
+        )
+        with contextlib.ExitStack() as stack:
+            judge.start()
+            stack.callback(judge.stop)
+            load.start()
+            stack.callback(load.stop)
+            until(lambda: len(load.waits_s) >= 6 or load.failures, "binds before the change")
+            usual_s, count = max(load.waits_s), len(load.waits_s)
+            began_s = time.monotonic()
+            self.shell(script)
+            then()
+            until(lambda: before not in self.tags() and self.ready(), f"{name}: the new replicas")
+            took_s = time.monotonic() - began_s
+            seen = len(load.waits_s)
+            until(lambda: len(load.waits_s) >= seen + 3 or load.failures, "binds afterwards")
+        self.found[name] = {
+            "took_s": round(took_s, 1),
+            "tags": sorted(self.tags()),
+            "bound": len(load.waits_s) - count,
+            "longest_wait_s": round(max(load.waits_s[count:]), 1),
+            "longest_wait_before_s": round(usual_s, 1),
+            "failures": load.failures,
+            "faults": judge.faults,
+            "rounds": judge.rounds,
+            "residents": len(self.workloads.running()),
+            "overcommitted": self._overcommitted(),
+            "retried": self.workloads.retried,
+            **self._crd(),
+        }
+
+    def _overcommitted(self) -> list[str]:
+        """Return the GPUs of which more was ever in use than they have, as the driver knows."""
+        return [
+            uuid
+            for machine in self.machines
+            for uuid, least_bytes in machine.driver.least_free_bytes.items()
+            if least_bytes < 0
+        ]
+
+    def _crd(self) -> dict[str, Any]:
+        """Return whether the CRD is that of the new version, and what nodes have in its field."""
+        (version,) = self.plane.call("GET", CRD)["spec"]["versions"]
+        schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+        nodes = self.plane.call("GET", GPUNODES)["items"]
+        return {
+            "field": FIELD in schema,
+            "column": COLUMN in self.plane.kubectl("get", "gpunodes").splitlines()[0],
+            "values": sorted({node["spec"].get(FIELD, "") for node in nodes}),
+        }
+
+    def _write_field(self) -> None:
+        """Write the new field as an extender of the new version would, when it is served."""
+        patch = "--type=merge", "-p", json.dumps({"spec": {FIELD: "written"}})
+
+        def written() -> bool:
+            self.plane.kubectl("patch", "gpunodes", *self.names(), f"--as={EXTENDER}", *patch)
+            return self._crd()["values"] == ["written"]
+
+        until(written, "a GPUNode with the new field")
+
+    def names(self) -> list[str]:
+        return [machine.name for machine in self.machines]
 
 
 def main(nodes: Annotated[int, typer.Option(min=1)] = 3) -> None:
@@ -464,13 +332,14 @@ def main(nodes: Annotated[int, typer.Option(min=1)] = 3) -> None:
     with contextlib.ExitStack() as stack:
         plane = Plane()
         stack.callback(plane.stop)
+        versions = working_tree(plane.folder), next_version(plane.folder)
         plane.start()
         plane.start_controller_manager()
-        machines = make_machines(plane, nodes)
+        machines = make_machines(plane, nodes, {versions[1].tag: versions[1].sources})
         for machine in machines:
             stack.callback(machine.stop)
         bring_up(plane, machines)
-        play = Play(plane, machines)
+        play = Upgraded(plane, machines, *versions)
         try:
             play.run()
         except BaseException:

@@ -1,50 +1,39 @@
-"""The manifests on real kubelets: installed, used, upgraded under load and taken away again.
+"""The packaged chart on real kubelets: installed, upgraded and rolled back under load, removed.
 
 One play for all tests here; TEST_INSTALL_NODES plays it on more nodes than two.
 """
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
+from release.source import version_of
 from tests.controlplane import ROOT, built
 from tests.debian import ip
-from tests.processes import DIE_WITH_PARENT, starts_processes
+from tests.install.playing import result_of
+from tests.processes import starts_processes
 from tests.waiting import until
 
 NODES = int(os.environ.get("TEST_INSTALL_NODES", "2"))
 BINARIES = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
-    *("kubelet", "nvidia-device-plugin"),
+    *("kubelet", "nvidia-device-plugin", "helm"),
 )
 
 
 @pytest.fixture(scope="module")
 @starts_processes
 def played(request: pytest.FixtureRequest) -> dict[str, Any]:
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
-        built(*BINARIES)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        built(*BINARIES)  # the first build takes minutes and prints progress
         ip()
-    command = [sys.executable, "-m", "tests.install.play", "--nodes", str(NODES)]
-    done = subprocess.run(
-        [*DIE_WITH_PARENT, str(os.getpid()), *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-20_000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    typer.echo(f"{done.stderr}{NODES} nodes, during the upgrade: {found['during_upgrade']}")
-    return found
+    return result_of("tests.install.play", "--nodes", str(NODES))
 
 
 #: A container of a user of its own, who is not sent a signal when the one that started it dies.
@@ -78,16 +67,14 @@ def test_nothing_outlives_a_play_that_is_killed() -> None:
     until(lambda: not left(), "the container has ended")
 
 
-def test_one_command_brings_up_schedulers_and_agents(played: dict[str, Any]) -> None:
-    assert "deployment.apps/headroom-scheduler serverside-applied" in played["applied"]
-    assert played["scheduler_pods"] == 2
-    assert played["webhook_pods"] == played["console_pods"] == 2
-    assert played["agents"] == NODES
+def test_the_package_installs_all_parts(played: dict[str, Any]) -> None:
+    assert played["package"] == f"headroom-{version_of(ROOT)}.tgz"
+    parts = ("extender", "webhook", "console", "agent")
+    assert [played[f"{part}_pods"] for part in parts] == [2, 2, 2, NODES]
 
 
-def test_what_there_is_is_given_out_and_no_more(played: dict[str, Any]) -> None:
+def test_pods_get_all_the_memory_that_there_is_and_no_more(played: dict[str, Any]) -> None:
     assert played["room"] == played["running"] == 6 * NODES
-    assert played["overdrawn"] == 0
     (message,) = played["messages"]
     reason = f"{NODES} insufficient GPU memory on any device"
     assert message.startswith(f"0/{NODES} nodes are available: {reason}")
@@ -101,16 +88,49 @@ def test_the_webhook_sends_pods_to_our_scheduler_and_rejects_mistakes(
     assert "8G" in played["slip"]
 
 
-def test_there_is_always_a_webhook_to_ask(played: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", ["upgrade", "rollback"])
+def test_a_webhook_answers_all_the_time(played: dict[str, Any], change: str) -> None:
     """A busy machine may make it slow, and clients that create pods retry."""
-    assert [why for why in played["retried"] if "context deadline exceeded" not in why] == []
+    retried = played[change]["retried"]
+    assert [why for why in retried if "context deadline exceeded" not in why] == []
 
 
-def test_an_upgrade_loses_no_bind(played: dict[str, Any]) -> None:
-    during = played["during_upgrade"]
-    assert during["failures"] == []
-    assert during["created"] > 5
-    assert during["versions"] == ["v2"]
+@pytest.mark.parametrize("change", ["upgrade", "rollback"])
+def test_no_pod_is_touched_and_no_reservation_lost(played: dict[str, Any], change: str) -> None:
+    """Two pods on each GPU run all the time."""
+    seen = played[change]
+    assert seen["faults"] == []
+    assert seen["rounds"] > 20
+    assert seen["residents"] == 4 * NODES
+    assert seen["overcommitted"] == []
+
+
+@pytest.mark.parametrize("change", ["upgrade", "rollback"])
+def test_pods_are_bound_all_the_time(
+    played: dict[str, Any], change: str, record_property: Callable[[str, object], None]
+) -> None:
+    """When the leading kube-scheduler ends, the next one waits 15 s for its lease."""
+    seen = played[change]
+    record_property(
+        "measured",
+        f"{change} of {NODES} nodes in {seen['took_s']} s; {seen['bound']} pods bound meanwhile;"
+        f" longest wait {seen['longest_wait_s']} s ({seen['longest_wait_before_s']} s before)",
+    )
+    assert seen["failures"] == []
+    assert seen["bound"] > 5
+    assert seen["longest_wait_s"] < 45.0
+
+
+def test_the_crd_changes_with_the_version(played: dict[str, Any]) -> None:
+    """Pods that do not know a new field keep it when they write. The old CRD drops it."""
+    upgraded, rolled_back = played["upgrade"], played["rollback"]
+    major, minor, _ = version_of(ROOT).split(".")
+    assert upgraded["tags"] == [f"{major}.{int(minor) + 1}.0"]
+    assert (upgraded["field"], upgraded["column"]) == (True, True)
+    assert upgraded["values"] == ["written"]
+    assert rolled_back["tags"] == [version_of(ROOT)]
+    assert (rolled_back["field"], rolled_back["column"]) == (False, False)
+    assert rolled_back["values"] == [""]
 
 
 def test_nothing_is_left_but_what_ran(played: dict[str, Any]) -> None:

@@ -276,6 +276,14 @@ def test_json_and_yaml_are_the_body_of_the_answer(server: Server) -> None:
     assert answered == as_json == as_yaml
 
 
+def test_defaults_are_a_script_that_the_shell_accepts(server: Server) -> None:
+    shown = run(server.debug, "defaults", "-A")
+    assert "# team-a: no use is measured of 1 pod" in shown.stdout.splitlines()
+    subprocess.run(["sh", "-euc", shown.stdout], check=True)
+    empty = run(server.debug, "defaults", "-n", "none")
+    assert (empty.stdout, "-A shows pods of all namespaces" in empty.stderr) == ("", True)
+
+
 def test_headroom_has_the_same_commands(server: Server) -> None:
     own = run(server.debug, "drift", "-A").stdout
     assert own.splitlines()[1].split()[:4] == ["team-a", "fits", "shared-0000", "waiting"]

@@ -1,0 +1,101 @@
+"""Suggests a default request for each namespace from the measured use of its pods: pure functions.
+
+``/v1/drift`` has the pods. Its figures are those of the newest report, so they miss earlier peaks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from contract.annotations import DEFAULT_VRAM
+from contract.quantity import format_bytes, gib
+from headroom.kubectl.top import age, counted
+
+#: With fewer pods that ran this long, the command for the namespace is only a comment.
+ENOUGH_PODS, LONG_S = 3, 3600
+#: A suggestion is the largest use of a pod and this share of it, rounded up to a multiple of STEP.
+MARGIN_PERCENT = 10
+STEP_BYTES = 256 << 20
+
+_HEAD = (
+    "# The largest use of a GPU by one pod at this moment, which may miss earlier peaks, and "
+    f"{MARGIN_PERCENT} % more.",
+    "# Check the amounts, then run the lines. A namespace that already has a default keeps it.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pod:
+    namespace: str
+    #: None if the use was not measured.
+    used_bytes: int | None
+    #: None if it is not known since when the pod is on its node.
+    runs_s: float | None
+
+
+def lines(body: Mapping[str, Any], namespace: str | None) -> list[str]:
+    """Return a script of ``kubectl annotate`` with comments, from the body of ``/v1/drift``.
+
+    ``namespace``: only this one; None: all. Returns no lines if no pod has a GPU there.
+    """
+    now_s = _seconds(body["generatedAt"])
+    pods: dict[str, list[_Pod]] = {}
+    for each in body["pods"]:
+        if namespace in (None, each["namespace"]):
+            runs_s = now_s - _seconds(each["since"]) if each["since"] else None
+            pod = _Pod(each["namespace"], used_bytes(each), runs_s)
+            pods.setdefault(pod.namespace, []).append(pod)
+    if not pods:
+        return []
+    return [*_HEAD, *(line for name in sorted(pods) for line in _namespace(name, pods[name]))]
+
+
+def used_bytes(pod: Mapping[str, Any]) -> int | None:
+    """Return the largest measured use of one device by the pod; None without a measurement.
+
+    All suggestions depend on this figure alone.
+    """
+    measured = [device["measured_bytes"] for device in pod["observed"]]
+    return max((count for count in measured if count is not None), default=None)
+
+
+def suggested_bytes(most_bytes: int) -> int:
+    """Return the default request for pods that use at most ``most_bytes`` of a device."""
+    with_margin = -(-most_bytes * (100 + MARGIN_PERCENT) // 100)
+    return max(1, -(-with_margin // STEP_BYTES)) * STEP_BYTES
+
+
+def _namespace(name: str, pods: Iterable[_Pod]) -> Iterator[str]:
+    measured = [(pod.used_bytes, pod.runs_s) for pod in pods if pod.used_bytes is not None]
+    without = len(list(pods)) - len(measured)
+    if not measured:
+        yield f"# {name}: no use is measured of {counted(without, 'pod')}"
+        return
+    most_bytes = max(used for used, _ in measured)
+    ages_s = [runs_s for _, runs_s in measured if runs_s is not None]
+    text = f"# {name}: {counted(len(measured), 'pod')}, at most {gib(most_bytes)}"
+    if ages_s:
+        text += f", running for {_span(min(ages_s), max(ages_s))}"
+    if without:
+        text += f"; {counted(without, 'pod')} without a measurement"
+    yield text
+    command = f"kubectl annotate namespace {name} {DEFAULT_VRAM}="
+    command += format_bytes(suggested_bytes(most_bytes))
+    if sum(each_s >= LONG_S for each_s in ages_s) >= ENOUGH_PODS:
+        yield command
+    else:
+        yield (
+            f"# Too few data: fewer than {ENOUGH_PODS} pods have run for {LONG_S / 3600:g} hour. "
+            "Remove the # to use the line anyway."
+        )
+        yield f"# {command}"
+
+
+def _span(least_s: float, most_s: float) -> str:
+    shortest, longest = age(least_s), age(most_s)
+    return shortest if shortest == longest else f"{shortest} to {longest}"
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()

@@ -1,0 +1,90 @@
+"""Two versions of Headroom, for the tests of an upgrade: the working tree, and one made from it.
+
+The second has a higher version and a changed CRD: another field and another printer column. Each
+version has the package of its chart, as ``make release`` builds it, and the sources of its images.
+"""
+
+import compileall
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from release.chart import build_chart
+from release.source import Source, version_of
+from tests.controlplane import ROOT
+
+REGISTRY = "registry.example"
+#: The field of GPUNode.spec that only the second version has, and its column.
+FIELD, COLUMN = "note", "NOTE"
+_PACKAGES = ("contract", "extender", "agent", "headroom")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The tag of the images, the folder of the sources, and the package of the chart."""
+
+    tag: str
+    sources: Path
+    package: Path
+
+
+def working_tree(folder: Path) -> Version:
+    """Build the package of the working tree in the folder."""
+    return _packaged(version_of(ROOT), ROOT, folder)
+
+
+def next_version(folder: Path) -> Version:
+    """Copy the tracked files of the working tree into the folder, change them, and build."""
+    sources = folder / "next"
+    listed = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        "-z",
+        "--",
+        *_PACKAGES,
+        "deploy",
+        "pyproject.toml",
+    ]
+    tracked = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    for name in tracked.rstrip("\0").split("\0"):
+        target = sources / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    for package in _PACKAGES:  # an image has compiled bytecode
+        compileall.compile_dir(sources / package, quiet=1)
+    project = sources / "pyproject.toml"
+    major, minor, _ = version_of(ROOT).split(".")
+    tag = f"{major}.{int(minor) + 1}.0"
+    project.write_text(
+        re.sub(r'(?m)^version = ".*"$', f'version = "{tag}"', project.read_text(), count=1)
+    )
+    _change_crd(sources / "deploy/base/crd.yaml")
+    return _packaged(tag, sources, folder)
+
+
+def _change_crd(path: Path) -> None:
+    crd = yaml.safe_load(path.read_text())
+    (version,) = crd["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"][FIELD] = {"type": "string", "maxLength": 64}
+    column = {"name": COLUMN.capitalize(), "type": "string", "jsonPath": f".spec.{FIELD}"}
+    version["additionalPrinterColumns"].append(column)
+    path.write_text(yaml.safe_dump(crd))
+
+
+def _packaged(tag: str, sources: Path, folder: Path) -> Version:
+    source = Source(
+        version=tag,
+        epoch_s=0,
+        folder=sources,
+        tagged=False,
+        revision="",
+        repository="https://headroom.example",
+    )
+    return Version(tag, sources, build_chart(source, REGISTRY, folder))
