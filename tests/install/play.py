@@ -35,7 +35,7 @@ NAMESPACE = "headroom-system"
 PLATFORM = "device-plugin"
 EXTENDER = f"system:serviceaccount:{NAMESPACE}:headroom-extender"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
-#: Pods of the load at a time, each of 7 GiB; and of how many others each GPU has room beside two.
+#: The load: pods at a time, and the size of each. A GPU fits three pods of this size.
 _LOAD_THREADS, _POD_GIB, _PER_GPU = 3, 7, 3
 
 
@@ -165,7 +165,7 @@ class Play:
         return {node["metadata"]["name"]: node["spec"] for node in nodes}
 
     def processes(self) -> list[str]:
-        """Return the pods of Headroom whose containers run, as the runtimes know."""
+        """Return the pods of Headroom whose containers run, as the runtimes report."""
         return [
             container.pod
             for machine in self.machines
@@ -293,7 +293,7 @@ class Upgraded(Play):
         }
 
     def _overcommitted(self) -> list[str]:
-        """Return the GPUs of which more was ever in use than they have, as the driver knows."""
+        """Return the GPUs whose use ever exceeded their memory, as the driver records it."""
         return [
             uuid
             for machine in self.machines
