@@ -50,9 +50,9 @@ PLACEMENT = PREFIX + "placement"
 #: Pod, written with the Binding if the devices are certain: the devices of a container. The
 #: container's index follows.
 DEVICES = PREFIX + "devices."
-#: Pod, written with the Binding if the value is equal on all candidate devices: the bytes that a
-#: container may use on each device, and the fraction of the device's memory. The container's index
-#: follows.
+#: Pod, written with the Binding: the bytes that a container may use on each of its devices, and the
+#: fraction of the device's memory. If the possible devices differ, each is the smallest, so that it
+#: is within the reservation on every device. The container's index follows.
 BYTES = PREFIX + "bytes."
 FRACTION = PREFIX + "fraction."
 #: Pod, written on an unschedulable pod to requeue it.

@@ -36,8 +36,13 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
         resource: [node.devices[slot] for slot in slots]
         for resource, slots in _candidates(verdicts, i).items()
     }
-    pinned = by_environment(request, node) and request.visible is Visible.BY_PLACEMENT
-    annotations = _annotations(request, node.name, devices, pinned)
+    by_variable = by_environment(request, node)
+    pinned = by_variable and request.visible is Visible.BY_PLACEMENT
+    possible = {
+        resource: _possible(resource, node, candidates, by_variable)
+        for resource, candidates in devices.items()
+    }
+    annotations = _annotations(request, node.name, devices, possible, pinned)
     return Placement(charges(request, snap, verdicts, i), annotations)
 
 
@@ -68,7 +73,7 @@ def _charge(
     displace it.
     """
     listed = candidates if by_variable else _listed_slots(verdict, node, i)
-    steered = len(candidates) == 1 and node.devices[candidates[0]].policy == "steered"
+    steered = _is_steered([node.devices[slot] for slot in candidates])
     return Charge(
         resource=verdict.ask.resource,
         count=verdict.ask.count,
@@ -97,16 +102,36 @@ def _listed_slots(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
     return np.flatnonzero(verdict.candidates[i]).tolist()
 
 
+def _is_steered(candidates: Sequence[DeviceTerms]) -> bool:
+    """Return whether the agent makes the kubelet choose the only candidate."""
+    return len(candidates) == 1 and candidates[0].policy == "steered"
+
+
+def _possible(
+    resource: str, node: NodeTerms, candidates: Sequence[DeviceTerms], by_variable: bool
+) -> Sequence[DeviceTerms]:
+    """Return the devices on which the pod can start: the candidates, if Headroom chooses.
+
+    If the plugin chooses, pods that are bound later can displace the pod to any other device of the
+    resource.
+    """
+    if by_variable or _is_steered(candidates):
+        return candidates
+    return [t for t in node.devices if t.device.resource == resource and t.believed]
+
+
 def _annotations(
     request: VramRequest,
     node: str,
     candidates: Mapping[str, Sequence[DeviceTerms]],
+    possible: Mapping[str, Sequence[DeviceTerms]],
     pinned: bool,
 ) -> dict[str, str]:
     """Return the placement as JSON, and values per container for the downward API.
 
-    A value is written only if it is certain or equal on all candidates. ``pinned``: the variable of
-    the pod follows its placement.
+    The devices are written only if they are certain. Bytes and fraction are the smallest of all
+    possible devices, so they are within the reservation on whichever device the pod starts.
+    ``pinned``: the variable of the pod follows its placement.
     """
     if not request.asks:
         return {}
@@ -129,11 +154,9 @@ def _annotations(
             continue
         if certain:
             written[f"{DEVICES}{ask.index}"] = ",".join(sizes)
-        if len(set(sizes.values())) == 1:
-            written[f"{BYTES}{ask.index}"] = str(next(iter(sizes.values())))
-        fractions = {_fraction(_bytes_on(ask, t), t.device.memory_bytes) for t in devices}
-        if len(fractions) == 1:
-            written[f"{FRACTION}{ask.index}"] = fractions.pop()
+        shares = [(_bytes_on(ask, t), t.device.memory_bytes) for t in possible[ask.resource]]
+        written[f"{BYTES}{ask.index}"] = str(min(part for part, _ in shares))
+        written[f"{FRACTION}{ask.index}"] = min(_fraction(*share) for share in shares)
     body: dict[str, object] = {
         "node": node,
         "decision": request.decision_id,

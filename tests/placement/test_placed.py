@@ -1,8 +1,12 @@
 """The reservation and the annotations of a pod that fits."""
 
 import json
+from fractions import Fraction
 
+import msgspec
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from contract.annotations import PLACEMENT
 from contract.gpunode import Charge, Reservation
@@ -120,10 +124,64 @@ def test_two_replicas(node: NodeTerms, certain: bool) -> None:
     assert ("devices.0" in written(placement)) is certain
 
 
-def test_values_that_differ_between_devices_are_omitted() -> None:
+def test_values_are_within_the_reservation_on_every_device() -> None:
     sizes = weighed(shared("a"), shared("b", memory_bytes=16 * GIB))
-    assert set(written(placed(pod("25%"), sizes))) == {"fraction.0"}
-    assert set(written(placed(pod("8Gi"), sizes))) == {"bytes.0"}
+    assert written(placed(pod("25%"), sizes)) == {
+        "bytes.0": str(4 * GIB),  # 25 % of b
+        "fraction.0": "0.2500",
+    }
+    assert written(placed(pod("8Gi"), sizes)) == {
+        "bytes.0": str(8 * GIB),
+        "fraction.0": "0.3333",  # 8 of 24 GiB: half of b would be 12 GiB of a
+    }
+
+
+def test_values_are_safe_on_a_device_to_which_the_pod_can_be_displaced() -> None:
+    """The plugin would choose b, but a pod that is bound later can take b before this pod."""
+    node = weighed(
+        shared("a", free=3, allocated=1), shared("b", memory_bytes=16 * GIB), plugin=DISTRIBUTED
+    )
+    placement = placed(pod("8Gi"), node)
+    assert list(placement.charges[0].candidates) == ["b"]
+    assert written(placement)["fraction.0"] == "0.3333"  # of a
+
+
+def test_values_are_of_the_device_that_headroom_chooses() -> None:
+    node = weighed(
+        shared("a"),
+        shared("b", memory_bytes=16 * GIB),
+        plugin=msgspec.structs.replace(DISTRIBUTED, steered=[GPU]),
+    )
+    placement = placed(pod("8Gi"), node)
+    assert placement.charges[0].choice == "b"
+    assert written(placement) == {
+        "devices.0": "b",
+        "bytes.0": str(8 * GIB),
+        "fraction.0": "0.5000",
+    }
+
+
+@given(
+    memories=st.lists(st.integers(8 * GIB, 192 * GIB), min_size=1, max_size=4),
+    asked=st.one_of(
+        st.integers(1, 8 * GIB).map(str), st.integers(1, 100).map("{}%".format), st.none()
+    ),
+    reserve_bytes=st.sampled_from([0, GIB // 2]),
+)
+def test_no_value_exceeds_the_reservation(
+    memories: list[int], asked: str | None, reserve_bytes: int
+) -> None:
+    devices = [shared(f"g{i}", memory_bytes=size) for i, size in enumerate(memories)]
+    node = weighed(*devices, reserve_bytes=reserve_bytes)
+    snap, verdicts = judged(pod(asked), node)
+    assume(verdicts.fits.all())
+    placement = place(request(pod(asked)), snap, verdicts, 0)
+    values = written(placement)
+    reserved = placement.charges[0].candidates
+    for each in devices:
+        reserved_bytes = reserved[each.uuid]
+        assert 0 < int(values["bytes.0"]) <= reserved_bytes
+        assert int(Fraction(values["fraction.0"]) * each.memory_bytes) <= reserved_bytes
 
 
 def test_a_fraction_is_rounded_down() -> None:
