@@ -1,6 +1,6 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
 # bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | images |
-# containers | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
+# containers | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashe
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
 	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs images \
-	containers release binary publish lock
+	containers samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
@@ -93,6 +93,9 @@ images:  ## build the images of extender and agent: make images BASE=python:3.12
 
 containers: $(VENV)/test.stamp  ## as root: install the package of a release on containerd and runc, and look into the containers
 	$(RUN) -m pytest -q tests/install/check_packaged.py $(ARGS)
+
+samples: $(VENV)/test.stamp  ## start each sample for a framework with the framework's own parser: downloads 5 GB, needs cmake and g++
+	$(RUN) -m pytest -q tests/samples/check_frameworks.py $(ARGS)
 
 RELEASE := PYTHONPATH=. .cache/release/bin/python -m
 REGISTRY_FLAG := $(and $(REGISTRY),--registry $(REGISTRY))

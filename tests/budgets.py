@@ -42,6 +42,7 @@ BUDGETS_S = {
     "page": 60,
     "placement": 170,
     "release": 60,
+    "samples": 10,
     "scheduler": 60,
     "server": 35,
     "standin": 110,

@@ -31,7 +31,12 @@ from pathlib import Path
 MODULES = Path(__file__).resolve().parent
 
 #: For checks that are run by hand: built only when named.
-BY_HAND = ("cert-manager-cainjector", "cert-manager-controller", "kube-proxy")
+BY_HAND = (
+    "cert-manager-cainjector",
+    "cert-manager-controller",
+    "kube-proxy",
+    "ollama-share",
+)
 
 #: The Go that is fetched where PATH has none: the wheel of each platform, by its hash.
 GO_VERSION = "1.26.6"
