@@ -80,6 +80,9 @@ def test_the_doctor_checks_a_fleet_file(tmp_path: Path) -> None:
     reported = headroom("doctor", "--fleet", str(path))
     assert (reported.stdout, reported.returncode) == ("", 0)
     assert reported.stderr == "headroom: no findings\n"
+    reported = headroom("doctor", "--plugin-config", "--fleet", str(path))
+    assert (reported.stdout, reported.returncode) == ("", 0)
+    assert reported.stderr.startswith("headroom: no node needs other replicas")
 
 
 def test_the_doctor_names_sources_that_it_could_not_read(tmp_path: Path) -> None:

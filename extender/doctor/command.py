@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from contract.kube import Node
     from extender.config.settings import Settings
     from extender.doctor.findings import Finding
+    from extender.state.changes import Event
 
 
 class Output(Enum):
@@ -39,6 +40,13 @@ def doctor(
         Output | None,
         typer.Option("-o", "--output", help="Output format. Default: one line for each finding."),
     ] = None,
+    plugin_config: Annotated[
+        bool,
+        typer.Option(
+            "--plugin-config",
+            help="Print only the device plugin's ConfigMap with the advised replicas.",
+        ),
+    ] = False,
 ) -> None:
     """Find what costs the cluster safety or memory, and show what to do about it.
 
@@ -52,11 +60,16 @@ def doctor(
         from extender.config.loading import load_settings
         from extender.doctor.environment import examine_environment
         from extender.doctor.findings import Weight, line, warnings_first
-        from extender.doctor.node_rules import examine_nodes, fleet_events
+        from extender.doctor.node_rules import advised_plugin_config, examine_nodes, fleet_events
         from extender.doctor.scheduler_config import examine_scheduler_file
         from extender.version import own_version
 
         settings = load_settings(config)
+        if plugin_config:
+            _print_plugin_config(
+                advised_plugin_config(settings, _events(settings, fleet, kubeconfig, context))
+            )
+            return
         if scheduler_config:
             nodes = _nodes(settings, fleet, kubeconfig, context)
             found = examine_scheduler_file(scheduler_config, settings, nodes)
@@ -85,6 +98,31 @@ def doctor(
         typer.echo("headroom: no findings", err=True)
     if any(finding.weight is Weight.WARNING for finding in found):
         raise typer.Exit(1)
+
+
+def _events(
+    settings: "Settings", fleet: Path | None, kubeconfig: str | None, context: str | None
+) -> "Sequence[Event]":
+    """Return the objects of the cluster, or of the fleet file."""
+    if fleet:
+        from extender.config.fleet_file import load_fleet
+        from extender.doctor.node_rules import fleet_events
+
+        return fleet_events(load_fleet(fleet))
+    from extender.doctor.collect import list_cluster
+
+    return list_cluster(settings, kubeconfig, context)
+
+
+def _print_plugin_config(text: str) -> None:
+    if text:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(
+            "headroom: no node needs other replicas, or fewer than 5 GPU containers of each "
+            "resource request an amount of memory",
+            err=True,
+        )
 
 
 def _nodes(

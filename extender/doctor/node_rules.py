@@ -26,6 +26,7 @@ from contract.reasons import Reason
 from extender.config.fleet_file import Fleet
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
+from extender.doctor.replica_counts import plugin_config, replica_counts
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
 from extender.doctor.steering_rule import examine_steering
 from extender.placement.snapshot_builder import reach
@@ -48,9 +49,18 @@ def fleet_events(fleet: Fleet) -> list[Event]:
 
 def examine_nodes(settings: Settings, events: Sequence[Event]) -> list[Finding]:
     """Examine the nodes of the cluster that ``events`` describe."""
+    return examine(_state(settings, events), time.monotonic(), own_version())
+
+
+def advised_plugin_config(settings: Settings, events: Sequence[Event]) -> str:
+    """Return ``plugin_config`` for the nodes of the cluster that ``events`` describe."""
+    return plugin_config(_facts(_state(settings, events), time.monotonic()))
+
+
+def _state(settings: Settings, events: Sequence[Event]) -> ClusterState:
     state = ClusterWriter(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
     state.apply(events)
-    return examine(state, time.monotonic(), own_version())
+    return state
 
 
 def examine(state: ClusterState, now_s: float, version: str = "") -> list[Finding]:
@@ -59,16 +69,25 @@ def examine(state: ClusterState, now_s: float, version: str = "") -> list[Findin
     ``now_s`` is the time of this process's monotonic clock. ``version`` is the version of this
     package, which is compared with the agents' versions.
     """
+    nodes_of: dict[PartialFinding, list[str]] = {}
+    for facts in _facts(state, now_s, version):
+        for rule in _RULES:
+            for finding in rule(facts):
+                nodes_of.setdefault(finding, []).append(facts.node.name)
+    return warnings_first([*with_nodes(nodes_of), *examine_steering(state, now_s)])
+
+
+def _facts(state: ClusterState, now_s: float, version: str = "") -> Iterator[NodeFacts]:
+    """Yield the facts of each node with managed GPU resources, by name."""
     requests = gpu_requests(state)
     typical = typical_requests(requests)
     unannotated = Counter(each.resource for each in requests if not each.is_annotated)
-    nodes_of: dict[PartialFinding, list[str]] = {}
     for terms in sorted(state.snapshot().nodes, key=lambda node: node.name):
         node = state.node(terms.name)
         offers = node.status.allocatable if node and node.status else None
         if node is None or not any(state.rules.manages(name) for name in offers or ()):
             continue  # a GPUNode without its Node, or a node without managed GPU resources
-        facts = NodeFacts(
+        yield NodeFacts(
             terms,
             node.metadata.annotations or {},
             state.report(terms.name, state.gpunode(terms.name)),
@@ -78,10 +97,6 @@ def examine(state: ClusterState, now_s: float, version: str = "") -> list[Findin
             typical,
             unannotated,
         )
-        for rule in _RULES:
-            for finding in rule(facts):
-                nodes_of.setdefault(finding, []).append(terms.name)
-    return warnings_first([*with_nodes(nodes_of), *examine_steering(state, now_s)])
 
 
 def _age_s(state: ClusterState, name: str, now_s: float) -> float | None:
@@ -374,4 +389,5 @@ _RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
     _version,
     _clock,
     *SHARING_RULES,
+    replica_counts,
 )

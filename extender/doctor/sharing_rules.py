@@ -16,6 +16,8 @@ from extender.placement.request import VramRequest
 from extender.placement.snapshot import NodeTerms
 from extender.state.cluster_state import ClusterState
 
+#: The device plugin does not accept fewer replicas for a shared device.
+FEWEST_REPLICAS = 2
 #: Minimum number of GPU containers of a resource that makes their requests representative.
 ENOUGH_CONTAINERS = 5
 
@@ -24,11 +26,13 @@ ENOUGH_CONTAINERS = 5
 class Typical:
     """The GPU containers of one resource that request a number of bytes.
 
-    ``median`` and ``largest`` are the bytes that one of them requests on each device.
+    ``small`` (the lower quartile), ``median`` and ``largest`` are the bytes that one of them
+    requests on each device.
     """
 
     #: Number of these containers.
     containers: int
+    small: int
     median: int
     largest: int
 
@@ -94,20 +98,12 @@ def typical_requests(requests: Iterable[ContainerRequest]) -> dict[str, Typical]
         if request.count_bytes is not None:
             sizes_of.setdefault(request.resource, []).append(request.count_bytes)
     return {
-        resource: Typical(len(sizes), median_low(sizes), max(sizes))
+        resource: Typical(
+            len(sizes), sorted(sizes)[(len(sizes) - 1) // 4], median_low(sizes), max(sizes)
+        )
         for resource, sizes in sizes_of.items()
         if len(sizes) >= ENOUGH_CONTAINERS
     }
-
-
-#: A device has too few replicas if their number is below this share of the number of median pods
-#: that fit on it.
-TOO_FEW_RATIO = 0.75
-#: Requests are similar if median pods, as many as largest pods would fit on a device, use at least
-#: this share of it.
-ALIKE_RATIO = 0.8
-#: The device plugin does not accept fewer replicas for a shared device.
-FEWEST_REPLICAS = 2
 
 
 def _packed(facts: NodeFacts) -> Iterator[PartialFinding]:
@@ -181,52 +177,6 @@ def _several_replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
         )
 
 
-def _replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
-    """Compare the number of replicas with what typical pods need.
-
-    Too many replicas waste no memory under ``distributed``: memory usually runs out first. Under
-    ``packed``, the device plugin prefers a full device until all its replicas are allocated.
-    """
-    for resource, replicas, allocatable_bytes, policy in {
-        (t.device.resource, t.device.replicas.total, t.allocatable_bytes, t.policy)
-        for t in facts.sliced
-    }:
-        typical = facts.typical.get(resource)
-        if typical is None:
-            continue
-        found = (
-            f"each {resource} device of {rounded(allocatable_bytes)} has {replicas} replicas, and "
-            f"at least half of {typical.containers} GPU containers request "
-            f"{rounded(typical.median)} or more"
-        )
-        fit = max(FEWEST_REPLICAS, allocatable_bytes // max(1, typical.median))
-        slots = allocatable_bytes // max(1, typical.largest)
-        is_similar = slots * typical.median >= ALIKE_RATIO * allocatable_bytes
-        if replicas < TOO_FEW_RATIO * fit:
-            yield (
-                Weight.ADVICE,
-                f"{found}: replicas run out before memory does",
-                _set_replicas(fit),
-            )
-        elif policy == "packed" and replicas > fit:
-            yield (
-                Weight.ADVICE,
-                f"{found}: a full device stays the next choice while it has free replicas",
-                _set_replicas(fit),
-            )
-        elif is_similar and FEWEST_REPLICAS <= slots < replicas:
-            yield (
-                Weight.ADVICE,
-                f"{found}, none more than {rounded(typical.largest)}",
-                f"{_set_replicas(slots)}: then no pod requests more than a replica's share, and no "
-                "choice of the device plugin can overcommit memory",
-            )
-
-
-def _set_replicas(count: int) -> str:
-    return f"set replicas: {count} in the device plugin's configuration"
-
-
 def _unannotated(facts: NodeFacts) -> Iterator[PartialFinding]:
     for resource, replicas, allocatable_bytes in {
         (t.device.resource, t.device.replicas.total, t.allocatable_bytes) for t in facts.sliced
@@ -273,7 +223,6 @@ SHARING_RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
     _topology_manager,
     _any_device,
     _several_replicas,
-    _replicas,
     _unannotated,
     _mps_limit,
 )

@@ -303,6 +303,6 @@ def test_containers_are_counted_and_not_their_pods() -> None:
     pods = [pod("4Gi", *both, uid=f"u{i}", name=f"p{i}") for i in range(3)]
     found = only(findings(sliced(2), pods=pods))
     assert found.found.startswith(
-        "each nvidia.com/gpu device of 24Gi has 2 replicas, and at least half of 6 GPU containers "
-        "request 4Gi or more: replicas run out"
+        "each nvidia.com/gpu device of 24Gi has 2 replicas, and at least a quarter of 6 GPU "
+        "containers request 4Gi or less: replicas run out"
     )

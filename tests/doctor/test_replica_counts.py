@@ -1,0 +1,74 @@
+"""The advised replicas, and the device plugin's ConfigMap with them."""
+
+from collections.abc import Sequence
+
+import msgspec
+import yaml
+
+from contract.gpunode import GPUNode
+from contract.kube import Node, NodeStatus, ObjectMeta, Pod
+from extender.config.settings import Settings
+from extender.doctor.node_rules import advised_plugin_config
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from tests.builders import GPU, NOW_S, container, gpunode, pod, shared
+from tests.doctor.test_node_rules import asking, findings, sliced
+
+
+def config(gpunodes: dict[str, GPUNode], pods: Sequence[Pod], resource: str = GPU) -> str:
+    nodes = [
+        NodeSeen(
+            Node(
+                metadata=ObjectMeta(name=name, uid=name),
+                status=NodeStatus(allocatable={resource: "8"}),
+            )
+        )
+        for name in gpunodes
+    ]
+    named = [
+        GPUNodeSeen(msgspec.structs.replace(each, metadata=ObjectMeta(name=name, uid=name)), NOW_S)
+        for name, each in gpunodes.items()
+    ]
+    return advised_plugin_config(Settings(), [*nodes, *named, *map(PodSeen, pods)])
+
+
+def test_small_pods_decide_how_many_replicas_are_enough() -> None:
+    """Of 24 GiB, 2 median pods of 10 GiB fit, but 6 small pods of 4 GiB."""
+    mixed = asking(*["4Gi"] * 3, *["10Gi"] * 3, "20Gi")
+    (found,) = findings(sliced(4), pods=mixed)
+    assert "at least a quarter of 7 GPU containers request 4Gi or less" in found.found
+    assert found.do.startswith("set replicas: 6 in the device plugin's configuration")
+    assert findings(sliced(5), pods=mixed) == []
+
+
+def test_the_configmap_has_one_configuration_for_each_advice() -> None:
+    nodes = {"b": sliced(2), "a": sliced(2), "small": gpunode(shared("s", 1, memory_bytes=8 << 30))}
+    text = config(nodes, asking(*["4Gi"] * 6))
+    found = yaml.safe_load(text)
+    assert (found["kind"], list(found["data"])) == ("ConfigMap", ["gpu-6", "gpu-2"])
+    assert yaml.safe_load(found["data"]["gpu-6"]) == {
+        "version": "v1",
+        "sharing": {
+            "timeSlicing": {
+                "failRequestsGreaterThanOne": True,
+                "resources": [{"name": "nvidia.com/gpu", "replicas": 6}],
+            }
+        },
+    }
+    command = "# kubectl label --overwrite node a b nvidia.com/device-plugin.config=gpu-6\n"
+    assert command in text
+
+
+def test_renamed_resources_keep_their_name() -> None:
+    resource = f"{GPU}.shared"
+    node = gpunode(shared("a", 2, resource=resource))
+    pods = [
+        pod("4Gi", container(resource=resource), uid=f"u{i}", name=f"p{i}") for i in range(6)
+    ]
+    (text,) = yaml.safe_load(config({"n": node}, pods, resource))["data"].values()
+    slicing = yaml.safe_load(text)["sharing"]["timeSlicing"]
+    assert slicing["renameByDefault"] is True
+    assert slicing["resources"] == [{"name": "nvidia.com/gpu", "replicas": 6}]
+
+
+def test_nothing_is_printed_if_the_replicas_match() -> None:
+    assert config({"n": sliced(6)}, asking(*["4Gi"] * 6)) == ""
