@@ -79,6 +79,8 @@ COLUMNS: dict[str, Callable[[Played], float]] = {
     "rejected, %": lambda p: 100 * p.verdict.rejected / p.verdict.offered,
     "of these false, %": lambda p: 100 * p.verdict.falsely / max(1, p.verdict.rejected),
     "evictions per bind": lambda p: p.evictions / max(1, p.bound),
+    "waited, %": lambda p: 100 * len(p.waits_s) / max(1, p.bound),
+    "mean wait, s": lambda p: statistics.mean(p.waits_s) if p.waits_s else 0,
 }
 
 
@@ -105,6 +107,10 @@ def main(
     life_s: Annotated[float, typer.Option(help="Mean runtime of a pod, in s.")] = 1800.0,
     admission_s: Annotated[float, typer.Option(help="Maximum from bind to admission, in s.")] = 2.0,
     observation_s: Annotated[float, typer.Option(help="Maximum from start to report, in s.")] = 2.0,
+    patience_s: Annotated[
+        float,
+        typer.Option(help="How long a pod that fits nowhere waits, in s; then it is dropped."),
+    ] = 0.0,
     trace: Annotated[Path, typer.Option(help="Folder with openb's pods.csv.")] = OPENB,
 ) -> None:
     """Print one table for each mix and number of replicas."""
@@ -133,7 +139,7 @@ def main(
                         pods,
                         load,
                         life_s,
-                        Delays(admission_s, observation_s),
+                        Delays(admission_s, observation_s, patience_s),
                     )
                     for each in rows
                     for seed in range(seeds)
@@ -142,7 +148,8 @@ def main(
                 typer.echo(
                     f"\nmix {kind}, {count} replicas, {policy}, {nodes} nodes, load {load:.0%}, "
                     f"lives {life_s:g} s, admission {admission_s:g} s, observation "
-                    f"{observation_s:g} s, {pods} pods, seeds 0-{seeds - 1}\n"
+                    f"{observation_s:g} s, patience {patience_s:g} s, {pods} pods, seeds "
+                    f"0-{seeds - 1}\n"
                 )
                 typer.echo(f"| row | {' | '.join(COLUMNS)} |")
                 typer.echo("|---" * (1 + len(COLUMNS)) + "|")

@@ -29,6 +29,9 @@ class Delays:
     admission_s: float = 2.0
     #: From a change on a node until the extender has it, through the agent and the API server.
     observation_s: float = 2.0
+    #: How long a pod that fits on no node waits, before it counts as rejected. It is tried again
+    #: whenever the extender receives that a pod has ended.
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,10 @@ class Played:
     #: Pods that were evicted before they started, or rejected by the kubelet. Their controllers
     #: created others.
     evictions: int
-    #: How many pods had been bound when the verdict's time began, and in all.
+    #: Number of pods bound in the verdict's time.
     bound: int
+    #: Waiting times of those of them that did not fit at once, in s.
+    waits_s: tuple[float, ...] = ()
 
 
 class Play:
@@ -57,6 +62,10 @@ class Play:
         #: Pods that sit on a node, by name, and those of them that have started.
         self._there: dict[str, tuple[Job, int]] = {}
         self._started: set[str] = set()
+        #: Pods that wait for memory, by name, in the order of their arrival.
+        self._waiting: dict[str, Job] = {}
+        #: Waiting times of the pods that had to wait and were bound, in s.
+        self._waits_s: list[float] = []
         self._evictions = self._bound = 0
         self._counts = False
 
@@ -69,7 +78,9 @@ class Play:
         while self._events and self._events[0][0] <= until_s:
             now_s, _, event = heapq.heappop(self._events)
             event(now_s)
-        return Played(self._judge.verdict(until_s), self._evictions, self._bound)
+        return Played(
+            self._judge.verdict(until_s), self._evictions, self._bound, tuple(self._waits_s)
+        )
 
     def _begin(self, now_s: float) -> None:
         self._counts = True
@@ -83,6 +94,12 @@ class Play:
     def _arrive(self, job: Job, now_s: float) -> None:
         self._judge.offered(now_s)
         self._try(job, now_s)
+        if job.name in self._waiting:
+            self._at(now_s + self._delays.patience_s, partial(self._give_up, job))
+
+    def _give_up(self, job: Job, now_s: float) -> None:
+        if self._waiting.pop(job.name, None):
+            self._judge.rejected(job.request_bytes, now_s)
 
     def _try(self, job: Job, now_s: float) -> None:
         shape = self._world.shape
@@ -90,8 +107,13 @@ class Play:
         free = [node for node, taken in enumerate(self._taken) if taken < full]
         node = self._scheduler.choose(job, free, now_s)
         if node is None:
-            self._judge.rejected(job.request_bytes, now_s)
+            if now_s < job.at_s + self._delays.patience_s:
+                self._waiting[job.name] = job
+            else:
+                self._judge.rejected(job.request_bytes, now_s)
             return
+        if self._waiting.pop(job.name, None) and self._counts:
+            self._waits_s.append(now_s - job.at_s)
         self._bound += self._counts
         self._taken[node] += 1
         self._after(now_s, self._delays.admission_s, partial(self._admit, job, node))
@@ -145,19 +167,27 @@ class Play:
             self._started.remove(name)
             self._judge.went(name, now_s)
         self._world.end(name, node)
-        self._observe(node, now_s)
+        self._observe(node, now_s, ended=True)
         self._after(now_s, self._delays.observation_s, partial(self._told, job, node))
 
     def _told(self, job: Job, node: int, now_s: float) -> None:
         self._taken[node] -= 1
         self._scheduler.ended(job, node, now_s)
+        self._try_again(now_s)
 
-    def _observe(self, node: int, now_s: float) -> None:
-        """Half of the delay passes before the agent samples, half until its report arrives."""
+    def _try_again(self, now_s: float) -> None:
+        for job in list(self._waiting.values()):
+            self._try(job, now_s)
+
+    def _observe(self, node: int, now_s: float, ended: bool = False) -> None:
+        """Half of the delay passes before the agent samples, half until its report arrives.
+
+        ``ended``: a pod has ended, so pods that wait are tried again with the report.
+        """
         half_s = self._lots.uniform(LEAST, 1) * self._delays.observation_s / 2
-        self._at(now_s + half_s, partial(self._look, node, half_s))
+        self._at(now_s + half_s, partial(self._look, node, half_s, ended))
 
-    def _look(self, node: int, half_s: float, now_s: float) -> None:
+    def _look(self, node: int, half_s: float, ended: bool, now_s: float) -> None:
         arrives = self._scheduler.look(node, self._world.sample(node), now_s)
 
         def tell(then_s: float) -> None:
@@ -165,5 +195,7 @@ class Play:
                 self._known_s[node] = now_s
                 arrives(then_s)
                 self._tend(then_s)
+            if ended:
+                self._try_again(then_s)
 
         self._at(now_s + half_s, tell)

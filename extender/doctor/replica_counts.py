@@ -34,7 +34,7 @@ class Advice:
     count: int
     #: Why.
     found: str
-    #: What else the count achieves; empty if nothing.
+    #: A further effect of the count; empty if none.
     effect: str = ""
 
 

@@ -57,6 +57,22 @@ def test_surprises_are_counted_and_each_play_is_the_same_again() -> None:
     assert once == again
 
 
+def test_a_pod_waits_for_the_end_of_another_as_long_as_its_patience_lasts() -> None:
+    shape = Shape(nodes=1, gpus=1, memory_bytes=80 * GIB, replicas=6, policy="distributed")
+    jobs = [
+        Job("ends", 60 * GIB, 1.0, 10.0),
+        Job("waits", 40 * GIB, 2.0, 1000.0),
+        Job("gives up", 70 * GIB, 12.0, 1.0),
+        Job("last", 1 * GIB, 100.0, 1.0),
+    ]
+    world, judge = World(shape, 1), Judge(1, 1, shape.allocatable_bytes, 6, 0.0)
+    found = Play(world, ROWS["predicted"](world, 1), judge, Delays(0.0, 0.0, 30.0), 1).run(
+        jobs, 0.0
+    )
+    assert found.waits_s == (9.0,)
+    assert (found.bound, found.verdict.rejected) == (3, 1)
+
+
 def test_the_judge_counts_by_the_hand() -> None:
     judge = Judge(nodes=1, devices=2, memory_bytes=10, replicas=2, since_s=10.0)
     judge.came("early", 0, 0, 6, 0.0)

@@ -32,7 +32,7 @@ def config(gpunodes: dict[str, GPUNode], pods: Sequence[Pod], resource: str = GP
 
 
 def test_small_pods_decide_how_many_replicas_are_enough() -> None:
-    """Of 24 GiB, 2 median pods of 10 GiB fit, but 6 small pods of 4 GiB."""
+    """A device of 24 GiB holds 2 median pods of 10 GiB, but 6 small pods of 4 GiB."""
     mixed = asking(*["4Gi"] * 3, *["10Gi"] * 3, "20Gi")
     (found,) = findings(sliced(4), pods=mixed)
     assert "at least a quarter of 7 GPU containers request 4Gi or less" in found.found
@@ -61,9 +61,7 @@ def test_the_configmap_has_one_configuration_for_each_advice() -> None:
 def test_renamed_resources_keep_their_name() -> None:
     resource = f"{GPU}.shared"
     node = gpunode(shared("a", 2, resource=resource))
-    pods = [
-        pod("4Gi", container(resource=resource), uid=f"u{i}", name=f"p{i}") for i in range(6)
-    ]
+    pods = [pod("4Gi", container(resource=resource), uid=f"u{i}", name=f"p{i}") for i in range(6)]
     (text,) = yaml.safe_load(config({"n": node}, pods, resource))["data"].values()
     slicing = yaml.safe_load(text)["sharing"]["timeSlicing"]
     assert slicing["renameByDefault"] is True
