@@ -142,8 +142,11 @@ class Extender(ClusterView):
             now_s, node = time.monotonic(), gpunode.name
             # The memory may be held for another pod since filter passed this pod.
             held_for = self.cluster.held_for(pod, now_s).get(node, ())
-            taken = rejection_beside(self.cluster, pod, node, held_for, now_s) if held_for else None
-            return taken or self.cluster.judge(pod, gpunode, now_s)
+            if held_for:
+                request = self.cluster.understand(pod)
+                if taken := rejection_beside(self.cluster, request, node, held_for, now_s):
+                    return taken
+            return self.cluster.judge(pod, gpunode, now_s)
 
         return Ledger(
             ConflictCountingStore(store, self.telemetry),

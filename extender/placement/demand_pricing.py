@@ -23,7 +23,7 @@ from contract.annotations import Amount, Bytes, ScoringPolicy, Share
 from contract.kube import Pod
 from extender.bounded import Bounded
 from extender.placement.request import VramRequest
-from extender.placement.snapshot import Rows, Snapshot
+from extender.placement.snapshot import Mask, Rows, Snapshot
 
 Prices = NDArray[np.float64]
 Classes = tuple[int, ...]
@@ -80,8 +80,7 @@ class Market:
 
         The length of ``sizes`` stands for other classes.
         """
-        # Only the requested rows: a cluster has many more.
-        sizes = snap.columns.memory_bytes[rows].max(axis=1, initial=0) // self.unit_bytes
+        sizes = snap.node_largest_device_bytes.take(rows) // self.unit_bytes
         indices = np.searchsorted(self.sizes, sizes)
         found = self.sizes.take(indices, mode="clip") == sizes
         return np.where(found, indices, len(self.sizes))
@@ -161,7 +160,7 @@ def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
 
 def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
     """Return the memory of each node's largest device in units of ``unit_bytes``, (rows,)."""
-    found: Rows = snap.columns.memory_bytes.max(axis=1, initial=0) // unit_bytes
+    found: Rows = snap.node_largest_device_bytes // unit_bytes
     return found
 
 
@@ -193,13 +192,13 @@ class DemandTracker:
             return
         self._seen[request.uid] = None
         rows = offered[offered >= 0]
-        if self.market is None or (self.market.classes(snap, rows) == len(self.market.sizes)).any():
+        has_class = self._has_class(snap, rows)
+        if has_class is None:
             self._update_prices(snap)
+            has_class = self._has_class(snap, rows)
         market = self.market
-        if market is None or not len(rows):
+        if market is None or has_class is None or not len(rows):
             return
-        offered_classes = np.bincount(market.classes(snap, rows), minlength=len(market.sizes) + 1)
-        has_class = offered_classes[:-1] > 0
         affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
         constraints = f"{pod.spec.node_selector} {affinity} {pod.spec.tolerations}"
         key = blake2b(constraints.encode(), digest_size=16).digest()  # the text may be long
@@ -219,6 +218,17 @@ class DemandTracker:
         if self._pods >= self._update_at:
             self._update_at = self._pods + min(self._pods, EVERY_PODS)
             self._update_prices(snap)
+
+    def _has_class(self, snap: Snapshot, rows: Rows) -> Mask | None:
+        """Return for each class of the market whether one of the rows has it, (classes,).
+
+        None without a market, or if a row has another class.
+        """
+        if self.market is None:
+            return None
+        known = len(self.market.sizes)
+        counts = np.bincount(self.market.classes(snap, rows), minlength=known + 1)
+        return None if counts[known] else counts[:known] > 0
 
     def _update_prices(self, snap: Snapshot) -> None:
         now = market(snap, self._mix.demand)

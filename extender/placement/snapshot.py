@@ -115,6 +115,7 @@ PER_NODE: Mapping[str, type[np.generic]] = {
     "degraded": np.bool_,
     "changed_in": np.int64,
     "node_headroom_bytes": np.int64,
+    "node_largest_device_bytes": np.int64,
     "spare_bytes": np.int64,
 }
 _columns = attrgetter(*(f.name for f in fields(Columns)))
@@ -152,6 +153,8 @@ class Snapshot:
     #: (rows,) headroom of all devices of the node; overcommitted ones count as full, and each of
     #: the devices that share a memory counts its part.
     node_headroom_bytes: Rows
+    #: (rows,) memory of the node's largest device; 0 without devices.
+    node_largest_device_bytes: Rows
     #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
     spare_bytes: Rows
     #: The memory of the largest device, and the largest sum over a node's devices; at least 1.

@@ -33,15 +33,15 @@ class Table:
     """A mutable table of nodes: each has a row in every column.
 
     A snapshot copies the columns that changed since the previous snapshot, and shares the others
-    with the previous snapshot.
+    with the previous snapshot. It grows beyond the given ``rows`` and ``slots`` if needed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 0, slots: int = 0) -> None:
         self._nodes: list[NodeTerms] = []
         self._row_of: dict[str, int] = {}
         self._resources: dict[str, int] = {}
-        self._columns = _absent(0, 0)
-        self._per_node = _absent_nodes(0)
+        self._columns = _absent(rows, slots)
+        self._per_node = _absent_nodes(rows)
         #: Read-only copies from the last snapshot, of columns that have not changed since.
         self._columns_shown: dict[str, NDArray[Any]] = {}
         self._per_node_shown: dict[str, NDArray[Any]] = {}
@@ -62,7 +62,6 @@ class Table:
         memory_bytes = np.maximum(snap.columns.memory_bytes, 0)
         table._per_node = {name: getattr(snap, name).copy() for name in PER_NODE} | {
             "memory_bytes": (memory_bytes // np.maximum(snap.columns.sharers, 1)).sum(axis=1),
-            "largest_device_bytes": memory_bytes.max(axis=1, initial=0),
         }
         table._names, table._names_hash = snap.names, snap.names_hash
         table._name_rank = snap.name_rank
@@ -145,7 +144,9 @@ class Table:
                 resources=dict(self._resources),
                 columns=Columns(**self._frozen(self._columns, self._columns_shown)),
                 name_rank=self._name_rank,
-                largest_device_bytes=max(1, int(of_node["largest_device_bytes"].max(initial=0))),
+                largest_device_bytes=max(
+                    1, int(of_node["node_largest_device_bytes"].max(initial=0))
+                ),
                 largest_node_bytes=max(1, int(of_node["memory_bytes"].max(initial=0))),
                 **{name: of_node[name] for name in PER_NODE},
             )
@@ -207,7 +208,7 @@ class Table:
             "memory_bytes": sum(
                 [t.device.memory_bytes // max(t.sharers, 1) for t in node.devices if t.believed]
             ),
-            "largest_device_bytes": max(believed_bytes, default=0),
+            "node_largest_device_bytes": max(believed_bytes, default=0),
         }
         for name, value in per_node.items():
             self._write_value(row, name, value)
@@ -289,7 +290,8 @@ def _spare_bytes(node: NodeTerms, headroom_bytes: Sequence[int]) -> int:
 
 def build(nodes: Iterable[NodeTerms]) -> Snapshot:
     """Return a snapshot of these nodes, with one row each in the given order."""
-    table = Table()
+    nodes = tuple(nodes)
+    table = Table(len(nodes), max((len(node.devices) for node in nodes), default=0))
     for node in nodes:
         table.put(node)
     return table.snapshot()
@@ -301,7 +303,7 @@ def _absent(rows: int, slots: int) -> dict[str, NDArray[Any]]:
 
 
 def _absent_nodes(rows: int) -> dict[str, NDArray[Any]]:
-    dtypes = {**PER_NODE, "memory_bytes": np.int64, "largest_device_bytes": np.int64}
+    dtypes = {**PER_NODE, "memory_bytes": np.int64}
     return {name: np.zeros(rows, dtype) for name, dtype in dtypes.items()}
 
 

@@ -95,14 +95,13 @@ class AssumedBinds:
             passed = (codes == 0) & (rows == row)
             if passed.any():
                 version = int(snap.changed_in[row])
-                reason = self._rejection(pod, request, node, version, others, now_s)
+                reason = self._rejection(request, node, version, others, now_s)
                 codes[passed] = CODE_OF[reason]
                 rejected = rejected or reason is not None
         return rejected
 
     def _rejection(
         self,
-        pod: Pod,
         request: VramRequest,
         node: str,
         version: int,
@@ -116,7 +115,7 @@ class AssumedBinds:
         """
         kinds = [other.request.kind for other in others]
         key = (request.kind, node, version, *kinds)
-        cacheable = self._is_new_to(pod.metadata.uid, node) and all(
+        cacheable = self._is_new_to(request.uid, node) and all(
             # If the pod's own variable decides its device, its kind does not determine the device.
             other.request.visible is Visible.BY_PLUGIN
             for other in others
@@ -124,7 +123,7 @@ class AssumedBinds:
         if cacheable and key in self._answers:
             return self._answers[key]
         other_pods = [other.pod for other in others]
-        reason = rejection_beside(self._cluster, pod, node, other_pods, now_s)
+        reason = rejection_beside(self._cluster, request, node, other_pods, now_s)
         if cacheable:
             self._answers[key] = reason
         return reason

@@ -194,7 +194,7 @@ class Filter:
         for node, others in cluster.held_for(pod, now_s).items():
             passed = (codes == 0) & (rows == snap.row_of.get(node, -1))
             if passed.any():
-                reason = rejection_beside(cluster, pod, node, others, now_s)
+                reason = rejection_beside(cluster, request, node, others, now_s)
                 codes[passed] = CODE_OF[reason]
                 any_rejected = any_rejected or reason is not None
         return any_rejected

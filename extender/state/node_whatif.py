@@ -38,20 +38,19 @@ MOST_NODES = 100
 
 def rejection_beside(
     state: ClusterState,
-    pod: Pod,
+    request: VramRequest | Unreadable,
     node: str,
     assumed_pods: Iterable[Pod],
     now_s: float,
     gone: Set[str] = frozenset(),
 ) -> Reason | None:
-    """Return why the pod would not fit on the node if ``assumed_pods`` were being bound to it.
+    """Return why a pod would not fit on the node if ``assumed_pods`` were being bound to it.
 
     The pods with the uids ``gone`` have left and their memory is free. None if the pod would fit.
     """
-    request, gpunode = state.understand(pod), state.gpunode(node)
     if isinstance(request, Unreadable):
         return request.reason
-    assumed = state.binding_to(node)
+    gpunode, assumed = state.gpunode(node), state.binding_to(node)
     if gpunode is not None:
         for other in assumed_pods:
             if (reservation := state.adopt(other, gpunode)) is not None:
@@ -60,7 +59,7 @@ def rejection_beside(
             status = without(gpunode.status, gone)
             gpunode = msgspec.structs.replace(gpunode, status=status)
     assumed = {uid: reservation for uid, reservation in assumed.items() if uid not in gone}
-    terms = state.terms_of(node, gpunode, gone | {pod.metadata.uid}, assumed)
+    terms = state.terms_of(node, gpunode, gone | {request.uid}, assumed)
     return _fit_on(terms, request, now_s).reason(0)
 
 

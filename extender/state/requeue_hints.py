@@ -198,7 +198,7 @@ class RequeueHints:
                 return name
         for name in names[:CROWDED]:
             others = checks.preceding(pod, claims[name], name)
-            fits = checks.fits_beside(pod, request.kind, name, others)
+            fits = checks.fits_beside(request, name, others)
             if fits:
                 return name
             if fits is None:
@@ -300,17 +300,17 @@ class _Checks:
             and (node_of(other.metadata.uid) != name or yields(pod, other, is_nominated))
         ]
 
-    def fits_beside(self, pod: Pod, kind: Kind, name: str, others: list[Pod]) -> bool | None:
+    def fits_beside(self, request: VramRequest, name: str, others: list[Pod]) -> bool | None:
         """Return whether the pod fits beside the others; None if this pass may check no more."""
         version = int(self.snap.changed_in[self.snap.row_of[name]])
         others_key = tuple((o.metadata.uid, o.metadata.resource_version) for o in others)
-        question = kind, name, version, others_key
+        question = request.kind, name, version, others_key
         fits = self.claim_checks.get(question, self._previous.get(question))
         if fits is None:
             if self._weighed == MOST_WEIGHED:
                 return None
             self._weighed += 1
-            fits = rejection_beside(self.state, pod, name, others, self.now_s) is None
+            fits = rejection_beside(self.state, request, name, others, self.now_s) is None
         self.claim_checks[question] = fits
         return fits
 

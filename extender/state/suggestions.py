@@ -164,7 +164,7 @@ def _wait(
     ]
     candidates.sort(key=lambda each: (each[0], each[1], each[2].uid))
     for _, node, held in islice(candidates, _MAX_SIMULATED):
-        if rejection_beside(cluster, pod, node, (), verdicts.now_s, {held.uid}) is None:
+        if not rejection_beside(cluster, verdicts.request, node, (), verdicts.now_s, {held.uid}):
             name, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
             unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))

@@ -393,5 +393,5 @@ class _Candidate:
         search = self._search
         gone, on = uids | self._leaving, self.name
         return not rejection_beside(
-            search.state, search.pod, on, self._nominees, search.now_s, gone
+            search.state, search.request, on, self._nominees, search.now_s, gone
         )

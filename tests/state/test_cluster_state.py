@@ -790,11 +790,14 @@ class TestEviction:
     def test_victims_give_back_what_they_held(
         self, vram: str, victims: set[str], fits: bool
     ) -> None:
-        reason = rejection_beside(self.world(), pod(vram), "n", (), NOW_S, victims)
+        world = self.world()
+        reason = rejection_beside(world, world.understand(pod(vram)), "n", (), NOW_S, victims)
         assert (reason is None) is fits
 
     def test_an_unknown_node_takes_none(self) -> None:
-        reason = rejection_beside(self.world(), pod(), "elsewhere", (), NOW_S, {"v", "w"})
+        world = self.world()
+        request = world.understand(pod())
+        reason = rejection_beside(world, request, "elsewhere", (), NOW_S, {"v", "w"})
         assert reason is Reason.UNKNOWN_NODE
 
 

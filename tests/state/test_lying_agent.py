@@ -66,7 +66,7 @@ def seen_of_a(state: RecordingState) -> Any:
         state.take_outcomes(),
         [each.pod.metadata.uid for each in unreserved_pods(state, ["a"])],
         list(orphans(state, 1e9, 60.0, ["a"])),
-        rejection_beside(state, pod(uid=WAITING, name="waiting"), "a", (), NOW_S),
+        rejection_beside(state, state.understand(pod(uid=WAITING, name="waiting")), "a", (), NOW_S),
     )
 
 
