@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _print_once(settings, sampler, stop)
         return _run(settings, sampler, stop, requeue)
     finally:
+        sampler.close()
         devices.close()
 
 

@@ -9,11 +9,12 @@ The figures are read at slightly different times. If they do not add up, unattri
 least what the processes outside of pods use. If all processes together list more than the used
 memory plus 64 MiB, the source is degraded.
 
-The kubelet identifies a container by its name and a cgroup by a container id, so a process cannot
-be assigned to a named container. Each pod's bytes on a memory are in its first row there, in the
-order of device, container and replica. Its other rows there have 0, so the sum over a pod's rows is
-its use. A pod may use a memory of which it holds no replica: it chose its device itself, or the
-kubelet has removed it while its processes still run. Its row has no replica.
+A pod's bytes on a memory are in the first row there of each container that uses it, in the order of
+device, container and replica. If a process is in a container without a row there, or the name of
+its container is not known, all bytes of the pod are in the pod's first row. Its other rows there
+have 0, so the sum over a pod's rows is its use. A pod may use a memory of which it holds no
+replica: it chose its device itself, or the kubelet has removed it while its processes still run.
+Its row has no replica.
 
 Nothing is attributed, and unattributed use is absent, if processes cannot be read, if the driver
 lists none, or if it does not report the bytes of a pod's process.
@@ -31,6 +32,7 @@ from typing import TypeVar
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (
     ActivityReading,
+    Container,
     Degraded,
     DeviceReading,
     HoldingReading,
@@ -53,15 +55,41 @@ _MPS_COMMAND = "nvidia-cuda-mps"
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the report, and the use of the memory by its container alone."""
+
+    use: PodUse
+    #: The first device of the memory.
+    memory: str
+    #: Whether this is the container's first row on the memory.
+    is_first: bool
+    #: The newest run of the container among the pod's processes there. None if it has no process
+    #: there, or if it is not known which of the pod's processes are the container's.
+    container: Container | None = None
+    #: Bytes used by that run, 0 if the pod has no process there; None if they are not known.
+    container_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Attributed:
     """The use of all devices of the node."""
 
-    pods: list[PodUse]
+    rows: list[Row]
     #: Device -> bytes; None if they cannot be computed.
     unattributed: Mapping[str, int | None]
     #: Processes that belong to no pod.
     outside_pods: list[UnattributedProcess]
     complaints: list[Degraded]
+    #: The first device of each memory whose processes could be read.
+    read: set[str]
+
+    @property
+    def pods(self) -> list[PodUse]:
+        return [row.use for row in self.rows]
+
+
+#: A run of a container, and the bytes of its processes; None if they are not known.
+_Run = tuple[Container, int | None]
 
 
 @dataclass(slots=True)
@@ -70,6 +98,8 @@ class _Use:
 
     #: Pod uid -> bytes; None if the bytes of one of its processes are unknown.
     pods: dict[str, int | None] = field(default_factory=dict)
+    #: Pod uid -> container id -> the run of that container.
+    runs: dict[str, dict[str, _Run]] = field(default_factory=dict)
     outside_pods: list[tuple[ProcessReading, int | None]] = field(default_factory=list)
 
 
@@ -92,7 +122,8 @@ def attribute(
         on.setdefault(uuid, []).append(holding)
     known = {holding.uid for _, holding in held if holding.uid}
     names = {holding.uid: (holding.namespace, holding.name) for _, holding in held if holding.name}
-    pods: list[PodUse] = []
+    found: list[Row] = []
+    read: set[str] = set()
     unattributed: dict[str, int | None] = {}
     outside_pods: list[UnattributedProcess] = []
     complaints: list[Degraded] = []
@@ -105,10 +136,11 @@ def attribute(
             for holding in sorted(on.get(uuid, ()), key=lambda h: (h.container, h.replica))
         ]
         use = _use(memory, used_bytes, processes, known, mirror_uids)
-        pods += _rows(memory[0], rows, use, names)
+        found += _rows(memory[0], rows, use, names)
         unattributed |= dict.fromkeys(uuids, None)
         if use is None:
             continue
+        read.add(uuids[0])
         outside_pods += [
             UnattributedProcess(uuids[0], process.pid, _display_name(process), process_bytes)
             for process, process_bytes in use.outside_pods
@@ -120,8 +152,8 @@ def attribute(
         if is_excessive:
             complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))
     outside_pods.sort(key=lambda row: -(row.used_bytes or 0))
-    pods.sort(key=lambda row: (row.uid, row.namespace, row.name))
-    return Attributed(pods, unattributed, outside_pods, complaints)
+    found.sort(key=lambda row: (row.use.uid, row.use.namespace, row.use.name))
+    return Attributed(found, unattributed, outside_pods, complaints, read)
 
 
 def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
@@ -182,12 +214,28 @@ def _use(
         if uid is None:
             use.outside_pods.append((process, figure))
         else:
-            sum_bytes = use.pods.get(uid, 0)
-            if sum_bytes is not None and figure is not None:
-                use.pods[uid] = _possible(sum_bytes + figure)
-            else:
-                use.pods[uid] = None
+            use.pods[uid] = _sum(use.pods.get(uid, 0), figure)
+            container = _container(process, uid, mirror_uids)
+            runs = use.runs.setdefault(uid, {})
+            run = runs.get(container.id, (container, 0))
+            runs[container.id] = run[0], _sum(run[1], figure)
     return use
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else _possible(one + other)
+
+
+def _container(process: ProcessReading, uid: str, mirror_uids: Mapping[str, str]) -> Container:
+    """Return the process's container in the pod ``uid``, the API's uid of one of its pods."""
+    # A process has no containers if its pods are known from the kubelet only.
+    for pod, container in zip(process.pods, process.containers, strict=False):
+        if mirror_uids.get(pod, pod) == uid:
+            return container
+    return _UNKNOWN
+
+
+_UNKNOWN = Container("")
 
 
 def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
@@ -262,19 +310,25 @@ def _rows(
     rows: Sequence[tuple[str, HoldingReading]],
     use: _Use | None,
     names: Mapping[str, tuple[str, str]],
-) -> Iterable[PodUse]:
+) -> Iterable[Row]:
     """Yield the rows of one memory: a row for each replica, then a row for each other pod there."""
-    unreported: dict[str, int | None] = {} if use is None else dict(use.pods)
-    reported: set[str] = set()
+    holders: dict[str, list[str]] = {}
+    for _, holding in rows:
+        holders.setdefault(holding.uid, []).append(holding.container)
+    #: (pod uid, container) -> its run and its bytes in the report; removed with its first row.
+    parts = {
+        (uid, name): part
+        for uid, containers in holders.items()
+        for name, part in _parts(containers, uid, use).items()
+    }
     for uuid, holding in rows:
         used_bytes: int | None = None
         source = holding.source
+        part = parts.pop((holding.uid, holding.container), None)
         if use is not None and holding.uid:
-            # A pod without processes uses 0. Only the pod's first row has its bytes.
-            used_bytes = 0 if holding.uid in reported else unreported.pop(holding.uid, 0)
-            reported.add(holding.uid)
+            used_bytes = 0 if part is None else part.used_bytes
             source = f"{source},proc,{first.source}"
-        yield PodUse(
+        use_of_row = PodUse(
             uid=holding.uid,
             device=uuid,
             namespace=holding.namespace,
@@ -284,9 +338,15 @@ def _rows(
             used_bytes=used_bytes,
             source=source,
         )
-    for uid, used_bytes in unreported.items():
+        if part is None:
+            yield Row(use_of_row, first.uuid, is_first=False)
+        else:
+            yield Row(use_of_row, first.uuid, True, part.container, part.container_bytes)
+    for uid, used_bytes in () if use is None else use.pods.items():
+        if uid in holders:
+            continue
         namespace, name = names.get(uid, ("", ""))
-        yield PodUse(
+        use_of_row = PodUse(
             uid=uid,
             device=first.uuid,
             namespace=namespace,
@@ -294,6 +354,52 @@ def _rows(
             used_bytes=used_bytes,
             source=f"proc,{first.source}",
         )
+        (part,) = _parts([""], uid, use).values()
+        yield Row(use_of_row, first.uuid, True, part.container, part.container_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The part of a pod's use of one memory that one container's first row has."""
+
+    used_bytes: int | None
+    #: As in ``Row``.
+    container: Container | None = None
+    container_bytes: int | None = None
+
+
+def _parts(containers: Sequence[str], uid: str, use: _Use | None) -> dict[str, _Part]:
+    """Return container -> its part, for the containers of one pod that have rows on a memory.
+
+    ``containers`` has one name for each row, and a single empty one if the pod holds no replica.
+    """
+    names = dict.fromkeys(containers)
+    if use is None or not uid:
+        return dict.fromkeys(names, _Part(None))
+    runs = [*use.runs.get(uid, {}).values()]
+    if not runs:
+        return dict.fromkeys(names, _Part(0, None, 0))  # a pod without processes uses 0
+    total_bytes = use.pods[uid]
+    if total_bytes is not None and all(c.name and c.name in names for c, _ in runs):
+        by_name: dict[str, list[_Run]] = {name: [] for name in names}
+        for run in runs:
+            by_name[run[0].name].append(run)
+        return {name: _named_part(of_name) for name, of_name in by_name.items()}
+    # Only the pod's first row has bytes. With one container and one run they are the container's.
+    parts = {name: _Part(0) for name in names} | {containers[0]: _Part(total_bytes)}
+    if len(names) == len(runs) == 1:
+        (container, run_bytes), name = runs[0], containers[0]
+        if container.id and (not container.name or not name or container.name == name):
+            parts[name] = _Part(total_bytes, container, run_bytes)
+    return parts
+
+
+def _named_part(runs: Sequence[_Run]) -> _Part:
+    """Return the part of a container that has these runs, all with known bytes."""
+    if not runs:
+        return _Part(0, None, 0)
+    container, run_bytes = max(runs, key=lambda run: run[0].started_s)
+    return _Part(sum(of_run or 0 for _, of_run in runs), container, run_bytes)
 
 
 def _unattributed(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:

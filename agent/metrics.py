@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import product
 
 import msgspec
@@ -21,7 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from contract.gpunode import Device, GPUNodeStatus, SmActivity
+from contract.gpunode import Device, GPUNodeStatus, PodUse, SmActivity
 
 DEVICE_LABELS = ("gpu", "UUID", "Hostname", "modelName", "GPU_I_ID", "GPU_I_PROFILE")
 POD_LABELS = ("namespace", "pod", "container", "pod_uid")
@@ -258,6 +259,8 @@ def _pods(shown: Sample) -> Iterator[Metric]:
     held = Counter[tuple[str, ...]]()
     #: (pod uid, device) -> the labels of the pod's first row there.
     first: dict[tuple[str, str], tuple[str, ...]] = {}
+    #: Labels of a container -> its first row, which has its peaks.
+    first_row: dict[tuple[str, ...], PodUse] = {}
     for row in shown.status.pods:
         if row.device not in devices:
             continue
@@ -266,13 +269,15 @@ def _pods(shown: Sample) -> Iterator[Metric]:
         used.setdefault(key, []).append(row.used_bytes)
         held[key] += bool(row.replica)
         first.setdefault((row.uid, row.device), key)
+        first_row.setdefault(key, row)
     yield _gauge(
         "headroom_pod_used_bytes",
-        "Memory of a device that a pod uses: one series for each pod and device, with the pod's"
-        " first container there",
+        "Memory of a device that a pod uses, by container if the agent knows which of the pod's"
+        " containers uses it, otherwise with the pod's first container there",
         labels,
         [(key, None if None in figures else _total(figures)) for key, figures in used.items()],
     )
+    yield from _peaks(first_row, labels)
     text = "Replicas of a device that a container holds"
     yield _gauge("headroom_pod_replicas", text, labels, held.items())
     yield _gauge(
@@ -285,6 +290,37 @@ def _pods(shown: Sample) -> Iterator[Metric]:
             if pod_device in first
         ],
     )
+
+
+def _peaks(rows: Mapping[tuple[str, ...], PodUse], labels: Sequence[str]) -> Iterator[Metric]:
+    """Return the metrics of peaks. ``rows`` is label values -> the container's first row."""
+    lives = {key: row for key, row in rows.items() if row.started_at}
+    yield _gauge(
+        "headroom_pod_peak_bytes",
+        "Maximum memory of a device that a container used since it started, by source of the"
+        " measurement",
+        (*labels, "source"),
+        [((*key, row.peak_source), row.peak_bytes) for key, row in lives.items()],
+    )
+    yield _gauge(
+        "headroom_pod_startup_peak_bytes",
+        "Maximum memory of a device that a container used until its use had settled",
+        labels,
+        [(key, row.startup_peak_bytes) for key, row in lives.items()],
+    )
+    yield _gauge(
+        "headroom_pod_settling_seconds",
+        "Time from a container's start until its use of a device had settled",
+        labels,
+        [(key, _settling_s(row)) for key, row in lives.items()],
+    )
+
+
+def _settling_s(row: PodUse) -> float | None:
+    if not row.settled_at:
+        return None
+    settled_at, started_at = map(datetime.fromisoformat, (row.settled_at, row.started_at))
+    return (settled_at - started_at).total_seconds()
 
 
 def _limits(shown: Sample) -> Iterator[Metric]:

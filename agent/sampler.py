@@ -5,8 +5,11 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from agent.peak_recorder import PeakRecorder, lives_path
+from agent.peaks import Lives
 from agent.probes.dcgm import TIMEOUT_S, Exporter
-from agent.probes.device_probe import DeviceProbe, StateFile, incarnation, own_cgroup
+from agent.probes.device_health import HealthState
+from agent.probes.device_probe import DeviceProbe, incarnation, own_cgroup
 from agent.probes.driver_limits_probe import ASK_EVERY_S, LimitsProbe
 from agent.probes.kubelet import KubeletProbe
 from agent.probes.nvml import Gate
@@ -14,6 +17,7 @@ from agent.probes.nvml_probe import NvmlProbe
 from agent.probes.plugin_config import ConfigurationProbe
 from agent.probes.processes import ProcessProbe
 from agent.probes.readings import Follower, Probe, Reading, SharingReading
+from agent.probes.state_file import StateFile
 from agent.probes.xids import XidWatch
 from agent.settings import Settings
 from agent.status_builder import rfc3339, summarise
@@ -51,6 +55,11 @@ class Sampler:
                 SharingReading("flags", settings.resource, settings.replicas, settings.sharing)
             )
         self._last: GPUNodeStatus | None = None
+        # A single sample must not overwrite the file of the agent that runs.
+        state = None if settings.once else settings.state
+        self._peaks = PeakRecorder(
+            None if state is None else StateFile(lives_path(state), Lives(), "peaks")
+        )
         try:
             self._agent_version = version("headroom-gpu")
         except PackageNotFoundError:
@@ -73,8 +82,14 @@ class Sampler:
             readings += probe.read()
         for follower in self.followers:
             readings += follower.follow(readings)
-        self._last = summarise(readings, observed_at, self._agent_version, before=self._last)
+        self._last = summarise(
+            readings, observed_at, self._agent_version, self._last, self._peaks.measure
+        )
         return self._last, readings
+
+    def close(self) -> None:
+        """Save the peaks for the next agent on this node."""
+        self._peaks.save()
 
 
 def device_probe_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -> DeviceProbe:
@@ -87,7 +102,7 @@ def device_probe_of(settings: Settings, exporter_timeout_s: float = TIMEOUT_S) -
         if settings.dcgm_url
         else None,
         LimitsProbe(gate, settings.driver_timeout_s, settings.cgroups, ASK_EVERY_S),
-        StateFile(settings.state),
+        StateFile(settings.state, HealthState(), "XIDs"),
         incarnation,
         lambda: rfc3339(datetime.now(UTC)),
     )

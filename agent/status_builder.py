@@ -1,4 +1,4 @@
-"""Builds the GPUNode status from one sample. Pure.
+"""Builds the GPUNode status from one sample. Pure, except for ``measure``.
 
     used = memory - free - reserved         (bytes, at least 0)
 
@@ -8,14 +8,14 @@ contradict each other, they are reported unchanged, no use is computed, and the 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from agent.attribution import attribute, container_limits
+from agent.attribution import Attributed, attribute, container_limits
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
     ActivityReading,
@@ -25,6 +25,7 @@ from agent.probes.readings import (
     DriverReading,
     FactsReading,
     HealthIssueReading,
+    HighWaterReading,
     HoldingReading,
     LimitReading,
     MirrorReading,
@@ -45,6 +46,7 @@ from contract.gpunode import (
     Condition,
     Device,
     GPUNodeStatus,
+    PodUse,
     SmActivity,
     Source,
     summary_of,
@@ -54,6 +56,10 @@ from contract.quantity import MAX_DEVICE_BYTES
 _R = TypeVar("_R")
 #: Type of reading -> readings of that type.
 _ByKind = dict[type, list[Any]]
+
+#: Returns the rows of a sample with the peaks of their containers. Its arguments are the attributed
+#: memory, the high-water mark in bytes by (container id, device), and the time of the sample.
+Measure = Callable[[Attributed, Mapping[tuple[str, str], int], datetime], list[PodUse]]
 
 _ABSENT = -1
 
@@ -71,13 +77,14 @@ def summarise(
     observed_at: datetime,
     agent_version: str = "",
     before: GPUNodeStatus | None = None,
+    measure: Measure = lambda attributed, marks, observed_at: attributed.pods,
 ) -> GPUNodeStatus:
     """Build the status of the GPUNode from one sample.
 
     ``observed_at`` (with a time zone) is when the sample began; pods that ended later may still be
     in it. ``before`` is the status of the previous sample. It is needed for times that do not
     change (of conditions and health issues), for smoothed SM activity, and for devices whose
-    replicas no source lists.
+    replicas no source lists. ``measure`` adds the peaks, by default none.
     """
     of = _by_kind(readings)
     now = rfc3339(observed_at)
@@ -125,6 +132,7 @@ def summarise(
     limits = container_limits(
         ordered, sharing_readings.holdings, _all(of, MirrorReading), _all(of, LimitReading)
     )
+    marks = {(r.container_id, r.device): r.peak_bytes for r in _all(of, HighWaterReading)}
     complaints = [*_all(of, Degraded), *contradictions, *attributed.complaints]
     for read in ordered:
         if read.memory is not None and read.memory.reserved_bytes is None:
@@ -134,7 +142,7 @@ def summarise(
     return GPUNodeStatus(
         observed_at=now,
         devices=devices,
-        pods=attributed.pods[:MAX_PODS],
+        pods=measure(attributed, marks, observed_at)[:MAX_PODS],
         limits=limits[:MAX_PODS],
         unattributed_processes=attributed.outside_pods[:MAX_UNATTRIBUTED_PROCESSES],
         plugin=msgspec.structs.replace(

@@ -5,10 +5,10 @@ a failed write cannot lose the newest status or send an old one after it.
 
 A heartbeat confirms the written status. It names the last accepted status and the time of the
 newest sample. It is sent only if that sample differs from the status in nothing that must be
-written, except SM activity. So if status writes fail while the Lease can be renewed, the node
-becomes stale and does not seem alive with old figures.
+written, except SM activity and peaks. So if status writes fail while the Lease can be renewed, the
+node becomes stale and does not seem alive with old figures.
 
-A status is written at most once a second, and for SM activity alone at most once a minute.
+A status is written at most once a second, and for SM activity or peaks alone at most once a minute.
 """
 
 import math
@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from agent.kube_publisher import Held, KubernetesPublisher, NotDelivered, NotThereYet
-from contract.gpunode import GPUNodeStatus, SmActivity
+from contract.gpunode import GPUNodeStatus, PodUse, SmActivity
 from contract.heartbeat import Confirmation
 
 _log = structlog.get_logger()
@@ -36,9 +36,10 @@ GROWN_BYTES = 64 << 20
 GROWN_EVERY_S = 5.0
 #: Any amount of freed memory is written, at most this often, because pods may wait for it.
 FREED_EVERY_S = 1.0
-#: A change of SM activity alone is written if it is at least this much, and at most this often.
+#: A change of SM activity alone is written if it is at least this much.
 SM_MOVED_RATIO = 0.1
-SM_EVERY_S = 60.0
+#: SM activity and peaks alone are written at most this often.
+ALONE_EVERY_S = 60.0
 
 _ABSENT = -1
 
@@ -163,8 +164,8 @@ class StatusWriter:
     def _postponed_s(self, status: GPUNodeStatus, since_s: float) -> float:
         """Return the seconds until ``status`` may be written; infinity if it need not be.
 
-        It need not be if only SM activity differs. ``since_s`` are the seconds since the last
-        write.
+        It need not be if only SM activity and peaks differ. ``since_s`` are the seconds since the
+        last write.
         """
         for gap_s in (FREED_EVERY_S, GROWN_EVERY_S):
             if worth_writing(self._written, status, gap_s):
@@ -194,13 +195,18 @@ def worth_writing(
     if since_last_write_s >= FREED_EVERY_S and any(new < old for (old, _), (new, _) in figures):
         return True
     if since_last_write_s >= GROWN_EVERY_S and any(
-        new - old >= GROWN_BYTES or (new > old and (new - old) * 100 >= memory)
-        for (old, _), (new, memory) in figures
+        _has_grown(old, new, memory) for (old, _), (new, memory) in figures
     ):
         return True
-    return since_last_write_s >= SM_EVERY_S and any(
-        _sm_moved(old.sm_activity, new.sm_activity)
-        for old, new in zip(before.devices, after.devices, strict=True)
+    if since_last_write_s < ALONE_EVERY_S:
+        return False
+    devices = zip(before.devices, after.devices, strict=True)
+    if any(_sm_moved(old.sm_activity, new.sm_activity) for old, new in devices):
+        return True
+    memory = {device.uuid: device.memory_bytes for device in after.devices}
+    return any(
+        _peak_moved(old, new, memory.get(new.device, 0))
+        for old, new in zip(before.pods, after.pods, strict=True)
     )
 
 
@@ -220,15 +226,19 @@ def _structure(status: GPUNodeStatus) -> object:
         )
         for device in status.devices
     ]
-    pods = [
-        msgspec.structs.replace(pod, used_bytes=_presence(pod.used_bytes)) for pod in status.pods
-    ]
+    pods = [_structure_of(pod) for pod in status.pods]
     limits = [msgspec.structs.replace(limit, used_bytes=0) for limit in status.limits]
     conditions = [(c.type, c.status, c.reason, c.message) for c in status.conditions]
     versions = (status.agent_version, status.driver_version, status.cuda_version)
     plugin, sources = status.plugin, status.sources
     summary = msgspec.structs.replace(status.summary, used="", free="")
     return devices, pods, limits, conditions, plugin, sources, summary, versions
+
+
+def _structure_of(pod: PodUse) -> tuple[object, ...]:
+    presence = _presence(pod.used_bytes)
+    names = pod.namespace, pod.name, pod.container
+    return pod.uid, pod.device, pod.replica, *names, presence, pod.source
 
 
 def _presence(figure: int | None) -> int:
@@ -247,6 +257,24 @@ def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
         *((device.unattributed_bytes or 0, device.memory_bytes) for device in status.devices),
         *((pod.used_bytes or 0, memory.get(pod.device, 0)) for pod in status.pods),
     ]
+
+
+def _peak_moved(old: PodUse, new: PodUse, memory_bytes: int) -> bool:
+    """Return whether a peak differs as much as growth that is written, or another field of it."""
+    was, now = old.peak_bytes, new.peak_bytes
+    if was is None or now is None or now < was:
+        return (was, old.started_at) != (now, new.started_at)
+    return (old.started_at, old.settled_at, old.peak_source, old.peak_partial) != (
+        new.started_at,
+        new.settled_at,
+        new.peak_source,
+        new.peak_partial,
+    ) or _has_grown(was, now, memory_bytes)
+
+
+def _has_grown(old_bytes: int, new_bytes: int, memory_bytes: int) -> bool:
+    grown_bytes = new_bytes - old_bytes
+    return grown_bytes >= GROWN_BYTES or (grown_bytes > 0 and grown_bytes * 100 >= memory_bytes)
 
 
 def _sm_moved(old: SmActivity | None, new: SmActivity | None) -> bool:

@@ -1,4 +1,4 @@
-"""Decides which pod a process belongs to, from the text of its cgroup file. Pure.
+"""Decides which pod and container a process belongs to, from the text of its cgroup file. Pure.
 
     0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-…
     0::/kubepods/burstable/pod<uid>/<64 hex>
@@ -25,15 +25,25 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 @lru_cache(maxsize=1024)
-def owner(text: str) -> tuple[str, ...]:
-    """Return the uids of a process's pods, outermost first; empty if it is outside of all pods.
+def owners(text: str) -> tuple[tuple[str, str], ...]:
+    """Return (pod uid, container id) of each pod of a process, outermost first.
 
+    Empty if it is outside of all pods. The id is empty if no level below the pod is a container's.
     ``text`` is the content of its cgroup file. The line that names most pods counts. Results are
     cached, because all processes of a container have the same text.
     """
     paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
-    found = (tuple(filter(None, map(pod_of, re.split("[/:]", path)))) for path in paths)
-    return max(found, key=len, default=())
+    return max(map(_owners, paths), key=len, default=())
+
+
+def _owners(path: str) -> tuple[tuple[str, str], ...]:
+    found: list[tuple[str, str]] = []
+    for part in re.split("[/:]", path):
+        if pod := pod_of(part):
+            found.append((pod, ""))
+        elif found and not found[-1][1] and (container := container_of(part)):
+            found[-1] = found[-1][0], container
+    return tuple(found)
 
 
 def pod_of(part: str) -> str:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import msgspec
-
 from agent.probes import sm_activity
 from agent.probes.dcgm import Exporter
 from agent.probes.dcgm_exposition import DcgmReading, activity_of, last_xids
@@ -20,59 +18,11 @@ from agent.probes.device_health import HealthSample, HealthState, judge
 from agent.probes.driver_limits_probe import LimitsProbe
 from agent.probes.nvml_probe import Found, NvmlProbe
 from agent.probes.readings import DeviceReading, HealthIssueReading, Reading, SourceReading
+from agent.probes.state_file import StateFile
 from agent.probes.xids import XidWatch
-
-_decoder = msgspec.json.Decoder(HealthState)
 
 #: Maximum number of directories searched for the agent's own cgroup.
 _MOST_CGROUPS = 20_000
-
-
-class StateFile:
-    """Stores the health state of devices, so it survives restarts of the agent.
-
-    The file belongs on the node, under /run: a pod's own directories are deleted with the pod. It
-    may be lost at a reboot. If ``path`` is None, nothing is stored.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        #: The state that was written last.
-        self._written: HealthState | None = None
-        self._read_error = ""
-        self._write_error = ""
-
-    @property
-    def trouble(self) -> str:
-        """Why the last write failed, or else why the file could not be read; empty if neither."""
-        return self._write_error or self._read_error
-
-    def read(self) -> HealthState:
-        """Return the stored state; an empty one if there is no file or it cannot be read."""
-        if self._path is None:
-            return HealthState()
-        try:
-            return _decoder.decode(self._path.read_bytes())
-        except FileNotFoundError:
-            return HealthState()
-        except (OSError, ValueError, RecursionError) as err:  # msgspec raises the last two
-            self._read_error = f"{self._path} cannot be read, earlier XIDs are not known: {err}"
-            return HealthState()
-
-    def write(self, memory: HealthState) -> None:
-        """Replace the file atomically, if ``memory`` differs from the state written last."""
-        if self._path is None or memory == self._written:
-            return
-        unfinished = self._path.with_suffix(".unfinished")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(msgspec.json.encode(memory))
-            os.replace(unfinished, self._path)
-        except OSError as err:
-            why = err.strerror or type(err).__name__
-            self._write_error = f"{self._path} cannot be written, XIDs are lost at a restart: {why}"
-        else:
-            self._written, self._write_error = memory, ""
 
 
 class DeviceProbe:
@@ -84,7 +34,7 @@ class DeviceProbe:
         xids: XidWatch,
         exporter: Exporter | None,
         limits: LimitsProbe,
-        state: StateFile,
+        state: StateFile[HealthState],
         incarnation: Callable[[], str],
         now: Callable[[], str],
     ) -> None:

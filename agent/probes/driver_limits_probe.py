@@ -1,14 +1,19 @@
-"""Reads the driver's GPU memory limits of containers, which are per cgroup (r615 and newer).
+"""Reads the GPU memory limits of containers, which are per cgroup (driver r615 and newer).
 
 For each cgroup the driver counts the memory that its processes use on a device. Allocations beyond
 the hard limit fail. The probe reads the limits of every container of every pod that holds a device,
 by the directory of the container's cgroup, because limits are set there and not on the pod's.
+
+With the driver's backend ``dmem`` and a recent kernel, each of these cgroups also has a high-water
+mark: the file ``dmem.peak`` has the most bytes that its processes ever used, by memory region. NVML
+has no call for it.
 
 Limits are only reported. No decision depends on them, because the user who runs the container can
 set them.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +28,8 @@ from agent.probes.readings import (
     Degraded,
     DeviceReading,
     DriverReading,
+    FactsReading,
+    HighWaterReading,
     HoldingReading,
     LimitReading,
     Reading,
@@ -42,6 +49,15 @@ ASK_EVERY_S = 15.0
 #: Maximum depth of a pod's cgroup. Example:
 #: kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/<pod>
 _MOST_LEVELS = 4
+
+_PEAK_FILE = "dmem.peak"
+_MOST_PEAK_BYTES = 1 << 16
+#: A line of ``dmem.peak`` about a GPU's memory: its PCI address, and bytes. Example:
+#: nvidia/0000:17:00.0/vidmem 8589934592
+_PEAK_LINE = re.compile(
+    r"nvidia/(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?/vidmem"
+    r" (?P<bytes>[0-9]{1,19})"
+)
 
 _Container = tuple[str, str, str]  # uid of the pod, container id, directory
 
@@ -82,7 +98,8 @@ class LimitsProbe:
     def follow(self, readings: Sequence[Reading]) -> list[Reading]:
         """Return a ``LimitReading`` for each container with a limit or use, and the source's state.
 
-        The figures may be ``ask_every_s`` old. Raises nothing.
+        And a ``HighWaterReading`` for each container with a high-water mark. The figures may be
+        ``ask_every_s`` old. Raises nothing.
         """
         pods = _holders(readings)
         if not pods or any(isinstance(r, DriverReading) and r.why_not for r in readings):
@@ -91,7 +108,7 @@ class LimitsProbe:
         if self._monotonic() - self._asked_s >= self._ask_every_s:
             self._asked_s = float("-inf")
             try:
-                self._last = self._read(pods)
+                self._last = self._read(pods, readings)
                 self._asked_s = self._monotonic()
             except Hanging:
                 return _degraded(self._gate.why_late(self._worker.thread_id))
@@ -103,10 +120,11 @@ class LimitsProbe:
         return [
             reading
             for reading in self._last
-            if not isinstance(reading, LimitReading) or reading.uid in pods.get(reading.device, ())
+            if not isinstance(reading, LimitReading | HighWaterReading)
+            or reading.uid in pods.get(reading.device, ())
         ]
 
-    def _read(self, pods: Mapping[str, set[str]]) -> list[Reading]:
+    def _read(self, pods: Mapping[str, set[str]], readings: Sequence[Reading]) -> list[Reading]:
         """Read all limits. ``pods`` is device -> uids of the pods that hold it.
 
         Raises ``Hanging`` and ``NvmlError``.
@@ -130,7 +148,8 @@ class LimitsProbe:
             for device, uids in pods.items()
         }
         found = self._worker.run(lambda: list(self._ask(asked)), self._deadline_s)
-        return [SourceReading(SOURCE), *found]
+        addresses = {_pci(r.pci_bus_id): r.uuid for r in readings if isinstance(r, FactsReading)}
+        return [SourceReading(SOURCE), *found, *_high_water(asked, addresses)]
 
     def _ask(self, asked: Mapping[str, Sequence[_Container]]) -> Iterator[Reading]:
         """Make the driver calls for these containers, by device. Runs in the worker's thread."""
@@ -188,6 +207,42 @@ def _folders(folder: str) -> list[os.DirEntry[str]]:
             return [each for each in entries if each.is_dir(follow_symlinks=False)]
     except OSError:
         return []
+
+
+def _high_water(
+    asked: Mapping[str, Sequence[_Container]], addresses: Mapping[tuple[int, ...], str]
+) -> Iterator[HighWaterReading]:
+    """Yield the high-water marks of these containers, which ``asked`` has by device.
+
+    ``addresses`` is PCI address -> device.
+    """
+    holders = {each: asked[device] for device in asked for each in asked[device]}
+    for uid, container_id, folder in holders:
+        for pci, peak_bytes in _peaks(folder):
+            device = addresses.get(pci, "")
+            if device in asked and (uid, container_id, folder) in asked[device]:
+                yield HighWaterReading(_PEAK_FILE, device, uid, container_id, peak_bytes)
+
+
+def _peaks(folder: str) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield (PCI address, bytes) of a cgroup's high-water marks; none if it has no such file."""
+    try:
+        with open(f"{folder}/{_PEAK_FILE}", "rb") as file:
+            text = file.read(_MOST_PEAK_BYTES).decode("ascii", "replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        found = _PEAK_LINE.fullmatch(line)
+        if found and 0 < int(found["bytes"]) <= MAX_DEVICE_BYTES:
+            yield _pci(found["pci"]), int(found["bytes"])
+
+
+def _pci(address: str) -> tuple[int, ...]:
+    """Return domain, bus and device of a PCI address such as 00000000:0F:00.0; empty if unknown."""
+    try:
+        return tuple(int(part, 16) for part in address.partition(".")[0].split(":"))
+    except ValueError:
+        return ()
 
 
 def _limit(figure: int | None) -> int | None:

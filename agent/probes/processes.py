@@ -1,4 +1,7 @@
-"""Finds the pod of each process that the driver lists, from /proc and cgroups.
+"""Finds the pod and container of each process that the driver lists, from /proc and cgroups.
+
+A cgroup has only the id of a container. Its name is in the process's mounts: the kubelet mounts the
+file for the termination message from ``pods/<uid>/containers/<name>/`` into each container.
 
 The driver lists process ids of the caller's PID namespace. Without ``hostPID`` the agent sees few
 or no processes, and must not count all other use as unattributed. Then the probe returns no
@@ -7,13 +10,21 @@ processes and reports its source as degraded.
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from agent.probes.cgroup import owner
-from agent.probes.readings import DeviceReading, ProcessReading, Reading, SourceReading
+from agent.probes.cgroup import owners
+from agent.probes.readings import (
+    Container,
+    DeviceReading,
+    ProcessReading,
+    Reading,
+    SourceReading,
+)
 
 SOURCE = "proc"
 
@@ -21,6 +32,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 #: /proc has start times in ticks, rounded down.
 _TICK_S = 1 / _TICKS_PER_S
 _MOST_BYTES = 1 << 16
+_MOST_MOUNT_BYTES = 1 << 20
+#: Maximum number of ancestors that are read to find a container's first process.
+_MOST_ANCESTORS = 32
+#: The root of the mount of a container's termination message.
+_TERMINATION = re.compile(r".*/pods/(?P<uid>[^/]+)/containers/(?P<name>[^/]+)/[0-9a-f]+")
 
 #: Interval in seconds at which a process that the driver still lists is checked again. Within it
 #: another process could have the same pid only if the kernel had used up all pids.
@@ -52,6 +68,8 @@ class ProcessProbe:
         self._last: dict[int, ProcessReading] = {}
         #: pid -> signature of its /proc directory when it was read.
         self._signatures: dict[int, int] = {}
+        #: Container id -> the container, for the processes of the last sample.
+        self._containers: dict[str, Container] = {}
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
         """Return a ``ProcessReading`` for each process that a device lists, and the source's state.
@@ -70,6 +88,12 @@ class ProcessProbe:
         self._last = {pid: process for pid, process in found.items() if process.command}
         for pid in self._signatures.keys() - self._last.keys():
             del self._signatures[pid]
+        self._containers = {
+            each.id: self._containers.get(each.id, each)
+            for process in self._last.values()
+            for each in process.containers
+            if each.id
+        }
         source = SourceReading(SOURCE)
         if not all(process.known for process in found.values()):
             source = SourceReading(SOURCE, "degraded", "no permission to read processes in /proc")
@@ -125,10 +149,14 @@ class ProcessProbe:
         except OSError:
             return self._gone(pid)
         try:
-            command, started_s = _stat(_read_at(folder, "stat"))
+            command, parent, started_s = _stat(_read_at(folder, "stat"))
             if started_s > listed_at_s + _TICK_S:
                 return self._gone(pid)
-            pods = owner(_read_at(folder, "cgroup"))
+            found = owners(_read_at(folder, "cgroup"))
+            containers = tuple(
+                self._container(folder, uid, container_id, parent, started_s)
+                for uid, container_id in found
+            )
             self._signatures[pid] = _signature(os.fstat(folder))
         except PermissionError:
             return ProcessReading(SOURCE, pid, known=False)
@@ -139,12 +167,49 @@ class ProcessProbe:
             return ProcessReading(SOURCE, pid, known=False)
         finally:
             os.close(folder)
-        return ProcessReading(SOURCE, pid, sys.intern(command), pods)
+        pods = tuple(uid for uid, _ in found)
+        return ProcessReading(SOURCE, pid, sys.intern(command), pods, containers=containers)
+
+    def _container(
+        self, process: int, uid: str, container_id: str, parent: int, started_s: float
+    ) -> Container:
+        """Return the container of a process whose /proc directory is open as ``process``.
+
+        ``parent`` is the process's parent and ``started_s`` its start in seconds since boot.
+        """
+        if not container_id:
+            return Container("")
+        known = self._containers.get(container_id)
+        if known is None:
+            name = container_name(process, uid)
+            known = Container(container_id, name, self._oldest_s(parent, container_id, started_s))
+        elif started_s < known.started_s:
+            known = replace(known, started_s=started_s)
+        self._containers[container_id] = known
+        return known
+
+    def _oldest_s(self, pid: int, container_id: str, started_s: float) -> float:
+        """Return the earliest start of a process and its ancestors in the same container.
+
+        ``pid`` is the process's parent. The oldest one is usually the container's first process.
+        """
+        for _ in range(_MOST_ANCESTORS):
+            cgroup, stat = _read(self._root / str(pid) / "cgroup"), self._root / str(pid) / "stat"
+            if cgroup is None or all(found != container_id for _, found in owners(cgroup)):
+                break
+            try:
+                _, pid, parent_started_s = _stat(_read(stat) or "")
+            except ValueError:
+                break
+            started_s = min(started_s, parent_started_s)
+        return started_s
 
     def _gone(self, pid: int) -> ProcessReading:
         """Return the reading of a process that ended after it was listed, with its last owner."""
         last = self._last.get(pid)
-        return ProcessReading(SOURCE, pid, "", () if last is None else last.pods)
+        if last is None:
+            return ProcessReading(SOURCE, pid)
+        return ProcessReading(SOURCE, pid, "", last.pods, containers=last.containers)
 
 
 def _signature(folder: os.stat_result) -> int:
@@ -152,8 +217,8 @@ def _signature(folder: os.stat_result) -> int:
     return folder.st_ino << 64 | folder.st_ctime_ns
 
 
-def _stat(text: str) -> tuple[str, float]:
-    """Parse /proc/PID/stat: return the command, and the start in seconds since boot.
+def _stat(text: str) -> tuple[str, int, float]:
+    """Parse /proc/PID/stat: return command, parent, and start in seconds since boot.
 
     Raises ``ValueError``.
     """
@@ -162,7 +227,26 @@ def _stat(text: str) -> tuple[str, float]:
     values = tail.split()
     if not end or len(values) < 20:
         raise ValueError("not a stat file")
-    return head.partition("(")[2], int(values[19]) / _TICKS_PER_S
+    return head.partition("(")[2], int(values[1]), int(values[19]) / _TICKS_PER_S
+
+
+def container_name(process: int, uid: str) -> str:
+    """Return the name of a process's container in the pod ``uid``; empty if it is not found.
+
+    ``process`` is the process's open /proc directory.
+    """
+    try:
+        file = os.open("mountinfo", os.O_RDONLY, dir_fd=process)
+        with open(file, "rb") as mounts:
+            text = mounts.read(_MOST_MOUNT_BYTES).decode("utf-8", "replace")
+    except OSError:  # no permission, or the process has ended
+        return ""
+    for line in text.splitlines():
+        fields = line.split(" ", 4)
+        found = _TERMINATION.fullmatch(fields[3]) if len(fields) > 4 else None
+        if found and found["uid"] == uid:
+            return found["name"]
+    return ""
 
 
 def _read_at(folder: int, name: str) -> str:

@@ -159,6 +159,18 @@ class AnswerReading(Reading):
 
 
 @dataclass(frozen=True, slots=True)
+class Container:
+    """One run of a container: after a restart it has another id."""
+
+    #: The container runtime's id; empty if the cgroup does not show it.
+    id: str
+    #: Its name in the pod; empty if it could not be read.
+    name: str = ""
+    #: Start in seconds since boot.
+    started_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessReading(Reading):
     """The pods that a process belongs to, outermost first: a cluster can run inside a pod."""
 
@@ -169,6 +181,8 @@ class ProcessReading(Reading):
     pods: tuple[str, ...] = ()
     #: Whether its pods could be read. If true and ``pods`` is empty, it belongs to no pod.
     known: bool = True
+    #: Its container in each of ``pods``, in the same order; empty if they were not read.
+    containers: tuple[Container, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +197,18 @@ class LimitReading(Reading):
     used_bytes: int
     soft_bytes: int | None = None
     hard_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HighWaterReading(Reading):
+    """The most bytes of a device that a container has ever used, as its cgroup counts them."""
+
+    source: str
+    device: str
+    #: As in ``LimitReading``.
+    uid: str
+    container_id: str
+    peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,10 +70,20 @@ STATUS = GPUNodeStatus(
         Device("GPU-c", index=2, model="lost", healthy=False, health_reason="GPU is lost"),
     ],
     [
-        PodUse("u1", "GPU-a", "ns", "p", "main", f"{GPU}::0", 800),
+        PodUse(
+            *("u1", "GPU-a", "ns", "p", "main", f"{GPU}::0", 800),
+            peak_bytes=900,
+            startup_peak_bytes=850,
+            peak_source="nvml",
+            started_at="2026-11-21T11:05:00Z",
+            settled_at="2026-11-21T11:06:30Z",
+        ),
         PodUse("u1", "GPU-a", "ns", "p", "main", f"{GPU}::1", 0),
         PodUse("u1", "GPU-a", "ns", "p", "side", f"{GPU}::2", 0),
-        PodUse("u2", "MIG-2", "ns", "q", "main", "MIG-2", None),
+        PodUse(
+            *("u2", "MIG-2", "ns", "q", "main", "MIG-2", None),
+            started_at="2026-11-21T11:05:00Z",
+        ),
         PodUse("u3", "GPU-gone", "ns", "r", "main", "x", 7),
     ],
     [
@@ -192,6 +202,12 @@ def test_the_use_of_a_pod_is_reported_once_for_each_device(reported: dict[str, M
         ("GPU-a", "ns", "p", "main", "u1"): 800,
         ("GPU-a", "ns", "p", "side", "u1"): 0,
     }
+    peak = values(reported["headroom_pod_peak_bytes"], "pod", "container", "source")
+    assert peak == {("p", "main", "nvml"): 900}
+    startup = values(reported["headroom_pod_startup_peak_bytes"], "pod", "container")
+    assert startup == {("p", "main"): 850}
+    settling = values(reported["headroom_pod_settling_seconds"], "pod", "container")
+    assert settling == {("p", "main"): 90}
     replicas = reported["headroom_pod_replicas"]
     assert values(replicas, "pod", "container", "GPU_I_PROFILE") == {
         ("p", "main", ""): 2, ("p", "side", ""): 1, ("q", "main", "2g.20gb"): 1

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.probes.cgroup import is_static, owner
-from agent.probes.processes import ProcessProbe
-from agent.probes.readings import DeviceReading, ProcessReading, Reading, SourceReading
+from agent.probes.cgroup import is_static, owners
+from agent.probes.processes import ProcessProbe, container_name
+from agent.probes.readings import Container, DeviceReading, ProcessReading, Reading, SourceReading
 
 CHECK_AGAIN_S = 15.0
 
@@ -61,7 +61,7 @@ def test_every_form_of_a_cgroup_names_the_pod(pid: int) -> None:
 @pytest.mark.parametrize("before", ["kubepods.slice", "system.slice/containerd.service"])
 def test_drivers_that_disagree_write_pod_and_container_into_one_level(before: str) -> None:
     slice_of = f"kubepods-burstable-pod{uid(7).replace('-', '_')}.slice"
-    assert owner(f"0::/{before}/{slice_of}:cri-containerd:{7:064x}\n") == (uid(7),)
+    assert owners(f"0::/{before}/{slice_of}:cri-containerd:{7:064x}\n") == ((uid(7), f"{7:064x}"),)
 
 
 def test_a_static_pod_is_known_by_the_hash_of_its_manifest() -> None:
@@ -95,7 +95,7 @@ def test_a_process_of_no_pod_has_none_and_is_named(pid: int, command: str) -> No
     ["", "\n", "nonsense", "0::", ":::", "0::/pod", "0::/kubepods/pod", f"0::/podx{uid(1)}"],
 )
 def test_other_cgroups_belong_to_no_pod(text: str) -> None:
-    assert owner(text) == ()
+    assert owners(text) == ()
 
 
 @pytest.fixture
@@ -230,3 +230,127 @@ def test_a_real_process_in_a_real_cgroup_is_its_pod_s(cgroup: Path) -> None:
     assert found[process.pid].pods == (uid(7),)
     assert found[os.getpid()].pods == ()
     assert source.state == "ok"
+
+
+CONTAINER = f"{0x101:064x}"
+CGROUP = (
+    f"0::/kubepods.slice/kubepods-pod{uid(7).replace('-', '_')}.slice/"
+    "cri-containerd-{container}.scope\n"
+)
+#: As the kubelet mounts the file for the termination message into the container.
+MOUNT = (
+    "812 790 8:1 /var/lib/kubelet/pods/{uid}/containers/{name}/3f2a91c4 /dev/termination-log"
+    " rw,relatime - ext4 /dev/sda1 rw\n"
+)
+
+
+def started(
+    root: Path, pid: int, parent: int, start_s: int, mounts: str = "", container: str = CONTAINER
+) -> None:
+    """A process of a container, as it is in /proc."""
+    folder = root / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "cgroup").write_text(CGROUP.format(container=container) if container else "0::/\n")
+    ticks = start_s * TICKS_PER_S
+    (folder / "stat").write_text(f"{pid} (python) S {parent} " + "1 " * 17 + f"{ticks} 1 1\n")
+    (folder / "mountinfo").write_text(mounts)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """The host's /proc, with the shim of a container, 50, outside of it."""
+    started(tmp_path, 2, 0, 1, container="")
+    (tmp_path / "2/comm").write_text("kthreadd\n")
+    started(tmp_path, 50, 1, 100, container="")
+    return tmp_path
+
+
+def test_a_container_has_its_name_from_its_mounts_and_starts_with_its_first_process(
+    host: Path,
+) -> None:
+    other = "30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+    started(host, 60, 50, 200)  # the container's entrypoint
+    started(host, 61, 60, 210)
+    started(host, 62, 61, 300, other + MOUNT.format(uid=uid(7), name="main"))
+    found, _ = checked(probe(host), 62)
+    assert found[62].pods == (uid(7),)
+    assert found[62].containers == (Container(CONTAINER, "main", 200.0),)
+
+
+def test_processes_of_a_container_have_the_start_of_the_oldest(host: Path) -> None:
+    """A process that ``kubectl exec`` starts has no ancestor in the container."""
+    started(host, 60, 50, 200, MOUNT.format(uid=uid(7), name="main"))
+    started(host, 55, 50, 300, MOUNT.format(uid=uid(7), name="main"))
+    found, _ = checked(probe(host), 55, 60)
+    assert found[55].containers == (Container(CONTAINER, "main", 300.0),)
+    assert found[60].containers == (Container(CONTAINER, "main", 200.0),)
+    probing = probe(host, check_again_s=0.0)
+    assert checked(probing, 60)[0][60].containers[0].started_s == 200.0
+    assert checked(probing, 55, 60)[0][55].containers[0].started_s == 200.0
+
+
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        pytest.param("", id="no mounts"),
+        pytest.param(MOUNT.format(uid=uid(8), name="main"), id="those of another pod"),
+        pytest.param("1 2 3\n\n4", id="other lines"),
+        pytest.param(
+            f"1 2 8:1 /pods/{uid(7)}/containers/main/x/y /mnt rw - ext4 a rw\n", id="another path"
+        ),
+    ],
+)
+def test_a_container_whose_mounts_do_not_name_it_has_no_name(host: Path, mounts: str) -> None:
+    started(host, 60, 50, 200, mounts)
+    found, _ = checked(probe(host), 60)
+    assert found[60].containers == (Container(CONTAINER, "", 200.0),)
+
+
+def test_a_process_whose_mounts_cannot_be_read_is_known_without_the_container_s_name(
+    host: Path,
+) -> None:
+    started(host, 60, 50, 200)
+    (host / "60/mountinfo").unlink()
+    found, source = checked(probe(host), 60)
+    assert (found[60].known, found[60].containers[0].name) == (True, "")
+    assert source == SourceReading("proc")
+
+
+def test_ancestors_are_read_up_to_a_limit_and_never_in_a_circle(host: Path) -> None:
+    started(host, 60, 61, 300)
+    started(host, 61, 60, 200)
+    found, _ = checked(probe(host), 60)
+    assert found[60].containers[0].started_s == 200.0
+
+
+def test_a_cgroup_without_a_container_s_level_has_no_id(host: Path) -> None:
+    started(host, 60, 50, 200)
+    (host / "60/cgroup").write_text(f"0::/kubepods/pod{uid(7)}/nested\n")
+    found, _ = checked(probe(host), 60)
+    assert found[60].containers == (Container(""),)
+
+
+def test_a_pod_in_a_pod_has_a_container_in_both() -> None:
+    inner, outer = f"{1:064x}", f"{2:064x}"
+    text = f"0::/kubepods/pod{uid(1)}/{outer}/kubelet/kubepods/pod{uid(2)}/{inner}\n"
+    assert owners(text) == ((uid(1), outer), (uid(2), inner))
+
+
+def test_a_process_that_ended_keeps_its_container(host: Path) -> None:
+    started(host, 60, 50, 200, MOUNT.format(uid=uid(7), name="main"))
+    probing = probe(host, check_again_s=0.0)
+    checked(probing, 60)
+    shutil.rmtree(host / "60")
+    found, _ = checked(probing, 60)
+    assert found[60].containers == (Container(CONTAINER, "main", 200.0),)
+
+
+def test_the_mounts_of_a_real_process_can_be_read() -> None:
+    """Lines of the kernel are parsed; this process is in no container of a kubelet."""
+    with open("/proc/self/mountinfo") as file:
+        assert all(len(line.split(" ")) >= 10 for line in file)
+    folder = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert container_name(folder, uid(7)) == ""
+    finally:
+        os.close(folder)

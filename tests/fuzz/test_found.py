@@ -8,8 +8,9 @@ import pytest
 
 from agent import gate_client
 from agent.probes import dcgm_exposition
-from agent.probes.device_probe import StateFile
+from agent.probes.device_health import HealthState
 from agent.probes.node_probe import of_labels
+from agent.probes.state_file import StateFile
 from contract.kube import Node, NodeStatus, ObjectMeta
 from contract.reasons import Reason
 from extender.config.loading import load_settings
@@ -77,7 +78,7 @@ def test_a_label_is_no_number_of_any_length(count: str) -> None:
 def test_a_state_that_nests_without_end_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(b'{"x":' + DEEP)
-    state = StateFile(path)
+    state = StateFile(path, HealthState(), "XIDs")
     state.read()
     assert "cannot be read" in state.trouble
 

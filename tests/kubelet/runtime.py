@@ -291,8 +291,17 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             process = self.proc / str(container.pid)
             process.mkdir(parents=True)
             pod = container.sandbox.config.metadata.uid
-            (process / "stat").write_text(f"{container.pid} (python) S " + "0 " * 60)
+            ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+            (process / "stat").write_text(
+                f"{container.pid} (python) S " + "0 " * 18 + f"{ticks} " + "0 " * 40
+            )
             (process / "cgroup").write_text(f"0::/kubepods/pod{pod}/{container.id}\n")
+            (process / "mountinfo").write_text(
+                "".join(
+                    f"1 1 8:1 {mount.host_path} {mount.container_path} rw - ext4 /dev/sda1 rw\n"
+                    for mount in container.config.mounts
+                )
+            )
             self.use(container, int(container.environment.get("TAKES_VRAM", "0")))
             self._begin(container)
             return cri.StartContainerResponse()

@@ -18,6 +18,7 @@ import yaml
 from kubernetes.client import ApiClient
 
 from agent.api_server import of_client
+from agent.peak_recorder import PeakRecorder
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import read_checkpoint
 from agent.probes.kubelet import SETTLED_AFTER_S, KubeletProbe
@@ -65,6 +66,7 @@ class Agent:
         )
         self.configuration = ConfigurationProbe(self.proc, root / "device-plugins")
         self.processes = ProcessProbe(self.proc)
+        self.peaks = PeakRecorder(None)
 
     def sample(self) -> GPUNodeStatus:
         self._show_processes()
@@ -75,7 +77,9 @@ class Agent:
             readings += self.api.read()
             readings += self.api.follow(readings)
         readings += self.processes.follow(readings)
-        self.before = summarise(readings, datetime.now(UTC), before=self.before)
+        self.before = summarise(
+            readings, datetime.now(UTC), before=self.before, measure=self.peaks.measure
+        )
         return self.before
 
     def _devices(self) -> Iterator[DeviceReading]:
@@ -147,6 +151,42 @@ def states(status: GPUNodeStatus) -> dict[str, str]:
 
 def used(status: GPUNodeStatus) -> dict[str, int | None]:
     return {pod.name: pod.used_bytes for pod in status.pods}
+
+
+def test_the_containers_of_a_pod_have_their_own_use_and_peaks(
+    start_node: StartNode, start_agent: StartAgent
+) -> None:
+    """Their names are in the mounts that the kubelet asks the runtime for."""
+    node = start_node(gpus=1, replicas=4)
+    agent = start_agent(node)
+    two = [gpu_container("one", takes_bytes=3 * GIB), gpu_container("two", takes_bytes=5 * GIB)]
+    node.run(gpu_pod("d", containers=two))
+    assert {p.container: (p.used_bytes, p.peak_bytes) for p in agent.sample().pods} == {
+        "one": (3 * GIB, 3 * GIB),
+        "two": (5 * GIB, 5 * GIB),
+    }
+    one = node.runtime.running("d")["one"]
+    node.runtime.use(one, 2 * GIB)
+    assert {p.container: (p.used_bytes, p.peak_bytes) for p in agent.sample().pods} == {
+        "one": (2 * GIB, 3 * GIB),
+        "two": (5 * GIB, 5 * GIB),
+    }
+
+
+def test_a_container_that_restarts_begins_a_life(
+    start_node: StartNode, start_agent: StartAgent
+) -> None:
+    node = start_node(gpus=1, replicas=4)
+    agent = start_agent(node)
+    containers = [gpu_container("main", takes_bytes=3 * GIB)]
+    node.run(gpu_pod("p", restartPolicy="Always", containers=containers))
+    first = node.runtime.running("p")["main"]
+    node.runtime.use(first, 9 * GIB)
+    assert [p.peak_bytes for p in agent.sample().pods] == [9 * GIB]
+    node.runtime.exit(first, 1)
+    node.wait(lambda: node.runtime.running("p"), "the container starts again")
+    assert node.runtime.running("p")["main"].id != first.id
+    assert [(p.used_bytes, p.peak_bytes) for p in agent.sample().pods] == [(3 * GIB, 3 * GIB)]
 
 
 def test_the_report_names_what_every_container_was_given_and_uses(

@@ -1,0 +1,67 @@
+"""Keeps the peaks of containers in a file on the node, so that they survive the agent's restart."""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import structlog
+
+from agent.attribution import Attributed
+from agent.peaks import Lives, Peaks
+from agent.probes.state_file import StateFile
+from contract.gpunode import PodUse
+
+_log = structlog.get_logger()
+
+#: Interval in seconds at which the file is written if no peak has changed. It stores when the last
+#: sample was, from which the next agent computes how long there were none.
+SAVE_EVERY_S = 15.0
+
+
+def lives_path(state: Path) -> Path:
+    """Return the path of the file with the peaks, beside the state file of the agent."""
+    return state.with_suffix(".lives.json")
+
+
+class PeakRecorder:
+    """Measures peaks, and saves them when they change. Not thread-safe.
+
+    ``file`` is None if peaks need not survive. ``boot_s`` returns the seconds since boot.
+    """
+
+    def __init__(
+        self,
+        file: StateFile[Lives] | None,
+        boot_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._file = file
+        self._boot_s = boot_s
+        self._peaks = Peaks(Lives() if file is None else file.read(), boot_s())
+        self._saved_s = boot_s()
+        self._saved = self._peaks.state
+        self._logged = ""
+        self._log_trouble()
+
+    def measure(
+        self, attributed: Attributed, marks: Mapping[tuple[str, str], int], observed_at: datetime
+    ) -> list[PodUse]:
+        """Add a sample; return its rows with their peaks. See ``Peaks.measure``."""
+        now_s = self._boot_s()
+        found = self._peaks.measure(attributed.rows, attributed.read, marks, now_s, observed_at)
+        if self._peaks.state != self._saved or now_s - self._saved_s >= SAVE_EVERY_S:
+            self.save()
+        return found
+
+    def save(self) -> None:
+        """Write the file. A failure is logged once, and the next call tries again."""
+        if self._file is not None:
+            self._file.write(self._peaks.lives)
+            self._log_trouble()
+        self._saved_s, self._saved = self._boot_s(), self._peaks.state
+
+    def _log_trouble(self) -> None:
+        trouble = "" if self._file is None else self._file.trouble
+        if trouble and trouble != self._logged:
+            _log.warning("peaks_not_kept", reason=trouble)
+        self._logged = trouble

@@ -1,0 +1,238 @@
+"""Measures the peaks of containers on devices, and when their use has settled. Pure.
+
+A *life* is one run of a container on one memory. It begins when the container starts, and a restart
+of the container begins a new one. Processes that end do not end it, so it includes all kernels of a
+notebook. If the processes of a memory cannot be attributed, its lives keep their peaks.
+
+A peak is the maximum of the samples, or the high-water mark of the container's cgroup if that is
+higher. The cgroup counts every allocation, so what falls between two samples is in its mark only.
+``peak_partial`` marks a life that had no samples for more than ``MOST_GAP_S``.
+
+Times are seconds since boot, which no change of the clock affects. The clock is read once for each
+life, to report when it started.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+import msgspec
+
+from agent.attribution import TOLERANCE_BYTES, Row
+from agent.probes.readings import Container
+from contract.gpunode import (
+    SETTLED_ABOVE_BYTES,
+    SETTLED_AFTER_S,
+    SETTLED_WITHIN_RATIO,
+    PodUse,
+)
+
+#: Maximum number of lives; those that have been out of the report for longest are forgotten first.
+MAX_LIVES = 4096
+#: Seconds after which a life that is not in the report is forgotten.
+FORGOTTEN_AFTER_S = 600.0
+#: Seconds without a sample after which a peak may have been missed. A restart of the agent takes
+#: less.
+MOST_GAP_S = 60.0
+
+_Key = tuple[str, str, str]
+
+
+class Life(msgspec.Struct):
+    """One run of a container on one memory."""
+
+    uid: str
+    memory: str
+    #: Name of the container; empty if its pod holds no replica of the memory.
+    container: str
+    container_id: str
+    #: RFC 3339.
+    started_at: str
+    started_s: float
+    #: When it was in the report for the last time.
+    shown_s: float
+    #: When its use was known for the last time; None if it never was.
+    sampled_s: float | None = None
+    #: The largest sample in bytes.
+    sampled_bytes: int | None = None
+    #: High-water mark of its cgroup in bytes.
+    mark_bytes: int | None = None
+    #: Peak when its use had settled.
+    startup_bytes: int | None = None
+    settled_at: str = ""
+    #: Whether all samples since its start were taken, until its use had settled.
+    is_start_sampled: bool = True
+    is_partial: bool = False
+    #: The time since when its use has hardly changed, and the range of its use since then.
+    flat_since_s: float | None = None
+    flat_low_bytes: int = 0
+    flat_high_bytes: int = 0
+
+    @property
+    def key(self) -> _Key:
+        return self.uid, self.memory, self.container
+
+    @property
+    def source(self) -> Literal["", "driver", "nvml"]:
+        """The source of the peak. A mark far below a sample does not count all of the memory."""
+        if self.mark_bytes and self.mark_bytes + TOLERANCE_BYTES >= (self.sampled_bytes or 0):
+            return "driver"
+        return "" if self.sampled_bytes is None else "nvml"
+
+    @property
+    def peak_bytes(self) -> int | None:
+        known = [each for each in (self.sampled_bytes, self.mark_bytes) if each is not None]
+        return max(known) if self.source else None
+
+    def sample(self, used_bytes: int, at_s: float) -> None:
+        """Add a sample of its use."""
+        if self.sampled_s is not None and at_s - self.sampled_s > MOST_GAP_S:
+            self._miss()
+        self.sampled_s = at_s
+        self.sampled_bytes = max(used_bytes, self.sampled_bytes or 0)
+        if self.is_start_sampled and not self.settled_at:
+            self._settle(used_bytes, at_s)
+
+    def _miss(self) -> None:
+        self.is_partial = True
+        if not self.settled_at:
+            self.is_start_sampled = False
+
+    def _settle(self, used_bytes: int, at_s: float) -> None:
+        """Find out whether its use has settled with this sample."""
+        if used_bytes <= SETTLED_ABOVE_BYTES:
+            self.flat_since_s = None
+            return
+        low, high = min(used_bytes, self.flat_low_bytes), max(used_bytes, self.flat_high_bytes)
+        if self.flat_since_s is None or high - low >= SETTLED_WITHIN_RATIO * high:
+            self.flat_since_s = at_s
+            self.flat_low_bytes = self.flat_high_bytes = used_bytes
+            return
+        self.flat_low_bytes, self.flat_high_bytes = low, high
+        if at_s - self.flat_since_s >= SETTLED_AFTER_S:
+            started_at = datetime.fromisoformat(self.started_at)
+            self.settled_at = _rfc3339(started_at + timedelta(seconds=at_s - self.started_s))
+            self.startup_bytes = self.peak_bytes
+
+
+class Lives(msgspec.Struct):
+    """What the agent must remember of all lives."""
+
+    lives: list[Life] = []
+    #: First device of a memory -> when its processes could be attributed for the last time.
+    read_s: dict[str, float] = {}
+
+
+class Peaks:
+    """Measures the lives on one node; ``before`` are those of an earlier agent on it.
+
+    ``now_s`` are the seconds since boot. Lives of an earlier boot are ignored.
+    """
+
+    def __init__(self, before: Lives, now_s: float) -> None:
+        newest = sorted(before.lives, key=lambda life: life.shown_s)[-MAX_LIVES:]
+        self._lives = {life.key: life for life in newest if life.shown_s <= now_s}
+        self._read_s = {memory: at_s for memory, at_s in before.read_s.items() if at_s <= now_s}
+
+    @property
+    def lives(self) -> Lives:
+        """A copy of what an agent that starts later needs."""
+        return Lives([msgspec.structs.replace(e) for e in self._lives.values()], {**self._read_s})
+
+    @property
+    def state(self) -> int:
+        """A number that changes whenever a peak changes, or a life begins or settles."""
+        return hash(
+            tuple(
+                [
+                    (e.container_id, e.memory, e.sampled_bytes, e.mark_bytes, e.settled_at)
+                    for e in self._lives.values()
+                ]
+            )
+        )
+
+    def measure(
+        self,
+        rows: Sequence[Row],
+        read: Collection[str],
+        marks: Mapping[tuple[str, str], int],
+        now_s: float,
+        now: datetime,
+    ) -> list[PodUse]:
+        """Add a sample; return its rows with their peaks.
+
+        ``read`` are the first devices of the memories whose processes could be attributed.
+        ``marks`` is (container id, device) -> high-water mark in bytes. ``now_s`` and ``now`` are
+        the time of the sample: in seconds since boot, and on the clock.
+        """
+        found = [self._measured(row, marks, now_s, now) for row in rows]
+        self._read_s = {
+            memory: at_s
+            for memory, at_s in (self._read_s | dict.fromkeys(read, now_s)).items()
+            if now_s - at_s <= MOST_GAP_S
+        }
+        if len(self._lives) > MAX_LIVES or any(
+            now_s - life.shown_s > FORGOTTEN_AFTER_S for life in self._lives.values()
+        ):
+            kept = [e for e in self._lives.values() if now_s - e.shown_s <= FORGOTTEN_AFTER_S]
+            kept.sort(key=lambda life: life.shown_s)
+            self._lives = {life.key: life for life in kept[-MAX_LIVES:]}
+        return found
+
+    def _measured(
+        self, row: Row, marks: Mapping[tuple[str, str], int], now_s: float, now: datetime
+    ) -> PodUse:
+        use = row.use
+        if not use.uid or not row.is_first:
+            return use
+        key = use.uid, row.memory, use.container
+        life = self._lives.get(key)
+        run = row.container
+        if run is not None and (
+            life is None or (run.id != life.container_id and run.started_s >= life.started_s)
+        ):
+            life = self._lives[key] = self._begun(key, run, now_s, now)
+        if life is None:
+            return use
+        life.shown_s = now_s
+        is_its_own = run is None or run.id == life.container_id
+        if row.container_bytes is not None and is_its_own:
+            life.sample(row.container_bytes, now_s)
+        mark_bytes = marks.get((life.container_id, use.device))
+        if mark_bytes is not None:
+            life.mark_bytes = max(mark_bytes, life.mark_bytes or 0)
+        return msgspec.structs.replace(
+            use,
+            peak_bytes=life.peak_bytes,
+            startup_peak_bytes=_startup_bytes(life),
+            peak_source=life.source,
+            peak_partial=life.is_partial and life.source == "nvml",
+            started_at=life.started_at,
+            settled_at=life.settled_at,
+        )
+
+    def _begun(self, key: _Key, run: Container, now_s: float, now: datetime) -> Life:
+        """Return the life of a container that was not seen on the memory before."""
+        age_s = max(0.0, now_s - run.started_s)
+        # A container that started long ago may have used the memory before the agent looked at it.
+        is_whole = min(age_s, now_s - self._read_s.get(key[1], float("-inf"))) <= MOST_GAP_S
+        return Life(
+            *key,
+            container_id=run.id,
+            started_at=_rfc3339(now - timedelta(seconds=age_s)),
+            started_s=run.started_s,
+            shown_s=now_s,
+            is_start_sampled=is_whole,
+            is_partial=not is_whole,
+        )
+
+
+def _startup_bytes(life: Life) -> int | None:
+    if life.settled_at:
+        return life.startup_bytes
+    return life.peak_bytes if life.is_start_sampled else None
+
+
+def _rfc3339(moment: datetime) -> str:
+    """Return ``moment`` in UTC with seconds, the format of Kubernetes' Time."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

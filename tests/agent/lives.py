@@ -1,0 +1,126 @@
+"""A node on a scripted clock whose containers use memory: each sample goes the way of the agent's.
+
+Its processes are written as readings; driver, kubelet and /proc have their own tests.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from agent.peak_recorder import PeakRecorder
+from agent.peaks import Lives
+from agent.probes.nvml import Memory
+from agent.probes.readings import (
+    Container,
+    DeviceReading,
+    DriverReading,
+    HighWaterReading,
+    HoldingReading,
+    ProcessReading,
+    Reading,
+    SourceReading,
+)
+from agent.probes.state_file import StateFile
+from agent.status_builder import summarise
+from contract.gpunode import GPUNodeStatus, PodUse
+
+GIB = 1 << 30
+MIB = 1 << 20
+BOOTED = datetime(2026, 11, 20, 20, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+
+
+@dataclass
+class Node:
+    """A node with GPU-a of 80 GiB, unless ``devices`` are others, and an agent that can restart."""
+
+    path: Path | None = None
+    #: Seconds since boot.
+    now_s: float = 1000.0
+    #: By how much the clock is off.
+    clock_off_s: float = 0.0
+    devices: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: {"GPU-a": {}})
+    #: (device, container id) -> its bytes there; None: not reported.
+    used: dict[tuple[str, str], int | None] = field(default_factory=dict)
+    #: Container id -> the container, and its pod.
+    containers: dict[str, tuple[Container, str]] = field(default_factory=dict)
+    holdings: list[HoldingReading] = field(default_factory=list)
+    #: (device, container id) -> its high-water mark in bytes.
+    marks: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: Whether the agent may see processes.
+    sees_processes: bool = True
+    before: GPUNodeStatus | None = None
+
+    def __post_init__(self) -> None:
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        file = None if self.path is None else StateFile(self.path, Lives(), "peaks")
+        self.recorder = PeakRecorder(file, lambda: self.now_s)
+
+    def hold(self, uid: str, container: str = "main", replica: str = "GPU-a::0") -> None:
+        self.holdings.append(
+            HoldingReading("checkpoint", uid, container, GPU, replica, "ns", f"pod-{uid}")
+        )
+
+    def run(self, container_id: str, uid: str, name: str = "main", age_s: float = 0.0) -> None:
+        """Start a container, or have it started ``age_s`` ago."""
+        self.containers[container_id] = Container(container_id, name, self.now_s - age_s), uid
+
+    def end(self, container_id: str) -> None:
+        """End all its processes."""
+        for key in [key for key in self.used if key[1] == container_id]:
+            del self.used[key]
+
+    def sample(self, after_s: float = 5.0) -> list[PodUse]:
+        """Return the rows of a sample that is taken ``after_s`` from now."""
+        self.now_s += after_s
+        now = BOOTED + timedelta(seconds=self.now_s + self.clock_off_s)
+        self.before = summarise(
+            self._readings(), now, before=self.before, measure=self.recorder.measure
+        )
+        return self.before.pods
+
+    def one(self, after_s: float = 5.0) -> PodUse:
+        (row,) = self.sample(after_s)
+        return row
+
+    def samples(self, used: Callable[[float], int], for_s: float, key: tuple[str, str]) -> PodUse:
+        """Take a sample every 5 s of a use that is a function of the time; return the last row."""
+        began_s = self.now_s
+        while self.now_s - began_s < for_s:
+            self.used[key] = used(self.now_s + 5.0 - began_s)
+            row = self.one()
+        return row
+
+    def _readings(self) -> list[Reading]:
+        pids = {key: 100 + number for number, key in enumerate(sorted(self.containers))}
+        readings: list[Reading] = [DriverReading("nvml", "580.95")]
+        for uuid, more in self.devices.items():
+            listed = {pids[each]: b for (device, each), b in self.used.items() if device == uuid}
+            used = sum(figure or 0 for figure in listed.values())
+            memory = Memory(80 * GIB, 80 * GIB - used, 0)
+            readings.append(
+                DeviceReading("nvml", uuid, 0, memory=memory, processes=listed, **more)  # type: ignore[arg-type]
+            )
+        readings += self.holdings
+        for container_id, (container, uid) in self.containers.items():
+            readings += [
+                HighWaterReading("dmem.peak", device, uid, container_id, peak_bytes)
+                for (device, of), peak_bytes in self.marks.items()
+                if of == container_id
+            ]
+            if self.sees_processes:
+                readings.append(
+                    ProcessReading(
+                        "proc", pids[container_id], "python", (uid,), containers=(container,)
+                    )
+                )
+        state = SourceReading("proc") if self.sees_processes else SourceReading("proc", "degraded")
+        return [*readings, state]
+
+
+def seconds_of(moment: str) -> float:
+    """Return the seconds between boot and a time of the report."""
+    return (datetime.fromisoformat(moment) - BOOTED).total_seconds()

@@ -1,0 +1,488 @@
+"""Peaks of containers, when their use has settled, and which life they belong to."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from agent.peaks import FORGOTTEN_AFTER_S, MAX_LIVES, Life, Lives, Peaks
+from contract.gpunode import PodUse
+from tests.agent.lives import GIB, MIB, Node, seconds_of
+
+A = "GPU-a", "c1"
+
+
+@pytest.fixture
+def node() -> Node:
+    """A node that the agent has sampled before pod u starts on it, with container c1."""
+    node = Node()
+    node.hold("u")
+    node.sample()
+    node.run("c1", "u")
+    return node
+
+
+def peaks(row: PodUse) -> dict[str, Any]:
+    """The fields of a row that this is about, without those that are absent."""
+    names = [
+        "peak_bytes",
+        "startup_peak_bytes",
+        "peak_source",
+        "peak_partial",
+        "started_at",
+        "settled_at",
+    ]
+    return {name: found for name in names if (found := getattr(row, name))}
+
+
+def test_a_peak_is_the_largest_sample_of_the_life(node: Node) -> None:
+    for used in (2, 9, 3):
+        node.used[A] = used * GIB
+        row = node.one()
+    assert row.used_bytes == 3 * GIB
+    assert peaks(row) == {
+        "peak_bytes": 9 * GIB,
+        "startup_peak_bytes": 9 * GIB,
+        "peak_source": "nvml",
+        "started_at": "2026-11-20T20:16:45Z",
+    }
+
+
+def test_a_container_without_a_process_on_the_device_has_no_life_yet(node: Node) -> None:
+    row = node.one()
+    assert (row.used_bytes, peaks(row)) == (0, {})
+
+
+def test_processes_that_end_do_not_end_the_life(node: Node) -> None:
+    """A notebook ends its kernel and starts another."""
+    node.used[A] = 9 * GIB
+    node.sample()
+    node.end("c1")
+    row = node.one()
+    assert (row.used_bytes, row.peak_bytes) == (0, 9 * GIB)
+    node.used[A] = 2 * GIB
+    assert node.one().peak_bytes == 9 * GIB
+
+
+def test_a_restart_of_the_container_begins_a_life(node: Node) -> None:
+    node.used[A] = 9 * GIB
+    node.samples(lambda _: 9 * GIB, 60, A)
+    node.end("c1")
+    node.run("c2", "u")
+    node.used["GPU-a", "c2"] = 2 * GIB
+    row = node.one()
+    assert peaks(row) == {
+        "peak_bytes": 2 * GIB,
+        "startup_peak_bytes": 2 * GIB,
+        "peak_source": "nvml",
+        "started_at": "2026-11-20T20:17:45Z",
+    }
+
+
+def test_a_container_that_still_ends_does_not_count_for_the_next_life(node: Node) -> None:
+    node.used[A] = 9 * GIB
+    node.sample()
+    node.run("c2", "u")
+    node.used["GPU-a", "c2"] = 2 * GIB
+    row = node.one()
+    assert (row.used_bytes, row.peak_bytes) == (11 * GIB, 2 * GIB)
+    node.end("c2")  # the new one crashed first
+    row = node.one()
+    assert (row.used_bytes, row.peak_bytes) == (9 * GIB, 2 * GIB)
+
+
+def test_all_processes_of_a_container_count_together() -> None:
+    """A pod with several processes, each with a part of the memory."""
+    node = Node()
+    node.hold("u")
+    node.sample()
+    node.run("c1", "u")
+    node.containers["twin"] = node.containers["c1"]  # another process of the same container
+    node.used |= {A: 3 * GIB, ("GPU-a", "twin"): 4 * GIB}
+    row = node.one()
+    assert (row.used_bytes, row.peak_bytes) == (7 * GIB, 7 * GIB)
+
+
+def test_containers_of_a_pod_have_their_own_peaks_if_their_names_are_known() -> None:
+    node = Node()
+    node.hold("u", "main", "GPU-a::0")
+    node.hold("u", "side", "GPU-a::1")
+    node.run("c1", "u", "main")
+    node.run("c2", "u", "side")
+    node.used |= {A: 3 * GIB, ("GPU-a", "c2"): 4 * GIB}
+    rows = node.sample()
+    assert [(r.container, r.used_bytes, r.peak_bytes) for r in rows] == [
+        ("main", 3 * GIB, 3 * GIB),
+        ("side", 4 * GIB, 4 * GIB),
+    ]
+    assert node.before is not None
+    assert node.before.devices[0].unattributed_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("", ""), id="no name is known"),
+        pytest.param(("main", "proxy"), id="a process in a container that holds nothing"),
+    ],
+)
+def test_use_of_which_the_container_is_not_known_has_no_peak(names: tuple[str, str]) -> None:
+    node = Node()
+    node.hold("u", "main", "GPU-a::0")
+    node.hold("u", "side", "GPU-a::1")
+    for container_id, name in zip(("c1", "c2"), names, strict=True):
+        node.run(container_id, "u", name)
+        node.used["GPU-a", container_id] = 3 * GIB
+    rows = node.sample()
+    assert [(r.used_bytes, peaks(r)) for r in rows] == [(6 * GIB, {}), (0, {})]
+
+
+def test_the_only_container_that_holds_a_device_needs_no_name(node: Node) -> None:
+    node.run("c1", "u", name="")
+    node.used[A] = GIB
+    assert node.one().peak_bytes == GIB
+
+
+def test_a_pod_that_holds_no_replica_has_a_peak_too() -> None:
+    """It chose its device itself."""
+    node = Node()
+    node.sample()
+    node.run("c1", "u", "main")
+    node.used[A] = GIB
+    row = node.one()
+    assert (row.container, row.peak_bytes, row.replica) == ("", GIB, "")
+
+
+def test_a_pod_has_a_life_on_each_device() -> None:
+    node = Node(devices={"GPU-a": {}, "GPU-b": {}})
+    node.hold("u", "main", "GPU-a::0")
+    node.hold("u", "main", "GPU-b::0")
+    node.run("c1", "u")
+    node.used |= {A: 3 * GIB, ("GPU-b", "c1"): GIB}
+    node.sample()
+    node.used[A] = GIB
+    rows = node.sample()
+    assert [(r.device, r.peak_bytes) for r in rows] == [("GPU-a", 3 * GIB), ("GPU-b", GIB)]
+
+
+def test_compute_instances_of_one_gpu_instance_are_one_memory() -> None:
+    place = {"kind": "mig", "parent": "GPU-p", "gpu_instance": 3}
+    node = Node(devices={"MIG-1": place, "MIG-2": place})
+    node.hold("u", "main", "MIG-1")
+    node.hold("v", "main", "MIG-2")
+    node.run("c1", "u")
+    node.run("c2", "v")
+    node.used |= {("MIG-1", "c1"): 3 * GIB, ("MIG-2", "c2"): GIB}
+    rows = node.sample()
+    assert [(r.uid, r.device, r.peak_bytes) for r in rows] == [
+        ("u", "MIG-1", 3 * GIB),
+        ("v", "MIG-2", GIB),
+    ]
+
+
+def test_use_that_the_driver_does_not_report_is_no_peak(node: Node) -> None:
+    """As on WSL and in vGPU guests."""
+    node.used[A] = None
+    row = node.one()
+    assert row.used_bytes is None
+    assert peaks(row) == {"started_at": "2026-11-20T20:16:45Z"}
+
+
+def test_a_peak_outlasts_samples_without_attribution_and_long_gaps_are_reported(node: Node) -> None:
+    node.used[A] = 9 * GIB
+    node.sample()
+    node.sees_processes = False
+    row = node.one(60.0)
+    assert (row.used_bytes, row.peak_bytes, row.peak_partial) == (None, 9 * GIB, False)
+    node.sees_processes = True
+    node.used[A] = GIB
+    row = node.one(1.0)
+    assert (row.peak_bytes, row.peak_partial, row.startup_peak_bytes) == (9 * GIB, True, None)
+
+
+def test_a_container_that_ran_before_the_agent_has_a_partial_peak() -> None:
+    node = Node()
+    node.hold("u")
+    node.run("c1", "u", age_s=300.0)
+    node.used[A] = 9 * GIB
+    row = node.samples(lambda _: 9 * GIB, 60, A)
+    assert peaks(row) == {
+        "peak_bytes": 9 * GIB,
+        "peak_source": "nvml",
+        "peak_partial": True,
+        "started_at": "2026-11-20T20:11:40Z",
+    }
+
+
+def test_a_container_that_first_loads_for_long_is_measured_from_its_start(node: Node) -> None:
+    """It downloads a model for ten minutes, in which the agent sees no process of it."""
+    for _ in range(120):
+        node.sample()
+    node.used[A] = 9 * GIB
+    row = node.one()
+    assert (row.peak_partial, row.startup_peak_bytes) == (False, 9 * GIB)
+    assert row.started_at == "2026-11-20T20:16:45Z"
+
+
+def test_use_settles_when_it_has_changed_by_less_than_two_percent_for_20_s(node: Node) -> None:
+    def used(at_s: float) -> int:
+        return round(min(at_s, 30.0) * GIB / 3)  # 10 GiB after 30 s
+
+    row = node.samples(used, 45, A)
+    assert (row.settled_at, row.startup_peak_bytes) == ("", 10 * GIB)
+    row = node.samples(lambda at_s: 10 * GIB + round(at_s * MIB), 20, A)
+    assert seconds_of(row.settled_at) - seconds_of(row.started_at) == 50
+    row = node.samples(lambda _: 60 * GIB, 5, A)
+    assert (row.peak_bytes, row.startup_peak_bytes) == (60 * GIB, 10 * GIB + 5 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "settles"),
+    [
+        pytest.param(9810 * MIB, 10_000 * MIB, True, id="1.9 percent"),
+        pytest.param(9800 * MIB, 10_000 * MIB, False, id="2 percent"),
+        pytest.param(64 * MIB, 64 * MIB, False, id="64 MiB, which a CUDA context takes"),
+        pytest.param(65 * MIB, 65 * MIB, True, id="more than 64 MiB"),
+        pytest.param(0, 0, False, id="nothing"),
+    ],
+)
+def test_when_use_has_settled(node: Node, low: int, high: int, settles: bool) -> None:
+    row = node.samples(lambda at_s: high if at_s % 10 else low, 300, A)
+    assert bool(row.settled_at) == settles
+    assert row.startup_peak_bytes == high
+
+
+def test_a_crash_while_it_starts_begins_the_wait_again(node: Node) -> None:
+    node.samples(lambda _: GIB, 15, A)
+    node.end("c1")
+    node.sample()
+    row = node.samples(lambda _: GIB, 20, A)
+    assert row.settled_at == ""
+    assert node.samples(lambda _: GIB, 5, A).settled_at
+
+
+def test_a_step_of_the_clock_changes_no_time_of_a_life(node: Node) -> None:
+    node.used[A] = GIB
+    before = node.one()
+    node.clock_off_s = -86_400.0
+    row = node.samples(lambda _: GIB, 30, A)
+    assert row.started_at == before.started_at
+    assert seconds_of(row.settled_at) - seconds_of(row.started_at) == 25
+
+
+def test_a_high_water_mark_has_what_falls_between_samples(node: Node) -> None:
+    node.used[A] = GIB
+    node.marks[A] = 30 * GIB
+    row = node.one()
+    assert (row.used_bytes, row.peak_bytes, row.peak_source) == (GIB, 30 * GIB, "driver")
+    del node.marks[A]  # it is read every 15 s only
+    assert node.one().peak_bytes == 30 * GIB
+
+
+def test_a_high_water_mark_is_that_of_the_whole_life(node: Node) -> None:
+    node = Node()
+    node.hold("u")
+    node.run("c1", "u", age_s=300.0)
+    node.used[A], node.marks[A] = GIB, 30 * GIB
+    row = node.one()
+    assert (row.peak_bytes, row.peak_partial, row.startup_peak_bytes) == (30 * GIB, False, None)
+
+
+@pytest.mark.parametrize(
+    ("mark", "source", "peak"),
+    [
+        pytest.param(2 * GIB - 64 * MIB, "driver", 2 * GIB, id="read a moment apart"),
+        pytest.param(2 * GIB - 65 * MIB, "nvml", 2 * GIB, id="it does not count everything"),
+        pytest.param(0, "nvml", 2 * GIB, id="it counts nothing"),
+    ],
+)
+def test_a_mark_below_a_sample_is_not_believed(
+    node: Node, mark: int, source: str, peak: int
+) -> None:
+    node.used[A], node.marks[A] = 2 * GIB, mark
+    row = node.one()
+    assert (row.peak_source, row.peak_bytes) == (source, peak)
+
+
+def test_the_mark_of_another_life_does_not_count(node: Node) -> None:
+    node.used[A], node.marks[A] = GIB, 30 * GIB
+    node.sample()
+    node.end("c1")
+    node.run("c2", "u")
+    node.used["GPU-a", "c2"] = GIB
+    row = node.one()
+    assert (row.peak_bytes, row.peak_source) == (GIB, "nvml")
+
+
+def test_peaks_survive_a_restart_of_the_agent(tmp_path: Path) -> None:
+    node = Node(tmp_path / "agent.lives.json")
+    node.hold("u")
+    node.sample()
+    node.run("c1", "u")
+    node.used[A] = 9 * GIB
+    node.samples(lambda _: 9 * GIB, 10, A)
+    node.used[A] = GIB
+    node.start_agent()  # nothing was saved in the end, as after SIGKILL
+    row = node.one(30.0)
+    assert (row.peak_bytes, row.peak_partial, row.started_at) == (
+        9 * GIB,
+        False,
+        "2026-11-20T20:16:45Z",
+    )
+    row = node.samples(lambda _: GIB, 20, A)
+    assert (row.startup_peak_bytes, bool(row.settled_at)) == (9 * GIB, True)
+
+
+def test_an_agent_that_was_away_for_long_reports_a_partial_peak(tmp_path: Path) -> None:
+    node = Node(tmp_path / "agent.lives.json")
+    node.hold("u")
+    node.run("c1", "u")
+    node.used[A] = 9 * GIB
+    node.sample()
+    node.start_agent()
+    row = node.one(61.0)
+    assert (row.peak_bytes, row.peak_partial, row.startup_peak_bytes) == (9 * GIB, True, None)
+
+
+def test_a_container_that_restarts_while_the_agent_does_begins_a_life(tmp_path: Path) -> None:
+    node = Node(tmp_path / "agent.lives.json")
+    node.hold("u")
+    node.run("c1", "u")
+    node.used[A] = 9 * GIB
+    node.sample()
+    node.end("c1")
+    node.run("c2", "u")
+    node.used["GPU-a", "c2"] = GIB
+    node.start_agent()
+    row = node.one(20.0)
+    assert (row.peak_bytes, row.peak_partial) == (GIB, False)
+
+
+def test_lives_of_an_earlier_boot_are_forgotten(tmp_path: Path) -> None:
+    node = Node(tmp_path / "agent.lives.json")
+    node.hold("u")
+    node.run("c1", "u")
+    node.used[A] = 9 * GIB
+    node.sample()
+    node.now_s = 10.0
+    node.used[A] = GIB
+    node.start_agent()
+    assert node.one().peak_bytes == GIB
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"lives": [{"uid": 5}]}', b"\xff"])
+def test_a_file_that_cannot_be_read_is_logged_and_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "agent.lives.json"
+    path.write_bytes(content)
+    with capture_logs() as logs:
+        node = Node(path)
+    assert [log["event"] for log in logs] == ["peaks_not_kept"]
+    assert "earlier peaks are not known" in logs[0]["reason"]
+    node.hold("u")
+    node.run("c1", "u")
+    node.used[A] = GIB
+    node.sample()
+    assert [life.sampled_bytes for life in _stored(path).lives] == [GIB]
+
+
+def test_a_file_that_cannot_be_written_is_logged_once_and_changes_no_report(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with capture_logs() as logs:
+        node = Node(tmp_path / "file" / "agent.lives.json")
+        node.hold("u")
+        node.run("c1", "u")
+        for used in (1, 2, 3):
+            node.used[A] = used * GIB
+            assert node.one().peak_bytes == used * GIB
+    read, written = [log["reason"] for log in logs]
+    assert "cannot be read, earlier peaks are not known" in read
+    assert "cannot be written, peaks are lost at a restart" in written
+
+
+def test_the_file_is_written_when_a_peak_changes_and_otherwise_every_15_s(tmp_path: Path) -> None:
+    path = tmp_path / "agent.lives.json"
+    node = Node(path)
+    node.hold("u")
+    node.run("c1", "u")
+    written: list[int] = []
+    for used in (1, 1, 1, 1, 2, 1, 1, 1):
+        node.used[A] = used * GIB
+        before = path.stat()[stat.ST_INO] if path.exists() else 0
+        node.sample()
+        written.append(path.stat()[stat.ST_INO] != before)
+    assert written == [True, False, False, True, True, False, False, True]
+
+
+def test_a_life_is_forgotten_ten_minutes_after_its_pod_left_the_report(node: Node) -> None:
+    node.used[A] = GIB
+    node.sample()
+    holding = node.holdings.pop()
+    node.end("c1")
+    node.sample(FORGOTTEN_AFTER_S)
+    node.holdings.append(holding)
+    assert node.one(0.0).peak_bytes == GIB  # the kubelet's list was incomplete for a while
+    node.holdings.clear()
+    node.sample(FORGOTTEN_AFTER_S + 1)
+    node.holdings.append(holding)
+    assert node.one(1.0).peak_bytes is None
+
+
+def test_the_number_of_lives_is_limited() -> None:
+    def life(number: int) -> Life:
+        return Life(f"u{number}", "GPU-a", "main", f"c{number}", "", 0.0, shown_s=float(number))
+
+    kept = Peaks(Lives([life(number) for number in range(MAX_LIVES + 5)]), 1e6)
+    assert len(kept.lives.lives) == MAX_LIVES
+    assert kept.lives.lives[0].uid == "u5"
+    node = Node()
+    for number in range(MAX_LIVES + 5):
+        node.run(f"c{number}", f"u{number}")
+        node.used["GPU-a", f"c{number}"] = MIB
+    node.sample()
+    node.sample()
+    assert len(node.recorder._peaks.lives.lives) == MAX_LIVES
+
+
+USES = st.lists(st.integers(0, 60) | st.none(), min_size=1, max_size=40)
+
+
+@given(USES, st.lists(st.integers(0, 80), max_size=40))
+def test_a_peak_is_never_less_than_a_sample_and_never_shrinks(
+    uses: list[int | None], marks: list[int]
+) -> None:
+    node = Node()
+    node.hold("u")
+    node.sample()
+    node.run("c1", "u")
+    peak, settled_at = 0, ""
+    for number, used in enumerate(uses):
+        node.used[A] = None if used is None else used * GIB
+        if number < len(marks):
+            node.marks[A] = marks[number] * GIB
+        row = node.one()
+        assert row.started_at
+        if used is not None:
+            assert row.peak_bytes is not None
+            assert row.peak_bytes >= max(peak, used * GIB)
+            assert (row.startup_peak_bytes or 0) <= row.peak_bytes
+        peak = row.peak_bytes or peak
+        assert settled_at in ("", row.settled_at)
+        settled_at = row.settled_at
+
+
+def _stored(path: Path) -> Lives:
+    return msgspec.json.decode(path.read_bytes(), type=Lives)
+
+
+def test_times_are_those_of_the_clock_at_the_first_sample() -> None:
+    node = Node()
+    node.hold("u")
+    node.run("c1", "u", age_s=7.0)
+    node.used[A] = GIB
+    row = node.one()
+    assert seconds_of(row.started_at) == 993.0
