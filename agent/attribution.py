@@ -9,13 +9,6 @@ The figures are read at slightly different times. If they do not add up, unattri
 least what the processes outside of pods use. If all processes together list more than the used
 memory plus 64 MiB, the source is degraded.
 
-A pod's bytes on a memory are in the first row there of each container that uses it, in the order of
-device, container and replica. If a process is in a container without a row there, or the name of
-its container is not known, all bytes of the pod are in the pod's first row. Its other rows there
-have 0, so the sum over a pod's rows is its use. A pod may use a memory of which it holds no
-replica: it chose its device itself, or the kubelet has removed it while its processes still run.
-Its row has no replica.
-
 Nothing is attributed, and unattributed use is absent, if processes cannot be read, if the driver
 lists none, or if it does not report the bytes of a pod's process.
 
@@ -26,7 +19,7 @@ no memory at all, the server's figure belongs to them in unknown parts, so all f
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from agent.probes.cgroup import is_static
@@ -42,6 +35,7 @@ from agent.probes.readings import (
     Reading,
 )
 from agent.probes.replica_ids import resolve
+from agent.report_rows import MemoryUse, Row, rows_of
 from contract.gpunode import ContainerLimit, Device, PodUse, UnattributedProcess
 from contract.quantity import MAX_DEVICE_BYTES
 
@@ -52,22 +46,6 @@ TOLERANCE_BYTES = 64 << 20
 
 #: Command of the MPS server and control daemon; the kernel keeps only 15 characters.
 _MPS_COMMAND = "nvidia-cuda-mps"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the report, and the use of the memory by its container alone."""
-
-    use: PodUse
-    #: The first device of the memory.
-    memory: str
-    #: Whether this is the container's first row on the memory.
-    is_first: bool
-    #: The newest run of the container among the pod's processes there. None if it has no process
-    #: there, or if it is not known which of the pod's processes are the container's.
-    container: Container | None = None
-    #: Bytes used by that run, 0 if the pod has no process there; None if they are not known.
-    container_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +64,6 @@ class Attributed:
     @property
     def pods(self) -> list[PodUse]:
         return [row.use for row in self.rows]
-
-
-#: A run of a container, and the bytes of its processes; None if they are not known.
-_Run = tuple[Container, int | None]
-
-
-@dataclass(slots=True)
-class _Use:
-    """The use of one memory by processes."""
-
-    #: Pod uid -> bytes; None if the bytes of one of its processes are unknown.
-    pods: dict[str, int | None] = field(default_factory=dict)
-    #: Pod uid -> container id -> the run of that container.
-    runs: dict[str, dict[str, _Run]] = field(default_factory=dict)
-    outside_pods: list[tuple[ProcessReading, int | None]] = field(default_factory=list)
 
 
 def attribute(
@@ -136,7 +99,7 @@ def attribute(
             for holding in sorted(on.get(uuid, ()), key=lambda h: (h.container, h.replica))
         ]
         use = _use(memory, used_bytes, processes, known, mirror_uids)
-        found += _rows(memory[0], rows, use, names)
+        found += rows_of(memory[0], rows, use, names)
         unattributed |= dict.fromkeys(uuids, None)
         if use is None:
             continue
@@ -189,7 +152,7 @@ def _use(
     processes: Mapping[int, ProcessReading] | None,
     known: Collection[str],
     mirror_uids: Mapping[str, str],
-) -> _Use | None:
+) -> MemoryUse | None:
     """Return the use of one memory by each pod, and by each process outside of pods.
 
     None if the driver lists no processes, or if the pod of a listed process is unknown.
@@ -204,7 +167,7 @@ def _use(
             return None
         members.append(process)
     figures = _without_mps_duplicates(members, listed, used_bytes)
-    use = _Use()
+    use = MemoryUse()
     owners: dict[tuple[str, ...], str | None] = {}
     for process in members:
         figure = figures[process.pid]
@@ -305,104 +268,7 @@ def _without_mps_duplicates(
     return corrected
 
 
-def _rows(
-    first: DeviceReading,
-    rows: Sequence[tuple[str, HoldingReading]],
-    use: _Use | None,
-    names: Mapping[str, tuple[str, str]],
-) -> Iterable[Row]:
-    """Yield the rows of one memory: a row for each replica, then a row for each other pod there."""
-    holders: dict[str, list[str]] = {}
-    for _, holding in rows:
-        holders.setdefault(holding.uid, []).append(holding.container)
-    #: (pod uid, container) -> its run and its bytes in the report; removed with its first row.
-    parts = {
-        (uid, name): part
-        for uid, containers in holders.items()
-        for name, part in _parts(containers, uid, use).items()
-    }
-    for uuid, holding in rows:
-        used_bytes: int | None = None
-        source = holding.source
-        part = parts.pop((holding.uid, holding.container), None)
-        if use is not None and holding.uid:
-            used_bytes = 0 if part is None else part.used_bytes
-            source = f"{source},proc,{first.source}"
-        use_of_row = PodUse(
-            uid=holding.uid,
-            device=uuid,
-            namespace=holding.namespace,
-            name=holding.name,
-            container=holding.container,
-            replica=holding.replica,
-            used_bytes=used_bytes,
-            source=source,
-        )
-        if part is None:
-            yield Row(use_of_row, first.uuid, is_first=False)
-        else:
-            yield Row(use_of_row, first.uuid, True, part.container, part.container_bytes)
-    for uid, used_bytes in () if use is None else use.pods.items():
-        if uid in holders:
-            continue
-        namespace, name = names.get(uid, ("", ""))
-        use_of_row = PodUse(
-            uid=uid,
-            device=first.uuid,
-            namespace=namespace,
-            name=name,
-            used_bytes=used_bytes,
-            source=f"proc,{first.source}",
-        )
-        (part,) = _parts([""], uid, use).values()
-        yield Row(use_of_row, first.uuid, True, part.container, part.container_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The part of a pod's use of one memory that one container's first row has."""
-
-    used_bytes: int | None
-    #: As in ``Row``.
-    container: Container | None = None
-    container_bytes: int | None = None
-
-
-def _parts(containers: Sequence[str], uid: str, use: _Use | None) -> dict[str, _Part]:
-    """Return container -> its part, for the containers of one pod that have rows on a memory.
-
-    ``containers`` has one name for each row, and a single empty one if the pod holds no replica.
-    """
-    names = dict.fromkeys(containers)
-    if use is None or not uid:
-        return dict.fromkeys(names, _Part(None))
-    runs = [*use.runs.get(uid, {}).values()]
-    if not runs:
-        return dict.fromkeys(names, _Part(0, None, 0))  # a pod without processes uses 0
-    total_bytes = use.pods[uid]
-    if total_bytes is not None and all(c.name and c.name in names for c, _ in runs):
-        by_name: dict[str, list[_Run]] = {name: [] for name in names}
-        for run in runs:
-            by_name[run[0].name].append(run)
-        return {name: _named_part(of_name) for name, of_name in by_name.items()}
-    # Only the pod's first row has bytes. With one container and one run they are the container's.
-    parts = {name: _Part(0) for name in names} | {containers[0]: _Part(total_bytes)}
-    if len(names) == len(runs) == 1:
-        (container, run_bytes), name = runs[0], containers[0]
-        if container.id and (not container.name or not name or container.name == name):
-            parts[name] = _Part(total_bytes, container, run_bytes)
-    return parts
-
-
-def _named_part(runs: Sequence[_Run]) -> _Part:
-    """Return the part of a container that has these runs, all with known bytes."""
-    if not runs:
-        return _Part(0, None, 0)
-    container, run_bytes = max(runs, key=lambda run: run[0].started_s)
-    return _Part(sum(of_run or 0 for _, of_run in runs), container, run_bytes)
-
-
-def _unattributed(use: _Use, used_bytes: int | None) -> tuple[int | None, bool]:
+def _unattributed(use: MemoryUse, used_bytes: int | None) -> tuple[int | None, bool]:
     """Return the unattributed bytes of one memory, and whether its processes list too much.
 
     ``used_bytes`` is the use that the device reports. The bytes are None if they are unknown.

@@ -272,8 +272,8 @@ def _pods(shown: Sample) -> Iterator[Metric]:
         first_row.setdefault(key, row)
     yield _gauge(
         "headroom_pod_used_bytes",
-        "Memory of a device that a pod uses, by container if the agent knows which of the pod's"
-        " containers uses it, otherwise with the pod's first container there",
+        "Memory of a device that a pod uses: by container if the containers' names can be read,"
+        " otherwise in the series of the pod's first container there",
         labels,
         [(key, None if None in figures else _total(figures)) for key, figures in used.items()],
     )

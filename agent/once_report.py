@@ -105,13 +105,13 @@ def _pods(
         name = f"{row.namespace}/{row.name}" if row.name else f"pod {row.uid}"
         first = row.uid not in shown or not row.uid
         shown.add(row.uid)
-        # Bytes and SM share are per pod, so only its first row shows them.
+        # The SM share is per pod, and bytes are too if its containers' names are not known.
         sm = pod_sm.get((row.uid, row.device)) if first else None
         yield (
             "",
             f"  {name} {row.container}".rstrip(),
             "",
-            size(row.used_bytes) if first else "",
+            size(row.used_bytes) if first or row.used_bytes else "",
             "",
             "",
             "" if sm is None else _percent(sm),

@@ -18,8 +18,9 @@ from typing import Literal
 
 import msgspec
 
-from agent.attribution import TOLERANCE_BYTES, Row
+from agent.attribution import TOLERANCE_BYTES
 from agent.probes.readings import Container
+from agent.report_rows import Row
 from contract.gpunode import (
     SETTLED_ABOVE_BYTES,
     SETTLED_AFTER_S,
@@ -116,7 +117,7 @@ class Life(msgspec.Struct):
 
 
 class Lives(msgspec.Struct):
-    """What the agent must remember of all lives."""
+    """All lives of a node, as an agent stores them for the next one."""
 
     lives: list[Life] = []
     #: First device of a memory -> when its processes could be attributed for the last time.

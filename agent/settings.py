@@ -144,7 +144,7 @@ FLAGS = (
         "",
         "path",
         "file that keeps devices unhealthy across restarts of the agent; without it a failed device"
-        " is healthy again after a restart",
+        " is healthy again after a restart. Peaks of containers are kept in a file beside it",
     ),
     Flag(
         "device-choice",

@@ -129,17 +129,27 @@ def test_containers_of_a_pod_have_their_own_peaks_if_their_names_are_known() -> 
     [
         pytest.param(("", ""), id="no name is known"),
         pytest.param(("main", "proxy"), id="a process in a container that holds nothing"),
+        pytest.param(("",), id="the name of the only one is not known"),
     ],
 )
-def test_use_of_which_the_container_is_not_known_has_no_peak(names: tuple[str, str]) -> None:
+def test_use_of_which_the_container_is_not_known_has_no_peak(names: tuple[str, ...]) -> None:
     node = Node()
     node.hold("u", "main", "GPU-a::0")
     node.hold("u", "side", "GPU-a::1")
-    for container_id, name in zip(("c1", "c2"), names, strict=True):
-        node.run(container_id, "u", name)
-        node.used["GPU-a", container_id] = 3 * GIB
+    for number, name in enumerate(names):
+        node.run(f"c{number}", "u", name)
+        node.used["GPU-a", f"c{number}"] = 3 * GIB
     rows = node.sample()
-    assert [(r.used_bytes, peaks(r)) for r in rows] == [(6 * GIB, {}), (0, {})]
+    assert [(r.used_bytes, peaks(r)) for r in rows] == [(len(names) * 3 * GIB, {}), (0, {})]
+
+
+def test_containers_without_names_of_a_pod_that_holds_nothing_have_no_peak() -> None:
+    node = Node()
+    for container_id in ("c1", "c2"):
+        node.run(container_id, "u", name="")
+        node.used["GPU-a", container_id] = GIB
+    row = node.one()
+    assert (row.used_bytes, peaks(row)) == (2 * GIB, {})
 
 
 def test_the_only_container_that_holds_a_device_needs_no_name(node: Node) -> None:
@@ -430,6 +440,22 @@ def test_a_life_is_forgotten_ten_minutes_after_its_pod_left_the_report(node: Nod
     node.sample(FORGOTTEN_AFTER_S + 1)
     node.holdings.append(holding)
     assert node.one(1.0).peak_bytes is None
+
+
+def test_a_life_that_is_in_the_report_is_kept_however_old_it_is(node: Node) -> None:
+    node.used[A] = 9 * GIB
+    node.sample()
+    row = node.samples(lambda _: GIB, FORGOTTEN_AFTER_S + 60, A)
+    assert row.peak_bytes == 9 * GIB
+
+
+def test_a_container_with_several_replicas_of_a_device_has_its_peak_once() -> None:
+    node = Node()
+    node.hold("u", "main", "GPU-a::0")
+    node.hold("u", "main", "GPU-a::1")
+    node.run("c1", "u")
+    node.used[A] = GIB
+    assert [row.peak_bytes for row in node.sample()] == [GIB, None]
 
 
 def test_the_number_of_lives_is_limited() -> None:

@@ -484,7 +484,7 @@ def test_peaks_ride_along_with_the_report_of_memory(
         pytest.param({"peak": 4, "started_at": "s2"}, True, id="another life with a lower peak"),
         pytest.param({"peak_source": "driver"}, True, id="another source"),
         pytest.param({"peak_partial": True}, True, id="a gap"),
-        pytest.param({"startup_peak_bytes": 5}, False, id="what settled_at tells"),
+        pytest.param({"startup_peak_bytes": 5}, False, id="which settled_at implies"),
         pytest.param({}, False, id="nothing"),
     ],
 )

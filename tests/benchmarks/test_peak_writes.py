@@ -1,0 +1,19 @@
+"""Peaks add few reports: most of them are in reports that the agent writes anyway."""
+
+import pytest
+
+from benchmarks.peak_writes import writes
+
+
+@pytest.mark.parametrize(
+    ("scenario", "with_peaks", "without"),
+    [
+        pytest.param("churn", 345, 342, id="containers come, go and use more for a time"),
+        pytest.param("steady", 8, 7, id="nothing changes"),
+        pytest.param("marks", 37, 7, id="peaks change alone, every two minutes"),
+    ],
+)
+def test_reports_of_an_hour(scenario: str, with_peaks: int, without: int) -> None:
+    counted = [each["report", "accepted"] for each in writes(scenario, hours=1.0, seed=1)]
+    assert counted == [with_peaks, without]
+    assert with_peaks - without <= 60  # peaks alone are written at most once a minute
