@@ -38,6 +38,8 @@ _MAX_ONE_PIECE_BYTES = 1 << 18
 
 #: Seconds after which credentials are read again. Tokens are renewed minutes before they expire.
 _CREDENTIALS_S = 10.0
+#: Seconds that a call waits for the first credentials.
+_FIRST_READ_S = 15.0
 
 
 class Credentials:
@@ -47,21 +49,33 @@ class Credentials:
     While credentials are read again, the previous ones are used.
     """
 
-    def __init__(self, read: Callable[[], dict[str, str]], fresh_s: float = _CREDENTIALS_S) -> None:
+    def __init__(
+        self,
+        read: Callable[[], dict[str, str]],
+        fresh_s: float = _CREDENTIALS_S,
+        first_read_s: float = _FIRST_READ_S,
+    ) -> None:
         self._read = read
         self._fresh_s = fresh_s
+        self._first_read_s = first_read_s
         self._headers: dict[str, str] | None = None
         self._reading: asyncio.Future[dict[str, str]] | None = None
         self._due_s = 0.0
 
     async def headers(self) -> dict[str, str]:
-        """Return the headers. Raise ``OSError`` if none were ever read."""
+        """Return the headers. Raise ``OSError`` if none are read, or not in time."""
         loop = asyncio.get_running_loop()
         if self._reading is None and (self._headers is None or loop.time() >= self._due_s):
             self._reading = loop.run_in_executor(None, self._read)
             self._reading.add_done_callback(self._done)
         if self._headers is None and self._reading is not None:
-            return await asyncio.shield(self._reading)
+            done, _ = await asyncio.wait([self._reading], timeout=self._first_read_s)
+            if not done:
+                raise TimeoutError(
+                    f"not read within {self._first_read_s:g} s; does the exec plugin of the "
+                    "kubeconfig hang?"
+                )
+            return done.pop().result()
         return self._headers or {}
 
     def _done(self, reading: "asyncio.Future[dict[str, str]]") -> None:

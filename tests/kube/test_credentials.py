@@ -73,6 +73,27 @@ def test_calls_use_the_previous_credentials_while_new_ones_are_read() -> None:
     assert asyncio.run(play()) == [old, old, old, new]
 
 
+def test_a_plugin_that_hangs_does_not_hold_up_a_call() -> None:
+    end = threading.Event()
+
+    def read() -> dict[str, str]:
+        end.wait()
+        return {"authorization": "late"}
+
+    async def play() -> dict[str, str]:
+        credentials = Credentials(read, first_read_s=0.05)
+        try:
+            for _ in range(2):  # the second call waits for the same read
+                with pytest.raises(OSError, match=r"not read within 0.05 s; does the exec plugin"):
+                    await credentials.headers()
+        finally:
+            end.set()
+        await until_then(lambda: credentials._reading is None, "they have been read")
+        return await credentials.headers()
+
+    assert asyncio.run(play()) == {"authorization": "late"}
+
+
 def test_fresh_credentials_are_not_read_again() -> None:
     reads: list[None] = []
 
