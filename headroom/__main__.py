@@ -23,6 +23,7 @@ COMMANDS = {
         "whatif": "Simulate new pods and changes of nodes.",
         "defaults": "Suggest default requests of namespaces from measured use.",
         "drift": "Compare each reservation with reality.",
+        "plan": "Answer from a cluster's history whether sharing would save GPUs.",
         "doctor": "Find what costs the cluster safety or memory, and what to do.",
     },
     "Maintain GPUs": {
@@ -138,7 +139,7 @@ def usage() -> str:
     lines += [
         "",
         "For the options of a command: headroom COMMAND --help",
-        "The first five groups, except replay, are commands of kubectl headroom too.",
+        "The first five groups, except plan and replay, are commands of kubectl headroom too.",
         "For their common options, such as --context: kubectl headroom --help",
         "The others and doctor need more packages: pip install 'headroom-gpu[extender]',",
         "or for agent and gate: pip install 'headroom-gpu[agent]'",

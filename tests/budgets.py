@@ -41,6 +41,7 @@ BUDGETS_S = {
     "nvidia": 75,
     "page": 60,
     "placement": 170,
+    "plan": 60,
     "release": 60,
     "samples": 10,
     "scheduler": 60,

@@ -21,6 +21,7 @@ from extender.config.reload import Origin
 from extender.config.settings import Settings
 from extender.doctor.command import doctor
 from extender.errors import BadSettings
+from extender.plan.command import plan
 
 app = typer.Typer(
     add_completion=False,
@@ -236,6 +237,7 @@ def convert(
 
 
 app.command()(doctor)
+app.command()(plan)
 app.command()(certs)
 app.command()(copy_certs)
 

@@ -72,6 +72,8 @@ class _SimulatedNode:
     repaired: bool = False
     #: Replaces the node's annotation if it is not None.
     device_choice: DeviceChoice | None = None
+    #: Uids of simulated pods that have their devices; the cluster does not have them as bound.
+    confirmed: frozenset[str] = frozenset()
 
     def reserved(self, uid: str, reservation: Reservation | None) -> "_SimulatedNode":
         reservations = {u: p for u, p in self.gpunode.spec.reservations.items() if u != uid}
@@ -90,14 +92,21 @@ class Simulation:
     def __init__(self, cluster: ClusterState, snap: Snapshot, now_s: float) -> None:
         self._cluster = cluster
         self._now_s = now_s
-        self._market = cluster.usual.market
+        #: The prices of device classes, as they were at the start unless a caller replaces them.
+        self.market = cluster.usual.market
         self._table = Table.after(snap)
         self._weighings = FitCache(cluster.rules.weights)
         #: Nodes that differ from the cluster; None for a removed node.
         self._held: dict[str, _SimulatedNode | None] = {}
+        #: Nodes that have changed since they were weighed. A node is weighed once for all changes
+        #: between two snapshots, as the state of a cluster does it.
+        self._changed: dict[str, _SimulatedNode] = {}
 
     def snapshot(self) -> Snapshot:
         """Return the current snapshot of the copy."""
+        for name, held in self._changed.items():
+            self._weigh(name, held)
+        self._changed.clear()
         return self._table.snapshot()
 
     def eligible(self, pod: Pod) -> Eligible:
@@ -108,7 +117,7 @@ class Simulation:
         """Place the pod on the best of these nodes. It must request a GPU."""
         snap, rows = self.snapshot(), where.rows
         cached = self._weighings.weigh(request, snap)
-        ranking = cached.rank(request, snap, rows, self._now_s, self._market)
+        ranking = cached.rank(request, snap, rows, self._now_s, self.market)
         if ranking.winner is None:
             codes = cached.codes(snap, rows, self._now_s)
             counts = np.bincount(codes, minlength=len(REASONS)).tolist()
@@ -143,10 +152,20 @@ class Simulation:
                 names.append(name)
         return names
 
+    def end(self, uid: str, name: str) -> None:
+        """Remove a pod that was placed on this node, and free its memory and its replicas.
+
+        Raises ``KeyError`` if there is no such node or its devices are unknown.
+        """
+        held, status = self._reported(name)
+        left = replace(held.reserved(uid, None), confirmed=held.confirmed - {uid})
+        self._put(name, left.reporting(without(status, {uid})))
+
     def drain(self, name: str) -> list[Pod]:
         """Remove a node; return the pods to place elsewhere, the most important first."""
         held = self._of(name)
         self._table.drop(name)
+        self._changed.pop(name, None)
         self._held[name] = None
         if held is None:
             return []
@@ -229,17 +248,24 @@ class Simulation:
 
         Nothing changes for a pod whose device the plugin chooses.
         """
-        held, status = self._reported(at.node)
         count_of = {each.choice: each.count for each in at.placement.charges if each.choice}
+        if count_of:
+            self.observe(uid, at.node, count_of)
+
+    def observe(self, uid: str, name: str, count_of: Mapping[str, int]) -> None:
+        """Let the node report that a placed pod holds these devices (uuid -> replicas).
+
+        Raises ``KeyError`` if there is no such node or its devices are unknown.
+        """
+        held, status = self._reported(name)
         devices = [_allocated(each, count_of.get(each.uuid, 0)) for each in status.devices]
         rows = [
             PodUse(uid=uid, device=device, replica=f"{device}::{uid}-{n}", used_bytes=0)
             for device, count in count_of.items()
             for n in range(count)
         ]
-        if rows:
-            seen = msgspec.structs.replace(status, devices=devices, pods=[*status.pods, *rows])
-            self._put(at.node, held.reporting(seen))
+        seen = msgspec.structs.replace(status, devices=devices, pods=[*status.pods, *rows])
+        self._put(name, replace(held.reporting(seen), confirmed=held.confirmed | {uid}))
 
     def _of(self, name: str) -> _SimulatedNode | None:
         if name in self._held:
@@ -258,8 +284,15 @@ class Simulation:
         return held, held.gpunode.status
 
     def _put(self, name: str, held: _SimulatedNode) -> None:
-        self._held[name] = held
+        self._held[name] = self._changed[name] = held
+
+    def _weigh(self, name: str, held: _SimulatedNode) -> None:
         gpunode, assumed = held.gpunode, self._cluster.binding_to(held.gpunode.name)
+        if held.confirmed:
+            # Else they would count as pods that leave, because the cluster has no such bound pods.
+            reservations = gpunode.spec.reservations
+            confirmed = {uid: reservations[uid] for uid in held.confirmed & reservations.keys()}
+            assumed = {**assumed, **confirmed}
         terms = self._cluster.terms_of(
             gpunode.name, gpunode, held.gone, assumed, held.device_choice
         )

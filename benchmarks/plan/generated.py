@@ -1,0 +1,122 @@
+"""Generates the history of a cluster with daily and weekly rhythm, and optionally drift.
+
+The workloads are made up: notebooks that sit on a GPU during office hours, inference servers that
+follow the day's traffic, batch jobs, and trainings with several GPUs. None of them is measured on a
+real cluster.
+"""
+
+import csv
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HOUR_S, DAY_S = 3600, 86_400
+MODEL, GPU_MIB = "L40S", 46_068
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One workload; times in hours, sizes in MiB."""
+
+    name: str
+    #: Pods a day on a working day, and what part of them arrives on a weekend day.
+    a_day: float
+    weekend: float
+    mean_h: float
+    peak_mib: tuple[int, int]
+    sm: tuple[float, float]
+    gpus: int = 1
+    #: Whether pods arrive by day only.
+    office: bool = True
+
+
+KINDS = (
+    Kind("notebook", 45, 0.15, 6.0, (1_500, 9_000), (0.01, 0.10)),
+    Kind("embedder", 30, 0.7, 5.0, (5_000, 7_000), (0.20, 0.45), office=False),
+    Kind("ranker", 24, 0.7, 6.0, (9_000, 12_000), (0.15, 0.35), office=False),
+    Kind("batch", 60, 0.5, 1.5, (6_000, 22_000), (0.50, 0.95)),
+    Kind("chat-70b", 3, 1.0, 20.0, (41_000, 44_000), (0.30, 0.60), office=False),
+    Kind("trainer", 3, 0.4, 9.0, (30_000, 44_000), (0.80, 0.99), gpus=4),
+)
+_PODS = (
+    *("name", "workload", "num_gpu", "cpu_milli", "memory_mib", "vram_mib", "peak_mib"),
+    *("sm_ratio", "creation_time", "scheduled_time", "deletion_time"),
+)
+_NODES = ("name", "gpu", "model", "gpu_mem_mib", "cpu_milli", "memory_mib")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    workload: str
+    gpus: int
+    peak_mib: int
+    sm_ratio: float
+    created_s: int
+    ended_s: int
+
+
+def rows(days: int, seed: int, scale: float = 1.0, drift_a_week: float = 0.0) -> list[Row]:
+    """Return the pods of ``days`` days that begin on a Monday, in the order of their creation.
+
+    ``scale`` multiplies the number of pods; ``drift_a_week`` is what it grows by each week, as a
+    part of it.
+    """
+    lots = random.Random(seed)
+    found = [
+        Row(f"{kind.name}-{number}", kind.name, kind.gpus, *each)
+        for kind in KINDS
+        for number, each in enumerate(_pods(kind, days, scale, drift_a_week, lots))
+    ]
+    return sorted(found, key=lambda row: (row.created_s, row.name))
+
+
+def _pods(
+    kind: Kind, days: int, scale: float, drift_a_week: float, lots: random.Random
+) -> Iterator[tuple[int, float, int, int]]:
+    for day in range(days):
+        weekend = kind.weekend if day % 7 >= 5 else 1.0
+        grown = (1 + drift_a_week) ** (day / 7)
+        # Days differ by more than chance alone.
+        busy = lots.lognormvariate(0.0, 0.12)
+        for _ in range(_poisson(kind.a_day * weekend * scale * grown * busy, lots)):
+            hour = lots.triangular(7, 20, 10.5) if kind.office else lots.triangular(0, 24, 14)
+            created_s = day * DAY_S + int(hour * HOUR_S)
+            life_s = max(60, int(lots.gammavariate(2.0, kind.mean_h / 2) * HOUR_S))
+            peak_mib = lots.randint(*kind.peak_mib)
+            yield peak_mib, round(lots.uniform(*kind.sm), 3), created_s, created_s + life_s
+
+
+def _poisson(mean: float, lots: random.Random) -> int:
+    """Knuth's method, in parts so that the exponential does not underflow."""
+    total = 0
+    while mean > 0:
+        part = min(mean, 50.0)
+        mean -= part
+        limit, product = math.exp(-part), lots.random()
+        while product > limit:
+            total += 1
+            product *= lots.random()
+    return total
+
+
+def write(folder: Path, found: list[Row], nodes: int) -> tuple[Path, Path]:
+    """Write the pods and ``nodes`` nodes of 8 GPUs as CSV; return both paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pods_path, nodes_path = folder / "pods.csv", folder / "nodes.csv"
+    with pods_path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(_PODS)
+        for row in found:
+            asked = (row.gpus, 4000 * row.gpus, 16_384 * row.gpus, -1, row.peak_mib, row.sm_ratio)
+            times = row.created_s, row.created_s, row.ended_s
+            writer.writerow((row.name, row.workload, *asked, *times))
+    with nodes_path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(_NODES)
+        writer.writerows(
+            (f"node-{number:02d}", 8, MODEL, GPU_MIB, 128_000, 1_048_576) for number in range(nodes)
+        )
+    return pods_path, nodes_path

@@ -1,0 +1,121 @@
+"""`headroom plan`: reads a history, replays it, and prints the report."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from extender.errors import BadSettings
+from extender.plan.csv_source import read_history
+from extender.plan.lives import History, Vram
+from extender.plan.prices import read_prices
+from extender.plan.report import as_data, as_text
+from extender.plan.scenarios import Configuration
+from extender.plan.study import models_of, run_study
+
+MODES = ("counting", "predicted", "steered")
+#: With more replicas the plugin's choice matters little, and each costs a search.
+REPLICAS = (2, 3, 4, 6, 8)
+_MOST_REPLICAS, _MOST_SEEDS = 64, 100
+
+
+def plan(
+    pods: Annotated[
+        Path | None, typer.Option(help="CSV of pods: the columns of docs/plan.md.")
+    ] = None,
+    machines: Annotated[Path | None, typer.Option(help="CSV of nodes with GPUs.")] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(MODES)}. Can be repeated; default: all.")
+    ] = None,
+    replicas: Annotated[
+        list[int] | None, typer.Option(help="Replicas of each GPU. Can be repeated.")
+    ] = None,
+    vram: Annotated[
+        str | None, typer.Option(help="requests, or peaks (the default if there are any).")
+    ] = None,
+    margin: Annotated[float, typer.Option(help="Added to peaks, in percent of them.")] = 10.0,
+    prices: Annotated[
+        Path | None, typer.Option(help="YAML of GPU models with their price per GPU and hour.")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Replays of each configuration; all but the first redraw days.")
+    ] = 5,
+    processes: Annotated[
+        int | None, typer.Option(help="Replays that run at once; default: one per core.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Answer from a cluster's own history how many GPUs its work needs, shared and unshared.
+
+    Replays the lives of pods through Headroom's own placement. Needs no cluster and no GPU.
+    """
+    try:
+        history = _history(pods, machines)
+        source = _vram(history, vram, margin)
+        configurations = _configurations(mode, replicas, source)
+        if not 1 <= seeds <= _MOST_SEEDS:
+            raise BadSettings(f"--seeds {seeds} is not from 1 to {_MOST_SEEDS}. Example: --seeds 5")
+        costs = None
+        if prices is not None:
+            costs = read_prices(prices, models_of(history.machines))
+        cores = processes if processes is not None else len(os.sched_getaffinity(0))
+        study = run_study(history, configurations, source, seeds, max(1, cores), _report_progress)
+    except (BadSettings, OSError) as err:
+        typer.echo(f"headroom: {err}", err=True)
+        raise typer.Exit(2) from err
+    if as_json:
+        typer.echo(json.dumps(as_data(study, costs), indent=1))
+    else:
+        typer.echo(as_text(study, costs))
+
+
+def _history(pods: Path | None, machines: Path | None) -> History:
+    if pods is None or machines is None:
+        raise BadSettings(
+            "a source of the history is missing. Example: headroom plan --pods pods.csv "
+            "--machines nodes.csv"
+        )
+    return read_history(pods, machines)
+
+
+def _vram(history: History, given: str | None, margin: float) -> Vram:
+    measured = any(life.peak_bytes is not None for life in history.lives)
+    source = given or ("peaks" if measured else "requests")
+    if source not in ("requests", "peaks"):
+        raise BadSettings(f"--vram {source} is not requests or peaks. Example: --vram peaks")
+    if source == "peaks" and not measured:
+        raise BadSettings(
+            "--vram peaks: no pod of the history has a measured peak. Example: --vram requests"
+        )
+    if not 0 <= margin <= 1000:
+        raise BadSettings(f"--margin {margin:g} is not from 0 to 1000. Example: --margin 10")
+    return Vram(source, margin / 100 if source == "peaks" else 0.0)
+
+
+def _configurations(
+    modes: list[str] | None, replicas: list[int] | None, vram: Vram
+) -> list[Configuration]:
+    for mode in modes or ():
+        if mode not in MODES:
+            raise BadSettings(f"--mode {mode} is not one of: {', '.join(MODES)}")
+    for count in replicas or ():
+        if not 2 <= count <= _MOST_REPLICAS:
+            raise BadSettings(
+                f"--replicas {count} is not from 2 to {_MOST_REPLICAS}; unshared GPUs are always "
+                "in the report. Example: --replicas 4"
+            )
+    return [
+        Configuration(mode, count, vram)
+        for mode in dict.fromkeys(modes or MODES)
+        for count in dict.fromkeys(replicas or REPLICAS)
+    ]
+
+
+def _report_progress(step: str) -> None:
+    """Show the newest step on a terminal, in one line."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{step}")
+        sys.stderr.flush()

@@ -1,0 +1,177 @@
+"""Reads a history from two CSV files in the form of a published trace: pods, and nodes with GPUs.
+
+The columns are those of Alibaba's cluster-trace-gpu-v2023 with the memory of the GPUs added. Of the
+pods: ``name``, ``num_gpu``, ``creation_time``, ``deletion_time``, ``scheduled_time`` (seconds),
+and optionally ``cpu_milli``, ``memory_mib`` (host memory), ``gpu_spec`` (allowed models, separated
+by ``|``), ``vram_mib`` (requested GPU memory; -1: all of each GPU), ``peak_mib`` (the most GPU
+memory used on one GPU), ``sm_ratio`` (mean SM activity, 0..1) and ``workload``. Of the nodes:
+``name``, ``gpu`` (number of GPUs), ``model``, ``gpu_mem_mib`` (memory of each GPU), and optionally
+``cpu_milli`` and ``memory_mib``.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from extender.errors import BadSettings
+from extender.plan.lives import History, Life, Machine
+
+MIB = 1 << 20
+_PODS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
+_NODES = ("name", "gpu", "model", "gpu_mem_mib")
+#: The most digits of a number, so that sums stay in 64 bits.
+_MOST_DIGITS = 15
+
+
+def read_history(pods: Path, nodes: Path) -> History:
+    """Return the history in the files; raise ``BadSettings`` with file, line and column."""
+    machines = tuple(_machines(nodes))
+    if not machines:
+        raise BadSettings(
+            f"{nodes}: has no node with a GPU. Example of a row: node-1,4,L40S,46068, of the "
+            f"columns {','.join(_NODES)}"
+        )
+    lives: list[Life] = []
+    counts = {"without": 0, "never": 0, "unmeasured": 0}
+    for row in _rows(pods, _PODS):
+        if not (gpus := row.number("num_gpu", "1")):
+            counts["without"] += 1
+        elif not row.values["scheduled_time"] or not row.values["deletion_time"]:
+            counts["never"] += 1
+        else:
+            lives.append(_life(row, gpus))
+            counts["unmeasured"] += lives[-1].peak_bytes is None
+    if not lives:
+        raise BadSettings(
+            f"{pods}: has no pod with a GPU that ran. Example of a row: trainer-1,1,0,3600,5, of "
+            f"the columns {','.join(_PODS)}"
+        )
+    lives.sort(key=lambda life: life.created_s)
+    start_s = lives[0].created_s
+    lives = [replace(life, created_s=life.created_s - start_s) for life in lives]
+    return History(machines, tuple(lives), tuple(_assumptions(counts, len(lives))))
+
+
+def _machines(path: Path) -> Iterator[Machine]:
+    for row in _rows(path, _NODES):
+        if not (gpus := row.number("gpu", "8")):
+            continue
+        memory_mib = row.number("gpu_mem_mib", "46068")
+        if not memory_mib:
+            raise row.wrong("gpu_mem_mib", "more than 0 on a node with GPUs", "46068")
+        host_mib = row.optional("memory_mib", "393216")
+        yield Machine(
+            row.text("name", "node-1"),
+            row.text("model", "L40S"),
+            gpus,
+            memory_mib * MIB,
+            row.optional("cpu_milli", "96000"),
+            None if host_mib is None else host_mib * MIB,
+        )
+
+
+def _life(row: "_Row", gpus: int) -> Life:
+    created_s = row.number("creation_time", "0")
+    scheduled_s = row.number("scheduled_time", "5")
+    ended_s = row.number("deletion_time", "3600")
+    if not created_s <= scheduled_s <= ended_s:
+        raise row.wrong("scheduled_time", "between creation_time and deletion_time", "5")
+    name = row.text("name", "trainer-1")
+    request_mib = row.optional("vram_mib", "8192, or -1 for a whole GPU", least=-1)
+    peak_mib = row.optional("peak_mib", "6144")
+    sm_text = row.values.get("sm_ratio", "")
+    return Life(
+        name=name,
+        workload=row.values.get("workload") or name,
+        created_s=float(created_s),
+        run_s=float(ended_s - scheduled_s),
+        gpus=gpus,
+        request_bytes=request_mib * MIB if request_mib and request_mib > 0 else None,
+        peak_bytes=None if peak_mib is None else peak_mib * MIB,
+        sm_ratio=row.ratio("sm_ratio") if sm_text else None,
+        cpu_milli=row.optional("cpu_milli", "8000") or 0,
+        host_bytes=(row.optional("memory_mib", "16384") or 0) * MIB,
+        models=frozenset(filter(None, row.values.get("gpu_spec", "").split("|"))),
+    )
+
+
+def _assumptions(counts: Mapping[str, int], lives: int) -> Iterator[str]:
+    if counts["without"]:
+        yield (
+            f"{counts['without']:,} pods without a GPU are left out, with the CPU and host memory "
+            "that they take."
+        )
+    if counts["never"]:
+        yield f"{counts['never']:,} pods that never started or have no end are left out."
+    if counts["unmeasured"]:
+        which = "No pod has" if counts["unmeasured"] == lives else f"{counts['unmeasured']:,} have"
+        if counts["unmeasured"] != lives:
+            which = f"{counts['unmeasured']:,} of {lives:,} pods have no"
+            yield f"{which} measured peak: their request is taken as their peak."
+        else:
+            yield f"{which} a measured peak: the request is taken as the peak."
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    path: Path
+    line: int
+    values: Mapping[str, str]
+
+    def text(self, column: str, example: str) -> str:
+        if not self.values[column]:
+            raise self.wrong(column, "a name", example)
+        return self.values[column]
+
+    def number(self, column: str, example: str, least: int = 0) -> int:
+        text = self.values[column]
+        digits = text.removeprefix("-")
+        # int() also accepts spaces, underscores and other alphabets.
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+            raise self.wrong(column, "a whole number", example)
+        if (number := int(text)) < least:
+            raise self.wrong(column, f"a whole number of at least {least}", example)
+        return number
+
+    def optional(self, column: str, example: str, least: int = 0) -> int | None:
+        """Return the number; None if the column or the value is missing."""
+        return self.number(column, example, least) if self.values.get(column) else None
+
+    def ratio(self, column: str) -> float:
+        try:
+            found = float(self.values[column])
+        except ValueError:
+            found = -1.0
+        if not 0.0 <= found <= 1.0:
+            raise self.wrong(column, "a number from 0 to 1", "0.35")
+        return found
+
+    def wrong(self, column: str, wanted: str, example: str) -> BadSettings:
+        return BadSettings(
+            f"{self.path}, line {self.line}, column {column}: {self.values[column][:40]!r} is not "
+            f"{wanted}. Example: {example}"
+        )
+
+
+def _rows(path: Path, needed: Iterable[str]) -> Iterator[_Row]:
+    """Yield the rows of a CSV file; raise ``BadSettings`` if it is none or lacks a column."""
+    needed = tuple(needed)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            missing = [name for name in needed if name not in (reader.fieldnames or ())]
+            if missing:
+                raise BadSettings(
+                    f"{path}, line 1: column {missing[0]} is missing. Example of a first line: "
+                    f"{','.join(needed)}"
+                )
+            for values in reader:
+                if None in values or None in values.values():
+                    raise BadSettings(
+                        f"{path}, line {reader.line_num}: it has not {len(reader.fieldnames or ())}"
+                        f" cells, as line 1 has: {','.join(reader.fieldnames or ())}"
+                    )
+                yield _Row(path, reader.line_num, values)
+    except (csv.Error, UnicodeDecodeError) as err:
+        raise BadSettings(f"{path}: it is not a CSV file in UTF-8: {err}") from err

@@ -1,0 +1,100 @@
+"""Builds a cluster state of machines, as agents would report them idle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from contract.annotations import DEVICE_CHOICE, DeviceChoice
+from contract.gpunode import (
+    SM_SOURCES,
+    Device,
+    GPUNode,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    Plugin,
+    Replicas,
+    SmActivity,
+    Source,
+)
+from contract.kube import Node, NodeStatus, ObjectMeta
+from extender.placement.policy import Rules
+from extender.plan.lives import Machine
+from extender.state.changes import GPUNodeSeen, NodeSeen
+from extender.state.cluster_state import ClusterState
+from extender.state.cluster_writer import ClusterWriter
+
+GPU = "nvidia.com/gpu"
+_NEVER_STALE_S = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the machines of a plan offer their GPUs."""
+
+    #: Replicas of each GPU; 1: unshared.
+    replicas: int = 1
+    #: Whether the agent makes the kubelet take the device that Headroom chose.
+    steered: bool = False
+
+
+def device_uuid(machine: Machine, index: int) -> str:
+    return f"{machine.name}/{index}"
+
+
+def cluster_of(machines: Sequence[Machine], sharing: Sharing) -> ClusterState:
+    """Return the state of these machines, idle, with the stock device plugin on each."""
+    state = ClusterWriter(Rules(), _NEVER_STALE_S, 0.0)
+    state.apply(
+        event
+        for machine in machines
+        for event in (
+            NodeSeen(_node(machine, sharing)),
+            GPUNodeSeen(_gpunode(machine, sharing), 0.0),
+        )
+    )
+    return state
+
+
+def _node(machine: Machine, sharing: Sharing) -> Node:
+    choice = DeviceChoice.STEERED if sharing.steered else DeviceChoice.PREDICTED
+    return Node(
+        metadata=ObjectMeta(
+            name=machine.name, uid=machine.name, annotations={DEVICE_CHOICE: choice.value}
+        ),
+        status=NodeStatus(allocatable={GPU: str(machine.gpus * sharing.replicas)}),
+    )
+
+
+def _gpunode(machine: Machine, sharing: Sharing) -> GPUNode:
+    shared = sharing.replicas > 1
+    devices = [
+        Device(
+            uuid=device_uuid(machine, index),
+            index=index,
+            model=machine.model,
+            memory_bytes=machine.memory_bytes,
+            reserved_bytes=0,
+            used_bytes=0,
+            unattributed_bytes=0,
+            sm_activity=SmActivity(0.0, SM_SOURCES[0]),
+            sharing="time-slicing" if shared else "none",
+            resource=GPU,
+            replicas=Replicas(free=sharing.replicas),
+        )
+        for index in range(machine.gpus)
+    ]
+    plugin = Plugin(
+        allocation_policy="distributed",
+        device_list_strategy="envvar",
+        topology_manager_policy="none",
+        steered=[GPU] if sharing.steered and shared else [],
+    )
+    return GPUNode(
+        ObjectMeta(name=machine.name, uid=machine.name),
+        spec=GPUNodeSpec(initialised=True),
+        status=GPUNodeStatus(
+            observed_at="1970-01-01T00:00:00Z",
+            devices=devices,
+            plugin=plugin,
+            sources=[Source(name="checkpoint"), Source(name="proc")],
+        ),
+    )

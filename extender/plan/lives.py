@@ -1,0 +1,153 @@
+"""Values of a plan: the machines of a cluster, the lives of its pods, and what they need."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+GIB = 1 << 30
+#: Needs derived from peaks are rounded up to this step, so that a plan has few kinds of requests.
+STEP_BYTES = 256 << 20
+#: A pod that needs more than this part of the largest GPU that it may use keeps a GPU of its own.
+EXCLUSIVE_ABOVE = 0.8
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node with equal GPUs."""
+
+    name: str
+    model: str
+    gpus: int
+    #: Memory of each GPU that pods can use.
+    memory_bytes: int
+    #: What pods can request of the node; None if unknown, which then limits nothing.
+    cpu_milli: int | None = None
+    host_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One pod with a GPU, from its creation to its end."""
+
+    name: str
+    #: The name that all pods of its owner share, such as a Deployment's.
+    workload: str
+    #: When it was created, in seconds since the start of the history.
+    created_s: float
+    #: How long it ran, without the time that it waited.
+    run_s: float
+    gpus: int
+    #: GPU memory that it requests of one device; None if it requests all of it.
+    request_bytes: int | None
+    #: The most GPU memory that it used on one device; None if unknown.
+    peak_bytes: int | None = None
+    #: Its mean SM activity, 0..1; None if unknown.
+    sm_ratio: float | None = None
+    cpu_milli: int = 0
+    host_bytes: int = 0
+    #: GPU models that it may use; empty: any.
+    models: frozenset[str] = frozenset()
+
+    @property
+    def known_bytes(self) -> int | None:
+        """What it uses of a GPU: its peak, else its request; None if all of it."""
+        return self.request_bytes if self.peak_bytes is None else self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a source knows of a cluster."""
+
+    machines: tuple[Machine, ...]
+    #: In the order of their creation.
+    lives: tuple[Life, ...]
+    #: What the source had to assume, as sentences.
+    assumptions: tuple[str, ...]
+
+    @property
+    def gpus(self) -> int:
+        return sum(machine.gpus for machine in self.machines)
+
+    @property
+    def span_s(self) -> float:
+        """Time from the first creation to the last; at least one second."""
+        return max(1.0, self.lives[-1].created_s - self.lives[0].created_s) if self.lives else 1.0
+
+    @property
+    def days(self) -> int:
+        """Number of days with the first and the last, at least 1."""
+        return int(self.span_s // DAY_S) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Vram:
+    """Where a plan takes the size of a pod's request from."""
+
+    #: "requests" or "peaks".
+    source: str
+    #: Added to a peak, as a part of it.
+    margin_ratio: float = 0.0
+
+    def need_bytes(self, life: Life) -> int | None:
+        """Return the GPU memory to request for the pod; None: all of a GPU."""
+        if self.source == "requests" or life.peak_bytes is None:
+            return life.request_bytes
+        need_bytes = int(life.peak_bytes * (1 + self.margin_ratio))
+        return max(1, -(-need_bytes // STEP_BYTES)) * STEP_BYTES
+
+    @property
+    def text(self) -> str:
+        if self.source == "requests":
+            return "requests"
+        return f"peaks + {self.margin_ratio:.0%}"
+
+
+def largest_bytes(machines: Sequence[Machine]) -> Mapping[str, int]:
+    """Return the memory of the largest GPU of each model."""
+    found: dict[str, int] = {}
+    for machine in machines:
+        found[machine.model] = max(found.get(machine.model, 0), machine.memory_bytes)
+    return found
+
+
+def stays_exclusive(life: Life, need_bytes: int | None, sizes: Mapping[str, int]) -> bool:
+    """Return whether the pod keeps GPUs of its own: it has several, or needs almost a whole one.
+
+    ``sizes``: model -> memory of its largest GPU.
+    """
+    if life.gpus != 1 or need_bytes is None:
+        return True
+    allowed = [size for model, size in sizes.items() if not life.models or model in life.models]
+    return need_bytes > EXCLUSIVE_ABOVE * max(allowed, default=0)
+
+
+def mixed_order(machines: Sequence[Machine]) -> list[Machine]:
+    """Return the machines in an order in which each prefix has about the same mix of shapes."""
+    by_shape: dict[tuple[object, ...], list[Machine]] = {}
+    for machine in machines:
+        shape = machine.model, machine.gpus, machine.memory_bytes, machine.cpu_milli
+        by_shape.setdefault(shape, []).append(machine)
+    placed = [
+        ((rank + 0.5) / len(alike), number, machine)
+        for number, alike in enumerate(by_shape.values())
+        for rank, machine in enumerate(alike)
+    ]
+    return [machine for _, _, machine in sorted(placed, key=lambda each: each[:2])]
+
+
+def first_machines(ordered: Sequence[Machine], count: int) -> list[Machine]:
+    """Return the first ``count`` machines; beyond their number, more like them from the start."""
+    found = list(ordered[:count])
+    for number in range(len(ordered), count):
+        like = ordered[number % len(ordered)]
+        found.append(
+            Machine(
+                f"{like.name}+{number // len(ordered)}",
+                like.model,
+                like.gpus,
+                like.memory_bytes,
+                like.cpu_milli,
+                like.host_bytes,
+            )
+        )
+    return found

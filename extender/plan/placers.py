@@ -1,0 +1,155 @@
+"""Two ways to place the pods of a replay: with Headroom's own code, and by counting replicas.
+
+``ByHeadroom`` calls ``extender.state.simulation``, which fits, ranks and reserves with the code of
+filter, prioritize and bind. ``ByCounting`` is the baseline without Headroom. In both, if the device
+plugin chooses the device, it takes one with the fewest replicas in use (policy *distributed*), at
+random between equal ones.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from contract.annotations import VRAM
+from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
+from extender.placement.request import VramRequest
+from extender.placement.snapshot import Rows
+from extender.plan.fleet import GPU, Sharing, cluster_of, device_uuid
+from extender.plan.lives import Machine
+from extender.state.eligible_nodes import Eligible
+from extender.state.simulation import Placed, Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the scheduler knows of a pod."""
+
+    gpus: int
+    #: GPU memory on one device; None: all of it.
+    need_bytes: int | None
+    models: frozenset[str]
+    cpu_milli: int
+    host_bytes: int
+    #: The least memory of a GPU on which it can run, as if its author selected such nodes.
+    least_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a pod runs: the index of its machine, and of each of its devices there."""
+
+    machine: int
+    devices: tuple[int, ...]
+
+
+class Placer(Protocol):
+    def place(self, uid: str, request: Request, rows: Rows) -> Spot | None:
+        """Place a pod on one of these machines (indices); None if it fits on none of them."""
+
+    def end(self, uid: str, spot: Spot) -> None:
+        """Free what a placed pod holds."""
+
+
+class _Plugins:
+    """The device plugin of each machine, with policy *distributed*."""
+
+    def __init__(self, machines: Sequence[Machine], replicas: int, seed: int) -> None:
+        self._lots = random.Random(seed)
+        self._replicas = replicas
+        self._taken = [[0] * machine.gpus for machine in machines]
+
+    def choose(self, machine: int, count: int) -> tuple[int, ...]:
+        """Return the devices of ``count`` replicas, one after another."""
+        taken, chosen = list(self._taken[machine]), []
+        for _ in range(count):
+            fewest = min(taken)
+            best = [device for device, number in enumerate(taken) if number == fewest]
+            chosen.append(self._lots.choice(best))
+            taken[chosen[-1]] += 1
+        return tuple(chosen)
+
+    def take(self, spot: Spot, sign: int = 1) -> None:
+        for device in spot.devices:
+            self._taken[spot.machine][device] += sign
+
+
+class ByHeadroom:
+    """Places pods as Headroom does: memory is reserved before a pod is bound."""
+
+    def __init__(self, machines: Sequence[Machine], sharing: Sharing, seed: int) -> None:
+        self._machines = machines
+        self._row_of = {machine.name: row for row, machine in enumerate(machines)}
+        self._cluster = cluster_of(machines, sharing)
+        self._simulation = Simulation(self._cluster, self._cluster.snapshot(), 0.0)
+        self._plugins = _Plugins(machines, sharing.replicas, seed)
+        self._kinds: dict[tuple[int, int | None], tuple[VramRequest, Pod]] = {}
+
+    def place(self, uid: str, request: Request, rows: Rows) -> Spot | None:
+        kind, pod = self._kind(request.gpus, request.need_bytes)
+        asked = replace(kind, uid=uid, name=uid)
+        usual = self._cluster.usual
+        usual.see(asked, pod, self._simulation.snapshot(), rows)
+        self._simulation.market = usual.market
+        at = self._simulation.place(asked, Eligible(rows, {}))
+        if not isinstance(at, Placed):
+            return None
+        machine = self._row_of[at.node]
+        (charge,) = at.placement.charges
+        if charge.choice:
+            devices = (int(charge.choice.rpartition("/")[2]),) * charge.count
+        else:
+            devices = self._plugins.choose(machine, charge.count)
+        spot = Spot(machine, devices)
+        self._plugins.take(spot)
+        held = Counter(device_uuid(self._machines[machine], device) for device in devices)
+        self._simulation.observe(uid, at.node, held)
+        return spot
+
+    def end(self, uid: str, spot: Spot) -> None:
+        self._plugins.take(spot, -1)
+        self._simulation.end(uid, self._machines[spot.machine].name)
+
+    def _kind(self, gpus: int, need_bytes: int | None) -> tuple[VramRequest, Pod]:
+        key = gpus, need_bytes
+        if key not in self._kinds:
+            vram = {VRAM: "100%" if need_bytes is None else str(need_bytes)}
+            resources = ResourceRequirements(limits={GPU: str(gpus)})
+            pod = Pod(
+                metadata=ObjectMeta(name="plan", namespace="plan", uid="plan", annotations=vram),
+                spec=PodSpec(containers=[Container(name="main", resources=resources)]),
+            )
+            request = self._cluster.understand(pod)
+            assert isinstance(request, VramRequest), request
+            self._kinds[key] = request, pod
+        return self._kinds[key]
+
+
+class ByCounting:
+    """Places pods as kube-scheduler does without Headroom: it counts replicas, not memory.
+
+    A pod goes to the machine with the most free replicas, at random between equal ones.
+    """
+
+    def __init__(self, machines: Sequence[Machine], sharing: Sharing, seed: int) -> None:
+        self._lots = random.Random(seed)
+        self._plugins = _Plugins(machines, sharing.replicas, seed)
+        self._free = np.array([machine.gpus * sharing.replicas for machine in machines], np.int64)
+
+    def place(self, uid: str, request: Request, rows: Rows) -> Spot | None:
+        free = self._free[rows]
+        most = int(free.max(initial=0))
+        if most < request.gpus:
+            return None
+        machine = int(self._lots.choice(rows[free == most].tolist()))
+        spot = Spot(machine, self._plugins.choose(machine, request.gpus))
+        self._plugins.take(spot)
+        self._free[machine] -= request.gpus
+        return spot
+
+    def end(self, uid: str, spot: Spot) -> None:
+        self._plugins.take(spot, -1)
+        self._free[spot.machine] += len(spot.devices)

@@ -1,0 +1,310 @@
+"""Configurations to compare, and the replays that answer for each of them.
+
+A configuration splits the pods in two pools with nodes of their own. The *exclusive* pool has
+unshared GPUs, for pods with several GPUs and for those that need almost a whole one. The *shared*
+pool has all others. The fewest nodes of each pool are searched with which its pods wait no longer,
+on average, than on today's unshared cluster.
+
+Nodes are added in an order in which each number of them has about the same mix of shapes as today.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from extender.plan.fleet import Sharing
+from extender.plan.lives import (
+    History,
+    Life,
+    Machine,
+    Vram,
+    first_machines,
+    largest_bytes,
+    mixed_order,
+    stays_exclusive,
+)
+from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
+from extender.plan.replay import Outcome, Replay
+
+#: A shorter mean waiting time counts as none.
+NO_WAIT_S = 5.0
+#: The search ends when the number of nodes is known to this part of it.
+_RESOLUTION = 50
+#: The search gives up beyond this multiple of the nodes that all pods at once would need.
+_MOST_TIMES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One way to run the cluster."""
+
+    #: exclusive, counting, predicted or steered.
+    mode: str
+    replicas: int
+    vram: Vram
+
+    @property
+    def text(self) -> str:
+        match self.mode:
+            case "exclusive":
+                return "unshared"
+            case "counting":
+                return f"{self.replicas} replicas, counted only"
+            case _:
+                return f"{self.replicas} replicas, {self.mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The fewest machines for some pods."""
+
+    machines: tuple[Machine, ...]
+    #: The replay with these machines.
+    outcome: Outcome
+
+    @property
+    def gpus(self) -> int:
+        return sum(machine.gpus for machine in self.machines)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result for one configuration and one seed."""
+
+    #: None if the pods wait longer than today with any number of nodes.
+    needed: tuple[Pool, Pool] | None
+    #: Mean waiting time on today's nodes, in seconds; None if the exclusive pods alone need more.
+    today_wait_s: float | None
+    #: Pods that run out of memory on today's nodes, and on the fewest ones.
+    today_out_of_memory: int
+    #: Pods that are too large for every node, and are left out.
+    left_out: int
+
+    @property
+    def gpus(self) -> int | None:
+        return None if self.needed is None else sum(pool.gpus for pool in self.needed)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        return () if self.needed is None else self.needed[0].machines + self.needed[1].machines
+
+    @property
+    def out_of_memory(self) -> int:
+        return sum(pool.outcome.out_of_memory for pool in self.needed or ())
+
+    def ratio(self, of: Callable[[Outcome], float], size: Callable[[Machine], int]) -> float:
+        """Return the mean of a ratio over both pools, each with the size of its machines."""
+        weighed = [(sum(map(size, pool.machines)), of(pool.outcome)) for pool in self.needed or ()]
+        total = sum(weight for weight, _ in weighed)
+        return sum(weight * ratio for weight, ratio in weighed) / total if total else 0.0
+
+    @property
+    def memory_ratio(self) -> float:
+        """Used part of the GPU memory, 0..1."""
+        return self.ratio(lambda o: o.memory_ratio, lambda m: m.gpus * m.memory_bytes)
+
+    @property
+    def sm_ratio(self) -> float:
+        """Mean of the summed SM activity per GPU."""
+        return self.ratio(lambda o: o.sm_ratio, lambda m: m.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Today's cluster with unshared GPUs, for one seed."""
+
+    #: Mean waiting time on today's nodes, in seconds.
+    wait_s: float
+    #: The mean waiting time that counts as the same.
+    target_s: float
+    #: The fewest nodes for that waiting time; None if no number of nodes suffices.
+    fewest: Pool | None
+    #: Pods that are too large for every node.
+    left_out: int
+
+
+def baseline(history: History, lives: Sequence[Life], seed: int) -> Baseline:
+    """Replay today's cluster with unshared GPUs, and search the fewest nodes for its work."""
+    machines = mixed_order(history.machines)
+    shapes = shapes_of(machines)
+    run = [life for life in lives if _has_machine(life, None, shapes)]
+    today = _exclusive(run, machines, seed).run()
+    assert today is not None, "without a limit the replay ends"
+    target_s = max(NO_WAIT_S, today.mean_wait_s)
+    fewest = _fewest_exclusive(run, machines, seed, target_s)
+    return Baseline(today.mean_wait_s, target_s, fewest, len(lives) - len(run))
+
+
+def exclusive_pool(
+    history: History, lives: Sequence[Life], vram: Vram, seed: int, today: Baseline
+) -> Pool | None:
+    """Return the fewest unshared nodes for the pods that stay exclusive with this ``vram``."""
+    machines = mixed_order(history.machines)
+    stay, _ = split(lives, machines, vram)
+    return _fewest_exclusive(stay, machines, seed, today.target_s)
+
+
+def answer(
+    history: History,
+    lives: Sequence[Life],
+    configuration: Configuration,
+    seed: int,
+    today: Baseline,
+    exclusive: Pool | None,
+) -> Answer:
+    """Return the answer of a configuration with shared GPUs; ``exclusive`` is its other pool."""
+    machines = mixed_order(history.machines)
+    vram = configuration.vram
+    _, share = split(lives, machines, vram)
+    sharing = Sharing(configuration.replicas, configuration.mode == "steered")
+    by = ByCounting if configuration.mode == "counting" else ByHeadroom
+    requests = [_request(life, vram.need_bytes(life)) for life in share]
+
+    def replay(some: Sequence[Machine]) -> Replay:
+        placer: Placer = by(some, sharing, seed)
+        return Replay(share, requests, some, placer)
+
+    pool = None
+    if exclusive is not None:
+        pool = _fewest(replay, share, machines, sharing.replicas, vram, today.target_s)
+    kept = 0 if exclusive is None else len(exclusive.machines)
+    wait_s, lost = None, 0
+    if exclusive is not None and (kept < len(machines) or not share):
+        rest = replay(machines[kept:]).run() if share else None
+        waits = [(exclusive.outcome.pods, exclusive.outcome.mean_wait_s)]
+        if rest is not None:
+            waits.append((rest.pods, rest.mean_wait_s))
+            lost = rest.out_of_memory
+        wait_s = sum(pods * each_s for pods, each_s in waits) / max(1, sum(p for p, _ in waits))
+    needed = None if exclusive is None or pool is None else (exclusive, pool)
+    return Answer(needed, wait_s, lost, today.left_out)
+
+
+def split(
+    lives: Sequence[Life], machines: Sequence[Machine], vram: Vram
+) -> tuple[list[Life], list[Life]]:
+    """Return the pods that keep GPUs of their own, and the pods that share; without those that are
+    too large for every machine."""
+    sizes, shapes = largest_bytes(machines), shapes_of(machines)
+    stay: list[Life] = []
+    share: list[Life] = []
+    for life in lives:
+        need_bytes = vram.need_bytes(life)
+        if stays_exclusive(life, need_bytes, sizes):
+            if _has_machine(life, None, shapes):
+                stay.append(life)
+        elif _has_machine(life, need_bytes, shapes):
+            share.append(life)
+    return stay, share
+
+
+def _request(life: Life, need_bytes: int | None) -> Request:
+    least_bytes = max(life.known_bytes or 0, need_bytes or 0)
+    return Request(life.gpus, need_bytes, life.models, life.cpu_milli, life.host_bytes, least_bytes)
+
+
+def _has_machine(life: Life, need_bytes: int | None, machines: Sequence[Machine]) -> bool:
+    least_bytes = max(life.known_bytes or 0, need_bytes or 0)
+    return any(
+        machine.gpus >= life.gpus
+        and machine.memory_bytes >= least_bytes
+        and (not life.models or machine.model in life.models)
+        and (machine.cpu_milli is None or machine.cpu_milli >= life.cpu_milli)
+        and (machine.host_bytes is None or machine.host_bytes >= life.host_bytes)
+        for machine in machines
+    )
+
+
+def shapes_of(machines: Sequence[Machine]) -> list[Machine]:
+    """Return one machine of each shape."""
+    return list({replace(machine, name=""): machine for machine in machines}.values())
+
+
+def _exclusive(lives: Sequence[Life], machines: Sequence[Machine], seed: int) -> Replay:
+    requests = [_request(life, None) for life in lives]
+    return Replay(lives, requests, machines, ByHeadroom(machines, Sharing(), seed))
+
+
+def _fewest_exclusive(
+    lives: Sequence[Life], machines: Sequence[Machine], seed: int, target_s: float
+) -> Pool | None:
+    def replay(some: Sequence[Machine]) -> Replay:
+        return _exclusive(lives, some, seed)
+
+    return _fewest(replay, lives, machines, 1, Vram("requests"), target_s)
+
+
+def _fewest(
+    replay: Callable[[Sequence[Machine]], Replay],
+    lives: Sequence[Life],
+    ordered: Sequence[Machine],
+    replicas: int,
+    vram: Vram,
+    target_s: float,
+) -> Pool | None:
+    """Search the fewest machines, of the given order, with which the pods wait ``target_s`` at most
+    on average; None if no number of machines suffices."""
+    if not lives:
+        return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0))
+    size = sum(machine.gpus for machine in ordered) / len(ordered)
+    mean_bytes = sum(m.gpus * m.memory_bytes for m in ordered) / (size * len(ordered))
+    most, mean = _demand(lives, replicas, vram, mean_bytes)
+    widest, found = _widest(lives, vram), dict[int, Outcome]()
+
+    def suffices(count: int) -> bool:
+        machines = first_machines(ordered, count)
+        shapes = shapes_of(machines)
+        if not all(_has_machine(life, vram.need_bytes(life), shapes) for life in widest):
+            return False
+        outcome = replay(machines).run(target_s)
+        if outcome is None or outcome.never_ran or outcome.mean_wait_s > target_s:
+            return False
+        found[count] = outcome
+        return True
+
+    # Waiting pods make the demand flatter, so far fewer than the most at once may suffice.
+    low, high = max(0, int(0.5 * mean / size) - 1), max(1, round(most / size))
+    limit = _MOST_TIMES * high + len(ordered)
+    while not suffices(high):
+        if high >= limit:
+            return None
+        low, high = high, min(limit, high + max(1, high // 4))
+    while high - low > max(1, high // _RESOLUTION):
+        middle = (low + high) // 2
+        if suffices(middle):
+            high = middle
+        else:
+            low = middle
+    return Pool(tuple(first_machines(ordered, high)), found[high])
+
+
+def _widest(lives: Sequence[Life], vram: Vram) -> list[Life]:
+    """Return the pod that needs the most memory for each number of GPUs and set of models."""
+    found: dict[tuple[int, frozenset[str]], tuple[int, Life]] = {}
+    for life in lives:
+        key, need = (life.gpus, life.models), max(life.known_bytes or 0, vram.need_bytes(life) or 0)
+        if key not in found or found[key][0] < need:
+            found[key] = need, life
+    return [life for _, life in found.values()]
+
+
+def _demand(
+    lives: Sequence[Life], replicas: int, vram: Vram, mean_bytes: float
+) -> tuple[float, float]:
+    """Return the most GPUs that the pods use at once if none waits, and the mean of it over time,
+    as if they were packed without loss."""
+    changes: list[tuple[float, float]] = []
+    used_s = 0.0
+    for life in lives:
+        need_bytes = vram.need_bytes(life)
+        gpus = float(life.gpus)
+        if replicas > 1 and need_bytes is not None:
+            gpus = max(1 / replicas, need_bytes / mean_bytes)
+        changes += [(life.created_s, gpus), (life.created_s + life.run_s, -gpus)]
+        used_s += life.run_s * gpus
+    changes.sort()
+    most = now = 0.0
+    for _, gpus in changes:
+        now += gpus
+        most = max(most, now)
+    span_s = max(1.0, max(life.created_s + life.run_s for life in lives) - lives[0].created_s)
+    return most, min(used_s / span_s, most)

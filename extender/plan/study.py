@@ -1,0 +1,175 @@
+"""Runs all configurations of a plan with all seeds, in several processes, and keeps the figures."""
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from extender.plan.lives import History, Machine, Vram
+from extender.plan.resampling import resampled
+from extender.plan.scenarios import (
+    Answer,
+    Baseline,
+    Configuration,
+    Pool,
+    answer,
+    baseline,
+    exclusive_pool,
+)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one configuration with one seed."""
+
+    #: GPUs and nodes for the same waiting time as today unshared; None if no number suffices.
+    gpus: int | None
+    nodes: int | None
+    #: Model -> number of these GPUs.
+    models: Mapping[str, int]
+    #: Mean waiting time with them, in seconds, and on today's nodes.
+    wait_s: float
+    today_wait_s: float | None
+    #: Used part of the GPU memory, and mean of the summed SM activity per GPU.
+    memory_ratio: float
+    sm_ratio: float
+    #: Pods that run out of memory with the needed nodes, and on today's.
+    out_of_memory: int
+    today_out_of_memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """The figures of all configurations; lists are in the order of the seeds."""
+
+    history: History
+    vram: Vram
+    seeds: int
+    unshared: list[Figures]
+    rows: list[tuple[Configuration, list[Figures]]]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seed:
+    """What all configurations of one seed need."""
+
+    seed: int
+    today: Baseline
+    exclusive: Pool | None
+
+
+def run_study(
+    history: History,
+    configurations: Sequence[Configuration],
+    vram: Vram,
+    seeds: int,
+    processes: int,
+    progress: Callable[[str], None],
+) -> Study:
+    """Replay each configuration with each seed; report each finished step to ``progress``."""
+    with _Workers(history, processes) as workers:
+        bases: list[_Seed] = []
+        for base in workers.each(_prepare, [(vram, seed) for seed in range(seeds)]):
+            bases.append(base)
+            progress(f"unshared, {len(bases)} of {seeds} replays")
+        tasks = [(configuration, base) for configuration in configurations for base in bases]
+        figures: list[Figures] = []
+        for found in workers.each(_play, tasks):
+            figures.append(found)
+            progress(f"{tasks[len(figures) - 1][0].text}, {len(figures)} of {len(tasks)} replays")
+    rows = [
+        (configuration, figures[at * seeds : (at + 1) * seeds])
+        for at, configuration in enumerate(configurations)
+    ]
+    unshared = [_unshared(base.today) for base in bases]
+    return Study(history, vram, seeds, unshared, rows, bases[0].today.left_out)
+
+
+class _Workers:
+    """Processes that have the history. With one process, everything runs in this one."""
+
+    def __init__(self, history: History, processes: int) -> None:
+        self._pool = None
+        if processes > 1:
+            self._pool = multiprocessing.get_context("fork").Pool(processes, _remember, (history,))
+        else:
+            _remember(history)
+
+    def __enter__(self) -> "_Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
+
+    def each(self, do: Callable[[T], R], tasks: Iterable[T]) -> Iterable[R]:
+        """Yield the results in the order of the tasks."""
+        return map(do, tasks) if self._pool is None else self._pool.imap(do, tasks)
+
+
+#: The history of this process, which is the same for all tasks and therefore not sent with each.
+_history: list[History] = []
+
+
+def _remember(history: History) -> None:
+    _history[:] = [history]
+
+
+def _prepare(task: tuple[Vram, int]) -> _Seed:
+    vram, seed = task
+    (history,) = _history
+    lives = resampled(history, seed)
+    today = baseline(history, lives, seed)
+    return _Seed(seed, today, exclusive_pool(history, lives, vram, seed, today))
+
+
+def _play(task: tuple[Configuration, _Seed]) -> Figures:
+    configuration, base = task
+    (history,) = _history
+    lives = resampled(history, base.seed)
+    found = answer(history, lives, configuration, base.seed, base.today, base.exclusive)
+    return _figures(found)
+
+
+def _figures(found: Answer) -> Figures:
+    return Figures(
+        gpus=found.gpus,
+        nodes=len(found.machines) if found.needed else None,
+        models=models_of(found.machines),
+        wait_s=found.ratio(lambda o: o.mean_wait_s, lambda m: m.gpus),
+        today_wait_s=found.today_wait_s,
+        memory_ratio=found.memory_ratio,
+        sm_ratio=found.sm_ratio,
+        out_of_memory=found.out_of_memory,
+        today_out_of_memory=found.today_out_of_memory,
+    )
+
+
+def _unshared(today: Baseline) -> Figures:
+    pool = today.fewest
+    outcome = pool.outcome if pool else None
+    return Figures(
+        gpus=pool.gpus if pool else None,
+        nodes=len(pool.machines) if pool else None,
+        models=models_of(pool.machines) if pool else {},
+        wait_s=outcome.mean_wait_s if outcome else 0.0,
+        today_wait_s=today.wait_s,
+        memory_ratio=outcome.memory_ratio if outcome else 0.0,
+        sm_ratio=outcome.sm_ratio if outcome else 0.0,
+        out_of_memory=0,
+        today_out_of_memory=0,
+    )
+
+
+def models_of(machines: Sequence[Machine]) -> dict[str, int]:
+    """Return model -> number of GPUs."""
+    found = Counter[str]()
+    for machine in machines:
+        found[machine.model] += machine.gpus
+    return dict(sorted(found.items()))

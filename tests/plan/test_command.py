@@ -1,0 +1,169 @@
+"""`headroom plan` from files: the figures of a small history, and errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from extender.app.cli import app
+
+GIB = 1 << 30
+PODS = "name,workload,num_gpu,vram_mib,peak_mib,sm_ratio,creation_time,scheduled_time,deletion_time"
+NODES = "name,gpu,model,gpu_mem_mib"
+HOUR_S = 3600
+
+
+def rows() -> list[str]:
+    """For two days: four pods of 5 GiB at once every four hours, and one with two GPUs a day."""
+    found = []
+    for hour in range(0, 48, 4):
+        at = hour * HOUR_S
+        for number in range(4):
+            name = f"web-{hour}-{number}"
+            found.append(f"{name},web,1,-1,5120,0.25,{at},{at},{at + 3000}")
+    for day in range(2):
+        at = day * 24 * HOUR_S + 600
+        found.append(f"train-{day},train,2,-1,9000,0.9,{at},{at + 5},{at + 7200}")
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    pods, nodes = tmp_path / "pods.csv", tmp_path / "nodes.csv"
+    pods.write_text("\n".join([PODS, *rows()]) + "\n")
+    nodes.write_text("\n".join([NODES, *(f"n{at},2,L4,23034" for at in range(5))]) + "\n")
+    return pods, nodes
+
+
+def run(files: tuple[Path, Path], *more: str) -> tuple[int, str, str]:
+    pods, machines = files
+    arguments = ["plan", "--pods", str(pods), "--machines", str(machines), "--processes", "1"]
+    found = CliRunner().invoke(app, [*arguments, *more])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("L4: 0.5\n")
+    few = ("--replicas", "4", "--seeds", "2", "--prices", str(prices))
+    code, text, _ = run(files, *few, "--json")
+    assert code == 0
+    data = json.loads(text)
+    assert (data["days"], data["pods"], data["gpus"], data["nodes"]) == (2, 50, 10, 5)
+    by_name = {each["configuration"]: each["replays"] for each in data["configurations"]}
+    # Unshared: 4 GPUs for the web pods and 2 for the trainer. Shared: 1 GPU holds 4 x 5.5 GiB.
+    assert [each["gpus"] for each in by_name["unshared"]] == [6, 6]
+    # 22.0 of 22.49 GiB of one GPU, and nodes have two; the trainer keeps a node.
+    for mode in ("predicted", "steered"):
+        assert [each["gpus"] for each in by_name[f"4 replicas, {mode}"]] == [4, 4]
+        first = by_name[f"4 replicas, {mode}"][0]
+        assert (first["out_of_memory_pods"], first["today_wait_s"]) == (0, 0.0)
+        assert first["month_cost"] == 4 * 0.5 * 730
+    assert data["exclusive_workloads"] == [{"workload": "train", "reason": "2 GPUs a pod"}]
+    code, text, _ = run(files, *few)
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[:3] == [
+        "Over 2 days, 50 pods with a GPU ran on a cluster of 10 GPUs (5 nodes); their median peak "
+        "was 5.0 of 22.5 GiB.",
+        "Unshared, the work of these 2 days needs 6 of today's 10 GPUs for the same mean waiting "
+        "time (0 s).",
+        "Shared by time-slicing with 4 replicas and predicted placement (vram from peaks + 10%), "
+        "the same work needs 4 GPUs, 33 % fewer.",
+    ]
+    assert "At the given prices that is 730 a month less than unshared GPUs cost." in lines
+    assert "1 workload should stay exclusive: train (2 GPUs a pod)." in lines
+
+
+def test_two_processes_give_the_same_figures(files: tuple[Path, Path]) -> None:
+    few = ("--replicas", "2", "--mode", "steered", "--seeds", "2", "--json")
+    assert run(files, *few)[1] == run(files, *few, "--processes", "2")[1]
+
+
+def test_replica_counting_loses_pods_that_headroom_does_not(
+    files: tuple[Path, Path],
+) -> None:
+    pods, _ = files
+    pods.write_text(pods.read_text().replace(",5120,", ",12000,"))
+    _, text, _ = run(files, "--replicas", "4", "--seeds", "1", "--json")
+    by_name = {
+        each["configuration"]: each["replays"][0] for each in json.loads(text)["configurations"]
+    }
+    # Two pods of 12 GiB on one GPU of 22.5 GiB: each time two of four run out of memory.
+    assert by_name["4 replicas, counted only"]["gpus"] == 4
+    assert by_name["4 replicas, counted only"]["out_of_memory_pods"] == 24
+    assert by_name["4 replicas, steered"]["gpus"] == 6
+    assert by_name["4 replicas, steered"]["out_of_memory_pods"] == 0
+
+
+def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
+    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")
+    narrow = json.loads(run(files, *few)[1])
+    wide = json.loads(run(files, *few, "--margin", "60")[1])  # 8 GiB: two on a GPU
+    assert narrow["configurations"][1]["replays"][0]["gpus"] == 4
+    assert wide["configurations"][1]["replays"][0]["gpus"] == 4
+    wider = json.loads(run(files, *few, "--margin", "130")[1])  # 11.5 GiB: one on a GPU
+    assert wider["configurations"][1]["replays"][0]["gpus"] == 6
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("5120", "much", "line 2, column peak_mib: 'much' is not a whole number. Example: 6144"),
+        (",0.25,", ",1.5,", "column sm_ratio: '1.5' is not a number from 0 to 1. Example: 0.35"),
+        ("workload,num_gpu", "workload,gpus", "line 1: column num_gpu is missing. Example of a"),
+        ("web-0-0,web,1", "web-0-0,web,1,1", "line 2: it has not 9 cells, as line 1 has"),
+        (",0,0,3000", ",9,0,3000", "column scheduled_time: '0' is not between creation_time and"),
+    ],
+)
+def test_errors_name_file_line_and_column(
+    files: tuple[Path, Path], before: str, after: str, message: str
+) -> None:
+    pods, _ = files
+    pods.write_text(pods.read_text().replace(before, after))
+    code, text, error = run(files)
+    assert (code, text) == (2, "")
+    (line,) = error.splitlines()
+    assert line.startswith(f"headroom: {pods}")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mode", "magic"], "--mode magic is not one of: counting, predicted, steered"),
+        (["--replicas", "1"], "--replicas 1 is not from 2 to 64"),
+        (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
+        (["--vram", "half"], "--vram half is not requests or peaks"),
+        (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
+    ],
+)
+def test_bad_options_have_an_example(
+    files: tuple[Path, Path], arguments: list[str], message: str
+) -> None:
+    code, _, error = run(files, *arguments)
+    assert code == 2
+    assert message in error
+
+
+def test_prices_must_cover_the_models(files: tuple[Path, Path], tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    for content, message in (
+        ("T4: 1", "model L4 has no price; the cluster has 10 of these GPUs. Example: L4: 1.20"),
+        ("L4: cheap", "L4: 'cheap' is not a price per GPU and hour"),
+        ("- L4", "it is not a mapping of GPU models to prices per hour"),
+        ("{", "it is not YAML in UTF-8"),
+    ):
+        prices.write_text(content)
+        code, _, error = run(files, "--prices", str(prices))
+        assert code == 2
+        assert message in error
+
+
+def test_peaks_without_any_measured_peak_are_an_error(files: tuple[Path, Path]) -> None:
+    pods, _ = files
+    pods.write_text(pods.read_text().replace(",5120,", ",,").replace(",9000,", ",,"))
+    code, _, error = run(files, "--vram", "peaks")
+    assert code == 2
+    assert "--vram peaks: no pod of the history has a measured peak" in error

@@ -1,0 +1,99 @@
+"""The replay itself: waiting, ends, memory and its limits, by hand-computed figures."""
+
+import pytest
+
+from extender.plan.fleet import Sharing
+from extender.plan.lives import Life, Machine
+from extender.plan.placers import ByCounting, ByHeadroom, Placer, Request
+from extender.plan.replay import Outcome, Replay
+
+GIB = 1 << 30
+
+
+def life(
+    created_s: float, run_s: float, peak_gib: int, gpus: int = 1, sm: float | None = None
+) -> Life:
+    name = f"at-{created_s}"
+    return Life(name, "w", created_s, run_s, gpus, None, peak_gib * GIB, sm)
+
+
+def one(gpus: int = 1, memory_gib: int = 24) -> list[Machine]:
+    return [Machine("a", "L4", gpus, memory_gib * GIB)]
+
+
+def request(each: Life, shared: bool = True) -> Request:
+    need_bytes = each.peak_bytes if shared else None
+    return Request(each.gpus, need_bytes, each.models, each.cpu_milli, each.host_bytes)
+
+
+def played(
+    lives: list[Life], machines: list[Machine], placer: Placer, shared: bool = True
+) -> Outcome:
+    requests = [request(each, shared) for each in lives]
+    outcome = Replay(lives, requests, machines, placer).run()
+    assert outcome is not None
+    return outcome
+
+
+def test_unshared_pods_wait_for_each_other() -> None:
+    lives = [life(0, 100, 4), life(10, 50, 4), life(20, 50, 4)]
+    found = played(lives, one(), ByHeadroom(one(), Sharing(), 1), shared=False)
+    assert list(found.waited_s) == [0, 90, 130]
+    assert found.mean_wait_s == pytest.approx(220 / 3)
+    assert found.wait_s(0.5) == 90
+    assert (found.most_running, found.out_of_memory, found.never_ran) == (1, 0, 0)
+    # From 0 to 20 s, one pod with 4 of 24 GiB.
+    assert found.memory_ratio == pytest.approx(4 / 24)
+
+
+def test_shared_pods_run_at_once_until_memory_is_short() -> None:
+    lives = [life(0, 100, 10, sm=0.5), life(10, 100, 10, sm=0.25), life(20, 50, 10)]
+    found = played(lives, one(), ByHeadroom(one(), Sharing(4, steered=True), 1))
+    assert list(found.waited_s) == [0, 0, 80]
+    assert found.most_running == 2
+    assert found.memory_ratio == pytest.approx((10 * 10 + 20 * 10) / (24 * 20))
+    assert found.sm_ratio == pytest.approx((0.5 * 10 + 0.75 * 10) / 20)
+
+
+def test_counting_lets_pods_run_out_of_memory() -> None:
+    lives = [life(0, 100, 10), life(10, 100, 10), life(20, 50, 10), life(115, 5, 10)]
+    found = played(lives, one(), ByCounting(one(), Sharing(4), 1))
+    assert list(found.waited_s) == [0, 0, 0, 0]
+    assert found.out_of_memory == 1  # the third; the fourth comes after two have ended
+
+
+def test_a_pod_that_fits_nowhere_never_runs_and_blocks_no_other() -> None:
+    lives = [life(0, 10, 30), life(1, 10, 10), life(2, 10, 30), life(3, 10, 10)]
+    found = played(lives, one(), ByHeadroom(one(), Sharing(2, steered=True), 1))
+    assert found.never_ran == 2
+    assert list(found.waited_s) == [0, 0]
+
+
+def test_cpu_host_memory_model_and_gpu_size_keep_pods_out() -> None:
+    machines = [
+        Machine("small", "T4", 2, 16 * GIB, cpu_milli=4000, host_bytes=8 * GIB),
+        Machine("large", "L4", 2, 24 * GIB, cpu_milli=8000, host_bytes=64 * GIB),
+    ]
+    placer = ByHeadroom(machines, Sharing(), 1)
+    requests = [
+        Request(1, None, frozenset({"L4"}), 3000, 0),
+        Request(1, None, frozenset(), 6000, 0),  # only large has so many, once the first ends
+        Request(1, None, frozenset(), 0, 16 * GIB),
+        Request(1, None, frozenset({"T4"}), 0, 0, least_bytes=20 * GIB),
+    ]
+    lives = [life(at, 100, 1) for at in range(4)]
+    found = Replay(lives, requests, machines, placer).run()
+    assert found is not None
+    assert sorted(found.waited_s) == [0, 0, 99]
+    assert found.never_ran == 1
+
+
+def test_a_replay_ends_early_once_the_wait_exceeds_the_limit() -> None:
+    lives = [life(0, 100, 4), *(life(at, 100, 4) for at in range(1, 50))]
+    requests = [request(each, shared=False) for each in lives]
+    limited = Replay(lives, requests, one(), ByHeadroom(one(), Sharing(), 1))
+    assert limited.run(most_wait_s=60.0) is None
+    assert len(limited._waited_s) < 10
+    allowed = Replay(lives, requests, one(), ByHeadroom(one(), Sharing(), 1)).run(1e6)
+    assert allowed is not None
+    assert allowed.pods == 50
