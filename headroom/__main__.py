@@ -139,7 +139,7 @@ def usage() -> str:
     lines += [
         "",
         "For the options of a command: headroom COMMAND --help",
-        "The first five groups, except plan and replay, are commands of kubectl headroom too.",
+        "The first five groups, except plan and replay, are in kubectl headroom too.",
         "For their common options, such as --context: kubectl headroom --help",
         "The others and doctor need more packages: pip install 'headroom-gpu[extender]',",
         "or for agent and gate: pip install 'headroom-gpu[agent]'",
