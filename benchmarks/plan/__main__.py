@@ -1,6 +1,6 @@
 """Writes the history of a made-up cluster, for `headroom plan`.
 
-python -m benchmarks.plan generate /tmp/cluster --days 14 --nodes 12
+python -m benchmarks.plan generate /tmp/cluster --days 14 --nodes 16
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def _with_commands() -> None:
 def generate(
     folder: Annotated[Path, typer.Argument(help="Folder for pods.csv and nodes.csv.")],
     days: Annotated[int, typer.Option(help="Days, from a Monday on.")] = 14,
-    nodes: Annotated[int, typer.Option(help="Nodes of 8 GPUs.")] = 12,
+    nodes: Annotated[int, typer.Option(help="Nodes of 4 GPUs.")] = 16,
     scale: Annotated[float, typer.Option(help="Multiplies the number of pods.")] = 1.0,
     drift: Annotated[float, typer.Option(help="Growth of the number of pods a week.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOUR_S, DAY_S = 3600, 86_400
-MODEL, GPU_MIB = "L40S", 46_068
+MODEL, GPU_MIB, GPUS_OF_NODE = "L40S", 46_068, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _poisson(mean: float, lots: random.Random) -> int:
 
 
 def write(folder: Path, found: list[Row], nodes: int) -> tuple[Path, Path]:
-    """Write the pods and ``nodes`` nodes of 8 GPUs as CSV; return both paths."""
+    """Write the pods and ``nodes`` nodes of 4 GPUs as CSV; return both paths."""
     folder.mkdir(parents=True, exist_ok=True)
     pods_path, nodes_path = folder / "pods.csv", folder / "nodes.csv"
     with pods_path.open("w", newline="") as file:
@@ -117,6 +117,7 @@ def write(folder: Path, found: list[Row], nodes: int) -> tuple[Path, Path]:
         writer = csv.writer(file)
         writer.writerow(_NODES)
         writer.writerows(
-            (f"node-{number:02d}", 8, MODEL, GPU_MIB, 128_000, 1_048_576) for number in range(nodes)
+            (f"node-{number:02d}", GPUS_OF_NODE, MODEL, GPU_MIB, 64_000, 524_288)
+            for number in range(nodes)
         )
     return pods_path, nodes_path

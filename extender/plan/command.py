@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -20,6 +23,7 @@ MODES = ("counting", "predicted", "steered")
 #: With more replicas the plugin's choice matters little, and each costs a search.
 REPLICAS = (2, 3, 4, 6, 8)
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
+_MOST_DAYS, _MOST_DIGITS = 366, 3
 
 
 def plan(
@@ -27,6 +31,14 @@ def plan(
         Path | None, typer.Option(help="CSV of pods: the columns of docs/plan.md.")
     ] = None,
     machines: Annotated[Path | None, typer.Option(help="CSV of nodes with GPUs.")] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(help="URL of a Prometheus with kube-state-metrics and dcgm-exporter."),
+    ] = None,
+    window: Annotated[str, typer.Option(help="Days to read from Prometheus.")] = "14d",
+    nodes: Annotated[
+        str | None, typer.Option(help="Labels of the nodes to read. Example: pool=gpu")
+    ] = None,
     mode: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(MODES)}. Can be repeated; default: all.")
     ] = None,
@@ -53,7 +65,7 @@ def plan(
     Replays the lives of pods through Headroom's own placement. Needs no cluster and no GPU.
     """
     try:
-        history = _history(pods, machines)
+        history = _history(pods, machines, prometheus, _days(window), _labels(nodes))
         source = _vram(history, vram, margin)
         configurations = _configurations(mode, replicas, source)
         if not 1 <= seeds <= _MOST_SEEDS:
@@ -72,13 +84,60 @@ def plan(
         typer.echo(as_text(study, costs))
 
 
-def _history(pods: Path | None, machines: Path | None) -> History:
+def _history(
+    pods: Path | None,
+    machines: Path | None,
+    prometheus: str | None,
+    days: int,
+    labels: Mapping[str, str],
+) -> History:
+    if prometheus is not None and (pods or machines):
+        raise BadSettings("--prometheus and --pods are two sources: use one of them")
+    if prometheus is not None:
+        if urlsplit(prometheus).scheme not in ("http", "https"):
+            raise BadSettings(
+                f"--prometheus {prometheus} is not an address. Example: --prometheus "
+                "http://prometheus.monitoring:9090"
+            )
+        return _from_prometheus(prometheus, days, labels)
+    if labels:
+        raise BadSettings("--nodes selects nodes of --prometheus, and the source is a file")
     if pods is None or machines is None:
         raise BadSettings(
             "a source of the history is missing. Example: headroom plan --pods pods.csv "
-            "--machines nodes.csv"
+            "--machines nodes.csv; or headroom plan --prometheus http://prometheus:9090"
         )
     return read_history(pods, machines)
+
+
+def _from_prometheus(url: str, days: int, labels: Mapping[str, str]) -> History:
+    try:  # its packages are optional
+        from extender.plan.prometheus_source import read_prometheus
+    except ImportError as err:
+        raise BadSettings(f"{err}; install it: pip install 'headroom-gpu[extender]'") from err
+    return read_prometheus(url, days, labels)
+
+
+def _days(window: str) -> int:
+    """Return the days of a window such as 14d or 2w; raise ``BadSettings``."""
+    unit = {"d": 1, "w": 7}.get(window[-1:])
+    count = window[:-1]
+    if unit is None or not (count.isascii() and count.isdigit()) or len(count) > _MOST_DIGITS:
+        raise BadSettings(f"--window {window} is not a number of days. Example: --window 14d")
+    if not 1 <= (days := int(count) * unit) <= _MOST_DAYS:
+        raise BadSettings(f"--window {window} is not from 1d to {_MOST_DAYS}d. Example: 14d")
+    return days
+
+
+def _labels(selector: str | None) -> dict[str, str]:
+    """Return the labels of a selector as kube-state-metrics names them."""
+    found: dict[str, str] = {}
+    for part in filter(None, (selector or "").split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key or not value:
+            raise BadSettings(f"--nodes {selector}: {part!r} is not key=value. Example: pool=gpu")
+        found["label_" + re.sub(r"[^a-zA-Z0-9_]", "_", key.strip())] = value.strip()
+    return found
 
 
 def _vram(history: History, given: str | None, margin: float) -> Vram:

@@ -99,7 +99,7 @@ class Vram:
     def text(self) -> str:
         if self.source == "requests":
             return "requests"
-        return f"peaks + {self.margin_ratio:.0%}"
+        return f"peaks + {100 * self.margin_ratio:.0f} %"
 
 
 def largest_bytes(machines: Sequence[Machine]) -> Mapping[str, int]:

@@ -1,6 +1,7 @@
 """Words of a plan: sentences, the table, the assumptions, and the same as plain data."""
 
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from extender.plan.study import Figures, Study, models_of
 
 #: Maximum number of workloads that a report lists.
 _MOST_LISTED = 10
+#: Width of lines for a terminal.
+_COLUMNS = 100
 FORMAT = "headroom.gpu/plan/v1alpha1"
 
 
@@ -114,10 +117,11 @@ def _counting(study: Study, best: tuple[Configuration, list[Figures]] | None) ->
         lost = [each.out_of_memory for each in figures if each.gpus is not None]
         if lost:
             part = 100 * max(lost) / max(1, len(study.history.lives))
+            pods = f"{_span(min(lost), max(lost))} pods (up to {part:.1f} % of all)"
             yield (
-                f"With the same {configuration.replicas} replicas but without Headroom, which only "
-                f"counts replicas, {_span(min(lost), max(lost))} pods would have run out of memory"
-                f" (up to {part:.1f} % of all)."
+                f"With the same {configuration.replicas} replicas but without Headroom, "
+                f"{pods if max(lost) else 'no pod'} would have run out of memory: kube-scheduler "
+                "counts replicas only."
             )
 
 
@@ -182,7 +186,7 @@ def assumptions(study: Study) -> list[str]:
         "Each pod uses its peak from its start to its end, arrives when it was created and runs as "
         "long as it did: a pod that shares a GPU is not slowed down.",
         "Pods with several GPUs, and pods that need more than "
-        f"{EXCLUSIVE_ABOVE:.0%} of the largest GPU that they may use, keep unshared nodes.",
+        f"{100 * EXCLUSIVE_ABOVE:.0f} % of the largest GPU that they may use, keep unshared nodes.",
         "Nodes are added and removed in today's mix of GPU models and sizes.",
         "A pod runs only on GPUs with at least the memory of its peak.",
         "Unshared nodes are packed as Headroom packs them; a scheduler that spreads needs more.",
@@ -191,8 +195,8 @@ def assumptions(study: Study) -> list[str]:
     ]
     if study.vram.source == "peaks":
         found.append(
-            f"Pods request their measured peak plus {study.vram.margin_ratio:.0%}, rounded up to "
-            f"{STEP_BYTES / GIB:.2f} GiB."
+            f"Pods request their measured peak plus {100 * study.vram.margin_ratio:.0f} %, rounded "
+            f"up to {STEP_BYTES / GIB:.2f} GiB."
         )
     return found
 
@@ -228,13 +232,19 @@ def as_text(study: Study, prices: Mapping[str, float] | None) -> str:
     """Return the report for a terminal."""
     rows = table(study, prices)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [*sentences(study, prices), ""]
+    lines = [line for each in sentences(study, prices) for line in _wrapped(each)]
+    lines.append("")
     for row in rows:
         first = row[0].ljust(widths[0])
         rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join([first, *rest]).rstrip())
-    lines += ["", "Assumptions:", *(f"- {each}" for each in assumptions(study))]
+    lines += ["", "Assumptions:"]
+    lines += [line for each in assumptions(study) for line in _wrapped(f"- {each}", "  ")]
     return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, subsequent_indent=indent)
 
 
 def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:

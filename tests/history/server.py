@@ -60,12 +60,16 @@ class Prometheus:
         assert answer["status"] == "success", answer
         return answer["data"]
 
-    def remember(self, lines: Sequence[str]) -> None:
-        """Put samples of the past into its memory, as series with their time, before it runs."""
+    def remember(self, lines: Sequence[str], longest_block: str = "2h") -> None:
+        """Put samples of the past into its memory, as series with their time, before it runs.
+
+        ``longest_block``: 2h times a power of 3; long ones take less time for long histories.
+        """
         file = self._folder / "past.om"
         # Samples of one series stand together and in their order.
         file.write_text("\n".join(lines) + "\n# EOF\n")
         command = [self._tool, "tsdb", "create-blocks-from", "openmetrics", str(file), "data"]
+        command.append(f"--max-block-duration={longest_block}")
         done = subprocess.run(command, cwd=self._folder, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
 

@@ -63,13 +63,15 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
     assert data["exclusive_workloads"] == [{"workload": "train", "reason": "2 GPUs a pod"}]
     code, text, _ = run(files, *few)
     assert code == 0
-    lines = text.splitlines()
+    assert max(map(len, text.splitlines())) <= 100
+    lines = data["sentences"]
+    assert all(line in " ".join(text.split()) for line in lines)
     assert lines[:3] == [
         "Over 2 days, 50 pods with a GPU ran on a cluster of 10 GPUs (5 nodes); their median peak "
         "was 5.0 of 22.5 GiB.",
         "Unshared, the work of these 2 days needs 6 of today's 10 GPUs for the same mean waiting "
         "time (0 s).",
-        "Shared by time-slicing with 4 replicas and predicted placement (vram from peaks + 10%), "
+        "Shared by time-slicing with 4 replicas and predicted placement (vram from peaks + 10 %), "
         "the same work needs 4 GPUs, 33 % fewer.",
     ]
     assert "At the given prices that is 730 a month less than unshared GPUs cost." in lines

@@ -1,0 +1,145 @@
+"""The metrics of a played cluster, as kube-state-metrics and dcgm-exporter export them.
+
+Pods get the first free GPUs of the first node with enough of them, unshared; a pod that finds none
+waits. The lines are OpenMetrics with timestamps: `promtool tsdb create-blocks-from openmetrics`.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.plan.generated import GPU_MIB, GPUS_OF_NODE, MODEL, Row
+
+#: Interval of the samples.
+EVERY_S = 60
+_KSM = 'job="kube-state-metrics",instance="10.0.0.1:8080"'
+_IDLE_MIB = 3
+NAMESPACE = "ml"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One pod on its node; times in seconds of the history."""
+
+    row: Row
+    node: int
+    gpus: tuple[int, ...]
+    started_s: int
+
+    @property
+    def ended_s(self) -> int:
+        return self.started_s + self.row.ended_s - self.row.created_s
+
+
+def play(rows: Sequence[Row], nodes: int) -> list[Ran]:
+    """Run the pods unshared, first come first served; the result is in the order of their starts.
+
+    Raises ``ValueError`` if a pod has more GPUs than a node.
+    """
+    free = [list(range(GPUS_OF_NODE)) for _ in range(nodes)]
+    ends: list[tuple[int, int]] = []
+    found: list[Ran] = []
+    now_s = 0
+    for row in rows:
+        now_s = max(now_s, row.created_s)
+        if row.gpus > GPUS_OF_NODE:
+            raise ValueError(f"{row.name} has more GPUs than a node")
+        while True:
+            while ends and ends[0][0] <= now_s:
+                ended = found[heapq.heappop(ends)[1]]
+                free[ended.node] = sorted([*free[ended.node], *ended.gpus])
+            node = next((n for n, gpus in enumerate(free) if len(gpus) >= row.gpus), None)
+            if node is not None:
+                break
+            now_s = ends[0][0]
+        gpus, free[node] = tuple(free[node][: row.gpus]), free[node][row.gpus :]
+        found.append(Ran(row, node, gpus, now_s))
+        heapq.heappush(ends, (found[-1].ended_s, len(found) - 1))
+    return found
+
+
+def lines(ran: Sequence[Ran], nodes: int, start_s: float, end_s: float) -> Iterator[str]:
+    """Yield all samples between two Unix times; second 0 of the history is ``start_s``."""
+    for number in range(nodes):
+        name = node_name(number)
+        for resource, value in (
+            ("nvidia_com_gpu", GPUS_OF_NODE),
+            ("cpu", 64),
+            ("memory", 512 << 30),
+        ):
+            labels = f'node="{name}",resource="{resource}"'
+            yield from _series("kube_node_status_allocatable", labels, value, end_s - 600, end_s)
+        labels = f'node="{name}",label_pool="{"a" if number % 2 == 0 else "b"}"'
+        yield from _series("kube_node_labels", labels, 1, end_s - 600, end_s)
+        for gpu in range(GPUS_OF_NODE):
+            labels, since_s = dcgm(number, gpu), end_s - 600
+            busy = [r for r in ran if r.node == number and gpu in r.gpus]
+            if not any(start_s + r.ended_s > since_s for r in busy):
+                yield from _series("DCGM_FI_DEV_FB_USED", labels, _IDLE_MIB, since_s, end_s)
+                free = GPU_MIB - _IDLE_MIB
+                yield from _series("DCGM_FI_DEV_FB_FREE", labels, free, since_s, end_s)
+    for each in ran:
+        yield from _pod_lines(each, start_s, end_s)
+
+
+def _pod_lines(ran: Ran, start_s: float, end_s: float) -> Iterator[str]:
+    row = ran.row
+    since_s = start_s + ran.started_s
+    until_s = start_s + ran.ended_s
+    if since_s >= end_s:
+        return
+    pod = f'namespace="{NAMESPACE}",pod="{row.name}",uid="{row.name}"'
+    own = f'{pod},container="main",node="{node_name(ran.node)}"'
+    requests = "kube_pod_container_resource_requests"
+    last_s = min(until_s, end_s)
+    for resource, value in (
+        ("nvidia_com_gpu", row.gpus),
+        ("cpu", 4 * row.gpus),
+        ("memory", (16 << 30) * row.gpus),
+    ):
+        yield from _series(requests, f'{own},resource="{resource}"', value, since_s, last_s)
+    for name, at_s in (
+        ("kube_pod_created", start_s + row.created_s),
+        ("kube_pod_start_time", since_s),
+    ):
+        yield from _series(name, pod, round(at_s), since_s, last_s)
+    owner = f'{pod},owner_kind="ReplicaSet",owner_name="{row.workload}-6d4b75cb6d"'
+    yield from _series("kube_pod_owner", owner, 1, since_s, last_s)
+    for gpu in ran.gpus:
+        labels = f'{dcgm(ran.node, gpu)},exported_namespace="{NAMESPACE}",exported_pod="{row.name}"'
+        # The peak is reached once, in the middle of the life.
+        for name, low, high in (
+            ("DCGM_FI_DEV_FB_USED", row.peak_mib * 6 // 10, row.peak_mib),
+            ("DCGM_FI_DEV_FB_FREE", GPU_MIB - row.peak_mib * 6 // 10, GPU_MIB - row.peak_mib),
+        ):
+            times = list(_times(since_s, last_s))
+            for number, at_s in enumerate(times):
+                value = high if number == len(times) // 2 else low
+                yield f"{name}{{{labels}}} {value} {at_s:.3f}"
+        yield from _series("DCGM_FI_PROF_SM_ACTIVE", labels, row.sm_ratio, since_s, last_s)
+
+
+def node_name(number: int) -> str:
+    return f"node-{number:02d}"
+
+
+def dcgm(node: int, gpu: int) -> str:
+    """Return the labels of a GPU, with those of the scraped exporter."""
+    name = node_name(node)
+    return (
+        f'gpu="{gpu}",UUID="GPU-{name}-{gpu}",modelName="{MODEL}",Hostname="{name}",'
+        f'namespace="gpu-operator",pod="dcgm-exporter-{node}",job="dcgm"'
+    )
+
+
+def _times(since_s: float, until_s: float) -> Iterator[float]:
+    at_s = since_s
+    while at_s <= until_s:
+        yield at_s
+        at_s += EVERY_S
+
+
+def _series(name: str, labels: str, value: float, since_s: float, until_s: float) -> Iterator[str]:
+    own = labels if "DCGM" in name else f"{labels},{_KSM}"
+    for at_s in _times(since_s, until_s):
+        yield f"{name}{{{own}}} {value} {at_s:.3f}"

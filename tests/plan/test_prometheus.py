@@ -1,0 +1,119 @@
+"""`headroom plan --prometheus` with a real Prometheus that has two weeks of a played cluster."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.plan import exported, generated
+from benchmarks.plan.exported import Ran
+from extender.app.cli import app
+from extender.errors import BadSettings
+from extender.plan.lives import History
+from extender.plan.prometheus_source import read_prometheus
+from tests.debian import Unavailable
+from tests.history.server import prometheus
+from tests.processes import free_ports
+
+pytestmark = pytest.mark.slow
+
+DAYS, NODES, DAY_S = 14, 5, 86_400
+#: The cluster is played from a Monday until the noon of a Thursday, when pods run.
+SPAN_S = 17.5 * DAY_S
+
+
+@dataclass(frozen=True)
+class Filled:
+    url: str
+    ran: list[Ran]
+    start_s: float
+    end_s: float
+
+    def history(self, days: int = DAYS, **labels: str) -> History:
+        return read_prometheus(self.url, days, labels)
+
+
+@pytest.fixture(scope="module")
+def filled() -> Iterator[Filled]:
+    played = exported.play(generated.rows(18, seed=3, scale=0.08), NODES)
+    since_s = SPAN_S - DAYS * DAY_S + 3600
+    ran = [each for each in played if since_s < each.row.created_s < SPAN_S - 60]
+    end_s = time.time()
+    start_s = end_s - SPAN_S
+    try:
+        with prometheus() as real:
+            real.configure([])
+            lines = list(exported.lines(ran, NODES, start_s, end_s))
+            real.remember(lines, longest_block="54h")
+            real.run()
+            yield Filled(f"http://127.0.0.1:{real.port}", ran, start_s, end_s)
+    except Unavailable as err:
+        pytest.skip(f"needs a real Prometheus: {err}")
+
+
+def test_lives_peaks_and_nodes_are_those_of_the_cluster(filled: Filled) -> None:
+    history = filled.history()
+    truth = {each.row.name: each for each in filled.ran}
+    assert len(history.lives) == len(truth) > 100
+    assert (len(history.machines), history.gpus) == (NODES, NODES * 4)
+    machine = history.machines[0]
+    assert (machine.model, machine.memory_bytes) == ("L40S", 46_068 << 20)
+    assert (machine.cpu_milli, machine.host_bytes) == (64_000, 512 << 30)
+    first_s = min(each.row.created_s for each in filled.ran)
+    for life in history.lives:
+        ran = truth[life.name.removeprefix("ml/")]
+        row = ran.row
+        assert life.workload == f"ml/{row.workload}"
+        assert life.gpus == row.gpus
+        assert life.peak_bytes == row.peak_mib << 20
+        assert life.sm_ratio == pytest.approx(row.sm_ratio, abs=1e-6)
+        assert (life.cpu_milli, life.host_bytes) == (4000 * row.gpus, (16 << 30) * row.gpus)
+        assert life.created_s == pytest.approx(row.created_s - first_s, abs=2)
+        ended_s = min(ran.ended_s, SPAN_S)
+        # Samples are a minute apart, and so are the steps of the query.
+        assert life.run_s == pytest.approx(ended_s - ran.started_s, abs=125)
+    (note,) = history.assumptions
+    running = sum(each.ended_s > SPAN_S for each in filled.ran)
+    assert running > 2
+    assert note == f"{running} pods still run: they count as ended at the end of the window."
+
+
+def test_a_short_window_and_selected_nodes(filled: Filled) -> None:
+    days = filled.history(days=4)
+    since_s = SPAN_S - 4 * DAY_S
+    expected = [each for each in filled.ran if each.ended_s >= since_s]
+    assert len(days.lives) == pytest.approx(len(expected), abs=2)
+    before = sum(each.row.created_s < since_s for each in expected)
+    assert before >= 1
+    (noted,) = re.findall(r"(\d+) pods began before the window", " ".join(days.assumptions))
+    assert int(noted) == pytest.approx(before, abs=2)
+    some = filled.history(label_pool="b")
+    assert [machine.name for machine in some.machines] == ["node-01", "node-03"]
+    assert len(some.lives) == sum(each.node in (1, 3) for each in filled.ran)
+
+
+def test_the_report_from_prometheus(filled: Filled) -> None:
+    given = ["plan", "--prometheus", filled.url, "--mode", "steered", "--replicas", "4"]
+    found = CliRunner().invoke(app, [*given, "--seeds", "1", "--processes", "1", "--json"])
+    assert found.exit_code == 0, found.stderr
+    data = json.loads(found.stdout)
+    assert data["pods"] == len(filled.ran)
+    assert data["vram"] == "peaks + 10 %"
+    unshared, shared = (each["replays"][0] for each in data["configurations"])
+    assert 0 < shared["gpus"] < unshared["gpus"] <= NODES * 4
+    assert {each["workload"] for each in data["exclusive_workloads"]} <= {
+        "ml/chat-70b",
+        "ml/trainer",
+    }
+
+
+def test_nothing_for_a_plan_is_an_error_with_the_next_step(filled: Filled) -> None:
+    with pytest.raises(BadSettings, match="no node with label_pool=c with both kube_node_status"):
+        filled.history(label_pool="c")
+    closed = f"http://127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(BadSettings, match=rf"--prometheus {closed}: .*curl {closed}/api/v1/query"):
+        read_prometheus(closed, 1, {})
