@@ -20,7 +20,7 @@ class Machine:
     gpus: int
     #: Memory of each GPU that pods can use.
     memory_bytes: int
-    #: What pods can request of the node; None if unknown, which then limits nothing.
+    #: Amounts that pods can request of the node; None if unknown, which then limits nothing.
     cpu_milli: int | None = None
     host_bytes: int | None = None
 
@@ -50,18 +50,18 @@ class Life:
 
     @property
     def known_bytes(self) -> int | None:
-        """What it uses of a GPU: its peak, else its request; None if all of it."""
+        """Memory that the pod uses of a GPU: its peak, else its request; None if all of it."""
         return self.request_bytes if self.peak_bytes is None else self.peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a source knows of a cluster."""
+    """The nodes of a cluster, and the pods that ran on them."""
 
     machines: tuple[Machine, ...]
     #: In the order of their creation.
     lives: tuple[Life, ...]
-    #: What the source had to assume, as sentences.
+    #: Assumptions of the source, as sentences.
     assumptions: tuple[str, ...]
 
     @property
@@ -81,7 +81,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Vram:
-    """Where a plan takes the size of a pod's request from."""
+    """The source of the GPU memory that pods request in a plan."""
 
     #: "requests" or "peaks".
     source: str

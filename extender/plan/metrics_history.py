@@ -2,8 +2,8 @@
 
 Pods, their GPUs, nodes and times are from kube-state-metrics. Peaks and SM activity are from
 Headroom's agent if it has them, else from dcgm-exporter: it labels a GPU with the pod that holds
-it, so the GPU's used memory is the pod's, as long as GPUs are not shared. What is missing is
-assumed, and the history says so.
+it, so the GPU's used memory is the pod's, as long as GPUs are not shared. The history
+lists the assumptions that replace missing metrics.
 """
 
 import math

@@ -26,7 +26,7 @@ from extender.state.simulation import Placed, Simulation
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the scheduler knows of a pod."""
+    """The properties of a pod by which it is placed."""
 
     gpus: int
     #: GPU memory on one device; None: all of it.
@@ -40,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a pod runs: the index of its machine, and of each of its devices there."""
+    """The place of a pod: the index of its machine, and of each of its devices there."""
 
     machine: int
     devices: tuple[int, ...]

@@ -56,7 +56,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Seed:
-    """What all configurations of one seed need."""
+    """The results that all configurations with one seed share."""
 
     seed: int
     today: Baseline

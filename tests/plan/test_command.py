@@ -99,6 +99,20 @@ def test_replica_counting_loses_pods_that_headroom_does_not(
     assert by_name["4 replicas, steered"]["out_of_memory_pods"] == 0
 
 
+def test_pods_that_need_almost_a_whole_gpu_stay_exclusive(files: tuple[Path, Path]) -> None:
+    pods, _ = files
+    pods.write_text(pods.read_text().replace(",5120,", ",18000,"))
+    data = json.loads(
+        run(files, "--replicas", "4", "--mode", "counting", "--seeds", "1", "--json")[1]
+    )
+    assert data["exclusive_workloads"] == [
+        {"workload": "web", "reason": "needs 19.5 GiB"},
+        {"workload": "train", "reason": "2 GPUs a pod"},
+    ]
+    (shared,) = data["configurations"][1]["replays"]
+    assert (shared["gpus"], shared["out_of_memory_pods"]) == (6, 0)
+
+
 def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")
     narrow = json.loads(run(files, *few)[1])
