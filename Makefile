@@ -1,6 +1,6 @@
 # make demo | check | test | e2e | real | chaos | fuzz | cluster | soak-steering | bench | bench-agent | bench-devices | bench-cluster |
-# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | gpu | docs | images |
-# containers | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
+# bench-storm | bench-sampling | bench-weights | bench-packing | bench-preemption | bench-recommend | gpu | docs |
+# images | containers | samples | release | binary | publish | lock: the targets of this file; the comment after ## describes each.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,8 +11,8 @@ LOADFILE := --dist loadfile --no-loadscope-reorder
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .PHONY: demo check test lint quick all e2e real chaos fuzz cluster soak-steering bench bench-agent bench-devices \
-	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption gpu docs images \
-	containers samples release binary publish lock
+	bench-cluster bench-storm bench-sampling bench-weights bench-packing bench-preemption bench-recommend gpu \
+	docs images containers samples release binary publish lock
 
 demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, no GPU
 	@$(RUN) -m benchmarks.demo $(ARGS)
@@ -81,6 +81,9 @@ bench-packing: $(VENV)/test.stamp  ## how much GPU memory each placement policy 
 
 bench-preemption: $(VENV)/test.stamp  ## preemption: victims, duration and number of filter calls
 	$(RUN) -m benchmarks.preemption $(ARGS)
+
+bench-recommend: $(VENV)/test.stamp  ## recommendations: bytes found and misses, beside other rules: ARGS=SUMMARIES.csv
+	@PYTHONPATH=. $(RUN) -m benchmarks.recommend $(ARGS)
 
 gpu: $(VENV)/agent.stamp  ## on a machine with a GPU: check the assumptions about the driver, under 10 minutes
 	@$(RUN) -m benchmarks.gpu $(ARGS)

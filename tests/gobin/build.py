@@ -36,6 +36,7 @@ BY_HAND = (
     "cert-manager-controller",
     "kube-proxy",
     "ollama-share",
+    "vpa-memory",
 )
 
 #: The Go that is fetched where PATH has none: the wheel of each platform, by its hash.

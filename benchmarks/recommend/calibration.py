@@ -1,0 +1,49 @@
+"""Derives the constants of the generated lives from the summaries of real pods.
+
+    python -m benchmarks.recommend.calibration SUMMARIES.csv
+
+SUMMARIES.csv has one row per pod of the trace cluster-trace-v2026-GenAI (144 Stable Diffusion
+pods, about 23 hours, a sample each minute): ``samples``, and ``min_mib`` to ``max_mib`` of its GPU
+memory. The trace scales its values, so only ratios are used. The constants below are what the command
+printed for it; the lifetimes are those of the trace cluster-trace-gpu-v2023.
+"""
+
+import csv
+import math
+import statistics
+import sys
+from pathlib import Path
+
+#: A pod that was recorded for the whole day has at least this many samples.
+WHOLE_DAY_SAMPLES = 1400
+
+#: Natural logarithm of a day's peak over the 95th percentile of its samples: mean and standard
+#: deviation of 104 pods that were recorded for the whole day.
+PEAK_OVER_P95_LOG_MEAN = 0.346
+PEAK_OVER_P95_LOG_SD = 0.158
+#: Standard deviation of the logarithm of these pods' peaks: the most that lives of one service
+#: differ, because the pods are of several services.
+PEAK_BETWEEN_LIVES_LOG_SD = 0.169
+
+#: Lifetime of a pod: log-normal with the median and, from mean and median, the deviation of the
+#: 8,152 pods of cluster-trace-gpu-v2023: 540 s, mean 25,839 s.
+LIFETIME_MEDIAN_S = 540.0
+LIFETIME_LOG_SD = math.sqrt(2 * math.log(25_839 / 540))
+
+
+def calibrate(path: Path) -> dict[str, float]:
+    """Return the constants that follow from the summaries, by name."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if int(row["samples"]) >= WHOLE_DAY_SAMPLES]
+    over_p95 = [math.log(int(row["max_mib"]) / int(row["p95_mib"])) for row in rows]
+    peaks = [math.log(int(row["max_mib"])) for row in rows]
+    return {
+        "PEAK_OVER_P95_LOG_MEAN": round(statistics.mean(over_p95), 3),
+        "PEAK_OVER_P95_LOG_SD": round(statistics.stdev(over_p95), 3),
+        "PEAK_BETWEEN_LIVES_LOG_SD": round(statistics.stdev(peaks), 3),
+    }
+
+
+if __name__ == "__main__":
+    for name, value in calibrate(Path(sys.argv[1])).items():
+        sys.stdout.write(f"{name} = {value}\n")

@@ -1,0 +1,166 @@
+"""Replays workloads and asks each rule for a request at the start of each life."""
+
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.recommend.workloads import DAY, Life, Workload
+from extender.recommend import lives as product
+from extender.recommend.profile import ContainerProfile
+
+#: A rule: workload -> request of each life in bytes, or None while it recommends nothing.
+Rule = Callable[[Workload], Sequence[int | None]]
+_ENDINGS = {
+    "completed": product.Ending.COMPLETED,
+    "failed": product.Ending.FAILED,
+    "evicted": product.Ending.EVICTED,
+    "oom": product.Ending.OOM_KILLED,
+}
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over lives. Bytes are counted once per life."""
+
+    lives: int = 0
+    recommended: int = 0
+    #: Lives with a recommendation whose peak is above it.
+    missed: int = 0
+    #: Lives whose peak is above what their author requests, with or without a recommendation.
+    over_author: int = 0
+    #: What authors request beyond the highest peak that the workload has in the whole evaluation.
+    reclaimable: int = 0
+    #: The part of it that the recommendations give back.
+    found: int = 0
+
+    def add(self, other: "Score") -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class Scores:
+    by_kind: dict[str, Score] = field(default_factory=lambda: defaultdict(Score))
+    #: Workload -> lives missed, for the rest of the analysis.
+    missed_by: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> Score:
+        total = Score()
+        for each in self.by_kind.values():
+            total.add(each)
+        return total
+
+
+def score(workloads: Iterable[Workload], rule: Rule, warm_days: float) -> Scores:
+    """Return the score of a rule. Lives that start in the first ``warm_days`` do not count.
+
+    A life without a recommendation keeps what its author requests, and gives nothing back.
+    """
+    scores = Scores()
+    for workload in workloads:
+        counted = [
+            (life, request)
+            for life, request in zip(workload.lives, rule(workload), strict=True)
+            if life.start_s >= warm_days * DAY
+        ]
+        most = max((life.peak_bytes for life, _ in counted), default=0)
+        total = scores.by_kind[workload.kind]
+        for life, request in counted:
+            author = workload.requested_at(life.start_s)
+            reclaimable = max(0, author - most)
+            total.lives += 1
+            total.reclaimable += reclaimable
+            total.over_author += life.peak_bytes > author
+            if request is None:
+                continue
+            request = min(request, workload.device_bytes)
+            total.recommended += 1
+            total.found += min(reclaimable, max(0, author - request))
+            if life.peak_bytes > request:
+                total.missed += 1
+                scores.missed_by[workload.name] += 1
+    return scores
+
+
+def in_order(workload: Workload) -> Iterator[tuple[Life, list[Life], list[Life]]]:
+    """Yield each life at its start, with the lives that ended since the one before, and those that
+    run."""
+    running: list[Life] = []
+    for life in workload.lives:
+        ended = sorted((e for e in running if e.end_s <= life.start_s), key=lambda e: e.end_s)
+        running = [e for e in running if e.end_s > life.start_s]
+        yield life, ended, running
+        running.append(life)
+
+
+def headroom(workload: Workload) -> list[int | None]:
+    """Headroom's recommendations."""
+    profile = ContainerProfile()
+    requests = []
+    for life, ended, running in in_order(workload):
+        now_s = life.start_s
+        for each in ended:
+            profile.record(
+                each.program,
+                product.Life(each.peak_bytes, each.start_s, each.end_s, _ENDINGS[each.ending]),
+            )
+        profile.run(
+            (each.program, product.Life(peak, each.start_s, now_s))
+            for each in running
+            if (peak := each.peak_until(now_s))
+        )
+        requests.append(profile.recommendation(life.program, now_s).request_bytes)
+    return requests
+
+
+def fixed_quantile(share: float, margin: float, window: int = 100) -> Rule:
+    """Return the rule: a quantile of the peaks of the last lives, and a fixed margin."""
+
+    def rule(workload: Workload) -> list[int | None]:
+        peaks: list[int] = []
+        requests: list[int | None] = []
+        for _, ended, _ in in_order(workload):
+            peaks = [*peaks, *(each.peak_bytes for each in ended)][-window:]
+            ordered = sorted(peaks)
+            at = min(len(ordered) - 1, int(share * len(ordered)))
+            requests.append(int(ordered[at] * (1 + margin)) if ordered else None)
+        return requests
+
+    return rule
+
+
+def vertical_pod_autoscaler(
+    binary: Path, workloads: Sequence[Workload], arguments: Sequence[str] = ()
+) -> Rule:
+    """Return the targets of the Vertical Pod Autoscaler's recommender, which ``binary`` runs.
+
+    It gets all samples of all lives in order of time, and each kill for want of memory.
+    """
+    lines: list[str] = []
+    for workload in workloads:
+        lines.append("w")
+        # (time, order at equal times, line): samples, then kills, then the question.
+        events: list[tuple[float, int, str]] = []
+        for index, life in enumerate(workload.lives):
+            events.append((life.start_s, 2, f"r {life.start_s:.0f}"))
+            events += [(t, 0, f"s {index} {t:.0f} {used}") for t, used in life.use]
+            if life.ending == "oom":
+                requested = workload.requested_at(life.start_s)
+                events.append((life.end_s, 1, f"o {index} {life.end_s:.0f} {requested}"))
+        lines += [line for _, _, line in sorted(events)]
+    done = subprocess.run(
+        [str(binary), *arguments],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = iter(done.stdout.split())
+    requests = {
+        workload.name: [int(next(answers)) or None for _ in workload.lives]
+        for workload in workloads
+    }
+    return lambda workload: requests[workload.name]

@@ -1,0 +1,164 @@
+"""Which lives count, and the record of the lives of one program.
+
+A life whose peak is only a lower bound of what it needed is *censored*: it failed, was evicted or
+killed, runs too briefly, or was not measured all the time. Censored lives can only raise a
+recommendation. They do not count as lives, and their peaks matter only above the request that
+follows from the others.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from extender.recommend.estimate import (
+    HIGHEST_WEIGHT,
+    LEAST_MARGIN,
+    Estimate,
+    estimate,
+)
+from extender.recommend.histogram import Histogram, highest
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+#: A peak loses half of its weight in this time.
+HALF_LIFE_S = 10 * DAY_S
+#: A life of this length counts as complete, whether it still runs or was ended by others.
+MATURE_S = DAY_S
+#: Fewer complete lives than this give no recommendation.
+LEAST_LIVES = 3
+#: At most this factor above a censored peak that exceeds the request.
+CENSORED_MARGIN = 1.2
+#: A life is flat if its peak is at most this factor above its startup peak.
+FLAT_WITHIN = 1.02
+
+
+class Ending(Enum):
+    """How a life ended."""
+
+    #: The process exited with status 0, or the pod's controller or author deleted the pod.
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EVICTED = "evicted"
+    OOM_KILLED = "oom-killed"
+    #: Nothing was seen of its end.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One container on one device, from its start to its end, or until now."""
+
+    peak_bytes: int
+    started_s: float
+    #: When it ended, or now if it runs.
+    until_s: float
+    #: None while it runs.
+    ending: Ending | None = None
+    #: Highest use until it settled; None if it was not measured.
+    startup_peak_bytes: int | None = None
+    #: Whether a part of the life was not measured.
+    partial: bool = False
+
+    @property
+    def censored(self) -> bool:
+        if self.partial or self.ending in (Ending.OOM_KILLED, Ending.UNKNOWN):
+            return True
+        if self.ending is Ending.COMPLETED:
+            return False
+        return self.until_s - self.started_s < MATURE_S
+
+    @property
+    def flat(self) -> bool:
+        """Return whether its memory jumped once, at the start, and then stayed the same."""
+        startup = self.startup_peak_bytes
+        return startup is not None and self.peak_bytes <= startup * FLAT_WITHIN
+
+
+@dataclass(slots=True)
+class Track:
+    """The lives of one program of one container on one device model."""
+
+    complete: Histogram = field(default_factory=Histogram)
+    censored: Histogram = field(default_factory=Histogram)
+    #: Lives that run. They are replaced as a whole and do not decay.
+    running: Histogram = field(default_factory=Histogram)
+    running_censored: Histogram = field(default_factory=Histogram)
+    #: Complete lives that ended, without decay; flat lives among them.
+    ended: int = 0
+    flat: int = 0
+    #: Start of the first life and end of the last, in seconds since the epoch; 0 without lives.
+    first_s: float = 0.0
+    last_s: float = 0.0
+    #: Lives that ended while there was a recommendation, and those whose peak was above it.
+    tested: int = 0
+    missed: int = 0
+
+    @property
+    def lives(self) -> int:
+        """Return the number of lives that count, running ones included."""
+        return self.ended + round(self.running.total)
+
+    def record(self, life: Life) -> None:
+        """Add a life that ended."""
+        self.decay(life.until_s)
+        if (found := self.estimate(running=False)) is not None:
+            self.tested += 1
+            self.missed += life.peak_bytes > found.request_bytes
+        self.first_s = min(self.first_s or life.started_s, life.started_s)
+        self.last_s = max(self.last_s, life.until_s)
+        if life.censored:
+            self.censored.add(life.peak_bytes)
+            return
+        self.complete.add(life.peak_bytes)
+        self.ended += 1
+        self.flat += life.flat
+
+    def run(self, lives: Iterable[Life]) -> None:
+        """Replace the lives that run."""
+        self.running, self.running_censored = Histogram(), Histogram()
+        for life in lives:
+            (self.running_censored if life.censored else self.running).add(life.peak_bytes)
+            self.first_s = min(self.first_s or life.started_s, life.started_s)
+            self.last_s = max(self.last_s, life.until_s)
+
+    def decay(self, now_s: float) -> None:
+        self.complete.decay(now_s, HALF_LIFE_S)
+        self.censored.decay(now_s, HALF_LIFE_S)
+
+    def merge(self, other: "Track") -> None:
+        """Add the lives of another track that ended."""
+        self.complete.merge(other.complete, HALF_LIFE_S)
+        self.censored.merge(other.censored, HALF_LIFE_S)
+        self.ended += other.ended
+        self.flat += other.flat
+        self.first_s = min(self.first_s or other.first_s, other.first_s or self.first_s)
+        self.last_s = max(self.last_s, other.last_s)
+        self.tested += other.tested
+        self.missed += other.missed
+
+    def estimate(self, running: bool = True) -> Estimate | None:
+        """Return the estimate as of the last decay; None with too few lives.
+
+        Without ``running``, from lives that ended only.
+        """
+        lives = self.lives if running else self.ended
+        weights = dict(self.complete.weights)
+        censored = dict(self.censored.weights)
+        if running:
+            _add(weights, self.running)
+            _add(censored, self.running_censored)
+        if lives < LEAST_LIVES or not weights:
+            return None
+        found = estimate(weights, lives)
+        beyond = highest(censored, HIGHEST_WEIGHT)
+        if beyond <= found.request_bytes:
+            return found
+        # The censored peak is taken as usual for lives to come, so they get the same margin.
+        ratio = found.request_bytes / found.centre_bytes
+        factor = min(CENSORED_MARGIN, max(1 + LEAST_MARGIN, ratio))
+        return Estimate(found.centre_bytes, max(found.highest_bytes, beyond), int(beyond * factor))
+
+
+def _add(weights: dict[int, float], more: Histogram) -> None:
+    for bucket, weight in more.weights.items():
+        weights[bucket] = weights.get(bucket, 0.0) + weight

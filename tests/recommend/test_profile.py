@@ -1,0 +1,208 @@
+"""Recommendations from lives: the numbers, censored lives, programs, and bounds."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.recommend.estimate import estimate, student_t
+from extender.recommend.histogram import Histogram
+from extender.recommend.lives import DAY_S, HOUR_S, Ending, Life, Track
+from extender.recommend.profile import (
+    ANY_PROGRAM,
+    MAX_CONTAINERS,
+    MAX_PROGRAMS,
+    ContainerProfile,
+    Missing,
+    Profile,
+)
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def life(
+    peak_gib: float,
+    hours: float = 1.0,
+    ending: Ending | None = Ending.COMPLETED,
+    started_s: float = DAY_S,
+    **more: object,
+) -> Life:
+    return Life(int(peak_gib * GIB), started_s, started_s + hours * HOUR_S, ending, **more)  # type: ignore[arg-type]
+
+
+def recorded(*lives: Life) -> ContainerProfile:
+    profile = ContainerProfile()
+    for each in lives:
+        profile.record("p", each)
+    return profile
+
+
+def asked_gib(profile: ContainerProfile) -> float | None:
+    found = profile.recommendation("p", 2 * DAY_S)
+    return None if found.request_bytes is None else round(found.request_bytes / GIB, 2)
+
+
+def test_students_t_at_many_and_few_degrees_of_freedom() -> None:
+    assert student_t(0.9996, 1e9) == pytest.approx(3.353, abs=0.001)
+    assert student_t(0.975, 10) == pytest.approx(2.228, abs=0.001)
+    assert student_t(0.9996, 10) == pytest.approx(4.72, abs=0.05)
+
+
+def test_margin_shrinks_with_the_number_of_lives_and_grows_with_their_spread() -> None:
+    def asked(spread: float) -> list[float | None]:
+        rng = random.Random(1)
+        peaks = [8 * rng.lognormvariate(0, spread) for _ in range(100)]
+        return [asked_gib(recorded(*(life(peak) for peak in peaks[:n]))) for n in (3, 10, 30, 100)]
+
+    assert asked(0.0) == [12.43, 8.63, 8.25, 8.15]
+    assert asked(0.05) == [15.6, 9.93, 9.13, 9.43]
+    assert asked(0.2) == [69.22, 18.04, 13.78, 15.71]
+
+
+def test_fewer_than_three_lives_give_no_recommendation() -> None:
+    two = recorded(life(4), life(4, 3))
+    found = two.recommendation("p", 2 * DAY_S)
+    assert (found.request_bytes, found.missing, found.lives) == (None, Missing.FEW_LIVES, 2)
+    assert found.span_s == 3 * HOUR_S
+    empty = ContainerProfile().recommendation("p", 0.0)
+    assert (empty.missing, empty.lives) == (Missing.NO_LIVES, 0)
+    other = two.recommendation("another", 2 * DAY_S)
+    assert (other.missing, other.lives) == (Missing.NEW_PROGRAM, 0)
+
+
+@pytest.mark.parametrize("ending", [each for each in Ending if each is not Ending.COMPLETED])
+def test_lives_cut_short_can_only_raise(ending: Ending) -> None:
+    complete = [life(8), life(8.1), life(7.9)]
+    before = asked_gib(recorded(*complete))
+    assert before is not None
+    assert asked_gib(recorded(*complete, *[life(0.5, ending=ending)] * 50)) == before
+    raised = asked_gib(recorded(*complete, life(14, ending=ending)))
+    assert raised is not None
+    assert raised >= 14 * 1.01
+    assert asked_gib(recorded(*[life(8, ending=ending)] * 5)) is None
+
+
+def test_an_eviction_after_a_day_is_a_complete_life_and_an_oom_kill_is_not() -> None:
+    assert not life(8, 24, Ending.EVICTED).censored
+    assert life(8, 23.9, Ending.EVICTED).censored
+    assert life(8, 48, Ending.OOM_KILLED).censored
+    assert life(8, 48, Ending.COMPLETED, partial=True).censored
+    assert not life(8, 24, None).censored
+    assert life(8, 1, None).censored
+
+
+def test_lives_that_run_count_after_a_day_and_raise_before() -> None:
+    profile = recorded(life(8), life(8))
+    profile.run([("p", life(8, 25, None))])
+    first = profile.recommendation("p", 2 * DAY_S)
+    assert first.lives == 3
+    assert first.request_bytes is not None
+    profile.run([("p", life(8, 25, None)), ("p", life(12, 0.1, None))])
+    second = profile.recommendation("p", 2 * DAY_S)
+    assert second.lives == 3
+    assert second.request_bytes is not None
+    assert second.request_bytes >= 12 * GIB * 1.01
+    profile.run([])
+    assert profile.recommendation("p", 2 * DAY_S).missing is Missing.FEW_LIVES
+
+
+def test_misses_that_recommendations_would_have_caused_are_counted() -> None:
+    profile = recorded(life(8), life(8), life(8), life(8), life(12), life(8, ending=Ending.FAILED))
+    found = profile.recommendation("p", 2 * DAY_S)
+    # The first three had no recommendation; the life of 12 GiB was above that of 8 GiB.
+    assert (found.tested, found.missed, found.lives) == (3, 1, 5)
+    assert found.above_ratio == 0.0
+
+
+def test_old_peaks_are_forgotten() -> None:
+    profile = recorded(life(20), life(20))
+    for _ in range(20):
+        profile.record("p", life(8, started_s=101 * DAY_S))
+    found = profile.recommendation("p", 102 * DAY_S)
+    assert found.request_bytes is not None
+    assert found.request_bytes < 9 * GIB
+
+
+def test_self_sized_programs_are_recognised_by_one_jump_and_equal_peaks() -> None:
+    flat = [life(18 + n / 100, startup_peak_bytes=18 * GIB) for n in range(5)]
+    assert recorded(*flat).recommendation("p", 2 * DAY_S).self_sized
+    growing = [life(18 + n / 100, startup_peak_bytes=9 * GIB) for n in range(5)]
+    assert not recorded(*growing).recommendation("p", 2 * DAY_S).self_sized
+    unmeasured = [life(18 + n / 100) for n in range(5)]
+    assert not recorded(*unmeasured).recommendation("p", 2 * DAY_S).self_sized
+    different = [life(4 * n, startup_peak_bytes=4 * n * GIB) for n in range(1, 6)]
+    assert not recorded(*different).recommendation("p", 2 * DAY_S).self_sized
+
+
+def test_a_changed_program_gets_no_recommendation_from_the_old_one() -> None:
+    profile = recorded(life(8), life(8), life(8))
+    for _ in range(3):
+        profile.record("larger", life(20))
+    assert profile.recommendation("larger", 2 * DAY_S).highest_bytes >= 20 * GIB
+    assert profile.recommendation("p", 2 * DAY_S).highest_bytes < 9 * GIB
+
+
+def test_programs_that_differ_from_life_to_life_are_taken_together() -> None:
+    profile = ContainerProfile()
+    for n in range(MAX_PROGRAMS + 1):
+        profile.record(f"lr={n}", life(8))
+    assert profile.varies
+    assert list(profile.tracks) == [ANY_PROGRAM]
+    assert profile.recommendation("lr=99", 2 * DAY_S).lives == MAX_PROGRAMS + 1
+    profile.run([("lr=100", life(8, 25, None)), ("lr=101", life(8, 25, None))])
+    assert profile.recommendation("lr=99", 2 * DAY_S).lives == MAX_PROGRAMS + 3
+
+
+def test_programs_with_enough_lives_stay_apart_and_the_oldest_is_dropped() -> None:
+    profile = ContainerProfile()
+    for n in range(MAX_PROGRAMS + 1):
+        for _ in range(3):
+            profile.record(f"release-{n}", life(8))
+    assert not profile.varies
+    assert list(profile.tracks) == [f"release-{n}" for n in range(1, MAX_PROGRAMS + 1)]
+
+
+def test_many_programs_that_run_at_once_are_taken_together() -> None:
+    profile = ContainerProfile()
+    profile.run((f"lr={n}", life(8, 25, None)) for n in range(50))
+    assert profile.varies
+    assert profile.recommendation("lr=1", 2 * DAY_S).lives == 50
+
+
+def test_a_profile_has_a_maximum_of_containers() -> None:
+    profile = Profile()
+    for n in range(MAX_CONTAINERS + 5):
+        profile.container(f"c{n}", "L4").record("p", life(8, started_s=n * DAY_S))
+    assert len(profile.containers) == MAX_CONTAINERS
+    assert ("c4", "L4") not in profile.containers
+    assert ("c5", "L4") in profile.containers
+
+
+PEAKS = st.lists(st.integers(64 * MIB, 80 * GIB), min_size=3, max_size=60)
+
+
+@given(PEAKS, st.lists(st.integers(64 * MIB, 80 * GIB), max_size=20))
+def test_a_request_covers_all_peaks_and_censored_lives_never_lower_it(
+    peaks: list[int], censored: list[int]
+) -> None:
+    track = Track()
+    for peak in peaks:
+        track.record(Life(peak, 0.0, HOUR_S, Ending.COMPLETED))
+    before = track.estimate()
+    assert before is not None
+    assert before.request_bytes >= max(peaks)
+    assert before.centre_bytes <= before.highest_bytes <= before.request_bytes
+    for peak in censored:
+        track.record(Life(peak, 0.0, HOUR_S, Ending.FAILED))
+    after = track.estimate()
+    assert after is not None
+    assert after.request_bytes >= max([before.request_bytes, *censored])
+
+
+def test_an_estimate_of_huge_differences_is_finite() -> None:
+    histogram = Histogram()
+    for peak in (1, 1, 1 << 44):
+        histogram.add(peak)
+    assert estimate(histogram.weights, 3).request_bytes > 1 << 40
