@@ -4,8 +4,8 @@
 
 SUMMARIES.csv has one row per pod of the trace cluster-trace-v2026-GenAI (144 Stable Diffusion
 pods, about 23 hours, a sample each minute): ``samples``, and ``min_mib`` to ``max_mib`` of its GPU
-memory. The trace scales its values, so only ratios are used. The constants below are what the command
-printed for it; the lifetimes are those of the trace cluster-trace-gpu-v2023.
+memory. The trace scales its values, so only ratios are used. The command printed the constants
+below for it; the lifetimes are those of the trace cluster-trace-gpu-v2023.
 """
 
 import csv

@@ -30,7 +30,7 @@ class Score:
     missed: int = 0
     #: Lives whose peak is above what their author requests, with or without a recommendation.
     over_author: int = 0
-    #: What authors request beyond the highest peak that the workload has in the whole evaluation.
+    #: Bytes that authors request beyond the workload's highest peak in the whole evaluation.
     reclaimable: int = 0
     #: The part of it that the recommendations give back.
     found: int = 0

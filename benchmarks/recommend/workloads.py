@@ -4,7 +4,7 @@ A workload is one owner with one GPU container. Everything about it is drawn fro
 generator, so that it is the same whichever other workloads are generated. This module shares no
 code with the recommender: it has no buckets, no quantiles and no rules about lives.
 
-Constants are calibrated (see ``calibration.py``) or are assumptions, which say so.
+Constants are calibrated (see ``calibration.py``) or are marked as assumptions.
 """
 
 import math
@@ -23,7 +23,7 @@ from benchmarks.recommend.calibration import (
 GIB = 1 << 30
 HOUR = 3600.0
 DAY = 24 * HOUR
-#: What drivers report as the memory of a T4, an A10, an L40S and an A100 or H100 of 80 GB.
+#: Memory that drivers report for a T4, an A10, an L40S and an A100 or H100 of 80 GB.
 DEVICES_BYTES = tuple(mib << 20 for mib in (15109, 22731, 46068, 81251))
 #: Requests that people write, in GiB. An assumption.
 SIZES_GIB = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80)
@@ -51,7 +51,7 @@ class Life:
     use: tuple[tuple[float, int], ...]
     #: completed: ended by itself or replaced by its controller; failed, evicted, oom.
     ending: str
-    #: What the pod's image, arguments and environment show: lives of one program are equal in it.
+    #: Stands for the pod's image, arguments and environment: equal for lives of one program.
     program: str
 
     @property
@@ -79,7 +79,7 @@ class Workload:
 
 @dataclass(slots=True)
 class _Plan:
-    """What is fixed about a workload before its lives are drawn."""
+    """The properties of a workload that are fixed before its lives are drawn."""
 
     rng: random.Random
     device_bytes: int
@@ -177,7 +177,7 @@ def training(plan: _Plan) -> Drawn:
 
 
 def notebook(plan: _Plan) -> Drawn:
-    """Sessions of hours: what a person tries today says little about tomorrow."""
+    """Sessions of hours: today's work shows little about tomorrow's."""
     rng = plan.rng
     spread = rng.uniform(0.25, 0.6)
     for start_s in _arrivals(plan, rng.uniform(0.5, 2.0)):

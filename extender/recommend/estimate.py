@@ -1,11 +1,11 @@
 """Computes a request from the peaks of past lives.
 
-With few lives, the highest peak says little about the next one: after ten lives of one
-distribution, the next is above all of them once in eleven times. So the margin follows from the spread of the peaks and from
-their number. The logarithms of the upper peaks are taken as the upper part of a normal
+The highest of a few peaks is a bad limit for the next one: after ten lives of one distribution, the
+next is above all of them once in eleven times. So the margin follows from the spread of the peaks
+and from their number. The logarithms of the upper peaks are taken as the upper part of a normal
 distribution, and the request is the value that the next life exceeds with probability ``TAIL``:
 a prediction bound of Student's t. Only peaks above ``CENTRE`` count for the spread, because lives
-that ended early or did less say nothing about the largest.
+that ended early or did less do not show the largest need.
 
 The constants were tuned with ``benchmarks.recommend`` (docs/design/recommendations.md).
 """
@@ -46,8 +46,8 @@ class Estimate:
     #: The quantile ``CENTRE`` of the peaks.
     centre_bytes: int
     highest_bytes: int
-    #: What the next life exceeds with probability ``TAIL``, and at least the highest with its
-    #: margin.
+    #: The value that the next life exceeds with probability ``TAIL``, and at least the highest with
+    #: its margin.
     request_bytes: int
 
 

@@ -2,8 +2,8 @@
 
 A *program* is what the pod's image, arguments and environment show. A program of which no life is
 known gets no recommendation from the lives of others, because a changed argument often means
-another model. If the arguments differ from life to life, as in sweeps, they say nothing, and all lives of
-the container are taken together.
+another model. If the arguments differ from life to life, as in sweeps, they show nothing, and all
+lives of the container are taken together.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,9 +36,9 @@ class Missing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What a container should request on a device model, and what that is based on."""
+    """The recommended request of a container on a device model, and its basis."""
 
-    #: None if ``missing`` says why not.
+    #: None if ``missing`` gives the reason.
     request_bytes: int | None
     missing: Missing | None
     #: Complete lives, running ones included.

@@ -1,4 +1,4 @@
-"""What is known about a program from its image, command, arguments and environment.
+"""Recognises programs by their image, command, arguments and environment.
 
 Some programs decide themselves how much memory they take. Their peak is the value of a setting, so
 the setting must change with the request. Settings and defaults are those that the programs'
@@ -43,7 +43,7 @@ _MARKS: tuple[tuple[str, Family], ...] = (
     ("torch", Family.PYTORCH),
 )
 
-#: What decides the peak of a family, for people.
+#: The setting that decides the peak of a family, for people.
 _SETTINGS = {
     Family.VLLM: (
         "vLLM takes the share of the device that --gpu-memory-utilization sets (default 0.9), or "
@@ -79,7 +79,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a container runs."""
+    """The program of a container."""
 
     #: Equal for containers that run the same; the version of the image does not count.
     fingerprint: str
@@ -92,7 +92,7 @@ def program(
     args: Iterable[str],
     environment: Mapping[str, str],
 ) -> Program:
-    """Return what a container with these fields runs."""
+    """Return the program of a container with these fields."""
     command, args = list(command), list(args)
     whole = [repository(image), command, args, sorted(environment.items())]
     digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""What a container's image, arguments and environment show about its program."""
+"""Programs are recognised by image, arguments and environment."""
 
 import pytest
 
