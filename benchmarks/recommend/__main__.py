@@ -4,7 +4,8 @@ too small, beside other rules.
     python -m benchmarks.recommend SUMMARIES.csv [--part tuning]
 
 docs/design/recommendations.md describes the method. The generated lives are calibrated on
-SUMMARIES.csv (``calibration.py``); the command stops if the constants in the code are not those of the file.
+SUMMARIES.csv (``calibration.py``); the command stops if the constants in the code are not those of
+the file.
 """
 
 import sys
