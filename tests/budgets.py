@@ -42,7 +42,7 @@ BUDGETS_S = {
     "page": 60,
     "placement": 170,
     "plan": 60,
-    "recommend": 10,
+    "recommend": 5,
     "release": 60,
     "samples": 10,
     "scheduler": 60,
