@@ -26,6 +26,7 @@ KAI_REQUESTS = (
     "gpu-fraction-container-name",
 )
 NV_FRACTION = re.compile(r"nvidia\.com/container\.(.+)\.(gpu-memory\.(?:request|limit))")
+_NV_COMPUTE_MODE = re.compile(r"nvidia\.com/container\..+\.gpu-compute\.mode")
 HAMI_MEMORY, HAMI_PERCENT = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 HAMI_RESOURCES = (HAMI_MEMORY, HAMI_PERCENT, "nvidia.com/gpucores", "nvidia.com/priority")
 GPUSHARE_MEMORY = "aliyun.com/gpu-mem"
@@ -39,6 +40,8 @@ LOST_RESOURCES = {
     "nvidia.com/priority": "Headroom has no priority between pods on one device",
     "aliyun.com/gpu-core.percentage": _NO_COMPUTE,
 }
+_NODE_SHARES = "sharing is configured in the device plugin of the node"
+_KUBELET_ALIGNS = "the kubelet's Topology Manager aligns the devices of a pod"
 #: Annotation without an equivalent -> the reason. They are removed.
 LOST_ANNOTATIONS = {
     "gpu-fraction-limit": "a pod may not use more memory than it requests",
@@ -48,7 +51,10 @@ LOST_ANNOTATIONS = {
     "nvidia.com/nouse-gputype": "select nodes by label nvidia.com/gpu.product instead",
     "nvidia.com/use-gpuuuid": "a pod cannot choose a device by its uuid",
     "nvidia.com/nouse-gpuuuid": "a pod cannot choose a device by its uuid",
-    "nvidia.com/vgpu-mode": "sharing is configured in the device plugin of the node",
+    "nvidia.com/vgpu-mode": _NODE_SHARES,
+    "nvidia.com/numa-bind": _KUBELET_ALIGNS,
+    "nvidia.com/mig-profile-preference": "request the resource of the MIG profile instead",
+    "hami.io/numa-alignment": _KUBELET_ALIGNS,
     "hami.io/gpu-scheduler-policy": "annotation headroom.gpu/policy: pack or spread is similar",
     "hami.io/node-scheduler-policy": "annotation headroom.gpu/policy: pack or spread is similar",
 }
@@ -83,6 +89,11 @@ class ForeignRequest:
     amount: Bytes | Share
     #: Number of devices.
     devices: int = 1
+
+
+def lost_annotation(key: str) -> str:
+    """Return why the annotation has no equivalent; empty if it is not known as such."""
+    return _NODE_SHARES if _NV_COMPUTE_MODE.fullmatch(key) else LOST_ANNOTATIONS.get(key, "")
 
 
 def count(value: object) -> int:

@@ -17,7 +17,6 @@ from extender.convert.allocators import (
     HAMI_PERCENT,
     HAMI_RESOURCES,
     KAI_REQUESTS,
-    LOST_ANNOTATIONS,
     LOST_RESOURCES,
     MIB,
     NV_FRACTION,
@@ -29,6 +28,7 @@ from extender.convert.allocators import (
     count,
     fraction,
     in_units,
+    lost_annotation,
     percentage,
     quantity,
 )
@@ -129,7 +129,9 @@ class Template:
             match = NV_FRACTION.fullmatch(str(key))
             if match:
                 keys_of.setdefault(match[1], {})[match[2].rpartition(".")[2]] = str(key)
-            elif str(key).startswith("nvidia.com/container.") and not STAMPS.fullmatch(str(key)):
+            elif str(key).startswith("nvidia.com/container.") and not (
+                STAMPS.fullmatch(str(key)) or lost_annotation(str(key))
+            ):
                 raise BadValue(f"annotation {key} is not known")
         known = [str(c["name"]) for c in self._containers()]
         for name, keys in keys_of.items():
@@ -205,8 +207,8 @@ class Template:
         annotations, labels = self._annotations(), self._labels()
         for part, key in [*((annotations, k) for k in annotations), *((labels, k) for k in labels)]:
             name, line = str(key), _line(part, key)
-            if part is annotations and name in LOST_ANNOTATIONS:
-                self._report(Weight.LOST, line, f"{name}: {LOST_ANNOTATIONS[name]}")
+            if part is annotations and (why := lost_annotation(name)):
+                self._report(Weight.LOST, line, f"{name}: {why}")
             elif STAMPS.fullmatch(name):
                 self._report(
                     Weight.LOST, line, f"{name}: another allocator writes it when it places a pod"

@@ -193,7 +193,7 @@ class Play:
 
 
 class Upgraded(Play):
-    """From one packaged version to the next and back, on nodes whose GPUs are nearly full."""
+    """From one packaged version to the next and back, with pods on every GPU."""
 
     def __init__(self, plane: Plane, machines: Sequence[Machine], *versions: Version) -> None:
         super().__init__(plane, machines, {"image": "none"})
@@ -226,22 +226,21 @@ class Upgraded(Play):
             self.workloads.create("slip", _POD_GIB, vram="8GB")
         except ApiRefused as err:
             self.found["slip"] = str(err)
-        self._leave_two_on_each_gpu()
+        self._leave_one_on_each_gpu()
 
-    def _leave_two_on_each_gpu(self) -> None:
-        """They run through upgrade and rollback."""
-        kept: dict[Any, int] = {}
+    def _leave_one_on_each_gpu(self) -> None:
+        """They run through upgrade and rollback. With them, no pod of the load waits for memory."""
+        kept: set[Any] = set()
         for pod in self.workloads.all():
             devices = [
                 (machine.name, *container.devices)
                 for machine in self.machines
                 for container in machine.runtime.running(pod["metadata"]["name"]).values()
             ]
-            if not devices or kept.get(devices[0], 0) == 2:
+            if not devices or devices[0] in kept:
                 self.workloads.delete(pod["metadata"]["name"])
-            else:
-                kept[devices[0]] = kept.get(devices[0], 0) + 1
-        left = 4 * len(self.machines)
+            kept.update(devices)
+        left = 2 * len(self.machines)
         until(lambda: len(self.workloads.all()) == left, f"{left} pods that are left")
 
     def upgrade(self) -> None:

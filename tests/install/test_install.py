@@ -97,11 +97,11 @@ def test_a_webhook_answers_all_the_time(played: dict[str, Any], change: str) -> 
 
 @pytest.mark.parametrize("change", ["upgrade", "rollback"])
 def test_no_pod_is_touched_and_no_reservation_lost(played: dict[str, Any], change: str) -> None:
-    """Two pods on each GPU run all the time."""
+    """One pod on each GPU runs all the time."""
     seen = played[change]
     assert seen["faults"] == []
     assert seen["rounds"] > 20
-    assert seen["residents"] == 4 * NODES
+    assert seen["residents"] == 2 * NODES
     assert seen["overcommitted"] == []
 
 
@@ -109,7 +109,7 @@ def test_no_pod_is_touched_and_no_reservation_lost(played: dict[str, Any], chang
 def test_pods_are_bound_all_the_time(
     played: dict[str, Any], change: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """When the leading kube-scheduler ends, the next one waits 15 s for its lease."""
+    """A kube-scheduler that ends releases its lease, and the next one takes it within 2 s."""
     seen = played[change]
     record_property(
         "measured",
@@ -118,7 +118,7 @@ def test_pods_are_bound_all_the_time(
     )
     assert seen["failures"] == []
     assert seen["bound"] > 5
-    assert seen["longest_wait_s"] < 45.0
+    assert seen["longest_wait_s"] < 30.0
 
 
 def test_the_crd_changes_with_the_version(played: dict[str, Any]) -> None:
