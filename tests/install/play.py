@@ -35,8 +35,10 @@ NAMESPACE = "headroom-system"
 PLATFORM = "device-plugin"
 EXTENDER = f"system:serviceaccount:{NAMESPACE}:headroom-extender"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
-#: The load: pods at a time, and the size of each. A GPU fits three pods of this size.
-_LOAD_THREADS, _POD_GIB, _PER_GPU = 3, 7, 3
+#: GiB of each pod that runs all the time, of which three fit on a GPU; of each pod that never fits
+#: beside one of them; and of each pod of the load, which always fits beside one.
+_STAYS_GIB, _NEVER_FITS_GIB, _LOAD_GIB = 7, 20, 2
+_LOAD_THREADS = 3
 
 
 class Play:
@@ -79,7 +81,7 @@ class Play:
 
     def uninstall(self) -> None:
         """Run the commands of docs/operations.md, while one pod of a user runs."""
-        self.workloads.create("stays", _POD_GIB)
+        self.workloads.create("stays", _STAYS_GIB)
         until(lambda: self.workloads.runs("stays"), "a pod that runs")
         before = self.workloads.get("stays")
         nodes = self.node_specs()
@@ -210,9 +212,9 @@ class Upgraded(Play):
     def place(self) -> None:
         """More pods than fit; then a look at which fit."""
         self.workloads.start()
-        room = 2 * len(self.machines) * _PER_GPU
+        room = 2 * len(self.machines) * 3
         for number in range(room + 3):
-            self.workloads.create(f"pod-{number}", _POD_GIB)
+            self.workloads.create(f"pod-{number}", _STAYS_GIB)
         until(lambda: len(self.workloads.running()) == room, f"{room} pods that run")
         # A sample of the agents, a report, and a retry of a pod that does not fit.
         time.sleep(6.0)
@@ -223,13 +225,15 @@ class Upgraded(Play):
             {pod["spec"]["schedulerName"] for pod in self.workloads.all()}
         )
         try:
-            self.workloads.create("slip", _POD_GIB, vram="8GB")
+            self.workloads.create("slip", _STAYS_GIB, vram="8GB")
         except ApiRefused as err:
             self.found["slip"] = str(err)
         self._leave_one_on_each_gpu()
+        for number in range(2 * len(self.machines)):
+            self.workloads.create(f"never-{number}", _NEVER_FITS_GIB)
 
     def _leave_one_on_each_gpu(self) -> None:
-        """They run through upgrade and rollback. With them, no pod of the load waits for memory."""
+        """They run through upgrade and rollback."""
         kept: set[Any] = set()
         for pod in self.workloads.all():
             devices = [
@@ -252,6 +256,12 @@ class Upgraded(Play):
         (block,) = commands("install.md", "rollback")
         self._change("rollback", block)
 
+    def uninstall(self) -> None:
+        for pod in self.workloads.all():
+            if not pod["spec"].get("nodeName"):
+                self.workloads.delete(pod["metadata"]["name"])
+        super().uninstall()
+
     def _change(self, name: str, script: str, then: Callable[[], None] = lambda: None) -> None:
         """Run the commands while pods come and go, until only pods of the other version are left.
 
@@ -259,7 +269,7 @@ class Upgraded(Play):
         """
         (before,) = self.tags()
         load, judge = (
-            Load(self.workloads, _LOAD_THREADS, _POD_GIB),
+            Load(self.workloads, _LOAD_THREADS, _LOAD_GIB),
             Judge(self.plane, self.workloads),
         )
         with contextlib.ExitStack() as stack:
@@ -285,7 +295,8 @@ class Upgraded(Play):
             "failures": load.failures,
             "faults": judge.faults,
             "rounds": judge.rounds,
-            "residents": len(self.workloads.running()),
+            "running": len(self.workloads.running()),
+            "waiting": len(self.workloads.all()) - len(self.workloads.bound()),
             "overcommitted": self._overcommitted(),
             "retried": self.workloads.retried,
             **self._crd(),
