@@ -85,12 +85,8 @@ class Variant(Play):
             "resources": [f"../{PLATFORM}"],
             "components": ["../../default-scheduler"],
             "images": [
-                {
-                    "name": f"set-me.invalid/{each}",
-                    "newName": f"tests.invalid/{each}",
-                    "newTag": "1",
-                }
-                for each in names
+                {"name": f"set-me.invalid/{name}", "newName": name, "newTag": "1"}
+                for name in ("headroom-extender", "headroom-agent", "kube-scheduler")
             ],
         }
         (mine / "kustomization.yaml").write_text(yaml.safe_dump(content))
