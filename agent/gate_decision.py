@@ -119,7 +119,7 @@ def _verdict(
     if any(row.replica and reserved_for(row, spec) not in spec.reservations for row in rows):
         return Verdict("not yet", "a pod on the same device has no reservation yet")
     seen = {reserved_for(row, spec) for row in rows}
-    present_bytes = taken_bytes(memory, spec, rows, limits.tolerance_bytes)
+    present_bytes = taken_bytes(memory, spec, sample, limits.tolerance_bytes)
     if present_bytes > allocatable_bytes:
         return Verdict("no", "the device of this pod does not have enough free memory")
     # No other pod gets a replica of an unshared device while this pod holds it.
@@ -145,7 +145,7 @@ def rows_in(memory: Iterable[Device], sample: GPUNodeStatus) -> list[PodUse]:
 def taken_bytes(
     memory: Sequence[Device],
     spec: GPUNodeSpec,
-    rows: Sequence[PodUse],
+    sample: GPUNodeStatus,
     tolerance_bytes: int,
     unreserved_pod_bytes: int = 0,
 ) -> int:
@@ -156,14 +156,21 @@ def taken_bytes(
     added.
     """
     of_pods_bytes = 0
+    rows = rows_in(memory, sample)
     for key in {reserved_for(row, spec) for row in rows} | certain(spec, memory):
         figures = [row.used_bytes for row in rows if reserved_for(row, spec) == key]
         used_bytes = sum(figure or 0 for figure in figures)
         reservation = spec.reservations.get(key)
         uses = used_bytes > 0 or None in figures
-        asked_bytes = (
-            unreserved_pod_bytes if reservation is None else asked(reservation, memory, uses)
-        )
+        asked_bytes = unreserved_pod_bytes
+        if reservation is not None:
+            by_container = any(charge.containers for charge in reservation.charges)
+            of_pod = (
+                [row for row in sample.pods if reserved_for(row, spec) == key]
+                if by_container
+                else ()
+            )
+            asked_bytes = asked(reservation, memory, uses, of_pod)
         of_pods_bytes += max(asked_bytes, used_bytes)
     return of_pods_bytes + max(0, _unattributed(memory, rows, of_pods_bytes) - tolerance_bytes)
 
@@ -225,15 +232,19 @@ def reserved_for(row: PodUse, spec: GPUNodeSpec) -> str:
     return named[0] if len(named) == 1 else f"{row.namespace}/{row.name}"
 
 
-def asked(reservation: Reservation, memory: Iterable[Device], uses: bool) -> int:
+def asked(
+    reservation: Reservation, memory: Iterable[Device], uses: bool, rows: Sequence[PodUse] = ()
+) -> int:
     """Return the bytes that a reservation has on a memory: the sum over its charges.
 
     For each charge the largest figure of the memory's devices counts. A device that is no candidate
     counts with the maximum of all candidates, as in the extender. If some charges are for the
     resource or a device of this memory, only these count. A charge by the pod's own variable counts
-    only on its candidates, unless the pod ``uses`` this memory.
+    only on its candidates, unless the pod ``uses`` this memory. ``rows`` are all rows of the pod:
+    on a memory of one device, only the pod's containers on this device count.
     """
     memory = list(memory)
+    shown = rows if len(memory) == 1 else ()
     possible = [
         charge
         for charge in reservation.charges
@@ -245,11 +256,7 @@ def asked(reservation: Reservation, memory: Iterable[Device], uses: bool) -> int
         if any(d.resource == charge.resource or d.uuid in charge.candidates for d in memory)
     ]
     return sum(
-        max(
-            charge.candidates.get(d.uuid, max(charge.candidates.values(), default=0))
-            for d in memory
-        )
-        for charge in matching or possible
+        max(charge.bytes_on(d.uuid, shown) for d in memory) for charge in matching or possible
     )
 
 

@@ -270,6 +270,16 @@ class GPUNodeStatus(KubeStruct, frozen=True):
         )
 
 
+class ContainerCharge(KubeStruct, frozen=True):
+    """The part of a charge for one container."""
+
+    name: str
+    #: Number of replicas that the container takes.
+    count: int
+    #: The most bytes that the container can use on one device.
+    device_bytes: int = msgspec.field(default=0, name="bytes")
+
+
 class Charge(KubeStruct, frozen=True):
     """The part of a reservation for one extended resource of the node."""
 
@@ -287,6 +297,39 @@ class Charge(KubeStruct, frozen=True):
     by_environment: bool = False
     #: Uuid of the device that the agent makes the kubelet choose; empty if the plugin chooses.
     choice: str = ""
+    #: The containers, if several of the pod request the resource and the plugin chooses. They can
+    #: be on different devices.
+    containers: list[ContainerCharge] = msgspec.field(default_factory=list)
+
+    def bytes_on(self, device: str, rows: Sequence[PodUse] = ()) -> int:
+        """Return the bytes reserved on a device; if it is no candidate, the most on any candidate.
+
+        ``rows`` are all rows of the pod in a report. If they show all replicas of all containers,
+        only the containers on the device count.
+        """
+        whole_bytes = self.candidates.get(device, max(self.candidates.values(), default=0))
+        if not self.containers:
+            return whole_bytes
+        held: dict[str, set[tuple[str, str]]] = {}
+        for row in rows:
+            if row.replica:
+                held.setdefault(row.container, set()).add((row.device, row.replica))
+        if any(len(held.get(each.name, ())) < each.count for each in self.containers):
+            return whole_bytes
+        there = [
+            each.device_bytes
+            for each in self.containers
+            if any(on == device for on, _ in held[each.name])
+        ]
+        return min(whole_bytes, sum(there)) if there else whole_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """The most bytes that the pod can use on all its devices together."""
+        most_bytes = max(self.candidates.values(), default=0) * self.count
+        if not self.containers:
+            return most_bytes
+        return min(most_bytes, sum(each.device_bytes * each.count for each in self.containers))
 
 
 class Reservation(KubeStruct, frozen=True):

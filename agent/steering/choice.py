@@ -247,7 +247,7 @@ def _candidates(
             # A pod without a reservation counts with the memory of one replica.
             per_replica_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
             committed_bytes = taken_bytes(
-                memory, spec, rows, limits.tolerance_bytes, per_replica_bytes
+                memory, spec, sample, limits.tolerance_bytes, per_replica_bytes
             )
             yield _Candidate(
                 replicas=(*request.must_include, *rest[:needed]),

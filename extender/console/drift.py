@@ -163,15 +163,16 @@ def _devices(gpunode: GPUNode, uid: str, reservation: Reservation) -> Iterator[P
     status = gpunode.status
     if status is None:
         return
-    reserved_bytes = Counter[str]()  # containers with their own requests have their own charges
-    for charge in reservation.charges:
-        reserved_bytes.update(charge.candidates)
+    rows = [use for use in status.pods if use.uid == uid]
     for uuid in observed(status, uid):
-        uses_bytes = [use.used_bytes for use in status.pods if (use.uid, use.device) == (uid, uuid)]
+        charged = [each for each in reservation.charges if uuid in each.candidates]
+        uses_bytes = [use.used_bytes for use in rows if use.device == uuid]
         known_bytes = [count for count in uses_bytes if count is not None]
         yield PodOnDeviceView(
             uuid=uuid,
-            reservation_bytes=reserved_bytes.get(uuid),
+            reservation_bytes=sum(each.bytes_on(uuid, rows) for each in charged)
+            if charged
+            else None,
             measured_bytes=sum(known_bytes) if len(known_bytes) == len(uses_bytes) else None,
         )
 

@@ -119,6 +119,8 @@ def share_reservations(spec: GPUNodeSpec) -> None:
         for charge in reservation.charges:
             _intern(charge, "resource")
             force_setattr(charge, "candidates", _with_interned_keys(charge.candidates))
+            for container in charge.containers:
+                _intern(container, "name")
     force_setattr(spec, "reservations", _with_interned_keys(spec.reservations))
 
 

@@ -55,7 +55,7 @@ class Reservations:
         not the newest version.
         """
         reserved = sum(
-            max(charge.candidates.values(), default=0) * charge.count
+            charge.total_bytes
             for reservation in spec.reservations.values()
             for charge in reservation.charges
         )

@@ -90,7 +90,10 @@ def occupants_of(
                 charges = [charge for charge in reservation.charges if _may_be_on(charge, device)]
                 matching = [charge for charge in charges if report.missing(uid, charge)]
             for charge in matching:
-                asked_bytes = max(asked_bytes, _bytes_on(charge, device))
+                # If several devices share the memory, all containers are assumed to use it.
+                by_container = charge.containers and len(memory) == 1
+                rows = report.rows_of(uid) if by_container else ()
+                asked_bytes = max(asked_bytes, charge.bytes_on(device.uuid, rows))
         names = reservation.namespace, reservation.name
         occupants.append(
             Occupant(uid, *names, asked_bytes, report.of(uid, memory), by_environment=False)
@@ -110,9 +113,3 @@ def _charges_for(reservation: Reservation, device: Device) -> list[Charge]:
 
 def _may_be_on(charge: Charge, device: Device) -> bool:
     return charge.resource == device.resource or device.uuid in charge.candidates
-
-
-def _bytes_on(charge: Charge, device: Device) -> int:
-    """Return the bytes reserved on the device; the largest value if the device is not listed."""
-    size = charge.candidates.get(device.uuid)
-    return max(charge.candidates.values(), default=0) if size is None else size

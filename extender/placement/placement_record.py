@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 
 from contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
-from contract.gpunode import Charge
-from extender.placement.amounts import bytes_of, device_arrays
+from contract.gpunode import Charge, ContainerCharge
+from contract.quantity import MAX_DEVICE_BYTES
+from extender.placement.amounts import DeviceArrays, bytes_of, device_arrays
 from extender.placement.chosen_device import by_environment
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.fit import AskVerdict, Verdicts
@@ -51,7 +52,7 @@ def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) ->
     node, candidates = snap.nodes[int(verdicts.rows[i])], _candidates(verdicts, i)
     by_variable = by_environment(request, node)
     return tuple(
-        _charge(verdict, node, i, candidates[verdict.ask.resource], by_variable)
+        _charge(request, verdict, node, i, candidates[verdict.ask.resource], by_variable)
         for verdict in verdicts.asks
     )
 
@@ -65,7 +66,12 @@ def _candidates(verdicts: Verdicts, i: int) -> dict[str, list[int]]:
 
 
 def _charge(
-    verdict: AskVerdict, node: NodeTerms, i: int, candidates: Sequence[int], by_variable: bool
+    request: VramRequest,
+    verdict: AskVerdict,
+    node: NodeTerms,
+    i: int,
+    candidates: Sequence[int],
+    by_variable: bool,
 ) -> Charge:
     """Return the charge for one ask.
 
@@ -83,7 +89,39 @@ def _charge(
         beyond=[node.devices[slot].device.uuid for slot in listed if slot not in candidates],
         by_environment=by_variable,
         choice=node.devices[candidates[0]].device.uuid if steered and not by_variable else "",
+        containers=[]
+        if by_variable
+        else container_charges(
+            request,
+            verdict.ask.resource,
+            device_arrays(
+                [node.devices[slot].device for slot in listed],
+                node.devices[listed[0]].reserve_bytes,
+            ),
+        ),
     )
+
+
+def container_charges(
+    request: VramRequest, resource: str, devices: DeviceArrays
+) -> list[ContainerCharge]:
+    """Return the containers of a charge if several request the resource; else none.
+
+    ``devices`` are all devices of the resource that the charge lists.
+    """
+    asks = [ask for ask in request.containers if ask.resource == resource]
+    if len(asks) < 2:
+        return []
+    return [
+        ContainerCharge(
+            name=ask.name,
+            count=ask.count,
+            device_bytes=min(
+                int(bytes_of(ask.amount, ask.count, devices).max(initial=0)), MAX_DEVICE_BYTES
+            ),
+        )
+        for ask in asks
+    ]
 
 
 def _listed_slots(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:

@@ -98,7 +98,7 @@ def _occupancy_row(use: PodUse) -> tuple[object, ...]:
     # The occupancy depends only on whether the pod uses the device; None if that is unknown.
     used = use.used_bytes
     sign = None if used is None else (used > 0) - (used < 0)
-    return use.uid, use.device, use.replica, sign
+    return use.uid, use.device, use.replica, use.container, sign
 
 
 def with_new_measurements(

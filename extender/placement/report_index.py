@@ -4,7 +4,7 @@ from collections.abc import Callable, Container, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from contract.gpunode import Charge, Device, GPUNodeStatus, Reservation
+from contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
 
 T = TypeVar("T")
 #: Indices into ``GPUNodeStatus.pods``. Each of its items is called a row of the report.
@@ -78,6 +78,11 @@ class ReportIndex:
     def of(self, uid: str, memory: Memory) -> Rows:
         """Return the rows of one pod in a memory."""
         return once(tuple([row for slot in memory for row in self._rows[slot].get(uid, ())]))
+
+    def rows_of(self, uid: str) -> list[PodUse]:
+        """Return all rows of one pod on the reported devices."""
+        slots = self._replicas.get(uid, {})
+        return [self._pods[row] for slot in slots for row in self._rows[slot][uid]]
 
     def uses_nothing(self, rows: Rows) -> bool:
         """Return whether all these rows have a measured use of 0."""

@@ -22,6 +22,7 @@ from contract.kube import Pod
 from contract.pod_limits import MAX_CONTAINERS, container_count
 from contract.quantity import MAX_DEVICE_BYTES
 from extender.placement.amounts import DeviceArrays, device_arrays, needed
+from extender.placement.placement_record import container_charges
 from extender.placement.policy import Rules
 from extender.placement.request import Unreadable, VramRequest, replicas_requested, understand
 from extender.placement.visible_devices import Visible, followed
@@ -59,7 +60,7 @@ def adopt(
         uuids = None
         if obeys_environment and request.visible is not Visible.BY_PLUGIN:
             uuids = _visible_devices(pod, devices)
-        charges = _charges(request, devices, places, uuids)
+        charges = _charges(request, devices, reserve_bytes, places, uuids)
     return _adopted(pod, charges)
 
 
@@ -97,7 +98,11 @@ def _visible_devices(pod: Pod, devices: Sequence[Device]) -> set[str]:
 
 
 def _charges(
-    request: VramRequest, devices: Sequence[Device], places: DeviceArrays, visible: Set[str] | None
+    request: VramRequest,
+    devices: Sequence[Device],
+    reserve_bytes: int,
+    places: DeviceArrays,
+    visible: Set[str] | None,
 ) -> list[Charge]:
     """Return one charge for each resource that the pod requests.
 
@@ -124,6 +129,15 @@ def _charges(
                 count=ask.count,
                 candidates=candidates,
                 by_environment=visible is not None,
+                containers=[]
+                if visible is not None
+                else container_charges(
+                    request,
+                    ask.resource,
+                    device_arrays(
+                        [each for each in devices if each.resource == ask.resource], reserve_bytes
+                    ),
+                ),
             )
         )
     return charges

@@ -258,6 +258,7 @@ class Redaction:
             device=self.alias("gpu", original.device),
             namespace=self.alias("ns", original.namespace),
             name=self._pod_name(original),
+            container=original.container and self._container_name(original.container),
             replica=self.alias("replica", original.replica),
             used_bytes=original.used_bytes,
         )
@@ -280,6 +281,10 @@ class Redaction:
             candidates={self.alias("gpu", uuid): n for uuid, n in original.candidates.items()},
             beyond=[self.alias("gpu", uuid) for uuid in original.beyond],
             choice=self.alias("gpu", original.choice),
+            containers=[
+                msgspec.structs.replace(each, name=self._container_name(each.name))
+                for each in original.containers
+            ],
         )
 
 

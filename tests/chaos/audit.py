@@ -236,22 +236,9 @@ class Auditor:
         counted = sum(sum(each.gpus.values()) for each in self._sitting() if each.node == node)
         return counted + count <= len(memory) * replicas and all(
             given[device] + count <= replicas
-            and sum(self._charge(uid, node, n) for uid, n in wants.get(device, {}).items())
-            + self._request_on(pod, node)
-            <= has_bytes
+            and sum(wants.get(device, {}).values()) + self._request_on(pod, node) <= has_bytes
             for device, has_bytes in memory.items()
         )
-
-    def _charge(self, uid: str, node: str, wanted_bytes: int) -> int:
-        """Return what the ledger charges a pod on one of its devices.
-
-        A pod with several GPU containers is charged for all of them on each device
-        (``docs/device-truth.md``).
-        """
-        pod = self._pods.get(uid)
-        if pod is None or not pod.sits or len(pod.gpus) < 2:
-            return wanted_bytes
-        return max(wanted_bytes, self._request_on(pod, node))
 
     def _sit(self, pod: _Pod) -> None:
         """Check the sum of all requests on the pod's node, whatever device each pod gets."""

@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn
 from msgspec.structs import replace
 
 from contract.annotations import DeviceChoice
-from contract.gpunode import GPUNodeStatus, Plugin, Replicas, Reservation
+from contract.gpunode import ContainerCharge, GPUNodeStatus, Plugin, Replicas, Reservation
 from extender.placement.device_accounting import weigh
 from extender.placement.report_delta import find
 from tests.builders import GIB, GPU, MIB, reservation, shared, status, use, weighed_anew
@@ -41,6 +41,7 @@ _of_row: dict[str, st.SearchStrategy[Any]] = {
     "uid": st.sampled_from([*UIDS, "stray"]),
     "device": st.sampled_from(["D0", "D1", "gone"]),
     "replica": st.sampled_from(["", "0", "1"]),
+    "container": st.sampled_from(["main", "helper"]),
     "used_bytes": st.one_of(st.none(), amounts_bytes, st.just(-GIB)),
 }
 _of_plugin: dict[str, st.SearchStrategy[Any]] = {
@@ -55,6 +56,9 @@ _of_charge: dict[str, st.SearchStrategy[Any]] = {
     "candidates": st.dictionaries(st.sampled_from(["D0", "D1", "D2"]), amounts_bytes, max_size=2),
     "by_environment": st.booleans(),
     "choice": st.sampled_from(["", "D0", "D1"]),
+    "containers": st.sampled_from(
+        [[], [ContainerCharge("main", 1, GIB), ContainerCharge("helper", 1, 3 * GIB)]]
+    ),
 }
 _leaving = st.frozensets(st.sampled_from(UIDS), max_size=2)
 _choices = st.sampled_from([DeviceChoice.PREDICTED, DeviceChoice.ANY])
