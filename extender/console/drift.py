@@ -1,7 +1,7 @@
 """The drift of every pod: reserved and measured memory, predicted and actual devices."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -30,6 +30,9 @@ class PodOnDeviceView(BaseModel):
     reservation_bytes: int | None
     #: Null if the use of some container was not measured.
     measured_bytes: int | None
+    #: Sum of the containers' maximum use since each one started; null if one of them has none. The
+    #: maxima can be at different times.
+    peak_bytes: int | None
 
 
 class DriftView(BaseModel):
@@ -166,15 +169,21 @@ def _devices(gpunode: GPUNode, uid: str, reservation: Reservation) -> Iterator[P
     rows = [use for use in status.pods if use.uid == uid]
     for uuid in observed(status, uid):
         charged = [each for each in reservation.charges if uuid in each.candidates]
-        uses_bytes = [use.used_bytes for use in rows if use.device == uuid]
-        known_bytes = [count for count in uses_bytes if count is not None]
+        uses = [use for use in rows if use.device == uuid]
         yield PodOnDeviceView(
             uuid=uuid,
             reservation_bytes=sum(each.bytes_on(uuid, rows) for each in charged)
             if charged
             else None,
-            measured_bytes=sum(known_bytes) if len(known_bytes) == len(uses_bytes) else None,
+            measured_bytes=_sum(use.used_bytes for use in uses),
+            peak_bytes=_sum(use.peak_bytes for use in uses),
         )
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum; None if a part is unknown."""
+    known = list(counts)
+    return None if None in known else sum(each or 0 for each in known)
 
 
 def _miss(outcome: Outcome, epoch_s: float) -> MissView:

@@ -1,6 +1,7 @@
 """Suggests a default request for each namespace from the measured use of its pods: pure functions.
 
-``/v1/drift`` has the pods. Its figures are those of the newest report, so they miss earlier peaks.
+``/v1/drift`` has the running pods, with the maximum use since their containers started. It does not
+have pods that have ended.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +20,8 @@ MARGIN_PERCENT = 10
 STEP_BYTES = 256 << 20
 
 _HEAD = (
-    "# The largest use of a GPU by one pod at this moment, which may miss earlier peaks, and "
-    f"{MARGIN_PERCENT} % more.",
+    f"# The largest use of a GPU by a running pod since its start, and {MARGIN_PERCENT} % more.",
+    "# Pods that have ended do not count.",
     "# Check the amounts, then run the lines. A namespace that already has a default keeps it.",
 )
 
@@ -52,12 +53,18 @@ def lines(body: Mapping[str, Any], namespace: str | None) -> list[str]:
 
 
 def used_bytes(pod: Mapping[str, Any]) -> int | None:
-    """Return the largest measured use of one device by the pod; None without a measurement.
+    """Return the largest use of one device by the pod; None without a measurement.
 
-    All suggestions depend on this figure alone.
+    This is the peak, or the present use if the agent has no peak. All suggestions depend on this
+    figure alone.
     """
-    measured = [device["measured_bytes"] for device in pod["observed"]]
-    return max((count for count in measured if count is not None), default=None)
+    measured = [
+        device[key]
+        for device in pod["observed"]
+        for key in ("measured_bytes", "peak_bytes")
+        if device[key] is not None
+    ]
+    return max(measured, default=None)
 
 
 def suggested_bytes(most_bytes: int) -> int:

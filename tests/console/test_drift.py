@@ -59,6 +59,7 @@ def report(server: Server, plugin: Plugin = DISTRIBUTED, **gpu_of: int) -> None:
             device=f"GPU-shared-{n}",
             replica=f"GPU-shared-{n}::{number}",
             used_bytes=GI,
+            peak_bytes=3 * GI if name == "a" else None,
         )
         for number, (name, n) in enumerate(gpu_of.items())
     ]
@@ -83,11 +84,21 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
         a, b = sorted(shown["pods"], key=lambda each: str(each["name"]))
         assert (a["result"], a["surprise"]) == ("hit", None)
         assert a["observed"] == [
-            {"uuid": "GPU-shared-0", "reservation_bytes": 8 * GI, "measured_bytes": GI}
+            {
+                "uuid": "GPU-shared-0",
+                "reservation_bytes": 8 * GI,
+                "measured_bytes": GI,
+                "peak_bytes": 3 * GI,
+            }
         ]
         assert (b["result"], b["predicted"]) == ("miss", ["GPU-shared-1"])
         assert b["observed"] == [
-            {"uuid": "GPU-shared-0", "reservation_bytes": None, "measured_bytes": GI}
+            {
+                "uuid": "GPU-shared-0",
+                "reservation_bytes": None,
+                "measured_bytes": GI,
+                "peak_bytes": None,
+            }
         ]
         assert b["message"] == "no change in the reports explains it"
         assert shown["results"] == {"hit": 1, "shifted": 0, "miss": 1, "unseen": 0}

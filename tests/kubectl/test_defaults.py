@@ -11,8 +11,12 @@ MIB = 1 << 20
 
 def pod(namespace: str, used: int | None, since: str | None = "2026-11-22T00:00:00Z") -> Any:
     """Return a row of /v1/drift; without ``since``, it is 3 h old."""
-    observed = [] if used is None else [{"measured_bytes": used}]
+    observed = [] if used is None else [on_device(used)]
     return {"namespace": namespace, "since": since, "observed": observed}
+
+
+def on_device(measured: int | None, peak: int | None = None) -> Any:
+    return {"measured_bytes": measured, "peak_bytes": peak}
 
 
 def body(*pods: Any) -> Any:
@@ -42,24 +46,27 @@ def test_few_or_young_pods_give_only_a_comment() -> None:
         assert shown[-1] == "# kubectl annotate namespace a headroom.gpu/default-vram=1280Mi"
         assert shown[-2].startswith("# Too few data: fewer than 3 pods have run for 1 hour.")
     shown = lines(body(pod("a", GIB), pod("a", GIB, young), pod("a", None)), None)
-    assert shown[2] == (
+    assert shown[3] == (
         "# a: 2 pods, at most 1.0 GiB, running for 4m to 3h; 1 pod without a measurement"
     )
 
 
 def test_no_amount_is_made_up_for_pods_that_are_not_measured() -> None:
-    shown = lines(
-        body(pod("a", None), {**pod("a", 1), "observed": [{"measured_bytes": None}]}), "a"
-    )
-    assert shown[2:] == ["# a: no use is measured of 2 pods"]
+    shown = lines(body(pod("a", None), {**pod("a", 1), "observed": [on_device(None)]}), "a")
+    assert shown[3:] == ["# a: no use is measured of 2 pods"]
 
 
 def test_the_device_with_the_largest_use_counts() -> None:
     """A request is for each device of a pod."""
-    two = pod("a", GIB) | {
-        "observed": [{"measured_bytes": GIB}, {"measured_bytes": None}, {"measured_bytes": 3 * GIB}]
-    }
+    two = pod("a", GIB) | {"observed": [on_device(GIB), on_device(None), on_device(3 * GIB)]}
     assert "# a: 1 pod, at most 3.0 GiB, running for 3h" in lines(body(two), "a")
+
+
+def test_the_peak_counts_if_the_agent_reports_one() -> None:
+    seen = pod("a", GIB) | {"observed": [on_device(2 * GIB, 5 * GIB)]}
+    assert "# a: 1 pod, at most 5.0 GiB, running for 3h" in lines(body(seen), "a")
+    seen = pod("a", GIB) | {"observed": [on_device(2 * GIB)]}
+    assert "# a: 1 pod, at most 2.0 GiB, running for 3h" in lines(body(seen), "a")
 
 
 def test_namespaces_are_sorted_and_can_be_chosen() -> None:
