@@ -30,7 +30,7 @@ BUDGETS_S = {
     "gobin": 15,
     "helm": 5,
     "images": 75,
-    "install": 145,
+    "install": 200,
     "history": 40,
     "kube": 40,
     "kubectl": 50,
