@@ -278,6 +278,16 @@ def _pods(shown: Sample) -> Iterator[Metric]:
         [(key, None if None in figures else _total(figures)) for key, figures in used.items()],
     )
     yield from _peaks(first_row, labels)
+    yield _gauge(
+        "headroom_pod_idle_seconds",
+        "Time for which a pod has used no SM of a device; absent below five minutes, and if it is"
+        " not known",
+        labels,
+        [
+            (key, _idle_s(first_row[key], shown.status.observed_at))
+            for key in dict.fromkeys(first.values())
+        ],
+    )
     text = "Replicas of a device that a container holds"
     yield _gauge("headroom_pod_replicas", text, labels, held.items())
     yield _gauge(
@@ -314,6 +324,13 @@ def _peaks(rows: Mapping[tuple[str, ...], PodUse], labels: Sequence[str]) -> Ite
         labels,
         [(key, _settling_s(row)) for key, row in lives.items()],
     )
+
+
+def _idle_s(row: PodUse, observed_at: str) -> float | None:
+    if not row.idle_since:
+        return None
+    now, since = map(datetime.fromisoformat, (observed_at, row.idle_since))
+    return max(0.0, (now - since).total_seconds())
 
 
 def _settling_s(row: PodUse) -> float | None:

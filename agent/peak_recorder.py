@@ -1,13 +1,14 @@
-"""Keeps the peaks of containers in a file on the node, so that they survive the agent's restart."""
+"""Keeps peaks and idle times of pods in a file on the node, so that they survive restarts."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import structlog
 
 from agent.attribution import Attributed
+from agent.idle import IdleTimes, OfPods
 from agent.peaks import Lives, Peaks
 from agent.probes.state_file import StateFile
 from contract.gpunode import PodUse
@@ -37,18 +38,26 @@ class PeakRecorder:
     ) -> None:
         self._file = file
         self._boot_s = boot_s
-        self._peaks = Peaks(Lives() if file is None else file.read(), boot_s())
+        before = Lives() if file is None else file.read()
+        self._peaks = Peaks(before, boot_s())
+        self._idle = IdleTimes(before.idle, boot_s())
         self._saved_s = boot_s()
         self._saved = self._peaks.state
         self._logged = ""
         self._log_trouble()
 
     def measure(
-        self, attributed: Attributed, marks: Mapping[tuple[str, str], int], observed_at: datetime
+        self, attributed: Attributed, of_pods: OfPods, observed_at: datetime
     ) -> list[PodUse]:
-        """Add a sample; return its rows with their peaks. See ``Peaks.measure``."""
+        """Add a sample; return its rows with peaks and idle times.
+
+        See ``Peaks.measure`` and ``IdleTimes.measure``.
+        """
         now_s = self._boot_s()
-        found = self._peaks.measure(attributed.rows, attributed.read, marks, now_s, observed_at)
+        found = self._peaks.measure(
+            attributed.rows, attributed.read, of_pods.marks, now_s, observed_at
+        )
+        found = self._idle.measure(found, of_pods.activity, of_pods.shares, now_s, observed_at)
         if self._peaks.state != self._saved or now_s - self._saved_s >= SAVE_EVERY_S:
             self.save()
         return found
@@ -56,7 +65,9 @@ class PeakRecorder:
     def save(self) -> None:
         """Write the file. A failure is logged once, and the next call tries again."""
         if self._file is not None:
-            self._file.write(self._peaks.lives)
+            lives = self._peaks.lives
+            lives.idle = self._idle.idle
+            self._file.write(lives)
             self._log_trouble()
         self._saved_s, self._saved = self._boot_s(), self._peaks.state
 

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from agent.attribution import TOLERANCE_BYTES
+from agent.idle import Idle
 from agent.probes.readings import Container
 from agent.report_rows import Row
 from contract.gpunode import (
@@ -122,6 +123,7 @@ class Lives(msgspec.Struct):
     lives: list[Life] = []
     #: First device of a memory -> when its processes could be attributed for the last time.
     read_s: dict[str, float] = {}
+    idle: list[Idle] = []
 
 
 class Peaks:

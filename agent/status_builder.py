@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from agent.attribution import Attributed, attribute, container_limits
+from agent.attribution import Attributed, attribute, container_limits, pod_sm
+from agent.idle import OfPods
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
     ActivityReading,
@@ -57,9 +58,12 @@ _R = TypeVar("_R")
 #: Type of reading -> readings of that type.
 _ByKind = dict[type, list[Any]]
 
-#: Returns the rows of a sample with the peaks of their containers. Its arguments are the attributed
-#: memory, the high-water mark in bytes by (container id, device), and the time of the sample.
-Measure = Callable[[Attributed, Mapping[tuple[str, str], int], datetime], list[PodUse]]
+#: Returns the rows of a sample with the peaks of their containers and the idle times of their pods,
+#: from the attributed memory, what else was measured of pods, and the time of the sample.
+Measure = Callable[[Attributed, OfPods, datetime], list[PodUse]]
+
+#: Types of the readings that ``pod_sm`` needs.
+_OF_POD_SM = (ProcessReading, MirrorReading, HoldingReading, ActivityReading)
 
 _ABSENT = -1
 
@@ -77,14 +81,14 @@ def summarise(
     observed_at: datetime,
     agent_version: str = "",
     before: GPUNodeStatus | None = None,
-    measure: Measure = lambda attributed, marks, observed_at: attributed.pods,
+    measure: Measure = lambda attributed, of_pods, observed_at: attributed.pods,
 ) -> GPUNodeStatus:
     """Build the status of the GPUNode from one sample.
 
     ``observed_at`` (with a time zone) is when the sample began; pods that ended later may still be
     in it. ``before`` is the status of the previous sample. It is needed for times that do not
     change (of conditions and health issues), for smoothed SM activity, and for devices whose
-    replicas no source lists. ``measure`` adds the peaks, by default none.
+    replicas no source lists. ``measure`` adds peaks and idle times, by default none.
     """
     of = _by_kind(readings)
     now = rfc3339(observed_at)
@@ -132,7 +136,11 @@ def summarise(
     limits = container_limits(
         ordered, sharing_readings.holdings, _all(of, MirrorReading), _all(of, LimitReading)
     )
-    marks = {(r.container_id, r.device): r.peak_bytes for r in _all(of, HighWaterReading)}
+    of_pods = OfPods(
+        {(r.container_id, r.device): r.peak_bytes for r in _all(of, HighWaterReading)},
+        activity,
+        pod_sm(each for kind in _OF_POD_SM for each in of.get(kind, ())),
+    )
     complaints = [*_all(of, Degraded), *contradictions, *attributed.complaints]
     for read in ordered:
         if read.memory is not None and read.memory.reserved_bytes is None:
@@ -142,7 +150,7 @@ def summarise(
     return GPUNodeStatus(
         observed_at=now,
         devices=devices,
-        pods=measure(attributed, marks, observed_at)[:MAX_PODS],
+        pods=measure(attributed, of_pods, observed_at)[:MAX_PODS],
         limits=limits[:MAX_PODS],
         unattributed_processes=attributed.outside_pods[:MAX_UNATTRIBUTED_PROCESSES],
         plugin=msgspec.structs.replace(

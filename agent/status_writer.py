@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from operator import attrgetter
 
 import msgspec
 import structlog
@@ -260,16 +261,14 @@ def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
 
 
 def _peak_moved(old: PodUse, new: PodUse, memory_bytes: int) -> bool:
-    """Return whether a peak differs as much as growth that is written, or another field of it."""
+    """Return whether a peak differs as much as growth that is written, or a field beside it."""
+    if _beside_peak(old) != _beside_peak(new):
+        return True
     was, now = old.peak_bytes, new.peak_bytes
-    if was is None or now is None or now < was:
-        return (was, old.started_at) != (now, new.started_at)
-    return (old.started_at, old.settled_at, old.peak_source, old.peak_partial) != (
-        new.started_at,
-        new.settled_at,
-        new.peak_source,
-        new.peak_partial,
-    ) or _has_grown(was, now, memory_bytes)
+    return was is not None and now is not None and _has_grown(was, now, memory_bytes)
+
+
+_beside_peak = attrgetter("started_at", "settled_at", "peak_source", "peak_partial", "idle_since")
 
 
 def _has_grown(old_bytes: int, new_bytes: int, memory_bytes: int) -> bool:

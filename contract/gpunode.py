@@ -149,6 +149,9 @@ class PodUse(KubeStruct, frozen=True):
     #: ``SETTLED_WITHIN_RATIO`` for ``SETTLED_AFTER_S``, for the first time in this life. Empty
     #: until then, and if the agent did not measure the start of this life.
     settled_at: str = ""
+    #: RFC 3339, since when the pod has used no SM of the device. Empty if it has used some in the
+    #: last minutes, or if its SM activity is not known.
+    idle_since: str = ""
 
 
 class ContainerLimit(KubeStruct, frozen=True):

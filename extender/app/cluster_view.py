@@ -122,6 +122,7 @@ class ClusterView:
             quotas,
             self.settings.scheduler_name,
             self.assumed,
+            lambda: self.settings.gpu_hour_price,
         )
 
     def assumed(self) -> AssumedLine:

@@ -248,6 +248,12 @@ class Settings(BaseModel):
         ge=0,
         description="A pod that uses more memory than it requested for this time is reported.",
     )
+    gpu_hour_price: float | None = Field(
+        None,
+        ge=0,
+        description="Price of one hour of a whole GPU, in any currency; /v1/idle computes from it "
+        "what idle pods cost. Without it, no costs are shown.",
+    )
     waiting_events_per_s: int = Field(
         10,
         ge=0,

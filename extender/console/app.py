@@ -21,6 +21,7 @@ from extender.console import (
     events,
     explain,
     fleet,
+    idle,
     journal,
     nodes,
     page_files,
@@ -35,7 +36,7 @@ from extender.console.view_context import Context, InContext, Newest
 
 _VIEWS = (
     *(page_files, fleet, nodes, devices, pending, explain, score, capacity, whatif, decisions),
-    *(drift, events, status, snapshot),
+    *(drift, idle, events, status, snapshot),
 )
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API server does not authenticate the caller"},

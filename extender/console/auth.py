@@ -36,6 +36,8 @@ Sees = Callable[[str, str], bool]
 #: Paths that need no authentication, like the files of the page.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
 OPEN_FOLDER = "/page/"
+#: Paths of views that show a single pod, named by the rest of the path.
+_PODS = ("/v1/explain/pods/", "/v1/idle/pods/")
 #: Views that show a single pod, named by the query parameter ``pod``.
 _OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
 THREADS = 4
@@ -118,7 +120,7 @@ def sufficient_permissions(
 ) -> list[Permission]:
     """Return the permissions of which any one is sufficient to read the view."""
     of_path = ReadPath(method.lower(), path)
-    if path.startswith("/v1/explain/pods/") and {"namespace", "name"} <= path_params.keys():
+    if path.startswith(_PODS) and {"namespace", "name"} <= path_params.keys():
         return [GetPod(path_params["namespace"], path_params["name"]), of_path]
     namespace, slash, name = query.get("pod", "").partition("/")
     if path in _OF_A_POD and slash and namespace and name:

@@ -53,6 +53,8 @@ class Context:
     scheduler: str = "headroom"
     #: Returns the assumed binds and nominations for the journal.
     assumed: Callable[[], AssumedLine] = AssumedLine
+    #: Returns setting gpu_hour_price; None if it is not set.
+    gpu_hour_price: Callable[[], float | None] = lambda: None
 
     def schedulers(self) -> list[str]:
         """Return the schedulers known to call Headroom, the one of the settings first."""

@@ -21,6 +21,7 @@ from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.heartbeats import age
+from extender.state.idle_pods import idle_pods
 from extender.state.journal import Decision
 from extender.state.memory_totals import (
     Totals,
@@ -106,6 +107,7 @@ class FleetCollector(Collector):
             return
         fleet = totals(snap)
         yield from _fleet(fleet)
+        yield from self._idle(snap)
         yield from self._nodes(snap)
         yield from self._devices(snap, fleet.devices)
 
@@ -133,6 +135,27 @@ class FleetCollector(Collector):
             labels = [each.namespace, each.name, each.node, each.device]
             family.add_metric(labels, each.excess_bytes)
         yield family
+
+    def _idle(self, snap: Snapshot) -> Iterator[Metric]:
+        gpus = GaugeMetricFamily(
+            "headroom_idle_gpus",
+            "GPUs that pods of the namespace hold and have used no SM of for an hour; 0.5 for half "
+            "of the memory of one. Only pods that hold at least 1 GiB.",
+            labels=["namespace"],
+        )
+        held = GaugeMetricFamily(
+            "headroom_idle_held_bytes", "Memory that these pods hold.", labels=["namespace"]
+        )
+        sums: dict[str, tuple[float, int]] = {}
+        for each in idle_pods(self._cluster, snap, time.monotonic(), time.time()):
+            gpu_ratio, held_bytes = sums.get(each.namespace, (0.0, 0))
+            sums[each.namespace] = gpu_ratio + each.gpu_ratio, held_bytes + each.held_bytes
+        worst = sorted(sums.items(), key=lambda each: -each[1][0])[:MOST_OFFENDERS]
+        for namespace, (gpu_ratio, held_bytes) in worst:
+            gpus.add_metric([namespace], gpu_ratio)
+            held.add_metric([namespace], held_bytes)
+        yield gpus
+        yield held
 
     def _pending_pods(self) -> Iterator[Metric]:
         pending, now_s = self._pending(), time.time()

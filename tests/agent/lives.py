@@ -12,6 +12,7 @@ from agent.peak_recorder import PeakRecorder
 from agent.peaks import Lives
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
+    ActivityReading,
     Container,
     DeviceReading,
     DriverReading,
@@ -48,6 +49,8 @@ class Node:
     holdings: list[HoldingReading] = field(default_factory=list)
     #: (device, container id) -> its high-water mark in bytes.
     marks: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: Device -> its SM activity, and the share of SM time by container id.
+    sm: dict[str, tuple[float | None, Mapping[str, float]]] = field(default_factory=dict)
     #: Whether the agent may see processes.
     sees_processes: bool = True
     before: GPUNodeStatus | None = None
@@ -105,6 +108,12 @@ class Node:
                 DeviceReading("nvml", uuid, 0, memory=memory, processes=listed, **more)  # type: ignore[arg-type]
             )
         readings += self.holdings
+        readings += [
+            ActivityReading(
+                "nvml-process", uuid, sm_ratio=ratio, sm_by_pid={pids[c]: s for c, s in of.items()}
+            )
+            for uuid, (ratio, of) in self.sm.items()
+        ]
         for container_id, (container, uid) in self.containers.items():
             readings += [
                 HighWaterReading("dmem.peak", device, uid, container_id, peak_bytes)

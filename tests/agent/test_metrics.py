@@ -77,6 +77,7 @@ STATUS = GPUNodeStatus(
             peak_source="nvml",
             started_at="2026-11-21T11:05:00Z",
             settled_at="2026-11-21T11:06:30Z",
+            idle_since="2026-11-21T11:10:00Z",
         ),
         PodUse("u1", "GPU-a", "ns", "p", "main", f"{GPU}::1", 0),
         PodUse("u1", "GPU-a", "ns", "p", "side", f"{GPU}::2", 0),
@@ -91,6 +92,7 @@ STATUS = GPUNodeStatus(
         ContainerLimit("u9", "GPU-a", "c2", used_bytes=9),
         ContainerLimit("u3", "GPU-gone", "c3", used_bytes=9),
     ],
+    observed_at="2026-11-21T13:10:00.5Z",
     sources=[Source("nvml"), Source("dcgm", "absent", "nobody")],
     agent_version="1.2",
     driver_version="580",
@@ -208,6 +210,8 @@ def test_the_use_of_a_pod_is_reported_once_for_each_device(reported: dict[str, M
     assert startup == {("p", "main"): 850}
     settling = values(reported["headroom_pod_settling_seconds"], "pod", "container")
     assert settling == {("p", "main"): 90}
+    idle = values(reported["headroom_pod_idle_seconds"], "pod", "container")
+    assert idle == {("p", "main"): 7200.5}
     replicas = reported["headroom_pod_replicas"]
     assert values(replicas, "pod", "container", "GPU_I_PROFILE") == {
         ("p", "main", ""): 2, ("p", "side", ""): 1, ("q", "main", "2g.20gb"): 1

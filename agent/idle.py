@@ -1,0 +1,109 @@
+"""Measures for how long pods have used no SM of the devices that they hold. Pure.
+
+A pod is idle on a device while the device's SM activity is zero, or, if processes are measured,
+while none of the pod's processes has SM time. Zero is anything below ``IDLE_BELOW_RATIO``, because
+counters are not exact. The sources measure the whole time between two samples, so no activity falls
+between them. If other pods keep the device busy and processes are not measured, the pod does not
+count as idle.
+
+Times are seconds since boot, as in ``agent.peaks``.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from agent.probes.readings import ActivityReading
+from contract.gpunode import PodUse
+
+#: Shown as 0 % everywhere.
+IDLE_BELOW_RATIO = 0.005
+#: Idle time is reported from this length on, so that a pod that is idle now and then changes
+#: nothing in the report.
+REPORTED_AFTER_S = 300.0
+#: Seconds without a known SM activity after which the time begins again.
+MOST_GAP_S = 60.0
+MAX_IDLE = 4096
+
+
+class Idle(msgspec.Struct):
+    """The time since when a pod is idle on a device."""
+
+    uid: str
+    device: str
+    since_s: float
+    #: RFC 3339.
+    since_at: str
+    #: When it was known to be idle for the last time.
+    known_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OfPods:
+    """What a sample measured of pods, beside their memory."""
+
+    #: (container id, device) -> high-water mark of its memory in bytes.
+    marks: Mapping[tuple[str, str], int]
+    #: Device -> its SM activity.
+    activity: Mapping[str, ActivityReading]
+    #: (pod uid, device) -> share of SM time, without pods whose processes used none.
+    shares: Mapping[tuple[str, str], float]
+
+
+class IdleTimes:
+    """Measures the idle times on one node; ``before`` are those of an earlier agent on it."""
+
+    def __init__(self, before: Sequence[Idle], now_s: float) -> None:
+        self._idle = {(e.uid, e.device): e for e in before[:MAX_IDLE] if e.known_s <= now_s}
+
+    @property
+    def idle(self) -> list[Idle]:
+        """A copy of what an agent that starts later needs."""
+        return [msgspec.structs.replace(each) for each in self._idle.values()]
+
+    def measure(
+        self,
+        uses: Iterable[PodUse],
+        activity: Mapping[str, ActivityReading],
+        shares: Mapping[tuple[str, str], float],
+        now_s: float,
+        now: datetime,
+    ) -> list[PodUse]:
+        """Add a sample; return its rows with the times since when their pods are idle.
+
+        ``activity`` is device -> its SM activity. ``shares`` is (pod uid, device) -> share of SM
+        time, without pods whose processes used none. ``now_s`` and ``now`` are the time of the
+        sample: in seconds since boot, and on the clock.
+        """
+        # A pod that is not in the report for a moment stays idle.
+        self._idle = {
+            key: idle for key, idle in self._idle.items() if now_s - idle.known_s <= MOST_GAP_S
+        }
+        uses = list(uses)
+        for key in dict.fromkeys((use.uid, use.device) for use in uses if use.uid):
+            is_idle = _is_idle(activity.get(key[1]), shares.get(key, 0.0))
+            if is_idle is False:
+                self._idle.pop(key, None)
+            elif is_idle and key in self._idle:
+                self._idle[key].known_s = now_s
+            elif is_idle and len(self._idle) < MAX_IDLE:
+                since_at = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                self._idle[key] = Idle(*key, now_s, since_at, now_s)
+        return [self._timed(use) for use in uses]
+
+    def _timed(self, use: PodUse) -> PodUse:
+        idle = self._idle.get((use.uid, use.device))
+        if idle is None or idle.known_s - idle.since_s < REPORTED_AFTER_S:
+            return use
+        return msgspec.structs.replace(use, idle_since=idle.since_at)
+
+
+def _is_idle(activity: ActivityReading | None, share: float) -> bool | None:
+    """Return whether a pod is idle on a device; None if the device's activity is not known."""
+    if activity is None or activity.sm_ratio is None:
+        return None
+    if activity.sm_ratio < IDLE_BELOW_RATIO:
+        return True
+    return bool(activity.sm_by_pid) and share < IDLE_BELOW_RATIO

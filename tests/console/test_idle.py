@@ -1,0 +1,272 @@
+"""/v1/idle: pods that hold GPU memory and use no SM, and what that costs."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from contract.gpunode import Device, Replicas, SmActivity
+from contract.kube import OwnerReference, Pod
+from extender.console.auth import GetPod, ReadPath
+from extender.observability.fleet_metrics import FleetCollector
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.idle_pods import idle_pods
+from extender.state.pending_pods import Pending
+from tests.builders import GIB, device, gpunode, kube_node, mig, pod, reservation, shared, use
+from tests.console.asking import STALE_AFTER_S, Asked
+from tests.console.test_auth import World
+
+#: Two days, and an hour, before the reports.
+TWO_DAYS, AN_HOUR = "2026-11-19T00:00:00Z", "2026-11-20T23:00:00Z"
+SM = SmActivity(0.0, "gpm")
+
+
+def owned(of: Pod, kind: str, name: str, **labels: str) -> Pod:
+    owner = OwnerReference("apps/v1", kind, name, controller=True)
+    metadata = msgspec.structs.replace(of.metadata, owner_references=[owner], labels=labels)
+    return msgspec.structs.replace(of, metadata=metadata)
+
+
+def fleet(*devices: Device, rows: list[Any], held: dict[str, dict[str, int]]) -> Asked:
+    """One node with these devices, whose pods hold ``held``: pod name -> device -> GiB."""
+    asked = Asked()
+    add(asked, *devices, rows=rows, held=held)
+    return asked
+
+
+def add(asked: Asked, *devices: Device, rows: list[Any], held: dict[str, dict[str, int]]) -> None:
+    reservations = {
+        f"u-{name}": msgspec.structs.replace(
+            reservation({uuid: gib * GIB for uuid, gib in on.items()}, name=name), namespace="ml"
+        )
+        for name, on in held.items()
+    }
+    node = gpunode(*devices, name="n", reservations=reservations, pods=rows)
+    pods = [pod("1Gi", uid=f"u-{n}", name=n, namespace="ml", node="n") for n in held]
+    asked.cluster.apply(
+        [NodeSeen(kube_node("n")), *map(PodSeen, pods), GPUNodeSeen(node, asked.now_s)]
+    )
+
+
+def row(name: str, on: str, gib: int, since: str = "", **more: Any) -> Any:
+    more = {"namespace": "ml", "name": name, "replica": f"{on}::{name}", **more}
+    return use(f"u-{name}", on, gib * GIB, idle_since=since, **more)
+
+
+@pytest.fixture
+def team() -> Asked:
+    """On a shared GPU of 24 GiB: a notebook since two days, a server since an hour, and a trainer
+    that is active."""
+    return fleet(
+        shared("A", free=1, allocated=3, sm_activity=SM),
+        rows=[
+            row("notebook", "A", 4, TWO_DAYS),
+            row("server", "A", 1, AN_HOUR),
+            row("trainer", "A", 8),
+        ],
+        held={"notebook": {"A": 12}, "server": {"A": 6}, "trainer": {"A": 6}},
+    )
+
+
+def test_idle_pods_are_listed_with_what_they_hold(team: Asked) -> None:
+    body = team.get("/v1/idle?hours=0").json()
+    first, second = body["pods"]
+    assert first | {"uid": "", "node": ""} == {
+        "namespace": "ml",
+        "name": "notebook",
+        "uid": "",
+        "node": "",
+        "device": "A",
+        "owner_kind": None,
+        "owner_name": None,
+        "used_bytes": 4 * GIB,
+        "reservation_bytes": 12 * GIB,
+        "held_bytes": 12 * GIB,
+        "gpu_ratio": 0.5,
+        "idle_since": TWO_DAYS,
+        "idle_s": 172_800.0,
+        "gpu_days": 1.0,
+        "cost": None,
+    }
+    # It holds a quarter of the memory, and of the replicas.
+    assert (second["name"], second["gpu_ratio"], second["idle_s"]) == ("server", 0.25, 3600.0)
+    assert body["teams"] == [
+        {
+            "namespace": "ml",
+            "pods": 2,
+            "held_bytes": 18 * GIB,
+            "gpus_ratio": 0.75,
+            "gpu_days": 1.0104,
+            "cost": None,
+        }
+    ]
+    assert (body["after_s"], body["least_held_bytes"]) == (0.0, GIB)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        pytest.param("", ["notebook", "server"], id="an hour by default"),
+        pytest.param("?hours=1.001", ["notebook"], id="longer"),
+        pytest.param("?hours=49", [], id="too long"),
+        pytest.param("?held=6Gi", ["notebook", "server"], id="holds as much"),
+        pytest.param("?held=6.1Gi", ["notebook"], id="holds more"),
+        pytest.param("?namespace=ml", ["notebook", "server"], id="its namespace"),
+        pytest.param("?namespace=other", [], id="another namespace"),
+    ],
+)
+def test_the_list_has_limits(team: Asked, query: str, names: list[str]) -> None:
+    body = team.get(f"/v1/idle{query}").json()
+    assert [each["name"] for each in body["pods"]] == names
+    assert sum(each["pods"] for each in body["teams"]) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("held=much", "held: 'much' is not a quantity"),
+        ("hours=-1", "greater than or equal to 0"),
+    ],
+)
+def test_other_queries_are_rejected(team: Asked, query: str, says: str) -> None:
+    answer = team.get(f"/v1/idle?{query}")
+    assert answer.status_code == 422
+    assert says in answer.text
+
+
+def test_costs_are_shown_with_a_price(team: Asked) -> None:
+    object.__setattr__(team.context, "gpu_hour_price", lambda: 2.5)
+    body = team.get("/v1/idle").json()
+    assert body["gpu_hour_price"] == 2.5
+    assert [each["cost"] for each in body["pods"]] == [60.0, 0.62]  # 24 h, and a quarter of one
+    assert body["teams"][0]["cost"] == 60.62
+
+
+def test_owners_are_controllers_and_of_replica_sets_the_deployment() -> None:
+    asked = fleet(
+        shared("A", free=0, allocated=4, sm_activity=SM),
+        rows=[row(name, "A", 2, TWO_DAYS) for name in ("a-7f9c-x", "a-7f9c-y", "job-1", "alone")],
+        held={name: {"A": 2} for name in ("a-7f9c-x", "a-7f9c-y", "job-1", "alone")},
+    )
+    hashed = {"pod-template-hash": "7f9c"}
+    for name in ("a-7f9c-x", "a-7f9c-y"):
+        each = asked.cluster.pod(f"u-{name}")
+        assert each is not None
+        asked.cluster.apply([PodSeen(owned(each, "ReplicaSet", "a-7f9c", **hashed))])
+    job = asked.cluster.pod("u-job-1")
+    assert job is not None
+    asked.cluster.apply([PodSeen(owned(job, "Job", "job"))])
+    owners = asked.get("/v1/idle").json()["owners"]
+    assert [(each["kind"], each["name"], each["pods"]) for each in owners] == [
+        ("Deployment", "a", 2),
+        ("Pod", "alone", 1),
+        ("Job", "job", 1),
+    ]
+
+
+def test_a_whole_gpu_is_held_even_if_little_of_it_is_requested() -> None:
+    asked = fleet(
+        device("A", replicas=Replicas(allocated=1), sm_activity=SM),
+        rows=[row("p", "A", 1, TWO_DAYS)],
+        held={"p": {"A": 2}},
+    )
+    (each,) = asked.get("/v1/idle").json()["pods"]
+    assert (each["gpu_ratio"], each["gpu_days"]) == (1.0, 2.0)
+
+
+def test_a_mig_device_is_a_part_of_its_gpu() -> None:
+    asked = fleet(
+        mig("M1", 1, replicas=Replicas(allocated=1), sm_activity=SM),
+        mig("M2", 2, memory_bytes=30 * GIB, sm_activity=SM),
+        rows=[row("p", "M1", 10, TWO_DAYS)],
+        held={"p": {"M1": 10}},
+    )
+    (each,) = asked.get("/v1/idle").json()["pods"]
+    assert each["gpu_ratio"] == 0.25
+
+
+def test_pods_of_stale_reports_are_not_listed(team: Asked) -> None:
+    """They may have become active since."""
+    team.now_s = STALE_AFTER_S + 1
+    assert team.get("/v1/idle").json()["pods"] == []
+    assert team.get("/v1/idle/pods/ml/notebook").status_code == 404
+
+
+def test_devices_without_sm_activity_are_counted() -> None:
+    asked = fleet(shared("A"), shared("B", sm_activity=SM), rows=[], held={})
+    assert asked.get("/v1/idle").json()["devices_without_sm_activity"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "idle"),
+    [
+        pytest.param("notebook", "", True, id="for two days"),
+        pytest.param("server", "", True, id="for an hour"),
+        pytest.param("server", "?hours=2", False, id="not for two hours"),
+        pytest.param("trainer", "", False, id="active"),
+    ],
+)
+def test_one_pod_can_be_asked_for(team: Asked, name: str, query: str, idle: bool) -> None:
+    body = team.get(f"/v1/idle/pods/ml/{name}{query}").json()
+    assert body["idle"] is idle
+    since = {"notebook": TWO_DAYS, "server": AN_HOUR}.get(name)
+    assert (body["idle_since"], body["devices"]) == (since, ["A"])
+    assert (body["idle_s"] is None) == (since is None)
+
+
+def test_a_pod_is_idle_only_if_that_is_known_for_all_its_devices() -> None:
+    asked = Asked()
+    rows = [row("p", "A", 1, TWO_DAYS), row("p", "B", 1, AN_HOUR), row("q", "B", 1, TWO_DAYS)]
+    held = {"p": {"A": 1, "B": 1}, "q": {"B": 1, "C": 1}}
+    devices = shared("A", sm_activity=SM), shared("B", sm_activity=SM), shared("C")
+    add(asked, *devices, rows=[*rows, row("q", "C", 1)], held=held)
+    both = asked.get("/v1/idle/pods/ml/p").json()
+    assert (both["idle"], both["idle_since"], both["held_bytes"]) == (True, AN_HOUR, 2 * GIB)
+    unknown = asked.get("/v1/idle/pods/ml/q").json()
+    assert (unknown["idle"], unknown["idle_since"]) == (None, None)
+    add(asked, *devices, rows=[row("p", "A", 1, TWO_DAYS), row("p", "B", 1)], held=held)
+    assert asked.get("/v1/idle/pods/ml/p").json()["idle"] is False
+
+
+def test_a_pod_that_no_report_shows_is_unknown(team: Asked) -> None:
+    answer = team.get("/v1/idle/pods/ml/other")
+    assert answer.status_code == 404
+    assert "no fresh report of a node shows pod ml/other" in answer.text
+
+
+def test_who_may_read_a_pod_may_ask_whether_it_is_idle() -> None:
+    world = World()
+    add(
+        world.api,
+        shared("A", sm_activity=SM),
+        rows=[row("p", "A", 1, TWO_DAYS)],
+        held={"p": {"A": 1}},
+    )
+    world.reviews.rights["culler"] = {GetPod("ml", "p")}
+    world.reviews.rights["viewer"] = {ReadPath("get", "/v1/idle")}
+    assert world.get("/v1/idle/pods/ml/p", "culler").json()["idle"] is True
+    assert world.get("/v1/idle/pods/ml/q", "culler").status_code == 403
+    assert world.get("/v1/idle", "culler").status_code == 403
+    assert world.get("/v1/idle", "viewer").json()["pods"][0]["name"] == "p"
+
+
+def test_the_metric_has_the_gpus_of_each_namespace(
+    team: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", team.context.wall_s)
+    monkeypatch.setattr("time.monotonic", team.context.monotonic_s)
+    registry = CollectorRegistry()
+    snapshot = team.cluster.snapshot()
+    registry.register(FleetCollector(team.cluster, lambda: snapshot, Pending, 10, STALE_AFTER_S))
+    labels = {"namespace": "ml"}
+    assert registry.get_sample_value("headroom_idle_gpus", labels) == 0.75
+    assert registry.get_sample_value("headroom_idle_held_bytes", labels) == 18 * GIB
+
+
+def test_most_wasteful_pods_come_first(team: Asked) -> None:
+    found = idle_pods(team.cluster, team.cluster.snapshot(), 0.0, team.context.wall_s())
+    assert [(each.name, round(each.gpu_s)) for each in found] == [
+        ("notebook", 86_400),
+        ("server", 900),
+    ]
