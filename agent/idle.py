@@ -42,7 +42,7 @@ class Idle(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class OfPods:
-    """What a sample measured of pods, beside their memory."""
+    """Measurements of pods in one sample, beside their memory."""
 
     #: (container id, device) -> high-water mark of its memory in bytes.
     marks: Mapping[tuple[str, str], int]

@@ -24,6 +24,7 @@ COMMANDS = {
         "defaults": "Suggest default requests of namespaces from measured use.",
         "drift": "Compare each reservation with reality.",
         "plan": "Answer from a cluster's history whether sharing would save GPUs.",
+        "idle": "List pods that hold GPU memory and use no SM, with costs.",
         "doctor": "Find what costs the cluster safety or memory, and what to do.",
     },
     "Maintain GPUs": {
@@ -54,7 +55,7 @@ COMMANDS = {
 #: Commands of ``kubectl headroom`` that ``headroom`` also has.
 DEBUG_API_COMMANDS = {
     *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
-    "defaults",
+    *("defaults", "idle"),
     *("cordon", "uncordon", "log", "snapshot", "ui"),
 }
 _KNOWN = {name for commands in COMMANDS.values() for name in commands}

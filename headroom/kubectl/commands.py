@@ -29,6 +29,7 @@ from headroom.kubectl.help import (
     GroupedHelp,
     Subject,
 )
+from headroom.kubectl.idle import idle
 from headroom.kubectl.options import (
     AllNamespaces,
     DataFormat,
@@ -298,6 +299,7 @@ def drift(
     show_table(body, table, output, _no_pods("has a reservation", chosen))
 
 
+app.command(rich_help_panel=PLAN)(idle)
 app.command(rich_help_panel=MAINTAIN)(cordon)
 app.command(rich_help_panel=MAINTAIN)(uncordon)
 

@@ -284,6 +284,14 @@ def test_defaults_are_a_script_that_the_shell_accepts(server: Server) -> None:
     assert (empty.stdout, "-A shows pods of all namespaces" in empty.stderr) == ("", True)
 
 
+def test_idle_reports_what_it_could_not_check(server: Server) -> None:
+    shown = run(server.debug, "idle", "-A", "--hours", "2", "--held", "4Gi")
+    assert shown.stdout == "not checked: 5 devices without a measurement of SM activity\n"
+    assert shown.stderr == "no pod holds 4Gi or more and is idle for 2 h\n"
+    wrong = run(server.debug, "idle", "-A", "--held", "much")
+    assert (wrong.returncode, "held: 'much' is not a quantity" in wrong.stderr) == (2, True)
+
+
 def test_headroom_has_the_same_commands(server: Server) -> None:
     own = run(server.debug, "drift", "-A").stdout
     assert own.splitlines()[1].split()[:4] == ["team-a", "fits", "shared-0000", "waiting"]

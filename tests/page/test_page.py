@@ -320,6 +320,49 @@ def test_the_pending_page_shows_what_steering_would_place(readings: Looked) -> N
     expect(page.get_by_text(f"{sentence}. To do: {to_do}")).to_be_visible()
 
 
+def test_the_idle_page_shows_who_holds_what(readings: Looked) -> None:
+    sums = {"held_bytes": 12 << 30, "gpus_ratio": 0.5, "gpu_days": 1.0, "cost": 60.0}
+    team = {"namespace": "team-a", "pods": 1, **sums}
+    idle_pod = {
+        **{"namespace": "team-a", "name": "notebook", "node": "l4-0000", "device": "GPU-l4-0000-0"},
+        **{"idle_s": 172_800.0, "idle_since": "2026-11-19T00:00:00Z", "gpu_ratio": 0.5},
+        **{key: sums[key] for key in ("held_bytes", "gpu_days", "cost")},
+    }
+    asked: list[str] = []
+
+    def idle(route: Route) -> None:
+        asked.append(route.request.url)
+        body = route.fetch().json()
+        body |= {"gpu_hour_price": 2.5, "devices_without_sm_activity": 3, "pods": [idle_pod]}
+        body |= {"teams": [team], "owners": [team | {"kind": "StatefulSet", "name": "notebook"}]}
+        route.fulfill(json=body)
+
+    page = readings.open("/idle")
+    # This server's devices measure no SM activity.
+    status = page.get_by_role("status").filter(has_text="Not checked")
+    expect(status).to_have_text(
+        "No such pod. Not checked: 128 devices without a measurement of SM activity."
+    )
+    page.route("**/v1/idle?*", idle)
+    page.get_by_label("Idle for at least").fill("24")
+    page.get_by_label("and holding at least").fill("8Gi")
+    page.get_by_role("button", name="Show").click()
+    expect(status).to_have_text(
+        "1 pod held 1.00 GPU days without using them. "
+        "Not checked: 3 devices without a measurement of SM activity."
+    )
+    assert asked[0].endswith("/v1/idle?hours=24&held=8Gi")
+    for name, cells in (
+        ("By namespace", ["team-a", "1", "12.0 GiB", "0.50", "1.00", "60.00"]),
+        ("By owner", ["team-a", "StatefulSet notebook", "1", "12.0 GiB", "0.50", "1.00", "60.00"]),
+    ):
+        row = page.get_by_role("table", name=name).get_by_role("row").nth(1)
+        assert row.get_by_role("cell").all_inner_texts() == cells
+    pods = page.get_by_role("table", name="Pods, the most wasteful first")
+    expect(pods.get_by_role("link", name="team-a/notebook")).to_be_visible()
+    expect(pods).to_contain_text("2d")
+
+
 def test_names_are_text_whatever_they_hold(readings: Looked, server: Server) -> None:
     name = "<img src=x onerror=alert(1)>"
     ask(server, name, "90Gi", ["h100"])

@@ -2,11 +2,12 @@
 
 import {ask, el, gib, many} from "./dom.js";
 import {fleet} from "./fleet.js";
+import {idle} from "./idle.js";
 import {changes, drift, pending} from "./lists.js";
 import {pod} from "./pod.js";
 import {whatif} from "./whatif.js";
 
-const VIEWS = {fleet, pending, pod, "what-if": whatif, changes, drift};
+const VIEWS = {fleet, pending, pod, "what-if": whatif, idle, changes, drift};
 /** Time between two refreshes without an event. */
 const EVERY_MS = 5000;
 /** Delay of a refresh after an event, because events come in bursts. */

@@ -1,0 +1,111 @@
+"""``kubectl headroom idle``: pods that hold GPU memory and use no SM, and what that costs."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from contract.quantity import gib
+from headroom.kubectl.options import AllNamespaces, Format, Namespace, Options
+from headroom.kubectl.output import Output, print_data, show_lines, show_table
+from headroom.kubectl.table import Table
+from headroom.kubectl.top import age, counted
+
+Body = Mapping[str, Any]
+
+
+class By(Enum):
+    """Object of a line."""
+
+    POD = "pod"
+    OWNER = "owner"
+    NAMESPACE = "namespace"
+
+
+def idle(
+    context: typer.Context,
+    hours: Annotated[float, typer.Option(min=0, help="Only pods that are idle this long.")] = 1.0,
+    held: Annotated[
+        str, typer.Option(help="Only pods that hold this much on a device: 4Gi.")
+    ] = "1Gi",
+    by: Annotated[By, typer.Option(help="Print a line for each of these.")] = By.POD,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    output: Format = None,
+) -> None:
+    """List pods that hold GPU memory and have used no SM for a time, the worst first."""
+    options: Options = context.obj
+    chosen = options.namespace(namespace, all_namespaces)
+    body = options.api().get("idle", hours=f"{hours:g}", held=held, namespace=chosen)
+    if print_data(body, output):
+        return
+    where = "" if chosen is None else f" in namespace {chosen}"
+    more = "" if chosen is None else "; -A shows pods of all namespaces"
+    empty = f"no pod{where} holds {held} or more and is idle for {hours:g} h{more}"
+    show_table(body, table(body, by, wide=output is Output.WIDE), None, empty)
+    if unmeasured := body["devices_without_sm_activity"]:
+        show_lines(
+            [f"not checked: {counted(unmeasured, 'device')} without a measurement of SM activity"]
+        )
+
+
+def table(body: Body, by: By, wide: bool = False) -> Table:
+    """Return a row for each pod on a device, owner or namespace, and the total.
+
+    ``wide`` adds the use, and for pods the owner, the device and the time.
+    """
+    costs = ["COST"] if body["gpu_hour_price"] is not None else []
+    match by:
+        case By.POD:
+            columns, rows = ["NAMESPACE", "POD", "NODE", "IDLE"], body["pods"]
+            more = ["USED", "OWNER", "SINCE", "DEVICE"] if wide else []
+        case By.OWNER:
+            columns, rows, more = ["NAMESPACE", "OWNER", "PODS"], body["owners"], []
+        case By.NAMESPACE:
+            columns, rows, more = ["NAMESPACE", "PODS"], body["teams"], []
+    found = Table((*columns, "HELD", "GPUS", "GPU DAYS", *costs, *more))
+    for row in rows:
+        found.add(
+            *(row["namespace"], *_cells(row, by), gib(row["held_bytes"])),
+            *(
+                f"{row['gpu_ratio' if by is By.POD else 'gpus_ratio']:.2f}",
+                f"{row['gpu_days']:.2f}",
+            ),
+            *([f"{row['cost']:,.2f}"] if costs else []),
+            *(_wide(row) if more else ()),
+        )
+    found.total = [_total(body)] if rows else []
+    return found
+
+
+def _cells(row: Body, by: By) -> tuple[str, ...]:
+    match by:
+        case By.POD:
+            return row["name"], row["node"], age(row["idle_s"])
+        case By.OWNER:
+            return f"{row['kind']}/{row['name']}", str(row["pods"])
+        case By.NAMESPACE:
+            return (str(row["pods"]),)
+
+
+def _wide(row: Body) -> tuple[str, ...]:
+    used_bytes = row["used_bytes"]
+    owner = f"{row['owner_kind']}/{row['owner_name']}" if row["owner_kind"] else "-"
+    return (
+        "-" if used_bytes is None else gib(used_bytes),
+        owner,
+        row["idle_since"],
+        row["device"],
+    )
+
+
+def _total(body: Body) -> str:
+    """Return the sums over all namespaces of the answer."""
+    teams = body["teams"]
+    pods, gpus = (sum(team[key] for team in teams) for key in ("pods", "gpus_ratio"))
+    days = sum(team["gpu_days"] for team in teams)
+    text = f"{counted(pods, 'pod')}: {gpus:.2f} GPUs, idle for {days:.2f} GPU days"
+    if body["gpu_hour_price"] is None:
+        return text
+    return f"{text}, which cost {sum(team['cost'] for team in teams):,.2f}"
