@@ -42,6 +42,7 @@ EXAMPLES = {
     "tls_client_ca": "/etc/headroom/client/ca.crt",
     "extenders": "[headroom-journal.headroom-system.svc]",
     "max_body": "16Mi",
+    "gpu_hour_price": "2.50",
     "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
     "prometheus_url": "http://prometheus.monitoring:9090",

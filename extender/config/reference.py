@@ -127,6 +127,7 @@ GROUPS = {
     "Events, metrics and journal": (
         "waiting_events_per_s",
         "device_series",
+        "gpu_hour_price",
         "journal_decisions",
         "journal_bytes",
         "journal_age_s",
@@ -182,6 +183,7 @@ def unit(name: str, field: FieldInfo) -> str:
         ("_bytes", "bytes, as a quantity"),
         ("body", "bytes, as a quantity"),
         ("_quantile", "0..1"),
+        ("_price", "any currency"),
         ("_url", "URL"),
         ("host", "address"),
         ("_decisions", "count"),

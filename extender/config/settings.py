@@ -251,8 +251,9 @@ class Settings(BaseModel):
     gpu_hour_price: float | None = Field(
         None,
         ge=0,
-        description="Price of one hour of a whole GPU, in any currency; /v1/idle computes from it "
-        "what idle pods cost. Without it, no costs are shown.",
+        allow_inf_nan=False,
+        description="Price of one hour of a whole GPU, from which /v1/idle computes what idle pods "
+        "cost. Without it, no costs are shown.",
     )
     waiting_events_per_s: int = Field(
         10,

@@ -107,7 +107,9 @@ Held = Annotated[
         examples=["4Gi"],
     ),
 ]
-InNamespace = Annotated[str, Query(max_length=253, description="Only pods of this namespace.")]
+InNamespace = Annotated[
+    str, Query(max_length=253, description="Only pods of this namespace.", examples=["ml"])
+]
 
 routes = APIRouter()
 

@@ -45,7 +45,7 @@ def mig(uuid: str, instance: int, profile: str, **figures: int) -> Device:
 
 
 STATUS = GPUNodeStatus(
-    "now",
+    "2026-11-21T13:10:00.5Z",
     [
         Device(
             "GPU-a",
@@ -92,7 +92,6 @@ STATUS = GPUNodeStatus(
         ContainerLimit("u9", "GPU-a", "c2", used_bytes=9),
         ContainerLimit("u3", "GPU-gone", "c3", used_bytes=9),
     ],
-    observed_at="2026-11-21T13:10:00.5Z",
     sources=[Source("nvml"), Source("dcgm", "absent", "nobody")],
     agent_version="1.2",
     driver_version="580",
