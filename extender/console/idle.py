@@ -169,8 +169,8 @@ def idle(
 def idle_pod(
     context: InContext,
     snap: Newest,
-    namespace: Annotated[str, Path(max_length=253)],
-    name: Annotated[str, Path(max_length=253)],
+    namespace: Annotated[str, Path(examples=["ml"])],
+    name: Annotated[str, Path(examples=["notebook-0"])],
     hours: Hours = IDLE_AFTER_S / _HOUR_S,
 ) -> Response:
     """Return whether one pod has used no SM of its devices for a time, for tools that stop idle
