@@ -43,6 +43,7 @@ BUDGETS_S = {
     "placement": 170,
     "plan": 60,
     "recommend": 5,
+    "recorder": 120,
     "release": 60,
     "samples": 10,
     "scheduler": 60,

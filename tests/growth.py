@@ -86,6 +86,32 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ObjectCache._statuses": Per("reservation or device", 8_000),
         "ObjectCache._with_choice": Per("node", 200),
     },
+    "extender/recorder/book.py": {
+        "ProfileBook._entries": Per("VRAMProfile", 256 << 10),
+        "_Entry.pending": Fixed(0),  # with its entry, at most MAX_PENDING
+        "_Entry.running": Fixed(0),
+        "_Entry.written": Fixed(0),
+    },
+    "extender/recorder/kube_profiles.py": {"OwnerReader._ends": Fixed(20_000 * 1_500)},
+    "extender/recorder/rounds.py": {
+        "Observed._gone": Fixed(10_000 * 4_000),
+        "Observed._pods": Per("pod with a GPU", 4_000),
+        "Observed._reports": Per("node", 64 << 10),
+        "Recorder._unowned": Fixed(10_000 * 1_000),
+    },
+    "extender/recorder/tracker.py": {"LifeTracker._open": Per("container on a GPU", 1_000)},
+    # MAX_BUCKETS, MAX_PROGRAMS and MAX_CONTAINERS bound what is kept of an owner.
+    "extender/recommend/histogram.py": {"Histogram.weights": Fixed(0)},
+    "extender/recommend/lives.py": {
+        "Track.censored": Fixed(0),
+        "Track.complete": Fixed(0),
+        "Track.running": Fixed(0),
+        "Track.running_censored": Fixed(0),
+    },
+    "extender/recommend/profile.py": {
+        "ContainerProfile.tracks": Fixed(0),
+        "Profile.containers": Fixed(0),
+    },
     "extender/state/sm_activity.py": {
         "Activities._history": Per("device", 600),
         "Activities._gpus_of": Per("node", 500),

@@ -162,6 +162,25 @@ def webhook(config: Config = None, host: Host = None, log_level: Level = LogLeve
         uvloop.run(serve_webhook(settings, typer.echo, origin=origin))
 
 
+@app.command()
+def recorder(
+    config: Config = None,
+    host: Host = None,
+    debug_host: DebugHost = None,
+    debug_port: DebugPort = None,
+    debug_tls_cert: DebugTlsCert = None,
+    debug_tls_key: DebugTlsKey = None,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Record the memory peaks of containers in VRAMProfiles; probes and metrics on the debug
+    port."""
+    with _reported():
+        from extender.app.recorder import serve_recorder
+
+        settings, origin = _loaded(locals())
+        uvloop.run(serve_recorder(settings, typer.echo, origin=origin))
+
+
 def _serve_part(part: str, given: Mapping[str, Any]) -> None:
     with _reported():
         # The Kubernetes client is an optional dependency, and slow to import.

@@ -104,6 +104,52 @@ class WebhookTelemetry(ProcessTelemetry):
         return generate_latest(self.registry)
 
 
+class RecorderTelemetry(ProcessTelemetry):
+    """Metrics of the recorder."""
+
+    loops = ("election", "record")
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.ready = Gauge(
+            "headroom_recorder_ready", "1 while /readyz answers 200.", registry=registry
+        )
+        self.leads = Gauge(
+            "headroom_recorder_leads",
+            "1 while this recorder holds the Lease and writes VRAMProfiles.",
+            registry=registry,
+        )
+        self.lives = _counter(
+            registry,
+            "headroom_recorder_lives_total",
+            "Lives of containers that ended, by ending: completed, failed, evicted, oom-killed or "
+            "unknown.",
+            ending=("completed", "failed", "evicted", "oom-killed", "unknown"),
+        )
+        self.writes = _counter(
+            registry,
+            "headroom_recorder_writes_total",
+            "Writes of VRAMProfiles by outcome: written, conflict (another process wrote it "
+            "first; it is written again) or failed.",
+            outcome=("written", "conflict", "failed"),
+        )
+        self.profiles = Gauge(
+            "headroom_recorder_profiles",
+            "VRAMProfiles in memory; 0 while another recorder leads.",
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "headroom_recorder_lives_waiting",
+            "Lives that ended and are not written yet.",
+            registry=registry,
+        )
+
+    def exposition(self, ready: bool) -> bytes:
+        """Return the body of /metrics."""
+        self.ready.set(ready)
+        return generate_latest(self.registry)
+
+
 class ViewTelemetry(ProcessTelemetry):
     """Metrics of a process that follows the cluster.
 

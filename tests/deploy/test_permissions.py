@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from extender.recorder.owners import RESOURCES
 from tests.controlplane import ROOT
 from tests.deploy.rendered import DEPLOY, NAMESPACE
 
@@ -94,6 +95,30 @@ WEBHOOK: set[Right] = (
     | rights("", "namespaces", "list", "watch")
     | rights(*GPUNODES, "list", "watch")
 )
+PROFILES = "headroom.gpu", "vramprofiles"
+RECORDER: dict[str, set[Right]] = {
+    # It watches two of the kinds of ``watched_kinds``.
+    "extender.kube.resources:watched_kinds": (
+        rights("", "pods", "list", "watch") | rights(*GPUNODES, "list", "watch")
+    ),
+    # The path depends on the kind of the controller.
+    "extender.recorder.kube_profiles:OwnerReader._read": {
+        right
+        for (group, _), resource in RESOURCES.items()
+        for right in rights(group, resource, "get")
+    },
+    "extender.recorder.kube_profiles:ProfileStore.list": rights(*PROFILES, "list"),
+    "extender.recorder.kube_profiles:ProfileStore.write": rights(*PROFILES, "create", "update"),
+    "extender.recorder.kube_profiles:ProfileStore.read": rights(*PROFILES, "get"),
+    "extender.recorder.kube_profiles:ProfileStore.delete": rights(*PROFILES, "delete"),
+    "extender.recorder.kube_profiles:ProfileStore._folder": set(),  # of its callers
+    "extender.recorder.election:Election.__init__": set(),
+    "extender.recorder.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
+    "extender.recorder.election:Election.attempt": (
+        rights(*LEASES, "create", "update", where=NAMESPACE)
+    ),
+    "extender.recorder.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
+}
 AGENT: dict[str, set[Right]] = {
     "agent.probes.node_probe:ChoiceWatch.__init__": rights(*GPUNODES, "watch"),
     "agent.api_server:request": set(),  # of its callers
@@ -135,6 +160,7 @@ ROLES = {
     "headroom-extender": EXTENDER,
     "headroom-console": CONSOLE,
     "headroom-webhook": {"extender.kube.resources:watched_kinds": WEBHOOK},
+    "headroom-recorder": RECORDER,
     "headroom-agent": AGENT,
     "headroom-certs": CERTS,
     "headroom-extender-mirror": MIRROR,
@@ -143,6 +169,7 @@ ROLES = {
 OTHERS = {
     "extender.scheduler.server:verbs_app",
     "extender.admission.endpoints:webhook_app",
+    "extender.app.recorder:recorder_app",
     "extender.observability.journal_follower:_Stream._read",
     "extender.doctor.collect:list_environment",  # headroom doctor
     "agent.probes.dcgm:Exporter._scrape",

@@ -62,7 +62,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Applies .values to the Deployment of webhook or console. Changes .object. */}}
+{{/* Applies .values to the Deployment of webhook, console or recorder. Changes .object. */}}
 {{- define "headroom.part" -}}
 {{- $template := .object.spec.template }}
 {{- $_ := set .object.spec "replicas" .values.replicas }}

@@ -1,0 +1,112 @@
+"""The process of the recorder: two watches, one port, and the VRAMProfiles that it writes."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from extender.app.readiness import unready
+from extender.config.reload import ANYWHERE, Origin, SettingsReloader
+from extender.config.settings import Settings
+from extender.kube.client import KubeApi, load_configuration
+from extender.kube.informers import KubernetesSources
+from extender.kube.reflector import DEFAULT_PACE, Pace
+from extender.kube.resources import watched_kinds
+from extender.observability.metrics import CertificateCollector, RecorderTelemetry
+from extender.periodic import Loops
+from extender.recorder.election import RETRY_S, Election
+from extender.recorder.kube_profiles import OwnerReader, ProfileStore
+from extender.recorder.pods import ObservedPod, read_pod
+from extender.recorder.rounds import Observed, Recorder
+from extender.server.http_limits import PeerProtocol
+from extender.server.ports import Port, serve_ports
+from extender.server.tls import ServerTls
+
+LEASE_NAME = "headroom-recorder"
+#: Seconds between two rounds.
+EVERY_S = 15.0
+
+
+async def serve_recorder(
+    settings: Settings,
+    announce: Callable[[str], None],
+    pace: Pace = DEFAULT_PACE,
+    origin: Origin = ANYWHERE,
+    every_s: float = EVERY_S,
+) -> None:
+    """Keep the VRAMProfiles of the cluster of the kubernetes package's configuration, until a
+    signal; raise ``BadSettings``."""
+    api = KubeApi(load_configuration())
+    telemetry = RecorderTelemetry(CollectorRegistry())
+    telemetry.registry.register(CertificateCollector(settings.served_certificates))
+    loops = Loops(lambda loop: telemetry.loop_failures.labels(loop).inc)
+    observed = Observed()
+    kinds = {kind.name: kind for kind in watched_kinds(settings.agent_namespace)}
+    pods = replace(
+        kinds["pods"],
+        type=ObservedPod,
+        decode=lambda raw: read_pod(raw, settings.rules),
+        concerns=lambda pod: pod.facts is not None,
+    )
+    sources = KubernetesSources(api, observed.apply, [kinds["gpunodes"], pods], pace=pace)
+    election = Election(
+        api, settings.agent_namespace, LEASE_NAME, uuid.uuid4().hex, time.monotonic, time.time
+    )
+    recorder = Recorder(
+        observed, OwnerReader(api), ProfileStore(api), lambda: election.leads, telemetry, time.time
+    )
+
+    def not_ready() -> str:
+        return unready(sources.health, settings.blind_after_s)
+
+    async def compete() -> None:
+        await asyncio.to_thread(election.attempt)
+
+    def started() -> None:
+        # Its settings take effect after a restart; errors in the file are counted at once.
+        SettingsReloader(origin, settings, lambda _: None, telemetry).start(loops)
+        loops.start("election", compete, RETRY_S, unready=not_ready)
+        loops.start("record", recorder.round, every_s, unready=not_ready)
+
+    app = recorder_app(not_ready, loops.stuck, telemetry)
+    tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
+    port = Port("probes", settings.debug_at, settings.debug_port, app, PeerProtocol, tls)
+    sources.start()
+    try:
+        await serve_ports([port], announce, started=started)
+    finally:
+        loops.stop()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, election.release)
+        await loop.run_in_executor(None, sources.stop)
+        api.close()
+
+
+def recorder_app(
+    not_ready: Callable[[], str],
+    stuck: Callable[[], dict[str, float]],
+    telemetry: RecorderTelemetry,
+) -> FastAPI:
+    """Return the ASGI application, which serves probes and metrics. No answer names a pod."""
+    app = FastAPI(title="Headroom recorder", openapi_url=None)
+
+    async def healthz(_: Request) -> Response:
+        late = ", ".join(f"{name} ({s:.0f} s)" for name, s in stuck().items())
+        return PlainTextResponse(f"{late or 'ok'}\n", 503 if late else 200)
+
+    async def readyz(_: Request) -> Response:
+        missing = not_ready()
+        return PlainTextResponse(f"{missing or 'ok'}\n", 503 if missing else 200)
+
+    async def metrics(_: Request) -> Response:
+        return Response(telemetry.exposition(ready=not not_ready()), media_type=CONTENT_TYPE_LATEST)
+
+    for path, answer in (("healthz", healthz), ("readyz", readyz), ("metrics", metrics)):
+        app.router.add_route(f"/{path}", answer, methods=["GET"])
+    return app

@@ -1,0 +1,91 @@
+"""Converts the lives of an owner to the status of a VRAMProfile, and back."""
+
+from collections.abc import Mapping
+
+from contract.vramprofile import (
+    ContainerStatus,
+    ProfileOwner,
+    TrackStatus,
+    VRAMProfileStatus,
+    seconds,
+    stamp,
+)
+from extender.recommend.histogram import Histogram
+from extender.recommend.lives import Track
+from extender.recommend.profile import (
+    MAX_CONTAINERS,
+    MAX_PROGRAMS,
+    ContainerProfile,
+    Profile,
+)
+
+
+def status_of(
+    profile: Profile,
+    owner: ProfileOwner,
+    families: Mapping[tuple[str, str], str],
+    now_s: float,
+) -> VRAMProfileStatus:
+    """Return the status to write. All weights decay to ``now_s``.
+
+    ``families`` has the names of the programs' families by container and device model.
+    """
+    containers = [
+        ContainerStatus(
+            container=container,
+            model=model,
+            family=families.get((container, model), ""),
+            varies=lives.varies,
+            tracks=[_track_status(name, track, now_s) for name, track in lives.tracks.items()],
+        )
+        for (container, model), lives in sorted(profile.containers.items())
+    ]
+    total = sum(t.lives for c in profile.containers.values() for t in c.tracks.values())
+    return VRAMProfileStatus(
+        observed_at=stamp(now_s), owner=owner, containers=containers, lives=total
+    )
+
+
+def restored(status: VRAMProfileStatus) -> Profile:
+    """Return the lives in a status; entries beyond the limits are dropped."""
+    profile = Profile()
+    for each in status.containers[:MAX_CONTAINERS]:
+        tracks = each.tracks[-MAX_PROGRAMS:]
+        profile.containers[each.container, each.model] = ContainerProfile(
+            {track.program: _track(track) for track in tracks}, each.varies
+        )
+    return profile
+
+
+def _track_status(program: str, track: Track, now_s: float) -> TrackStatus:
+    track.decay(now_s)
+    return TrackStatus(
+        program=program,
+        as_of=stamp(track.complete.as_of_s),
+        complete=track.complete.checkpoint(),
+        censored=track.censored.checkpoint(),
+        running=track.running.checkpoint(),
+        running_censored=track.running_censored.checkpoint(),
+        ended=track.ended,
+        flat=track.flat,
+        first=stamp(track.first_s),
+        last=stamp(track.last_s),
+        tested=track.tested,
+        missed=track.missed,
+    )
+
+
+def _track(status: TrackStatus) -> Track:
+    as_of_s = seconds(status.as_of)
+    return Track(
+        Histogram.restored(status.complete, as_of_s),
+        Histogram.restored(status.censored, as_of_s),
+        Histogram.restored(status.running, as_of_s),
+        Histogram.restored(status.running_censored, as_of_s),
+        max(0, status.ended),
+        max(0, min(status.flat, status.ended)),
+        seconds(status.first),
+        seconds(status.last),
+        max(0, status.tested),
+        max(0, status.missed),
+    )

@@ -1,0 +1,196 @@
+"""The profiles in memory, and which of them have to be written."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from contract.kube import ObjectMeta, OwnerReference
+from contract.vramprofile import ProfileOwner, VRAMProfile, profile_name, seconds
+from extender.recommend.checkpoint import restored, status_of
+from extender.recommend.histogram import bucket_of
+from extender.recommend.profile import Profile
+from extender.recorder.tracker import TrackedLife
+
+#: Lives of one profile that wait to be written; beyond it, the oldest are dropped.
+MAX_PENDING = 1000
+#: Seconds between two writes of one profile, if lives have ended and if not.
+ENDED_EVERY_S = 30.0
+RUNNING_EVERY_S = 600.0
+#: A profile without a life for this time is deleted: its weights are gone after ten half-lives.
+FORGOTTEN_AFTER_S = 100 * 86400.0
+
+#: Namespace and name of a profile.
+ProfileKey = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A life with its owner, and the reference to it that lets Kubernetes delete the profile."""
+
+    tracked: TrackedLife
+    owner: ProfileOwner
+    #: None for a family, whose profile outlives each owner.
+    reference: OwnerReference | None = None
+
+    @property
+    def key(self) -> ProfileKey:
+        return self.tracked.pod.namespace, profile_name(self.owner)
+
+
+@dataclass(slots=True)
+class _Entry:
+    #: As the API server has it; None if it has none.
+    stored: VRAMProfile | None
+    pending: list[Owned] = field(default_factory=list)
+    running: list[Owned] = field(default_factory=list)
+    #: The running lives as they were written last.
+    written: frozenset[tuple[str, ...]] = frozenset()
+    written_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A profile to create, or to replace on condition of its resourceVersion."""
+
+    key: ProfileKey
+    profile: VRAMProfile
+    #: Lives of ``pending`` that the write contains.
+    taken: int
+
+
+class ProfileBook:
+    """All profiles. The process that holds the lease writes them, and no other."""
+
+    def __init__(self) -> None:
+        self._entries: dict[ProfileKey, _Entry] = {}
+
+    def load(self, profiles: Iterable[VRAMProfile]) -> None:
+        """Replace all profiles with those of the API server. Lives that wait stay."""
+        before = self._entries
+        self._entries = {}
+        for profile in profiles:
+            self.stored((profile.metadata.namespace, profile.metadata.name), profile)
+        for key, entry in before.items():
+            if entry.pending:
+                self._entries.setdefault(key, _Entry(None)).pending = entry.pending
+
+    def stored(self, key: ProfileKey, profile: VRAMProfile | None) -> None:
+        """Take the version of the API server; None if the profile was deleted."""
+        self._entries.setdefault(key, _Entry(None)).stored = profile
+
+    def take(self, ended: Iterable[Owned], running: Iterable[Owned]) -> None:
+        """Add lives that ended, and replace those that run."""
+        for entry in self._entries.values():
+            entry.running = []
+        for each in ended:
+            entry = self._entries.setdefault(each.key, _Entry(None))
+            entry.pending = [*entry.pending, each][-MAX_PENDING:]
+        for each in running:
+            self._entries.setdefault(each.key, _Entry(None)).running.append(each)
+        for key, entry in list(self._entries.items()):
+            if entry.stored is None and not entry.pending and not entry.running:
+                del self._entries[key]
+
+    def due(self, now_s: float, at_most: int) -> list[Write]:
+        """Return the profiles to write now, those that waited longest first."""
+        due = [
+            (entry.written_s, key) for key, entry in self._entries.items() if _is_due(entry, now_s)
+        ]
+        return [self._write(key, now_s) for _, key in sorted(due)[:at_most]]
+
+    def forgotten(self, now_s: float) -> list[tuple[ProfileKey, VRAMProfile]]:
+        """Return the profiles to delete: those whose lives are all long past."""
+        return [
+            (key, entry.stored)
+            for key, entry in self._entries.items()
+            if entry.stored is not None
+            and not entry.pending
+            and not entry.running
+            and now_s - seconds(entry.stored.status.observed_at) > FORGOTTEN_AFTER_S
+        ]
+
+    def written(self, write: Write, profile: VRAMProfile, now_s: float) -> None:
+        """Take the answer to a write."""
+        entry = self._entries.get(write.key)
+        if entry is not None:
+            entry.stored = profile
+            entry.pending = entry.pending[write.taken :]
+            entry.written, entry.written_s = _digest(entry.running), now_s
+
+    def delayed(self, key: ProfileKey, now_s: float) -> None:
+        """Note that a write failed, so that others come first."""
+        if (entry := self._entries.get(key)) is not None:
+            entry.written_s = now_s
+
+    def drop(self, key: ProfileKey) -> None:
+        """Forget a profile that cannot exist any more, with its lives."""
+        self._entries.pop(key, None)
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of lives that wait to be written."""
+        return sum(len(entry.pending) for entry in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _write(self, key: ProfileKey, now_s: float) -> Write:
+        entry = self._entries[key]
+        stored = entry.stored
+        profile = restored(stored.status) if stored is not None else Profile()
+        families = (
+            {(c.container, c.model): c.family for c in stored.status.containers} if stored else {}
+        )
+        for each in entry.pending:
+            _record(profile, each, families)
+        _run(profile, entry.running, families)
+        newest = (entry.running or entry.pending)[-1] if entry.running or entry.pending else None
+        owner = newest.owner if newest else (stored.status.owner if stored else ProfileOwner())
+        metadata = stored.metadata if stored else ObjectMeta(namespace=key[0], name=key[1])
+        if newest is not None and newest.reference is not None:
+            metadata = replace(metadata, owner_references=[newest.reference])
+        status = status_of(profile, owner, families, now_s)
+        return Write(key, VRAMProfile(metadata=metadata, status=status), len(entry.pending))
+
+
+def _record(profile: Profile, each: Owned, families: dict[tuple[str, str], str]) -> None:
+    tracked = each.tracked
+    container = profile.container(tracked.container, tracked.model)
+    container.record(tracked.program.fingerprint, tracked.life)
+    families[tracked.container, tracked.model] = tracked.program.family.value
+
+
+def _run(profile: Profile, running: Iterable[Owned], families: dict[tuple[str, str], str]) -> None:
+    by_container: dict[tuple[str, str], list[TrackedLife]] = {}
+    for each in running:
+        tracked = each.tracked
+        by_container.setdefault((tracked.container, tracked.model), []).append(tracked)
+    for key, lives in by_container.items():
+        families[key] = lives[-1].program.family.value
+        profile.container(*key).run((each.program.fingerprint, each.life) for each in lives)
+    for key, container in profile.containers.items():
+        if key not in by_container:
+            container.run(())
+
+
+def _digest(running: Iterable[Owned]) -> frozenset[tuple[str, ...]]:
+    """Return what of the running lives changes a recommendation."""
+    return frozenset(
+        (
+            each.tracked.container,
+            each.tracked.model,
+            each.tracked.program.fingerprint,
+            str(each.tracked.life.started_s),
+            str(bucket_of(each.tracked.life.peak_bytes)),
+            str(each.tracked.life.censored),
+        )
+        for each in running
+    )
+
+
+def _is_due(entry: _Entry, now_s: float) -> bool:
+    age_s = now_s - entry.written_s
+    if entry.pending:
+        return age_s >= ENDED_EVERY_S
+    return age_s >= RUNNING_EVERY_S and _digest(entry.running) != entry.written

@@ -1,0 +1,160 @@
+"""The fields of a pod that the recorder reads: controller, programs, ends of containers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from contract.kube import Container, KubeStruct, ObjectMeta, OwnerReference, Pod, PodStatus
+from contract.vramprofile import seconds
+from extender.placement.policy import Rules
+from extender.placement.request import asks_for_gpu
+from extender.recommend.programs import Program, program
+
+#: Condition of a pod that the API server, the kubelet or a controller ends against its will.
+DISRUPTED = "DisruptionTarget"
+OOM_KILLED = "OOMKilled"
+
+
+class _Variable(KubeStruct, frozen=True):
+    name: str = ""
+    value: str | None = None
+    value_from: Any = None
+
+
+class _Container(Container, frozen=True):
+    image: str = ""
+    command: list[str] | None = None
+    args: list[str] | None = None
+    env: list[_Variable] | None = None  # type: ignore[assignment]
+
+
+class _Spec(KubeStruct, frozen=True):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+
+
+class _Terminated(KubeStruct, frozen=True):
+    exit_code: int = 0
+    reason: str = ""
+    finished_at: str = ""
+
+
+class _State(KubeStruct, frozen=True):
+    terminated: _Terminated | None = None
+
+
+class _Status(KubeStruct, frozen=True):
+    name: str = ""
+    state: _State | None = None
+    last_state: _State | None = None
+
+
+class _PodStatus(KubeStruct, frozen=True):
+    container_statuses: list[_Status] | None = None
+    init_container_statuses: list[_Status] | None = None
+
+
+class _Programs(KubeStruct, frozen=True):
+    """The fields of a pod that the decision types leave out."""
+
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    spec: _Spec = _Spec()
+    status: _PodStatus | None = None
+
+
+class _Generated(KubeStruct, frozen=True):
+    generate_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a container ended last."""
+
+    exit_code: int
+    reason: str
+    #: Seconds since the epoch; 0 if unknown.
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    namespace: str
+    name: str
+    generate_name: str
+    controller: OwnerReference | None
+    #: Container -> its program.
+    programs: Mapping[str, Program] = field(default_factory=dict)
+    #: Container -> how it ended last; absent if it has not ended.
+    ends: Mapping[str, End] = field(default_factory=dict)
+    #: Whether the pod is or was ended by an eviction, a preemption or the loss of its node.
+    disrupted: bool = False
+    #: Whether its deletion was requested.
+    deleting: bool = False
+
+
+class ObservedPod(Pod, frozen=True):
+    """A pod as it is watched: its identity, and its facts; None for pods without a GPU."""
+
+    facts: Any = None
+
+
+_pod_decoder = msgspec.json.Decoder(Pod)
+_programs_decoder = msgspec.json.Decoder(_Programs)
+_generated_decoder = msgspec.json.Decoder(_Generated)
+
+
+def read_pod(raw: bytes | msgspec.Raw, rules: Rules) -> ObservedPod:
+    """Decode a pod; raise ``ValueError``."""
+    pod = _pod_decoder.decode(raw)
+    identity = ObjectMeta(
+        name=pod.metadata.name,
+        namespace=pod.metadata.namespace,
+        uid=pod.metadata.uid,
+        resource_version=pod.metadata.resource_version,
+    )
+    if not asks_for_gpu(pod, rules):
+        return ObservedPod(metadata=identity)
+    parts = _programs_decoder.decode(raw)
+    generated = _generated_decoder.decode(parts.metadata)
+    return ObservedPod(metadata=identity, facts=_facts(pod, parts, generated.generate_name))
+
+
+def _facts(pod: Pod, parts: _Programs, generate_name: str) -> PodFacts:
+    containers = [*(parts.spec.init_containers or ()), *(parts.spec.containers or ())]
+    status = parts.status or _PodStatus()
+    statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    owners = pod.metadata.owner_references or ()
+    return PodFacts(
+        pod.metadata.namespace,
+        pod.metadata.name,
+        generate_name,
+        next((owner for owner in owners if owner.controller), None),
+        {each.name: _program(each) for each in containers},
+        {each.name: end for each in statuses if (end := _end(each)) is not None},
+        _is_disrupted(pod.status),
+        pod.metadata.deletion_timestamp is not None,
+    )
+
+
+def _program(container: _Container) -> Program:
+    environment = {
+        each.name: each.value or msgspec.json.encode(each.value_from).decode()
+        for each in container.env or ()
+        # Headroom's webhook adds these, and their values follow the request.
+        if not each.name.startswith(("HEADROOM_", "NVIDIA_", "CUDA_MPS_"))
+    }
+    return program(container.image, container.command or (), container.args or (), environment)
+
+
+def _end(status: _Status) -> End | None:
+    for state in (status.state, status.last_state):
+        if state is not None and (ended := state.terminated) is not None:
+            return End(ended.exit_code, ended.reason, seconds(ended.finished_at))
+    return None
+
+
+def _is_disrupted(status: PodStatus | None) -> bool:
+    conditions = (status.conditions if status else None) or ()
+    return any(each.type == DISRUPTED and each.status == "True" for each in conditions)

@@ -1,0 +1,196 @@
+"""One round of the recorder: read what has changed, and write what is due."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from contract.gpunode import GPUNode, GPUNodeStatus
+from extender.bounded import Bounded
+from extender.kube.api_errors import ApiError, ApiStatus
+from extender.observability.metrics import RecorderTelemetry
+from extender.periodic import progressed
+from extender.recorder.book import Owned, ProfileBook, Write
+from extender.recorder.kube_profiles import OwnerReader, ProfileStore
+from extender.recorder.pods import ObservedPod, PodFacts
+from extender.recorder.tracker import LifeTracker, TrackedLife
+from extender.state.changes import (
+    Event,
+    GPUNodeGone,
+    GPUNodeSeen,
+    PodGone,
+    PodSeen,
+    Relisted,
+)
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+#: Writes of one round. More wait for the next one.
+MAX_WRITES = 100
+#: Deleted pods whose lives have not been recorded yet.
+MAX_GONE = 10_000
+#: Lives whose owner could not be read yet.
+MAX_UNOWNED = 10_000
+
+
+class Observed:
+    """The newest reports and pods. ``apply`` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reports: dict[str, GPUNodeStatus] = {}
+        self._pods: dict[str, PodFacts] = {}
+        self._gone: Bounded[str, PodFacts] = Bounded(MAX_GONE)
+
+    def apply(self, events: Sequence[Event]) -> None:
+        """Take the events of watches."""
+        with self._lock:
+            for event in events:
+                self._take(event)
+
+    def now(self) -> tuple[list[GPUNodeStatus], dict[str, PodFacts], dict[str, PodFacts]]:
+        """Return copies of reports, pods, and pods that are gone; the latter are returned once."""
+        with self._lock:
+            gone = dict(self._gone)
+            self._gone.clear()
+            return list(self._reports.values()), dict(self._pods), gone
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case PodSeen(pod=ObservedPod() as pod):
+                if pod.facts is not None:
+                    self._pods[pod.metadata.uid] = pod.facts
+            case PodGone(uid=uid):
+                self._lose(uid)
+            case GPUNodeSeen(gpunode=node):
+                self._see(node)
+            case GPUNodeGone(name=name):
+                self._reports.pop(name, None)
+            case Relisted(objects=objects) if event.kind is ObservedPod:
+                listed = {each.metadata.uid for each in objects}
+                for uid in [uid for uid in self._pods if uid not in listed]:
+                    self._lose(uid)
+                for each in objects:
+                    self._take(PodSeen(each))  # type: ignore[arg-type]
+            case Relisted(objects=objects):
+                self._reports.clear()
+                for each in objects:
+                    if isinstance(each, GPUNode):
+                        self._see(each)
+
+    def _see(self, node: GPUNode) -> None:
+        if node.status is not None:
+            self._reports[node.name] = node.status
+
+    def _lose(self, uid: str) -> None:
+        if (facts := self._pods.pop(uid, None)) is not None:
+            self._gone[uid] = facts
+
+
+class Recorder:
+    """Records lives while it leads."""
+
+    def __init__(
+        self,
+        observed: Observed,
+        owners: OwnerReader,
+        store: ProfileStore,
+        leads: Callable[[], bool],
+        telemetry: RecorderTelemetry,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._observed, self._owners, self._store = observed, owners, store
+        self._leads, self._telemetry, self._now_s = leads, telemetry, now_s
+        self._tracker, self._book = LifeTracker(), ProfileBook()
+        self._is_loaded = False
+        #: Lives that ended and whose owner is not known yet.
+        self._unowned: list[TrackedLife] = []
+
+    async def round(self) -> None:
+        """Follow the reports and write what is due; without the Lease, do nothing.
+
+        A recorder that begins to lead follows lives that run from then on. Lives that ended before
+        and were not written are lost.
+        """
+        self._telemetry.leads.set(self._leads())
+        if not self._leads():
+            self._tracker, self._book, self._is_loaded = LifeTracker(), ProfileBook(), False
+            self._unowned = []
+            self._telemetry.profiles.set(0)
+            self._observed.now()
+            return
+        if not self._is_loaded:
+            self._book.load(await _ask(self._store.list))
+            self._is_loaded = True
+        now_s = self._now_s()
+        ended = self._tracker.follow(*self._observed.now(), now_s)
+        for each in ended:
+            assert each.life.ending is not None
+            self._telemetry.lives.labels(each.life.ending.value).inc()
+        waiting = [*self._unowned, *ended][-MAX_UNOWNED:]
+        owned, self._unowned = await self._own(waiting)
+        running, _ = await self._own(self._tracker.running)
+        self._book.take(owned, running)
+        await self._write_due(now_s)
+        self._telemetry.profiles.set(len(self._book))
+        self._telemetry.waiting.set(self._book.waiting + len(self._unowned))
+
+    async def _own(self, lives: Sequence[TrackedLife]) -> tuple[list[Owned], list[TrackedLife]]:
+        """Return lives with their owners, and those whose owner cannot be read now."""
+        owned: list[Owned] = []
+        unowned: list[TrackedLife] = []
+        for each in lives:
+            try:
+                owner, reference = await _ask(partial(self._owners.owner, each.pod))
+                owned.append(Owned(each, owner, reference))
+            except ApiError as err:
+                log.warning(
+                    "owner_unknown",
+                    namespace=each.pod.namespace,
+                    pod=each.pod.name,
+                    error=str(err),
+                )
+                unowned.append(each)
+        return owned, unowned
+
+    async def _write_due(self, now_s: float) -> None:
+        for write in self._book.due(now_s, MAX_WRITES):
+            if not self._leads():
+                return
+            outcome = await self._write(write, now_s)
+            self._telemetry.writes.labels(outcome).inc()
+        for key, profile in self._book.forgotten(now_s):
+            await _ask(partial(self._store.delete, profile))
+            self._book.drop(key)
+
+    async def _write(self, write: Write, now_s: float) -> str:
+        namespace, name = write.key
+        try:
+            stored = await _ask(partial(self._store.write, write.profile))
+            self._book.written(write, stored, now_s)
+            return "written"
+        except ApiStatus as err:
+            if err.status == 409:
+                found = await _ask(partial(self._store.read, namespace, name))
+                self._book.stored(write.key, found)
+                return "conflict"
+            if err.status == 404:
+                # The profile, or its namespace, was deleted.
+                self._book.drop(write.key)
+                return "conflict"
+            log.warning("profile_not_written", namespace=namespace, name=name, error=str(err))
+        except ApiError as err:
+            log.warning("profile_not_written", namespace=namespace, name=name, error=str(err))
+        self._book.delayed(write.key, now_s)
+        return "failed"
+
+
+async def _ask(call: Callable[[], T]) -> T:
+    """Run a blocking call on a thread."""
+    result = await asyncio.to_thread(call)
+    progressed()
+    return result

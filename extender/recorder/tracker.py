@@ -1,0 +1,135 @@
+"""Turns the agents' reports into lives: which run, and which have ended and how."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from contract.gpunode import GPUNodeStatus
+from contract.vramprofile import seconds
+from extender.recommend.lives import Ending, Life
+from extender.recommend.programs import Family, Program
+from extender.recorder.pods import OOM_KILLED, PodFacts
+
+#: A container that started this much later than before has begun another life.
+SAME_START_S = 1.0
+#: The program of a container that its pod does not list, such as an ephemeral one.
+_NO_PROGRAM = Program("", Family.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedLife:
+    """One life of a container, with whose it is."""
+
+    pod: PodFacts
+    container: str
+    #: Product name of its devices.
+    model: str
+    program: Program
+    life: Life
+
+
+Key = tuple[str, str]
+
+
+class LifeTracker:
+    """Follows the lives of all containers on GPUs, by pod uid and container."""
+
+    def __init__(self) -> None:
+        self._open: dict[Key, TrackedLife] = {}
+
+    def follow(
+        self,
+        reports: Iterable[GPUNodeStatus],
+        pods: Mapping[str, PodFacts],
+        gone: Mapping[str, PodFacts],
+        now_s: float,
+    ) -> list[TrackedLife]:
+        """Take the newest reports of all nodes; return the lives that have ended.
+
+        ``pods`` are the pods that exist, by uid, ``gone`` those that were deleted since. A life
+        that no report shows goes on until its pod shows the end of its container, or is gone: an
+        agent may stop to measure. Lives of pods that are in neither are not recorded.
+        """
+        seen = _seen(reports, {**gone, **pods}, now_s)
+        ended: list[TrackedLife] = []
+        for key, tracked in list(self._open.items()):
+            uid, _ = key
+            current = seen.get(key)
+            if current is not None and not _is_later(current.life, tracked.life):
+                continue
+            pod = pods.get(uid) or gone.get(uid) or tracked.pod
+            ending = _ending(pod, tracked, uid not in pods, current is not None)
+            if ending is None:
+                continue
+            del self._open[key]
+            ended.append(replace(tracked, pod=pod, life=replace(tracked.life, ending=ending)))
+        for key, current in seen.items():
+            before = self._open.get(key)
+            if key[0] in pods or before is not None:
+                self._open[key] = _highest(current, before)
+        return ended
+
+    @property
+    def running(self) -> list[TrackedLife]:
+        return list(self._open.values())
+
+
+def _seen(
+    reports: Iterable[GPUNodeStatus], pods: Mapping[str, PodFacts], now_s: float
+) -> dict[Key, TrackedLife]:
+    """Return the measured lives in the reports. A container on several devices has one life, with
+    the highest peak of a device, because a request is an amount of each device."""
+    found: dict[Key, TrackedLife] = {}
+    for status in reports:
+        models = {device.uuid: device.model for device in status.devices}
+        for use in status.pods:
+            started_s = seconds(use.started_at)
+            pod = pods.get(use.uid)
+            if pod is None or not use.container or not use.peak_bytes or not started_s:
+                continue
+            startup_bytes = use.startup_peak_bytes if use.settled_at else None
+            life = Life(use.peak_bytes, started_s, now_s, None, startup_bytes, use.peak_partial)
+            program = pod.programs.get(use.container, _NO_PROGRAM)
+            tracked = TrackedLife(pod, use.container, models.get(use.device, ""), program, life)
+            key = (use.uid, use.container)
+            found[key] = _highest(tracked, found.get(key))
+    return found
+
+
+def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
+    """Return one life with the highest peaks of two views of it."""
+    if other is None:
+        return one
+    first, second = one.life, other.life
+    startups = (first.startup_peak_bytes, second.startup_peak_bytes)
+    startup = None if None in startups else max(each for each in startups if each is not None)
+    life = Life(
+        max(first.peak_bytes, second.peak_bytes),
+        min(first.started_s, second.started_s),
+        max(first.until_s, second.until_s),
+        None,
+        startup if startup is not None else first.startup_peak_bytes,
+        first.partial or second.partial,
+    )
+    return replace(one, life=life)
+
+
+def _is_later(life: Life, before: Life) -> bool:
+    return life.started_s > before.started_s + SAME_START_S
+
+
+def _ending(pod: PodFacts, tracked: TrackedLife, is_gone: bool, restarted: bool) -> Ending | None:
+    """Return how a life ended that no report shows any more; None if it may run."""
+    end = pod.ends.get(tracked.container)
+    if end is not None and end.finished_s < tracked.life.started_s - SAME_START_S:
+        end = None  # of an earlier life
+    if end is None and not is_gone:
+        return Ending.UNKNOWN if restarted else None
+    if end is not None and end.reason == OOM_KILLED:
+        return Ending.OOM_KILLED
+    if end is not None and end.exit_code == 0:
+        return Ending.COMPLETED
+    if pod.disrupted:
+        return Ending.EVICTED
+    if pod.deleting or (is_gone and end is None):
+        return Ending.COMPLETED
+    return Ending.FAILED

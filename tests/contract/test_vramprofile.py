@@ -1,0 +1,55 @@
+"""The VRAMProfile manifest against the types, and against the recorder's own limits."""
+
+from pathlib import Path
+
+import msgspec.inspect as mi
+import pytest
+import yaml
+
+from contract.errors import BadReport
+from contract.vramprofile import VRAMProfile, decode_profile, seconds, stamp
+from extender.recommend.histogram import MAX_BUCKETS
+from extender.recommend.profile import MAX_CONTAINERS, MAX_PROGRAMS
+from tests.contract.test_crd import KEYWORDS, differences, levels
+
+CRD = yaml.safe_load((Path(__file__).parents[2] / "deploy/base/crd-vramprofile.yaml").read_text())
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+LEVELS = dict(levels(SCHEMA))
+
+
+def test_schema_and_types_are_equal() -> None:
+    assert [*differences(mi.type_info(VRAMProfile), SCHEMA)] == []
+
+
+def test_every_level_is_described_and_bounded() -> None:
+    for path, schema in LEVELS.items():
+        if path in ("", ".metadata"):
+            continue
+        assert schema["description"], path
+        assert {*schema} - {"type", "description", "required"} <= KEYWORDS[schema["type"]], path
+        if schema["type"] == "array":
+            assert schema["maxItems"], path
+        if "additionalProperties" in schema:
+            assert schema["maxProperties"] == MAX_BUCKETS, path
+        if schema["type"] == "string" and path not in (".apiVersion", ".kind"):
+            assert schema["maxLength"], path
+    assert LEVELS[".status.containers"]["maxItems"] == MAX_CONTAINERS
+    assert LEVELS[".status.containers[].tracks"]["maxItems"] == MAX_PROGRAMS
+
+
+def test_there_is_no_spec_and_no_status_subresource() -> None:
+    assert "spec" not in SCHEMA["properties"]
+    assert "subresources" not in CRD["spec"]["versions"][0]
+    assert CRD["spec"]["scope"] == "Namespaced"
+
+
+def test_times() -> None:
+    assert stamp(1795644000.4) == "2026-11-25T22:00:00Z"
+    assert stamp(0.0) == ""
+    assert seconds("2026-11-25T22:00:00Z") == 1795644000.0
+    assert [seconds(text) for text in ("", "yesterday", "2026-11-25T22:00:00")] == [0.0, 0.0, 0.0]
+
+
+def test_a_profile_that_cannot_be_read_names_the_field() -> None:
+    with pytest.raises(BadReport, match=r"lives"):
+        decode_profile(b'{"metadata": {"name": "x"}, "status": {"lives": "many"}}')

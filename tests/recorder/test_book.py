@@ -1,0 +1,175 @@
+"""Profiles in memory: what is written when, conflicts, and bounds."""
+
+import json
+
+import msgspec
+
+from contract.kube import ObjectMeta, OwnerReference
+from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile
+from extender.recommend.checkpoint import restored
+from extender.recommend.histogram import upper_end
+from extender.recommend.lives import Ending, Life
+from extender.recommend.programs import Family, Program
+from extender.recorder.book import (
+    ENDED_EVERY_S,
+    FORGOTTEN_AFTER_S,
+    MAX_PENDING,
+    RUNNING_EVERY_S,
+    Owned,
+    ProfileBook,
+    Write,
+)
+from extender.recorder.tracker import TrackedLife
+from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
+
+OWNER = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")
+TO = OwnerReference(api_version="apps/v1", kind="Deployment", name="llm", uid="d-1")
+KEY = ("team", "deployment-llm")
+
+
+def owned(peak_gib: float = 8, hours: float = 1, ending: Ending | None = Ending.COMPLETED) -> Owned:
+    life = Life(int(peak_gib * GIB), NOW_S - hours * HOUR_S, NOW_S, ending)
+    program = Program("p1", Family.VLLM)
+    return Owned(TrackedLife(facts(), "main", "L4", program, life), OWNER, TO)
+
+
+def answered(write: Write, version: str = "1") -> VRAMProfile:
+    """Return what the API server would answer to a write."""
+    metadata = msgspec.structs.replace(write.profile.metadata, resource_version=version, uid="vp-1")
+    stored = msgspec.structs.replace(write.profile, metadata=metadata)
+    return decode_profile(msgspec.json.encode(stored))
+
+
+def test_lives_that_ended_are_written_once() -> None:
+    book = ProfileBook()
+    book.take([owned(8), owned(9)], [])
+    (write,) = book.due(NOW_S, 10)
+    assert (write.key, write.taken, book.waiting) == (KEY, 2, 2)
+    assert write.profile.metadata == ObjectMeta(
+        namespace="team", name="deployment-llm", owner_references=[TO]
+    )
+    body = json.loads(msgspec.json.encode(write.profile))
+    assert (body["apiVersion"], body["kind"]) == ("headroom.gpu/v1alpha1", "VRAMProfile")
+    assert body["status"]["owner"] == {
+        "kind": "Deployment",
+        "name": "llm",
+        "apiVersion": "apps/v1",
+    }
+    assert body["status"]["lives"] == 2
+    (container,) = body["status"]["containers"]
+    assert (container["container"], container["model"], container["family"]) == (
+        *("main", "L4"),
+        "vLLM",
+    )
+    (track,) = container["tracks"]
+    assert track["program"] == "p1"
+    assert track["ended"] == 2
+    assert [upper_end(int(b)) >= 8 * GIB for b in track["complete"]] == [True, True]
+    assert list(track["complete"].values()) == [1000, 1000]
+    book.written(write, answered(write), NOW_S)
+    assert (book.waiting, book.due(NOW_S + 10 * RUNNING_EVERY_S, 10)) == (0, [])
+
+
+def test_the_next_write_adds_to_the_version_of_the_api_server() -> None:
+    book = ProfileBook()
+    book.take([owned(8)], [])
+    (first,) = book.due(NOW_S, 10)
+    book.written(first, answered(first, "5"), NOW_S)
+    book.take([owned(8), owned(8)], [])
+    assert book.due(NOW_S + ENDED_EVERY_S - 1, 10) == []
+    (second,) = book.due(NOW_S + ENDED_EVERY_S, 10)
+    assert second.profile.metadata.resource_version == "5"
+    track = restored(second.profile.status).container("main", "L4").tracks["p1"]
+    assert (track.ended, track.lives) == (3, 3)
+
+
+def test_a_life_that_ends_during_a_write_is_in_the_next_one() -> None:
+    book = ProfileBook()
+    book.take([owned()], [])
+    (write,) = book.due(NOW_S, 10)
+    book.take([owned()], [])
+    book.written(write, answered(write), NOW_S)
+    assert book.waiting == 1
+
+
+def test_after_a_conflict_lives_are_added_to_the_other_version() -> None:
+    book, other = ProfileBook(), ProfileBook()
+    for each in (book, other):
+        each.take([owned()], [])
+    (theirs,) = other.due(NOW_S, 10)
+    book.stored(KEY, answered(theirs, "9"))
+    (mine,) = book.due(NOW_S, 10)
+    assert mine.profile.metadata.resource_version == "9"
+    assert mine.profile.status.lives == 2
+
+
+def test_running_lives_are_replaced_and_written_when_they_change() -> None:
+    book = ProfileBook()
+    book.take([], [owned(8, 25, None), owned(8, 1, None)])
+    (write,) = book.due(NOW_S, 10)
+    track = restored(write.profile.status).container("main", "L4").tracks["p1"]
+    assert (track.running.total, track.running_censored.total, track.lives) == (1.0, 1.0, 1)
+    book.written(write, answered(write), NOW_S)
+    book.take([], [owned(8, 25, None), owned(8, 1, None)])
+    assert book.due(NOW_S + RUNNING_EVERY_S, 10) == []
+    book.take([], [owned(8.5, 25, None), owned(8, 1, None)])
+    assert book.due(NOW_S + RUNNING_EVERY_S - 1, 10) == []
+    (again,) = book.due(NOW_S + RUNNING_EVERY_S, 10)
+    book.written(again, answered(again), NOW_S + RUNNING_EVERY_S)
+    book.take([], [])
+    (empty,) = book.due(NOW_S + 2 * RUNNING_EVERY_S, 10)
+    assert empty.profile.status.lives == 0
+
+
+def test_what_waits_longest_is_written_first_and_failures_come_last() -> None:
+    book = ProfileBook()
+    names = ["a", "b", "c"]
+    owners = [ProfileOwner(kind="Deployment", name=n, api_version="apps/v1") for n in names]
+    book.take([Owned(owned().tracked, owner) for owner in owners], [])
+    assert [write.key[1] for write in book.due(NOW_S, 2)] == ["deployment-a", "deployment-b"]
+    book.delayed(("team", "deployment-a"), NOW_S)
+    assert [write.key[1] for write in book.due(NOW_S, 5)] == ["deployment-b", "deployment-c"]
+    later = NOW_S + ENDED_EVERY_S
+    assert [write.key[1] for write in book.due(later, 5)][-1] == "deployment-a"
+
+
+def test_pending_lives_are_bounded_and_survive_a_reload() -> None:
+    book = ProfileBook()
+    book.take([owned() for _ in range(MAX_PENDING + 5)], [])
+    assert book.waiting == MAX_PENDING
+    book.load([])
+    assert book.waiting == MAX_PENDING
+
+
+def test_a_profile_without_lives_for_long_is_forgotten() -> None:
+    book = ProfileBook()
+    book.take([owned()], [])
+    (write,) = book.due(NOW_S, 1)
+    book.written(write, answered(write), NOW_S)
+    assert book.forgotten(NOW_S + FORGOTTEN_AFTER_S - 1) == []
+    ((key, stored),) = book.forgotten(NOW_S + FORGOTTEN_AFTER_S + 1)
+    assert (key, stored.metadata.uid) == (KEY, "vp-1")
+    book.take([], [owned(8, 1, None)])
+    assert book.forgotten(NOW_S + FORGOTTEN_AFTER_S + 1) == []
+    book.drop(KEY)
+    assert len(book) == 0
+
+
+def test_a_status_of_maximum_size_is_bounded() -> None:
+    book = ProfileBook()
+    program = [Program(f"program-{n:04}", Family.UNKNOWN) for n in range(12)]
+    lives = []
+    for container in range(20):
+        for n in range(12):
+            for k in range(100):
+                life = Life((1 << 30) + (k << 28), NOW_S - 60, NOW_S, Ending.COMPLETED)
+                tracked = TrackedLife(facts(), f"c{container}", "L4", program[n], life)
+                lives.append(Owned(tracked, OWNER, TO))
+    for start in range(0, len(lives), MAX_PENDING):
+        book.take(lives[start : start + MAX_PENDING], [])
+        (write,) = book.due(NOW_S, 1)
+        book.written(write, answered(write), 0.0)
+    status = write.profile.status
+    assert len(status.containers) == 16
+    assert max(len(each.tracks) for each in status.containers) <= 8
+    assert len(msgspec.json.encode(write.profile)) < 256 << 10

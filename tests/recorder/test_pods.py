@@ -1,0 +1,63 @@
+"""The facts that the recorder keeps of a pod."""
+
+import pytest
+
+from contract.vramprofile import seconds
+from extender.recommend.programs import Family
+from extender.recorder.pods import End
+from tests.recorder.facts import pod_json, read
+
+
+def test_facts_of_a_running_pod() -> None:
+    observed = read(pod_json())
+    assert (observed.metadata.uid, observed.metadata.resource_version) == ("u1", "7")
+    found = observed.facts
+    assert (found.namespace, found.name, found.generate_name) == (
+        *("team", "llm-5d4f-abcde"),
+        "llm-5d4f-",
+    )
+    assert (found.controller.kind, found.controller.uid) == ("ReplicaSet", "rs-1")
+    assert found.programs["main"].family is Family.VLLM
+    assert (found.ends, found.disrupted, found.deleting) == ({}, False, False)
+
+
+def test_variables_of_headroom_do_not_change_the_program() -> None:
+    pod = pod_json()
+    before = read(pod).facts.programs["main"].fingerprint
+    env = pod["spec"]["containers"][0]["env"]
+    env[1]["value"] = "6"
+    assert read(pod).facts.programs["main"].fingerprint == before
+    env[2]["valueFrom"]["secretKeyRef"]["name"] = "other"
+    assert read(pod).facts.programs["main"].fingerprint != before
+
+
+def test_a_pod_without_a_gpu_keeps_its_identity_only() -> None:
+    pod = pod_json()
+    pod["spec"]["containers"][0]["resources"] = {}
+    observed = read(pod)
+    assert observed.facts is None
+    assert observed.metadata.uid == "u1"
+
+
+@pytest.mark.parametrize("state", ["state", "lastState"])
+def test_end_of_a_container(state: str) -> None:
+    terminated = {
+        "exitCode": 137,
+        "reason": "OOMKilled",
+        "finishedAt": "2026-11-25T22:00:00Z",
+    }
+    status = {"name": "main", state: {"terminated": terminated}}
+    observed = read(pod_json(status={"phase": "Running", "containerStatuses": [status]}))
+    at_s = seconds("2026-11-25T22:00:00Z")
+    assert at_s == 1795644000.0
+    assert observed.facts.ends == {"main": End(137, "OOMKilled", at_s)}
+
+
+def test_disruption_and_deletion() -> None:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    pod = pod_json(status={"conditions": [condition]})
+    pod["metadata"]["deletionTimestamp"] = "2026-11-25T22:00:00Z"
+    found = read(pod).facts
+    assert (found.disrupted, found.deleting) == (True, True)
+    condition["status"] = "False"
+    assert not read(pod).facts.disrupted

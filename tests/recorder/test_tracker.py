@@ -1,0 +1,126 @@
+"""Lives from reports: which run, which ended, and how."""
+
+from typing import Any
+
+import pytest
+
+from contract.gpunode import GPUNodeStatus
+from extender.recommend.lives import Ending
+from extender.recorder.pods import PodFacts
+from extender.recorder.tracker import LifeTracker, TrackedLife
+from tests.recorder.facts import GIB, HOUR_S, NOW_S, ended, facts, report, use
+
+
+def followed(
+    tracker: LifeTracker,
+    status: GPUNodeStatus,
+    pods: dict[str, PodFacts],
+    gone: dict[str, PodFacts] | None = None,
+    now_s: float = NOW_S,
+) -> list[TrackedLife]:
+    return tracker.follow([status], pods, gone or {}, now_s)
+
+
+def begun(*uses: Any) -> LifeTracker:
+    tracker = LifeTracker()
+    assert followed(tracker, report(*(uses or (use(8),))), {"u1": facts()}) == []
+    return tracker
+
+
+def test_a_life_runs_with_the_highest_peak_of_its_devices() -> None:
+    tracker = begun(use(8), use(9, NOW_S - HOUR_S + 5, device="GPU-1"))
+    (running,) = tracker.running
+    assert (running.container, running.model, running.program.fingerprint) == ("main", "L4", "p1")
+    assert running.life.peak_bytes == 9 * GIB
+    assert (running.life.started_s, running.life.until_s) == (NOW_S - HOUR_S, NOW_S)
+    assert running.life.ending is None
+
+
+@pytest.mark.parametrize(
+    ("pod", "ending"),
+    [
+        pytest.param(facts(ends=ended(0)), Ending.COMPLETED, id="exit status 0"),
+        pytest.param(facts(ends=ended(1)), Ending.FAILED, id="exit status 1"),
+        pytest.param(facts(ends=ended(137, "OOMKilled")), Ending.OOM_KILLED, id="out of memory"),
+        pytest.param(
+            facts(ends=ended(143), disrupted=True, deleting=True), Ending.EVICTED, id="evicted"
+        ),
+        pytest.param(
+            facts(ends=ended(143), deleting=True), Ending.COMPLETED, id="replaced by its controller"
+        ),
+        pytest.param(
+            facts(ends=ended(1, finished_s=NOW_S - 2 * HOUR_S)), None, id="end of an earlier life"
+        ),
+        pytest.param(facts(), None, id="the pod runs, the agent does not measure"),
+    ],
+)
+def test_ending_of_a_life_that_no_report_shows(pod: PodFacts, ending: Ending | None) -> None:
+    tracker = begun()
+    found = followed(tracker, report(), {"u1": pod}, now_s=NOW_S + 60)
+    assert [each.life.ending for each in found] == ([] if ending is None else [ending])
+    assert len(tracker.running) == (ending is None)
+
+
+@pytest.mark.parametrize(
+    ("pod", "ending"),
+    [
+        (facts(), Ending.COMPLETED),
+        (facts(disrupted=True), Ending.EVICTED),
+        (facts(ends=ended(2)), Ending.FAILED),
+    ],
+)
+def test_ending_of_a_pod_that_is_gone(pod: PodFacts, ending: Ending) -> None:
+    tracker = begun()
+    (found,) = followed(tracker, report(), {}, {"u1": pod})
+    assert (found.life.ending, found.life.peak_bytes) == (ending, 8 * GIB)
+    assert tracker.running == []
+    assert followed(tracker, report(), {}) == []
+
+
+def test_a_restart_ends_a_life_and_begins_another() -> None:
+    tracker = begun()
+    pod = facts(ends=ended(1, finished_s=NOW_S - 30))
+    (found,) = followed(tracker, report(use(3, NOW_S - 20)), {"u1": pod})
+    assert (found.life.ending, found.life.peak_bytes) == (Ending.FAILED, 8 * GIB)
+    (running,) = tracker.running
+    assert (running.life.peak_bytes, running.life.started_s) == (3 * GIB, NOW_S - 20)
+
+
+def test_a_restart_of_which_the_end_is_unknown_is_censored() -> None:
+    (found,) = followed(begun(), report(use(3, NOW_S - 20)), {"u1": facts()})
+    assert found.life.ending is Ending.UNKNOWN
+    assert found.life.censored
+
+
+def test_a_peak_never_falls_and_time_without_a_report_does_not_count() -> None:
+    tracker = begun()
+    followed(tracker, report(use(5)), {"u1": facts()}, now_s=NOW_S + 100)
+    followed(tracker, report(), {"u1": facts()}, now_s=NOW_S + 9 * HOUR_S)
+    (running,) = tracker.running
+    assert (running.life.peak_bytes, running.life.until_s) == (8 * GIB, NOW_S + 100)
+
+
+@pytest.mark.parametrize(
+    "unusable",
+    [
+        use(8, uid="unknown"),
+        use(0),
+        use(8, 0.0),
+    ],
+)
+def test_use_without_a_pod_a_peak_or_a_start_is_no_life(unusable: Any) -> None:
+    assert begun(unusable).running == []
+
+
+def test_startup_peak_counts_once_it_has_settled() -> None:
+    early = begun(use(8, startup_peak_bytes=7 * GIB)).running[0].life
+    assert early.startup_peak_bytes is None
+    settled = use(8, startup_peak_bytes=8 * GIB, settled_at="2027-01-15T07:30:00Z")
+    assert begun(settled).running[0].life.flat
+    assert begun(use(8, peak_partial=True)).running[0].life.censored
+
+
+def test_a_pod_that_was_gone_before_it_was_followed_leaves_nothing() -> None:
+    tracker = LifeTracker()
+    assert followed(tracker, report(use(8)), {}, {"u1": facts()}) == []
+    assert tracker.running == []
