@@ -18,6 +18,8 @@ PROFILE_PLURAL = "vramprofiles"
 PROFILE_KIND = "VRAMProfile"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+#: Maximum number of ``VRAMProfileStatus.controllers``.
+MAX_CONTROLLERS = 4
 #: Maximum length of an object's name in Kubernetes.
 _MAX_NAME = 253
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9-]+")
@@ -32,6 +34,16 @@ class ProfileOwner(KubeStruct, frozen=True):
     #: Whether owners of this kind are created again for each run; ``name`` is then what their
     #: names begin with.
     family: bool = False
+
+
+class ProfileController(KubeStruct, frozen=True):
+    """The kind of pods' direct controllers, and the text that their names begin with.
+
+    Example: ReplicaSet ``llm`` for ``llm-5d4f``.
+    """
+
+    kind: str = ""
+    name: str = ""
 
 
 class TrackStatus(KubeStruct, frozen=True):
@@ -72,6 +84,8 @@ class VRAMProfileStatus(KubeStruct, frozen=True):
     #: RFC 3339, when the recorder wrote it.
     observed_at: str = ""
     owner: ProfileOwner = ProfileOwner()
+    #: By these a new pod finds the profile before it exists; the newest last.
+    controllers: list[ProfileController] = msgspec.field(default_factory=list)
     containers: list[ContainerStatus] = msgspec.field(default_factory=list)
     #: For the printer column: lives that count, of all containers.
     lives: int = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from contract.kube import ObjectMeta, OwnerReference
-from contract.vramprofile import ProfileOwner, VRAMProfile, profile_name, seconds
+from contract.vramprofile import MAX_CONTROLLERS, ProfileOwner, VRAMProfile, profile_name, seconds
 from extender.recommend.checkpoint import restored, status_of
 from extender.recommend.histogram import bucket_of
 from extender.recommend.profile import Profile
@@ -150,7 +150,14 @@ class ProfileBook:
         metadata = stored.metadata if stored else ObjectMeta(namespace=key[0], name=key[1])
         if newest is not None and newest.reference is not None:
             metadata = replace(metadata, owner_references=[newest.reference])
-        status = status_of(profile, owner, families, now_s)
+        controllers = list(stored.status.controllers) if stored else []
+        for each in (*entry.pending, *entry.running):
+            if (found_by := each.tracked.pod.found_by) in controllers:
+                controllers.remove(found_by)
+            controllers.append(found_by)
+        status = replace(
+            status_of(profile, owner, families, now_s), controllers=controllers[-MAX_CONTROLLERS:]
+        )
         return Write(key, VRAMProfile(metadata=metadata, status=status), len(entry.pending))
 
 

@@ -5,11 +5,11 @@ controllers; the chain ends at any other kind. Kinds in ``PER_RUN`` are created 
 so the owner is the family of one name.
 """
 
-import re
 from dataclasses import dataclass
 
 from contract.kube import OwnerReference
 from contract.vramprofile import ProfileOwner
+from extender.recommend.families import family
 from extender.recorder.pods import PodFacts
 
 #: (API group, kind) -> its resource: kinds between a pod and its owner.
@@ -32,12 +32,6 @@ PER_RUN = frozenset(
 )
 #: Chains are short; a longer one is a cycle.
 MAX_CHAIN = 5
-#: Suffixes that make names unique: a date or number, a UUID, a hash, and the random text that the
-#: API server appends to generateName.
-_SUFFIX = re.compile(
-    r"-(?:\d{4,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)[0-9a-f]{8,}"
-    r"|[bcdfghjklmnpqrstvwxz2456789]{5})$"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +65,3 @@ def owner_of(pod: PodFacts, end: Controller | None) -> ProfileOwner:
         name = family(end.name, end.generate_name)
         return ProfileOwner(kind=end.kind, name=name, api_version=end.api_version, family=True)
     return ProfileOwner(kind=end.kind, name=end.name, api_version=end.api_version)
-
-
-def family(name: str, generate_name: str = "") -> str:
-    """Return the text that the names of a family begin with.
-
-    ``generate_name`` decides if the object has one; else suffixes that make names unique are
-    removed: ``train-20261125``, ``train-x7k2p``.
-    """
-    if generate_name:
-        return generate_name.rstrip("-.") or name
-    while (shorter := _SUFFIX.sub("", name)) != name:
-        name = shorter
-    return name

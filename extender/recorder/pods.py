@@ -6,33 +6,17 @@ from typing import Any
 
 import msgspec
 
-from contract.kube import Container, KubeStruct, ObjectMeta, OwnerReference, Pod, PodStatus
-from contract.vramprofile import seconds
+from contract.kube import KubeStruct, ObjectMeta, OwnerReference, Pod, PodStatus
+from contract.vramprofile import ProfileController, seconds
 from extender.placement.policy import Rules
 from extender.placement.request import asks_for_gpu
-from extender.recommend.programs import Program, program
+from extender.recommend.families import controller_of, profile_controller
+from extender.recommend.pod_programs import programs_of
+from extender.recommend.programs import Program
 
 #: Condition of a pod that the API server, the kubelet or a controller ends against its will.
 DISRUPTED = "DisruptionTarget"
 OOM_KILLED = "OOMKilled"
-
-
-class _Variable(KubeStruct, frozen=True):
-    name: str = ""
-    value: str | None = None
-    value_from: Any = None
-
-
-class _Container(Container, frozen=True):
-    image: str = ""
-    command: list[str] | None = None
-    args: list[str] | None = None
-    env: list[_Variable] | None = None  # type: ignore[assignment]
-
-
-class _Spec(KubeStruct, frozen=True):
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
 
 
 class _Terminated(KubeStruct, frozen=True):
@@ -56,16 +40,10 @@ class _PodStatus(KubeStruct, frozen=True):
     init_container_statuses: list[_Status] | None = None
 
 
-class _Programs(KubeStruct, frozen=True):
+class _Ends(KubeStruct, frozen=True):
     """The fields of a pod that the decision types leave out."""
 
-    metadata: msgspec.Raw = msgspec.Raw(b"{}")
-    spec: _Spec = _Spec()
     status: _PodStatus | None = None
-
-
-class _Generated(KubeStruct, frozen=True):
-    generate_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +70,8 @@ class PodFacts:
     disrupted: bool = False
     #: Whether its deletion was requested.
     deleting: bool = False
+    #: By which a new pod of the same owner finds the profile.
+    found_by: ProfileController = field(default_factory=ProfileController)
 
 
 class ObservedPod(Pod, frozen=True):
@@ -101,8 +81,7 @@ class ObservedPod(Pod, frozen=True):
 
 
 _pod_decoder = msgspec.json.Decoder(Pod)
-_programs_decoder = msgspec.json.Decoder(_Programs)
-_generated_decoder = msgspec.json.Decoder(_Generated)
+_ends_decoder = msgspec.json.Decoder(_Ends)
 
 
 def read_pod(raw: bytes | msgspec.Raw, rules: Rules) -> ObservedPod:
@@ -116,36 +95,25 @@ def read_pod(raw: bytes | msgspec.Raw, rules: Rules) -> ObservedPod:
     )
     if not asks_for_gpu(pod, rules):
         return ObservedPod(metadata=identity)
-    parts = _programs_decoder.decode(raw)
-    generated = _generated_decoder.decode(parts.metadata)
-    return ObservedPod(metadata=identity, facts=_facts(pod, parts, generated.generate_name))
+    status = _ends_decoder.decode(raw).status or _PodStatus()
+    return ObservedPod(metadata=identity, facts=_facts(pod, status, *programs_of(raw)))
 
 
-def _facts(pod: Pod, parts: _Programs, generate_name: str) -> PodFacts:
-    containers = [*(parts.spec.init_containers or ()), *(parts.spec.containers or ())]
-    status = parts.status or _PodStatus()
+def _facts(
+    pod: Pod, status: _PodStatus, programs: Mapping[str, Program], generate_name: str
+) -> PodFacts:
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
-    owners = pod.metadata.owner_references or ()
     return PodFacts(
         pod.metadata.namespace,
         pod.metadata.name,
         generate_name,
-        next((owner for owner in owners if owner.controller), None),
-        {each.name: _program(each) for each in containers},
+        controller_of(pod),
+        programs,
         {each.name: end for each in statuses if (end := _end(each)) is not None},
         _is_disrupted(pod.status),
         pod.metadata.deletion_timestamp is not None,
+        profile_controller(pod, generate_name),
     )
-
-
-def _program(container: _Container) -> Program:
-    environment = {
-        each.name: each.value or msgspec.json.encode(each.value_from).decode()
-        for each in container.env or ()
-        # Headroom's webhook adds these, and their values follow the request.
-        if not each.name.startswith(("HEADROOM_", "NVIDIA_", "CUDA_MPS_"))
-    }
-    return program(container.image, container.command or (), container.args or (), environment)
 
 
 def _end(status: _Status) -> End | None:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from contract.errors import BadReport
-from contract.vramprofile import VRAMProfile, decode_profile, seconds, stamp
+from contract.vramprofile import MAX_CONTROLLERS, VRAMProfile, decode_profile, seconds, stamp
 from extender.recommend.histogram import MAX_BUCKETS
 from extender.recommend.profile import MAX_CONTAINERS, MAX_PROGRAMS
 from tests.contract.test_crd import KEYWORDS, differences, levels
@@ -34,6 +34,7 @@ def test_every_level_is_described_and_bounded() -> None:
         if schema["type"] == "string" and path not in (".apiVersion", ".kind"):
             assert schema["maxLength"], path
     assert LEVELS[".status.containers"]["maxItems"] == MAX_CONTAINERS
+    assert LEVELS[".status.controllers"]["maxItems"] == MAX_CONTROLLERS
     assert LEVELS[".status.containers[].tracks"]["maxItems"] == MAX_PROGRAMS
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from contract.gpunode import Device, GPUNodeStatus, PodUse
 from contract.kube import OwnerReference
-from contract.vramprofile import stamp
+from contract.vramprofile import ProfileController, stamp
 from extender.placement.policy import Rules
 from extender.recommend.programs import Family, Program
 from extender.recorder.pods import End, PodFacts, read_pod
@@ -26,6 +26,7 @@ def facts(**changes: Any) -> PodFacts:
         "name": "llm-5d4f-abcde",
         "generate_name": "llm-5d4f-",
         "controller": REPLICA_SET,
+        "found_by": ProfileController(kind="ReplicaSet", name="llm"),
         "programs": {"main": Program("p1", Family.UNKNOWN)},
         **changes,
     }
@@ -66,6 +67,7 @@ def pod_json(**changes: Any) -> dict[str, Any]:
             "generateName": "llm-5d4f-",
             "namespace": "team",
             "uid": "u1",
+            "labels": {"pod-template-hash": "5d4f"},
             "resourceVersion": "7",
             "ownerReferences": [
                 {

@@ -55,6 +55,7 @@ def test_lives_that_ended_are_written_once() -> None:
         "name": "llm",
         "apiVersion": "apps/v1",
     }
+    assert body["status"]["controllers"] == [{"kind": "ReplicaSet", "name": "llm"}]
     assert body["status"]["lives"] == 2
     (container,) = body["status"]["containers"]
     assert (container["container"], container["model"], container["family"]) == (

@@ -8,8 +8,8 @@ import pytest
 from contract.kube import OwnerReference
 from contract.vramprofile import ProfileOwner, profile_name
 from extender.kube.api_errors import ApiStatus, NoAnswer
+from extender.recommend.families import family
 from extender.recorder.kube_profiles import OwnerReader
-from extender.recorder.owners import family
 from tests.recorder.facts import facts
 
 

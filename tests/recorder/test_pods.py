@@ -2,7 +2,7 @@
 
 import pytest
 
-from contract.vramprofile import seconds
+from contract.vramprofile import ProfileController, seconds
 from extender.recommend.programs import Family
 from extender.recorder.pods import End
 from tests.recorder.facts import pod_json, read
@@ -17,6 +17,7 @@ def test_facts_of_a_running_pod() -> None:
         "llm-5d4f-",
     )
     assert (found.controller.kind, found.controller.uid) == ("ReplicaSet", "rs-1")
+    assert found.found_by == ProfileController(kind="ReplicaSet", name="llm")
     assert found.programs["main"].family is Family.VLLM
     assert (found.ends, found.disrupted, found.deleting) == ({}, False, False)
 
