@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 SCHEDULER = ("Deployment", NAMESPACE, "headroom-scheduler")
 WEBHOOK = ("Deployment", NAMESPACE, "headroom-webhook")
 CONSOLE = ("Deployment", NAMESPACE, "headroom-console")
+RECORDER = ("Deployment", NAMESPACE, "headroom-recorder")
 AGENT = ("DaemonSet", NAMESPACE, "headroom-agent")
 
 
@@ -21,7 +22,9 @@ def spec_of(platform: str, key: tuple[str, str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("deployment", [SCHEDULER, WEBHOOK, CONSOLE], ids=lambda key: key[2])
+@pytest.mark.parametrize(
+    "deployment", [SCHEDULER, WEBHOOK, CONSOLE, RECORDER], ids=lambda key: key[2]
+)
 def test_deployments_keep_to_the_restricted_level(
     platform: str, deployment: tuple[str, str, str]
 ) -> None:

@@ -219,7 +219,7 @@ def test_an_image_has_a_repository_a_tag_and_a_digest(
         for key, spec in pod_specs(found).items()
         if key[2] != "headroom-agent"
     }
-    assert len(images) == 5
+    assert len(images) == 6
     assert set(images.values()) == {reference}
 
 

@@ -20,6 +20,7 @@ PARTS = {
     "scheduler": {"headroom-scheduler"},
     "webhook": {"headroom-webhook"},
     "console": {"headroom-console"},
+    "recorder": {"headroom-recorder"},
     "certificates": {"headroom-certs", "headroom-certs-first"},
     "agent": {"headroom-agent"},
 }
@@ -29,6 +30,7 @@ CONTAINERS = {
     "kubeScheduler": {("headroom-scheduler", "kube-scheduler")},
     "webhook": {("headroom-webhook", "webhook")},
     "console": {("headroom-console", "console")},
+    "recorder": {("headroom-recorder", "recorder")},
     "certificates": {("headroom-certs", "certs"), ("headroom-certs-first", "certs")},
     "agent": {("headroom-agent", "agent")},
 }
