@@ -69,6 +69,8 @@ _ABSENT = -1
 
 # Limits of the CRD.
 MAX_PODS = 4096
+#: Rows with peaks and idle times. With more, the object could exceed the size that etcd accepts.
+MAX_ROWS_WITH_PEAKS = 2048
 MAX_SOURCES = 32
 MAX_MESSAGE = 1024
 
@@ -150,7 +152,10 @@ def summarise(
     return GPUNodeStatus(
         observed_at=now,
         devices=devices,
-        pods=measure(attributed, of_pods, observed_at)[:MAX_PODS],
+        pods=[
+            *measure(attributed, of_pods, observed_at)[:MAX_ROWS_WITH_PEAKS],
+            *attributed.pods[MAX_ROWS_WITH_PEAKS:MAX_PODS],
+        ],
         limits=limits[:MAX_PODS],
         unattributed_processes=attributed.outside_pods[:MAX_UNATTRIBUTED_PROCESSES],
         plugin=msgspec.structs.replace(

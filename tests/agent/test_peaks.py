@@ -1,6 +1,12 @@
 """Peaks of containers, when their use has settled, and which life they belong to."""
 
+import json
+import os
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +17,11 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.peaks import FORGOTTEN_AFTER_S, MAX_LIVES, Life, Lives, Peaks
+from agent.status_builder import MAX_ROWS_WITH_PEAKS
 from contract.gpunode import PodUse
 from tests.agent.lives import GIB, MIB, Node, seconds_of
+from tests.agent.whole import ROOT, Whole
+from tests.driver import h100
 
 A = "GPU-a", "c1"
 
@@ -474,6 +483,16 @@ def test_the_number_of_lives_is_limited() -> None:
     assert len(node.recorder._peaks.lives.lives) == MAX_LIVES
 
 
+def test_the_rows_with_peaks_are_limited() -> None:
+    """Etcd accepts objects of 1.5 MiB."""
+    node = Node()
+    for number in range(MAX_ROWS_WITH_PEAKS + 5):
+        node.run(f"c{number:04}", f"u{number:04}")
+        node.used["GPU-a", f"c{number:04}"] = MIB
+    rows = node.sample()
+    assert [row.peak_bytes for row in rows] == [MIB] * MAX_ROWS_WITH_PEAKS + [None] * 5
+
+
 USES = st.lists(st.integers(0, 60) | st.none(), min_size=1, max_size=40)
 
 
@@ -512,3 +531,59 @@ def test_times_are_those_of_the_clock_at_the_first_sample() -> None:
     node.used[A] = GIB
     row = node.one()
     assert seconds_of(row.started_at) == 993.0
+
+
+@contextmanager
+def sampling(whole: Whole, state: Path) -> Iterator[subprocess.Popen[str]]:
+    """An agent that prints a sample every second, with its peaks beside the file ``state``."""
+    flags = [*whole.flags, "--no-publish", "--json", "--interval", "1", "--state", str(state)]
+    kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    with subprocess.Popen(
+        [sys.executable, "-m", "agent", *flags],
+        env=kept | whole.environment | {"PYTHONPATH": str(ROOT), "NODE_NAME": "n1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until_used(process: subprocess.Popen[str], used: int) -> dict[str, Any]:
+    """Return the pod of the first sample in which it uses so many bytes."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        (pod,) = json.loads(line)["pods"]
+        if pod["used"] == used:
+            return dict(pod)
+    raise AssertionError("the agent ended")
+
+
+def test_a_whole_agent_finds_the_peaks_of_the_one_before(tmp_path: Path) -> None:
+    """After SIGKILL, and after SIGTERM."""
+    state = tmp_path / "run/agent.json"
+    whole = Whole(tmp_path / "node", [h100("GPU-a")], 4)
+    try:
+        device = whole.run("00000001-1111-4222-8333-000000000001", "p", 9 * GIB)
+        pid = whole.node.processes["00000001-1111-4222-8333-000000000001", "main"].pid
+        with sampling(whole, state) as agent:
+            first = until_used(agent, 9 * GIB)
+        assert (first["peak"], first["peakPartial"]) == (9 * GIB, True)  # it started at boot
+        whole.driver.use(pid, {device: 2 * GIB})
+        with sampling(whole, state) as agent:
+            second = until_used(agent, 2 * GIB)
+            agent.terminate()
+            agent.wait(60)
+        assert (second["peak"], second["startedAt"]) == (9 * GIB, first["startedAt"])
+        whole.driver.use(pid, {device: GIB})
+        with sampling(whole, state) as agent:
+            assert until_used(agent, GIB)["peak"] == 9 * GIB
+        # A single sample shows what the file has not, and leaves it as it is.
+        before = (state.parent / "agent.lives.json").read_bytes()
+        once = json.loads(whole.once("--json", "--pause", "0", "--state", str(state)).stdout)
+        assert once["pods"][0]["peak"] == GIB
+        assert (state.parent / "agent.lives.json").read_bytes() == before
+    finally:
+        whole.stop()

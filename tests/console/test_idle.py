@@ -264,9 +264,11 @@ def test_the_metric_has_the_gpus_of_each_namespace(
     assert registry.get_sample_value("headroom_idle_held_bytes", labels) == 18 * GIB
 
 
-def test_most_wasteful_pods_come_first(team: Asked) -> None:
-    found = idle_pods(team.cluster, team.cluster.snapshot(), 0.0, team.context.wall_s())
-    assert [(each.name, round(each.gpu_s)) for each in found] == [
-        ("notebook", 86_400),
-        ("server", 900),
-    ]
+def test_most_wasteful_pods_come_first() -> None:
+    asked = fleet(
+        shared("A", free=2, allocated=2, sm_activity=SM),
+        rows=[row("a", "A", 4, AN_HOUR), row("z", "A", 1, TWO_DAYS)],
+        held={"a": {"A": 6}, "z": {"A": 12}},
+    )
+    found = idle_pods(asked.cluster, asked.cluster.snapshot(), 0.0, asked.context.wall_s())
+    assert [(each.name, round(each.gpu_s)) for each in found] == [("z", 86_400), ("a", 900)]
