@@ -80,7 +80,7 @@ def test_nothing_is_writable_but_what_the_kubelet_and_the_manifest_mount(
     if not played["recursive read-only mounts"]:  # containerd older than 2.0
         agent = {each for each in agent if not each.startswith("/sys/fs/cgroup/")}
     assert agent == {"/run/headroom"}
-    assert played["files of the agent"] == ["agent.json"]
+    assert played["files of the agent"] == ["agent.json", "agent.lives.json"]
     for name, paths in writable.items():
         assert paths <= {"/sys/fs/cgroup"}, name
 
