@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from contract.annotations import parse_vram
+from contract.errors import BadAnnotation, shortened
 from extender.console.requested_pods import made_up, of_size, understood, usual_resource
 from extender.console.responses import (
     AskView,
@@ -149,6 +151,12 @@ def capacity(
     Report whether the cluster is full or fragmented, the largest request that fits, and what is
     stranded: memory without replicas, and replicas without memory."""
     cluster = context.cluster
+    try:
+        if vram:
+            parse_vram(vram)
+    except BadAnnotation as err:
+        text = f"query vram: {shortened(err.value)} {err.why}. Example: {err.example}"
+        raise HTTPException(422, text) from err
     pod = made_up(
         "asked", vram, count, resource or usual_resource(cluster), "", tolerate.split(",")
     )

@@ -190,7 +190,8 @@ def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
         yield (
             Weight.WARNING,
             f"annotation {CORDON} names {', '.join(unknown)}, which is no GPU of the node",
-            "correct the annotation: kubectl headroom top gpu lists the UUIDs of the node",
+            f"kubectl headroom uncordon NAME {unknown[0]}; kubectl headroom top gpu lists the GPUs "
+            "of the node",
         )
     closing = [
         each.device.uuid for each in facts.node.devices if each.cordoned and reach(each) == 1
@@ -201,7 +202,7 @@ def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
             f"GPU {closing[0]} is cordoned and the device plugin's next choice, so the other GPUs "
             "take no pods of its resource either",
             f"let Headroom choose the GPU: kubectl annotate node NAME {DEVICE_CHOICE}=steered, or "
-            "uncordon it",
+            f"uncordon it: kubectl headroom uncordon NAME {closing[0]}",
         )
 
 

@@ -222,6 +222,15 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
         return _NO_GATE
     if reason is Reason.NOT_PINNED and node.pins:
         return _NONE_SHARED.format(resource=request.asks[0].resource)
+    if reason is Reason.NO_SUCH_RESOURCE:
+        offered = sorted({terms.device.resource for terms in node.devices if terms.device.resource})
+        return f"the node offers {', '.join(offered)}" if offered else ""
+    if reason is Reason.NO_REPLICA:
+        for ask in request.asks:
+            of_resource = [t.device for t in node.devices if t.device.resource == ask.resource]
+            total = sum(device.replicas.total for device in of_resource)
+            if ask.count > total:
+                return f"the pod requests {ask.count} {ask.resource}; the node has {total} in all"
     return node.detail if node.reason is None or reason is node.reason else ""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from contract.annotations import CORDON, PROCESSES
+from contract.annotations import PROCESSES
 from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.device_reading import Activity
@@ -22,7 +22,7 @@ def explanation_lines(node: NodeExplanation) -> list[str]:
     if not node.closed and node.reason not in _DEVICES_DO_NOT_MATTER:
         uuids_of: dict[tuple[str, ...], list[str]] = {}
         for device in node.candidates:
-            text = _device_lines(device, measured=not node.unmeasured)
+            text = _device_lines(device, node.node, measured=not node.unmeasured)
             if node.reason is None or node.max_sm_ppm is not None:  # SM activity matters
                 text += _sm_activity(device.terms.activity, node.max_sm_ppm)
             uuids_of.setdefault(tuple(text), []).append(device.terms.device.uuid)
@@ -51,13 +51,15 @@ def _fits(node: NodeExplanation) -> str:
     return "fits, on its only candidate" if count == 1 else f"fits, on any of {count} candidates"
 
 
-def _device_lines(device: DeviceExplanation, measured: bool) -> list[str]:
+def _device_lines(device: DeviceExplanation, node: str, measured: bool) -> list[str]:
     """Return the lines for one device; the first one follows the device's name."""
     terms = device.terms
     if not terms.believed:
         return [terms.health_detail]
     if terms.cordoned:
-        return [f"cordoned: annotation {CORDON} of the node names {terms.health_detail or 'it'}"]
+        # The detail is set if the annotation names the GPU of a MIG device.
+        uuid = terms.device.parent if terms.health_detail else terms.device.uuid
+        return [f"cordoned; to undo it: kubectl headroom uncordon {node} {uuid}"]
     if terms.unhealthy is not None:
         return [f"unhealthy, {terms.health_detail}"]
     free = f"{gib(device.free_bytes)} free" if device.free_bytes > 0 else "nothing free"

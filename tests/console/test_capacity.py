@@ -82,7 +82,7 @@ def test_a_cordoned_node_takes_no_pods(fleet: Asked) -> None:
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
-        ("vram=lots", "query: annotation headroom.gpu/vram"),
+        ("vram=lots", "query vram: 'lots' is not valid"),
         ("vram=1Gi&resource=cpu", "Example: nvidia.com/gpu"),
         ("vram=1Gi&count=0", "query count: "),
     ],

@@ -114,7 +114,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             {"annotations": {CORDON: "GPU-x"}},
             Weight.WARNING,
             f"annotation {CORDON} names GPU-x, which is no GPU of the node",
-            "kubectl headroom top gpu",
+            "kubectl headroom uncordon NAME GPU-x; kubectl headroom top gpu",
             id="a cordoned GPU that the node does not have",
         ),
         pytest.param(
@@ -122,7 +122,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
             {"annotations": {CORDON: "a"}},
             Weight.ADVICE,
             "GPU a is cordoned and the device plugin's next choice",
-            f"kubectl annotate node NAME {DEVICE_CHOICE}=steered",
+            f"{DEVICE_CHOICE}=steered, or uncordon it: kubectl headroom uncordon NAME a",
             id="a cordoned GPU that closes the others",
         ),
         pytest.param(

@@ -54,6 +54,26 @@ def test_a_bar_has_an_accessible_description(readings: Looked) -> None:
     assert unattributed[1] / free[1] == pytest.approx(19.94 / 4.06, rel=0.05)
 
 
+def test_an_unknown_use_is_not_shown_as_a_number(readings: Looked) -> None:
+    """The driver does not report the use of some devices; the API has -1 for them."""
+
+    def unmeasured(route: Route) -> None:
+        answer = route.fetch()
+        body = answer.json()
+        for node in body["nodes"]:
+            for each in node["devices"]:
+                each["used_bytes"] = -1
+        route.fulfill(response=answer, json=body)
+
+    readings.page.route("**/v1/nodes?*", unmeasured)
+    page = readings.open("/fleet")
+    page.get_by_label("Search").fill("l4-0059")
+    expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    expect(page.get_by_role("img", name=re.compile("GPU 0 L4"))).to_have_accessible_name(
+        re.compile("unknown measured in use")
+    )
+
+
 def test_nodes_with_faults_are_found_and_opened_by_keyboard(readings: Looked) -> None:
     page = readings.open("/fleet")
     page.get_by_label("only where something is wrong").check()

@@ -17,6 +17,11 @@ export function gib(bytes) {
   return `${bytes < 0 ? "-" : ""}${text} GiB`;
 }
 
+/** Return a measurement; it is negative if it is unknown. */
+export function measured(bytes) {
+  return bytes < 0 ? "unknown" : gib(bytes);
+}
+
 /** Return a count with its noun: "1 node", "2 nodes". */
 export const many = (count, one, more = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
 

@@ -1,6 +1,6 @@
 // The fleet: a row for each node, a bar for each device. The server searches and pages.
 
-import {age, ask, el, gib, many, percent, podLink, table} from "./dom.js";
+import {age, ask, el, gib, many, measured, percent, podLink, table} from "./dom.js";
 
 const LIMIT = 50;
 /** Delay of a search after the last key. */
@@ -94,11 +94,11 @@ function bar(device) {
     return part;
   }));
   const used = el("span", {class: "used"}, el("i"));
-  used.firstChild.style.width = `${Math.min(100, 100 * device.used_bytes / whole)}%`;
+  used.firstChild.style.width = `${Math.max(0, Math.min(100, 100 * device.used_bytes / whole))}%`;
   const state = device.unhealthy ? "unhealthy" : over ? "overcommitted" : device.cordoned ? "cordoned" : "";
   const free = device.unhealthy ? "unhealthy" : over ? `${gib(-device.headroom_bytes)} over` : device.cordoned ? "cordoned" : `${gib(device.headroom_bytes)} free`;
   const words = [`GPU ${device.index} ${device.model}`, free, `${gib(reservations)} reserved by pods`, `${gib(unattributed)} unattributed`,
-    `${gib(device.used_bytes)} measured in use`, `of ${gib(device.memory_bytes)}`,
+    `${measured(device.used_bytes)} measured in use`, `of ${gib(device.memory_bytes)}`,
     device.cordoned ? "cordoned: takes no new pods" : "",
     device.unhealthy ? `unhealthy: ${device.unhealthy_detail ?? device.unhealthy}` : ""].filter(Boolean).join(", ");
   return el("span", {class: `device ${state}`, role: "img", "aria-label": words, title: words}, line, used, el("span", {class: "caption"}, free));
@@ -118,7 +118,7 @@ function inside(node, reportAge) {
       node.devices.map(d => [
         [el("b", {}, String(d.index)), ` ${d.model}`, el("div", {class: "quiet"}, d.uuid), el("div", {class: "quiet"}, `${d.resource}, ${d.sharing === "none" ? "not shared" : d.sharing}`)],
         [el("b", {class: d.headroom_bytes < 0 ? "bad" : null}, gib(d.headroom_bytes)), el("div", {class: "quiet"}, sum(d))],
-        gib(d.used_bytes), percent(d.sm_activity_ratio),
+        measured(d.used_bytes), percent(d.sm_activity_ratio),
         `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
         d.unhealthy ? [el("span", {class: "bad"}, `unhealthy: ${d.unhealthy_detail ?? d.unhealthy}`)]
           : d.cordoned ? [el("b", {}, "cordoned: takes no new pods")] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
