@@ -24,6 +24,8 @@ POLICY = PREFIX + "policy"
 MAX_SM = PREFIX + "max-sm"
 #: Pod: processes per container. MPS limits the memory of each process.
 PROCESSES = PREFIX + "processes"
+#: Pod: what happens if it uses more memory than it reserved (``OnOveruse``).
+ON_OVERUSE = PREFIX + "on-overuse"
 #: Namespace: VRAM of pods without a ``VRAM`` annotation.
 DEFAULT_VRAM = PREFIX + "default-vram"
 #: Pod, written by the webhook: the source of the default that it wrote as ``VRAM``.
@@ -71,7 +73,7 @@ FINALIZER = PREFIX + "ledger"
 #: has the same name as the annotation ``VRAM``.
 MIRROR = PREFIX + "vram"
 #: Pod annotations that users may write. The webhook writes ``VRAM_FROM`` and may write ``VRAM``.
-USER_ANNOTATIONS = (VRAM, POLICY, MAX_SM, PROCESSES, GATED, SHARE, VRAM_FROM)
+USER_ANNOTATIONS = (VRAM, POLICY, MAX_SM, PROCESSES, ON_OVERUSE, GATED, SHARE, VRAM_FROM)
 #: Pod annotations that only extenders write.
 EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
 #: Prefixes of pod annotations that only extenders write. The index of a container follows.
@@ -119,6 +121,12 @@ class ScoringPolicy(Enum):
     PACK = "pack"
     SPREAD = "spread"
     FRAGMENTATION = "fragmentation"
+
+
+class OnOveruse(Enum):
+    REPORT = "report"
+    #: Evict the pod if other pods on the device lack memory that they reserved.
+    EVICT = "evict"
 
 
 class DeviceChoice(Enum):
@@ -232,6 +240,10 @@ def parse_processes(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,4}", stripped) or not 1 <= int(stripped) <= MAX_PROCESSES:
         raise BadAnnotation(PROCESSES, text, f"is not a number from 1 to {MAX_PROCESSES}", "2")
     return int(stripped)
+
+
+def parse_on_overuse(text: str) -> OnOveruse:
+    return _parse_choice(OnOveruse, ON_OVERUSE, text, "evict")
 
 
 def parse_device_choice(text: str) -> DeviceChoice:

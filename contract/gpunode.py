@@ -335,6 +335,19 @@ class Charge(KubeStruct, frozen=True):
         return min(most_bytes, sum(each.device_bytes * each.count for each in self.containers))
 
 
+class OveruseEviction(KubeStruct, frozen=True):
+    """The decision to evict a pod that uses more than it reserved, written before the eviction."""
+
+    #: Uuid of the device that lacks memory.
+    device: str
+    #: RFC 3339, when it was decided, and ``observedAt`` of the report that was the reason. Only a
+    #: later report or heartbeat can lead to the eviction.
+    since: str = ""
+    observed_at: str = ""
+    #: RFC 3339, when the API server rejected the eviction; empty if it did not.
+    rejected_at: str = ""
+
+
 class Reservation(KubeStruct, frozen=True):
     """Memory and replicas reserved for one pod; the key in the map is the pod's uid."""
 
@@ -351,6 +364,8 @@ class Reservation(KubeStruct, frozen=True):
     #: Adopted pods only: the VRAM annotation that the reservation is based on, shortened; empty if
     #: the pod had none. For other pods, the placement annotation records it.
     asked: str | msgspec.UnsetType = msgspec.UNSET
+    #: Set while the pod is to be evicted because of its overuse.
+    overuse: OveruseEviction | msgspec.UnsetType = msgspec.UNSET
 
 
 class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):

@@ -20,6 +20,7 @@ class Reason(Enum):
     BAD_POLICY = "annotation headroom.gpu/policy is not valid (example: pack)"
     BAD_MAX_SM = "annotation headroom.gpu/max-sm is not valid"
     BAD_PROCESSES = "annotation headroom.gpu/processes is not valid (example: 1)"
+    BAD_ON_OVERUSE = "annotation headroom.gpu/on-overuse is not valid (example: evict)"
     BAD_DEFAULT_VRAM = (
         "annotation headroom.gpu/default-vram of the namespace is not valid (example: 4Gi)"
     )

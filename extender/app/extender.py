@@ -19,6 +19,7 @@ from extender.console.app import extender_app
 from extender.console.auth import Guard
 from extender.controllers.event_recorder import EventRecorder, Post
 from extender.controllers.eviction import EvictionController, Evictions
+from extender.controllers.overuse import OveruseController
 from extender.controllers.pending_events import PendingEventsController
 from extender.controllers.preemption import PreemptionController, PreemptionWriter
 from extender.controllers.reconcile import ReconcileController
@@ -77,6 +78,8 @@ class Extender(ClusterView):
         #: None until ``verbs`` is called.
         self.preemption_controller: PreemptionController | None = None
         self.event_recorder = EventRecorder(post, self.telemetry)
+        #: None if this process evicts no pods.
+        self.overuse_controller: OveruseController | None = None
         self.reconciler = ReconcileController(
             self.cluster,
             self.event_recorder,
@@ -100,6 +103,13 @@ class Extender(ClusterView):
 
     def start_controllers(self, ledger: Ledger) -> None:
         self.reconciler.start(ledger)
+        if self.overuse_controller:
+            self.overuse_controller.start(
+                self.loops,
+                self.unready,
+                lambda: self.observes,
+                lambda: self.settings.overuse_grace_s,
+            )
         self.pending_events_controller.start(self.loops, self.unready)
         if self.preemption_controller:
             self.preemption_controller.start(self.loops, self.idle)
@@ -161,13 +171,16 @@ class Extender(ClusterView):
         )
 
     def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
-        """From now on also evict pods that do not fit on the GPU that they got."""
+        """From now on also evict pods that do not fit on the GPU that they got, or use more memory
+        than they reserved."""
 
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
 
-        evictions = Evictions(
-            ConflictCountingStore(store, self.telemetry), ledger, evictor, misplaced_now
+        counting = ConflictCountingStore(store, self.telemetry)
+        evictions = Evictions(counting, ledger, evictor, misplaced_now)
+        self.overuse_controller = OveruseController(
+            self.cluster, counting, ledger, evictor, self.telemetry, self.event_recorder
         )
         self.reconciler.eviction_controller = EvictionController(
             self.cluster, evictions, self.telemetry, self.event_recorder

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from contract.annotations import MIRROR, ScoringPolicy
+from contract.annotations import MIRROR, OnOveruse, ScoringPolicy
 from extender.admission.context import WebhookSettings
 from extender.config.constraints import RULES, Addresses, QuantityBytes, Url, Weight
 from extender.placement.policy import MIB, Rules, VisibleDevices, Weights
@@ -26,6 +26,10 @@ RELOADED = (
     "policy",
     "score_weights",
     "on_miss",
+    "on_overuse",
+    "overuse_opt_out",
+    "overuse_margin",
+    "overuse_grace_s",
     "orphan_after_s",
     "waiting_events_per_s",
 )
@@ -193,6 +197,29 @@ class Settings(BaseModel):
         description="Action for a pod on a device without enough free memory for it: report; or "
         "evict, if the pod is new, uses no memory yet and has a controller. A pod that still "
         "waits at its gate is always evicted.",
+    )
+    on_overuse: OnOveruse = Field(
+        OnOveruse.REPORT,
+        description="Action for a pod that uses more memory than it reserved: report; or evict, if "
+        "other pods on the device lack memory that they reserved, or less than overuse_margin is "
+        "free. A pod can set annotation headroom.gpu/on-overuse: evict for itself.",
+    )
+    overuse_opt_out: bool = Field(
+        False,
+        description="With on_overuse: evict, a pod with annotation headroom.gpu/on-overuse: report "
+        "is not evicted.",
+    )
+    overuse_margin: QuantityBytes = Field(
+        256 * MIB,
+        description="Free memory of a device below which pods are evicted for overuse even if the "
+        "other pods have all memory that they reserved.",
+    )
+    overuse_grace_s: float = Field(
+        5.0,
+        ge=0,
+        le=600,
+        description="Time from the Event that warns of an eviction for overuse to the eviction. A "
+        "newer sample of the agent must confirm that memory is still missing.",
     )
     visible_devices: VisibleDevices = Field(
         VisibleDevices.REJECT,
@@ -398,6 +425,9 @@ class Settings(BaseModel):
             nomination_hold_s=self.nomination_hold_s,
             evict_for_memory=self.evict_for_memory,
             evict_misses=self.on_miss is OnMiss.EVICT,
+            evict_overuse=self.on_overuse is OnOveruse.EVICT,
+            overuse_opt_out=self.overuse_opt_out,
+            overuse_margin_bytes=self.overuse_margin,
             policy=self.policy,
             weights=self.score_weights.rules,
             visible_devices=self.visible_devices,

@@ -1,13 +1,13 @@
 """Writes reservations into GPUNodes by compare-and-swap, and is the only way to remove one."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
 
-from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, Reservation
+from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, OveruseEviction, Reservation
 from contract.kube import Pod
 from contract.quantity import gib
 from extender.errors import StoreConflict, StoreError, StoreNotFound
@@ -157,6 +157,37 @@ class Reservations:
             gpunode, msgspec.structs.replace(gpunode.spec, reservations=reservations)
         )
 
+    async def decide_overuse(
+        self, gpunode: GPUNode, decided: Mapping[str, OveruseEviction], withdrawn: Collection[str]
+    ) -> GPUNode:
+        """Set ``overuse`` on the reservations of the pods in ``decided`` (uids), and remove it from
+        the reservations in ``withdrawn``.
+
+        Return the GPUNode that was written, or ``gpunode`` if nothing changes. Raise store errors.
+        """
+        reservations = {
+            uid: _with_overuse(reservation, msgspec.UNSET if uid in withdrawn else decided.get(uid))
+            for uid, reservation in gpunode.spec.reservations.items()
+        }
+        if reservations == gpunode.spec.reservations:
+            return gpunode
+        return await self.write(
+            gpunode, msgspec.structs.replace(gpunode.spec, reservations=reservations)
+        )
+
+    async def reject_overuse(self, node: str, uid: str) -> None:
+        """Note that the eviction of the pod was rejected just now. Raise store errors.
+
+        Nothing is written if the pod is not to be evicted any more.
+        """
+        gpunode = await self.store.read_gpunode(node)
+        reservation = gpunode.spec.reservations.get(uid) if gpunode else None
+        if gpunode is None or reservation is None or not reservation.overuse:
+            return
+        rejected_at = datetime.fromtimestamp(self.wall_s(), UTC).isoformat()
+        decision = msgspec.structs.replace(reservation.overuse, rejected_at=rejected_at)
+        await self.decide_overuse(gpunode, {uid: decision}, ())
+
     async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str | None:
         """Return the version of the agent's Lease, read after the pod was found to be deleted.
 
@@ -176,6 +207,14 @@ class Reservations:
 
 def _shown(gpunode: GPUNode, uid: str) -> bool:
     return gpunode.status is not None and any(use.uid == uid for use in gpunode.status.pods)
+
+
+def _with_overuse(
+    reservation: Reservation, decided: OveruseEviction | msgspec.UnsetType | None
+) -> Reservation:
+    if decided is None or reservation.overuse == decided:
+        return reservation
+    return msgspec.structs.replace(reservation, overuse=decided)
 
 
 def _marked(reservation: Reservation, is_evicted: bool) -> Reservation:

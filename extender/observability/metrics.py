@@ -286,6 +286,18 @@ class Telemetry(ViewTelemetry):
             "Evictions by outcome: evicted, rejected (by the API server).",
             outcome=("evicted", "rejected"),
         )
+        self.overuse_evictions = counter(
+            "headroom_overuse_evictions_total",
+            "Evictions of pods that use more than they reserved: decided, withdrawn (the pressure "
+            "ended), evicted, rejected (by the API server), would_evict (in mode observe).",
+            outcome=("decided", "withdrawn", "evicted", "rejected", "would_evict"),
+        )
+        self.overuse_unresolved = Gauge(
+            "headroom_overuse_unresolved_devices",
+            "Devices on which pods lack memory that they reserved because of others' overuse, and "
+            "no pod may be evicted; with on_overuse: evict or such an annotation.",
+            registry=registry,
+        )
         self.preemptions = counter(
             "headroom_preemptions_total",
             "Preemptions by how the victims were chosen: proposed (by kube-scheduler, unchanged), "

@@ -65,6 +65,12 @@ class Rules:
     suspect_env_from: bool = False
     #: Seconds for which a pod may use more than it requested before Headroom reports it.
     overuse_after_s: float = 60.0
+    #: Whether to evict pods that use more than they reserved, by default and with the annotation
+    #: ``headroom.gpu/on-overuse: report``.
+    evict_overuse: bool = False
+    overuse_opt_out: bool = False
+    #: Free memory below which a device with an overusing pod is under pressure.
+    overuse_margin_bytes: int = 256 * MIB
     #: Seconds for which memory stays held for a preemptor after its victims are gone.
     nomination_hold_s: float = 60.0
     #: Whether to evict pods for a pod that only lacks memory.

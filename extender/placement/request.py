@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from contract.annotations import (
     DEFAULT_VRAM,
     MAX_SM,
+    ON_OVERUSE,
     POLICY,
     PROCESSES,
     VRAM,
@@ -20,6 +21,7 @@ from contract.annotations import (
     ReplicaShare,
     ScoringPolicy,
     parse_max_sm,
+    parse_on_overuse,
     parse_policy,
     parse_processes,
     parse_vram,
@@ -150,6 +152,7 @@ _REASON_OF_KEY = {
     POLICY: Reason.BAD_POLICY,
     MAX_SM: Reason.BAD_MAX_SM,
     PROCESSES: Reason.BAD_PROCESSES,
+    ON_OVERUSE: Reason.BAD_ON_OVERUSE,
 }
 
 
@@ -172,6 +175,8 @@ def understand(
         annotations = pod.metadata.annotations or {}
         relevant = annotations if found else {}
         policy, max_sm = relevant.get(POLICY), relevant.get(MAX_SM)
+        if (on_overuse := relevant.get(ON_OVERUSE)) is not None:
+            parse_on_overuse(on_overuse)
         annotated_processes = relevant.get(PROCESSES)
         processes = 1 if annotated_processes is None else parse_processes(annotated_processes)
         containers = _container_asks(relevant, found, default_vram, processes)

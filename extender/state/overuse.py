@@ -44,6 +44,8 @@ class Overuses(Tracker):
         #: Minimum duration of overuse that is reported, in seconds.
         self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
+        #: Nodes on which a pod is to be evicted because of its overuse.
+        self._decided: set[str] = set()
         #: (pod, device) -> when ``update`` first found it, on the monotonic clock.
         self._since_s: dict[tuple[str, str], float] = {}
         #: Overuse of at least ``lasting_s``; replaced, never changed in place.
@@ -54,6 +56,23 @@ class Overuses(Tracker):
             self._of_node[node.name] = found
         else:
             self._of_node.pop(node.name, None)
+        reservations = node.gpunode.spec.reservations.values() if node.gpunode else ()
+        if any(reservation.overuse for reservation in reservations):
+            self._decided.add(node.name)
+        else:
+            self._decided.discard(node.name)
+
+    def nodes(self) -> list[str]:
+        """Return the nodes on which a pod is to be evicted because of its overuse, then the other
+        nodes with overuse, those with the largest first."""
+        excess_bytes = {
+            name: sum(each.excess_bytes for each in found) for name, found in self._of_node.items()
+        }
+        others = excess_bytes.keys() - self._decided
+        return [
+            *sorted(self._decided),
+            *sorted(others, key=lambda name: (-excess_bytes[name], name)),
+        ]
 
     def update(self, now_s: float) -> None:
         """Update ``lasting``. ``now_s``: the monotonic clock."""

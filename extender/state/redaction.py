@@ -16,6 +16,7 @@ from contract.annotations import (
     CORDON,
     DEVICE_CHOICE,
     MAX_SM,
+    ON_OVERUSE,
     POLICY,
     PROCESSES,
     RESERVE,
@@ -55,7 +56,7 @@ _GPU_LABELS = (
     "node.kubernetes.io/instance-type",
 )
 _NODE_ANNOTATIONS = (RESERVE, DEVICE_CHOICE)
-_POD_ANNOTATIONS = (POLICY, MAX_SM, PROCESSES)
+_POD_ANNOTATIONS = (POLICY, MAX_SM, PROCESSES, ON_OVERUSE)
 
 
 class Redaction:

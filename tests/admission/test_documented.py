@@ -59,6 +59,12 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
     ("`headroom.gpu/vram: mian=8Gi`", "Pod", annotated(vram="mian=8Gi"), NOTHING),
     ("`headroom.gpu/policy: dense`", "Pod", annotated(vram="8Gi", policy="dense"), NOTHING),
     ("`headroom.gpu/max-sm: 70`", "Pod", annotated(vram="8Gi", max_sm="70"), NOTHING),
+    (
+        "`headroom.gpu/on-overuse: never`",
+        "Pod",
+        annotated(vram="8Gi", **{"on-overuse": "never"}),
+        NOTHING,
+    ),
     ("`headroom.gpu/processes: 0`", "Pod", annotated(vram="8Gi", processes="0"), NOTHING),
     ("`headroom.gpu/gated: yes`", "Pod", annotated(vram="8Gi", gated="yes"), NOTHING),
     ("`headroom.gpu/share: cap`", "Pod", annotated(vram="8Gi", share="cap"), NOTHING),

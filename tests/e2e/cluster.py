@@ -121,11 +121,11 @@ class Cluster:
         new.write_text(yaml.safe_dump({**SHIPPED, **settings}))
         new.rename(file)
 
-    def start_replicas(self, *names: str) -> list[int]:
+    def start_replicas(self, *names: str, settings: Mapping[str, Any] | None = None) -> list[int]:
         """Start extenders of these names; returns the ports of their verbs."""
         ports = free_ports(len(names))
         for name, port in zip(names, ports, strict=True):
-            self.start_extender(name, port)
+            self.start_extender(name, port, settings=settings)
         return ports
 
     def start_scheduler(

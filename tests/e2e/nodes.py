@@ -139,6 +139,14 @@ class Nodes:
             msgspec.structs.replace(self._use(place, pod), used_bytes=used_bytes)
         )
 
+    def set_used(self, used_bytes: Mapping[str, int]) -> None:
+        """Pod name -> how much it uses from now on; the next report shows it."""
+        for node, uses in self._uses.items():
+            self._uses[node] = [
+                msgspec.structs.replace(use, used_bytes=used_bytes.get(use.name, use.used_bytes))
+                for use in uses
+            ]
+
     def take_back(self, remaining: Set[str]) -> set[str]:
         """The pods with other uids than these have ended; returns their nodes."""
         return self._end(remaining)

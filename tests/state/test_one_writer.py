@@ -22,7 +22,7 @@ READS = {
     "nominations": {"held_for", "node_of", "nominees", "places"},
     "observations": {"is_pending", "of_pod"},
     "overcommits": {"now"},
-    "overuses": set[str](),
+    "overuses": {"nodes"},
     "headroom_gains": {"of", "since"},
     "usual": set[str](),
 }

@@ -1,0 +1,232 @@
+"""Evicts pods that use more memory than they reserved while other pods lack theirs.
+
+Each eviction has two steps. First the decision is written into the GPUNode by compare-and-swap, and
+an Event warns the pod's owner. After the grace period the pod is evicted, if a newer sample of the
+agent still shows the pressure; else the decision is withdrawn. So all replicas act on one decision,
+and a replica that restarts continues it. The eviction carries the pod's uid and resourceVersion. A
+pod whose eviction is rejected, for example by a disruption budget, is left out for a while, and
+then the next pod is selected.
+
+In mode observe, pods that would be evicted are only logged and counted.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import structlog
+
+from contract.gpunode import GPUNode, OveruseEviction, Reservation
+from contract.quantity import gib
+from extender.bounded import Bounded
+from extender.controllers.event_recorder import EventRecorder
+from extender.errors import StoreConflict, StoreError, StoreNotFound, StoreTimeout
+from extender.ledger.ledger import Ledger
+from extender.ledger.reservations import ATTEMPTS
+from extender.ledger.store import Evictor, Store
+from extender.observability.metrics import Telemetry
+from extender.periodic import Loops
+from extender.placement.overuse_eviction import OveruseEvictions, Overusing, changes
+from extender.state.cluster_state import ClusterState
+from extender.state.notices import pod_notice
+from extender.state.overuse_decisions import (
+    is_later,
+    latest_sample,
+    overuse_evictions_on,
+    rejected_lately,
+)
+
+log = structlog.get_logger()
+
+EVERY_S = 1.0
+#: Maximum number of nodes checked in a round: each takes up to a millisecond.
+MOST_NODES = 100
+#: Maximum number of decisions, and of logged pods, that are remembered.
+REMEMBERED = 4096
+
+
+class OveruseController:
+    """Checks the nodes with overuse once a second. A failure is retried in the next round."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        store: Store,
+        ledger: Ledger,
+        evictor: Evictor,
+        telemetry: Telemetry,
+        event_recorder: EventRecorder,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._ledger = ledger
+        self._evictor = evictor
+        self._telemetry = telemetry
+        self._event_recorder = event_recorder
+        #: (uid, time of the decision) -> when this process first saw it, on the monotonic clock.
+        #: The clocks of two replicas are not compared.
+        self._seen_s: Bounded[tuple[str, str], float] = Bounded(REMEMBERED)
+        #: Uids that were logged in mode observe.
+        self._logged: Bounded[str, None] = Bounded(REMEMBERED)
+
+    def start(
+        self,
+        loops: Loops,
+        unready: Callable[[], str],
+        observes: Callable[[], bool],
+        grace_s: Callable[[], float],
+    ) -> None:
+        """Start the loop. ``grace_s``: the seconds from the warning to the eviction."""
+
+        async def check() -> None:
+            if not unready():
+                await self.once(observes(), grace_s())
+
+        loops.start("overuse", check, EVERY_S)
+
+    async def once(self, observes: bool, grace_s: float) -> None:
+        """Check the nodes with overuse, the worst first."""
+        unresolved = 0
+        for name in self._cluster.overuses.nodes()[:MOST_NODES]:
+            gpunode = self._cluster.gpunode(name)
+            if gpunode is not None:
+                found = self._evictions(gpunode)
+                unresolved += len(found.unresolved)
+                try:
+                    if observes:
+                        self._log(found)
+                    else:
+                        await self._act(gpunode, found, grace_s)
+                except StoreError as err:
+                    log.warning("overuse_eviction_failed", node=name, message=str(err))
+            await asyncio.sleep(0)  # lets kube-scheduler's calls in
+        self._telemetry.overuse_unresolved.set(unresolved)
+
+    def _evictions(self, gpunode: GPUNode) -> OveruseEvictions:
+        return overuse_evictions_on(self._cluster, gpunode, time.monotonic())
+
+    def _log(self, found: OveruseEvictions) -> None:
+        for uid, over in found.selected.items():
+            if uid not in self._logged:
+                self._logged[uid] = None
+                self._telemetry.overuse_evictions.labels("would_evict").inc()
+                log.warning("pod_would_be_evicted", pod_uid=uid, **_figures(over))
+
+    async def _act(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
+        if any(True for _ in changes(self._decided(gpunode), found.selected)):
+            written = await self._decide(gpunode.name)
+            if written is None:
+                return
+            gpunode = written
+        now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
+        for uid, reservation in gpunode.spec.reservations.items():
+            if not (decision := reservation.overuse) or rejected_lately(reservation, time.time()):
+                continue
+            key = uid, decision.since
+            since_s = self._seen_s[key] = self._seen_s.get(key, now_s)
+            if now_s - since_s >= grace_s and is_later(sample, decision.observed_at):
+                await self._evict(gpunode.name, uid, reservation)
+
+    async def _decide(self, node: str) -> GPUNode | None:
+        """Write the decisions according to the newest version of the GPUNode, and return it."""
+        for _ in range(ATTEMPTS):
+            gpunode = await self._store.read_gpunode(node)
+            if gpunode is None:
+                return None
+            before, found = self._decided(gpunode), self._evictions(gpunode)
+            since, observed_at = (
+                datetime.now(UTC).isoformat(),
+                latest_sample(self._cluster, gpunode),
+            )
+            decided = {
+                uid: _kept(gpunode.spec.reservations[uid], over)
+                or OveruseEviction(over.device, since, observed_at)
+                for uid, over in found.selected.items()
+            }
+            with suppress(StoreConflict, StoreNotFound):
+                written = await self._ledger.reservations.decide_overuse(
+                    gpunode, decided, before.keys() - found.selected.keys()
+                )
+                for uid, over in changes(before, found.selected):
+                    await self._announce(node, uid, over)
+                return written
+        return None
+
+    def _decided(self, gpunode: GPUNode) -> dict[str, str]:
+        """Return uid -> device of the pods that are to be evicted according to the ledger, and that
+        neither leave already nor are left out because their eviction was rejected."""
+        return {
+            uid: reservation.overuse.device
+            for uid, reservation in gpunode.spec.reservations.items()
+            if reservation.overuse
+            and not rejected_lately(reservation, time.time())
+            and (pod := self._cluster.pod(uid)) is not None
+            and not pod.metadata.deletion_timestamp
+        }
+
+    async def _announce(self, node: str, uid: str, over: Overusing | None) -> None:
+        if over is None:
+            self._telemetry.overuse_evictions.labels("withdrawn").inc()
+            log.info("overuse_eviction_withdrawn", node=node, pod_uid=uid)
+            return
+        self._telemetry.overuse_evictions.labels("decided").inc()
+        log.warning("overuse_eviction_decided", node=node, pod_uid=uid, **_figures(over))
+        if (pod := self._cluster.pod(uid)) is not None:
+            message = (
+                f"This pod uses {gib(over.used_bytes, up=True)} of device {over.device}, and has "
+                f"reserved {gib(over.reserved_bytes)}. Only {gib(max(0, over.free_bytes))} are "
+                f"free there, and {gib(over.needed_bytes, up=True)} are needed for the other pods. "
+                "It is evicted within seconds unless memory becomes free. Request more in "
+                "annotation headroom.gpu/vram, or reduce its use."
+            )
+            await self._event_recorder.write(
+                pod_notice(pod, "GPUMemoryOveruseEviction", message, key="")
+            )
+
+    async def _evict(self, node: str, uid: str, reservation: Reservation) -> None:
+        try:
+            pod = await self._store.read_pod(reservation.namespace, reservation.name)
+            if (
+                pod is None
+                or (pod.metadata.uid, pod.node) != (uid, node)
+                or pod.ended
+                or pod.metadata.deletion_timestamp
+            ):
+                return
+            await self._evictor.evict(pod)
+        except (StoreConflict, StoreNotFound):
+            return  # changed or deleted: the next round checks it again
+        except StoreTimeout:
+            raise  # it may be evicted: the next round reads it again
+        except StoreError as err:
+            await self._ledger.reservations.reject_overuse(node, uid)
+            self._telemetry.overuse_evictions.labels("rejected").inc()
+            log.warning("overuse_eviction_rejected", node=node, pod_uid=uid, message=str(err))
+            return
+        self._telemetry.overuse_evictions.labels("evicted").inc()
+        log.warning("pod_evicted", node=node, pod_uid=uid, reason="overuse of GPU memory")
+        message = (
+            "This pod used more GPU memory than it reserved, and other pods on its GPU lacked "
+            "memory that they had reserved. It was evicted, so that its controller creates a new "
+            "one. To keep it, request more in annotation headroom.gpu/vram."
+        )
+        await self._event_recorder.write(
+            pod_notice(pod, "EvictedForGPUMemoryOveruse", message, key="")
+        )
+
+
+def _kept(reservation: Reservation, over: Overusing) -> OveruseEviction | None:
+    decision = reservation.overuse or None
+    return decision if decision and decision.device == over.device else None
+
+
+def _figures(over: Overusing) -> dict[str, object]:
+    return {
+        "device": over.device,
+        "reserved_bytes": over.reserved_bytes,
+        "used_bytes": over.used_bytes,
+        "free_bytes": over.free_bytes,
+        "needed_bytes": over.needed_bytes,
+    }

@@ -1,0 +1,312 @@
+"""Eviction of pods that use more than they reserved: decided, warned, then evicted."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from contract.gpunode import GPUNode, GPUNodeSpec, OveruseEviction
+from contract.heartbeat import Confirmation, encode_confirmation
+from contract.kube import Lease, ObjectMeta, Pod
+from extender.controllers.event_recorder import EventRecorder
+from extender.controllers.overuse import OveruseController
+from extender.errors import StoreConflict, StoreError, StoreRejected, StoreTimeout
+from extender.ledger.ledger import Ledger
+from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.observability.metrics import Telemetry
+from extender.placement.policy import Rules
+from extender.state.changes import HeartbeatSeen, NodeSeen
+from extender.state.notices import Notice
+from tests.builders import GIB, kube_node, pod, reservation, shared, status, use
+from tests.recording import RecordingState
+
+NEVER_S, AT_ONCE_S = 1e9, 0.0
+BEGAN = datetime.now(UTC)
+
+
+@dataclass
+class Evictor:
+    store: EmbeddedStore
+    #: Uids, and whether the ledger had the decision then.
+    evicted: list[tuple[str, bool]] = field(default_factory=list)
+    trouble: dict[str, StoreError] = field(default_factory=dict)
+
+    async def evict(self, pod: Pod) -> None:
+        if error := self.trouble.get(pod.metadata.uid):
+            raise error
+        held = self.store.read_gpunode("n")
+        assert held is not None
+        decided = held.spec.reservations[pod.metadata.uid].overuse
+        self.evicted.append((pod.metadata.uid, bool(decided)))
+
+    async def may_evict(self, pod: Pod) -> None:
+        """Allow every eviction."""
+
+
+class World:
+    """Two GPUs of 24 GiB: on a, p and r have reserved 5 GiB each, and q 12; on b, s 5 and t 12."""
+
+    def __init__(self, rules: Rules) -> None:
+        epoch_s = time.time() - time.monotonic()
+        self.state = RecordingState(rules, 90.0, epoch_s)
+        self.state.apply([NodeSeen(kube_node())])
+        self.store = EmbeddedStore(self.state.apply, time.monotonic)
+        self.evictor = Evictor(self.store)
+        self.posted: list[Notice] = []
+        self.telemetry = Telemetry(CollectorRegistry())
+        self._ids = (f"attempt-{number}" for number in count(1))
+        self._samples = count(1)
+        self.pods = {uid: pod(uid=uid, name=uid, node="n", phase="Running") for uid in "pqrst"}
+        reserved = {
+            uid: msgspec.structs.replace(reservation({on: size * GIB}), name=uid)
+            for uid, on, size in (
+                ("p", "a", 5),
+                ("q", "a", 12),
+                ("r", "a", 5),
+                ("s", "b", 5),
+                ("t", "b", 12),
+            )
+        }
+        spec = GPUNodeSpec(initialised=True, reservations=reserved)
+        self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=spec))
+        for each in self.pods.values():
+            self.store.admit(each)
+        self.controller = self.replica()
+
+    def replica(self) -> OveruseController:
+        store = AsyncStore(self.store)
+        ledger = Ledger(
+            store,
+            lambda pod, gpunode: pytest.fail("nothing is bound"),
+            lambda pod, gpunode: None,
+            lambda gpunode: None,
+            time.time,
+            lambda: next(self._ids),
+        )
+        recorder = EventRecorder(self._post, self.telemetry)
+        return OveruseController(self.state, store, ledger, self.evictor, self.telemetry, recorder)
+
+    def _post(self, notice: Notice) -> bool:
+        self.posted.append(notice)
+        return True
+
+    def report(self, p: float = 9, q: float = 2, r: float = 5, s: float = 5) -> None:
+        """The agent reports a new sample with these GiB in use."""
+        used_gib = {"a": {"p": p, "q": q, "r": r}, "b": {"s": s, "t": 2}}
+        at = (BEGAN + timedelta(milliseconds=next(self._samples))).isoformat()
+        devices, rows = [], []
+        for on, pods in used_gib.items():
+            used = {uid: int(figure * GIB) for uid, figure in pods.items()}
+            used_bytes = sum(used.values())
+            devices.append(shared(on, free=1, allocated=len(used), used_bytes=used_bytes))
+            rows += [use(uid, on, figure) for uid, figure in used.items()]
+        self.store.report([("n", status(*devices, pods=rows, observed_at=at))])
+
+    def round(self, grace_s: float = AT_ONCE_S, observes: bool = False) -> list[str]:
+        """Return the uids of the pods that one round has evicted."""
+        already = len(self.evictor.evicted)
+        asyncio.run(self.controller.once(observes, grace_s))
+        now = self.evictor.evicted[already:]
+        assert all(decided for _, decided in now), "evicted before it was decided"
+        return [uid for uid, _ in now]
+
+    @property
+    def decided(self) -> dict[str, OveruseEviction]:
+        held = self.store.read_gpunode("n")
+        assert held is not None
+        found = {u: r.overuse for u, r in held.spec.reservations.items() if r.overuse}
+        return {uid: decision for uid, decision in found.items() if not decision.rejected_at}
+
+    def counted(self, outcome: str) -> float:
+        return self.telemetry.overuse_evictions.labels(outcome)._value.get()
+
+    def told(self) -> list[tuple[str, str]]:
+        return [(notice.about.uid, notice.reason) for notice in self.posted]
+
+
+@pytest.fixture
+def world() -> World:
+    return World(Rules(evict_overuse=True))
+
+
+def test_a_pod_is_warned_and_then_evicted_on_a_newer_sample(world: World) -> None:
+    world.report()
+    assert world.round() == []  # the sample of the decision evicts no pod
+    assert {uid: decision.device for uid, decision in world.decided.items()} == {"p": "a"}
+    assert world.told() == [("p", "GPUMemoryOveruseEviction")]
+    assert "uses 9.0 GiB of device a, and has reserved 5.0 GiB" in world.posted[0].message
+    assert "Only 8.0 GiB are free there, and 10.0 GiB are needed" in world.posted[0].message
+    assert world.round() == []
+    world.report()
+    assert world.round(NEVER_S) == []  # the grace period is not over
+    assert world.round() == ["p"]
+    assert world.told()[1:] == [("p", "EvictedForGPUMemoryOveruse")]
+    assert (world.counted("decided"), world.counted("evicted")) == (1, 1)
+
+
+def test_a_pod_that_uses_less_in_time_stays(world: World) -> None:
+    world.report()
+    world.round()
+    world.report(p=5)
+    assert world.round() == []
+    assert world.decided == {}
+    assert world.counted("withdrawn") == 1
+    world.report()
+    assert world.round() == []  # the grace period begins again
+    assert world.counted("decided") == 2
+
+
+def test_without_pressure_no_decision_is_written(world: World) -> None:
+    world.report(p=6.9)
+    world.round()
+    assert (world.decided, world.told()) == ({}, [])
+
+
+def test_a_decision_about_another_gpu_does_not_delay_the_first(world: World) -> None:
+    world.report()
+    world.round()
+    first = world.decided["p"]
+    world.report(s=13)
+    assert world.round() == ["p"]
+    assert world.decided["p"] == first
+    assert world.decided["s"].device == "b"
+
+
+def test_two_replicas_evict_one_pod(world: World) -> None:
+    second = world.replica()
+
+    def rounds() -> None:
+        world.round()
+        asyncio.run(second.once(False, AT_ONCE_S))
+
+    world.report(p=9, r=9)
+    rounds()
+    assert list(world.decided) == ["p"]
+    assert world.told() == [("p", "GPUMemoryOveruseEviction")]
+    world.report(p=9, r=9)
+    going = msgspec.structs.replace(
+        world.pods["p"].metadata, deletion_timestamp="2026-11-21T00:00:00Z"
+    )
+
+    world.round()
+    world.store.delete_pod("default", "p")
+    world.store.admit(msgspec.structs.replace(world.pods["p"], metadata=going))
+    asyncio.run(second.once(False, AT_ONCE_S))
+    assert [uid for uid, _ in world.evictor.evicted] == ["p"]
+    # Its memory counts as free, and the memory of the other one is needed as well.
+    world.report(p=9, q=2, r=9)
+    rounds()
+    assert world.decided.keys() == {"p"}
+    world.report(p=9, q=1, r=13)
+    rounds()
+    assert world.decided.keys() == {"p", "r"}
+
+
+def test_a_restarted_replica_continues_the_decision(world: World) -> None:
+    world.report()
+    world.round()
+    world.controller = world.replica()
+    world.report()
+    assert world.round(NEVER_S) == []
+    assert world.round() == ["p"]
+    assert world.counted("decided") == 1
+
+
+def test_after_a_rejected_eviction_the_next_pod_is_selected(world: World) -> None:
+    world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+    world.report(p=9, r=7)
+    world.round()
+    world.report(p=9, r=7)
+    assert world.round() == []
+    assert world.counted("rejected") == 1
+    world.round()
+    assert world.decided.keys() == {"r"}
+    world.report(p=9, r=7)
+    assert world.round() == ["r"]
+
+
+def test_all_replicas_leave_out_a_pod_whose_eviction_was_rejected(world: World) -> None:
+    world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+    second = world.replica()
+    for _ in range(4):
+        world.report()
+        assert world.round() == []
+        asyncio.run(second.once(False, AT_ONCE_S))
+    assert [world.counted(each) for each in ("decided", "rejected", "withdrawn")] == [1, 1, 0]
+    assert world.evictor.evicted == []
+
+
+def test_a_device_on_which_no_pod_may_be_evicted_is_counted(world: World) -> None:
+    world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+    world.report()
+    world.round()
+    world.report()
+    world.round()
+    world.round()
+    assert world.telemetry.overuse_unresolved._value.get() == 1
+    world.report(p=5)
+    world.round()
+    assert world.telemetry.overuse_unresolved._value.get() == 0
+
+
+@pytest.mark.parametrize("error", [StoreConflict("changed"), StoreTimeout("no answer")])
+def test_a_pod_that_changed_meanwhile_is_read_again(world: World, error: StoreError) -> None:
+    world.evictor.trouble["p"] = error
+    world.report()
+    world.round()
+    world.report()
+    assert world.round() == []
+    world.evictor.trouble.clear()
+    assert world.round() == ["p"]
+
+
+def test_a_pod_of_the_same_name_is_not_evicted(world: World) -> None:
+    world.report()
+    world.round()
+    world.report()
+    metadata = msgspec.structs.replace(world.pods["p"].metadata, uid="other")
+    deliver, world.store._deliver = world.store._deliver, lambda events: None  # the watch is late
+    world.store.delete_pod("default", "p")
+    world.store.admit(msgspec.structs.replace(world.pods["p"], metadata=metadata))
+    world.store._deliver = deliver
+    assert world.round() == []
+
+
+def test_in_mode_observe_nothing_is_written(world: World) -> None:
+    world.report()
+    for _ in range(3):
+        assert world.round(observes=True) == []
+        world.report()
+    assert (world.decided, world.told(), world.evictor.evicted) == ({}, [], [])
+    assert world.counted("would_evict") == 1
+
+
+def test_with_report_as_setting_no_pod_is_evicted() -> None:
+    world = World(Rules())
+    for _ in range(3):
+        world.report()
+        assert world.round() == []
+    assert world.decided == {}
+
+
+def test_a_heartbeat_is_a_newer_sample(world: World) -> None:
+    world.report()
+    world.round()
+    held = world.store.read_gpunode("n")
+    assert held is not None
+    assert held.status is not None
+    text = encode_confirmation(
+        Confirmation(
+            sampled_at=(BEGAN + timedelta(seconds=1)).isoformat(),
+            gpunode=held.metadata.uid,
+            observed_at=held.status.observed_at,
+        )
+    )
+    metadata = ObjectMeta(name="n", annotations={"headroom.gpu/observed-at": text})
+    world.state.apply([HeartbeatSeen(Lease(metadata=metadata), time.monotonic())])
+    assert world.round() == ["p"]

@@ -1,0 +1,230 @@
+"""Pods that are evicted because they use more than they reserved, by the state of the cluster."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.gpunode import ADOPTED, GPUNode, OveruseEviction, Reservation
+from contract.kube import Pod
+from extender.placement.overuse_eviction import OveruseEvictions
+from extender.placement.policy import Rules
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.overuse_decisions import is_later, overuse_evictions_on
+from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, reservation, shared, use
+from tests.builders import pod as plain_pod
+from tests.recording import RecordingState
+
+EVICT = Rules(evict_overuse=True)
+WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
+ON_OVERUSE = "headroom.gpu/on-overuse"
+
+
+def pod(uid: str, on_overuse: str | None = None, priority: int = 0, **of: Any) -> Pod:
+    annotations = {} if on_overuse is None else {ON_OVERUSE: on_overuse}
+    made = plain_pod(uid=uid, name=uid, node="n", annotations=annotations, **of)
+    return msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, priority=priority))
+
+
+def reserved(count_gib: float, *flags: str, decided: bool = False) -> Reservation:
+    made = reservation({"a": int(count_gib * GIB)})
+    decision = OveruseEviction("a") if decided else msgspec.UNSET
+    return msgspec.structs.replace(made, flags=list(flags), overuse=decision)
+
+
+def rejected(before_s: float) -> Reservation:
+    """Its eviction was rejected so many seconds ago."""
+    at = datetime.fromtimestamp(WALL_S - before_s, UTC).isoformat()
+    return msgspec.structs.replace(reserved(8), overuse=OveruseEviction("a", rejected_at=at))
+
+
+def node_of(
+    reservations: Mapping[str, Reservation],
+    used_gib: Mapping[str, float | None],
+    unattributed_gib: float = 0,
+    **of: Any,
+) -> GPUNode:
+    """One GPU of 24 GiB."""
+    total = sum(used or 0 for used in used_gib.values()) + unattributed_gib
+    figures = {"used_bytes": int(total * GIB), "unattributed_bytes": int(unattributed_gib * GIB)}
+    return gpunode(
+        shared("a", free=1, allocated=len(used_gib), **{**figures, **of}),
+        reservations=reservations,
+        pods=[
+            use(uid, "a", None if used is None else int(used * GIB))
+            for uid, used in used_gib.items()
+        ],
+    )
+
+
+def found(
+    node: GPUNode,
+    *pods: Pod,
+    rules: Rules = EVICT,
+    after_s: float = 0,
+) -> OveruseEvictions:
+    state = RecordingState(rules, 90.0, WALL_S - NOW_S)
+    state.apply([NodeSeen(kube_node()), *map(PodSeen, pods), GPUNodeSeen(node, NOW_S)])
+    return overuse_evictions_on(state, node, NOW_S + after_s)
+
+
+def leaking(used_gib: float = 14, **of: Any) -> GPUNode:
+    """Pod p has reserved 8 GiB; pod q 12 GiB, of which it uses 2."""
+    return node_of({"p": reserved(8), "q": reserved(12)}, {"p": used_gib, "q": 2}, **of)
+
+
+def selected(node: GPUNode, *pods: Pod, **of: Any) -> set[str]:
+    return set(found(node, *(pods or (pod("p"), pod("q"))), **of).selected)
+
+
+@pytest.mark.parametrize(
+    ("used_gib", "evicted"),
+    [
+        pytest.param(8, set(), id="within its reservation"),
+        pytest.param(12, set(), id="the neighbour's other 10 GiB are free"),
+        pytest.param(12 + 1 / 1024, {"p"}, id="they are not free any more"),
+        pytest.param(21, {"p"}, id="far more"),
+    ],
+)
+def test_a_pod_is_evicted_once_its_neighbour_lacks_reserved_memory(
+    used_gib: float, evicted: set[str]
+) -> None:
+    assert selected(leaking(used_gib)) == evicted
+
+
+def test_the_figures_are_those_of_the_device() -> None:
+    over = found(leaking(), pod("p"), pod("q")).selected["p"]
+    assert (over.device, over.reserved_bytes, over.used_bytes) == ("a", 8 * GIB, 14 * GIB)
+    assert (over.free_bytes, over.needed_bytes, over.excess_bytes) == (8 * GIB, 10 * GIB, 6 * GIB)
+
+
+def test_a_margin_is_kept_free() -> None:
+    full = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 11.8, "q": 12})
+    assert selected(full) == {"p"}  # 205 MiB of 256 MiB
+    spare = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 11.7, "q": 12})
+    assert selected(spare) == set()  # 307 MiB
+    assert selected(spare, rules=Rules(evict_overuse=True, overuse_margin_bytes=512 * MIB)) == {"p"}
+
+
+def test_unattributed_use_alone_evicts_no_pod() -> None:
+    node = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 8, "q": 2}, unattributed_gib=9)
+    assert found(node, pod("p"), pod("q")) == OveruseEvictions({}, ())
+
+
+def test_a_pod_alone_on_its_device_is_not_evicted() -> None:
+    assert selected(node_of({"p": reserved(8)}, {"p": 23.9}), pod("p")) == set()
+
+
+@pytest.mark.parametrize(
+    ("rules", "wish", "evicted"),
+    [
+        (Rules(), None, False),
+        (Rules(), "evict", True),
+        (Rules(), "report", False),
+        (EVICT, None, True),
+        (EVICT, "report", True),
+        (Rules(evict_overuse=True, overuse_opt_out=True), "report", False),
+        (EVICT, "never", True),
+        (Rules(), "never", False),
+    ],
+)
+def test_the_setting_and_the_annotation_decide(
+    rules: Rules, wish: str | None, evicted: bool
+) -> None:
+    result = found(leaking(), pod("p", wish), pod("q"), rules=rules)
+    assert set(result.selected) == ({"p"} if evicted else set())
+    assert result.unresolved == (() if evicted else ("a",))
+
+
+@pytest.mark.parametrize(
+    ("pods", "reservations"),
+    [
+        pytest.param([pod("p", priority=2_000_000_000)], {}, id="critical"),
+        pytest.param([pod("p")], {"p": reserved(8, ADOPTED)}, id="bound by others"),
+        pytest.param([pod("p")], {"p": rejected(29)}, id="held by a disruption budget"),
+        pytest.param([], {}, id="not on this node"),
+    ],
+)
+def test_other_pods_are_never_evicted(
+    pods: list[Pod], reservations: dict[str, Reservation]
+) -> None:
+    node = node_of({"p": reserved(8), "q": reserved(12), **reservations}, {"p": 14, "q": 2})
+    assert selected(node, *pods, pod("q")) == set()
+
+
+def test_a_rejected_pod_is_selected_again_later() -> None:
+    node = node_of({"p": rejected(31), "q": reserved(12)}, {"p": 14, "q": 2})
+    assert selected(node) == {"p"}
+
+
+def test_the_lowest_priority_goes_first_then_the_largest_excess() -> None:
+    held = {"p": reserved(4), "q": reserved(4), "r": reserved(12)}
+    node = node_of(held, {"p": 6, "q": 7, "r": 2})
+    assert selected(node, pod("p"), pod("q"), pod("r")) == {"q"}
+    assert selected(node, pod("p"), pod("q", priority=1), pod("r")) == {"p"}
+    assert selected(node, pod("p"), pod("q"), pod("r", priority=-1)) == {"q"}
+
+
+def test_a_selected_pod_stays_selected_whoever_grows_meanwhile() -> None:
+    held = {"p": reserved(4, decided=True), "q": reserved(4), "r": reserved(12)}
+    assert selected(node_of(held, {"p": 6, "q": 9, "r": 2}), pod("p"), pod("q"), pod("r")) == {"p"}
+
+
+def test_memory_of_a_pod_that_is_leaving_counts_as_free() -> None:
+    held = {"p": reserved(4, decided=True), "q": reserved(4), "r": reserved(12)}
+    going = pod("p", deleted="2026-11-21T00:00:00Z")
+    node = node_of(held, {"p": 9, "q": 5, "r": 2})
+    assert selected(node, going, pod("q"), pod("r")) == set()
+    assert selected(node, pod("q"), pod("r")) == set()  # it is gone; the report is old
+    assert selected(node_of(held, {"p": 9, "q": 13, "r": 2}), going, pod("q"), pod("r")) == {"q"}
+
+
+def test_nothing_is_decided_from_a_stale_or_missing_report() -> None:
+    assert selected(leaking(), after_s=91) == set()
+    assert selected(msgspec.structs.replace(leaking(), status=None)) == set()
+
+
+def test_a_device_with_unknown_use_is_not_under_pressure() -> None:
+    assert selected(leaking(used_bytes=-1)) == set()
+
+
+def test_a_neighbour_that_is_not_measured_claims_nothing() -> None:
+    node = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 14, "q": None})
+    assert selected(node) == set()
+
+
+figures = st.integers(0, 20).map(lambda halves: halves / 2)
+
+
+@given(st.lists(st.tuples(figures, figures, st.integers(-1, 1)), min_size=1, max_size=4))
+def test_only_a_pod_above_its_reservation_on_a_device_that_lacks_memory_is_evicted(
+    pods: list[tuple[float, float, int]],
+) -> None:
+    """Reserved and used GiB, and priority, of each pod."""
+    if sum(used for _, used, _ in pods) > 24 or any(not reserved for reserved, _, _ in pods):
+        return
+    names = {f"p{i}": each for i, each in enumerate(pods)}
+    node = node_of(
+        {name: reserved(asked) for name, (asked, _, _) in names.items()},
+        {name: used for name, (_, used, _) in names.items()},
+    )
+    result = selected(node, *(pod(name, priority=rank) for name, (_, _, rank) in names.items()))
+    free = 24 - sum(used for _, used, _ in pods)
+    claimed = sum(max(0.0, asked - used) for asked, used, _ in pods)
+    over = {name for name, (asked, used, _) in names.items() if used > asked}
+    lacking = free < max(0.25, claimed) and len(pods) > 1
+    assert len(result) == (1 if over and lacking else 0)
+    assert result <= over
+    for name in result:
+        assert names[name][2] == min(names[each][2] for each in over)
+
+
+def test_times_are_compared_not_texts() -> None:
+    assert is_later("2026-11-21T00:00:01+00:00", "2026-11-21T00:00:00.9+00:00")
+    assert not is_later("2026-11-21T01:00:00+01:00", "2026-11-21T00:00:00+00:00")
+    assert not is_later("", "2026-11-21T00:00:00+00:00")
+    assert not is_later("2026-11-21T00:00:01", "2026-11-21T00:00:00+00:00")
