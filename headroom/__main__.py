@@ -22,6 +22,7 @@ COMMANDS = {
     "Plan and check": {
         "whatif": "Simulate new pods and changes of nodes.",
         "defaults": "Suggest default requests of namespaces from measured use.",
+        "recommend": "Recommend requests from the memory peaks of past lives.",
         "drift": "Compare each reservation with reality.",
         "plan": "Answer from a cluster's history whether sharing would save GPUs.",
         "idle": "List pods that hold GPU memory and use no SM, with costs.",
@@ -47,6 +48,7 @@ COMMANDS = {
         "extender": "Serve kube-scheduler's calls.",
         "console": "Serve the debug API and its page.",
         "webhook": "Serve the admission webhook.",
+        "recorder": "Record the memory peaks of containers.",
         "agent": "Report the GPU memory of this node; --once prints it.",
         "gate": "Wait until the GPU of this pod has enough free memory.",
         "serve": "Serve extender and console; --embedded FILE needs no cluster.",
@@ -55,7 +57,7 @@ COMMANDS = {
 #: Commands of ``kubectl headroom`` that ``headroom`` also has.
 DEBUG_API_COMMANDS = {
     *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
-    *("defaults", "idle"),
+    *("defaults", "idle", "recommend"),
     *("cordon", "uncordon", "log", "snapshot", "ui"),
 }
 _KNOWN = {name for commands in COMMANDS.values() for name in commands}

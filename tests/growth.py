@@ -112,6 +112,10 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "ContainerProfile.tracks": Fixed(0),
         "Profile.containers": Fixed(0),
     },
+    "extender/kube/profiles.py": {
+        "Profiles._found_by": Per("VRAMProfile", 4_000),
+        "Profiles._profiles": Per("VRAMProfile", 512 << 10),
+    },
     "extender/state/sm_activity.py": {
         "Activities._history": Per("device", 600),
         "Activities._gpus_of": Per("node", 500),

@@ -28,7 +28,7 @@ from extender.kube.client import Configuration, KubeApi, authorization, load_con
 from extender.kube.informers import KubernetesSources
 from extender.kube.quotas import KubeQuotas
 from extender.kube.reflector import DEFAULT_PACE, Pace
-from extender.kube.resources import watched_kinds
+from extender.kube.resources import profile_kind, watched_kinds
 from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
 from extender.observability.fleet_metrics import PendingPods
 from extender.observability.metrics import ViewTelemetry
@@ -102,6 +102,12 @@ class Cluster:
         )
         view.observed.health = lambda: sources.health
         sources.start()
+        # Apart from the others: no decision depends on profiles, so the console is ready without
+        # them.
+        profiles = KubernetesSources(
+            self.api, view.profiles.apply, [profile_kind()] if for_people else (), pace=self._pace
+        )
+        profiles.start()
         if for_people and self.guard is not None and self.debug_tls is not None:
             ClientCa(self.reviews, self.debug_tls.request_client_certificates).start(view.loops)
         try:
@@ -110,6 +116,7 @@ class Cluster:
         finally:
             view.loops.stop()
             await view.loop.run_in_executor(None, sources.stop)
+            await view.loop.run_in_executor(None, profiles.stop)
             self.api.close()
             self.reviews.close()
 

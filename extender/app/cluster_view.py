@@ -11,6 +11,7 @@ from extender.config.settings import Mode, Settings
 from extender.console.auth import Guard
 from extender.console.process import ProcessMonitor, SettingsView
 from extender.console.view_context import Context, no_quotas
+from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
 from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
@@ -54,6 +55,8 @@ class ClusterView:
         )
         #: The same state, for readers.
         self.cluster: ClusterState = self._writer
+        #: For the console alone.
+        self.profiles = Profiles()
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc)
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)
@@ -123,6 +126,7 @@ class ClusterView:
             self.settings.scheduler_name,
             self.assumed,
             lambda: self.settings.gpu_hour_price,
+            profiles=self.profiles,
         )
 
     def assumed(self) -> AssumedLine:

@@ -26,6 +26,7 @@ from extender.console import (
     nodes,
     page_files,
     pending,
+    recommendations,
     score,
     snapshot,
     status,
@@ -36,7 +37,7 @@ from extender.console.view_context import Context, InContext, Newest
 
 _VIEWS = (
     *(page_files, fleet, nodes, devices, pending, explain, score, capacity, whatif, decisions),
-    *(drift, idle, events, status, snapshot),
+    *(drift, idle, recommendations, events, status, snapshot),
 )
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API server does not authenticate the caller"},

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from extender.console.auth import Guard, Sees, everything, visible_to
 from extender.console.process import ProcessStatus, SettingsView, enforcing, unknown_process
 from extender.console.responses import stamp
+from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
 from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
@@ -55,6 +56,8 @@ class Context:
     assumed: Callable[[], AssumedLine] = AssumedLine
     #: Returns setting gpu_hour_price; None if it is not set.
     gpu_hour_price: Callable[[], float | None] = lambda: None
+    #: The peaks of past lives, for recommendations.
+    profiles: Profiles = field(default_factory=Profiles)
 
     def schedulers(self) -> list[str]:
         """Return the schedulers known to call Headroom, the one of the settings first."""

@@ -18,6 +18,7 @@ from contract.kube import (
     ResourceSlice,
 )
 from contract.pod_limits import sized
+from contract.vramprofile import PROFILE_PLURAL, VRAMProfile, decode_profile
 from extender.kube.interning import GPUNodeReader, Nodes, Pods
 from extender.state.changes import (
     BudgetGone,
@@ -33,13 +34,17 @@ from extender.state.changes import (
     NodeSeen,
     PodGone,
     PodSeen,
+    ProfileGone,
+    ProfileSeen,
     SliceGone,
     SliceSeen,
 )
 from extender.state.kept_fields import kept_namespace, kept_node, kept_pod, unannotated
 
 T = TypeVar("T")
-KubeObject = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
+KubeObject = (
+    Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget | VRAMProfile
+)
 
 #: Newest first; the served versions depend on the cluster's version and feature gates.
 _SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -65,6 +70,7 @@ class Kind:
         | type[Lease]
         | type[ResourceSlice]
         | type[PodDisruptionBudget]
+        | type[VRAMProfile]
     )
     decode: Callable[[msgspec.Raw], KubeObject]
     seen: Callable[[Any, float], Event]
@@ -215,4 +221,16 @@ def watched_kinds(
             lambda metadata: PodGone(metadata.uid),
             concerns=concerns,
         ),
+    )
+
+
+def profile_kind() -> Kind:
+    """Return VRAMProfiles, which console and webhook watch."""
+    return Kind(
+        "vramprofiles",
+        f"/apis/{GROUP}/{VERSION}/{PROFILE_PLURAL}",
+        VRAMProfile,
+        decode_profile,
+        lambda profile, at_s: ProfileSeen(profile),
+        lambda metadata: ProfileGone(metadata.namespace, metadata.name),
     )

@@ -31,6 +31,8 @@ class Missing(Enum):
 
     NO_LIVES = "no-lives"
     FEW_LIVES = "few-lives"
+    #: All weights have decayed to nothing.
+    OLD_LIVES = "old-lives"
     NEW_PROGRAM = "new-program"
 
 
@@ -99,6 +101,8 @@ class ContainerProfile:
         found = track.estimate()
         if found is None:
             missing = Missing.FEW_LIVES if track.lives else Missing.NO_LIVES
+            if track.lives >= LEAST_LIVES:
+                missing = Missing.OLD_LIVES
             return Recommendation(None, missing, track.lives, span_s)
         return _recommendation(track, found, span_s)
 

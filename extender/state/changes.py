@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from contract.gpunode import GPUNode, Reservation
 from contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
+from contract.vramprofile import VRAMProfile
 from extender.placement.device_reading import Activity
 from extender.placement.placement_record import Placement
 from extender.state.nominations import Place
@@ -99,6 +100,17 @@ class SliceGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileSeen:
+    profile: VRAMProfile
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileGone:
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class DepartureMarked:
     """A pod with a reservation on the node was found deleted from the API server."""
 
@@ -157,7 +169,9 @@ class AssumedSeen:
     nominations: Mapping[str, Place] | None
 
 
-Listed = Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget
+Listed = (
+    Pod | Node | Namespace | GPUNode | Lease | ResourceSlice | PodDisruptionBudget | VRAMProfile
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +186,7 @@ class Relisted:
         | type[Lease]
         | type[ResourceSlice]
         | type[PodDisruptionBudget]
+        | type[VRAMProfile]
     )
     objects: tuple[Listed, ...]
     at_s: float
@@ -192,6 +207,8 @@ Event = (
     | SliceGone
     | BudgetSeen
     | BudgetGone
+    | ProfileSeen
+    | ProfileGone
     | DepartureMarked
     | TimePassed
     | ActivitySeen
@@ -270,3 +287,5 @@ def _seen(o: Listed, at_s: float) -> Event:
             return SliceSeen(o)
         case PodDisruptionBudget():
             return BudgetSeen(o)
+        case VRAMProfile():
+            return ProfileSeen(o)

@@ -42,6 +42,7 @@ from headroom.kubectl.options import (
     set_options,
 )
 from headroom.kubectl.output import Output, note_more, print_data, show_lines, show_table
+from headroom.kubectl.recommend import recommend
 from headroom.kubectl.top import SortBy
 from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as explained
@@ -300,6 +301,7 @@ def drift(
 
 
 app.command(rich_help_panel=PLAN)(idle)
+app.command(rich_help_panel=PLAN)(recommend)
 app.command(rich_help_panel=MAINTAIN)(cordon)
 app.command(rich_help_panel=MAINTAIN)(uncordon)
 

@@ -42,6 +42,7 @@ def rights(group: str, resource: str, *verbs: str, where: str = "") -> set[Right
 
 GPUNODES = "headroom.gpu", "gpunodes"
 LEASES = "coordination.k8s.io", "leases"
+PROFILES = "headroom.gpu", "vramprofiles"
 WATCHED = (
     rights("", "nodes", "list", "watch")
     | rights("", "namespaces", "list", "watch")
@@ -87,6 +88,7 @@ CONSOLE: dict[str, set[Right]] = {
     "extender.console.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "extender.console.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.kube.resources:watched_kinds": WATCHED,
+    "extender.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
     "extender.server.client_ca:client_ca": rights("", "configmaps", "get", where="kube-system"),
 }
 #: ``serve_webhook`` names no path: it watches three of the kinds of ``watched_kinds``.
@@ -95,7 +97,6 @@ WEBHOOK: set[Right] = (
     | rights("", "namespaces", "list", "watch")
     | rights(*GPUNODES, "list", "watch")
 )
-PROFILES = "headroom.gpu", "vramprofiles"
 RECORDER: dict[str, set[Right]] = {
     # It watches two of the kinds of ``watched_kinds``.
     "extender.kube.resources:watched_kinds": (
@@ -159,7 +160,10 @@ MIRROR: dict[str, set[Right]] = {
 ROLES = {
     "headroom-extender": EXTENDER,
     "headroom-console": CONSOLE,
-    "headroom-webhook": {"extender.kube.resources:watched_kinds": WEBHOOK},
+    "headroom-webhook": {
+        "extender.kube.resources:watched_kinds": WEBHOOK,
+        "extender.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
+    },
     "headroom-recorder": RECORDER,
     "headroom-agent": AGENT,
     "headroom-certs": CERTS,
