@@ -13,6 +13,7 @@ import typer
 
 from extender.errors import BadSettings
 from extender.plan.csv_source import read_history
+from extender.plan.html_report import as_html
 from extender.plan.lives import History, Vram
 from extender.plan.prices import read_prices
 from extender.plan.report import as_data, as_text
@@ -58,6 +59,9 @@ def plan(
     processes: Annotated[
         int | None, typer.Option(help="Replays that run at once; default: one per core.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the report as one HTML page to this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Answer from a cluster's own history how many GPUs its work needs, shared and unshared.
@@ -75,6 +79,8 @@ def plan(
             costs = read_prices(prices, models_of(history.machines))
         cores = processes if processes is not None else len(os.sched_getaffinity(0))
         study = run_study(history, configurations, source, seeds, max(1, cores), _report_progress)
+        if html is not None:
+            html.write_text(as_html(study, costs, "Would sharing save GPUs?"), encoding="utf-8")
     except (BadSettings, OSError) as err:
         typer.echo(f"headroom: {err}", err=True)
         raise typer.Exit(2) from err

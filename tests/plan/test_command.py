@@ -1,6 +1,7 @@
 """`headroom plan` from files: the figures of a small history, and errors."""
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,60 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
     ]
     assert "At the given prices that is 730 a month less than unshared GPUs cost." in lines
     assert "1 workload should stay exclusive: train (2 GPUs a pod)." in lines
+
+
+class _Page(HTMLParser):
+    """The elements of a page, each with its attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "rect", "line"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data.strip())
+
+
+def test_the_page_has_all_figures_and_loads_nothing(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    pods, _ = files
+    # Four pods of 12 GiB on two GPUs. The name of the workload is no markup.
+    pods.write_text(pods.read_text().replace(",5120,", ",12000,").replace(",train,", ",<b>train,"))
+    html = tmp_path / "report.html"
+    few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--json")
+    data = json.loads(run(files, *few, "--html", str(html))[1])
+    page = _Page(html.read_text())
+    assert page.open == []
+    for sentence in [*data["sentences"], *data["assumptions"]]:
+        assert sentence in page.words
+    assert any("<b>train (2 GPUs a pod)" in words for words in page.words)
+    loading = {"src", "href", "srcset", "data", "action", "background"}
+    assert not any(loading & attributes.keys() for _, attributes in page.elements)
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
+    style = html.read_text().partition("<style>")[2].partition("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+    captions = [at for at, words in enumerate(page.words) if words.startswith("GPUs for the same")]
+    assert captions
+    bars = [a for tag, a in page.elements if tag == "rect" and a.get("class") == "low"]
+    # GPUs: 6 unshared, 4 counted; memory; pods out of memory: 0 and 24.
+    assert [bar["width"] for bar in bars[:2]] == ["480.0", "320.0"]
+    assert [bar["width"] for bar in bars[4:]] == ["0.0", "480.0"]
 
 
 def test_two_processes_give_the_same_figures(files: tuple[Path, Path]) -> None:
