@@ -3,19 +3,17 @@
 python -m benchmarks.plan generate /tmp/cluster --days 14 --nodes 16
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.plan import generated
+from benchmarks.packing.__main__ import machine_line
+from benchmarks.plan import backtest, generated
+from benchmarks.plan.backtest import Cluster
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-
-@app.callback()
-def _with_commands() -> None:
-    """Make each function a subcommand, even a single one."""
 
 
 @app.command()
@@ -31,6 +29,26 @@ def generate(
     found = generated.rows(days, seed, scale, drift)
     for path in generated.write(folder, found, nodes):
         typer.echo(path)
+
+
+@app.command("backtest")
+def ranges(
+    clusters: Annotated[int, typer.Option(help="Generated clusters.")] = 10,
+    weeks: Annotated[int, typer.Option(help="Weeks of each; all but the first are held out.")] = 4,
+    scale: Annotated[float, typer.Option(help="Multiplies the number of pods.")] = 0.3,
+    drift: Annotated[
+        list[float] | None, typer.Option(help="Growth of the number of pods a week.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Replays for each range.")] = 5,
+) -> None:
+    """Print the table of docs/plan.md: coverage and width of the stated ranges."""
+    cores = len(os.sched_getaffinity(0))
+    columns = "weeks | mean need | covered | width | last week: covered | width"
+    typer.echo(f"{machine_line()}; scale {scale:g}, {seeds} replays for each range\n")
+    typer.echo(f"| drift a week | {columns} |\n{'|---' * 7}|")
+    for growth in drift or (0.0, 0.05):
+        played = [Cluster(seed, weeks, scale, growth, seeds) for seed in range(clusters)]
+        typer.echo(backtest.table(f"{100 * growth:g} %", backtest.run(played, cores)))
 
 
 if __name__ == "__main__":

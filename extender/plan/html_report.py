@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
+from extender.plan.intervals import interval
 from extender.plan.report import assumptions, sentences, table, table_rows
 from extender.plan.study import Figures, Study
 
@@ -103,7 +104,10 @@ def _known(
     figures: Sequence[Figures], of: Callable[[Figures], float | None]
 ) -> tuple[float, float] | None:
     found = [value for each in figures if (value := of(each)) is not None]
-    return (min(found), max(found)) if len(found) == len(figures) else None
+    if len(found) < len(figures):
+        return None
+    low, high = interval(found)
+    return max(0.0, low), high
 
 
 def _text(ends: tuple[float, float]) -> str:

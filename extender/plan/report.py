@@ -1,10 +1,12 @@
 """Words of a plan: sentences, the table, the assumptions, and the same as plain data."""
 
+import math
 import statistics
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from extender.plan.intervals import LEAST, interval
 from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, largest_bytes
 from extender.plan.prices import monthly
 from extender.plan.scenarios import NO_WAIT_S, Configuration
@@ -87,7 +89,7 @@ def _best_sentence(study: Study, best: Configuration, figures: Sequence[Figures]
         if each.gpus is not None and unshared.gpus
     ]
     if saved:
-        low, high = round(min(saved)), round(max(saved))
+        low, high = (round(each) for each in interval(saved))
         if low > 0:
             text += f", {_span(low, high)} % fewer"
         elif high <= 0:
@@ -104,7 +106,7 @@ def _money(study: Study, figures: Sequence[Figures], prices: Mapping[str, float]
         if each.gpus is not None and unshared.gpus is not None
     ]
     if saved:
-        low, high = round(min(saved)), round(max(saved))
+        low, high = whole(saved)
         yield (
             f"At the given prices that is {_span(low, high)} a month less than unshared GPUs cost."
         )
@@ -116,8 +118,9 @@ def _counting(study: Study, best: tuple[Configuration, list[Figures]] | None) ->
     for configuration, figures in same or rows[:1]:
         lost = [each.out_of_memory for each in figures if each.gpus is not None]
         if lost:
-            part = 100 * max(lost) / max(1, len(study.history.lives))
-            pods = f"{_span(min(lost), max(lost))} pods (up to {part:.1f} % of all)"
+            low, high = whole(lost)
+            part = 100 * high / max(1, len(study.history.lives))
+            pods = f"{_span(low, high)} pods (up to {part:.1f} % of all)"
             yield (
                 f"With the same {configuration.replicas} replicas but without Headroom, "
                 f"{pods if max(lost) else 'no pod'} would have run out of memory: kube-scheduler "
@@ -169,19 +172,18 @@ def assumptions(study: Study) -> list[str]:
     found = [*history.assumptions]
     if study.left_out:
         found.append(f"{study.left_out:,} pods fit on no node of the cluster and are left out.")
-    replays = "1 replay of the history as it was"
-    if study.seeds > 1:
-        others = study.seeds - 1
-        days = (
-            "1 more replay, with the days drawn again"
-            if others == 1
-            else f"{others} more, each with the days drawn again"
+    if study.seeds == 1:
+        ranges = "The only replay is that of the history as it was, so no figure has a range."
+    else:
+        kind = "the lowest and the highest figure of"
+        if study.seeds >= LEAST:
+            kind = "where the figure of another such history lies with probability 90 %, from"
+        ranges = (
+            f"Ranges are {kind} {study.seeds} replays: the history as it was, and "
+            f"{study.seeds - 1} with its days and the number of their pods drawn again."
         )
-        if history.days < 2:
-            days = f"{others} more with other random choices, since a single day cannot be redrawn"
-        replays += f" and {days}"
     found += [
-        f"Ranges are the lowest and the highest figure of {replays}.",
+        ranges,
         f"A mean waiting time below {NO_WAIT_S:.0f} s counts as none.",
         "Each pod uses its peak from its start to its end, arrives when it was created and runs as "
         "long as it did: a pod that shares a GPU is not slowed down.",
@@ -294,7 +296,13 @@ def _figures_data(each: Figures, prices: Mapping[str, float] | None) -> dict[str
 def _range(figures: Sequence[int | None]) -> str | None:
     """Return "96 to 104"; None if a figure is missing."""
     known = [each for each in figures if each is not None]
-    return _span(min(known), max(known)) if len(known) == len(figures) and known else None
+    return _span(*whole(known)) if len(known) == len(figures) and known else None
+
+
+def whole(figures: Sequence[float]) -> tuple[int, int]:
+    """Return the range of figures that are not negative, in whole numbers."""
+    low, high = interval(figures)
+    return max(0, math.floor(low)), math.ceil(high)
 
 
 def _span(low: int, high: int) -> str:
@@ -302,7 +310,7 @@ def _span(low: int, high: int) -> str:
 
 
 def _percent(ratios: Sequence[float]) -> str:
-    return f"{_span(*_ends(ratios, lambda r: round(100 * r)))} %" if ratios else "-"
+    return f"{_span(*whole([round(100 * ratio) for ratio in ratios]))} %" if ratios else "-"
 
 
 def _wait_range(figures: Sequence[float | None]) -> str:
@@ -311,10 +319,6 @@ def _wait_range(figures: Sequence[float | None]) -> str:
         return "too few GPUs"
     low, high = _seconds(min(known)), _seconds(max(known))
     return low if low == high else f"{low} to {high}"
-
-
-def _ends(figures: Sequence[float], to: Callable[[float], int]) -> tuple[int, int]:
-    return to(min(figures)), to(max(figures))
 
 
 def _seconds(seconds: float) -> str:

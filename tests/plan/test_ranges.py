@@ -1,0 +1,75 @@
+"""Ranges of a plan: drawn histories, and the interval of their figures."""
+
+import statistics
+
+import pytest
+
+from extender.plan.intervals import interval
+from extender.plan.lives import DAY_S, History, Life, Machine
+from extender.plan.resampling import quiet_days, resampled, spread_of
+
+COUNTS = [60, 50, 70, 55, 65, 10, 5] * 2
+
+
+def history() -> History:
+    """Pods at 9:00 of each day; a run of 100 s on even days, else of 200 s."""
+    lives = [
+        Life(f"d{day}-{n}", "w", day * DAY_S + 9 * 3600 + n, 100.0 + day % 2 * 100, 1, None)
+        for day, count in enumerate(COUNTS)
+        for n in range(count)
+    ]
+    lives = [Life("first", "w", 0.0, 100.0, 1, None), *lives]
+    return History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
+
+
+def counts(lives: list[Life]) -> list[int]:
+    found = [0] * len(COUNTS)
+    for life in lives:
+        found[int(life.created_s // DAY_S)] += 1
+    return found
+
+
+def test_seed_0_is_the_history_as_it_was() -> None:
+    assert resampled(history(), 0) is history().lives or resampled(history(), 0) == history().lives
+
+
+def test_drawn_days_keep_kind_hour_and_runs() -> None:
+    drawn = list(resampled(history(), 7))
+    assert drawn == list(resampled(history(), 7))
+    assert drawn != list(resampled(history(), 8))
+    assert drawn == sorted(drawn, key=lambda life: life.created_s)
+    for day, count in enumerate(counts(drawn)):
+        assert (count < 30) == (day % 7 >= 5), day
+    names = {life.name: life for life in history().lives}
+    for life in drawn:
+        assert life.run_s == names[life.name].run_s
+        assert life.created_s % DAY_S == names[life.name].created_s % DAY_S
+
+
+def test_the_number_of_pods_varies_around_that_of_the_history() -> None:
+    totals = [len(resampled(history(), seed)) for seed in range(1, 61)]
+    # 630 pods, with a standard deviation of about 25 by chance alone.
+    assert statistics.mean(totals) == pytest.approx(sum(COUNTS), rel=0.03)
+    assert 15 < statistics.stdev(totals) < 60
+
+
+def test_quiet_days_have_less_than_half_of_the_median() -> None:
+    assert quiet_days(COUNTS[:7]) == [False] * 5 + [True] * 2
+    assert quiet_days([3, 3, 3]) == [False] * 3
+    assert quiet_days([5]) == [False]
+
+
+def test_the_spread_is_without_the_part_of_chance() -> None:
+    assert spread_of([100, 200]) == pytest.approx(0.48237, abs=1e-4)
+    assert spread_of([100, 101, 99]) == 0.0
+    assert spread_of([7]) == spread_of([]) == spread_of([0, 0, 5]) == 0.0
+
+
+def test_the_interval_is_that_of_one_more_figure() -> None:
+    low, high = interval([10, 12, 11, 13])
+    assert (low, high) == (pytest.approx(8.104, abs=1e-3), pytest.approx(14.896, abs=1e-3))
+    assert interval([36] * 5) == (36, 36)
+    assert interval([9, 4, 7]) == (4, 9)  # too few for an interval
+    assert interval([5]) == (5, 5)
+    wide = interval([float(n % 2) for n in range(100)])
+    assert wide[1] == pytest.approx(0.5 + 1.645 * 0.50252 * 1.00499, abs=1e-3)
