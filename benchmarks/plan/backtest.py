@@ -3,7 +3,7 @@
 The need is the fewest GPUs for the same waiting time, shared with 4 replicas and steered. Nodes
 have one GPU each, so that needs are exact to one GPU. The rival repeats the need of the last week,
 in a range whose ends are factors of it: the 5 % and the 95 % quantile of the change from week to
-week, over all weeks of the test. So the rival is told in advance how far weeks differ.
+week, over all weeks of the test. So the rival gets in advance how far weeks differ.
 """
 
 import multiprocessing

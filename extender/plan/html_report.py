@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
 from extender.plan.intervals import interval
-from extender.plan.report import assumptions, sentences, table, table_rows
+from extender.plan.report import table, table_rows
+from extender.plan.sentences import assumptions, sentences
 from extender.plan.study import Figures, Study
 
 _STYLE = """

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from contract.annotations import VRAM
+from contract.annotations import MAX_SM, VRAM
 from contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import Rows
@@ -36,6 +36,8 @@ class Request:
     host_bytes: int
     #: The least memory of a GPU on which it can run, as if its author selected such nodes.
     least_bytes: int = 0
+    #: Limit of the SM activity of its GPU before it comes, in percent; None without a limit.
+    max_sm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,11 @@ class Spot:
 
 
 class Placer(Protocol):
-    def place(self, uid: str, request: Request, rows: Rows) -> Spot | None:
-        """Place a pod on one of these machines (indices); None if it fits on none of them."""
+    def place(self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0) -> Spot | None:
+        """Place a pod on one of these machines (indices); None if it fits on none of them.
+
+        ``sm_ratio``: the SM activity that the pod adds to each of its devices.
+        """
 
     def end(self, uid: str, spot: Spot) -> None:
         """Free what a placed pod holds."""
@@ -86,10 +91,13 @@ class ByHeadroom:
         self._cluster = cluster_of(machines, sharing)
         self._simulation = Simulation(self._cluster, self._cluster.snapshot(), 0.0)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
-        self._kinds: dict[tuple[int, int | None], tuple[VramRequest, Pod]] = {}
+        #: SM activity of each device that reports more than none: machine, device -> ratio.
+        self._activity: dict[tuple[int, int], float] = {}
+        self._sm_ratio: dict[str, float] = {}
+        self._kinds: dict[tuple[int, int | None, int | None], tuple[VramRequest, Pod]] = {}
 
-    def place(self, uid: str, request: Request, rows: Rows) -> Spot | None:
-        kind, pod = self._kind(request.gpus, request.need_bytes)
+    def place(self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0) -> Spot | None:
+        kind, pod = self._kind(request.gpus, request.need_bytes, request.max_sm)
         asked = replace(kind, uid=uid, name=uid)
         usual = self._cluster.usual
         usual.see(asked, pod, self._simulation.snapshot(), rows)
@@ -107,19 +115,39 @@ class ByHeadroom:
         self._plugins.take(spot)
         held = Counter(device_uuid(self._machines[machine], device) for device in devices)
         self._simulation.observe(uid, at.node, held)
+        if sm_ratio:
+            self._sm_ratio[uid] = sm_ratio
+            self._measure(spot, sm_ratio)
         return spot
 
     def end(self, uid: str, spot: Spot) -> None:
         self._plugins.take(spot, -1)
         self._simulation.end(uid, self._machines[spot.machine].name)
+        if sm_ratio := self._sm_ratio.pop(uid, 0.0):
+            self._measure(spot, -sm_ratio)
 
-    def _kind(self, gpus: int, need_bytes: int | None) -> tuple[VramRequest, Pod]:
-        key = gpus, need_bytes
+    def _measure(self, spot: Spot, more: float) -> None:
+        machine, reported = self._machines[spot.machine], dict[str, float]()
+        for device in set(spot.devices):
+            place = spot.machine, device
+            # Rounded, so that sums return to 0.
+            found = round(self._activity.get(place, 0.0) + more, 9)
+            self._activity[place] = reported[device_uuid(machine, device)] = found
+        self._simulation.measure(machine.name, reported)
+
+    def _kind(
+        self, gpus: int, need_bytes: int | None, max_sm: int | None
+    ) -> tuple[VramRequest, Pod]:
+        key = gpus, need_bytes, max_sm
         if key not in self._kinds:
-            vram = {VRAM: "100%" if need_bytes is None else str(need_bytes)}
+            annotations = {VRAM: "100%" if need_bytes is None else str(need_bytes)}
+            if max_sm is not None:
+                annotations[MAX_SM] = f"{max_sm}%"
             resources = ResourceRequirements(limits={GPU: str(gpus)})
             pod = Pod(
-                metadata=ObjectMeta(name="plan", namespace="plan", uid="plan", annotations=vram),
+                metadata=ObjectMeta(
+                    name="plan", namespace="plan", uid="plan", annotations=annotations
+                ),
                 spec=PodSpec(containers=[Container(name="main", resources=resources)]),
             )
             request = self._cluster.understand(pod)
@@ -139,7 +167,7 @@ class ByCounting:
         self._plugins = _Plugins(machines, sharing.replicas, seed)
         self._free = np.array([machine.gpus * sharing.replicas for machine in machines], np.int64)
 
-    def place(self, uid: str, request: Request, rows: Rows) -> Spot | None:
+    def place(self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0) -> Spot | None:
         free = self._free[rows]
         most = int(free.max(initial=0))
         if most < request.gpus:

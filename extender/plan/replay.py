@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extender.placement.snapshot import Rows
+from extender.plan.contention import Contention, Contentions
 from extender.plan.lives import Life, Machine
 from extender.plan.placers import Placer, Request, Spot
 
@@ -40,6 +41,7 @@ class Outcome:
     sm_ratio: float
     #: The most pods that ran at once.
     most_running: int
+    contention: Contention
 
     @property
     def mean_wait_s(self) -> float:
@@ -117,6 +119,7 @@ class Replay:
         self._never = self._out_of_memory = self._most_running = 0
         self._now_s = self._until_s = 0.0
         self._used_bytes, self._used_sm = 0, 0.0
+        self._contentions = Contentions()
         self._byte_s = self._sm_s = 0.0
 
     def run(self, most_wait_s: float | None = None) -> Outcome | None:
@@ -172,8 +175,7 @@ class Replay:
 
     def _start(self, index: int) -> bool:
         request, life = self._requests[index], self._lives[index]
-        rows = self._filters.rows(request)
-        spot = self._placer.place(f"p{index}", request, rows) if len(rows) else None
+        spot = self._place(index, request)
         if spot is None:
             return False
         self._filters.take(request, spot.machine)
@@ -181,11 +183,17 @@ class Replay:
         self._running[index] = _Running(spot, request, held_bytes)
         self._most_running = max(self._most_running, len(self._running))
         self._used_sm += (life.sm_ratio or 0.0) * len(spot.devices)
+        self._contentions.start(index, life, spot, self._now_s)
         waited_s = self._now_s - life.created_s
         self._waited_s.append(waited_s)
         self._waited_total_s += waited_s
         heapq.heappush(self._ends, (self._now_s + life.run_s, index))
         return True
+
+    def _place(self, index: int, request: Request) -> Spot | None:
+        rows = self._filters.rows(request)
+        sm_ratio = self._lives[index].sm_ratio or 0.0
+        return self._placer.place(f"p{index}", request, rows, sm_ratio) if len(rows) else None
 
     def _use(self, life: Life, spot: Spot) -> int:
         """Let the pod take its peak on each device; return it, or 0 if a device has less."""
@@ -210,6 +218,7 @@ class Replay:
                 self._free_bytes[held.spot.machine][device] += held.held_bytes
             self._used_bytes -= held.held_bytes * len(held.spot.devices)
         self._used_sm -= (self._lives[index].sm_ratio or 0.0) * len(held.spot.devices)
+        self._contentions.end(index, held.spot, self._now_s)
         self._placer.end(f"p{index}", held.spot)
 
     def _pass(self, now_s: float) -> None:
@@ -230,4 +239,5 @@ class Replay:
             memory_ratio=self._byte_s / (all_bytes * span_s) if span_s and all_bytes else 0.0,
             sm_ratio=self._sm_s / (gpus * span_s) if span_s and gpus else 0.0,
             most_running=self._most_running,
+            contention=self._contentions.found(),
         )

@@ -1,16 +1,15 @@
-"""Words of a plan: sentences, the table, the assumptions, and the same as plain data."""
+"""The report of a plan: text for a terminal, the rows of its table, and plain data."""
 
-import math
-import statistics
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extender.plan.intervals import LEAST, interval
-from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, largest_bytes
+from extender.plan.lives import GIB
+from extender.plan.next_steps import candidates, namespace_defaults, plugin_config
 from extender.plan.prices import monthly
-from extender.plan.scenarios import NO_WAIT_S, Configuration
-from extender.plan.study import Figures, Study, models_of
+from extender.plan.sentences import assumptions, exclusive_workloads, sentences
+from extender.plan.study import Figures, Study, best_row, models_of
+from extender.plan.wording import number_range, percent_range, wait_range
 
 #: Maximum number of workloads that a report lists.
 _MOST_LISTED = 10
@@ -19,208 +18,28 @@ _COLUMNS = 100
 FORMAT = "headroom.gpu/plan/v1alpha1"
 
 
-def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
-    """Return the answer in plain sentences, the most important first."""
-    history, found = study.history, [_scope(study)]
-    unshared = _range([each.gpus for each in study.unshared])
-    days = _plural(history.days, "day")
-    if unshared is None:
-        found.append(
-            f"Unshared, no number of nodes gives the waiting time of today's {history.gpus} GPUs."
-        )
-    else:
-        wait = _seconds(study.unshared[0].today_wait_s or 0.0)
-        found.append(
-            f"Unshared, the work of these {days} needs {unshared} of today's {history.gpus} GPUs "
-            f"for the same mean waiting time ({wait})."
-        )
-    best = best_row(study)
-    if best is None:
-        found.append("No configuration with shared GPUs gives the same waiting time.")
-    else:
-        found.append(_best_sentence(study, *best))
-        if prices is not None:
-            found += _money(study, best[1], prices)
-    found += _counting(study, best)
-    found += _exclusive(study)
-    return found
-
-
-def _scope(study: Study) -> str:
-    history = study.history
-    peaks = [life.peak_bytes for life in history.lives if life.peak_bytes is not None]
-    sizes = sorted(
-        machine.memory_bytes for machine in history.machines for _ in range(machine.gpus)
-    )
-    text = (
-        f"Over {_plural(history.days, 'day')}, {_plural(len(history.lives), 'pod')} with a GPU ran "
-        f"on a cluster of {_plural(history.gpus, 'GPU')} ({_plural(len(history.machines), 'node')})"
-    )
-    if peaks:
-        peak, size = statistics.median(peaks) / GIB, statistics.median(sizes) / GIB
-        text += f"; their median peak was {peak:.1f} of {size:.1f} GiB"
-    return text + "."
-
-
-def best_row(study: Study) -> tuple[Configuration, list[Figures]] | None:
-    """Return the configuration without memory losses that needs the fewest GPUs in its worst
-    replay; of equal ones the one with fewer replicas."""
-    rows = [
-        row
-        for row in study.rows
-        if row[0].mode != "counting" and all(each.gpus is not None for each in row[1])
-    ]
-    return min(
-        rows,
-        key=lambda row: (max(each.gpus or 0 for each in row[1]), row[0].replicas),
-        default=None,
-    )
-
-
-def _best_sentence(study: Study, best: Configuration, figures: Sequence[Figures]) -> str:
-    needed = _range([each.gpus for each in figures])
-    text = (
-        f"Shared by time-slicing with {best.replicas} replicas and {best.mode} placement "
-        f"(vram from {best.vram.text}), the same work needs {needed} GPUs"
-    )
-    saved = [
-        100 * (1 - each.gpus / unshared.gpus)
-        for each, unshared in zip(figures, study.unshared, strict=True)
-        if each.gpus is not None and unshared.gpus
-    ]
-    if saved:
-        low, high = (round(each) for each in interval(saved))
-        if low > 0:
-            text += f", {_span(low, high)} % fewer"
-        elif high <= 0:
-            text += ": sharing saves none"
-        else:
-            text += f", between {max(0, low)} and {high} % fewer"
-    return text + "."
-
-
-def _money(study: Study, figures: Sequence[Figures], prices: Mapping[str, float]) -> Iterator[str]:
-    saved = [
-        monthly(unshared.models, prices) - monthly(each.models, prices)
-        for each, unshared in zip(figures, study.unshared, strict=True)
-        if each.gpus is not None and unshared.gpus is not None
-    ]
-    if saved:
-        low, high = whole(saved)
-        yield (
-            f"At the given prices that is {_span(low, high)} a month less than unshared GPUs cost."
-        )
-
-
-def _counting(study: Study, best: tuple[Configuration, list[Figures]] | None) -> Iterator[str]:
-    rows = [row for row in study.rows if row[0].mode == "counting"]
-    same = [row for row in rows if best is not None and row[0].replicas == best[0].replicas]
-    for configuration, figures in same or rows[:1]:
-        lost = [each.out_of_memory for each in figures if each.gpus is not None]
-        if lost:
-            low, high = whole(lost)
-            part = 100 * high / max(1, len(study.history.lives))
-            pods = f"{_span(low, high)} pods (up to {part:.1f} % of all)"
-            yield (
-                f"With the same {configuration.replicas} replicas but without Headroom, "
-                f"{pods if max(lost) else 'no pod'} would have run out of memory: kube-scheduler "
-                "counts replicas only."
-            )
-
-
-def _exclusive(study: Study) -> Iterator[str]:
-    stay = exclusive_workloads(study)
-    if stay:
-        names = ", ".join(f"{name} ({why})" for name, why in stay[:_MOST_LISTED])
-        more = len(stay) - _MOST_LISTED
-        also = f", and {more} more" if more > 0 else ""
-        stays = "1 workload should" if len(stay) == 1 else f"{len(stay)} workloads should"
-        yield f"{stays} stay exclusive: {names}{also}."
-
-
-def exclusive_workloads(study: Study) -> list[tuple[str, str]]:
-    """Return the workloads that keep GPUs of their own, with the reason; most pods first.
-
-    Empty if the source has no names of workloads: then each pod is a workload of its own.
-    """
-    sizes = largest_bytes(study.history.machines)
-    counts: dict[str, list[int]] = {}
-    reasons: dict[str, str] = {}
-    for life in study.history.lives:
-        need_bytes = study.vram.need_bytes(life)
-        allowed = [size for model, size in sizes.items() if not life.models or model in life.models]
-        count = counts.setdefault(life.workload, [0, 0])
-        count[0] += 1
-        if life.gpus > 1:
-            reasons[life.workload] = f"{life.gpus} GPUs a pod"
-        elif need_bytes is None:
-            reasons[life.workload] = "requests whole GPUs"
-        elif need_bytes > EXCLUSIVE_ABOVE * max(allowed, default=0):
-            reasons[life.workload] = f"needs {need_bytes / GIB:.1f} GiB"
-        else:
-            continue
-        count[1] += 1
-    if len(counts) == len(study.history.lives):
-        return []
-    stay = [name for name, (pods, exclusive) in counts.items() if 2 * exclusive > pods]
-    return [(name, reasons[name]) for name in sorted(stay, key=lambda n: (-counts[n][0], n))]
-
-
-def assumptions(study: Study) -> list[str]:
-    """Return everything that the figures assume."""
-    history = study.history
-    found = [*history.assumptions]
-    if study.left_out:
-        found.append(f"{study.left_out:,} pods fit on no node of the cluster and are left out.")
-    if study.seeds == 1:
-        ranges = "The only replay is that of the history as it was, so no figure has a range."
-    else:
-        kind = "the lowest and the highest figure of"
-        if study.seeds >= LEAST:
-            kind = "where the figure of another such history lies with probability 90 %, from"
-        ranges = (
-            f"Ranges are {kind} {study.seeds} replays: the history as it was, and "
-            f"{study.seeds - 1} with its days and the number of their pods drawn again."
-        )
-    found += [
-        ranges,
-        f"A mean waiting time below {NO_WAIT_S:.0f} s counts as none.",
-        "Each pod uses its peak from its start to its end, arrives when it was created and runs as "
-        "long as it did: a pod that shares a GPU is not slowed down.",
-        "Pods with several GPUs, and pods that need more than "
-        f"{100 * EXCLUSIVE_ABOVE:.0f} % of the largest GPU that they may use, keep unshared nodes.",
-        "Nodes are added and removed in today's mix of GPU models and sizes.",
-        "A pod runs only on GPUs with at least the memory of its peak.",
-        "Unshared nodes are packed as Headroom packs them; a scheduler that spreads needs more.",
-        "The device plugin takes a GPU with the fewest replicas in use, at random between equals.",
-        "Replica counting spreads pods over the nodes with the most free replicas.",
-    ]
-    if study.vram.source == "peaks":
-        found.append(
-            f"Pods request their measured peak plus {100 * study.vram.margin_ratio:.0f} %, rounded "
-            f"up to {STEP_BYTES / GIB:.2f} GiB."
-        )
-    return found
-
-
 def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
     """Return the rows of the table, the heading first."""
-    heading = ["configuration", "GPUs", "nodes", "wait on today's", "memory", "SM", "out of memory"]
+    heading = ["configuration", "GPUs", "nodes", "wait today", "memory", "SM", "competing"]
+    heading.append("out of memory")
     rows = [heading + (["a month"] if prices else [])]
     for text, figures in table_rows(study):
         sm = any(life.sm_ratio is not None for life in study.history.lives)
+        active = [each.sm_ratio for each in figures if each.gpus]
+        competing = [each.contention.competing_ratio for each in figures if each.gpus]
         cells = [
             text,
-            _range([each.gpus for each in figures]) or "no number suffices",
-            _range([each.nodes for each in figures]) or "-",
-            _wait_range([each.today_wait_s for each in figures]),
-            _percent([each.memory_ratio for each in figures if each.gpus]),
-            _percent([each.sm_ratio for each in figures if each.gpus]) if sm else "unknown",
-            _range([each.out_of_memory for each in figures]) or "-",
+            number_range([each.gpus for each in figures]) or "no number suffices",
+            number_range([each.nodes for each in figures]) or "-",
+            wait_range([each.today_wait_s for each in figures]),
+            percent_range([each.memory_ratio for each in figures if each.gpus]),
+            percent_range(active) if sm else "unknown",
+            percent_range(competing) if sm else "unknown",
+            number_range([each.out_of_memory for each in figures]) or "-",
         ]
         if prices:
             costs = [round(monthly(each.models, prices)) for each in figures if each.gpus]
-            cells.append(_range(costs) or "-")
+            cells.append(number_range(costs) or "-")
         rows.append(cells)
     return rows
 
@@ -240,9 +59,41 @@ def as_text(study: Study, prices: Mapping[str, float] | None) -> str:
         first = row[0].ljust(widths[0])
         rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join([first, *rest]).rstrip())
+    lines += next_step_lines(study)
     lines += ["", "Assumptions:"]
     lines += [line for each in assumptions(study) for line in _wrapped(f"- {each}", "  ")]
     return "\n".join(lines)
+
+
+def next_step_lines(study: Study) -> list[str]:
+    """Return what to do next, as lines of text; none if sharing saves no GPU."""
+    best = best_row(study.rows)
+    if best is None or not saves(study, best[1]):
+        return []
+    lines = ["", "Next steps:", "1. Configure the device plugin of the nodes to share:", ""]
+    lines += [f"     {line}" for line in plugin_config(best[0]).splitlines()]
+    found = candidates(study.history, study.vram)
+    if found:
+        lines += ["", "2. Annotate the pods that leave the most memory to others:", ""]
+        width = max(len(each.workload) for each in found[:_MOST_LISTED])
+        for each in found[:_MOST_LISTED]:
+            gained = f"{each.gained_bytes / GIB:,.1f} GiB free for others on average"
+            lines.append(f"     {each.workload:<{width}}  {each.annotation}  # {gained}")
+        if len(found) > _MOST_LISTED:
+            lines.append(f"     and {len(found) - _MOST_LISTED} more: --json")
+    defaults = namespace_defaults(found)
+    if defaults:
+        lines += ["", "3. Or give namespaces a default, which covers their largest pod:", ""]
+        lines += [f"     {name}  {default}" for name, default in defaults[:_MOST_LISTED]]
+    return lines
+
+
+def saves(study: Study, figures: Sequence[Figures]) -> bool:
+    """Return whether a configuration needs fewer GPUs than unshared ones in each replay."""
+    return all(
+        each.gpus is not None and (unshared.gpus is None or each.gpus < unshared.gpus)
+        for each, unshared in zip(figures, study.unshared, strict=True)
+    )
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -266,12 +117,33 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
         "exclusive_workloads": [
             {"workload": name, "reason": why} for name, why in exclusive_workloads(study)
         ],
+        "next_steps": _next_steps_data(study),
         "configurations": [
             {
                 "configuration": text,
                 "replays": [_figures_data(each, prices) for each in figures],
             }
             for text, figures in table_rows(study)
+        ],
+    }
+
+
+def _next_steps_data(study: Study) -> dict[str, Any]:
+    best, found = best_row(study.rows), candidates(study.history, study.vram)
+    return {
+        "plugin_config": plugin_config(best[0]) if best and saves(study, best[1]) else None,
+        "annotate": [
+            {
+                "workload": each.workload,
+                "pods": each.pods,
+                "annotation": each.annotation,
+                "gained_bytes": each.gained_bytes,
+            }
+            for each in found
+        ],
+        "namespaces": [
+            {"namespace": name, "annotation": default}
+            for name, default in namespace_defaults(found)
         ],
     }
 
@@ -285,49 +157,15 @@ def _figures_data(each: Figures, prices: Mapping[str, float] | None) -> dict[str
         "today_wait_s": None if each.today_wait_s is None else round(each.today_wait_s, 3),
         "memory_ratio": round(each.memory_ratio, 4),
         "sm_ratio": round(each.sm_ratio, 4),
+        "competing_ratio": round(each.contention.competing_ratio, 4),
+        "lost_ratio": round(each.contention.lost_ratio, 4),
+        "competing_pairs": [
+            {"workloads": [one, other], "seconds": round(seconds)}
+            for one, other, seconds in each.contention.pairs
+        ],
         "out_of_memory_pods": each.out_of_memory,
         "today_out_of_memory_pods": each.today_out_of_memory,
     }
     if prices is not None:
         data["month_cost"] = round(monthly(each.models, prices), 2)
     return data
-
-
-def _range(figures: Sequence[int | None]) -> str | None:
-    """Return "96 to 104"; None if a figure is missing."""
-    known = [each for each in figures if each is not None]
-    return _span(*whole(known)) if len(known) == len(figures) and known else None
-
-
-def whole(figures: Sequence[float]) -> tuple[int, int]:
-    """Return the range of figures that are not negative, in whole numbers."""
-    low, high = interval(figures)
-    return max(0, math.floor(low)), math.ceil(high)
-
-
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _percent(ratios: Sequence[float]) -> str:
-    return f"{_span(*whole([round(100 * ratio) for ratio in ratios]))} %" if ratios else "-"
-
-
-def _wait_range(figures: Sequence[float | None]) -> str:
-    known = [each for each in figures if each is not None]
-    if not known or len(known) < len(figures):
-        return "too few GPUs"
-    low, high = _seconds(min(known)), _seconds(max(known))
-    return low if low == high else f"{low} to {high}"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 1:
-        return "0 s" if seconds < 0.05 else f"{seconds:.1f} s"
-    if seconds < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.0f} h"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -11,6 +11,7 @@ Nodes are added in an order in which each number of them has about the same mix 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from extender.plan.contention import NONE, Contention
 from extender.plan.fleet import Sharing
 from extender.plan.lives import (
     History,
@@ -41,6 +42,8 @@ class Configuration:
     mode: str
     replicas: int
     vram: Vram
+    #: Limit of the SM activity of a GPU that takes another pod, in percent; None: no limit.
+    max_sm: int | None = None
 
     @property
     def text(self) -> str:
@@ -50,7 +53,8 @@ class Configuration:
             case "counting":
                 return f"{self.replicas} replicas, counted only"
             case _:
-                return f"{self.replicas} replicas, {self.mode}"
+                limit = "" if self.max_sm is None else f", max-sm {self.max_sm} %"
+                return f"{self.replicas} replicas, {self.mode}{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,11 @@ class Answer:
         weighed = [(sum(map(size, pool.machines)), of(pool.outcome)) for pool in self.needed or ()]
         total = sum(weight for weight, _ in weighed)
         return sum(weight * ratio for weight, ratio in weighed) / total if total else 0.0
+
+    @property
+    def contention(self) -> Contention:
+        """Contention of the pods that share GPUs."""
+        return self.needed[1].outcome.contention if self.needed else NONE
 
     @property
     def memory_ratio(self) -> float:
@@ -157,7 +166,7 @@ def answer(
     _, share = split(lives, machines, vram)
     sharing = Sharing(configuration.replicas, configuration.mode == "steered")
     by = ByCounting if configuration.mode == "counting" else ByHeadroom
-    requests = [_request(life, vram.need_bytes(life)) for life in share]
+    requests = [_request(life, vram.need_bytes(life), configuration.max_sm) for life in share]
 
     def replay(some: Sequence[Machine]) -> Replay:
         placer: Placer = by(some, sharing, seed)
@@ -197,9 +206,17 @@ def split(
     return stay, share
 
 
-def _request(life: Life, need_bytes: int | None) -> Request:
+def _request(life: Life, need_bytes: int | None, max_sm: int | None = None) -> Request:
     least_bytes = max(life.known_bytes or 0, need_bytes or 0)
-    return Request(life.gpus, need_bytes, life.models, life.cpu_milli, life.host_bytes, least_bytes)
+    return Request(
+        life.gpus,
+        need_bytes,
+        life.models,
+        life.cpu_milli,
+        life.host_bytes,
+        least_bytes,
+        max_sm,
+    )
 
 
 def _has_machine(life: Life, need_bytes: int | None, machines: Sequence[Machine]) -> bool:
@@ -244,7 +261,7 @@ def _fewest(
     """Search the fewest machines, of the given order, with which the pods wait ``target_s`` at most
     on average; None if no number of machines suffices."""
     if not lives:
-        return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0))
+        return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
     size = sum(machine.gpus for machine in ordered) / len(ordered)
     mean_bytes = sum(m.gpus * m.memory_bytes for m in ordered) / (size * len(ordered))
     most, mean = _demand(lives, replicas, vram, mean_bytes)

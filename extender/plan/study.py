@@ -3,9 +3,10 @@
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from extender.plan.contention import NONE, Contention
 from extender.plan.lives import History, Machine, Vram
 from extender.plan.resampling import resampled
 from extender.plan.scenarios import (
@@ -18,6 +19,10 @@ from extender.plan.scenarios import (
     exclusive_pool,
 )
 
+#: If pods compete for more than this part of their running time, limits of SM activity are tried:
+#: values of the annotation headroom.gpu/max-sm, in percent.
+COMPETING = 0.01
+LIMITS = (70, 40)
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -40,6 +45,11 @@ class Figures:
     #: Pods that run out of memory with the needed nodes, and on today's.
     out_of_memory: int
     today_out_of_memory: int
+    #: Contention for SMs of the pods that share GPUs, with the needed nodes.
+    contention: Contention = NONE
+
+
+Row = tuple[Configuration, list[Figures]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class Study:
     vram: Vram
     seeds: int
     unshared: list[Figures]
-    rows: list[tuple[Configuration, list[Figures]]]
+    rows: list[Row]
     left_out: int
 
 
@@ -77,17 +87,49 @@ def run_study(
         for base in workers.each(_prepare, [(vram, seed) for seed in range(seeds)]):
             bases.append(base)
             progress(f"unshared, {len(bases)} of {seeds} replays")
-        tasks = [(configuration, base) for configuration in configurations for base in bases]
-        figures: list[Figures] = []
-        for found in workers.each(_play, tasks):
-            figures.append(found)
-            progress(f"{tasks[len(figures) - 1][0].text}, {len(figures)} of {len(tasks)} replays")
-    rows = [
-        (configuration, figures[at * seeds : (at + 1) * seeds])
-        for at, configuration in enumerate(configurations)
-    ]
+        rows = _rows(workers, configurations, bases, progress)
+        best = best_row(rows)
+        if best is not None and any(
+            each.contention.competing_ratio > COMPETING for each in best[1]
+        ):
+            limited = [replace(best[0], max_sm=max_sm) for max_sm in LIMITS]
+            rows += _rows(workers, limited, bases, progress)
     unshared = [_unshared(base.today) for base in bases]
     return Study(history, vram, seeds, unshared, rows, bases[0].today.left_out)
+
+
+def _rows(
+    workers: "_Workers",
+    configurations: Sequence[Configuration],
+    bases: Sequence[_Seed],
+    progress: Callable[[str], None],
+) -> list[Row]:
+    tasks = [(configuration, base) for configuration in configurations for base in bases]
+    figures: list[Figures] = []
+    for found in workers.each(_play, tasks):
+        figures.append(found)
+        progress(f"{tasks[len(figures) - 1][0].text}, {len(figures)} of {len(tasks)} replays")
+    return [
+        (configuration, figures[at * len(bases) : (at + 1) * len(bases)])
+        for at, configuration in enumerate(configurations)
+    ]
+
+
+def best_row(rows: Sequence[Row]) -> Row | None:
+    """Return the configuration of Headroom that needs the fewest GPUs in its worst replay; of equal
+    ones the one with fewer replicas. Configurations with a limit of SM activity do not count."""
+    known = [
+        row
+        for row in rows
+        if row[0].mode != "counting"
+        and row[0].max_sm is None
+        and all(each.gpus is not None for each in row[1])
+    ]
+    return min(
+        known,
+        key=lambda row: (max(each.gpus or 0 for each in row[1]), row[0].replicas),
+        default=None,
+    )
 
 
 class _Workers:
@@ -148,6 +190,7 @@ def _figures(found: Answer) -> Figures:
         sm_ratio=found.sm_ratio,
         out_of_memory=found.out_of_memory,
         today_out_of_memory=found.today_out_of_memory,
+        contention=found.contention,
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from contract.annotations import DeviceChoice
 from contract.gpunode import (
     MAX_REPLICAS,
+    SM_SOURCES,
     Device,
     GPUNode,
     GPUNodeSpec,
@@ -25,6 +26,7 @@ from contract.gpunode import (
     PodUse,
     Replicas,
     Reservation,
+    SmActivity,
 )
 from contract.kube import Node, Pod
 from contract.reasons import Reason
@@ -266,6 +268,22 @@ class Simulation:
         ]
         seen = msgspec.structs.replace(status, devices=devices, pods=[*status.pods, *rows])
         self._put(name, replace(held.reporting(seen), confirmed=held.confirmed | {uid}))
+
+    def measure(self, name: str, activity: Mapping[str, float]) -> None:
+        """Let the node report this SM activity (uuid -> ratio); more than 1 is reported as 1.
+
+        Raises ``KeyError`` if there is no such node or its devices are unknown.
+        """
+        held, status = self._reported(name)
+        devices = [
+            msgspec.structs.replace(
+                each, sm_activity=SmActivity(min(1.0, max(0.0, activity[each.uuid])), SM_SOURCES[0])
+            )
+            if each.uuid in activity
+            else each
+            for each in status.devices
+        ]
+        self._put(name, held.reporting(msgspec.structs.replace(status, devices=devices)))
 
     def _of(self, name: str) -> _SimulatedNode | None:
         if name in self._held:

@@ -1,0 +1,228 @@
+"""The answer of a plan in plain sentences, and its assumptions."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from contract.annotations import MAX_SM
+from extender.plan.intervals import LEAST, interval
+from extender.plan.lives import EXCLUSIVE_ABOVE, GIB, STEP_BYTES, largest_bytes
+from extender.plan.prices import monthly
+from extender.plan.scenarios import NO_WAIT_S, Configuration
+from extender.plan.study import COMPETING, Figures, Row, Study, best_row
+from extender.plan.wording import (
+    number_range,
+    percent_range,
+    plural,
+    seconds_text,
+    span,
+    whole,
+)
+
+#: Maximum number of workloads that a sentence lists.
+_MOST_LISTED = 10
+
+
+def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
+    """Return the answer in plain sentences, the most important first."""
+    history, found = study.history, [_scope(study)]
+    unshared = number_range([each.gpus for each in study.unshared])
+    days = plural(history.days, "day")
+    if unshared is None:
+        found.append(
+            f"Unshared, no number of nodes gives the waiting time of today's {history.gpus} GPUs."
+        )
+    else:
+        wait = seconds_text(study.unshared[0].today_wait_s or 0.0)
+        found.append(
+            f"Unshared, the work of these {days} needs {unshared} of today's {history.gpus} GPUs "
+            f"for the same mean waiting time ({wait})."
+        )
+    best = best_row(study.rows)
+    if best is None:
+        found.append("No configuration with shared GPUs gives the same waiting time.")
+    else:
+        found.append(_best_sentence(study, *best))
+        if prices is not None:
+            found += _money(study, best[1], prices)
+    found += _counting(study, best)
+    found += _interference(study, best)
+    found += _exclusive(study)
+    return found
+
+
+def _scope(study: Study) -> str:
+    history = study.history
+    peaks = [life.peak_bytes for life in history.lives if life.peak_bytes is not None]
+    sizes = sorted(
+        machine.memory_bytes for machine in history.machines for _ in range(machine.gpus)
+    )
+    text = (
+        f"Over {plural(history.days, 'day')}, {plural(len(history.lives), 'pod')} with a GPU ran "
+        f"on a cluster of {plural(history.gpus, 'GPU')} ({plural(len(history.machines), 'node')})"
+    )
+    if peaks:
+        peak, size = statistics.median(peaks) / GIB, statistics.median(sizes) / GIB
+        text += f"; their median peak was {peak:.1f} of {size:.1f} GiB"
+    return text + "."
+
+
+def _best_sentence(study: Study, best: Configuration, figures: Sequence[Figures]) -> str:
+    needed = number_range([each.gpus for each in figures])
+    text = (
+        f"Shared by time-slicing with {best.replicas} replicas and {best.mode} placement "
+        f"(vram from {best.vram.text}), the same work needs {needed} GPUs"
+    )
+    saved = [
+        100 * (1 - each.gpus / unshared.gpus)
+        for each, unshared in zip(figures, study.unshared, strict=True)
+        if each.gpus is not None and unshared.gpus
+    ]
+    if saved:
+        low, high = (round(each) for each in interval(saved))
+        if low > 0:
+            text += f", {span(low, high)} % fewer"
+        elif high <= 0:
+            text += ": sharing saves none"
+        else:
+            text += f", between {max(0, low)} and {high} % fewer"
+    return text + "."
+
+
+def _money(study: Study, figures: Sequence[Figures], prices: Mapping[str, float]) -> Iterator[str]:
+    saved = [
+        monthly(unshared.models, prices) - monthly(each.models, prices)
+        for each, unshared in zip(figures, study.unshared, strict=True)
+        if each.gpus is not None and unshared.gpus is not None
+    ]
+    if saved:
+        low, high = whole(saved)
+        yield (
+            f"At the given prices that is {span(low, high)} a month less than unshared GPUs cost."
+        )
+
+
+def _counting(study: Study, best: tuple[Configuration, list[Figures]] | None) -> Iterator[str]:
+    rows = [row for row in study.rows if row[0].mode == "counting"]
+    same = [row for row in rows if best is not None and row[0].replicas == best[0].replicas]
+    for configuration, figures in same or rows[:1]:
+        lost = [each.out_of_memory for each in figures if each.gpus is not None]
+        if lost:
+            low, high = whole(lost)
+            part = 100 * high / max(1, len(study.history.lives))
+            pods = f"{span(low, high)} pods (up to {part:.1f} % of all)"
+            yield (
+                f"With the same {configuration.replicas} replicas but without Headroom, "
+                f"{pods if max(lost) else 'no pod'} would have run out of memory: kube-scheduler "
+                "counts replicas only."
+            )
+
+
+def _interference(study: Study, best: Row | None) -> Iterator[str]:
+    if best is None:
+        return
+    if not any(life.sm_ratio is not None for life in study.history.lives):
+        yield (
+            "SM activity is unknown, so the plan cannot show whether pods on one GPU would slow "
+            "each other down."
+        )
+        return
+    figures = best[1]
+    worst = max(each.contention.competing_ratio for each in figures)
+    if worst <= COMPETING:
+        yield (
+            "Pods on one GPU would compete for its SMs for at most "
+            f"{100 * worst:.1f} % of their running time."
+        )
+        return
+    competing = percent_range([each.contention.competing_ratio for each in figures])
+    lost = percent_range([each.contention.lost_ratio for each in figures])
+    pairs = [f"{one} with {other}" for one, other, _ in figures[0].contention.pairs[:3]]
+    often = f", most often {', '.join(pairs)}" if pairs else ""
+    yield (
+        f"Pods on one GPU would compete for its SMs for {competing} of their running time{often}, "
+        f"and lose {lost} of it."
+    )
+    for configuration, limited in study.rows:
+        if configuration.max_sm is not None:
+            needed = number_range([each.gpus for each in limited])
+            found = [each.contention.competing_ratio for each in limited if each.gpus]
+            price = f"and the work needs {needed} GPUs" if needed else "but no number suffices"
+            yield (
+                f"With {MAX_SM}: {configuration.max_sm}% on all pods that share, they compete for "
+                f"{percent_range(found)}, {price}."
+            )
+
+
+def _exclusive(study: Study) -> Iterator[str]:
+    stay = exclusive_workloads(study)
+    if stay:
+        names = ", ".join(f"{name} ({why})" for name, why in stay[:_MOST_LISTED])
+        more = len(stay) - _MOST_LISTED
+        also = f", and {more} more" if more > 0 else ""
+        stays = "1 workload should" if len(stay) == 1 else f"{len(stay)} workloads should"
+        yield f"{stays} stay exclusive: {names}{also}."
+
+
+def exclusive_workloads(study: Study) -> list[tuple[str, str]]:
+    """Return the workloads that keep GPUs of their own, with the reason; most pods first.
+
+    Empty if the source has no names of workloads: then each pod is a workload of its own.
+    """
+    sizes = largest_bytes(study.history.machines)
+    counts: dict[str, list[int]] = {}
+    reasons: dict[str, str] = {}
+    for life in study.history.lives:
+        need_bytes = study.vram.need_bytes(life)
+        allowed = [size for model, size in sizes.items() if not life.models or model in life.models]
+        count = counts.setdefault(life.workload, [0, 0])
+        count[0] += 1
+        if life.gpus > 1:
+            reasons[life.workload] = f"{life.gpus} GPUs a pod"
+        elif need_bytes is None:
+            reasons[life.workload] = "requests whole GPUs"
+        elif need_bytes > EXCLUSIVE_ABOVE * max(allowed, default=0):
+            reasons[life.workload] = f"needs {need_bytes / GIB:.1f} GiB"
+        else:
+            continue
+        count[1] += 1
+    if len(counts) == len(study.history.lives):
+        return []
+    stay = [name for name, (pods, exclusive) in counts.items() if 2 * exclusive > pods]
+    return [(name, reasons[name]) for name in sorted(stay, key=lambda n: (-counts[n][0], n))]
+
+
+def assumptions(study: Study) -> list[str]:
+    """Return everything that the figures assume."""
+    history = study.history
+    found = [*history.assumptions]
+    if study.left_out:
+        found.append(f"{study.left_out:,} pods fit on no node of the cluster and are left out.")
+    if study.seeds == 1:
+        ranges = "The only replay is that of the history as it was, so no figure has a range."
+    else:
+        kind = "the lowest and the highest figure of"
+        if study.seeds >= LEAST:
+            kind = "where the figure of another such history lies with probability 90 %, from"
+        ranges = (
+            f"Ranges are {kind} {study.seeds} replays: the history as it was, and "
+            f"{study.seeds - 1} with its days and the number of their pods drawn again."
+        )
+    found += [
+        ranges,
+        f"A mean waiting time below {NO_WAIT_S:.0f} s counts as none.",
+        "Each pod uses its peak from its start to its end, arrives when it was created and runs as "
+        "long as it did: a pod that shares a GPU is not slowed down.",
+        "Pods with several GPUs, and pods that need more than "
+        f"{100 * EXCLUSIVE_ABOVE:.0f} % of the largest GPU that they may use, keep unshared nodes.",
+        "Nodes are added and removed in today's mix of GPU models and sizes.",
+        "A pod runs only on GPUs with at least the memory of its peak.",
+        "Unshared nodes are packed as Headroom packs them; a scheduler that spreads needs more.",
+        "The device plugin takes a GPU with the fewest replicas in use, at random between equals.",
+        "Replica counting spreads pods over the nodes with the most free replicas.",
+    ]
+    if study.vram.source == "peaks":
+        found.append(
+            f"Pods request their measured peak plus {100 * study.vram.margin_ratio:.0f} %, rounded "
+            f"up to {STEP_BYTES / GIB:.2f} GiB."
+        )
+    return found
