@@ -14,7 +14,7 @@ import typer
 from extender.errors import BadSettings
 from extender.plan.csv_source import read_history
 from extender.plan.html_report import as_html
-from extender.plan.lives import History, Vram
+from extender.plan.lives import History, Vram, with_more
 from extender.plan.prices import read_prices
 from extender.plan.report import as_data, as_text
 from extender.plan.scenarios import Configuration
@@ -38,7 +38,11 @@ def plan(
     ] = None,
     window: Annotated[str, typer.Option(help="Days to read from Prometheus.")] = "14d",
     nodes: Annotated[
-        str | None, typer.Option(help="Labels of the nodes to read. Example: pool=gpu")
+        list[str] | None,
+        typer.Option(
+            help="pool=gpu: read only nodes with these labels. +4xL40S: add 4 nodes like those "
+            "with this GPU model. Can be repeated."
+        ),
     ] = None,
     mode: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(MODES)}. Can be repeated; default: all.")
@@ -69,7 +73,12 @@ def plan(
     Replays the lives of pods through Headroom's own placement. Needs no cluster and no GPU.
     """
     try:
-        history = _history(pods, machines, prometheus, _days(window), _labels(nodes))
+        added = [each for each in nodes or () if each.startswith("+")]
+        selectors = [each for each in nodes or () if not each.startswith("+")]
+        labels = {key: value for each in selectors for key, value in _labels(each).items()}
+        history = _history(pods, machines, prometheus, _days(window), labels)
+        for each in added:
+            history = _bought(history, each)
         source = _vram(history, vram, margin)
         configurations = _configurations(mode, replicas, source)
         if not 1 <= seeds <= _MOST_SEEDS:
@@ -135,10 +144,28 @@ def _days(window: str) -> int:
     return days
 
 
-def _labels(selector: str | None) -> dict[str, str]:
+def _bought(history: History, given: str) -> History:
+    """Add the nodes that ``+4xL40S`` means."""
+    found = re.fullmatch(r"\+(\d{1,4})x(.+)", given, re.ASCII)
+    models = sorted({machine.model for machine in history.machines})
+    if found is None or not (count := int(found[1])):
+        raise BadSettings(
+            f"--nodes {given} is not a number of nodes and a GPU model. Example: "
+            f"--nodes +4x{models[0]}"
+        )
+    try:
+        return with_more(history, count, found[2])
+    except KeyError as err:
+        raise BadSettings(
+            f"--nodes {given}: no node has GPU model {found[2]}, so the size of such a node is "
+            f"unknown. Models of the cluster: {', '.join(models)}"
+        ) from err
+
+
+def _labels(selector: str) -> dict[str, str]:
     """Return the labels of a selector as kube-state-metrics names them."""
     found: dict[str, str] = {}
-    for part in filter(None, (selector or "").split(",")):
+    for part in filter(None, selector.split(",")):
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
             raise BadSettings(f"--nodes {selector}: {part!r} is not key=value. Example: pool=gpu")

@@ -1,7 +1,7 @@
 """Values of a plan: the machines of a cluster, the lives of its pods, and what they need."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GIB = 1 << 30
 #: Needs derived from peaks are rounded up to this step, so that a plan has few kinds of requests.
@@ -135,19 +135,22 @@ def mixed_order(machines: Sequence[Machine]) -> list[Machine]:
     return [machine for _, _, machine in sorted(placed, key=lambda each: each[:2])]
 
 
+def with_more(history: History, count: int, model: str) -> History:
+    """Return the history with ``count`` more nodes, like the first one that has this GPU model.
+
+    Raises ``KeyError`` if no node has it.
+    """
+    like = next((machine for machine in history.machines if machine.model == model), None)
+    if like is None:
+        raise KeyError(model)
+    new = [replace(like, name=f"{like.name}+new-{number}") for number in range(count)]
+    return replace(history, machines=(*history.machines, *new))
+
+
 def first_machines(ordered: Sequence[Machine], count: int) -> list[Machine]:
     """Return the first ``count`` machines; beyond their number, more like them from the start."""
     found = list(ordered[:count])
     for number in range(len(ordered), count):
         like = ordered[number % len(ordered)]
-        found.append(
-            Machine(
-                f"{like.name}+{number // len(ordered)}",
-                like.model,
-                like.gpus,
-                like.memory_bytes,
-                like.cpu_milli,
-                like.host_bytes,
-            )
-        )
+        found.append(replace(like, name=f"{like.name}+{number // len(ordered)}"))
     return found

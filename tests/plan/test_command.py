@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from extender.app.cli import app
@@ -149,6 +150,76 @@ def test_the_page_has_all_figures_and_loads_nothing(
     assert [bar["width"] for bar in bars[4:]] == ["0.0", "480.0"]
 
 
+def test_next_steps_are_in_the_order_of_the_memory_gained(files: tuple[Path, Path]) -> None:
+    pods, _ = files
+    more = [
+        f"ml/app-{n},ml/app,1,-1,2000,0.1,{n * HOUR_S},{n * HOUR_S},{n * HOUR_S + 60}"
+        for n in range(3)
+    ]
+    pods.write_text(pods.read_text() + "\n".join(more) + "\n")
+    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1")
+    steps = json.loads(run(files, *few, "--json")[1])["next_steps"]
+    assert [(each["workload"], each["pods"]) for each in steps["annotate"]] == [
+        ("web", 48),
+        ("ml/app", 3),
+    ]
+    assert steps["annotate"][0]["annotation"] == "headroom.gpu/vram: 5632Mi"  # 5 GiB + 10 %
+    assert steps["annotate"][1]["annotation"] == "headroom.gpu/vram: 2304Mi"  # 2200 MiB, rounded
+    # 48 pods for 3000 s leave 23034 - 5632 MiB each; the last pod is created after 44 hours.
+    gained = 48 * 3000 * (23034 - 5632) * (1 << 20) / (44 * HOUR_S)
+    assert steps["annotate"][0]["gained_bytes"] == pytest.approx(gained, rel=1e-6)
+    assert steps["namespaces"] == [
+        {"namespace": "ml", "annotation": "headroom.gpu/default-vram: 2304Mi"}
+    ]
+    plugin = yaml.safe_load(steps["plugin_config"])
+    assert plugin["sharing"]["timeSlicing"]["resources"] == [
+        {"name": "nvidia.com/gpu", "replicas": 4}
+    ]
+    text = run(files, *few)[1]
+    assert "web     headroom.gpu/vram: 5632Mi  # 15.4 GiB free for others on average" in text
+    assert "replicas: 4" in text
+
+
+def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]) -> None:
+    pods, _ = files
+    pods.write_text(pods.read_text().replace(",0.25,", ",0.2,"))  # four pods: 0.8 of a GPU
+    data = json.loads(
+        run(files, "--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")[1]
+    )
+    found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
+    assert found["4 replicas, steered"]["competing_ratio"] == 0.0
+    (sentence,) = [each for each in data["sentences"] if "compete" in each]
+    assert sentence == (
+        "Pods on one GPU would compete for its SMs for at most 0.0 % of their running time."
+    )
+    pods.write_text(pods.read_text().replace(",0.2,", ",0.6,"))
+    data = json.loads(
+        run(files, "--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")[1]
+    )
+    found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
+    busy = found["4 replicas, steered"]
+    assert busy["gpus"] == 4
+    assert busy["competing_ratio"] == 1.0  # four pods on one GPU: 2.4
+    assert busy["lost_ratio"] == pytest.approx(1 - 1 / 2.4, abs=1e-4)
+    limited = found["4 replicas, steered, max-sm 40 %"]
+    assert (limited["gpus"], limited["competing_ratio"]) == (6, 0.0)
+    words = " ".join(data["sentences"])
+    assert "for 100 % of their running time, most often web with web, and lose 58 % of it." in words
+    assert "With headroom.gpu/max-sm: 40% on all pods that share, they compete for 0 %, " in words
+    assert "and the work needs 6 GPUs." in words
+
+
+def test_more_nodes_shorten_the_wait(files: tuple[Path, Path]) -> None:
+    _, nodes = files
+    nodes.write_text("\n".join([NODES, "n0,2,L4,23034"]) + "\n")
+    few = ("--replicas", "2", "--mode", "counting", "--seeds", "1", "--json")
+    before = json.loads(run(files, *few)[1])["configurations"][0]["replays"][0]
+    after = json.loads(run(files, *few, "--nodes", "+2xL4")[1])
+    assert before["today_wait_s"] > 1000
+    assert after["gpus"] == 6
+    assert after["configurations"][0]["replays"][0]["today_wait_s"] == 0.0
+
+
 def test_two_processes_give_the_same_figures(files: tuple[Path, Path]) -> None:
     few = ("--replicas", "2", "--mode", "steered", "--seeds", "2", "--json")
     assert run(files, *few)[1] == run(files, *few, "--processes", "2")[1]
@@ -222,6 +293,11 @@ def test_errors_name_file_line_and_column(
         (["--mode", "magic"], "--mode magic is not one of: counting, predicted, steered"),
         (["--replicas", "1"], "--replicas 1 is not from 2 to 64"),
         (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
+        (["--nodes", "+0xL4"], "--nodes +0xL4 is not a number of nodes and a GPU model. Example: "),
+        (["--nodes", "+2xH100"], "no node has GPU model H100, so the size of such a node is"),
+        (["--nodes", "pool=a"], "--nodes selects nodes of --prometheus, and the source is a file"),
+        (["--prometheus", "http://p"], "--prometheus and --pods are two sources: use one of them"),
+        (["--window", "3h"], "--window 3h is not a number of days. Example: --window 14d"),
         (["--vram", "half"], "--vram half is not requests or peaks"),
         (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
     ],
