@@ -1,9 +1,10 @@
 """Draws histories like a given one, to show how far the next one may differ from it.
 
-Busy and quiet days (working days and weekends) are kept apart: a day is quiet if it has less than
-half the pods of the median day. Each day of a drawn history takes its pods from a day of its own
-kind. The number of pods varies as much as between the days of a kind, at least as independent
-arrivals do.
+Each day of a drawn history is one of the given days, drawn with replacement. Busy and quiet days
+(working days and weekends) are kept apart: a day is quiet if it has less than half the pods of the
+median day. The number of pods of a drawn day varies as that of independent arrivals: some of its
+pods are left out, or repeated at another minute. So a drawn history can need more than any of the
+given days.
 """
 
 import math
@@ -14,14 +15,17 @@ from dataclasses import replace
 
 from extender.plan.lives import DAY_S, History, Life
 
+#: A repeated pod arrives at most this much earlier or later.
+_SHIFT_S = 3600.0
+
 
 def resampled(history: History, seed: int) -> Sequence[Life]:
     """Return the lives of a history of as many days.
 
-    Seed 0 returns the lives as they were. A drawn pod keeps its time of day, its life and its
-    request; its day is another one.
+    Seed 0, and a history of a single day, return the lives as they were. A drawn pod keeps its time
+    of day, its life and its request.
     """
-    if not seed:
+    if not seed or history.days < 2:
         return history.lives
     by_day: list[list[Life]] = [[] for _ in range(history.days)]
     for life in history.lives:
@@ -31,36 +35,27 @@ def resampled(history: History, seed: int) -> Sequence[Life]:
         kind: [day for day, is_quiet in enumerate(quiet) if is_quiet is kind]
         for kind in (False, True)
     }
-    spread = {kind: spread_of([len(by_day[day]) for day in days]) for kind, days in alike.items()}
     lots = random.Random(seed)
     found: list[Life] = []
     for day, kind in enumerate(quiet):
         drawn = lots.choice(alike[kind])
-        usual = statistics.mean(len(by_day[other]) for other in alike[kind])
-        count = _poisson(usual * lots.lognormvariate(0.0, spread[kind]), lots)
         shift_s = (day - drawn) * DAY_S
-        if by_day[drawn]:
-            found += [
-                replace(life, created_s=life.created_s + shift_s)
-                for life in lots.choices(by_day[drawn], k=count)
-            ]
+        moved = [replace(life, created_s=life.created_s + shift_s) for life in by_day[drawn]]
+        found += _varied(moved, day, lots)
     return sorted(found, key=lambda life: life.created_s) or history.lives
 
 
-def quiet_days(counts: Sequence[int]) -> list[bool]:
-    """Return for each day whether it has less than half the pods of the median day."""
-    median = statistics.median(counts)
-    return [2 * count < median for count in counts]
-
-
-def spread_of(counts: Sequence[int]) -> float:
-    """Return by how much days of a kind differ beyond chance: the standard deviation of the
-    logarithm of their number of pods, without the part of independent arrivals."""
-    logs = [math.log(count) for count in counts if count]
-    if len(logs) < 2:
-        return 0.0
-    by_chance = statistics.mean(1 / count for count in counts if count)
-    return math.sqrt(max(0.0, statistics.variance(logs) - by_chance))
+def _varied(lives: Sequence[Life], day: int, lots: random.Random) -> list[Life]:
+    """Return another number of these pods of a day: some are left out, or repeated."""
+    count = _poisson(len(lives), lots)
+    if count <= len(lives):
+        return lots.sample(lives, count)
+    first_s, last_s = day * DAY_S, (day + 1) * DAY_S - 1
+    repeated = []
+    for life in lots.choices(lives, k=count - len(lives)):
+        created_s = life.created_s + lots.uniform(-_SHIFT_S, _SHIFT_S)
+        repeated.append(replace(life, created_s=min(max(created_s, first_s), last_s)))
+    return [*lives, *repeated]
 
 
 def _poisson(mean: float, lots: random.Random) -> int:
@@ -74,3 +69,9 @@ def _poisson(mean: float, lots: random.Random) -> int:
             total += 1
             product *= lots.random()
     return total
+
+
+def quiet_days(counts: Sequence[int]) -> list[bool]:
+    """Return for each day whether it has less than half the pods of the median day."""
+    median = statistics.median(counts)
+    return [2 * count < median for count in counts]

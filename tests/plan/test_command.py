@@ -84,10 +84,14 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
 
 
 def test_ranges_are_of_all_replays(files: tuple[Path, Path]) -> None:
+    pods, _ = files
+    at = 28 * HOUR_S
+    more = [f"more-{n},web,1,-1,5120,0.25,{at},{at},{at + 3000}" for n in range(3)]
+    pods.write_text(pods.read_text() + "\n".join(more) + "\n")
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "4")
     data = json.loads(run(files, *few, "--json")[1])
     unshared = [each["gpus"] for each in data["configurations"][0]["replays"]]
-    assert unshared[0] == 6
+    assert unshared[0] == 8  # seven pods at once, on nodes of two GPUs
     assert len(unshared) == 4
     assert len(set(unshared)) > 1  # the number of pods varies by chance
     low, high = interval(unshared)

@@ -1,12 +1,13 @@
 """Ranges of a plan: drawn histories, and the interval of their figures."""
 
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from extender.plan.intervals import interval
 from extender.plan.lives import DAY_S, History, Life, Machine
-from extender.plan.resampling import quiet_days, resampled, spread_of
+from extender.plan.resampling import quiet_days, resampled
 
 COUNTS = [60, 50, 70, 55, 65, 10, 5] * 2
 
@@ -30,7 +31,9 @@ def counts(lives: list[Life]) -> list[int]:
 
 
 def test_seed_0_is_the_history_as_it_was() -> None:
-    assert resampled(history(), 0) is history().lives or resampled(history(), 0) == history().lives
+    assert resampled(history(), 0) == history().lives
+    one_day = replace(history(), lives=history().lives[:5])
+    assert resampled(one_day, 3) == one_day.lives
 
 
 def test_drawn_days_keep_kind_hour_and_runs() -> None:
@@ -43,26 +46,21 @@ def test_drawn_days_keep_kind_hour_and_runs() -> None:
     names = {life.name: life for life in history().lives}
     for life in drawn:
         assert life.run_s == names[life.name].run_s
-        assert life.created_s % DAY_S == names[life.name].created_s % DAY_S
+        # A repeated pod arrives up to an hour earlier or later.
+        assert abs(life.created_s % DAY_S - names[life.name].created_s % DAY_S) <= 3600
 
 
-def test_the_number_of_pods_varies_around_that_of_the_history() -> None:
+def test_the_number_of_pods_varies_as_that_of_independent_arrivals() -> None:
     totals = [len(resampled(history(), seed)) for seed in range(1, 61)]
-    # 630 pods, with a standard deviation of about 25 by chance alone.
+    # 631 pods: a standard deviation of 25 by chance, and of 22 because ten busy days are drawn.
     assert statistics.mean(totals) == pytest.approx(sum(COUNTS), rel=0.03)
-    assert 15 < statistics.stdev(totals) < 60
+    assert 22 < statistics.stdev(totals) < 48
 
 
 def test_quiet_days_have_less_than_half_of_the_median() -> None:
     assert quiet_days(COUNTS[:7]) == [False] * 5 + [True] * 2
     assert quiet_days([3, 3, 3]) == [False] * 3
     assert quiet_days([5]) == [False]
-
-
-def test_the_spread_is_without_the_part_of_chance() -> None:
-    assert spread_of([100, 200]) == pytest.approx(0.48237, abs=1e-4)
-    assert spread_of([100, 101, 99]) == 0.0
-    assert spread_of([7]) == spread_of([]) == spread_of([0, 0, 5]) == 0.0
 
 
 def test_the_interval_is_that_of_one_more_figure() -> None:
