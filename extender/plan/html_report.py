@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
 from extender.plan.intervals import interval
-from extender.plan.report import table, table_rows
+from extender.plan.report import next_step_lines, table, table_rows
 from extender.plan.sentences import assumptions, sentences
 from extender.plan.study import Figures, Study
 
@@ -18,6 +18,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .75rem; text-align: right; }
 th:first-child, td:first-child { text-align: left; }
+pre { overflow-x: auto; }
 figure { margin: 1.5rem 0; overflow-x: auto; } figcaption { font-weight: 600; }
 svg text { fill: var(--text); font: 13px system-ui, sans-serif; }
 svg .low { fill: var(--bar); } svg .range { fill: var(--bar); opacity: .45; }
@@ -49,10 +50,18 @@ def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str
     for row in rows:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
         parts.append(f"<tr>{cells}</tr>")
-    parts += ["</tbody></table>", "<h2>Assumptions</h2><ul>"]
+    parts.append("</tbody></table>")
+    if steps := next_step_lines(study):
+        parts.append(f"<h2>Next steps</h2><pre>{escape(_text_of(steps))}</pre>")
+    parts.append("<h2>Assumptions</h2><ul>")
     parts += [f"<li>{escape(each)}</li>" for each in assumptions(study)]
     parts.append("</ul></body></html>\n")
     return "\n".join(parts)
+
+
+def _text_of(steps: Sequence[str]) -> str:
+    """Return the steps without their heading."""
+    return "\n".join(steps[2:])
 
 
 def _pictures(study: Study) -> Iterator[str]:

@@ -133,6 +133,9 @@ def test_the_page_has_all_figures_and_loads_nothing(
     # Four pods of 12 GiB on two GPUs. The name of the workload is no markup.
     pods.write_text(pods.read_text().replace(",5120,", ",12000,").replace(",train,", ",<b>train,"))
     html = tmp_path / "report.html"
+    few = ("--replicas", "2", "--mode", "predicted", "--seeds", "1", "--json")
+    run(files, *few, "--html", str(html))
+    assert "Next steps" not in _Page(html.read_text()).words  # no GPU is saved
     few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--json")
     data = json.loads(run(files, *few, "--html", str(html))[1])
     page = _Page(html.read_text())
@@ -154,14 +157,17 @@ def test_the_page_has_all_figures_and_loads_nothing(
     assert [bar["width"] for bar in bars[4:]] == ["0.0", "480.0"]
 
 
-def test_next_steps_are_in_the_order_of_the_memory_gained(files: tuple[Path, Path]) -> None:
+def test_next_steps_are_in_the_order_of_the_memory_gained(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     pods, _ = files
     more = [
         f"ml/app-{n},ml/app,1,-1,2000,0.1,{n * HOUR_S},{n * HOUR_S},{n * HOUR_S + 60}"
         for n in range(3)
     ]
     pods.write_text(pods.read_text() + "\n".join(more) + "\n")
-    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1")
+    html = tmp_path / "report.html"
+    few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--html", str(html))
     steps = json.loads(run(files, *few, "--json")[1])["next_steps"]
     assert [(each["workload"], each["pods"]) for each in steps["annotate"]] == [
         ("web", 48),
@@ -182,6 +188,8 @@ def test_next_steps_are_in_the_order_of_the_memory_gained(files: tuple[Path, Pat
     text = run(files, *few)[1]
     assert "web     headroom.gpu/vram: 5632Mi  # 15.4 GiB free for others on average" in text
     assert "replicas: 4" in text
+    page = _Page(html.read_text())
+    assert any("vram: 5632Mi  # 15.4 GiB free" in words for words in page.words)
 
 
 def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]) -> None:
