@@ -90,7 +90,7 @@ def history_of(rows: Sequence[generated.Row], week: int) -> History:
 
 def need(history: History, lives: Sequence[Life], seed: int) -> int:
     """Return the fewest GPUs with which nothing waits longer than on the whole cluster."""
-    today = Baseline(0.0, NO_WAIT_S, None, 0)
+    today = Baseline(0.0, NO_WAIT_S, 0)
     exclusive = exclusive_pool(history, lives, VRAM, seed, today)
     found = answer(history, lives, CONFIGURATION, seed, today, exclusive)
     assert found.gpus is not None

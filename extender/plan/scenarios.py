@@ -125,22 +125,29 @@ class Baseline:
     wait_s: float
     #: The mean waiting time that counts as the same.
     target_s: float
-    #: The fewest nodes for that waiting time; None if no number of nodes suffices.
-    fewest: Pool | None
     #: Pods that are too large for every node.
     left_out: int
 
 
 def baseline(history: History, lives: Sequence[Life], seed: int) -> Baseline:
-    """Replay today's cluster with unshared GPUs, and search the fewest nodes for its work."""
+    """Replay today's cluster with unshared GPUs."""
     machines = mixed_order(history.machines)
     shapes = shapes_of(machines)
     run = [life for life in lives if _has_machine(life, None, shapes)]
     today = _exclusive(run, machines, seed).run()
     assert today is not None, "without a limit the replay ends"
     target_s = max(NO_WAIT_S, today.mean_wait_s)
-    fewest = _fewest_exclusive(run, machines, seed, target_s)
-    return Baseline(today.mean_wait_s, target_s, fewest, len(lives) - len(run))
+    return Baseline(today.mean_wait_s, target_s, len(lives) - len(run))
+
+
+def unshared_pool(
+    history: History, lives: Sequence[Life], seed: int, today: Baseline
+) -> Pool | None:
+    """Return the fewest unshared nodes for all pods; None if no number suffices."""
+    machines = mixed_order(history.machines)
+    shapes = shapes_of(machines)
+    run = [life for life in lives if _has_machine(life, None, shapes)]
+    return _fewest_exclusive(run, machines, seed, today.target_s)
 
 
 def exclusive_pool(

@@ -17,6 +17,7 @@ from extender.plan.scenarios import (
     answer,
     baseline,
     exclusive_pool,
+    unshared_pool,
 )
 
 #: If pods compete for more than this part of their running time, limits of SM activity are tried:
@@ -86,15 +87,18 @@ def run_study(
         bases: list[_Seed] = []
         for base in workers.each(_prepare, [(vram, seed) for seed in range(seeds)]):
             bases.append(base)
-            progress(f"unshared, {len(bases)} of {seeds} replays")
-        rows = _rows(workers, configurations, bases, progress)
+            progress(f"today, {len(bases)} of {seeds} replays")
+        # The search for unshared GPUs takes longest, so it is first.
+        rows = _rows(
+            workers, [Configuration("exclusive", 1, vram), *configurations], bases, progress
+        )
+        (_, unshared), *rows = rows
         best = best_row(rows)
         if best is not None and any(
             each.contention.competing_ratio > COMPETING for each in best[1]
         ):
             limited = [replace(best[0], max_sm=max_sm) for max_sm in LIMITS]
             rows += _rows(workers, limited, bases, progress)
-    unshared = [_unshared(base.today) for base in bases]
     return Study(history, vram, seeds, unshared, rows, bases[0].today.left_out)
 
 
@@ -121,7 +125,7 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     known = [
         row
         for row in rows
-        if row[0].mode != "counting"
+        if row[0].mode not in ("counting", "exclusive")
         and row[0].max_sm is None
         and all(each.gpus is not None for each in row[1])
     ]
@@ -175,6 +179,9 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     configuration, base = task
     (history,) = _history
     lives = resampled(history, base.seed)
+    if configuration.mode == "exclusive":
+        pool = unshared_pool(history, lives, base.seed, base.today)
+        return _unshared(base.today, pool)
     found = answer(history, lives, configuration, base.seed, base.today, base.exclusive)
     return _figures(found)
 
@@ -194,8 +201,7 @@ def _figures(found: Answer) -> Figures:
     )
 
 
-def _unshared(today: Baseline) -> Figures:
-    pool = today.fewest
+def _unshared(today: Baseline, pool: Pool | None) -> Figures:
     outcome = pool.outcome if pool else None
     return Figures(
         gpus=pool.gpus if pool else None,
