@@ -1,4 +1,4 @@
-"""The next steps after a plan: the device plugin's settings, and requests of pods and namespaces."""
+"""The next steps after a plan: settings of the device plugin, requests of pods and namespaces."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
