@@ -30,6 +30,8 @@ ON_OVERUSE = PREFIX + "on-overuse"
 DEFAULT_VRAM = PREFIX + "default-vram"
 #: Pod, written by the webhook: the source of the default that it wrote as ``VRAM``.
 VRAM_FROM = PREFIX + "vram-from"
+#: Pod, written by the webhook: the ``VRAM`` annotation ``auto`` that it replaced.
+VRAM_REQUESTED = PREFIX + "vram-requested"
 #: Pod or namespace: whether a gate holds the pod until its device has enough free memory.
 GATED = PREFIX + "gated"
 #: Pod or namespace: whether each container gets variables with its share of the memory, or also the
@@ -73,7 +75,10 @@ FINALIZER = PREFIX + "ledger"
 #: has the same name as the annotation ``VRAM``.
 MIRROR = PREFIX + "vram"
 #: Pod annotations that users may write. The webhook writes ``VRAM_FROM`` and may write ``VRAM``.
-USER_ANNOTATIONS = (VRAM, POLICY, MAX_SM, PROCESSES, ON_OVERUSE, GATED, SHARE, VRAM_FROM)
+USER_ANNOTATIONS = (
+    *(VRAM, POLICY, MAX_SM, PROCESSES, ON_OVERUSE, GATED, SHARE),
+    *(VRAM_FROM, VRAM_REQUESTED),
+)
 #: Pod annotations that only extenders write.
 EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
 #: Prefixes of pod annotations that only extenders write. The index of a container follows.
@@ -115,6 +120,17 @@ class ReplicaShare:
 
 
 Amount = Bytes | Share | ReplicaShare
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """A request that the webhook replaces by the recommendation when the pod is created."""
+
+    #: Limits of the recommendation, in bytes.
+    min_bytes: int = 0
+    max_bytes: int = MAX_DEVICE_BYTES
+    #: Used while there is no recommendation.
+    default: Bytes | Share | None = None
 
 
 class ScoringPolicy(Enum):
@@ -163,6 +179,9 @@ _CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
     """Parse ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``; ``key`` is the annotation, for errors."""
+    if is_auto(text):
+        why = "was not replaced: Headroom's webhook does that when a pod is created"
+        raise BadAnnotation(key, text, why, "8Gi")
     if "=" not in text:
         return VramAnnotation(everywhere=_amount(text, text, key))
     by_container: dict[str, Bytes | Share] = {}
@@ -178,6 +197,32 @@ def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
 
 
 _BY_NAME = "main=8Gi,cache=2Gi"
+_AUTO = "auto"
+_AUTO_EXAMPLE = "auto,min=2Gi,max=20Gi,default=8Gi"
+
+
+def is_auto(text: str) -> bool:
+    """Return whether the text requests the recommendation, whatever its options are."""
+    return text.partition(",")[0].strip() == _AUTO
+
+
+def parse_auto(text: str) -> Auto:
+    """Parse ``auto`` or ``auto,min=2Gi,max=20Gi,default=8Gi``, for which ``is_auto`` is true."""
+    options: dict[str, Bytes | Share] = {}
+    for part in text.split(",")[1:]:
+        name, _, amount = (piece.strip() for piece in part.partition("="))
+        if name not in ("min", "max", "default"):
+            why = f"has an option {part.strip()!r:.80} that is not min=, max= or default="
+            raise BadAnnotation(VRAM, text, why, _AUTO_EXAMPLE)
+        if name in options:
+            raise BadAnnotation(VRAM, text, f"has option {name}= twice", _AUTO_EXAMPLE)
+        options[name] = _amount(amount, text, VRAM)
+    least, most = options.get("min", Bytes(0)), options.get("max", Bytes(MAX_DEVICE_BYTES))
+    if isinstance(least, Share) or isinstance(most, Share):
+        raise BadAnnotation(VRAM, text, "has min= or max= that is no quantity", _AUTO_EXAMPLE)
+    if least.count_bytes > most.count_bytes:
+        raise BadAnnotation(VRAM, text, "has min= above max=", _AUTO_EXAMPLE)
+    return Auto(least.count_bytes, most.count_bytes, options.get("default"))
 
 
 def _amount(text: str, whole_text: str, key: str) -> Bytes | Share:

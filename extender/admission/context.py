@@ -23,7 +23,10 @@ from contract.annotations import (
 from contract.errors import BadAnnotation
 from contract.gpunode import Device, GPUNode, GPUNodeStatus
 from contract.kube import Namespace, Node, NodeSpec, ObjectMeta, Pod
+from contract.vramprofile import ProfileController, VRAMProfile
 from extender.placement.policy import Rules
+from extender.recommend.families import profile_controller
+from extender.recommend.programs import Program
 from extender.state.changes import (
     Event,
     GPUNodeGone,
@@ -119,6 +122,16 @@ class AdmissionContext:
     annotated: Iterable[GpuNode] | None = None
     #: The node of the kubelet that sent the request; empty for any other client.
     kubelet_node: str = ""
+    #: Container of the pod -> its program, and the pod's generateName; for the request auto.
+    programs: Mapping[str, Program] = field(default_factory=lambda: MappingProxyType({}))
+    generate_name: str = ""
+    #: Returns the profile of pods with a controller in a namespace.
+    profile: Callable[[str, ProfileController], VRAMProfile | None] = lambda *_: None
+    #: Seconds since the epoch, by which old lives lose weight.
+    now_s: float = 0.0
+
+    def profile_of(self, pod: Pod) -> VRAMProfile | None:
+        return self.profile(self.namespace.name, profile_controller(pod, self.generate_name))
 
     def is_static(self, pod: Pod) -> bool:
         """Return whether the pod is the mirror of a static pod.

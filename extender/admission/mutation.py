@@ -36,6 +36,7 @@ from contract.annotations import (
 from contract.gate import GATE, gate_container
 from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
+from extender.admission.automatic import replace_auto
 from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
 from extender.admission.json_patch import Draft, Operation, Where, following
 from extender.placement.policy import MIB, Rules
@@ -81,6 +82,7 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     draft = Draft(pod)
     warnings = [*_remove_extender_annotations(draft)]
     _default(draft, context)
+    warnings += replace_auto(draft, context)
     warnings += _scheduler(draft, context)
     request = understand(draft.pod, context.namespace.default_vram, context.rules)
     placed = not pod.node and context.asks_headroom(draft.pod.spec.scheduler_name)

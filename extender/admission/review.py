@@ -13,6 +13,7 @@ import msgspec
 
 from contract.kube import KubeStruct, ObjectMeta, Pod, PodSpec
 from contract.pod_limits import sized
+from extender.admission.automatic import requests_auto
 from extender.admission.context import AdmissionContext
 from extender.admission.mutation import Mutated, mutate
 from extender.admission.validation import (
@@ -22,6 +23,8 @@ from extender.admission.validation import (
     validate_pod,
     validate_template,
 )
+from extender.recommend.pod_programs import programs_of
+from extender.recommend.programs import Program
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
@@ -196,7 +199,18 @@ def answer_mutate(request: Request, context_of: ContextOf) -> bytes:
     """Answer a mutating review. Only pods that are being created are changed."""
     if request.kind.kind != "Pod" or request.operation != _CREATE:
         return answer_mutated(request, Mutated())
-    return answer_mutated(request, mutate(pod_of(request), _context(request, context_of)))
+    pod, context = pod_of(request), _context(request, context_of)
+    if requests_auto(pod):
+        programs, generate_name = _programs(request)
+        context = replace(context, programs=programs, generate_name=generate_name)
+    return answer_mutated(request, mutate(pod, context))
+
+
+def _programs(request: Request) -> tuple[dict[str, Program], str]:
+    try:
+        return programs_of(request.object)
+    except (ValueError, RecursionError) as err:
+        raise MalformedReview(f"request.object cannot be read: {str(err)[:300]}") from err
 
 
 def answer_validate(request: Request, context_of: ContextOf) -> bytes:

@@ -34,6 +34,7 @@ from contract.annotations import (
 from contract.errors import BadAnnotation, shortened
 from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
+from extender.admission.automatic import problem, requests_auto
 from extender.admission.context import AdmissionContext
 from extender.admission.mutation import NO_IMAGE
 from extender.placement.request import Unreadable, asks_for_gpu, understand
@@ -100,7 +101,7 @@ def validate_template(
 ) -> Validated:
     """Validate the pod template of a workload. It is never rejected."""
     warnings: list[str] = []
-    if rejection := _rejection(pod, context):
+    if rejection := _rejection(pod, context, is_template=True):
         warnings.append(f"pods of this {kind} will be rejected: {rejection}")
     if pod.annotation(VRAM) is None and VRAM in (owner.annotations or {}):
         warnings.append(
@@ -131,10 +132,12 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
     return Validated(warnings=tuple(warnings))
 
 
-def _rejection(pod: Pod, context: AdmissionContext) -> str:
+def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False) -> str:
     """Return why a GPU pod is invalid; empty if it is valid or requests no GPU."""
     if not asks_for_gpu(pod, context.rules):
         return ""
+    if requests_auto(pod):
+        return problem(pod, context, is_template=is_template)
     request = understand(pod, context.namespace.default_vram, context.rules)
     if isinstance(request, Unreadable):
         source = ""

@@ -1,7 +1,9 @@
-"""The process of the admission webhook: three watches, one port. It has no pods and no ledger."""
+"""The process of the admission webhook: four watches, one port. It has no pods and no ledger."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -13,20 +15,22 @@ from extender.config.settings import Settings
 from extender.errors import BadSettings
 from extender.kube.client import KubeApi, load_configuration
 from extender.kube.informers import KubernetesSources
+from extender.kube.profiles import Profiles
 from extender.kube.reflector import DEFAULT_PACE, Pace
-from extender.kube.resources import watched_kinds
+from extender.kube.resources import profile_kind, watched_kinds
 from extender.observability.metrics import CertificateCollector, WebhookTelemetry
 from extender.periodic import Loops
 from extender.server.http_limits import LimitedProtocol
 from extender.server.ports import Port, serve_ports
 from extender.server.tls import ServerTls
+from extender.state.changes import Event
 
 
 class Decider:
     """Holds the current settings and cached objects, for the endpoints."""
 
     def __init__(self, settings: Settings) -> None:
-        self.cache = ObjectCache()
+        self.cache, self.profiles = ObjectCache(), Profiles()
         self.take(settings)
 
     def take(self, settings: Settings) -> None:
@@ -34,7 +38,13 @@ class Decider:
         self._rules, self._settings = settings.rules, settings.webhook
 
     def context(self, namespace: str) -> AdmissionContext:
-        return self.cache.context(self._rules, self._settings, namespace)
+        context = self.cache.context(self._rules, self._settings, namespace)
+        return replace(context, profile=self.profiles.of, now_s=time.time())
+
+    def apply(self, events: Sequence[Event]) -> None:
+        """Take the events of the watches."""
+        self.cache.apply(events)
+        self.profiles.apply(events)
 
 
 async def serve_webhook(
@@ -57,7 +67,7 @@ async def serve_webhook(
     loops = Loops(lambda loop: telemetry.loop_failures.labels(loop).inc)
     decider = Decider(settings)
     kinds = [kind for kind in watched_kinds(settings.agent_namespace) if kind.name in KINDS]
-    sources = KubernetesSources(api, decider.cache.apply, kinds, pace=pace)
+    sources = KubernetesSources(api, decider.apply, [*kinds, profile_kind()], pace=pace)
     app = webhook_app(
         Webhook(
             decider.context,

@@ -226,11 +226,15 @@ def watched_kinds(
 
 def profile_kind() -> Kind:
     """Return VRAMProfiles, which console and webhook watch."""
+    path = f"/apis/{GROUP}/{VERSION}/{PROFILE_PLURAL}"
     return Kind(
         "vramprofiles",
-        f"/apis/{GROUP}/{VERSION}/{PROFILE_PLURAL}",
+        path,
         VRAMProfile,
         decode_profile,
         lambda profile, at_s: ProfileSeen(profile),
         lambda metadata: ProfileGone(metadata.namespace, metadata.name),
+        # Twice, which makes the kind optional: without its CRD there are no recommendations, and
+        # everything else works.
+        other_paths=(path,),
     )

@@ -57,6 +57,8 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
     ("`headroom.gpu/vram: 0`", "Pod", annotated(vram="0"), NOTHING),
     ("`headroom.gpu/vram: 120%`", "Pod", annotated(vram="120%"), NOTHING),
     ("`headroom.gpu/vram: mian=8Gi`", "Pod", annotated(vram="mian=8Gi"), NOTHING),
+    ("`headroom.gpu/vram: auto,least=2Gi`", "Pod", annotated(vram="auto,least=2Gi"), NOTHING),
+    ("`headroom.gpu/vram: auto`", "Pod", annotated(vram="auto"), NOTHING),
     ("`headroom.gpu/policy: dense`", "Pod", annotated(vram="8Gi", policy="dense"), NOTHING),
     ("`headroom.gpu/max-sm: 70`", "Pod", annotated(vram="8Gi", max_sm="70"), NOTHING),
     (

@@ -18,13 +18,17 @@ ENDED_S = WALL_S - 3600
 
 
 def profile(
-    name: str = "llm", lives: int = 5, namespace: str = "ml", flat: bool = False
+    name: str = "llm",
+    lives: int = 5,
+    namespace: str = "ml",
+    flat: bool = False,
+    program: str = "p1",
 ) -> VRAMProfile:
     kept = Profile()
     peak = 8 * GIB
     for _ in range(lives):
         life = Life(peak, ENDED_S - 3600, ENDED_S, Ending.COMPLETED, peak if flat else None)
-        kept.container("main", "NVIDIA L4").record("p1", life)
+        kept.container("main", "NVIDIA L4").record(program, life)
     owner = ProfileOwner(kind="Deployment", name=name, api_version="apps/v1")
     families = {("main", "NVIDIA L4"): "vLLM"}
     status = status_of(kept, owner, families, ENDED_S)

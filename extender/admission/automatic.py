@@ -1,0 +1,200 @@
+"""The request ``auto``: the webhook replaces it by the recommendation when a pod is created.
+
+A recommendation comes from the profile of the pod's owner. The pod keeps what it got, and the
+annotation in its template stays ``auto``.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from contract.annotations import (
+    VRAM,
+    VRAM_FROM,
+    VRAM_REQUESTED,
+    Auto,
+    Bytes,
+    Share,
+    VramAnnotation,
+    is_auto,
+    parse_auto,
+    parse_vram,
+    render_vram,
+)
+from contract.errors import BadAnnotation
+from contract.kube import Pod
+from contract.vramprofile import VRAMProfile
+from extender.admission.context import AdmissionContext
+from extender.admission.json_patch import Draft
+from extender.placement.request import VramRequest, understand
+from extender.recommend.checkpoint import restored
+from extender.recommend.profile import Profile
+
+#: Recommendations are rounded up to a multiple of this.
+STEP_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Automatic:
+    """The amount that replaces ``auto``."""
+
+    text: str
+    #: Its source, for people.
+    source: str
+    warning: str = ""
+
+
+def requests_auto(pod: Pod) -> bool:
+    text = pod.annotation(VRAM)
+    return text is not None and is_auto(text)
+
+
+def replace_auto(draft: Draft, context: AdmissionContext) -> Iterator[str]:
+    """Replace the request auto; yield warnings. Without any amount it stays, and validation rejects
+    the pod."""
+    text = draft.pod.annotation(VRAM)
+    if text is None or not is_auto(text):
+        return
+    if (found := automatic(draft.pod, context)) is None:
+        return
+    draft.annotate(VRAM_REQUESTED, text)
+    draft.annotate(VRAM, found.text)
+    draft.annotate(VRAM_FROM, found.source)
+    if found.warning:
+        yield found.warning
+
+
+def problem(pod: Pod, context: AdmissionContext, *, is_template: bool) -> str:
+    """Return why a pod with ``auto`` is rejected. Of a template only the text is checked."""
+    text = pod.annotation(VRAM) or ""
+    try:
+        parse_auto(text)
+    except BadAnnotation as err:
+        return str(err)
+    if is_template:
+        return ""
+    namespace = context.namespace.name
+    return str(
+        BadAnnotation(
+            VRAM,
+            text,
+            f"has no recommendation yet: too few lives of this workload are recorded, and neither"
+            f" default= nor a default of namespace {namespace} is set",
+            "auto,default=8Gi",
+        )
+    )
+
+
+def automatic(pod: Pod, context: AdmissionContext) -> Automatic | None:
+    """Return the amount for a pod with ``auto``; None if there is none, or if ``auto`` is invalid.
+
+    In this order: the recommendation, ``default=``, the namespace's default, and the recommendation
+    of other programs of the same owner.
+    """
+    try:
+        auto = parse_auto(pod.annotation(VRAM) or "")
+    except BadAnnotation:
+        return None
+    names = _gpu_containers(pod, context)
+    if not names:
+        return None
+    profile = context.profile_of(pod)
+    own = _recommended(profile, names, context, others=False)
+    if profile is not None and own.keys() == set(names):
+        return Automatic(_text(own, auto), f"VRAMProfile {profile.metadata.name}")
+    if (default := _default(auto, context, names)) is not None:
+        return default
+    near = _recommended(profile, names, context, others=True)
+    if profile is not None and near.keys() == set(names):
+        name = profile.metadata.name
+        return Automatic(
+            _text(near, auto),
+            f"VRAMProfile {name}, other programs",
+            f"annotation {VRAM} is auto, and no lives of this program (image, command, arguments,"
+            f" environment) are recorded: the request is that of others in VRAMProfile {name}",
+        )
+    return None
+
+
+def _gpu_containers(pod: Pod, context: AdmissionContext) -> list[str]:
+    annotations = {k: v for k, v in (pod.metadata.annotations or {}).items() if k != VRAM}
+    bare = _annotated(pod, annotations)
+    request = understand(bare, None, replace(context.rules, reject_unannotated=False))
+    if not isinstance(request, VramRequest):
+        return []
+    return list(dict.fromkeys(ask.name for ask in request.containers))
+
+
+def _annotated(pod: Pod, annotations: Mapping[str, str]) -> Pod:
+    metadata = msgspec.structs.replace(pod.metadata, annotations=annotations)
+    return msgspec.structs.replace(pod, metadata=metadata)
+
+
+def _recommended(
+    profile: VRAMProfile | None, names: list[str], context: AdmissionContext, *, others: bool
+) -> dict[str, int]:
+    """Return container -> the largest recommendation of all device models, in bytes.
+
+    The pod has no device yet. With ``others``, of any program.
+    """
+    if profile is None:
+        return {}
+    lives = restored(profile.status)
+    found: dict[str, int] = {}
+    for name in names:
+        program = context.programs.get(name)
+        fingerprint = program.fingerprint if program else ""
+        amounts = [
+            amount
+            for container, model in lives.containers
+            if container == name
+            for amount in _amounts(lives, (container, model), fingerprint, context, others)
+        ]
+        if amounts:
+            found[name] = max(amounts)
+    return found
+
+
+def _amounts(
+    lives: Profile,
+    key: tuple[str, str],
+    fingerprint: str,
+    context: AdmissionContext,
+    others: bool,
+) -> list[int]:
+    container = lives.containers[key]
+    programs = list(container.tracks) if others else [fingerprint]
+    found = (container.recommendation(each, context.now_s).request_bytes for each in programs)
+    return [amount for amount in found if amount is not None]
+
+
+def _text(amounts: Mapping[str, int], auto: Auto) -> str:
+    limited = {name: _limited(amount, auto) for name, amount in amounts.items()}
+    if len(limited) == 1:
+        return render_vram(VramAnnotation(everywhere=next(iter(limited.values()))))
+    return render_vram(VramAnnotation(by_container=limited))
+
+
+def _limited(amount_bytes: int, auto: Auto) -> Bytes | Share:
+    rounded = -(-amount_bytes // STEP_BYTES) * STEP_BYTES
+    return Bytes(min(max(rounded, auto.min_bytes), auto.max_bytes))
+
+
+def _default(auto: Auto, context: AdmissionContext, names: list[str]) -> Automatic | None:
+    if auto.default is not None:
+        text = render_vram(VramAnnotation(everywhere=auto.default))
+        return Automatic(text, "default= of the request")
+    text = context.namespace.default_vram or ""
+    try:
+        default = parse_vram(text)
+    except BadAnnotation:
+        return None
+    if default.everywhere is not None:
+        return Automatic(text, f"namespace {context.namespace.name}")
+    own = {name: amount for name in names if (amount := default.of(name)) is not None}
+    if own.keys() != set(names):
+        return None
+    return Automatic(
+        render_vram(VramAnnotation(by_container=own)), f"namespace {context.namespace.name}"
+    )

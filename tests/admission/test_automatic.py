@@ -1,0 +1,206 @@
+"""The request auto: what the webhook writes at creation, and what it rejects."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contract.annotations import parse_auto, parse_vram
+from contract.errors import BadAnnotation
+from contract.vramprofile import ProfileController, VRAMProfile
+from extender.admission.context import AdmissionContext
+from extender.admission.review import answer_mutate, answer_validate, read
+from extender.admission.validation import validate_pod
+from extender.placement.request import Unreadable, understand
+from extender.recommend.pod_programs import programs_of
+from tests.admission.reviews import (
+    applied,
+    around,
+    container,
+    manifest,
+    mutated,
+    patch_of,
+    pod,
+    review,
+)
+from tests.builders import GIB
+from tests.console.asking import WALL_S
+from tests.console.test_recommendations import profile
+
+REPLICA_SET = {
+    "apiVersion": "apps/v1",
+    "kind": "ReplicaSet",
+    "name": "llm-5d4f",
+    "uid": "rs",
+    "controller": True,
+}
+
+
+def owned(vram: str | None, *containers: Any, **annotations: str) -> dict[str, Any]:
+    made = manifest(vram, *containers, annotations=annotations)
+    made["metadata"] |= {
+        "ownerReferences": [REPLICA_SET],
+        "labels": {"pod-template-hash": "5d4f"},
+    }
+    return made
+
+
+def known(
+    obj: dict[str, Any], found: VRAMProfile | None = None, program: str = "p1", **around_: Any
+) -> AdmissionContext:
+    """A context with a profile of the Deployment llm; its containers run ``program``."""
+    programs, _ = programs_of(json.dumps(obj).encode())
+    programs = {name: replace(each, fingerprint=program) for name, each in programs.items()}
+
+    def of(namespace: str, controller: ProfileController) -> VRAMProfile | None:
+        wanted = ("team-a", ProfileController(kind="ReplicaSet", name="llm"))
+        return found if (namespace, controller) == wanted else None
+
+    return replace(around(**around_), programs=programs, profile=of, now_s=WALL_S)
+
+
+def annotations(stored: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = stored["metadata"]["annotations"]
+    return {key.removeprefix("headroom.gpu/"): text for key, text in found.items()}
+
+
+#: The recommendation of ``profile()``: five lives of 8 GiB.
+RECOMMENDED = "9856Mi"
+
+
+def test_the_recommendation_replaces_auto_and_the_original_is_kept() -> None:
+    obj = owned("auto")
+    stored, answer = mutated(obj, known(obj, profile()))
+    assert annotations(stored) == {
+        "vram": RECOMMENDED,
+        "vram-requested": "auto",
+        "vram-from": "VRAMProfile deployment-llm",
+    }
+    assert answer.warnings == ()
+    assert validate_pod(pod(stored), None, known(obj, profile())).rejection == ""
+    again, _ = mutated(stored, known(stored, profile(lives=50)))
+    assert annotations(again) == annotations(stored)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("auto,min=12Gi", "12Gi"),
+        ("auto,max=4Gi", "4Gi"),
+        (" auto , min=1Gi , max=20Gi , default=2Gi", RECOMMENDED),
+    ],
+)
+def test_limits(text: str, written: str) -> None:
+    obj = owned(text)
+    stored, _ = mutated(obj, known(obj, profile()))
+    assert annotations(stored)["vram"] == written
+    assert annotations(stored)["vram-requested"] == text
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "written", "source"),
+    [
+        ("auto,default=6Gi", "4Gi", "6Gi", "default= of the request"),
+        ("auto,default=25%", None, "25%", "default= of the request"),
+        ("auto,min=1Gi", "4Gi", "4Gi", "namespace team-a"),
+        ("auto", "main=3Gi,other=1Gi", "main=3Gi", "namespace team-a"),
+    ],
+)
+@pytest.mark.parametrize("found", [None, profile(lives=2)], ids=["no profile", "few lives"])
+def test_defaults_without_a_recommendation(
+    found: VRAMProfile | None, text: str, default: str | None, written: str, source: str
+) -> None:
+    obj = owned(text)
+    of_namespace = {} if default is None else {"headroom.gpu/default-vram": default}
+    stored, _ = mutated(obj, known(obj, found, annotations=of_namespace))
+    assert annotations(stored) == {"vram": written, "vram-requested": text, "vram-from": source}
+
+
+def test_without_any_amount_the_pod_is_rejected() -> None:
+    obj = owned("auto")
+    context = known(obj, profile(lives=2))
+    stored, _ = mutated(obj, context)
+    assert annotations(stored) == {"vram": "auto"}
+    assert validate_pod(pod(stored), None, context).rejection == (
+        "annotation headroom.gpu/vram: 'auto' has no recommendation yet: too few lives of this "
+        "workload are recorded, and neither default= nor a default of namespace team-a is set. "
+        "Example: headroom.gpu/vram: auto,default=8Gi"
+    )
+
+
+def test_a_new_program_takes_the_default_or_else_what_others_of_its_owner_need() -> None:
+    obj = owned("auto,default=6Gi")
+    stored, _ = mutated(obj, known(obj, profile(), program="p2"))
+    assert annotations(stored)["vram"] == "6Gi"
+    obj = owned("auto")
+    stored, answer = mutated(obj, known(obj, profile(), program="p2"))
+    assert annotations(stored)["vram"] == RECOMMENDED
+    assert annotations(stored)["vram-from"] == "VRAMProfile deployment-llm, other programs"
+    assert "no lives of this program" in answer.warnings[0]
+
+
+def test_every_gpu_container_needs_a_recommendation() -> None:
+    two = container(), container("other")
+    obj = owned("auto", *two)
+    stored, _ = mutated(obj, known(obj, profile()))
+    assert annotations(stored) == {"vram": "auto"}
+    obj = owned("auto", container(), container("sidecar", gpus=0))
+    stored, _ = mutated(obj, known(obj, profile()))
+    assert annotations(stored)["vram"] == RECOMMENDED
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("auto,least=2Gi", "has an option 'least=2Gi' that is not min=, max= or default="),
+        ("auto,min=2Gi,min=3Gi", "has option min= twice"),
+        ("auto,min=25%", "has min= or max= that is no quantity"),
+        ("auto,min=9Gi,max=8Gi", "has min= above max="),
+        ("auto,default=8Gj", "is not valid: 'Gj' is not a unit"),
+        ("auto,", "has an option '' that is not min=, max= or default="),
+    ],
+)
+def test_invalid_options_are_rejected(text: str, why: str) -> None:
+    with pytest.raises(BadAnnotation, match=why.replace("'", ".")):
+        parse_auto(text)
+    obj = owned(text)
+    context = known(obj, profile())
+    stored, _ = mutated(obj, context)
+    assert annotations(stored) == {"vram": text}
+    assert why in validate_pod(pod(stored), None, context).rejection
+
+
+def test_auto_that_reaches_filter_is_rejected() -> None:
+    found = understand(pod(owned("auto,default=8Gi")), "4Gi", around().rules)
+    assert isinstance(found, Unreadable)
+    assert found.message == (
+        "annotation headroom.gpu/vram: 'auto,default=8Gi' was not replaced: Headroom's webhook "
+        "does that when a pod is created. Example: headroom.gpu/vram: 8Gi"
+    )
+    with pytest.raises(BadAnnotation, match="was not replaced"):
+        parse_vram("auto", "headroom.gpu/default-vram")
+
+
+def test_reviews_of_a_pod_and_of_its_deployment() -> None:
+    obj = owned("auto")
+    programs, _ = programs_of(json.dumps(obj).encode())
+    context = known(obj, profile(program=programs["main"].fingerprint))
+    # The webhook reads the programs from the pod under review itself.
+    bare = replace(context, programs={})
+    body = json.dumps(review(obj)).encode()
+    response = json.loads(answer_mutate(read(body), lambda _: bare))["response"]
+    stored = applied(obj, patch_of(response))
+    assert annotations(stored)["vram"] == RECOMMENDED
+    assert annotations(stored)["vram-from"] == "VRAMProfile deployment-llm"
+    template = {"metadata": obj["metadata"], "spec": obj["spec"]}
+    deployment = {"metadata": {"name": "llm"}, "spec": {"template": template}}
+    body = json.dumps(review(deployment, kind="Deployment")).encode()
+    response = json.loads(answer_validate(read(body), lambda _: bare))["response"]
+    assert response["allowed"]
+    assert "warnings" not in response
+
+
+def test_memory_of_a_recommendation_is_rounded_up() -> None:
+    assert int(RECOMMENDED.removesuffix("Mi")) % 64 == 0
+    assert int(RECOMMENDED.removesuffix("Mi")) << 20 >= 8 * GIB
