@@ -1,10 +1,14 @@
 """The webhook as a real API server calls it, and pods while no webhook answers."""
 
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from extender.recommend.pod_programs import programs_of
 from tests.admission.reviews import container, manifest
 from tests.admission.site import (
     EXTENDER,
@@ -21,6 +25,7 @@ from tests.admission.site import (
     manifests,
 )
 from tests.builders import GPU
+from tests.console.test_recommendations import profile
 from tests.controlplane import ControlPlane
 from tests.waiting import until
 
@@ -227,3 +232,37 @@ def test_a_dead_webhook_delays_gpu_pods_only(site: Site) -> None:
     finally:
         site.serve_webhook(gate_image=GATE_IMAGE)
     until(lambda: create(site, manifest("8Gi")).status == 201, "GPU pods are created again")
+
+
+def test_auto_gets_the_recommendation_of_its_owner(site: Site) -> None:
+    obj = manifest("auto,max=20Gi")
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "llm-5d4f", "uid": "rs"}
+    obj["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    obj["metadata"]["labels"]["pod-template-hash"] = "5d4f"
+    # Without VRAMProfiles in the API server, the webhook works, and the namespace has a default.
+    before = create(site, obj).body["metadata"]["annotations"]
+    assert (before["headroom.gpu/vram"], before["headroom.gpu/vram-requested"]) == (
+        *("4Gi",),
+        "auto,max=20Gi",
+    )
+    for crd in manifests("base/crd-vramprofile.yaml"):
+        made = site.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        assert made.status in (201, 409)  # another module may have created it
+    programs, _ = programs_of(json.dumps(obj).encode())
+    found = profile(
+        namespace=TEAM, program=programs["main"].fingerprint, ended_s=time.time() - 3600
+    )
+    path = f"/apis/headroom.gpu/v1alpha1/namespaces/{TEAM}/vramprofiles"
+    body = json.loads(msgspec.json.encode(found))
+    until(lambda: site.send("GET", path).status != 404, "VRAMProfiles are served")
+    site.plane.call("POST", path, body)
+
+    def written() -> str:
+        answer: str = create(site, obj).body["metadata"]["annotations"]["headroom.gpu/vram"]
+        return answer
+
+    # The webhook looks for the kind once a minute.
+    until(lambda: written() == "9856Mi", "the webhook has the profile", 120, 0.5, written)
+    after = create(site, obj).body["metadata"]["annotations"]
+    assert after["headroom.gpu/vram-from"] == "VRAMProfile deployment-llm"
+    assert after["headroom.gpu/vram-requested"] == "auto,max=20Gi"

@@ -23,15 +23,16 @@ def profile(
     namespace: str = "ml",
     flat: bool = False,
     program: str = "p1",
+    ended_s: float = ENDED_S,
 ) -> VRAMProfile:
     kept = Profile()
     peak = 8 * GIB
     for _ in range(lives):
-        life = Life(peak, ENDED_S - 3600, ENDED_S, Ending.COMPLETED, peak if flat else None)
+        life = Life(peak, ended_s - 3600, ended_s, Ending.COMPLETED, peak if flat else None)
         kept.container("main", "NVIDIA L4").record(program, life)
     owner = ProfileOwner(kind="Deployment", name=name, api_version="apps/v1")
     families = {("main", "NVIDIA L4"): "vLLM"}
-    status = status_of(kept, owner, families, ENDED_S)
+    status = status_of(kept, owner, families, ended_s)
     controllers = [ProfileController(kind="ReplicaSet", name=name)]
     status = msgspec.structs.replace(status, controllers=controllers)
     metadata = ObjectMeta(namespace=namespace, name=f"deployment-{name}")
