@@ -57,6 +57,7 @@ PASSING = {
     "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],
     "extender/placement/overfull_devices.py": ["Misplaced.leave", "Misplaced.stuck"],
+    "extender/placement/overuse_eviction.py": ["OveruseEvictions.selected"],
     "extender/placement/prediction_outcome.py": ["_Replay._arrived"],
     "extender/placement/occupants.py": ["EnvironmentPods._on", "EnvironmentPods.uids"],
     "extender/placement/occupancy.py": [
@@ -161,6 +162,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/state/overuse.py": {
         "Overcommits._of_node": Per("device", 1_000),
+        "Overuses._decided": Per("node", 100),
         "Overuses._of_node": Per("pod on a device", 800),
         "Overuses._since_s": Per("pod on a device", 300),
     },
@@ -275,6 +277,10 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     },
     "extender/controllers/event_recorder.py": {"EventRecorder._recorded": Fixed(10_000 * 1_000)},
     "extender/controllers/eviction.py": {"EvictionController._recorded": Per("pod", 300)},
+    "extender/controllers/overuse.py": {
+        "OveruseController._logged": Fixed(4_096 * 200),
+        "OveruseController._seen_s": Fixed(4_096 * 400),
+    },
     # Three ports.
     "extender/server/tls.py": {"Handshakes._open": Fixed(3 * 128 * (64 << 10))},
     "extender/state/event_queue.py": {

@@ -92,7 +92,7 @@ class Nodes:
         """Report these nodes and beat, as their agents do; raises ``NotDelivered``."""
         for name in names:
             status = self._status(name, datetime.now(UTC))
-            self._reported[name] = self._publisher(name).report(status), status
+            self._reported[name] = self.publisher(name).report(status), status
             self.beat([name])
 
     def beat(self, names: Sequence[str]) -> None:
@@ -105,9 +105,9 @@ class Nodes:
                 observed_at=status.observed_at,
                 after=self._leases.get(name, ""),
             )
-            self._leases[name] = self._publisher(name).heartbeat(now, vouch)
+            self._leases[name] = self.publisher(name).heartbeat(now, vouch)
 
-    def _publisher(self, name: str) -> KubernetesPublisher:
+    def publisher(self, name: str) -> KubernetesPublisher:
         return KubernetesPublisher(of_client(self._client), name, SYSTEM_NAMESPACE, heartbeat_s=30)
 
     def observe(self, pods: Sequence[Mapping[str, Any]]) -> None:
@@ -175,6 +175,14 @@ class Nodes:
             used_bytes=_request_bytes(pod),
             source="test",
         )
+
+    def end(self, node: str, pod: str) -> None:
+        """The pod of this name has ended; the next report does not show it."""
+        self._uses[node] = [use for use in self._uses[node] if use.name != pod]
+
+    def status(self, name: str) -> GPUNodeStatus:
+        """Return what the agent of the node would report now."""
+        return self._status(name, datetime.now(UTC))
 
     def _status(self, name: str, now: datetime) -> GPUNodeStatus:
         uses = self._uses[name]
