@@ -21,7 +21,7 @@ API_SERVICE = "10.0.0.1"
 BRIDGE = "pods"
 BRIDGE_MAC = "02:00:00:00:00:01"
 _NAMESPACES = ("--net", "--mount", "--pid", "--mount-proc")
-_ALONE = "HEADROOM_TESTS_ALONE"
+_ALONE = "TEST_INSTALL_ALONE"
 
 
 def alone() -> None:

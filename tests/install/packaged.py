@@ -39,7 +39,7 @@ EXTENDER = f"{REGISTRY}/headroom-extender:{VERSION}"
 AGENT = f"{REGISTRY}/headroom-agent:{VERSION}"
 PAUSE = f"{REGISTRY}/pause:{VERSION}"
 #: The folder of archives, for the command that runs in the namespaces.
-_ARCHIVES = "HEADROOM_TESTS_ARCHIVES"
+_ARCHIVES = "TEST_INSTALL_ARCHIVES"
 #: cgroup v1 shows no limit as the largest multiple of a page.
 _NO_LIMIT = 1 << 62
 FINALIZER = "tests.headroom.gpu/kept"
