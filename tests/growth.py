@@ -42,7 +42,10 @@ PASSING = {
     "extender/state/pod_requests.py": ["QuotaUse._quotas", "QuotaUse._taken"],
     "extender/state/redaction.py": ["Redaction._names"],
     "extender/doctor/environment.py": ["Environment.schedulers"],
-    "extender/state/simulation.py": ["Simulation._held", "_SimulatedNode.gone"],
+    "extender/state/simulation.py": [
+        *("Simulation._changed", "Simulation._held"),
+        *("_SimulatedNode.confirmed", "_SimulatedNode.gone"),
+    ],
     "extender/state/pending_pods.py": [
         *("Explaining._eligible", "Explaining._everywhere", "Explaining._explanations"),
         *("Pending.oldest", "Pending.pods"),
@@ -57,7 +60,6 @@ PASSING = {
     "extender/placement/explain.py": ["NodeExplanation.terms"],
     "extender/placement/fit.py": ["Verdicts.closed"],
     "extender/placement/overfull_devices.py": ["Misplaced.leave", "Misplaced.stuck"],
-    "extender/placement/overuse_eviction.py": ["OveruseEvictions.selected"],
     "extender/placement/prediction_outcome.py": ["_Replay._arrived"],
     "extender/placement/occupants.py": ["EnvironmentPods._on", "EnvironmentPods.uids"],
     "extender/placement/occupancy.py": [
@@ -93,6 +95,10 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Entry.running": Fixed(0),
         "_Entry.written": Fixed(0),
     },
+    "extender/recorder/pods.py": {
+        "PodFacts.ends": Fixed(0),  # with its pod, whose containers are limited
+        "PodFacts.programs": Fixed(0),
+    },
     "extender/recorder/kube_profiles.py": {"OwnerReader._ends": Fixed(20_000 * 1_500)},
     "extender/recorder/rounds.py": {
         "Observed._gone": Fixed(10_000 * 4_000),
@@ -103,12 +109,6 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
     "extender/recorder/tracker.py": {"LifeTracker._open": Per("container on a GPU", 1_000)},
     # MAX_BUCKETS, MAX_PROGRAMS and MAX_CONTAINERS bound what is kept of an owner.
     "extender/recommend/histogram.py": {"Histogram.weights": Fixed(0)},
-    "extender/recommend/lives.py": {
-        "Track.censored": Fixed(0),
-        "Track.complete": Fixed(0),
-        "Track.running": Fixed(0),
-        "Track.running_censored": Fixed(0),
-    },
     "extender/recommend/profile.py": {
         "ContainerProfile.tracks": Fixed(0),
         "Profile.containers": Fixed(0),

@@ -10,7 +10,10 @@ from tests.controlplane import ROOT
 from tests.growth import GROWS, MIB, PASSING, Fixed
 
 #: Commands that end by themselves, and the metrics, whose labels are few.
-OTHERS = ("extender/convert/", "extender/certs/", "extender/observability/metrics.py")
+OTHERS = (
+    *("extender/convert/", "extender/certs/", "extender/plan/"),
+    "extender/observability/metrics.py",
+)
 MAKERS = {
     *("dict", "set", "frozenset", "list", "deque", "defaultdict", "Counter", "OrderedDict"),
     *("Bounded", "bytearray", "Queue", "WeakKeyDictionary", "WeakValueDictionary"),
