@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from contract.kube import ObjectMeta, OwnerReference
+from contract.kube import ObjectMeta, OwnerReference, PodStatus
 from contract.vramprofile import ProfileController, ProfileOwner, VRAMProfile, stamp
 from extender.kube.profiles import Profiles
 from extender.recommend.checkpoint import status_of
@@ -109,6 +109,16 @@ def test_a_request_that_is_too_small_frees_a_negative_amount(asked: Asked) -> No
     body = asked.get("/v1/recommendations").json()
     assert body["recommendations"][0]["reclaimable_bytes"] < -4 * GIB
     assert body["teams"] == [{"namespace": "ml", "reclaimable_bytes": 0}]
+
+
+def test_pods_that_have_ended_free_nothing(asked: Asked) -> None:
+    asked.context.profiles.apply([ProfileSeen(profile())])
+    add_pod(asked, "a", "16Gi")
+    (ended,) = asked.cluster.pods()
+    status = PodStatus(phase="Succeeded")
+    asked.cluster.apply([PodSeen(msgspec.structs.replace(ended, status=status))])
+    (found,) = asked.get("/v1/recommendations").json()["recommendations"]
+    assert (found["pods"], found["reclaimable_bytes"]) == (0, 0)
 
 
 def test_one_namespace(asked: Asked) -> None:

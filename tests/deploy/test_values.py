@@ -128,7 +128,7 @@ def test_every_pod_pulls_with_the_same_secrets(tmp_path: Path) -> None:
     for scheduler in ({}, {"defaultScheduler": {"enabled": True}}):
         text = template(tmp_path, {"imagePullSecrets": ["one", "two"], **scheduler})
         specs = pod_specs(objects(text))
-        assert len(specs) == 6 + bool(scheduler)
+        assert len(specs) == 7 + bool(scheduler)
         wanted = [{"name": "one"}, {"name": "two"}]
         assert {key for key, spec in specs.items() if spec["imagePullSecrets"] != wanted} == set()
 

@@ -59,11 +59,14 @@ def real(world: World) -> Iterator[Prometheus]:
 
 @contextlib.contextmanager
 def webhook_metrics() -> Iterator[str]:
-    """The address of the metrics of a webhook and a console that are ready. Both need a cluster."""
+    """The address of the metrics of a webhook and a console that are ready, and of a recorder that
+    leads. All need a cluster."""
     telemetry = WebhookTelemetry(CollectorRegistry())
     telemetry.ready.set(1)
     ready = Gauge("headroom_console_ready", "As of a console.", registry=telemetry.registry)
     ready.set(1)
+    leads = Gauge("headroom_recorder_leads", "As of a recorder.", registry=telemetry.registry)
+    leads.set(1)
     server, thread = start_http_server(0, "127.0.0.1", telemetry.registry)
     try:
         yield f"127.0.0.1:{server.server_port}"

@@ -1,0 +1,235 @@
+"""Rounds of the recorder: what it asks, writes and counts, and what failures cost."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from contract.gpunode import GPUNode
+from contract.kube import ObjectMeta, OwnerReference
+from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile
+from extender.app.recorder import recorder_app
+from extender.kube.api_errors import ApiStatus, NoAnswer
+from extender.observability.metrics import RecorderTelemetry
+from extender.recorder.pods import ObservedPod, PodFacts
+from extender.recorder.rounds import Observed, Recorder
+from extender.state.changes import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted
+from tests.monitoring.documented import documented
+from tests.recorder.facts import NOW_S, ended, facts, report, use
+
+OWNER = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")
+KEY = ("team", "deployment-llm")
+
+
+@dataclass
+class Api:
+    """The owners and the profiles of an API server."""
+
+    profiles: dict[tuple[str, str], VRAMProfile] = field(default_factory=dict)
+    writes: list[VRAMProfile] = field(default_factory=list)
+    #: Raised by the next calls, in this order, by name of the call.
+    failures: dict[str, list[Exception]] = field(default_factory=dict)
+    version: int = 0
+
+    def _fail(self, call: str) -> None:
+        if waiting := self.failures.get(call):
+            raise waiting.pop(0)
+
+    def owner(self, pod: PodFacts) -> tuple[ProfileOwner, OwnerReference | None]:
+        self._fail("owner")
+        return OWNER, None
+
+    def list(self) -> list[VRAMProfile]:
+        self._fail("list")
+        return list(self.profiles.values())
+
+    def read(self, namespace: str, name: str) -> VRAMProfile | None:
+        return self.profiles.get((namespace, name))
+
+    def write(self, profile: VRAMProfile) -> VRAMProfile:
+        self._fail("write")
+        self.version += 1
+        metadata = msgspec.structs.replace(profile.metadata, resource_version=str(self.version))
+        stored = decode_profile(
+            msgspec.json.encode(msgspec.structs.replace(profile, metadata=metadata))
+        )
+        self.profiles[profile.metadata.namespace, profile.metadata.name] = stored
+        self.writes.append(stored)
+        return stored
+
+    def delete(self, profile: VRAMProfile) -> None:
+        self.profiles.pop((profile.metadata.namespace, profile.metadata.name), None)
+
+
+class World:
+    def __init__(self) -> None:
+        self.api, self.observed = Api(), Observed()
+        self.telemetry = RecorderTelemetry(CollectorRegistry())
+        self.now_s, self.leads = NOW_S, True
+        self.recorder = Recorder(
+            self.observed,
+            self.api,  # type: ignore[arg-type]
+            self.api,  # type: ignore[arg-type]
+            lambda: self.leads,
+            self.telemetry,
+            lambda: self.now_s,
+        )
+
+    def see(self, pod: PodFacts, *uses: Any) -> None:
+        metadata = ObjectMeta(name=pod.name, namespace=pod.namespace, uid="u1")
+        node = GPUNode(metadata=ObjectMeta(name="n"), status=report(*uses))
+        self.observed.apply(
+            [PodSeen(ObservedPod(metadata=metadata, facts=pod)), GPUNodeSeen(node, 0.0)]
+        )
+
+    def round(self, later_s: float = 60.0) -> None:
+        self.now_s += later_s
+        asyncio.run(self.recorder.round())
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.telemetry.registry.get_sample_value(name, labels) or 0.0
+
+    @property
+    def track(self) -> Any:
+        return self.api.profiles[KEY].status.containers[0].tracks[0]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_life_is_written_while_it_runs_and_when_it_has_ended(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    assert (world.track.ended, len(world.track.running_censored)) == (0, 1)
+    world.see(facts(ends=ended(0)))
+    world.round()
+    assert (world.track.ended, world.track.running_censored) == (1, {})
+    world.round(10_000)
+    assert len(world.api.writes) == 2
+    assert world.counted("headroom_recorder_lives_total", ending="completed") == 1
+    assert world.counted("headroom_recorder_writes_total", outcome="written") == 2
+    assert world.counted("headroom_recorder_profiles") == 1
+    assert world.counted("headroom_recorder_lives_waiting") == 0
+
+
+def test_a_pod_that_is_deleted_between_two_rounds_is_recorded(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    world.observed.apply([PodGone("u1"), GPUNodeGone("n")])
+    world.round()
+    assert world.track.ended == 1
+
+
+def test_a_relist_without_the_pod_ends_its_life(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    world.observed.apply([Relisted(ObservedPod, (), 0.0), Relisted(GPUNode, (), 0.0)])
+    world.round()
+    assert world.track.ended == 1
+
+
+def test_without_the_lease_nothing_is_asked_or_written(world: World) -> None:
+    world.leads = False
+    world.api.failures["list"] = [AssertionError("asked")]
+    world.see(facts(), use(8))
+    world.round()
+    assert (world.api.writes, world.counted("headroom_recorder_leads")) == ([], 0)
+
+
+def test_a_recorder_that_leads_again_starts_from_the_stored_profiles(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    world.see(facts(ends=ended(0)))
+    world.round()
+    world.leads = False
+    world.round()
+    world.leads = True
+    world.see(facts(), use(9, NOW_S))
+    world.round()
+    world.see(facts(ends=ended(0, finished_s=NOW_S + 900)))
+    world.round()
+    assert world.track.ended == 2
+
+
+def test_a_conflict_is_resolved_with_the_other_version(world: World) -> None:
+    world.see(facts(ends={}), use(8))
+    world.round()
+    world.api.failures["write"] = [ApiStatus("PUT", 409, "")]
+    world.see(facts(ends=ended(0)))
+    world.round()
+    assert world.counted("headroom_recorder_writes_total", outcome="conflict") == 1
+    world.round()
+    assert world.track.ended == 1
+
+
+@pytest.mark.parametrize("failure", [NoAnswer("timeout"), ApiStatus("PUT", 500, "")])
+def test_a_failed_write_is_repeated(world: World, failure: Exception) -> None:
+    world.api.failures["write"] = [failure]
+    world.see(facts(), use(8))
+    world.round()
+    assert world.counted("headroom_recorder_writes_total", outcome="failed") == 1
+    world.see(facts(ends=ended(0)))
+    world.round()
+    assert world.track.ended == 1
+
+
+def test_a_profile_in_a_namespace_that_is_gone_is_dropped(world: World) -> None:
+    world.api.failures["write"] = [ApiStatus("POST", 404, "")]
+    world.see(facts(), use(8))
+    world.round()
+    assert world.counted("headroom_recorder_profiles") == 0
+
+
+def test_a_life_whose_owner_cannot_be_read_waits(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    world.api.failures["owner"] = [NoAnswer("timeout")]
+    world.see(facts(ends=ended(0)))
+    world.round()
+    assert world.track.ended == 0
+    assert world.counted("headroom_recorder_lives_waiting") == 1
+    world.round()
+    assert world.track.ended == 1
+
+
+def test_old_profiles_are_deleted(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    world.see(facts(ends=ended(0)))
+    world.round()
+    world.round(101 * 86400)
+    assert world.api.profiles == {}
+
+
+def test_probes_and_metrics_are_as_documented(world: World) -> None:
+    reasons = [""]
+    app = recorder_app(lambda: reasons[0], dict, world.telemetry)
+
+    async def get(path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://recorder") as client:
+            return await client.get(path)
+
+    assert asyncio.run(get("/healthz")).status_code == 200
+    assert asyncio.run(get("/readyz")).status_code == 200
+    text = asyncio.run(get("/metrics")).text
+    families = {
+        each.name + {"counter": "_total", "info": "_info"}.get(each.type, ""): each
+        for each in text_string_to_metric_families(text)
+        if not each.name.endswith("_created")
+    }
+    own = documented("The recorder")
+    assert own.keys() == {name for name in families if name.startswith("headroom_recorder_")}
+    for name, row in own.items():
+        labels = {label for sample in families[name].samples for label in sample.labels}
+        assert (families[name].type, labels) == (row.type, set(row.labels)), name
+    reasons[0] = "Headroom has not yet listed: pods"
+    assert asyncio.run(get("/readyz")).status_code == 503
+    assert "headroom_recorder_ready 0.0" in asyncio.run(get("/metrics")).text
