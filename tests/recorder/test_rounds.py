@@ -161,12 +161,18 @@ def test_a_recorder_that_leads_again_starts_from_the_stored_profiles(world: Worl
 def test_a_conflict_is_resolved_with_the_other_version(world: World) -> None:
     world.see(facts(ends={}), use(8))
     world.round()
+    # Another recorder wrote a life meanwhile.
+    other = msgspec.structs.replace(world.track, ended=5)
+    status = world.api.profiles[KEY].status
+    container = msgspec.structs.replace(status.containers[0], tracks=[other])
+    status = msgspec.structs.replace(status, containers=[container])
+    world.api.profiles[KEY] = msgspec.structs.replace(world.api.profiles[KEY], status=status)
     world.api.failures["write"] = [ApiStatus("PUT", 409, "")]
     world.see(facts(ends=ended(0)))
     world.round()
     assert world.counted("headroom_recorder_writes_total", outcome="conflict") == 1
     world.round()
-    assert world.track.ended == 1
+    assert world.track.ended == 6
 
 
 @pytest.mark.parametrize("failure", [NoAnswer("timeout"), ApiStatus("PUT", 500, "")])
