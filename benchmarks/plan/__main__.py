@@ -40,14 +40,20 @@ def ranges(
         list[float] | None, typer.Option(help="Growth of the number of pods a week.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Replays for each range.")] = 5,
+    by_demand: Annotated[
+        bool, typer.Option("--demand", help="Compare the largest demands, without a replay.")
+    ] = False,
 ) -> None:
     """Print the table of docs/plan.md: coverage and width of the stated ranges."""
     cores = len(os.sched_getaffinity(0))
     columns = "weeks | mean need | covered | width | last week: covered | width"
-    typer.echo(f"{machine_line()}; scale {scale:g}, {seeds} replays for each range\n")
+    what = "demands" if by_demand else "replays"
+    typer.echo(f"{machine_line()}; scale {scale:g}, {seeds} {what} for each range\n")
     typer.echo(f"| drift a week | {columns} |\n{'|---' * 7}|")
     for growth in drift or (0.0, 0.05):
-        played = [Cluster(seed, weeks, scale, growth, seeds) for seed in range(clusters)]
+        played = [
+            Cluster(seed, weeks, scale, growth, seeds, not by_demand) for seed in range(clusters)
+        ]
         typer.echo(backtest.table(f"{100 * growth:g} %", backtest.run(played, cores)))
 
 

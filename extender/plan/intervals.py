@@ -1,7 +1,8 @@
 """Ranges of figures: in which range the figure of another history like this one lies.
 
-The figures of replays of drawn histories are a sample. The range is the prediction interval of one
-more figure, with probability 90 %, as for a normal distribution: mean ± t · s · sqrt(1 + 1/n).
+The figures of replays of drawn histories are a sample. The range is made to contain the figure of
+another history with probability 90 %, as if figures were normally distributed: mean ± t · s · √2.
+The factor √2 is because both histories vary, the given one and the other.
 """
 
 import math
@@ -20,11 +21,14 @@ LEAST = 4
 
 
 def interval(figures: Sequence[float]) -> tuple[float, float]:
-    """Return the range of one more figure; with fewer than ``LEAST``, their lowest and highest."""
+    """Return the range of the figure of another history.
+
+    With fewer than ``LEAST`` figures, it is their lowest and highest.
+    """
     count = len(figures)
     if count < LEAST:
         return min(figures), max(figures)
     t = _T95[count - LEAST] if count - LEAST < len(_T95) else _NORMAL95
-    half = t * statistics.stdev(figures) * math.sqrt(1 + 1 / count)
+    half = t * statistics.stdev(figures) * math.sqrt(2)
     mean = statistics.mean(figures)
     return mean - half, mean + half

@@ -271,7 +271,7 @@ def _fewest(
         return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
     size = sum(machine.gpus for machine in ordered) / len(ordered)
     mean_bytes = sum(m.gpus * m.memory_bytes for m in ordered) / (size * len(ordered))
-    most, mean = _demand(lives, replicas, vram, mean_bytes)
+    most, mean = demand(lives, replicas, vram, mean_bytes)
     widest, found = _widest(lives, vram), dict[int, Outcome]()
 
     def suffices(count: int) -> bool:
@@ -311,11 +311,13 @@ def _widest(lives: Sequence[Life], vram: Vram) -> list[Life]:
     return [life for _, life in found.values()]
 
 
-def _demand(
+def demand(
     lives: Sequence[Life], replicas: int, vram: Vram, mean_bytes: float
 ) -> tuple[float, float]:
     """Return the most GPUs that the pods use at once if none waits, and the mean of it over time,
     as if they were packed without loss."""
+    if not lives:
+        return 0.0, 0.0
     changes: list[tuple[float, float]] = []
     used_s = 0.0
     for life in lives:

@@ -202,7 +202,7 @@ def assumptions(study: Study) -> list[str]:
     else:
         kind = "the lowest and the highest figure of"
         if study.seeds >= LEAST:
-            kind = "where the figure of another such history lies with probability 90 %, from"
+            kind = "where the figure of another such history should lie with probability 90 %, from"
         ranges = (
             f"Ranges are {kind} {study.seeds} replays: the history as it was, and "
             f"{study.seeds - 1} with its days and the number of their pods drawn again."
