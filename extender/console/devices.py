@@ -16,6 +16,7 @@ from extender.placement.explain import because
 from extender.placement.snapshot_builder import reach
 from extender.state.device_occupants import Held, holders
 from extender.state.heartbeats import age
+from extender.state.memory_caps import MemoryCap
 
 NodeName = Annotated[str, Path(examples=["gpu-a"])]
 Uuid = Annotated[str, Path(examples=["GPU-gpu-a-0"])]
@@ -106,6 +107,21 @@ class UseView(BaseModel):
     source: str
 
 
+class CapView(BaseModel):
+    """The bound on the memory of a pod on one device, if there is one."""
+
+    uid: str
+    device: str
+    #: driver (a limit of each container's cgroup, read back), mig (the memory of its own instance)
+    #: or mps (a limit of each process); null if nothing bounds the pod.
+    enforcer: str | None
+    #: The most bytes of the pod on the device; with mps, of each of its processes.
+    limit_bytes: int | None
+    #: Whether a reading proves that the pod cannot allocate more.
+    capped: bool
+    message: str
+
+
 class HeldView(BaseModel):
     namespace: str
     name: str
@@ -123,6 +139,8 @@ class HeldView(BaseModel):
     since: str | None
     priority: int | None
     containers: list[UseView]
+    #: Null if no report shows the pod on the device.
+    cap: CapView | None
 
 
 class ProcessView(BaseModel):
@@ -318,4 +336,9 @@ def held_view(held: Held) -> HeldView:
             )
             for use in held.uses
         ],
+        cap=cap_view(held.cap) if held.cap else None,
     )
+
+
+def cap_view(cap: MemoryCap) -> CapView:
+    return CapView.model_validate(cap, from_attributes=True)

@@ -15,7 +15,7 @@ from contract.kube import Pod
 from extender.console.auth import Sees
 from extender.console.decision_bodies import DecisionView, FilterView, Unanswered
 from extender.console.decisions import Sought, decisions
-from extender.console.devices import HeldView, held_view
+from extender.console.devices import CapView, HeldView, cap_view, held_view
 from extender.console.pending import verdict_of
 from extender.console.requested_pods import pod_named
 from extender.console.responses import (
@@ -32,6 +32,7 @@ from extender.console.responses import (
 )
 from extender.console.score import NearestView, nearest_view
 from extender.console.view_context import Context, InContext, Newest, Visible
+from extender.placement.device_accounting import DeviceTerms
 from extender.placement.explain import Explanation, explain, verdict_digest
 from extender.placement.fit import fit
 from extender.placement.request import VramRequest
@@ -39,6 +40,7 @@ from extender.placement.snapshot import Snapshot
 from extender.state.device_occupants import Held
 from extender.state.eligible_nodes import Feasible, eligible_nodes, feasible
 from extender.state.journal import scheduler_of
+from extender.state.memory_caps import caps_of
 from extender.state.pod_requests import exceeded
 from extender.state.suggestions import Suggestion, blockers, suggest, within_quotas
 
@@ -93,6 +95,8 @@ class ExplainBody(Body, Recomputed):
     changed: str | None
     #: Annotations that Headroom wrote on the pod when it bound it.
     annotations: dict[str, str]
+    #: The bounds on its memory, for each device on which a report shows it.
+    caps: list[CapView]
     #: "bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler of
     #: the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable".
     verdict: str
@@ -168,6 +172,7 @@ def explain_pod(
         bound_to=pod.node or None,
         changed=context.cluster.edits.of(pod.metadata.uid) or None,
         annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX)},
+        caps=[cap_view(each) for each in caps_of(context.cluster, pod, _devices(snap, pod))],
         verdict=verdict,
         message=message,
         request=[],
@@ -223,6 +228,12 @@ def _analysed(
         suggestions = within_quotas(suggestions, None if quotas is None else exceeded(quotas))
     digest = verdict_digest(on_all_nodes)
     return _Analysis(digest, candidates, explanation, blocking, suggestions)
+
+
+def _devices(snap: Snapshot, pod: Pod) -> Sequence[DeviceTerms]:
+    """Return the devices of the pod's node; none while it is pending or its node is unknown."""
+    row = snap.row_of.get(pod.node)
+    return () if row is None else snap.nodes[row].devices
 
 
 def _offered(found: Sequence[DecisionView]) -> list[str] | None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.reasons import Reason
-from extender.console.devices import DeviceView, NodeName, device_view
+from extender.console.devices import CapView, DeviceView, NodeName, cap_view, device_view
 from extender.console.responses import (
     TAGGED,
     UNKNOWN,
@@ -33,6 +33,7 @@ from extender.placement.explain import certainty
 from extender.placement.snapshot import NodeTerms, Rows, Snapshot
 from extender.state.eligible_nodes import cordoned, keeping_out, taint_text
 from extender.state.heartbeats import age
+from extender.state.memory_caps import caps_on
 
 Search = Annotated[
     str,
@@ -93,6 +94,8 @@ class NodeView(BaseModel):
     #: steered; null if no device of the node is known.
     certainty: str | None
     devices: list[DeviceView]
+    #: The pods whose memory on a device has a bound that a reading proves.
+    caps: list[CapView]
 
 
 class NodesBody(Paged):
@@ -255,4 +258,10 @@ def node_view(node: NodeTerms, context: Context) -> NodeView:
         unmeasured=node.unmeasured or None,
         certainty=certainty(node) if node.devices else None,
         devices=[device_view(terms, aged) for terms in node.devices],
+        caps=[
+            cap_view(cap)
+            for terms in node.devices
+            for cap in caps_on(cluster, node.name, terms).values()
+            if cap.capped
+        ],
     )

@@ -9,6 +9,7 @@ from contract.kube import Pod
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.occupancy import Holder
 from extender.state.cluster_state import ClusterState
+from extender.state.memory_caps import MemoryCap, caps_on
 
 #: waiting: reserved, not bound yet. unconfirmed: bound, on no device yet. running: reported on the
 #: device. ending: being deleted or ended, and its memory is not free yet. gone: deleted, and no
@@ -36,6 +37,8 @@ class Held:
     #: The pod's ``spec.priority``; None if it is unset or the pod is unknown.
     priority: int | None
     uses: tuple[PodUse, ...]
+    #: The bound on the pod's memory; None if no report shows the pod on the device.
+    cap: MemoryCap | None
 
 
 def holders(cluster: ClusterState, node: str, terms: DeviceTerms) -> Iterator[Held]:
@@ -49,8 +52,9 @@ def holders(cluster: ClusterState, node: str, terms: DeviceTerms) -> Iterator[He
             uses_of.setdefault(use.uid, []).append(use)
     occupants: dict[str, Holder | PodUse] = {uid: uses[0] for uid, uses in uses_of.items()}
     occupants |= {holder.uid: holder for holder in terms.holders}
+    caps = caps_on(cluster, node, terms)
     found = [
-        _held(cluster, occupant, reservations.get(uid), uses_of.get(uid, []))
+        _held(cluster, occupant, reservations.get(uid), uses_of.get(uid, []), caps.get(uid))
         for uid, occupant in occupants.items()
     ]
     yield from sorted(found, key=lambda held: (-held.charged_bytes, held.namespace, held.name))
@@ -61,6 +65,7 @@ def _held(
     occupant: Holder | PodUse,
     reservation: Reservation | None,
     uses: list[PodUse],
+    cap: MemoryCap | None,
 ) -> Held:
     """Describe a pod with a reservation on the device (``Holder``), or one that only uses it."""
     pod, reserved = cluster.pod(occupant.uid), isinstance(occupant, Holder)
@@ -85,6 +90,7 @@ def _held(
         since=reservation.since if reservation and reserved else "",
         priority=pod.spec.priority if pod else None,
         uses=tuple(uses),
+        cap=cap,
     )
 
 

@@ -179,6 +179,11 @@ class Namespaces:
     def known(self) -> set[str]:
         return set(self._held)
 
+    def annotation(self, name: str, key: str) -> str | None:
+        """Return an annotation of the namespace; None if it or the namespace is unknown."""
+        namespace = self._held.get(name)
+        return (namespace.metadata.annotations or {}).get(key) if namespace else None
+
     def default_vram(self, name: str) -> str | None:
         return self._default_vram.get(name)
 

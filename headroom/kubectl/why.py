@@ -25,6 +25,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     ]
     if body["bound_to"]:
         lines += [f"  {line}" for line in _placed(body["annotations"])]
+        lines += [f"  memory on {cap['device']}: {cap['message']}" for cap in body["caps"]]
         if wide:
             lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]
         return lines + _attempts(body, wide)

@@ -1,9 +1,11 @@
 """/v1/nodes/{name}/devices/{uuid}: one device and the pods on it."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from contract.gpunode import ContainerLimit, Replicas, Reservation, UnattributedProcess
+from contract.gpunode import ContainerLimit, Device, Replicas, Reservation, UnattributedProcess
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, gpunode, kube_node, mig, pod, reservation, shared, use
 from tests.console.asking import Asked
@@ -105,3 +107,77 @@ def test_an_unknown_device_is_answered_with_the_known_ones(fleet: Asked) -> None
     ):
         answer = fleet.get(path)
         assert (answer.status_code, answer.json()["detail"]) == (404, message)
+
+
+def capped(
+    *devices: Device, share: str | None = None, **limits: int | None
+) -> list[dict[str, Any]]:
+    """Return the caps of a pod whose containers a and b hold the devices.
+
+    ``limits`` is the hard limit of each container that the agent reports.
+    """
+    asked = Asked()
+    uid = "u"
+    holders = [use(uid, each.uuid, GIB, container=name) for each in devices for name in ("a", "b")]
+    node = gpunode(*devices, name="n", pods=holders)
+    assert node.status is not None
+    rows = [
+        ContainerLimit(uid, devices[0].uuid, name, container=name, used_bytes=1, hard_bytes=hard)
+        for name, hard in limits.items()
+    ]
+    node = msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, limits=rows))
+    annotations = {} if share is None else {"headroom.gpu/share": share}
+    bound = pod("4Gi", uid=uid, name="p", node="n", phase="Running", annotations=annotations)
+    asked.cluster.apply([NodeSeen(kube_node("n")), PodSeen(bound), GPUNodeSeen(node, 0.0)])
+    explained = asked.get("/v1/explain/pods/default/p").json()["caps"]
+    body = asked.get(f"/v1/nodes/n/devices/{devices[0].uuid}").json()
+    assert [holder["cap"] for holder in body["holders"]] == explained[:1]
+    (listed,) = asked.get("/v1/nodes").json()["nodes"]
+    assert listed["caps"] == [each for each in explained if each["capped"]]
+    return list(explained)
+
+
+def test_a_limit_of_the_driver_counts_if_every_container_has_one() -> None:
+    (cap,) = capped(shared("A"), a=2 * GIB, b=3 * GIB)
+    assert (cap["enforcer"], cap["limit_bytes"], cap["capped"]) == ("driver", 5 * GIB, True)
+    assert cap["message"] == "capped at 5.0 GiB by the driver"
+    unlimited: list[dict[str, int | None]] = [
+        {},
+        {"a": 2 * GIB},
+        {"a": 2 * GIB, "b": None},
+        {"a": 2 * GIB, "b": 3 * GIB, "c": None},  # uses the device without a replica
+    ]
+    for limits in unlimited:
+        (cap,) = capped(shared("A"), **limits)
+        assert (cap["enforcer"], cap["limit_bytes"], cap["capped"]) == (None, None, False)
+        assert cap["message"] == "not capped: it can allocate more than it requests"
+
+
+def test_a_mig_device_caps_only_if_it_is_not_shared() -> None:
+    (cap,) = capped(mig("M", 1, memory_bytes=10 * GIB))
+    assert (cap["enforcer"], cap["limit_bytes"], cap["capped"]) == ("mig", 10 * GIB, True)
+    assert cap["message"] == "capped at 10.0 GiB, the memory of its MIG device"
+    replicas = mig("M", 1, sharing="time-slicing", replicas=Replicas(free=1, allocated=3))
+    assert [each["capped"] for each in capped(replicas)] == [False]
+    # Two compute instances of one GPU instance have one memory.
+    assert [each["capped"] for each in capped(mig("M", 1), mig("N", 1))] == [False, False]
+
+
+def test_a_limit_of_mps_is_never_proven() -> None:
+    (cap,) = capped(shared("A", sharing="mps", memory_bytes=25 * GIB), share="limit")
+    assert (cap["enforcer"], cap["limit_bytes"], cap["capped"]) == ("mps", 25 * GIB // 4, False)
+    assert cap["message"] == (
+        "not capped for certain: MPS limits each process to at most 6.2 GiB, which no reading "
+        "confirms"
+    )
+
+
+def test_a_pod_that_asks_for_a_limit_reads_that_nothing_enforces_it() -> None:
+    (cap,) = capped(shared("A"), share="limit")
+    assert not cap["capped"]
+    assert cap["message"] == (
+        "not capped: headroom.gpu/share is limit, but the driver reports no limit for all "
+        "containers; see docs/frameworks.md#what-enforces-a-share"
+    )
+    (cap,) = capped(shared("A"), share="nonsense")
+    assert cap["message"] == "not capped: it can allocate more than it requests"

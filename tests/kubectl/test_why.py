@@ -81,7 +81,7 @@ def test_an_explanation_shows_recorded_and_recomputed_results() -> None:
     wide = why(body, wide=True)
     assert wide[2] == "  source: recomputed, generation 9"
     assert "Last decision uid-p.7 (source: decision)" in wide
-    bound = why({**body, "bound_to": "a", "annotations": {}}, wide=True)
+    bound = why({**body, "bound_to": "a", "annotations": {}, "caps": []}, wide=True)
     assert not [line for line in bound if "recomputed" in line]
 
 
@@ -109,9 +109,11 @@ def placement(containers: object) -> dict[str, str]:
 def test_a_bound_pod_shows_what_was_reserved(
     annotations: dict[str, str], expected: list[str]
 ) -> None:
-    body = BODY | {"bound_to": "a", "annotations": annotations}
+    caps = [{"device": "GPU-a", "message": "capped at 8.0 GiB by the driver"}]
+    body = BODY | {"bound_to": "a", "annotations": annotations, "caps": caps}
     lines = [line.strip() for line in why(body)]
     assert [line for line in lines if line.startswith("reserved")] == expected
+    assert "memory on GPU-a: capped at 8.0 GiB by the driver" in lines
     assert [line for line in why(body, wide=True) if "headroom.gpu/" in line] == [
         f"  {key}: {value}" for key, value in annotations.items()
     ]

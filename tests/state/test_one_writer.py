@@ -17,7 +17,7 @@ READS = {
     "departures": {"ended_by_kubelet", "marked", "precede", "seen"},
     "edits": {"now", "of"},
     # In a dump, ``namespaces`` is a dictionary.
-    "namespaces": {"default_vram", "default_vrams", "items", "known"},
+    "namespaces": {"annotation", "default_vram", "default_vrams", "items", "known"},
     "neighbours": {"known", "match"},
     "nominations": {"held_for", "node_of", "nominees", "places"},
     "observations": {"is_pending", "of_pod"},

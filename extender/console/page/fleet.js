@@ -122,13 +122,14 @@ function inside(node, reportAge) {
         `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
         d.unhealthy ? [el("span", {class: "bad"}, `unhealthy: ${d.unhealthy_detail ?? d.unhealthy}`)]
           : d.cordoned ? [el("b", {}, "cordoned: takes no new pods")] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
-        d.holders.length ? [el("ul", {}, ...d.holders.map(holder))] : "no pod",
+        d.holders.length ? [el("ul", {}, ...d.holders.map(h => holder(h, node.caps.find(cap => cap.uid === h.uid && cap.device === d.uuid))))] : "no pod",
       ])));
 }
 
-function holder(h) {
+/** A pod on a device; cap: what a reading proves about the most that it can allocate. */
+function holder(h, cap) {
   const uses = h.measured_bytes === null ? "" : `, uses ${gib(h.measured_bytes)}`;
   const over = h.measured_bytes !== null && h.measured_bytes > h.requested_bytes;
   return el("li", {class: over ? "bad" : null}, podLink(h.namespace, h.name),
-    ` ${gib(h.requested_bytes)}${uses}${over ? "; more than requested" : ""}${h.observed ? "" : " (may be here)"}`);
+    ` ${gib(h.requested_bytes)}${uses}${over ? "; more than requested" : ""}${h.observed ? "" : " (may be here)"}${cap ? `; ${cap.message}` : ""}`);
 }
