@@ -26,7 +26,6 @@ from tests.builders import GIB, kube_node, pod, reservation, shared, status, use
 from tests.recording import RecordingState
 
 NEVER_S, AT_ONCE_S = 1e9, 0.0
-BEGAN = datetime.now(UTC)
 
 
 @dataclass
@@ -52,6 +51,7 @@ class World:
     """Two GPUs of 24 GiB: on a, p and r have reserved 5 GiB each, and q 12; on b, s 5 and t 12."""
 
     def __init__(self, rules: Rules) -> None:
+        self.began = datetime.now(UTC)
         epoch_s = time.time() - time.monotonic()
         self.state = RecordingState(rules, 90.0, epoch_s)
         self.state.apply([NodeSeen(kube_node())])
@@ -98,7 +98,7 @@ class World:
     def report(self, p: float = 9, q: float = 2, r: float = 5, s: float = 5) -> None:
         """The agent reports a new sample with these GiB in use."""
         used_gib = {"a": {"p": p, "q": q, "r": r}, "b": {"s": s, "t": 2}}
-        at = (BEGAN + timedelta(milliseconds=next(self._samples))).isoformat()
+        at = (self.began + timedelta(milliseconds=next(self._samples))).isoformat()
         devices, rows = [], []
         for on, pods in used_gib.items():
             used = {uid: int(figure * GIB) for uid, figure in pods.items()}
@@ -302,7 +302,7 @@ def test_a_heartbeat_is_a_newer_sample(world: World) -> None:
     assert held.status is not None
     text = encode_confirmation(
         Confirmation(
-            sampled_at=(BEGAN + timedelta(seconds=1)).isoformat(),
+            sampled_at=(world.began + timedelta(seconds=1)).isoformat(),
             gpunode=held.metadata.uid,
             observed_at=held.status.observed_at,
         )
