@@ -29,12 +29,12 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     days = plural(history.days, "day")
     if unshared is None:
         found.append(
-            f"Unshared, no number of nodes gives the waiting time of today's {history.gpus} GPUs."
+            f"Unshared, no number of nodes gives the waiting time of today's {history.gpus:,} GPUs."
         )
     else:
         wait = seconds_text(study.unshared[0].today_wait_s or 0.0)
         found.append(
-            f"Unshared, the work of these {days} needs {unshared} of today's {history.gpus} GPUs "
+            f"Unshared, the work of these {days} needs {unshared} of today's {history.gpus:,} GPUs "
             f"for the same mean waiting time ({wait})."
         )
     best = best_row(study.rows)
