@@ -19,7 +19,8 @@ devices level by level; the level of a device is its number of replicas taken. T
 any device at the lowest level, so a pod must fit on the fullest of them. The additional free memory
 of the others is stranded. If all devices at each level are equally full, no memory is stranded. One
 large pod among small ones makes its node unusable for all large pods. So a pod is best placed where
-its device becomes about as full as the others at its new level.
+its device becomes about as full as the others at its new level, and does not make that level fuller
+than it was.
 """
 
 from collections.abc import Mapping
@@ -173,9 +174,11 @@ def _fits_on_every_device(verdict: AskVerdict, snap: Snapshot) -> Nodes:
 def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     """Estimate how many more bytes are stranded with the pod, (nodes,); negative if fewer.
 
-    The pod is assumed to get the fullest of its candidates, on which it must fit in any case. The
-    estimate is 0 if the plugin does not choose by levels, because Headroom chooses or because the
-    pod requests several replicas. It is only a preference: errors cost density, never safety.
+    The pod is assumed to get the fullest of its candidates, on which it must fit in any case. A
+    quarter of the bytes by which the device becomes fuller than all others at its new level is
+    added: they are stranded on each device that reaches the level later. The estimate is 0 if the
+    plugin does not choose by levels, because Headroom chooses or because the pod requests several
+    replicas. It is only a preference: errors cost density, never safety.
     """
     candidates, columns = verdict.all_candidates, snap.columns
     if verdict.ask.count > 1 or not candidates.size:
@@ -203,6 +206,10 @@ def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     stranded_before, stranded_after = np.where(
         difference_bytes >= 0, difference_bytes, -difference_bytes * others.sum(axis=2)
     )
+    # A level without a device has the memory of an empty one. No other device: no later one either.
+    next_bytes = np.minimum(least_bytes[1], columns.memory_bytes[device_at])
+    lowered_bytes = np.minimum(np.maximum(next_bytes - own_bytes[1], 0), MAX_DEVICE_BYTES)
+    lowered_bytes *= alike.any(axis=1)
     applies = candidates[device_at] & (columns.replicas[device_at] > 1) & ~verdict.all_ours
-    change_bytes: Rows = (stranded_after - stranded_before) * applies
+    change_bytes: Rows = (stranded_after - stranded_before + lowered_bytes // 4) * applies
     return change_bytes

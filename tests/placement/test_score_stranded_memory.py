@@ -77,16 +77,24 @@ def test_it_matches_the_definition(seed: int) -> None:
     fullest = max((sum(held), -i) for i, held in enumerate(sizes) if len(held) == fewest)
     given = -fullest[1]
     after = [(*held, asked) if i == given else held for i, held in enumerate(sizes)]
-    expected = (behind(after) - behind(sizes)) * GIB
+    others = [sum(each) for i, each in enumerate(sizes) if len(each) == fewest + 1]
+    lowered = max(0, sum(after[given]) - max(others, default=0))
+    expected = (behind(after) - behind(sizes)) * GIB + lowered * GIB // 4
     assert wasted(f"{asked}Gi", node("n", *sizes)) == [expected]
 
 
 def test_a_pod_goes_to_pods_of_its_size() -> None:
     """The empty device is next on both nodes; on one node, the other pods are small."""
     small, large = node("small", (4,), (4,), ()), node("large", (16,), (16,), ())
-    assert wasted("16Gi", small, large) == [2 * 12 * GIB, 0]
+    assert wasted("16Gi", small, large) == [(2 * 12 + 12 // 4) * GIB, 0]
     assert winner("16Gi", small, large) == "large"
     assert winner("4Gi", small, large) == "small"
+
+
+def test_a_quarter_of_the_memory_by_which_a_level_becomes_fuller_counts() -> None:
+    """Later pods of that level can use only what the fullest device of the level has free."""
+    first, like, smaller = node("f", (), ()), node("l", (16,), ()), node("s", (20,), ())
+    assert wasted("16Gi", first, like, smaller) == [16 * GIB // 4, 0, 4 * GIB]
 
 
 def test_the_fullest_candidate_decides() -> None:
@@ -132,7 +140,7 @@ def test_on_steered_nodes_the_least_headroom_wins(asked: Pod, how: dict[str, Any
 
 
 def test_a_node_without_devices_changes_no_score() -> None:
-    assert wasted("4Gi", weighed(name="none"), node("n", (1,), ())) == [0, 3 * GIB]
+    assert wasted("4Gi", weighed(name="none"), node("n", (1,), ())) == [0, 3 * GIB + 3 * GIB // 4]
     assert wasted("4Gi", weighed(name="none")) == [0]
 
 

@@ -139,9 +139,10 @@ class TestPrediction:
         )
 
     def test_one_device_is_more_predictable_than_two(self) -> None:
+        """The pod is also the first of its level: it leaves 16 of 24 GiB, a quarter of 8 counts."""
         alone, two = self.node("alone", 4), self.node("two", 4, 4)
         assert message("prediction", pod("4Gi"), alone, two) == pytest.approx(
-            [(8 * 0.5 + 1 + 1) / 10, (8 * 0.5 + 0.5 + 1) / 10], abs=1e-6
+            [(8 * 0.5 + 1 + 1) / 10, (8 * (0.5 - 2 / 48) + 0.5 + 1) / 10], abs=1e-6
         )
 
     def test_a_full_device_that_could_become_next_lowers_the_term(self) -> None:
