@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.device_truth.__main__ import ROWS
 from benchmarks.device_truth.arrivals import GIB, MIXES, Job, arrivals
+from benchmarks.device_truth.bounds import Run, play
 from benchmarks.device_truth.judge import Judge
 from benchmarks.device_truth.play import Delays, Play, Played
 from benchmarks.device_truth.product import Gated, Pinned, Product, Steered
@@ -215,3 +216,19 @@ def test_unsupported_fields_are_named() -> None:
     )
     assert shown.returncode == 2
     assert "mix 'huge' is not one of: 4-60, 8/64, 6/10, openb" in " ".join(shown.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("row", "used_pct", "rejected_pct"),
+    [
+        ("predicted", 57.7, 23.3),
+        ("draw known", 69.5, 12.0),
+        ("future known", 66.2, 12.0),
+        ("device chosen", 76.9, 3.3),
+    ],
+)
+def test_what_an_oracle_knows_bounds_what_predictions_can_use(
+    row: str, used_pct: float, rejected_pct: float
+) -> None:
+    found = play(Run(row, "4-60", seed=1, pods=150, horizon=30, nodes=3))
+    assert found == pytest.approx((used_pct, rejected_pct), abs=0.05)
