@@ -74,6 +74,33 @@ def test_an_unknown_use_is_not_shown_as_a_number(readings: Looked) -> None:
     )
 
 
+def test_a_pod_is_shown_as_capped_only_if_that_is_proven(readings: Looked) -> None:
+    page = readings.open("/fleet")
+    page.get_by_label("Search").fill("team-a/runs")
+    expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    page.locator("summary").click()
+    holders = page.get_by_role("listitem").filter(has_text="team-a/runs")
+    expect(holders.first).to_be_visible()
+    expect(holders.first).not_to_contain_text("capped")
+
+    def proven(route: Route) -> None:
+        answer = route.fetch()
+        body = answer.json()
+        for node in body["nodes"]:
+            device = node["devices"][0]["uuid"]
+            message = "capped at 7.0 GiB by the driver"
+            node["caps"] = [{"uid": "uid-runs", "device": device, "message": message}]
+        route.fulfill(response=answer, json=body)
+
+    page.route("**/v1/nodes?*", proven)
+    page.reload()
+    page.get_by_label("Search").fill("team-a/runs")
+    expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
+    page.locator("summary").click()
+    expect(holders.first).to_contain_text("7.0 GiB (may be here); capped at 7.0 GiB by the driver")
+    expect(holders.last).not_to_contain_text("capped")  # on the other device that it could get
+
+
 def test_nodes_with_faults_are_found_and_opened_by_keyboard(readings: Looked) -> None:
     page = readings.open("/fleet")
     page.get_by_label("only where something is wrong").check()
