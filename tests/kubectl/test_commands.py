@@ -155,7 +155,7 @@ def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> 
     assert re.search(r"^H100 +80.0 GiB +1 +1 +80.0 GiB$", shown, re.MULTILINE)
     bad = run(server.debug, "capacity", "--vram", "much")
     assert bad.returncode == 2
-    assert "query vram: 'much' is not valid: it has no digits. Example: 8Gi" in bad.stderr
+    assert "--vram: 'much' is not valid: it has no digits. Example: 8Gi" in bad.stderr
 
 
 def test_capacity_by_node_has_a_line_for_each_node(server: Server) -> None:
