@@ -74,7 +74,7 @@ def llama_args() -> Path:
     program = folder / "build/llama-args"
     if not program.exists():
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
-        finished(*pip, "--no-binary", ":all:", f"llama-cpp-python=={version}")
+        finished(*pip, "--no-binary", "llama-cpp-python", f"llama-cpp-python=={version}")
         with tarfile.open(folder / f"llama_cpp_python-{version}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
         source = folder / f"llama_cpp_python-{version}/vendor/llama.cpp"
