@@ -25,6 +25,8 @@ ELSEWHERE = {
 }
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
+    "headroom_idle_gpus",
+    "headroom_idle_held_bytes",
     "headroom_certificate_end_timestamp_seconds",
     "headroom_events_total",
     "headroom_report_age_seconds",
