@@ -112,13 +112,13 @@ class InstalledNodes(Nodes):
         reference = {"apiVersion": "v1", "kind": "Pod", "name": f"agent-on-{node}", "uid": uid}
         return token(self._plane, AGENT, {"boundObjectRef": reference})
 
-    def _publisher(self, name: str) -> KubernetesPublisher:
+    def publisher(self, name: str) -> KubernetesPublisher:
         return KubernetesPublisher(of_client(self.clients[name]), name, NAMESPACE, heartbeat_s=30)
 
     def look_around(self) -> None:
         """Calls of an agent other than reports."""
         for name in self.names:
-            publisher = self._publisher(name)
+            publisher = self.publisher(name)
             publisher.held()
             publisher.gpunode()
             list(NodeApi(of_client(self.clients[name]), name).read())
