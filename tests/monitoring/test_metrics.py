@@ -26,6 +26,7 @@ ELSEWHERE = {
 #: Nothing of these happens here, so that their labels cannot be seen.
 UNSEEN = {
     "headroom_idle_gpus",
+    "headroom_pod_idle_seconds",
     "headroom_pod_startup_peak_bytes",
     "headroom_pod_settling_seconds",
     "headroom_idle_held_bytes",
