@@ -1,6 +1,6 @@
 """Writes the history of a made-up cluster, for `headroom plan`.
 
-python -m benchmarks.plan generate /tmp/cluster --days 14 --nodes 16
+python -m benchmarks.plan generate cluster --days 14 --nodes 16
 """
 
 import os

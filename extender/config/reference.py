@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 
 from agent.settings import FLAGS, Flag
 from extender.config.loading import EXAMPLES, as_yaml, example_of
-from extender.config.settings import RELOADED, ScoreWeights, Settings
+from extender.config.score_weights import ScoreWeights
+from extender.config.settings import RELOADED, Settings
 
 _HEAD = """\
 # Settings

@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from contract.annotations import MIRROR, OnOveruse, ScoringPolicy
 from extender.admission.context import WebhookSettings
-from extender.config.constraints import RULES, Addresses, QuantityBytes, Url, Weight
-from extender.placement.policy import MIB, Rules, VisibleDevices, Weights
+from extender.config.constraints import RULES, Addresses, QuantityBytes, Url
+from extender.config.score_weights import ScoreWeights
+from extender.placement.policy import MIB, Rules, VisibleDevices
 from extender.server.tls import TlsFiles
 from extender.state.decision_records import DEFAULT_BOUNDS, Bounds
 
@@ -38,29 +39,6 @@ RELOADED = (
 class OnMiss(Enum):
     REPORT = "report"
     EVICT = "evict"
-
-
-class ScoreWeights(BaseModel):
-    """Weights of the score's terms, which docs/scores.md describes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    packing: Weight = Weights().packing
-    prediction: Weight = Weights().prediction
-    sm_activity: Weight = Weights().sm_activity
-    slack: Weight = Weights().slack
-    smallest_device: Weight = Weights().smallest_device
-    report: Weight = Weights().report
-
-    @model_validator(mode="after")
-    def _some_term_counts(self) -> Self:
-        if not self.rules.total:
-            raise ValueError("all weights are 0, so no term counts. Example: packing: 5")
-        return self
-
-    @property
-    def rules(self) -> Weights:
-        return Weights(**self.model_dump())
 
 
 class Settings(BaseModel):
