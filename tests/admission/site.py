@@ -82,7 +82,10 @@ class Site:
         # 299 - "..."; of several headers of one name.
         shown = answer.headers.getlist("Warning") if answer.headers else []
         texts = [each.partition('"')[2].rpartition('"')[0].replace('\\"', '"') for each in shown]
-        return Reply(answer.status, json.loads(answer.data or b"{}"), tuple(texts))
+        # A path that the API server does not know is answered with text.
+        is_json = "json" in answer.headers.get("Content-Type", "")
+        content = json.loads(answer.data) if is_json else {"message": answer.data.decode()}
+        return Reply(answer.status, content, tuple(texts))
 
     def create(self, path: str, body: Mapping[str, Any]) -> None:
         """An object that goes with the site."""

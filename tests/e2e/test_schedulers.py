@@ -286,11 +286,11 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     assert shown() == [("NoGPUFits", "second")]  # from before; mode observe writes no Events
 
     cluster.change_settings("extender", {"mode": "enforce"})
-    cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces", 10.0)
+    cluster.until(lambda: cluster.metric("headroom_observe_only") == 0, "it enforces")
     cluster.create_pod("third", "20Gi")
     cluster.until(
         lambda: "insufficient GPU memory" in cluster.rejection("third"), "it does not fit"
     )
     # A rejected pod is tried again at once when its rejection does not count any more.
     cluster.change_settings("extender", {"mode": "observe"})
-    cluster.until(lambda: bool(cluster.node_of("third")), "the third is let go", 10.0)
+    cluster.until(lambda: bool(cluster.node_of("third")), "the third is let go")
