@@ -33,6 +33,7 @@ MODULES = (
     "extender.app.cluster_view",
     "extender.observability.recorder",
     "extender.controllers.eviction",
+    "extender.controllers.overuse",
     "extender.state.event_queue",
     "extender.observability.metrics",
     "extender.periodic",

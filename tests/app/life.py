@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import structlog
 
-from contract.annotations import OBSERVED_AT, RETRY
+from contract.annotations import OBSERVED_AT, ON_OVERUSE, RETRY
 from contract.gpunode import GPUNode, Source
 from contract.heartbeat import Confirmation, encode_confirmation
 from contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
@@ -25,7 +25,14 @@ from extender.app.extender import Extender
 from extender.config import reload
 from extender.config.reload import Origin
 from extender.config.settings import Settings
-from extender.controllers import extended_resource, pending_events, preemption, reconcile, requeue
+from extender.controllers import (
+    extended_resource,
+    overuse,
+    pending_events,
+    preemption,
+    reconcile,
+    requeue,
+)
 from extender.controllers.eviction import DOES_NOT_FIT
 from extender.controllers.extended_resource import ExtendedResourceController
 from extender.controllers.preemption import PreemptionWriter
@@ -34,7 +41,7 @@ from extender.kube.client import KubeApi
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.observability import feed
 from extender.observability.metrics import sample_lag
-from extender.state import event_queue, eviction_candidates, nominations
+from extender.state import event_queue, eviction_candidates, nominations, overuse_decisions
 from extender.state.changes import HeartbeatSeen, NodeSeen, PodGone
 from extender.state.notices import Notice
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, kube_node, pod, shared, use
@@ -52,6 +59,7 @@ def quicken() -> None:
     event_queue.TOGETHER_S = 0.002
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
     eviction_candidates.FIRST_S = 0.1
+    overuse.EVERY_S, overuse_decisions.REJECTED_FOR_S = 0.02, 0.05
     reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05
@@ -140,6 +148,8 @@ class World:
     #: observe, the last in that mode.
     rejected: set[str] = field(default_factory=lambda: {"bind", "write_spec", "touch_pod"})
     binds: bool = False
+    #: Pods whose eviction the API server rejects once.
+    budgets: set[str] = field(default_factory=lambda: {"leaks"})
     #: That were posted.
     events: list[Notice] = field(default_factory=list)
 
@@ -160,6 +170,9 @@ class World:
 
     async def evict(self, pod: Pod) -> None:
         self.fault("evict", "before")
+        if pod.metadata.name in self.budgets:
+            self.budgets.remove(pod.metadata.name)
+            raise StoreRejected("a disruption budget forbids it")
         self.store.delete_pod(pod.metadata.namespace, pod.metadata.name)
         self.report()
 
@@ -331,6 +344,10 @@ def start(world: World, ledger: Any) -> None:
     assert extender.preemption_controller is not None
     extender.preemption_controller.start(each, extender.idle)
     extender.reloading.start(each)
+    assert extender.overuse_controller is not None
+    extender.overuse_controller.start(
+        each, extender.unready, lambda: extender.observes, lambda: 0.0
+    )
     api = cast(KubeApi, world)
     ExtendedResourceController(extender.cluster, True, api).start(each, extender.unready)
     world.console.changes.start(each, extender.begun)
@@ -341,7 +358,7 @@ def start(world: World, ledger: Any) -> None:
 def failures(world: World) -> float:
     counted = world.extender.telemetry.registry.get_sample_value
     names = ("event_queue", "requeues", "reservations", "nodes", "notices", "waiting", "preemption")
-    names += ("mirror", "feed", "lag", "settings", "clock")
+    names += ("overuse", "mirror", "feed", "lag", "settings", "clock")
     of_loops = (counted("headroom_loop_failures_total", {"loop": name}) for name in names)
     return world.errors + sum(filter(None, of_loops))
 
@@ -439,6 +456,27 @@ async def steps(world: World) -> None:
         return "uid-lost" not in world.reserved()
 
     await until_then(has_left, "the reservation of a lost pod is given back")
+
+    # A pod that uses more than it reserved is evicted, as others lack memory.
+    leaks = pod(
+        "8Gi",
+        uid="uid-leaks",
+        name="leaks",
+        version="",
+        annotations={ON_OVERUSE: "evict"},
+    )
+    store.admit(leaks)
+    await world.schedule("leaks")
+    where = world.pod("leaks").node
+    store.admit(pod("12Gi", uid="uid-beside", name="beside", node=where, phase="Running"))
+    world.used_bytes["leaks"] = 14 * GIB
+
+    def is_evicted() -> bool:
+        world.report()
+        return store.read_pod("default", "leaks") is None
+
+    await until_then(is_evicted, "the pod that uses more than it reserved is evicted")
+    world.delete("beside")
 
     world.create("last", 20)
     await world.schedule("last")
