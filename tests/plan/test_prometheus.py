@@ -103,7 +103,15 @@ def test_the_report_from_prometheus(filled: Filled) -> None:
     data = json.loads(found.stdout)
     assert data["pods"] == len(filled.ran)
     assert data["vram"] == "peaks + 10 %"
-    unshared, shared = (each["replays"][0] for each in data["configurations"])
+    replays = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
+    assert list(replays) == [
+        "unshared",
+        "4 replicas, steered",
+        # The history has SM activity.
+        "4 replicas, steered, max-sm 70 %",
+        "4 replicas, steered, max-sm 40 %",
+    ]
+    unshared, shared = replays["unshared"], replays["4 replicas, steered"]
     assert 0 < shared["gpus"] < unshared["gpus"] <= NODES * 4
     assert {each["workload"] for each in data["exclusive_workloads"]} <= {
         "ml/chat-70b",
