@@ -3,6 +3,7 @@
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -142,7 +143,9 @@ class _Workers:
     def __init__(self, history: History, processes: int) -> None:
         self._pool = None
         if processes > 1:
-            self._pool = multiprocessing.get_context("fork").Pool(processes, _remember, (history,))
+            # Spawned, because a fork of a process with threads can wait for ever.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(processes, context, _remember, (history,))
         else:
             _remember(history)
 
@@ -151,12 +154,11 @@ class _Workers:
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
-            self._pool.terminate()
-            self._pool.join()
+            self._pool.shutdown(cancel_futures=True)
 
     def each(self, do: Callable[[T], R], tasks: Iterable[T]) -> Iterable[R]:
         """Yield the results in the order of the tasks."""
-        return map(do, tasks) if self._pool is None else self._pool.imap(do, tasks)
+        return map(do, tasks) if self._pool is None else self._pool.map(do, tasks)
 
 
 #: The history of this process, which is the same for all tasks and therefore not sent with each.
