@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.budgets import BUDGETS_S, suite_of
 from tests.controlplane import ROOT
 
-WARM_LIMIT_S = 16 * 60
+WARM_LIMIT_S = 15 * 60
 
 SLOW_FIXTURE = """
 import time, pytest

@@ -97,7 +97,7 @@ class Play:
         until(lambda: not self.processes(), "processes that have ended")
         self.found["left"] = self.left()
 
-    # What the steps are made of.
+    # The parts of the steps.
 
     def uninstall_commands(self) -> list[str]:
         """Return those of docs/operations.md, with Helm's instead of ``kubectl delete -k``."""

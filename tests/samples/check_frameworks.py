@@ -234,7 +234,7 @@ def triton(folder: Path, *more: str) -> Ran:
     # A repository without models, of which one shall be loaded: the server ends after its start.
     ends = f"--model-repository='{folder}' --model-control-mode=explicit --load-model=none"
     closed = " ".join(f"--allow-{port}=false" for port in ("http", "grpc", "metrics"))
-    # Of an option that is there twice, the first counts.
+    # If an option is given twice, the server uses the first one.
     program = f"#!/bin/sh\nshift\nexec '{server}' {' '.join(more)} \"$@\" {ends} {closed}\n"
     return run("triton", folder, SHARE, {"tritonserver": program, "nvidia-smi": SMI})
 
