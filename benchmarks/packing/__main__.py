@@ -25,7 +25,6 @@ from benchmarks.packing.product import POLICIES
 from benchmarks.packing.rules import RULES
 from benchmarks.packing.runs import OTHERS, Run, play
 from benchmarks.packing.workload import (
-    BadFile,
     Node,
     Pod,
     ask,
@@ -34,6 +33,7 @@ from benchmarks.packing.workload import (
     read_pods,
     read_ranks,
 )
+from extender.errors import BadSettings
 
 OPENB = Path("../shared/data/openb")
 CHOICES = ("mixed", "pinned", "steered", "predicted")
@@ -105,7 +105,7 @@ def main(
         if ranks is None and arrivals is not None and beside.exists():
             ranks = beside
         winners = read_ranks(ranks, there) if ranks else {}
-    except BadFile as err:
+    except BadSettings as err:
         raise typer.BadParameter(str(err)) from err
     asks = tuple(ask(pod, mode) for pod in listed)
     runs = [

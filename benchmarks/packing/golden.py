@@ -8,13 +8,13 @@ from typing import Any
 from benchmarks.packing.play import READ_AT
 from benchmarks.packing.runs import Run
 from benchmarks.packing.workload import (
-    BadFile,
     ask,
     read_arrivals,
     read_nodes,
     read_pods,
     read_ranks,
 )
+from extender.errors import BadSettings
 
 NODES = {"full": "nodes.csv", "small": "nodes_small.csv"}
 
@@ -24,7 +24,7 @@ def runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
     try:
         wanted = json.loads((folder / "golden.json").read_text())["runs"]
     except OSError as err:
-        raise BadFile(f"{folder / 'golden.json'} cannot be read: {err.strerror}") from err
+        raise BadSettings(f"{folder / 'golden.json'} cannot be read: {err.strerror}") from err
     pods = read_pods(folder / "pods.csv")
     nodes = {cluster: tuple(read_nodes(folder / file)) for cluster, file in NODES.items()}
     ranks = {c: read_ranks(folder / "node_ranks.csv", there) for c, there in nodes.items()}

@@ -27,7 +27,8 @@ from benchmarks.packing.mixes import MIXES, mix
 from benchmarks.packing.product import CHOICES, POLICIES
 from benchmarks.packing.rules import RULES
 from benchmarks.packing.runs import OTHERS, Run
-from benchmarks.packing.workload import Ask, BadFile, Node, ask, read_nodes, read_pods
+from benchmarks.packing.workload import Ask, Node, ask, read_nodes, read_pods
+from extender.errors import BadSettings
 
 #: Points: the least that any workload may bring @90 and @100, and all on average @100.
 LEAST, MEAN = -0.5, 1.5
@@ -68,7 +69,7 @@ def main(
         check_mix(name)
     try:
         there, listed = tuple(read_nodes(nodes)), read_pods(pods)
-    except BadFile as err:
+    except BadSettings as err:
         raise typer.BadParameter(str(err)) from err
     seeds = tuple(seed or SEEDS)
     counts = f"seeds {', '.join(map(str, seeds))}"

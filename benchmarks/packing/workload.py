@@ -4,11 +4,13 @@ The columns are those of the published trace that results are compared with (``n
 ``pods.csv``, ``arrivals.csv``). Columns that are not used here are optional.
 """
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from extender.errors import BadSettings
+from extender.plan.csv_rows import read_rows
 
 Mode = Literal["milli", "vram"]
 #: Thousandths of a whole device.
@@ -17,10 +19,6 @@ WHOLE_MILLI = 1000
 REPLICAS = 10
 #: Maximum number of devices of a node.
 SLOTS = 8
-
-
-class BadFile(Exception):
-    """A file is not valid: where, what is there, and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +106,18 @@ class Demand:
 def read_nodes(path: Path) -> list[Node]:
     """In the order of the file."""
     nodes = []
-    for cells in _rows(path, ("name", "cpu_milli", "memory_mib", "gpu", "model", "gpu_mem_mib")):
+    needed = ("name", "cpu_milli", "memory_mib", "gpu", "model", "gpu_mem_mib")
+    for cells in read_rows(path, needed):
         number = cells.number
-        gpus = number("gpu", 0, SLOTS, "8")
+        gpus = number("gpu", "8", 0, SLOTS)
         nodes.append(
             Node(
                 cells.text("name", "node-1"),
-                number("cpu_milli", 0, None, "96000"),
-                number("memory_mib", 0, None, "393216"),
+                number("cpu_milli", "96000"),
+                number("memory_mib", "393216"),
                 gpus,
                 cells.text("model", "T4") if gpus else cells.values.get("model", ""),
-                number("gpu_mem_mib", 1 if gpus else 0, None, "15109"),
+                number("gpu_mem_mib", "15109", 1 if gpus else 0),
             )
         )
     return nodes
@@ -128,18 +127,18 @@ def read_pods(path: Path) -> list[Pod]:
     """In the order of their names, which is what arrivals count in."""
     pods = []
     needed = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "vram_mib")
-    for cells in _rows(path, needed):
+    for cells in read_rows(path, needed):
         number = cells.number
-        gpus = number("num_gpu", 0, SLOTS, "1")
-        milli = number("gpu_milli", 1 if gpus else 0, WHOLE_MILLI, "460, or 1000 for a whole GPU")
-        vram = number("vram_mib", -1, None, "10456, or -1 for a whole GPU")
+        gpus = number("num_gpu", "1", 0, SLOTS)
+        milli = number("gpu_milli", "460, or 1000 for a whole GPU", 1 if gpus else 0, WHOLE_MILLI)
+        vram = number("vram_mib", "10456, or -1 for a whole GPU", -1)
         if gpus and not vram:
             raise cells.wrong("vram_mib", "more than 0 for a pod with a GPU", "10456, or -1")
         if gpus > 1 and (vram > 0 or milli < WHOLE_MILLI):
             raise cells.wrong("vram_mib", "-1 for a pod with several GPUs", "-1, gpu_milli 1000")
         models = frozenset(filter(None, cells.values["gpu_spec"].split("|")))
-        cpu = number("cpu_milli", 0, None, "12000")
-        memory = number("memory_mib", 0, None, "16384")
+        cpu = number("cpu_milli", "12000")
+        memory = number("memory_mib", "16384")
         name = cells.text("name", "pod-1")
         pods.append(Pod(name, cpu, memory, gpus, milli, models, vram))
     return sorted(pods, key=lambda pod: pod.name)
@@ -152,20 +151,20 @@ def read_arrivals(
     its seeds where none are named."""
     found: dict[int, list[tuple[int, int]]] = {}
     at = 0
-    for cells in _rows(path, ("pod",)):
+    for cells in read_rows(path, ("pod",)):
         others = (("mode", mode), ("cluster", cluster))
         if any(cells.values.get(key, right) != right for key, right in others):
             continue
-        seed = cells.number("seed", 0, None, "42") if "seed" in cells.values else 0
+        seed = cells.number("seed", "42") if "seed" in cells.values else 0
         at += 1
-        k = cells.number("k", 0, None, "0") if "k" in cells.values else at
+        k = cells.number("k", "0") if "k" in cells.values else at
         example = "0, the first of the pods in the order of their names"
-        found.setdefault(seed, []).append((k, cells.number("pod", 0, pods - 1, example)))
+        found.setdefault(seed, []).append((k, cells.number("pod", example, 0, pods - 1)))
     wrong = [seed for seed in seeds if seed not in found]
     if wrong or not found:
         there = ", ".join(map(str, sorted(found))) or "none"
         wanted = f"seed {wrong[0]} of " if wrong else ""
-        raise BadFile(
+        raise BadSettings(
             f"{path}: has no arrivals of {wanted}mode {mode}, cluster {cluster} (seeds there: "
             f"{there}). Example of a row: cluster={cluster}, mode={mode}, seed=42, k=0, pod=7"
         )
@@ -179,66 +178,11 @@ def read_arrivals(
 def read_ranks(path: Path, nodes: Sequence[Node]) -> dict[int, tuple[int, ...]]:
     """By seed; a seed that does not name every node is left out."""
     found: dict[int, dict[str, int]] = {}
-    for cells in _rows(path, ("seed", "node", "rank")):
-        seed = cells.number("seed", 0, None, "42")
-        found.setdefault(seed, {})[cells.values["node"]] = cells.number("rank", 0, None, "7")
+    for cells in read_rows(path, ("seed", "node", "rank")):
+        seed = cells.number("seed", "42")
+        found.setdefault(seed, {})[cells.values["node"]] = cells.number("rank", "7")
     return {
         seed: tuple(ranks[node.name] for node in nodes)
         for seed, ranks in found.items()
         if all(node.name in ranks for node in nodes)
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    path: Path
-    line: int
-    values: Mapping[str, str]
-
-    def text(self, column: str, example: str) -> str:
-        if not self.values[column]:
-            raise self.wrong(column, "a name", example)
-        return self.values[column]
-
-    def number(self, column: str, least: int, most: int | None, example: str) -> int:
-        text = self.values[column]
-        digits = text.removeprefix("-")
-        # int() also accepts spaces, underscores, other alphabets, and very many digits.
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
-            raise self.wrong(column, "a whole number", example)
-        number = int(text)
-        if number < least or (most is not None and number > most):
-            range_ = f"from {least} to {most}" if most is not None else f"of at least {least}"
-            raise self.wrong(column, f"a whole number {range_}", example)
-        return number
-
-    def wrong(self, column: str, wanted: str, example: str) -> BadFile:
-        return BadFile(
-            f"{self.path}, line {self.line}, column {column}: {self.values[column][:40]!r} is not "
-            f"{wanted}. Example: {example}"
-        )
-
-
-def _rows(path: Path, needed: Iterable[str]) -> Iterator[_Cells]:
-    needed = tuple(needed)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            if missing:
-                raise BadFile(
-                    f"{path}, line 1: the column {missing[0]} is missing. Example of a first "
-                    f"line: {','.join(needed)}"
-                )
-            for row in reader:
-                if None in row or None in row.values():
-                    count = len(reader.fieldnames or ())
-                    raise BadFile(
-                        f"{path}, line {reader.line_num}: has not {count} cells, as line 1 has: "
-                        f"one for each of {','.join(reader.fieldnames or ())}"
-                    )
-                yield _Cells(path, reader.line_num, row)
-    except OSError as err:
-        raise BadFile(f"{path} cannot be read: {err.strerror}") from err
-    except (csv.Error, UnicodeDecodeError) as err:
-        raise BadFile(f"{path} is not a CSV file in UTF-8: {err}") from err

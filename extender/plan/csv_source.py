@@ -9,19 +9,17 @@ memory used on one GPU), ``sm_ratio`` (mean SM activity, 0..1) and ``workload``.
 ``cpu_milli`` and ``memory_mib``.
 """
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from extender.errors import BadSettings
+from extender.plan.csv_rows import Row, read_rows
 from extender.plan.lives import History, Life, Machine
 
 MIB = 1 << 20
 _PODS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
 _NODES = ("name", "gpu", "model", "gpu_mem_mib")
-#: The most digits of a number, so that sums stay in 64 bits.
-_MOST_DIGITS = 15
 
 
 def read_history(pods: Path, nodes: Path) -> History:
@@ -34,7 +32,7 @@ def read_history(pods: Path, nodes: Path) -> History:
         )
     lives: list[Life] = []
     counts = {"without": 0, "never": 0, "unmeasured": 0}
-    for row in _rows(pods, _PODS):
+    for row in read_rows(pods, _PODS):
         if not (gpus := row.number("num_gpu", "1")):
             counts["without"] += 1
         elif not row.values["scheduled_time"] or not row.values["deletion_time"]:
@@ -54,7 +52,7 @@ def read_history(pods: Path, nodes: Path) -> History:
 
 
 def _machines(path: Path) -> Iterator[Machine]:
-    for row in _rows(path, _NODES):
+    for row in read_rows(path, _NODES):
         if not (gpus := row.number("gpu", "8")):
             continue
         memory_mib = row.number("gpu_mem_mib", "46068")
@@ -71,7 +69,7 @@ def _machines(path: Path) -> Iterator[Machine]:
         )
 
 
-def _life(row: "_Row", gpus: int) -> Life:
+def _life(row: Row, gpus: int) -> Life:
     created_s = row.number("creation_time", "0")
     scheduled_s = row.number("scheduled_time", "5")
     ended_s = row.number("deletion_time", "3600")
@@ -104,74 +102,10 @@ def _assumptions(counts: Mapping[str, int], lives: int) -> Iterator[str]:
         )
     if counts["never"]:
         yield f"{counts['never']:,} pods that never started or have no end are left out."
-    if counts["unmeasured"]:
-        which = "No pod has" if counts["unmeasured"] == lives else f"{counts['unmeasured']:,} have"
-        if counts["unmeasured"] != lives:
-            which = f"{counts['unmeasured']:,} of {lives:,} pods have no"
-            yield f"{which} measured peak: their request is taken as their peak."
-        else:
-            yield f"{which} a measured peak: the request is taken as the peak."
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    path: Path
-    line: int
-    values: Mapping[str, str]
-
-    def text(self, column: str, example: str) -> str:
-        if not self.values[column]:
-            raise self.wrong(column, "a name", example)
-        return self.values[column]
-
-    def number(self, column: str, example: str, least: int = 0) -> int:
-        text = self.values[column]
-        digits = text.removeprefix("-")
-        # int() also accepts spaces, underscores and other alphabets.
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
-            raise self.wrong(column, "a whole number", example)
-        if (number := int(text)) < least:
-            raise self.wrong(column, f"a whole number of at least {least}", example)
-        return number
-
-    def optional(self, column: str, example: str, least: int = 0) -> int | None:
-        """Return the number; None if the column or the value is missing."""
-        return self.number(column, example, least) if self.values.get(column) else None
-
-    def ratio(self, column: str) -> float:
-        try:
-            found = float(self.values[column])
-        except ValueError:
-            found = -1.0
-        if not 0.0 <= found <= 1.0:
-            raise self.wrong(column, "a number from 0 to 1", "0.35")
-        return found
-
-    def wrong(self, column: str, wanted: str, example: str) -> BadSettings:
-        return BadSettings(
-            f"{self.path}, line {self.line}, column {column}: {self.values[column][:40]!r} is not "
-            f"{wanted}. Example: {example}"
+    if counts["unmeasured"] == lives:
+        yield "No pod has a measured peak: the request is taken as the peak."
+    elif counts["unmeasured"]:
+        yield (
+            f"{counts['unmeasured']:,} of {lives:,} pods have no measured peak: their request is "
+            "taken as their peak."
         )
-
-
-def _rows(path: Path, needed: Iterable[str]) -> Iterator[_Row]:
-    """Yield the rows of a CSV file; raise ``BadSettings`` if it is none or lacks a column."""
-    needed = tuple(needed)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            if missing:
-                raise BadSettings(
-                    f"{path}, line 1: column {missing[0]} is missing. Example of a first line: "
-                    f"{','.join(needed)}"
-                )
-            for values in reader:
-                if None in values or None in values.values():
-                    raise BadSettings(
-                        f"{path}, line {reader.line_num}: it has not {len(reader.fieldnames or ())}"
-                        f" cells, as line 1 has: {','.join(reader.fieldnames or ())}"
-                    )
-                yield _Row(path, reader.line_num, values)
-    except (csv.Error, UnicodeDecodeError) as err:
-        raise BadSettings(f"{path}: it is not a CSV file in UTF-8: {err}") from err

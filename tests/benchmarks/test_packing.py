@@ -20,7 +20,6 @@ from benchmarks.packing.rules import RULES, Fleet
 from benchmarks.packing.runs import Run, play, unshared
 from benchmarks.packing.workload import (
     Ask,
-    BadFile,
     Demand,
     Mode,
     Node,
@@ -29,6 +28,7 @@ from benchmarks.packing.workload import (
     read_nodes,
     read_pods,
 )
+from extender.errors import BadSettings
 from tests.controlplane import ROOT
 
 OPENB = ROOT.parent / "shared" / "data" / "openb"
@@ -289,7 +289,7 @@ POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
     ("text", "shown"),
     [
         pytest.param(
-            "name,cpu_milli\n", "line 1: the column memory_mib is missing. Example", id="no column"
+            "name,cpu_milli\n", "line 1: column memory_mib is missing. Example", id="no column"
         ),
         pytest.param(
             f"{NODE_COLUMNS}\nn,1,2,9,T4,5\n",
@@ -302,7 +302,9 @@ POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
             id="no whole number",
         ),
         pytest.param(
-            f"{NODE_COLUMNS}\nn,1,2,1,T4\n", "line 2: has not 6 cells, as line 1", id="cell missing"
+            f"{NODE_COLUMNS}\nn,1,2,1,T4\n",
+            "line 2: the number of cells is not 6, as in line 1",
+            id="cell missing",
         ),
         pytest.param(
             f"{NODE_COLUMNS}\nn,1,2,1,T4,{'9' * 5000}\n", "column gpu_mem_mib: '9999", id="digits"
@@ -315,7 +317,7 @@ def test_bad_files_are_rejected_with_the_place_and_an_example(
 ) -> None:
     path = tmp_path / "nodes.csv"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(BadFile, match=r"nodes\.csv") as caught:
+    with pytest.raises(BadSettings, match=r"nodes\.csv") as caught:
         read_nodes(path)
     assert shown in str(caught.value)
 
@@ -332,7 +334,7 @@ def test_bad_files_are_rejected_with_the_place_and_an_example(
 def test_bad_pods_are_rejected(row: str, shown: str, tmp_path: Path) -> None:
     path = tmp_path / "pods.csv"
     path.write_text(f"{POD_COLUMNS}\n{row}\n")
-    with pytest.raises(BadFile) as caught:
+    with pytest.raises(BadSettings) as caught:
         read_pods(path)
     assert shown in str(caught.value)
 
@@ -342,9 +344,11 @@ def test_arrivals_are_those_of_mode_cluster_and_seed(tmp_path: Path) -> None:
     rows = ["full,vram,1,1,5", "full,vram,1,0,4", "small,vram,1,0,3", "full,milli,2,0,2"]
     path.write_text("\n".join(["cluster,mode,seed,k,pod", *rows, ""]))
     assert read_arrivals(path, 6, "vram", "full", ()) == {1: (4, 5)}
-    with pytest.raises(BadFile, match=r"no arrivals of seed 7 of mode vram.*seeds there: 1\)"):
+    with pytest.raises(BadSettings, match=r"no arrivals of seed 7 of mode vram.*seeds there: 1\)"):
         read_arrivals(path, 6, "vram", "full", [7])
-    with pytest.raises(BadFile, match=r"line 2, column pod: '5' is not a whole number from 0 to 4"):
+    with pytest.raises(
+        BadSettings, match=r"line 2, column pod: '5' is not a whole number from 0 to 4"
+    ):
         read_arrivals(path, 5, "vram", "full", ())
 
 

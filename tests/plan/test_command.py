@@ -283,7 +283,7 @@ def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
         ("5120", "much", "line 2, column peak_mib: 'much' is not a whole number. Example: 6144"),
         (",0.25,", ",1.5,", "column sm_ratio: '1.5' is not a number from 0 to 1. Example: 0.35"),
         ("workload,num_gpu", "workload,gpus", "line 1: column num_gpu is missing. Example of a"),
-        ("web-0-0,web,1", "web-0-0,web,1,1", "line 2: it has not 9 cells, as line 1 has"),
+        ("web-0-0,web,1", "web-0-0,web,1,1", "line 2: the number of cells is not 9, as in line 1"),
         (",0,0,3000", ",9,0,3000", "column scheduled_time: '0' is not between creation_time and"),
     ],
 )
