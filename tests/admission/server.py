@@ -51,6 +51,7 @@ def start_webhook(
     *,
     certificate: Certificate | None = None,
     port: int = 0,
+    module: str = "extender",
     **settings: Any,
 ) -> WebhookServer:
     """Returns when it has listed what it needs; ``settings`` are those of its file."""
@@ -66,7 +67,7 @@ def start_webhook(
     config.write_text(yaml.safe_dump(given))
     plane.fork(
         name,
-        *("extender", "webhook", "--config", str(config)),
+        *(module, "webhook", "--config", str(config)),
         env={"KUBECONFIG": str(kubeconfig)},
     )
     until(server.is_ready, f"{name} has listed what it needs")

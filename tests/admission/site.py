@@ -191,7 +191,9 @@ class Site:
         authority = Authority(self.plane.folder, "webhook-ca")
         kubeconfig = self._kubeconfig(WEBHOOK)
         name = "admission-webhook"
-        self._webhook = start_webhook(self.plane, name, authority, kubeconfig, **settings)
+        self._webhook = start_webhook(
+            self.plane, name, authority, kubeconfig, module="tests.admission.hasty", **settings
+        )
         for each in webhooks(self._webhook.url, authority):
             path = f"{ADMISSION}/{each['kind'].lower()}s"
             self.send("DELETE", f"{path}/{each['metadata']['name']}")

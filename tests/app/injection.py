@@ -1,8 +1,9 @@
 """Raises an exception at one await or callback of a replica, and plays a cluster on it.
 
-``python -m tests.app.injection CALL...`` finds every point in the source of ``MODULES``, plays
-the same life of a cluster once for each point and each of these calls of it, and prints a line of
-JSON for each: whether the point was reached, and what was still missing at the end. A point is
+``python -m tests.app.injection CALL... 0/2`` finds every point in the source of ``MODULES``, and
+plays the same life of a cluster once for each point and each of these calls of it. With ``0/2`` and
+``1/2``, two processes play half of the points each. A line of JSON for each play shows whether the
+point was reached, and what was still missing at the end. A point is
 
 * an ``await``, an ``async with`` or an ``async for``: the exception comes in place of it;
 * a callback, which is what ``__init__`` or a function takes as a ``Callable``: the exception comes
@@ -245,7 +246,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def main(calls: Sequence[int]) -> None:
+def main(calls: Sequence[int], part: int, parts: int) -> None:
     sys.meta_path.insert(0, _Finder())
     # Only now may anything of the extender be loaded.
     from tests.app.life import Told, live, quicken
@@ -253,7 +254,8 @@ def main(calls: Sequence[int]) -> None:
     quicken()
     logging.disable()
     for call in calls:
-        for point, name in enumerate(POINTS.names):
+        for point in range(part, len(POINTS.names), parts):
+            name = POINTS.names[point]
             POINTS.raising, POINTS.at_call, POINTS.calls = point, call, 0
             try:
                 shown = live()
@@ -276,4 +278,5 @@ def main(calls: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(each) for each in sys.argv[1:]] or [1])
+    *given, share = sys.argv[1:]
+    main([int(each) for each in given], *map(int, share.split("/")))

@@ -1,0 +1,13 @@
+"""``headroom recorder`` with short intervals: python -m tests.recorder.hasty recorder
+--debug-port 0"""
+
+import asyncio
+
+from extender.app import recorder
+from extender.config.settings import Settings
+from extender.recorder import book
+
+if __name__ == "__main__":
+    recorder.RETRY_S = 0.5
+    book.ENDED_EVERY_S = 1.0
+    asyncio.run(recorder.serve_recorder(Settings(debug_port=0), print, every_s=0.5))
