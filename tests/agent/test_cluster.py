@@ -534,11 +534,16 @@ class TestBadDays:
         if how == "is killed":
             before = dict.fromkeys(before, 0)  # a new one counts from zero
         newest = sample(clock, 99 << 30)
-        until(lambda: delivered(newest), "the newest report is delivered")
+
+        # A server that froze may apply old writes after the newest one, which the agent sees before
+        # its next heartbeat and repairs.
+        def settled() -> bool:
+            return delivered(newest) and reported(installed, "agent-a") == newest
+
+        until(settled, "the API server has the newest report")
         made = {kind: count - before[kind] for kind, count in writes(installed).items()}
-        assert reported(installed, "agent-a") == newest
-        # What was asked of a server that froze, it may do when it wakes.
-        assert made["status"] <= (1 if how == "is killed" else 1 + len(tries))
+        late = 0 if how == "is killed" else len(tries)
+        assert made["status"] <= 1 + late * 2  # each late write, and its repair
 
 
 class TestDeviceChoice:
