@@ -76,7 +76,7 @@ def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
     allocatable = arrays.allocatable_bytes
     match amount:
         case Bytes(count_bytes):
-            return np.broadcast_to(np.int64(count_bytes), allocatable.shape)
+            return np.full(allocatable.shape, count_bytes, np.int64)
         case Share(ppm):
             # In two parts, because bytes times a million would overflow int64.
             share: BytesArray = allocatable // PPM * ppm + allocatable % PPM * ppm // PPM

@@ -28,6 +28,14 @@ from extender.placement.visible_devices import Visible
 
 Codes = NDArray[np.int8]
 
+#: The health issues that reject a node, in the order of precedence.
+_HEALTH_ISSUES = (
+    Reason.CONTRADICTORY_REPORT,
+    Reason.MEMORY_UNKNOWN,
+    Reason.UNHEALTHY_DEVICE,
+    Reason.CORDONED_DEVICE,
+)
+
 #: Why a node that obeys NVIDIA_VISIBLE_DEVICES rejects a pod that sets it. If Headroom can reserve
 #: memory on the devices that the variable names there, the node does not reject the pod.
 _OBSTACLES = {
@@ -57,8 +65,8 @@ class AskVerdict:
     all_free_bytes: Bytes2D
     #: (nodes,) whether Headroom chooses the device, not the plugin.
     all_ours: Nodes
-    #: Each reason that an ask can have, in the order of precedence -> (nodes,) whether it holds.
-    #: Only explanations need it.
+    #: Each reason that may hold for some node, in the order of precedence -> (nodes,) whether it
+    #: holds. Only explanations need it.
     all_rejected: Mapping[Reason, Nodes]
 
     @property
@@ -164,16 +172,11 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     free_replicas = (columns.replicas_free * slots).sum(axis=1)
     unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
 
-    # Each of these rejects a node if it holds for at least one candidate device.
-    faults = {
-        reason: columns.health_issue == CODE_OF[reason]
-        for reason in (
-            Reason.CONTRADICTORY_REPORT,
-            Reason.MEMORY_UNKNOWN,
-            Reason.UNHEALTHY_DEVICE,
-            Reason.CORDONED_DEVICE,
-        )
-    }
+    # Each of these rejects a node if it holds for at least one candidate device. With few nodes the
+    # number of numpy calls dominates the cost, so faults that no device has are left out.
+    health_issue = columns.health_issue
+    issues = _HEALTH_ISSUES if health_issue.any() else ()
+    faults = {reason: health_issue == CODE_OF[reason] for reason in issues}
     if ask.widest > 1:
         faults[Reason.TOO_MANY_SHARED] = columns.single == 1
         if by_variable is not None:
@@ -190,12 +193,12 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     stuck = None
     if by_variable is None and steered.any():
         usable = candidates & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
-        usable &= ~np.array([*faults.values()]).any(axis=0)
+        for fault in faults.values():
+            usable &= ~fault
         chosen = steered_candidates(request, snap, candidates, usable, free_bytes - need_bytes)
         candidates = np.where(steered[:, None], chosen, candidates)
         relevant = np.where(steered[:, None], candidates, relevant)
         stuck = steered & ~(usable & enough_memory).any(axis=1)
-    # One array for all faults: with few nodes the number of numpy calls dominates the cost.
     faulty = (candidates & np.array([*faults.values(), ~enough_memory])).any(axis=2)
     rejected = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),

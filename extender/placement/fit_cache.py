@@ -49,9 +49,10 @@ class CachedFit:
             part = snap if len(changed) == nodes else snap.part(changed)
             verdicts = fit(request, part, np.arange(len(changed)), NEVER_STALE_S)
             self.fresh_codes[changed] = verdicts.codes
-            found = standing(verdicts, self.weights)
-            for array, values in zip(self.standing.columns, found.columns, strict=True):
-                array[changed] = values
+            if verdicts.fits.any():  # the score of other nodes is never read
+                found = standing(verdicts, self.weights)
+                for array, values in zip(self.standing.columns, found.columns, strict=True):
+                    array[changed] = values
         self.generation, self.scale = snap.generation, scale
 
     def codes(self, snap: Snapshot, rows: Rows, now_s: float) -> Codes:

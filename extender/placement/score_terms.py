@@ -65,7 +65,8 @@ def terms(verdicts: Verdicts) -> Terms:
         worst = np.maximum(worst, _worst(verdict, snap))
         prediction = np.minimum(prediction, _prediction(verdict, snap, spreads))
     node_left = np.maximum(snap.node_headroom_bytes - taken, 0)
-    busiest, exceeded, largest = worst
+    scale = np.array([[MILLION], [MILLION], [snap.largest_device_bytes]])
+    idle, slack, small = 1 - _within_0_and_1(worst / scale)
     device_empty = _within_0_and_1(device_left / snap.largest_device_bytes)
     node_empty = node_left / snap.largest_node_bytes
     if spreads:
@@ -75,9 +76,9 @@ def terms(verdicts: Verdicts) -> Terms:
     values = {
         "packing": packing,
         "prediction": prediction,
-        "sm_activity": np.where(busiest < 0, 0.5, 1 - busiest / MILLION),
-        "slack": 1 - _within_0_and_1(exceeded / MILLION),
-        "smallest_device": 1 - _within_0_and_1(largest / snap.largest_device_bytes),
+        "sm_activity": np.where(worst[0] < 0, 0.5, idle),
+        "slack": slack,
+        "smallest_device": small,
     }
     rows = verdicts.rows
     return Terms(

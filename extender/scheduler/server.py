@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Router
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from extender.observability.metrics import Telemetry
 from extender.scheduler import extender_v1
@@ -39,7 +40,9 @@ class Verbs:
 
 def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> Router:
     """Return the ASGI application that serves the verbs with POST, under each of ``PREFIXES``."""
-    app = Router()  # FastAPI's middleware would take as long as the routing
+    # FastAPI's middleware would take as long as the routing. So would Starlette's handling of
+    # exceptions around an endpoint that is a function, so each endpoint is an ASGI application.
+    app = Router()
     # Answers of filter and bind have an Error field. kube-scheduler shows it on the pod, and reads
     # it only from a response with status 200. The other two verbs have no such field;
     # kube-scheduler ignores the extender if they fail.
@@ -50,35 +53,40 @@ def verbs_app(verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> Router
         "bind": (verbs.bind, verbs.bind.error),
     }
     for verb, (call, error) in calls.items():
-        endpoint = _endpoint(verb, call, error, telemetry, max_body_bytes)
+        endpoint = _Endpoint(verb, call, error, telemetry, max_body_bytes)
         for prefix in PREFIXES:
-            app.add_route(f"{prefix}/{verb}", endpoint, methods=["POST"])
+            app.routes.append(Route(f"{prefix}/{verb}", endpoint, methods=["POST"]))
     return app
 
 
-def _endpoint(
-    verb: str,
-    call: Call,
-    error: Callable[[str], bytes] | None,
-    telemetry: Telemetry,
-    max_body_bytes: int,
-) -> Callable[[Request], Awaitable[Response]]:
-    seconds = telemetry.verb_seconds.labels(verb)
-    # CPU time of bind is not measured: while bind waits, the thread works on other calls.
-    cpu_seconds = None if verb == "bind" else telemetry.verb_cpu_seconds.labels(verb)
+class _Endpoint:
+    """The ASGI application of one verb."""
 
-    def rejected(message: str, status: int = 400) -> Response:
-        if error is None:
-            return PlainTextResponse(message + "\n", status_code=status)
-        return Response(error(message), media_type=JSON)
+    def __init__(
+        self,
+        verb: str,
+        call: Call,
+        error: Callable[[str], bytes] | None,
+        telemetry: Telemetry,
+        max_body_bytes: int,
+    ) -> None:
+        self._verb, self._call, self._error = verb, call, error
+        self._max_body_bytes = max_body_bytes
+        self._seconds = telemetry.verb_seconds.labels(verb)
+        # CPU time of bind is not measured: while bind waits, the thread works on other calls.
+        self._cpu_seconds = None if verb == "bind" else telemetry.verb_cpu_seconds.labels(verb)
 
-    async def endpoint(request: Request) -> Response:
-        request.scope[CPU_COUNTER] = cpu_seconds
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[CPU_COUNTER] = self._cpu_seconds
+        response = await self._respond(Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
         try:
-            body = await read_whole(request, max_body_bytes)
+            body = await read_whole(request, self._max_body_bytes)
         except BodyTooLarge:
-            return rejected(
-                f"body is larger than {max_body_bytes} bytes: set nodeCacheCapable: true in "
+            return self._rejected(
+                f"body is larger than {self._max_body_bytes} bytes: set nodeCacheCapable: true in "
                 "kube-scheduler's configuration, or a larger max_body in Headroom's",
                 413,
             )
@@ -86,17 +94,20 @@ def _endpoint(
             return Response(status_code=400)
         began_s = time.perf_counter()
         try:
-            answer = call(body)
+            answer = self._call(body)
             content = answer if isinstance(answer, bytes) else await answer
             return Response(content, media_type=JSON)
         except extender_v1.MalformedBody as err:
-            return rejected(str(err))
+            return self._rejected(str(err))
         except Exception:
             # A bug must not reach kube-scheduler as a stack trace or a dropped connection. The
             # log has the details.
-            log.exception("verb_failed", verb=verb)
-            return rejected("internal error in Headroom: see the log of the extender")
+            log.exception("verb_failed", verb=self._verb)
+            return self._rejected("internal error in Headroom: see the log of the extender")
         finally:
-            seconds.observe(time.perf_counter() - began_s)
+            self._seconds.observe(time.perf_counter() - began_s)
 
-    return endpoint
+    def _rejected(self, message: str, status: int = 400) -> Response:
+        if self._error is None:
+            return PlainTextResponse(message + "\n", status_code=status)
+        return Response(self._error(message), media_type=JSON)

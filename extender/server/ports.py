@@ -87,6 +87,7 @@ class PortServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                proxy_headers=False,  # nothing reads the client's address
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=GRACE_S,
                 http=port.protocol,
