@@ -305,6 +305,17 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "JournalFollower._streams": Fixed(4 * ((16 + 8) * MIB + 500 * (8_000 + 500))),
         "JournalFollower._unresolved": Fixed(16 * 500),
     },
+    # History.forget drops blocks beyond MAX_BYTES; the totals of an hour.
+    "extender/state/history.py": {
+        "History._nodes": Fixed(120 * MIB),
+        "History._totals": Fixed(360 * 200),
+        "_NodeRows.blocks": Fixed(0),
+        "_NodeRows.rows": Fixed(0),
+    },
+    "extender/observability/history_recorder.py": {
+        "HistoryRecorder._seen": Per("node", 400),
+        "HistoryRecorder.growing": Per("device", 500),
+    },
     "extender/observability/fleet_metrics.py": {"PendingPods._conditions": Per("pod", 2_000)},
     "extender/controllers/preemption.py": {
         "PreemptionController._not_before_s": Fixed(1_024 * 300),

@@ -161,7 +161,7 @@ async def _serve_extender(
         console = Console(
             extender, lambda: extender.pending_events_controller.pending, extender.journal
         )
-        console.following.authorization = lambda: authorization(cluster.configuration)
+        console.authorize(lambda: authorization(cluster.configuration))
         second = console.app(cluster.guard, cluster.quotas())
     try:
         async with cluster.followed_by(extender, with_console):
@@ -182,7 +182,7 @@ async def _serve_console(
     pods = PendingPods(view.cluster)
     console = Console(view, lambda: pods.pending)
     pods.decision = console.journals.of_uid
-    console.following.authorization = lambda: authorization(cluster.configuration)
+    console.authorize(lambda: authorization(cluster.configuration))
     app = console.app(cluster.guard, cluster.quotas())
     async with cluster.followed_by(view, True):
         pods.start(view.loops, view.unready)

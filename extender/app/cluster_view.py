@@ -13,6 +13,7 @@ from extender.console.process import ProcessMonitor, SettingsView
 from extender.console.view_context import Context, no_quotas
 from extender.kube.profiles import Profiles
 from extender.observability.feed import Feed
+from extender.observability.history_recorder import HistoryRecorder
 from extender.observability.journal_follower import Journals
 from extender.observability.journal_stream import AssumedLine
 from extender.observability.metrics import CertificateCollector, ViewTelemetry, sample_lag
@@ -21,6 +22,7 @@ from extender.state.changes import Effects, TimePassed
 from extender.state.cluster_state import ClusterState
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.event_queue import EventQueue
+from extender.state.history import History
 from extender.state.pod_requests import ResourceQuota
 
 #: Seconds between two changes that only report the time.
@@ -107,8 +109,9 @@ class ClusterView:
         feed: Feed,
         guard: Guard | None = None,
         quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
+        recorder: HistoryRecorder | None = None,
     ) -> Context:
-        """Return the inputs of all views of this process."""
+        """Return the inputs of all views of this process; ``recorder`` has the history."""
         return Context(
             self.cluster,
             journal,
@@ -127,6 +130,8 @@ class ClusterView:
             self.assumed,
             lambda: self.settings.gpu_hour_price,
             profiles=self.profiles,
+            history=recorder.history if recorder else History(),
+            growing=lambda: recorder.growing if recorder else {},
         )
 
     def assumed(self) -> AssumedLine:

@@ -11,10 +11,13 @@ from extender.console.auth import Guard
 from extender.console.view_context import no_quotas
 from extender.observability.feed import ChangeFeed, Feed
 from extender.observability.fleet_metrics import FleetCollector
+from extender.observability.history_handover import HistoryHandover
+from extender.observability.history_recorder import HistoryRecorder
 from extender.observability.journal_follower import AssumedBindsUpdater, JournalFollower, Journals
 from extender.observability.recorder import publish_miss
 from extender.state.changes import Effects
 from extender.state.decision_records import Bounds
+from extender.state.history import History
 from extender.state.journal import Journal
 from extender.state.pending_pods import Pending
 from extender.state.pod_requests import ResourceQuota
@@ -44,6 +47,14 @@ class Console:
         self._has_extender = own is not None
         ours = view.name if own is not None else ""
         self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
+        self._recorder = HistoryRecorder(view.cluster, History(), time.time)
+        self.handover = HistoryHandover(
+            [(place, settings.debug_port) for place in settings.consoles],
+            view.name,
+            self._recorder.history,
+            view.loop.call_soon_threadsafe,
+            settings.debug_tls_cert,
+        )
         view.event_queue.reactions.append(self._publish_misses)
         view.telemetry.registry.register(
             FleetCollector(
@@ -57,16 +68,27 @@ class Console:
 
     def start(self) -> None:
         self.following.start()
+        self.handover.start()
         if not self._has_extender:  # an extender has its own assumed binds
             AssumedBindsUpdater(self.following.now, self._view.enqueue).start(self._view.loops)
         self.changes.start(self._view.loops, self._view.begun)
+        self._recorder.start(self._view.loops, self._view.begun)
+
+    def authorize(self, authorization: Callable[[], str]) -> None:
+        """Show this header to extenders and to other consoles. ``authorization`` returns it."""
+        self.following.authorization = self.handover.authorization = authorization
+
+    def stop(self) -> None:
+        """Stop reading from extenders and from other consoles."""
+        self.following.stop()
+        self.handover.stop()
 
     def app(
         self,
         guard: Guard | None = None,
         quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
     ) -> FastAPI:
-        context = self._view.context(self.journals, self.feed, guard, quotas)
+        context = self._view.context(self.journals, self.feed, guard, quotas, self._recorder)
         return console_app(context, with_journal=self._has_extender)
 
     def _publish_misses(self, effects: Effects) -> None:

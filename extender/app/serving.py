@@ -53,7 +53,7 @@ async def serve(
     finally:
         extender.loops.stop()
         if console is not None:
-            await extender.loop.run_in_executor(None, console.following.stop)
+            await extender.loop.run_in_executor(None, console.stop)
 
 
 async def serve_views(
@@ -74,7 +74,7 @@ async def serve_views(
         await serve_ports(ports, announce, started=started, stopping=console.feed.close)
     finally:
         view.loops.stop()
-        await view.loop.run_in_executor(None, console.following.stop)
+        await view.loop.run_in_executor(None, console.stop)
 
 
 def _debug_port(view: ClusterView, app: ASGIApp, tls: ServerTls | None) -> Port:

@@ -41,6 +41,7 @@ EXAMPLES = {
     "tls_key": "/etc/headroom/tls/tls.key",
     "tls_client_ca": "/etc/headroom/client/ca.crt",
     "extenders": "[headroom-journal.headroom-system.svc]",
+    "consoles": "[headroom-debug.headroom-system.svc]",
     "max_body": "16Mi",
     "gpu_hour_price": "2.50",
     "gate_image": "registry.example/headroom-agent:1.0",

@@ -137,6 +137,7 @@ GROUPS = {
         "journal_bytes",
         "journal_age_s",
         "extenders",
+        "consoles",
     ),
     "SM activity history ([sm-activity.md](sm-activity.md))": (
         "prometheus_url",
@@ -176,7 +177,9 @@ def _extender() -> Iterator[str]:
 def unit(name: str, field: FieldInfo) -> str:
     """Return the unit of a setting's value, or its type."""
     kind = next((each for each in get_args(field.annotation) if each is not NoneType), None)
-    kind = field.annotation if kind is None or name in ("resources", "extenders") else kind
+    kind = (
+        field.annotation if kind is None or name in ("resources", "extenders", "consoles") else kind
+    )
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " or ".join(f"`{each.value}`" for each in kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -199,6 +202,7 @@ def unit(name: str, field: FieldInfo) -> str:
         ("_image", "image"),
         ("resources", "list of names"),
         ("extenders", "list of addresses"),
+        ("consoles", "list of addresses"),
     ):
         if name.endswith(suffix):
             return text

@@ -295,6 +295,12 @@ class Settings(BaseModel):
         "each with a port unless it is debug_port. The name of a headless Service stands for all "
         "its addresses. A process does not follow itself.",
     )
+    consoles: Addresses = Field(
+        (),
+        description="Consoles whose history of the last hour a console takes over when it starts: "
+        "host names or IP addresses, each with a port unless it is debug_port. The name of their "
+        "Service is enough: it leads to a console that is ready, which the new one is not yet.",
+    )
     prometheus_url: Url | None = Field(
         None,
         repr=False,

@@ -21,6 +21,7 @@ from extender.console import (
     events,
     explain,
     fleet,
+    history,
     idle,
     journal,
     nodes,
@@ -37,7 +38,7 @@ from extender.console.view_context import Context, InContext, Newest
 
 _VIEWS = (
     *(page_files, fleet, nodes, devices, pending, explain, score, capacity, whatif, decisions),
-    *(drift, idle, recommendations, events, status, snapshot),
+    *(drift, idle, recommendations, events, status, snapshot, history),
 )
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API server does not authenticate the caller"},

@@ -1,6 +1,6 @@
 """The data that the views of the debug API read, and how a view gets it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from zlib import crc32
@@ -20,6 +20,8 @@ from extender.observability.metrics import ViewTelemetry
 from extender.placement.device_accounting import DeviceTerms
 from extender.placement.snapshot import Snapshot
 from extender.state.cluster_state import ClusterState
+from extender.state.growth import Growing
+from extender.state.history import History
 from extender.state.pod_requests import ResourceQuota
 
 
@@ -58,6 +60,10 @@ class Context:
     gpu_hour_price: Callable[[], float | None] = lambda: None
     #: The peaks of past lives, for recommendations.
     profiles: Profiles = field(default_factory=Profiles)
+    #: The last hour of devices and pods; only its own thread, the event loop, may read it.
+    history: History = field(default_factory=History)
+    #: Returns the devices whose use grows, by node.
+    growing: Callable[[], Mapping[str, Sequence[Growing]]] = dict
 
     def schedulers(self) -> list[str]:
         """Return the schedulers known to call Headroom, the one of the settings first."""

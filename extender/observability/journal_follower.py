@@ -188,7 +188,7 @@ class JournalFollower:
             unresolved: dict[str, str] = {}
             for place in self._places:
                 try:
-                    self._addresses[place] = _addresses(place)
+                    self._addresses[place] = addresses(place)
                 except (OSError, ValueError) as err:
                     # The addresses of the last resolution may still be valid.
                     if not self._addresses.get(place):
@@ -290,7 +290,7 @@ class _Stream:
 
     def _read(self) -> None:
         """Read the stream until it ends; raise ``OSError``, ``HTTPException`` or ``BadLine``."""
-        self._connection = connection = self._connect()
+        self._connection = connection = connect(self._address, self._cert, SILENT_S)
         with contextlib.closing(connection):
             headers = {"Accept": "application/x-ndjson"}
             if shown := self._follower.authorization():
@@ -326,20 +326,23 @@ class _Stream:
         self._problem = ""
         return not self._stop.is_set()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._cert is None:
-            return http.client.HTTPConnection(*self._address, timeout=SILENT_S)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        # Trust the file's first certificate itself, whichever CA signed it. Read it each time,
-        # because it is renewed in place.
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        end = "-----END CERTIFICATE-----\n"
-        context.load_verify_locations(cadata=self._cert.read_text().partition(end)[0] + end)
-        return http.client.HTTPSConnection(*self._address, timeout=SILENT_S, context=context)
+
+def connect(address: Address, cert: Path | None, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection to another process of Headroom. ``cert``: the certificate file of its
+    port, if it uses TLS. Raises ``OSError``."""
+    if cert is None:
+        return http.client.HTTPConnection(*address, timeout=timeout_s)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    # Trust the file's first certificate itself, whichever CA signed it. Read it each time, because
+    # it is renewed in place.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    end = "-----END CERTIFICATE-----\n"
+    context.load_verify_locations(cadata=cert.read_text().partition(end)[0] + end)
+    return http.client.HTTPSConnection(*address, timeout=timeout_s, context=context)
 
 
-def _addresses(place: Address) -> list[Address]:
+def addresses(place: Address) -> list[Address]:
     """Return all addresses that a host resolves to. Its own port, if it has one, has precedence.
 
     Raises ``OSError`` or ``ValueError``.

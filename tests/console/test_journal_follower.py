@@ -161,7 +161,7 @@ def test_while_a_name_is_not_resolved_its_addresses_are_followed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(journal_follower, "RESOLVE_S", 0.05)
-    resolve, asked = journal_follower._addresses, []
+    resolve, asked = journal_follower.addresses, []
 
     def failing(place: tuple[str, int]) -> list[tuple[str, int]]:
         asked.append(place)
@@ -169,7 +169,7 @@ def test_while_a_name_is_not_resolved_its_addresses_are_followed_on(
             raise OSError("temporary failure")
         return resolve(place)
 
-    monkeypatch.setattr(journal_follower, "_addresses", failing)
+    monkeypatch.setattr(journal_follower, "addresses", failing)
     with extender() as (place, _), follows(place) as found:
         until(
             lambda: received(found) == ["other"] and len(asked) > 3, "it is followed all the same"

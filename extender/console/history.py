@@ -1,0 +1,237 @@
+"""The last hour of a device, a pod and the fleet, and the stream that another console reads."""
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, HTTPException
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from extender.console.devices import NodeName, Uuid
+from extender.console.events import TimedStream
+from extender.console.explain import Namespace, PodName
+from extender.console.responses import UNKNOWN as NOT_KNOWN
+from extender.console.responses import Body, encoded, unknown_node
+from extender.console.view_context import InContext, Newest
+from extender.observability.history_handover import head_line, node_line
+from extender.state.history import (
+    DEVICE_COLUMNS,
+    RESERVED,
+    RESOLUTION_S,
+    SM,
+    UNIT_BYTES,
+    UNIT_RATIO,
+    UNKNOWN,
+    USED,
+    Layout,
+    PodOn,
+    Steps,
+    Totals,
+    Values,
+)
+
+#: Consoles that read the whole history at once.
+MAX_STREAMS = 2
+_STREAMS = "history_streams"
+NDJSON = "application/x-ndjson"
+
+Parts = Sequence[tuple[Layout, Steps, Values]]
+
+
+class SeriesView(BaseModel):
+    #: reserved, used, sm or pod (its use of the device); for the fleet a field of ``/v1/fleet``.
+    kind: str
+    #: bytes, ratio or count.
+    unit: str
+    device: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    uid: str | None = None
+    #: The request of a pod; null if it has no reservation.
+    requested_bytes: int | None = None
+    #: One value for each of ``at_s``; it holds until the next. Null: not measured, or the report
+    #: was stale.
+    values: list[float | None]
+
+
+class HistoryBody(Body):
+    #: "console": recorded by this console, or taken over from another one.
+    source: str
+    #: Shortest time between two values. Memory is rounded to ``resolution_bytes``.
+    resolution_s: float
+    resolution_bytes: int
+    from_s: float = Field(description="Unix time of the earliest value that could be on record.")
+    #: Unix times, ascending, at which a value of the series changed; the last is now.
+    at_s: list[float]
+    series: list[SeriesView]
+
+
+routes = APIRouter()
+
+
+@routes.get("/v1/history/fleet", response_model=HistoryBody)
+async def fleet(context: InContext, snap: Newest) -> Response:
+    """Return an hour of the sums over all devices, and of the number of pending pods."""
+    found = context.history.totals()
+    series = [
+        SeriesView(kind=kind, unit=unit, values=[getattr(each, field) for each in found])
+        for kind, unit, field in (
+            *((name, "bytes", f"{name}_bytes") for name in _FLEET_BYTES),
+            ("overcommitted_devices", "count", "overcommitted_devices"),
+            ("pending_pods", "count", "pending_pods"),
+        )
+    ]
+    at_s = [float(each.step * RESOLUTION_S) for each in found]
+    return encoded(_body(context.head(snap), context.history.first_step, at_s, series))
+
+
+_FLEET_BYTES = tuple(
+    name.removesuffix("_bytes") for name in Totals.__struct_fields__ if name.endswith("_bytes")
+)
+
+
+@routes.get(
+    "/v1/history/nodes/{name}/devices/{uuid}", response_model=HistoryBody, responses=NOT_KNOWN
+)
+async def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Response:
+    """Return an hour of a device: memory reserved and in use, SM activity, and the use of each pod
+    on it, also of pods that have left."""
+    history = context.history
+    if name not in snap.row_of and history.layout(name) is None:
+        raise unknown_node(name)
+    parts = history.since(name, history.first_step)
+    if not any(uuid in layout.devices for layout, _, _ in parts):
+        raise HTTPException(404, f"no history of device {uuid} of node {name} is on record")
+    series = [
+        *(_column(parts, uuid, kind, column) for kind, column in _KINDS),
+        *_pods(parts, lambda each, layout: layout.devices[each.slot] == uuid),
+    ]
+    at_s = _times(parts, history.first_step, context.wall_s())
+    return encoded(_body(context.head(snap), history.first_step, at_s, series))
+
+
+_KINDS = (("reserved", RESERVED), ("used", USED), ("sm", SM))
+
+
+@routes.get("/v1/history/pods/{namespace}/{name}", response_model=HistoryBody, responses=NOT_KNOWN)
+async def pod(context: InContext, namespace: Namespace, name: PodName, snap: Newest) -> Response:
+    """Return an hour of a pod: its use of each of its devices. Readable by each caller that may
+    ``get`` the pod."""
+    history, known = context.history, context.cluster.pod_named(namespace, name)
+    nodes = [known.node] if known is not None and known.node else history.nodes()
+    for node in nodes:
+        parts = history.since(node, history.first_step)
+        series = list(
+            _pods(parts, lambda each, _: (each.namespace, each.name) == (namespace, name))
+        )
+        if series:
+            at_s = _times(parts, history.first_step, context.wall_s())
+            return encoded(_body(context.head(snap), history.first_step, at_s, series))
+    raise HTTPException(
+        404, f"no history of pod {namespace}/{name} is on record: no report has shown it on a GPU"
+    )
+
+
+@routes.get(
+    "/v1/history/stream",
+    responses={
+        200: {"content": {NDJSON: {"schema": {"type": "string"}}}},
+        503: {"description": "Too many consoles read the history"},
+    },
+)
+async def stream(context: InContext, request: Request) -> Response:
+    """Send the whole history to another console that starts, as lines of JSON."""
+    state = request.app.state
+    streams = getattr(state, _STREAMS, 0)
+    if streams >= MAX_STREAMS:
+        raise HTTPException(503, f"{MAX_STREAMS} consoles read the history already")
+    setattr(state, _STREAMS, streams + 1)
+
+    def closed() -> None:
+        setattr(state, _STREAMS, getattr(state, _STREAMS) - 1)
+
+    async def lines() -> AsyncGenerator[bytes]:
+        history = context.history
+        yield head_line(context.replica, history)
+        for name in history.nodes():
+            yield node_line(name, history.blocks(name))
+
+    return TimedStream(lines(), closed, NDJSON)
+
+
+def _body(
+    head: dict[str, Any], first_step: int, at_s: list[float], series: list[SeriesView]
+) -> HistoryBody:
+    return HistoryBody(
+        **head,
+        source="console",
+        resolution_s=RESOLUTION_S,
+        resolution_bytes=UNIT_BYTES,
+        from_s=float(first_step * RESOLUTION_S),
+        at_s=at_s,
+        series=series,
+    )
+
+
+def _times(parts: Parts, first_step: int, now_s: float) -> list[float]:
+    steps = np.maximum(np.concatenate([steps for _, steps, _ in parts]), first_step)
+    return [*(float(step) * RESOLUTION_S for step in steps.tolist()), now_s]
+
+
+def _column(parts: Parts, uuid: str, kind: str, column: int) -> SeriesView:
+    def of(layout: Layout) -> int | None:
+        if uuid not in layout.devices:
+            return None
+        return DEVICE_COLUMNS * layout.devices.index(uuid) + column
+
+    is_ratio = column == SM
+    values = _values(parts, of, UNIT_RATIO if is_ratio else UNIT_BYTES)
+    return SeriesView(kind=kind, unit="ratio" if is_ratio else "bytes", device=uuid, values=values)
+
+
+def _pods(parts: Parts, wanted: Callable[[PodOn, Layout], bool]) -> Iterable[SeriesView]:
+    """Yield a series for each wanted pod on each device."""
+    found = {
+        (each.uid, layout.devices[each.slot]): each
+        for layout, _, _ in parts
+        for each in layout.pods
+        if wanted(each, layout)
+    }
+    for (uid, uuid), each in found.items():
+
+        def of(layout: Layout, uid: str = uid, uuid: str = uuid) -> int | None:
+            begin = DEVICE_COLUMNS * len(layout.devices)
+            columns = (
+                begin + position
+                for position, pod in enumerate(layout.pods)
+                if pod.uid == uid and layout.devices[pod.slot] == uuid
+            )
+            return next(columns, None)
+
+        yield SeriesView(
+            kind="pod",
+            unit="bytes",
+            device=uuid,
+            namespace=each.namespace,
+            name=each.name,
+            uid=uid,
+            requested_bytes=each.requested_bytes,
+            values=_values(parts, of, UNIT_BYTES),
+        )
+
+
+def _values(
+    parts: Parts, column_of: Callable[[Layout], int | None], unit: float
+) -> list[float | None]:
+    """Return the values of a column, and the last one again, which still holds."""
+    found: list[float | None] = []
+    for layout, steps, values in parts:
+        column = column_of(layout)
+        if column is None:
+            found += [None] * len(steps)
+            continue
+        units = values[:, column].tolist()
+        found += [None if each == UNKNOWN else round(each * unit, 3) for each in units]
+    return [*found, found[-1]]

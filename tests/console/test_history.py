@@ -1,0 +1,275 @@
+"""/v1/history: the last hour of devices, pods and the fleet, and how it is handed over."""
+
+import http.server
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.gpunode import SmActivity
+from extender.console.auth import GetPod
+from extender.console.responses import stamp
+from extender.observability import history_handover
+from extender.observability.history_handover import HistoryHandover, NotTaken, head_line, node_line
+from extender.observability.history_recorder import HistoryRecorder
+from extender.state.changes import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSeen, PodSeen
+from extender.state.history import History
+from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
+from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
+from tests.console.test_auth import World
+from tests.waiting import until
+
+#: Between two rounds of the recorder.
+ROUND_S = 10.0
+
+
+class Recorded(Asked):
+    """A node with two GPUs of 24 GiB, whose history is recorded; a pod has reserved 8 GiB."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.recorder = HistoryRecorder(self.cluster, self.context.history, self.context.wall_s)
+        self.version = 0
+        self.cluster.apply([NodeSeen(kube_node("n"))])
+        self.cluster.apply([PodSeen(pod("8Gi", uid="uid-a", name="a", namespace="ml", node="n"))])
+
+    def report(self, used_gib: float, pod_gib: float | None, sm: float = 0.25) -> None:
+        """Report the first GPU and record it, one round after the last report."""
+        self.version += 1
+        self.now_s += ROUND_S
+        used_bytes = int(used_gib * GIB)
+        held = reservation({"GPU-0": 8 * GIB}, name="a")
+        rows = (
+            []
+            if pod_gib is None
+            else [use("uid-a", "GPU-0", int(pod_gib * GIB), namespace="ml", name="a")]
+        )
+        devices = (
+            shared("GPU-0", used_bytes=used_bytes, sm_activity=SmActivity(sm, "dcgm")),
+            shared("GPU-1", 1),
+        )
+        node = gpunode(
+            *devices,
+            name="n",
+            version=str(self.version),
+            observed_at=stamp(WALL_S + self.now_s),
+            pods=rows,
+            reservations={"uid-a": msgspec.structs.replace(held, namespace="ml")},
+        )
+        self.cluster.apply([GPUNodeSeen(node, self.now_s)])
+        self.record()
+
+    def record(self) -> None:
+        for _ in self.recorder.record(self.now_s):
+            pass
+
+    def history(self, path: str) -> dict[str, Any]:
+        answer = self.get(f"/v1/history/{path}")
+        assert answer.status_code == 200, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+
+def series(body: dict[str, Any], kind: str) -> list[float | None]:
+    (found,) = (each["values"] for each in body["series"] if each["kind"] == kind)
+    values: list[float | None] = found
+    return values
+
+
+def test_a_device_has_a_value_for_each_report_that_changed_it() -> None:
+    asked = Recorded()
+    asked.report(1.0, None)
+    asked.report(6.0, 5.0)
+    asked.report(6.0, 5.0)
+    asked.report(9.5, 7.5, sm=0.5)
+    body = asked.history("nodes/n/devices/GPU-0")
+    assert (body["source"], body["resolution_s"], body["resolution_bytes"]) == (
+        "console",
+        10.0,
+        8 << 20,
+    )
+    assert body["at_s"] == [WALL_S + at for at in (10, 20, 40, 40)]
+    assert series(body, "used") == [1.0 * GIB, 6.0 * GIB, 9.5 * GIB, 9.5 * GIB]
+    assert series(body, "reserved") == [8.0 * GIB] * 4
+    assert series(body, "sm") == [0.25, 0.25, 0.5, 0.5]
+    assert series(body, "pod") == [None, 5.0 * GIB, 7.5 * GIB, 7.5 * GIB]
+    (of_pod,) = (each for each in body["series"] if each["kind"] == "pod")
+    assert (of_pod["namespace"], of_pod["name"], of_pod["requested_bytes"]) == ("ml", "a", 8 * GIB)
+
+
+def test_a_stale_report_is_a_gap_and_not_a_value() -> None:
+    asked = Recorded()
+    asked.report(6.0, 5.0)
+    asked.now_s += STALE_AFTER_S + 1
+    asked.record()
+    body = asked.history("nodes/n/devices/GPU-0")
+    assert series(body, "used") == [6.0 * GIB, None, None]
+    assert series(body, "pod") == [5.0 * GIB, None, None]
+
+
+def test_a_pod_that_has_left_keeps_its_history() -> None:
+    asked = Recorded()
+    asked.report(6.0, 5.0)
+    asked.report(1.0, None)
+    body = asked.history("pods/ml/a")
+    assert series(body, "pod") == [5.0 * GIB, None, None]
+
+
+def test_the_fleet_has_sums_and_the_number_of_pending_pods() -> None:
+    asked = Recorded()
+    asked.report(6.0, 5.0)
+    asked.cluster.apply([PodSeen(pod("8Gi", uid="uid-b", name="b"))])
+    asked.report(9.0, 8.0)
+    body = asked.history("fleet")
+    assert body["at_s"] == [WALL_S + 10, WALL_S + 20]
+    assert series(body, "used") == [6.0 * GIB, 9.0 * GIB]
+    assert series(body, "allocatable") == [48.0 * GIB] * 2
+    assert series(body, "reserved") == [8.0 * GIB] * 2
+    assert series(body, "pending_pods") == [0.0, 1.0]
+
+
+def test_unknown_devices_and_pods_are_404() -> None:
+    asked = Recorded()
+    asked.report(6.0, 5.0)
+    for path, message in (
+        ("nodes/m/devices/GPU-0", "node m is not known"),
+        ("nodes/n/devices/GPU-9", "no history of device GPU-9 of node n"),
+        ("pods/ml/other", "no history of pod ml/other"),
+    ):
+        answer = asked.get(f"/v1/history/{path}")
+        assert answer.status_code == 404
+        assert message in answer.json()["detail"]
+
+
+def test_a_node_that_is_gone_keeps_its_history_for_an_hour() -> None:
+    asked = Recorded()
+    asked.report(6.0, 5.0)
+    asked.cluster.apply([GPUNodeGone("n"), NodeGone("n")])
+    asked.now_s += ROUND_S
+    asked.record()
+    body = asked.history("nodes/n/devices/GPU-0")
+    assert series(body, "used") == [6.0 * GIB, None, None]
+
+
+def test_a_device_that_grows_steadily_is_full_soon() -> None:
+    """10 minutes at 64 MiB each 10 s: 6.4 MiB/s, with 24 - 6 GiB left at the end."""
+    asked = Recorded()
+    for number in range(61):
+        asked.report(2.25 + number / 16, 2.0 + number / 16)
+    (found,) = asked.recorder.growing["n"]
+    assert (found.device, found.namespace, found.name) == ("GPU-0", "ml", "a")
+    # The last round that looked was the 60th: 5.9375 GiB are used.
+    assert found.bytes_per_s == pytest.approx(6.4 * (1 << 20), rel=0.02)
+    assert found.full_in_s == pytest.approx((24 - 5.9375) * 160, rel=0.02)
+
+
+def test_a_model_that_was_loaded_does_not_grow() -> None:
+    asked = Recorded()
+    for number in range(60):
+        asked.report(2.0 if number < 30 else 20.0, 1.0)
+    assert asked.recorder.growing == {}
+
+
+def handed_over(source: History, name: str = "other") -> bytes:
+    lines = [node_line(node, source.blocks(node)) for node in source.nodes()]
+    return head_line(name, source) + b"".join(lines)
+
+
+def test_another_console_takes_the_history_over_when_it_starts() -> None:
+    asked, own = Recorded(), History()
+    asked.report(6.0, 5.0)
+    asked.report(9.0, 8.0)
+    answer = asked.get("/v1/history/stream")
+    assert answer.status_code == 200
+    assert answer.content == handed_over(asked.context.history, asked.context.replica)
+    took: list[str] = []
+
+    class Read(HistoryHandover):
+        def _read(self, address: tuple[str, int]) -> str:
+            took.append(self._take_lines(answer.content.splitlines(keepends=True)))
+            return took[0]
+
+    def at_once(action: Callable[[], None]) -> None:
+        action()
+
+    handover = Read([("127.0.0.1", 1)], "own", own, at_once)
+    handover.start()
+    until(lambda: took == [asked.context.replica], "the history is taken over")
+    for node in own.nodes():
+        assert own.blocks(node) == asked.context.history.blocks(node)
+    assert own.totals() == asked.context.history.totals()
+
+
+def test_it_is_read_with_the_own_token_and_asked_for_again_until_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(history_handover, "RETRY_S", 0.05)
+    asked, own = Recorded(), History()
+    asked.report(6.0, 5.0)
+    body = handed_over(asked.context.history)
+    tokens: list[str | None] = []
+
+    class Console(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers["Authorization"])
+            self.send_response(403 if len(tokens) == 1 else 200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Console) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        place = "127.0.0.1", server.server_port
+        handover = HistoryHandover([place], "own", own, lambda action: action())
+        handover.authorization = lambda: "Bearer ours"
+        handover.start()
+        try:
+            until(lambda: own.nodes() == ["n"], "the history is taken over")
+        finally:
+            handover.stop()
+            server.shutdown()
+            serving.join()
+    assert tokens == ["Bearer ours"] * 2
+    assert own.blocks("n") == asked.context.history.blocks("n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([], "it sent nothing"),
+        ([b"no json\n"], "its history cannot be read"),
+        ([b'{"replica":"x"'], "is too long, or was cut off"),
+        (
+            [b'{"replica":"x","format":2,"resolution_s":10,"unit_bytes":8388608,"totals":[]}\n'],
+            "it is of another version",
+        ),
+        (
+            [head_line("x", History()), b'{"node":"n","layouts":[],"blocks":[[0,1,1,""]]}\n'],
+            "a line",
+        ),
+    ],
+)
+def test_a_history_that_cannot_be_read_is_not_taken_over(lines: list[bytes], reason: str) -> None:
+    handover = HistoryHandover([], "own", History(), lambda action: action())
+    with pytest.raises(NotTaken, match=reason):
+        handover._take_lines(lines)
+
+
+def test_a_console_does_not_take_over_its_own_history() -> None:
+    history = History()
+    handover = HistoryHandover([], "own", history, lambda action: action())
+    assert handover._take_lines([head_line("own", History()), b"not read\n"]) == ""
+
+
+def test_a_caller_that_may_get_a_pod_may_read_its_history_and_no_other() -> None:
+    world = World()
+    world.reviews.rights["owner"] = {GetPod("ml", "a")}
+    answer = world.get("/v1/history/pods/ml/a", "owner")
+    assert (answer.status_code, "no history of pod ml/a" in answer.text) == (404, True)
+    for path in ("pods/ml/b", "stream", "fleet", "nodes/n/devices/GPU-n-0"):
+        assert world.get(f"/v1/history/{path}", "owner").status_code == 403

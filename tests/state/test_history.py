@@ -1,0 +1,127 @@
+"""History keeps each value until it changes, for an hour, within its memory."""
+
+import random
+from array import array
+
+import pytest
+
+from extender.state.history import (
+    BLOCK_ROWS,
+    KEPT_S,
+    RESOLUTION_S,
+    UNKNOWN,
+    Block,
+    History,
+    Layout,
+    PodOn,
+    Totals,
+    pack,
+)
+
+POD = PodOn(0, "uid-a", "team", "a", 8 << 30)
+ONE = Layout(("GPU-0",), (POD,))
+NONE = Layout(("GPU-0",))
+
+
+def read(history: History, node: str = "n", step: int = 0) -> list[tuple[int, list[int]]]:
+    return [
+        (at, row)
+        for _, steps, values in history.since(node, step)
+        for at, row in zip(steps.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def test_equal_rows_are_stored_once() -> None:
+    history = History()
+    for step, used in enumerate([5, 5, 5, 9, 9], 100):
+        history.add("n", step, NONE, [1, used, UNKNOWN])
+    assert read(history) == [(100, [1, 5, UNKNOWN]), (103, [1, 9, UNKNOWN])]
+
+
+def test_the_newest_report_of_a_step_counts() -> None:
+    history = History()
+    history.add("n", 100, NONE, [1, 2, 3])
+    history.add("n", 100, NONE, [4, 5, 6])
+    assert read(history) == [(100, [4, 5, 6])]
+
+
+def test_blocks_return_the_rows_that_they_were_made_of() -> None:
+    draw = random.Random(3)
+    for count in (1, 2, BLOCK_ROWS):
+        steps = sorted(draw.sample(range(100, 10_000), count))
+        rows = [[draw.randrange(1 << 16) for _ in range(ONE.width)] for _ in steps]
+        words = array("H", [value for row in rows for value in row]).tobytes()
+        read_steps, values = pack(ONE, steps, words).rows()
+        assert (read_steps.tolist(), values.tolist()) == (steps, rows)
+
+
+def test_a_block_that_is_damaged_is_an_error() -> None:
+    block = pack(ONE, [1], bytes(2 * ONE.width))
+    with pytest.raises(ValueError, match="cannot be decompressed"):
+        Block(ONE, 1, 1, b"no block").rows()
+    with pytest.raises(ValueError, match="has not 3 columns"):
+        Block(NONE, 1, 1, block.packed[:0] + pack(ONE, [1], bytes(8)).packed).rows()
+
+
+def test_a_pod_that_comes_or_leaves_begins_a_new_block() -> None:
+    history = History()
+    history.add("n", 1, NONE, [0, 0, 0])
+    history.add("n", 2, ONE, [9, 7, 0, 7])
+    history.add("n", 3, NONE, [0, 0, 0])
+    assert [(each.layout.pods, each.first_step) for each in history.blocks("n")] == [
+        ((), 1),
+        ((POD,), 2),
+        ((), 3),
+    ]
+
+
+def test_rows_are_kept_for_an_hour_and_the_value_that_holds_then() -> None:
+    history = History()
+    for step in range(1, 1000):
+        history.add("n", step, NONE, [0, step, 0])
+    history.add("still", 1, NONE, [0, 42, 0])
+    history.forget(1000)
+    first = 1000 - KEPT_S // RESOLUTION_S
+    assert history.first_step == first == 640
+    (begin, _), *_, (end, _) = read(history, step=first)
+    assert (begin, end) == (640, 999)
+    assert len(history.blocks("n")) == 7  # six full ones, and the one in which the hour begins
+    assert read(history, "still", first) == [(1, [0, 42, 0])]
+
+
+def test_the_history_becomes_shorter_rather_than_larger_than_its_memory() -> None:
+    draw = random.Random(1)
+    history = History(max_bytes=6_000)
+    for step in range(1, 361):
+        history.add("n", step, ONE, [draw.randrange(60_000) for _ in range(4)])
+        history.add("m", step, ONE, [draw.randrange(60_000) for _ in range(4)])
+        if step % 30 == 0:
+            history.forget(step)
+            assert history.size_bytes <= 6_000
+    assert history.first_step > 0
+    assert read(history)[-1][0] == 360
+
+
+def test_a_node_that_is_gone_is_forgotten_after_an_hour() -> None:
+    history = History()
+    history.add("n", 1, NONE, [1, 2, 3])
+    history.add("n", 2, Layout(), ())
+    history.forget(300)
+    assert history.nodes() == ["n"]
+    history.forget(400)
+    assert history.nodes() == []
+
+
+def test_the_history_of_another_console_comes_before_the_own_rows() -> None:
+    other, own = History(), History()
+    for step in range(1, 150):
+        other.add("n", step, NONE, [0, step, 0])
+        other.add_totals(Totals(step, 1, 2, 3, 4, 5, 6, step))
+    own.add("n", 145, NONE, [0, 145, 0])
+    own.add_totals(Totals(145, 1, 2, 3, 4, 5, 6, 145))
+    own.adopt("n", other.blocks("n"))
+    own.adopt("m", other.blocks("n"))
+    own.adopt_totals(other.totals())
+    assert [step for step, _ in read(own)] == list(range(1, 146))
+    assert [step for step, _ in read(own, "m")] == list(range(1, 150))
+    assert [each.step for each in own.totals()] == list(range(1, 146))
