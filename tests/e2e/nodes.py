@@ -186,7 +186,7 @@ class Nodes:
 
     def _status(self, name: str, now: datetime) -> GPUNodeStatus:
         uses = self._uses[name]
-        taken = Counter(use.device for use in uses)
+        taken = Counter(use.device for use in uses if use.replica)
         used: Counter[str] = Counter()
         for use in uses:
             used[use.device] += use.used_bytes or 0
