@@ -34,9 +34,8 @@ class Reason(Enum):
     LABELS_INCOMPLETE = "no GPU report from the node, and its labels describe its GPUs incompletely"
     STALE_REPORT = "GPU report of the node is stale"
     NOT_INITIALISED = "GPU ledger of the node is being set up"
-    BAD_NODE_ANNOTATION = (
-        "annotation headroom.gpu/reserve or headroom.gpu/device-choice of the node is not valid"
-    )
+    # headroom.gpu/reserve, device-choice or cordon.
+    BAD_NODE_ANNOTATION = "an annotation of Headroom on the node is not valid"
     CANNOT_PIN = "node is to be pinned, but is not known to obey NVIDIA_VISIBLE_DEVICES of its pods"
     # The node's MIG layout is being changed, or the plugin does not offer its devices.
     MIG_CHANGING = "MIG layout of the node is being changed"

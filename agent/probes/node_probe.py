@@ -23,6 +23,7 @@ from agent.probes.readings import (
     TOPOLOGY_POLICIES,
     HoldingReading,
     MirrorReading,
+    ObstacleReading,
     PluginReading,
     Reading,
     SourceReading,
@@ -162,13 +163,14 @@ class NodeApi:
             self.reserve_bytes = parse_reserve(annotations.get(RESERVE, "0"))
         except BadAnnotation:
             self.reserve_bytes = None  # the extender reports what is wrong with it
-        choice = annotations.get(DEVICE_CHOICE, "")
+        choice, obstacle = annotations.get(DEVICE_CHOICE, ""), None
         try:
             self.device_choice = choice and parse_device_choice(choice).value
-        except BadAnnotation:
+        except BadAnnotation as err:
             self.device_choice = None
+            obstacle = ObstacleReading(f"the node takes no GPU pods: {err}")
         self.maintenance = of_maintenance(labels, annotations)
-        found = [of_labels(labels), of_k3s(annotations)]
+        found = [of_labels(labels), of_k3s(annotations), obstacle]
         return [SourceReading(LABELS), *(each for each in found if each is not None)]
 
     def _configz(self) -> list[Reading]:

@@ -14,9 +14,7 @@ from datetime import UTC, datetime
 
 from contract.annotations import (
     CORDON,
-    CORDON_EXAMPLE,
     DEVICE_CHOICE,
-    RESERVE,
     DeviceChoice,
     parse_cordon,
 )
@@ -120,9 +118,7 @@ def _takes_no_pods(facts: NodeFacts) -> Iterator[PartialFinding]:
     if reason is None:
         return
     if reason is Reason.BAD_NODE_ANNOTATION:
-        values = {key: facts.annotations.get(key) for key in (CORDON, RESERVE, DEVICE_CHOICE)}
-        given = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
-        yield Weight.WARNING, f"takes no pods: it is annotated {given}", _FIXES[reason]
+        yield Weight.WARNING, f"takes no pods: {facts.node.detail}", _FIXES[reason]
         return
     detail = f" ({facts.node.detail})" if facts.node.detail else ""
     found = f"takes no pods that share a GPU: {reason.sentence}{detail}"
@@ -143,8 +139,7 @@ _FIXES = {
     "discovery are enough",
     Reason.STALE_REPORT: _AGENT,
     Reason.NOT_INITIALISED: "check whether an extender runs: it sets up the ledger within seconds",
-    Reason.BAD_NODE_ANNOTATION: f"correct the annotation. Example: {RESERVE}: 512Mi and "
-    f"{DEVICE_CHOICE}: predicted and {CORDON}: {CORDON_EXAMPLE}",
+    Reason.BAD_NODE_ANNOTATION: "correct the annotation, or remove it",
     Reason.CANNOT_PIN: "fix the problem named in parentheses, or remove the annotation "
     f"{DEVICE_CHOICE}: pinned",
     Reason.MIG_CHANGING: "wait for the MIG manager; the log of its pod shows what it waits for",

@@ -31,6 +31,8 @@ class NodeSettings:
     cordoned: frozenset[str] = frozenset()
     #: Set while one of the annotations is not valid: no pod is placed on the node.
     reason: Reason | None = None
+    #: The invalid annotation, its value, and an example.
+    detail: str = ""
 
 
 def node_settings(node: Node | None) -> NodeSettings:
@@ -43,8 +45,8 @@ def node_settings(node: Node | None) -> NodeSettings:
             DeviceChoice.PREDICTED if choice is None else parse_device_choice(choice),
             parse_cordon(annotations.get(CORDON, "")),
         )
-    except BadAnnotation:
-        return NodeSettings(reason=Reason.BAD_NODE_ANNOTATION)
+    except BadAnnotation as err:
+        return NodeSettings(reason=Reason.BAD_NODE_ANNOTATION, detail=str(err))
 
 
 def choice_to_note(node: Node | None, gpunode: GPUNode) -> str | None:
@@ -88,7 +90,7 @@ def obstacle(
     if manager is not None:
         return manager, ""
     if settings.reason is not None:
-        return settings.reason, ""
+        return settings.reason, settings.detail
     if (by_mig := mig_obstacle(node)) is not None:
         return by_mig
     if backs_off:

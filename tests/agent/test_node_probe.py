@@ -11,6 +11,7 @@ from agent.probes.node_probe import NodeApi, of_k3s
 from agent.probes.readings import (
     HoldingReading,
     MirrorReading,
+    ObstacleReading,
     PluginReading,
     Reading,
     SourceReading,
@@ -135,6 +136,28 @@ def test_a_reserve_that_cannot_be_read_is_not_known(
     server.node["metadata"]["annotations"]["headroom.gpu/reserve"] = reserve
     assert sources(list(asking.api.read()))["labels"] == ("ok", "")
     assert asking.api.reserve_bytes is None
+
+
+def test_an_invalid_device_choice_is_reported_until_it_is_corrected(
+    server: ApiServer, asking: Asking
+) -> None:
+    assert server.node is not None
+    annotations = server.node["metadata"]["annotations"]
+
+    def obstacles() -> list[str]:
+        asking.now_s += 60.0
+        return [r.reason for r in asking.api.read() if isinstance(r, ObstacleReading)]
+
+    annotations["headroom.gpu/device-choice"] = "steerd"
+    assert obstacles() == [
+        "the node takes no GPU pods: annotation headroom.gpu/device-choice: 'steerd' is not one of "
+        "predicted, any, gated, steered, pinned. Example: headroom.gpu/device-choice: predicted"
+    ]
+    # The previous choice stays in effect: steering does not end because of a typing error.
+    assert asking.api.device_choice is None
+    annotations["headroom.gpu/device-choice"] = "steered"
+    assert obstacles() == []
+    assert asking.api.device_choice == "steered"
 
 
 def mirror(uid: str, told_hash: str = HASH) -> dict[str, Any]:

@@ -486,6 +486,11 @@ class TestDevicesThatThePluginCouldGive:
         node = kube_node(annotations={DEVICE_CHOICE: "best"})
         state = state_of(*seen(node, self.reported(), *self.sitting()))
         assert reason(state) is Reason.BAD_NODE_ANNOTATION
+        (terms,) = state.snapshot().nodes
+        assert terms.detail == (
+            f"annotation {DEVICE_CHOICE}: 'best' is not one of predicted, any, gated, steered, "
+            f"pinned. Example: {DEVICE_CHOICE}: predicted"
+        )
 
     def test_a_device_that_is_no_longer_a_candidate_frees_memory(self) -> None:
         """D1, where nothing is left, is behind D0 as soon as one more of it is taken."""
