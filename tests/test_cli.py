@@ -73,7 +73,7 @@ def test_the_doctor_checks_a_fleet_file(tmp_path: Path) -> None:
     )
     reported = headroom("doctor", "--fleet", str(path))
     warning, advice = reported.stdout.splitlines()
-    assert warning.startswith("warning: b: takes no pods: it is annotated headroom.gpu/reserve")
+    assert warning.startswith("warning: b: takes no pods: annotation headroom.gpu/reserve")
     assert advice.startswith("advice: a-0000, a-0001: a container may request several replicas")
     assert reported.returncode == 1
     path.write_text(FLEET)

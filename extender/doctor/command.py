@@ -4,6 +4,7 @@ It only reads, with the permissions of the user who runs it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from contract.kube import Node
     from extender.config.settings import Settings
     from extender.doctor.findings import Finding
+    from extender.doctor.recent_requests import RecentRequests
     from extender.state.changes import Event
 
 
@@ -23,6 +25,7 @@ class Output(Enum):
 
 
 def doctor(
+    command: typer.Context,
     fleet: Annotated[
         Path | None, typer.Option(help="Examine the nodes of this fleet file, without a cluster.")
     ] = None,
@@ -66,9 +69,9 @@ def doctor(
 
         settings = load_settings(config)
         if plugin_config:
-            _print_plugin_config(
-                advised_plugin_config(settings, _events(settings, fleet, kubeconfig, context))
-            )
+            events = _events(settings, fleet, kubeconfig, context)
+            recent = _recent(command, fleet, kubeconfig, context)
+            _print_plugin_config(advised_plugin_config(settings, events, recent))
             return
         if scheduler_config:
             nodes = _nodes(settings, fleet, kubeconfig, context)
@@ -80,7 +83,8 @@ def doctor(
 
             listed = list_cluster(settings, kubeconfig, context)
             environment = list_environment(settings, nodes_of(listed), kubeconfig, context)
-            found = examine_nodes(settings, listed)
+            recent = _recent(command, fleet, kubeconfig, context)
+            found = examine_nodes(settings, listed, recent)
             found += examine_environment(environment, settings, own_version())
     except ImportError as err:
         typer.echo(f"headroom: {err}; install it: pip install 'headroom-gpu[extender]'", err=True)
@@ -112,6 +116,31 @@ def _events(
     from extender.doctor.collect import list_cluster
 
     return list_cluster(settings, kubeconfig, context)
+
+
+def _recent(
+    command: typer.Context, fleet: Path | None, kubeconfig: str | None, context: str | None
+) -> "RecentRequests":
+    """Return the requests of the pods of the last hours.
+
+    If the console cannot be read, the result is empty, and a note on stderr gives the reason.
+    """
+    from extender.doctor.recent_requests import NO_RECENT, recent_requests
+    from headroom.kubectl.debug_api_client import CommandError
+    from headroom.kubectl.options import Options
+    from headroom.kubectl.transport import NAMESPACE, NO_FILES
+
+    if fleet:
+        return NO_RECENT
+    given = command.obj or Options(None, None, NO_FILES, None, None, NAMESPACE)
+    try:
+        return recent_requests(replace(given, kubeconfig=kubeconfig, context=context).api())
+    except CommandError as err:
+        why = str(err)
+    except (KeyError, TypeError, ValueError) as err:
+        why = f"the console's answer cannot be read: {err!r}"
+    typer.echo(f"headroom: advice on replicas counts only pods that exist now: {why}", err=True)
+    return NO_RECENT
 
 
 def _print_plugin_config(text: str) -> None:

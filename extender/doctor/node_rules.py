@@ -24,6 +24,7 @@ from contract.reasons import Reason
 from extender.config.fleet_file import Fleet
 from extender.config.settings import Settings
 from extender.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
+from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.replica_counts import plugin_config, replica_counts
 from extender.doctor.sharing_rules import SHARING_RULES, NodeFacts, gpu_requests, typical_requests
 from extender.doctor.steering_rule import examine_steering
@@ -45,14 +46,18 @@ def fleet_events(fleet: Fleet) -> list[Event]:
     ]
 
 
-def examine_nodes(settings: Settings, events: Sequence[Event]) -> list[Finding]:
+def examine_nodes(
+    settings: Settings, events: Sequence[Event], recent: RecentRequests = NO_RECENT
+) -> list[Finding]:
     """Examine the nodes of the cluster that ``events`` describe."""
-    return examine(_state(settings, events), time.monotonic(), own_version())
+    return examine(_state(settings, events), time.monotonic(), own_version(), recent)
 
 
-def advised_plugin_config(settings: Settings, events: Sequence[Event]) -> str:
+def advised_plugin_config(
+    settings: Settings, events: Sequence[Event], recent: RecentRequests = NO_RECENT
+) -> str:
     """Return ``plugin_config`` for the nodes of the cluster that ``events`` describe."""
-    return plugin_config(_facts(_state(settings, events), time.monotonic()))
+    return plugin_config(_facts(_state(settings, events), time.monotonic(), "", recent))
 
 
 def _state(settings: Settings, events: Sequence[Event]) -> ClusterState:
@@ -61,24 +66,29 @@ def _state(settings: Settings, events: Sequence[Event]) -> ClusterState:
     return state
 
 
-def examine(state: ClusterState, now_s: float, version: str = "") -> list[Finding]:
+def examine(
+    state: ClusterState, now_s: float, version: str = "", recent: RecentRequests = NO_RECENT
+) -> list[Finding]:
     """Apply all rules to all GPU nodes; return the findings with the warnings first.
 
     ``now_s`` is the time of this process's monotonic clock. ``version`` is the version of this
     package, which is compared with the agents' versions.
     """
     nodes_of: dict[PartialFinding, list[str]] = {}
-    for facts in _facts(state, now_s, version):
+    for facts in _facts(state, now_s, version, recent):
         for rule in _RULES:
             for finding in rule(facts):
                 nodes_of.setdefault(finding, []).append(facts.node.name)
     return warnings_first([*with_nodes(nodes_of), *examine_steering(state, now_s)])
 
 
-def _facts(state: ClusterState, now_s: float, version: str = "") -> Iterator[NodeFacts]:
+def _facts(
+    state: ClusterState, now_s: float, version: str, recent: RecentRequests
+) -> Iterator[NodeFacts]:
     """Yield the facts of each node with managed GPU resources, by name."""
     requests = gpu_requests(state)
     typical = typical_requests(requests)
+    counted = typical_requests(recent.beside(requests), recent.span_s)
     unannotated = Counter(each.resource for each in requests if not each.is_annotated)
     for terms in sorted(state.snapshot().nodes, key=lambda node: node.name):
         node = state.node(terms.name)
@@ -93,6 +103,7 @@ def _facts(state: ClusterState, now_s: float, version: str = "") -> Iterator[Nod
             _age_s(state, terms.name, now_s),
             version,
             typical,
+            counted,
             unannotated,
         )
 

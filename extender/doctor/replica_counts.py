@@ -1,5 +1,6 @@
 """Advises the replicas of time-sliced devices, from the amounts of memory that pods request.
 
+The pods are those that exist, and those that came in the last hours, if the console can be read.
 Under ``distributed`` too many replicas waste no memory, because memory runs out first. Too few
 waste much: small pods find no free replica although memory is free. So there must be enough for a
 device that is full of small pods; the lower quartile of the requests is a small pod. Under
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from extender.doctor.findings import PartialFinding, Weight
-from extender.doctor.sharing_rules import FEWEST_REPLICAS, NodeFacts, rounded
+from extender.doctor.sharing_rules import FEWEST_REPLICAS, NodeFacts, Typical, rounded
 
 #: A device has too few replicas if their number is below this share of the number of small pods
 #: that fit on it.
@@ -44,17 +45,17 @@ def advise(facts: NodeFacts) -> Iterator[Advice]:
         (t.device.resource, t.device.replicas.total, t.allocatable_bytes, t.policy)
         for t in facts.sliced
     }:
-        typical = facts.typical.get(resource)
+        typical = facts.recent.get(resource)
         if typical is None:
             continue
+        containers = f"{typical.containers} GPU containers ({_basis(typical)})"
 
         def fitting(size_bytes: int, whole_bytes: int = allocatable_bytes) -> int:
             return max(FEWEST_REPLICAS, whole_bytes // max(1, size_bytes))
 
         device = f"each {resource} device of {rounded(allocatable_bytes)} has {replicas} replicas"
         found = (
-            f"{device}, and at least half of {typical.containers} GPU containers request "
-            f"{rounded(typical.median)} or more"
+            f"{device}, and at least half of {containers} request {rounded(typical.median)} or more"
         )
         slots = allocatable_bytes // max(1, typical.largest)
         is_similar = slots * typical.median >= ALIKE_RATIO * allocatable_bytes
@@ -71,7 +72,7 @@ def advise(facts: NodeFacts) -> Iterator[Advice]:
             yield Advice(
                 resource,
                 count,
-                f"{device}, and at least a quarter of {typical.containers} GPU containers request "
+                f"{device}, and at least a quarter of {containers} request "
                 f"{rounded(typical.small)} or less: replicas run out before memory does",
             )
         elif is_similar and FEWEST_REPLICAS <= slots < replicas:
@@ -82,6 +83,14 @@ def advise(facts: NodeFacts) -> Iterator[Advice]:
                 ": then no pod requests more than a replica's share, and no choice of the device "
                 "plugin can overcommit memory",
             )
+
+
+def _basis(typical: Typical) -> str:
+    """Return which pods were counted. Example: from 312 pods of the last 6.0 h."""
+    pods = "1 pod" if typical.pods == 1 else f"{typical.pods} pods"
+    if not typical.span_s:
+        return f"from {pods} that exist now"
+    return f"from {pods} that exist now or came in the last {typical.span_s / 3600:.1f} h"
 
 
 def replica_counts(facts: NodeFacts) -> Iterator[PartialFinding]:

@@ -30,11 +30,14 @@ class Typical:
     requests on each device.
     """
 
-    #: Number of these containers.
+    #: Number of these containers, and of their pods.
     containers: int
+    pods: int
     small: int
     median: int
     largest: int
+    #: The period in which the pods came, in seconds; 0 if only existing pods are counted.
+    span_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,9 @@ class NodeFacts:
     age_s: float | None
     #: Version of the doctor; empty if unknown.
     version: str
-    #: Resource -> the requests of its pods.
+    #: Resource -> the requests of the existing pods; of those and the pods of the last hours.
     typical: Mapping[str, Typical]
+    recent: Mapping[str, Typical]
     #: Resource -> number of GPU containers that request no amount of memory.
     unannotated: Mapping[str, int]
 
@@ -69,6 +73,8 @@ class NodeFacts:
 class ContainerRequest:
     """The request of one GPU container."""
 
+    #: Of the pod.
+    uid: str
     resource: str
     #: None if the amount is not a number of bytes.
     count_bytes: int | None
@@ -81,6 +87,7 @@ def gpu_requests(state: ClusterState) -> list[ContainerRequest]:
     pod_requests = [state.understand(pod) for pod in state.pods() if not pod.ended]
     return [
         ContainerRequest(
+            request.uid,
             container.resource,
             container.amount.count_bytes if isinstance(container.amount, Bytes) else None,
             container.source != "replica",
@@ -91,15 +98,24 @@ def gpu_requests(state: ClusterState) -> list[ContainerRequest]:
     ]
 
 
-def typical_requests(requests: Iterable[ContainerRequest]) -> dict[str, Typical]:
+def typical_requests(
+    requests: Iterable[ContainerRequest], span_s: float = 0.0
+) -> dict[str, Typical]:
     """Return the typical request of each resource with at least ``ENOUGH_CONTAINERS`` amounts."""
     sizes_of: dict[str, list[int]] = {}
+    pods_of: dict[str, set[str]] = {}
     for request in requests:
         if request.count_bytes is not None:
             sizes_of.setdefault(request.resource, []).append(request.count_bytes)
+            pods_of.setdefault(request.resource, set()).add(request.uid)
     return {
         resource: Typical(
-            len(sizes), sorted(sizes)[(len(sizes) - 1) // 4], median_low(sizes), max(sizes)
+            len(sizes),
+            len(pods_of[resource]),
+            sorted(sizes)[(len(sizes) - 1) // 4],
+            median_low(sizes),
+            max(sizes),
+            span_s,
         )
         for resource, sizes in sizes_of.items()
         if len(sizes) >= ENOUGH_CONTAINERS

@@ -11,6 +11,7 @@ from contract.gpunode import GPUNode, Plugin, Replicas
 from contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from extender.doctor.findings import Finding, Weight, line
 from extender.doctor.node_rules import examine
+from extender.doctor.recent_requests import NO_RECENT, RecentRequests
 from extender.doctor.sharing_rules import rounded
 from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
 from tests.builders import GIB, GPU, NOW_S, container, device, gpunode, pod, shared
@@ -42,6 +43,7 @@ def findings(
     now_s: float = NOW_S,
     offers: dict[str, str] | None = None,
     labels: dict[str, str] | None = None,
+    recent: RecentRequests = NO_RECENT,
 ) -> list[Finding]:
     nodes = [
         Node(
@@ -55,7 +57,7 @@ def findings(
         *(GPUNodeSeen(one, NOW_S) for one in gpunodes),
         *map(PodSeen, pods),
     )
-    return examine(state, now_s)
+    return examine(state, now_s, recent=recent)
 
 
 def only(found: Sequence[Finding]) -> Finding:
@@ -312,5 +314,5 @@ def test_containers_are_counted_and_not_their_pods() -> None:
     found = only(findings(sliced(2), pods=pods))
     assert found.found.startswith(
         "each nvidia.com/gpu device of 24Gi has 2 replicas, and at least a quarter of 6 GPU "
-        "containers request 4Gi or less: replicas run out"
+        "containers (from 3 pods that exist now) request 4Gi or less: replicas run out"
     )

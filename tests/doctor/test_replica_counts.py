@@ -35,7 +35,10 @@ def test_small_pods_decide_how_many_replicas_are_enough() -> None:
     """A device of 24 GiB holds 2 median pods of 10 GiB, but 6 small pods of 4 GiB."""
     mixed = asking(*["4Gi"] * 3, *["10Gi"] * 3, "20Gi")
     (found,) = findings(sliced(4), pods=mixed)
-    assert "at least a quarter of 7 GPU containers request 4Gi or less" in found.found
+    assert (
+        "at least a quarter of 7 GPU containers (from 7 pods that exist now) request 4Gi"
+        in found.found
+    )
     assert found.do.startswith("set replicas: 6 in the device plugin's configuration")
     assert findings(sliced(5), pods=mixed) == []
 

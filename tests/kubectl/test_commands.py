@@ -452,7 +452,7 @@ def test_the_doctor_is_a_command_of_the_plugin(tmp_path: Path) -> None:
         "nodes: [{name: a, gpus: 1, memory: 1Gi, annotations: {headroom.gpu/reserve: x}}]"
     )
     reported = run("", "doctor", "--fleet", str(fleet))
-    assert reported.stdout.startswith("warning: a: takes no pods: it is annotated")
+    assert reported.stdout.startswith("warning: a: takes no pods: annotation headroom.gpu/reserve")
     assert reported.returncode == 1
     (one,) = json.loads(run("", "doctor", "--fleet", str(fleet), "-o", "json").stdout)
     assert (one["weight"], one["nodes"]) == ("warning", ["a"])
