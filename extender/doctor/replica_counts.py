@@ -10,6 +10,7 @@ should be only as many as typical pods fit (docs/design/device-choice.md).
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import ceil
 from zlib import crc32
 
 from extender.doctor.findings import PartialFinding, Weight
@@ -86,11 +87,13 @@ def advise(facts: NodeFacts) -> Iterator[Advice]:
 
 
 def _basis(typical: Typical) -> str:
-    """Return which pods were counted. Example: from 312 pods of the last 6.0 h."""
+    """Return which pods were counted. Example: from 8 pods that exist now."""
     pods = "1 pod" if typical.pods == 1 else f"{typical.pods} pods"
     if not typical.span_s:
         return f"from {pods} that exist now"
-    return f"from {pods} that exist now or came in the last {typical.span_s / 3600:.1f} h"
+    hours = typical.span_s / 3600
+    span = f"{hours:.1f} h" if hours >= 1 else f"{ceil(60 * hours)} min"
+    return f"from {pods} that exist now or came in the last {span}"
 
 
 def replica_counts(facts: NodeFacts) -> Iterator[PartialFinding]:

@@ -81,7 +81,8 @@ def test_replicas_follow_the_pods_that_came_and_not_only_those_that_exist() -> N
     assert findings(sliced(2), pods=present) == []
     came = tuple(requested(f"job{number}", 4 * GIB) for number in range(6))
     # A pod that exists counts once.
-    recent = RecentRequests((requested("u0", 20 * GIB), *came), 5.24 * HOUR_S)
+    requests = (requested("u0", 20 * GIB), *came)
+    recent = RecentRequests(requests, 5.24 * HOUR_S)
     (found,) = findings(sliced(2), pods=present, recent=recent)
     assert found.found == (
         "each nvidia.com/gpu device of 24Gi has 2 replicas, and at least a quarter of 8 GPU "
@@ -89,3 +90,5 @@ def test_replicas_follow_the_pods_that_came_and_not_only_those_that_exist() -> N
         "replicas run out before memory does"
     )
     assert found.do.startswith("set replicas: 6 ")
+    (found,) = findings(sliced(2), pods=present, recent=RecentRequests(requests, 70.0))
+    assert "(from 8 pods that exist now or came in the last 2 min)" in found.found
