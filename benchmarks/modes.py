@@ -328,7 +328,7 @@ def row(mode: str, outcome: Outcome) -> str:
 
 
 def explained(outcome: Outcome) -> Iterator[str]:
-    """Yield what ``why`` says of the pods that wait."""
+    """Yield the grouped explanations of the pods that wait."""
     for text, pods in outcome.reasons.most_common():
         yield f"  {pods} pods: {text}"
     kinds = ", ".join(f"{kind} {pods}" for kind, pods in outcome.suggestions.most_common())
@@ -345,7 +345,7 @@ def main(
     pods: Annotated[int, typer.Option(min=1)] = 300,
     seed: int = 1,
 ) -> None:
-    """Print one row for each mode, and then what why says of the pods that wait."""
+    """Print one row for each mode, and then why the other pods wait."""
     for each in mode or ():
         if each not in MODES:
             raise typer.BadParameter(f"mode {each!r} is not one of: {', '.join(MODES)}")

@@ -73,7 +73,7 @@ class NodeFacts:
 class ContainerRequest:
     """The request of one GPU container."""
 
-    #: Of the pod.
+    #: Uid of the pod.
     uid: str
     resource: str
     #: None if the amount is not a number of bytes.
