@@ -29,10 +29,8 @@ from extender.admission.context import AdmissionContext
 from extender.admission.json_patch import Draft
 from extender.placement.request import VramRequest, understand
 from extender.recommend.checkpoint import restored
+from extender.recommend.estimate import rounded
 from extender.recommend.profile import Profile
-
-#: Recommendations are rounded up to a multiple of this.
-STEP_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +175,7 @@ def _text(amounts: Mapping[str, int], auto: Auto) -> str:
 
 
 def _limited(amount_bytes: int, auto: Auto) -> Bytes | Share:
-    rounded = -(-amount_bytes // STEP_BYTES) * STEP_BYTES
-    return Bytes(min(max(rounded, auto.min_bytes), auto.max_bytes))
+    return Bytes(min(max(rounded(amount_bytes), auto.min_bytes), auto.max_bytes))
 
 
 def _default(auto: Auto, context: AdmissionContext, names: list[str]) -> Automatic | None:

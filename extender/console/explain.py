@@ -17,6 +17,7 @@ from extender.console.decision_bodies import DecisionView, FilterView, Unanswere
 from extender.console.decisions import Sought, decisions
 from extender.console.devices import CapView, HeldView, cap_view, held_view
 from extender.console.pending import verdict_of
+from extender.console.recommended import lower_as_recommended
 from extender.console.requested_pods import pod_named
 from extender.console.responses import (
     UNKNOWN,
@@ -57,9 +58,10 @@ MOST_QUOTED = 500
 class SuggestionsView(BaseModel):
     """A change that would help; each was simulated first."""
 
-    #: lower (the request), wait (for a pod), eligible (change where the pod may run), steer (let
-    #: Headroom choose the device), replicas (add some), repair (a node or its device), or quota
-    #: (raise it first: it could reject the pod when it is created again).
+    #: lower (the request), recommended (lower it as recommended from past lives), wait (for a pod),
+    #: eligible (change where the pod may run), steer (let Headroom choose the device), replicas
+    #: (add some), repair (a node or its device), or quota (raise it first: it could reject the pod
+    #: when it is created again).
     kind: str
     sentence: str
     #: The node concerned; null if there are several, counted in ``nodes``.
@@ -222,7 +224,8 @@ def _analysed(
     blocking = [blockers(cluster, verdicts, node) for node in explanation.nearest]
     suggestions: list[Suggestion] = []
     if not pod.node:
-        suggestions = suggest(cluster, pod, verdicts, explanation, blocking, candidates)
+        suggestions = lower_as_recommended(context, pod, verdicts, candidates)
+        suggestions += suggest(cluster, pod, verdicts, explanation, blocking, candidates)
     if any(each.recreates for each in suggestions):
         quotas = context.quotas(pod.metadata.namespace)
         suggestions = within_quotas(suggestions, None if quotas is None else exceeded(quotas))

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from contract.kube import Pod
 from contract.quantity import gib
+from extender.console.recommended import recommended, recommended_text
 from extender.console.responses import (
     AskedPage,
     AskView,
@@ -64,6 +65,8 @@ class PendingView(Recomputed):
     short_bytes: int | None
     #: Whether an attempt of kube-scheduler is on record.
     asked: bool
+    #: The request that is recommended from past lives of its workload; null without any.
+    recommended: str | None
 
 
 class SteeringView(BaseModel):
@@ -150,10 +153,12 @@ def _view(
         nearest=None,
         short_bytes=None,
         asked=decision is not None,
+        recommended=None,
     )
     if not isinstance(request, VramRequest):
         view.message = request.message
         return view
+    view.recommended = recommended_text(recommended(context, pod, request))
     rows = np.arange(len(snap.nodes), dtype=np.int64)
     on_all_nodes = fit(request, snap, rows, context.monotonic_s())
     if (key := eligibility_key(pod)) not in eligible:

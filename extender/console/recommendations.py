@@ -1,142 +1,244 @@
 """Recommended requests of each owner, with the lives that they are based on, and what they free."""
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from contract.annotations import Bytes
+from contract.kube import Pod
+from contract.quantity import gib
 from contract.vramprofile import VRAMProfile
-from extender.console.responses import Body, encoded
+from extender.console.recommendation_bodies import (
+    AcceptedView,
+    OwnerSum,
+    RecommendationsBody,
+    RecommendationView,
+    TeamView,
+)
+from extender.console.responses import encoded
 from extender.console.view_context import Context, InContext, Newest
-from extender.placement.request import VramRequest, asks_for_gpu
+from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu
+from extender.placement.snapshot import Snapshot
 from extender.recommend.checkpoint import restored
+from extender.recommend.estimate import rounded
 from extender.recommend.families import profile_controller
 from extender.recommend.lives import LEAST_LIVES
 from extender.recommend.profile import Missing, Recommendation
 from extender.recommend.programs import Family, setting
+from extender.state.cluster_state import ClusterState
+from extender.state.request_whatif import Amounts, Outcome, simulate_requests
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
-#: Requests are rounded up to a multiple of this.
-STEP_BYTES = 64 << 20
-
-
-class RecommendationView(BaseModel):
-    """A container of an owner on one device model."""
-
-    namespace: str
-    #: Name of the VRAMProfile.
-    profile: str
-    owner_kind: str
-    owner_name: str
-    #: Whether the owner stands for all objects whose names begin with its name.
-    family: bool
-    container: str
-    model: str
-    #: The program's family, such as vLLM; empty if unknown.
-    program: str
-    #: Null if there are too few lives.
-    request_bytes: int | None
-    #: Why there is no request: no-lives, few-lives, old-lives or new-program; null if there is one.
-    missing: str | None
-    #: One sentence for people.
-    message: str
-    #: Complete lives of the program that ran last, and from the first to the last.
-    lives: int
-    span_s: float
-    #: The quantile to which a margin is added, and the highest peak; null without a request.
-    quantile_bytes: int | None
-    highest_bytes: int | None
-    #: Share of the lives, weighted by age, above the request.
-    above_ratio: float
-    #: Lives that ended while there was a recommendation, and those that exceeded it.
-    tested: int
-    missed: int
-    #: Whether the program allocates once and keeps what it has, and which setting decides that;
-    #: empty if none is known.
-    self_sized: bool
-    setting: str
-    #: Pods that exist now, the largest request of one, and the memory that the recommendation would
-    #: free: negative if it asks for more.
-    pods: int
-    current_bytes: int | None
-    reclaimable_bytes: int
-
-
-class TeamView(BaseModel):
-    namespace: str
-    reclaimable_bytes: int
-
-
-class RecommendationsBody(Body):
-    recommendations: list[RecommendationView]
-    #: Sums of what recommendations below the present requests would free, by namespace.
-    teams: list[TeamView]
 
 
 InNamespace = Annotated[str | None, Query(description="Only this namespace.", examples=["team-a"])]
+IfAccepted = Annotated[
+    bool,
+    Query(description="Also simulate that all of them are accepted.", examples=["true"]),
+]
 
 routes = APIRouter()
 
 
 @routes.get("/v1/recommendations", response_model=RecommendationsBody)
-def recommendations(context: InContext, snap: Newest, namespace: InNamespace = None) -> Response:
-    """List the recommended request of each container that lives are recorded of."""
-    found = list(recommendation_views(context, namespace))
-    freed: dict[str, int] = defaultdict(int)
-    for each in found:
-        freed[each.namespace] += max(0, each.reclaimable_bytes)
-    teams = [TeamView(namespace=name, reclaimable_bytes=freed[name]) for name in sorted(freed)]
-    body = RecommendationsBody(**context.head(snap), recommendations=found, teams=teams)
+def recommendations(
+    context: InContext,
+    snap: Newest,
+    namespace: InNamespace = None,
+    accepted: IfAccepted = False,
+) -> Response:
+    """List the recommended request of each container that lives are recorded of.
+
+    With ``accepted=true`` also simulate what accepting them frees, and which pending pods would
+    then fit.
+    """
+    profiles = [
+        each for each in context.profiles.all() if namespace in (None, each.metadata.namespace)
+    ]
+    now_s = context.wall_s()
+    found = [view for profile in profiles for view in _views(profile, now_s)]
+    held = _held_by_view(context, found)
+    for view in found:
+        _add_pods(view, held.get((_container(view), view.model), ()))
+    body = RecommendationsBody(
+        **context.head(snap), recommendations=found, teams=list(_teams(found))
+    )
+    if accepted:
+        amounts = _amounts(each for pods in held.values() for each in pods)
+        body.accepted = _accepted_view(context, snap, amounts)
     return encoded(body)
 
 
-def recommendation_views(context: Context, namespace: str | None) -> Iterator[RecommendationView]:
-    """Yield a view for each container and device model, by namespace and profile."""
-    requests = _requests(context)
-    now_s = context.wall_s()
-    for profile in context.profiles.all():
-        if namespace in (None, profile.metadata.namespace):
-            yield from _of_profile(profile, requests, now_s)
+#: Namespace, profile and container.
+Container = tuple[str, str, str]
 
 
-#: (namespace, profile, container) -> bytes on each device and number of devices, of each pod.
-Requests = dict[tuple[str, str, str], list[tuple[int, int]]]
+def _container(view: RecommendationView) -> Container:
+    return view.namespace, view.profile, view.container
 
 
-def _requests(context: Context) -> Requests:
-    """Return the requests in bytes of the pods that exist."""
-    found: Requests = defaultdict(list)
-    for pod in context.cluster.pods():
-        if pod.ended or not asks_for_gpu(pod, context.cluster.rules):
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A container of a pod that exists."""
+
+    pod: Pod
+    ask: ContainerAsk
+    #: Bytes that it reserves on each device; None if a pending pod requests a share.
+    now_bytes: int | None
+    #: The recommendation; None if there is none.
+    then_bytes: int | None
+
+    @property
+    def frees_bytes(self) -> int:
+        if self.now_bytes is None or self.then_bytes is None:
+            return 0
+        return (self.now_bytes - self.then_bytes) * self.ask.count
+
+
+def _held_by_view(
+    context: Context, views: Iterable[RecommendationView]
+) -> Mapping[tuple[Container, str], list[_Held]]:
+    """Return the containers of pods that exist, by container and model of the device.
+
+    If the model has no view, the container counts for the one with the largest recommendation.
+    """
+    of: dict[Container, dict[str, int | None]] = defaultdict(dict)
+    for view in views:
+        of[_container(view)][view.model] = view.request_bytes
+    found: dict[tuple[Container, str], list[_Held]] = defaultdict(list)
+    cluster = context.cluster
+    for pod in cluster.pods():
+        if pod.ended or not asks_for_gpu(pod, cluster.rules):
             continue
         namespace = pod.metadata.namespace
         profile = context.profiles.of(namespace, profile_controller(pod, ""))
-        request = context.cluster.understand(pod) if profile is not None else None
+        request = cluster.understand(pod) if profile is not None else None
         if profile is None or not isinstance(request, VramRequest):
             continue
         for ask in request.containers:
-            if isinstance(ask.amount, Bytes):
-                key = (namespace, profile.metadata.name, ask.name)
-                found[key].append((ask.amount.count_bytes, ask.count))
+            models = of.get(container := (namespace, profile.metadata.name, ask.name))
+            if not models:
+                continue
+            largest = max(models, key=lambda name: models[name] or 0)
+            now_bytes, model = _reserved(cluster, pod, ask)
+            held = _Held(pod, ask, now_bytes, models[largest])
+            found[container, model if model in models else largest].append(held)
     return found
 
 
-def _of_profile(
-    profile: VRAMProfile, requests: Requests, now_s: float
-) -> Iterator[RecommendationView]:
+def _reserved(cluster: ClusterState, pod: Pod, ask: ContainerAsk) -> tuple[int | None, str]:
+    """Return the bytes that a container reserves on a device, and the model of its devices."""
+    now_bytes = ask.amount.count_bytes if isinstance(ask.amount, Bytes) else None
+    gpunode = cluster.gpunode(pod.node) if pod.node else None
+    reservation = gpunode.spec.reservations.get(pod.metadata.uid) if gpunode else None
+    if gpunode is None or gpunode.status is None or reservation is None:
+        return now_bytes, ""
+    models = {device.uuid: device.model for device in gpunode.status.devices}
+    for charge in reservation.charges:
+        if charge.resource == ask.resource and charge.candidates:
+            own = [each.device_bytes for each in charge.containers if each.name == ask.name]
+            reserved_bytes = max(own or charge.candidates.values())
+            model = models.get(next(iter(charge.candidates)), "")
+            return now_bytes if now_bytes is not None else reserved_bytes, model
+    return now_bytes, ""
+
+
+def _add_pods(view: RecommendationView, pods: Sequence[_Held]) -> None:
+    view.pods = len(pods)
+    view.current_bytes = max((e.now_bytes for e in pods if e.now_bytes is not None), default=None)
+    view.reclaimable_bytes = sum(each.frees_bytes for each in pods)
+
+
+def _teams(found: Iterable[RecommendationView]) -> Iterator[TeamView]:
+    by_team: dict[str, dict[tuple[str, str], list[RecommendationView]]] = {}
+    for each in found:
+        owners = by_team.setdefault(each.namespace, {})
+        owners.setdefault((each.owner_kind, each.owner_name), []).append(each)
+    for namespace in sorted(by_team):
+        sums = [
+            OwnerSum(
+                namespace=namespace,
+                kind=kind,
+                name=name,
+                pods=_pods(rows),
+                reclaimable_bytes=sum(max(0, each.reclaimable_bytes) for each in rows),
+            )
+            for (kind, name), rows in by_team[namespace].items()
+        ]
+        freeing = sorted(filter(_frees, sums), key=lambda each: -each.reclaimable_bytes)
+        total = sum(each.reclaimable_bytes for each in freeing)
+        yield TeamView(namespace=namespace, reclaimable_bytes=total, owners=freeing)
+
+
+def _pods(views: Iterable[RecommendationView]) -> int:
+    """Return the number of pods of one owner; several containers of a pod are in several views."""
+    by_container: Counter[str] = Counter()
+    for view in views:
+        by_container[view.container] += view.pods
+    return max(by_container.values(), default=0)
+
+
+def _frees(owner: OwnerSum) -> bool:
+    return owner.reclaimable_bytes > 0
+
+
+def _amounts(held: Iterable[_Held]) -> Iterator[Amounts]:
+    by_pod: dict[str, list[_Held]] = defaultdict(list)
+    for each in held:
+        if each.then_bytes is not None:
+            by_pod[each.pod.metadata.uid].append(each)
+    for pods in by_pod.values():
+        by_container = {e.ask.name: e.then_bytes for e in pods if e.then_bytes is not None}
+        yield Amounts(pods[0].pod, by_container, sum(each.frees_bytes for each in pods))
+
+
+def _accepted_view(context: Context, snap: Snapshot, amounts: Iterable[Amounts]) -> AcceptedView:
+    found = simulate_requests(context.cluster, snap, context.monotonic_s(), amounts)
+    values = {name: getattr(found, name) for name in AcceptedView.model_fields if name != "message"}
+    return AcceptedView(message=accepted_message(found), **values)
+
+
+def accepted_message(found: Outcome) -> str:
+    """Return what accepting the recommendations changes, as a sentence."""
+    if not found.pods:
+        return "no bound pod would request another amount"
+    pods = "1 pod" if found.pods == 1 else f"{found.pods:,} pods"
+    more_bytes = found.headroom_bytes_after - found.headroom_bytes
+    change = f"{gib(more_bytes)} more" if more_bytes >= 0 else f"{gib(-more_bytes)} less"
+    empty = f"GPUs without a pod: {found.empty_devices_after} instead of {found.empty_devices}"
+    if found.empty_devices_again != found.empty_devices:
+        empty += (
+            f" ({found.empty_devices_again} if the pods were created again with their present"
+            " requests)"
+        )
+    parts = [f"{pods} created again with the recommended requests: {change} free; {empty}"]
+    if found.pending:
+        parts.append(
+            f"of {found.pending:,} pending, {found.pending_fit_after:,} would fit instead of"
+            f" {found.pending_fit:,}"
+        )
+    if found.homeless:
+        parts.append(f"{found.homeless:,} of the pods would not fit again")
+    if found.left_out:
+        parts.append(f"{found.left_out:,} more pods were not simulated")
+    return "; ".join(parts)
+
+
+def _views(profile: VRAMProfile, now_s: float) -> Iterator[RecommendationView]:
+    """Yield a view for each container and device model, without pods."""
     metadata, owner = profile.metadata, profile.status.owner
     lives_of = restored(profile.status).containers
     for status in profile.status.containers:
-        container = lives_of[status.container, status.model]
+        container = lives_of.get((status.container, status.model))
+        if container is None:
+            continue
         newest = next(reversed(container.tracks), "")
         found = container.recommendation(newest, now_s)
         family = next((f for f in Family if f.value == status.family), Family.UNKNOWN)
-        request_bytes = rounded(found.request_bytes)
-        current = requests.get((metadata.namespace, metadata.name, status.container), [])
         yield RecommendationView(
             namespace=metadata.namespace,
             profile=metadata.name,
@@ -146,7 +248,7 @@ def _of_profile(
             container=status.container,
             model=status.model,
             program=status.family,
-            request_bytes=request_bytes,
+            request_bytes=None if found.request_bytes is None else rounded(found.request_bytes),
             missing=found.missing.value if found.missing else None,
             message=message(found),
             lives=found.lives,
@@ -158,17 +260,10 @@ def _of_profile(
             missed=found.missed,
             self_sized=found.self_sized,
             setting=setting(family, found.self_sized),
-            pods=len(current),
-            current_bytes=max((each for each, _ in current), default=None),
-            reclaimable_bytes=sum(
-                (each - request_bytes) * count for each, count in current if request_bytes
-            ),
+            pods=0,
+            current_bytes=None,
+            reclaimable_bytes=0,
         )
-
-
-def rounded(request_bytes: int | None) -> int | None:
-    """Return a request rounded up to ``STEP_BYTES``; None for None."""
-    return None if request_bytes is None else -(-request_bytes // STEP_BYTES) * STEP_BYTES
 
 
 def message(found: Recommendation) -> str:

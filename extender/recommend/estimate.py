@@ -32,6 +32,8 @@ LEAST_MARGIN = 0.01
 #: The highest peak is the one at and above which lives have this weight: one life after about four
 #: half-lives is forgotten.
 HIGHEST_WEIGHT = 0.05
+#: Requests are rounded up to a multiple of this when they are shown or written.
+STEP_BYTES = 64 << 20
 
 _NORMAL = NormalDist()
 _Z = _NORMAL.inv_cdf(CENTRE)
@@ -71,6 +73,11 @@ def estimate(weights: Mapping[int, float], lives: int) -> Estimate:
     bound = centre_bytes * math.exp(min(above, 20.0))
     request = max(bound, highest_bytes * (1 + LEAST_MARGIN))
     return Estimate(centre_bytes, highest_bytes, math.ceil(request))
+
+
+def rounded(request_bytes: int) -> int:
+    """Return a request rounded up to a multiple of ``STEP_BYTES``."""
+    return -(-request_bytes // STEP_BYTES) * STEP_BYTES
 
 
 def student_t(share: float, freedom: float) -> float:

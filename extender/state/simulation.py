@@ -8,8 +8,10 @@ change nothing.
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import msgspec
@@ -19,12 +21,10 @@ from contract.annotations import DeviceChoice
 from contract.gpunode import (
     MAX_REPLICAS,
     SM_SOURCES,
-    Device,
     GPUNode,
     GPUNodeSpec,
     GPUNodeStatus,
     PodUse,
-    Replicas,
     Reservation,
     SmActivity,
 )
@@ -39,6 +39,7 @@ from extender.placement.snapshot import REASONS, NodeTerms, Snapshot
 from extender.placement.snapshot_builder import Table
 from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import Eligible, Obstacle, eligible_nodes
+from extender.state.simulated_reports import allocated, idle, shared, shared_resources
 
 #: Temporary reasons, which do not apply to an added node even if its model node has them.
 _PASSING = frozenset({Reason.EVICTED_RECENTLY})
@@ -144,7 +145,7 @@ class Simulation:
         """Remove a pod and free its memory; return the names of its nodes."""
         pod = self._cluster.pod(uid)
         at = {pod.node} if pod is not None else set()
-        at |= {g.name for g in self._cluster.gpunodes() if uid in g.spec.reservations}
+        at |= self._nodes_of.get(uid, set())
         names: list[str] = []
         for name in sorted(at):
             if (held := self._of(name)) is not None:
@@ -153,6 +154,15 @@ class Simulation:
                 self._put(name, left.reporting(without(status, {uid})) if status else left)
                 names.append(name)
         return names
+
+    @cached_property
+    def _nodes_of(self) -> Mapping[str, set[str]]:
+        """The nodes of the cluster that have reservations of a pod, by its uid."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for gpunode in self._cluster.gpunodes():
+            for uid in gpunode.spec.reservations:
+                found[uid].add(gpunode.name)
+        return found
 
     def end(self, uid: str, name: str) -> None:
         """Remove a pod that was placed on this node, and free its memory and its replicas.
@@ -173,7 +183,7 @@ class Simulation:
             return []
         uids = self._uids_on(name, held.gpunode) - held.gone
         pods = (pod for uid in uids if (pod := self._cluster.pod(uid)) is not None)
-        return sorted((pod for pod in pods if _moves(pod, name)), key=_urgency)
+        return sorted((pod for pod in pods if _moves(pod, name)), key=urgency)
 
     def add(self, like: str, count: int) -> list[str]:
         """Add ``count`` idle nodes like the node ``like``; return their names.
@@ -188,7 +198,7 @@ class Simulation:
         free = (n for n in itertools.count(1) if f"{like}+{n}" not in existing)
         suffixes = [f"+{number}" for number in itertools.islice(free, count)]
         for suffix in suffixes:
-            status = _idle(model.status, suffix)
+            status = idle(model.status, suffix)
             spec = GPUNodeSpec(initialised=True)
             new = msgspec.structs.replace(model, spec=spec, status=status)
             self._put(like + suffix, _SimulatedNode(new, gone, added=True))
@@ -201,7 +211,7 @@ class Simulation:
         if more replicas than that are in use or unhealthy.
         """
         held, status = self._reported(name)
-        devices = [_shared(device, count) for device in status.devices]
+        devices = [shared(device, count) for device in status.devices]
         self._put(name, held.reporting(msgspec.structs.replace(status, devices=devices)))
 
     def add_replica(self, name: str) -> None:
@@ -260,7 +270,7 @@ class Simulation:
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
         held, status = self._reported(name)
-        devices = [_allocated(each, count_of.get(each.uuid, 0)) for each in status.devices]
+        devices = [allocated(each, count_of.get(each.uuid, 0)) for each in status.devices]
         rows = [
             PodUse(uid=uid, device=device, replica=f"{device}::{uid}-{n}", used_bytes=0)
             for device, count in count_of.items()
@@ -324,20 +334,6 @@ class Simulation:
         return self._cluster.node(held.gpunode.name if held else name)
 
 
-def shared_resources(status: GPUNodeStatus) -> set[str]:
-    """Return the resources that the plugin offers with shared devices, which can be steered."""
-    return {each.resource for each in status.devices if each.sharing != "none" and each.resource}
-
-
-def _allocated(device: Device, count: int) -> Device:
-    """Return the device with ``count`` more of its free replicas allocated."""
-    replicas = device.replicas
-    taken = msgspec.structs.replace(
-        replicas, free=replicas.free - count, allocated=replicas.allocated + count
-    )
-    return msgspec.structs.replace(device, replicas=taken)
-
-
 def _as_added(terms: NodeTerms, name: str) -> NodeTerms:
     """Return the terms of an added node, with a fresh report."""
     return msgspec.structs.replace(
@@ -347,40 +343,6 @@ def _as_added(terms: NodeTerms, name: str) -> NodeTerms:
         fresh_until_s=inf,
         ageing_from_s=inf,
         degraded=False,
-    )
-
-
-def _idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
-    """Return a status with equal devices of another machine, healthy and idle."""
-    devices = [
-        msgspec.structs.replace(
-            device,
-            uuid=device.uuid + suffix,
-            parent=device.parent + suffix if device.parent else device.parent,
-            used_bytes=min(device.used_bytes, 0),
-            unattributed_bytes=0,
-            sm_activity=None,
-            healthy=device.memory_bytes > 0,
-            health_reason=device.health_reason if device.memory_bytes <= 0 else "",
-            replicas=Replicas(free=device.replicas.total),
-        )
-        for device in status.devices
-    ]
-    return msgspec.structs.replace(status, devices=devices, pods=[], unattributed_processes=[])
-
-
-def _shared(device: Device, count: int) -> Device:
-    replicas, sharing = device.replicas, device.sharing
-    taken = replicas.allocated + replicas.unhealthy
-    if taken > count:
-        taken_replicas = "1 replica" if taken == 1 else f"{taken} replicas"
-        raise ValueError(f"{device.uuid} has {taken_replicas} in use or unhealthy")
-    if count == 1:
-        sharing = "none"
-    elif sharing == "none":
-        sharing = "time-slicing"
-    return msgspec.structs.replace(
-        device, sharing=sharing, replicas=msgspec.structs.replace(replicas, free=count - taken)
     )
 
 
@@ -395,5 +357,6 @@ def _moves(pod: Pod, node: str) -> bool:
     )
 
 
-def _urgency(pod: Pod) -> tuple[int, str, str]:
+def urgency(pod: Pod) -> tuple[int, str, str]:
+    """Sort key of pods in the order of scheduling: by priority, then by age."""
     return -(pod.spec.priority or 0), pod.metadata.creation_timestamp or "", pod.metadata.uid

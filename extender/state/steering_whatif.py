@@ -15,7 +15,6 @@ import numpy as np
 
 from contract.annotations import DEVICE_CHOICE, DeviceChoice
 from contract.device_choice import STEERING_NOT_PERMITTED
-from contract.kube import Pod
 from contract.quantity import gib
 from contract.reasons import Reason
 from extender.placement.fit import Verdicts, fit
@@ -24,7 +23,8 @@ from extender.placement.snapshot import CODE_OF, Snapshot
 from extender.state.cluster_state import ClusterState
 from extender.state.eligible_nodes import Eligible, eligibility_key, eligible_nodes
 from extender.state.node_settings import node_settings
-from extender.state.simulation import Placed, Simulation, shared_resources
+from extender.state.simulated_reports import shared_resources
+from extender.state.simulation import Placed, Simulation, urgency
 
 #: Reasons that concern a device which the plugin could choose, although another one may fit. With
 #: ``MEMORY_ON_ANY`` no device has enough memory, so the choice does not matter.
@@ -185,7 +185,7 @@ def _rejected(cluster: ClusterState, snap: Snapshot, now_s: float) -> Iterator[_
     scheduling."""
     eligible_by_key: dict[bytes, Eligible] = {}
     found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[int], int]] = {}
-    pods = sorted(cluster.unbound(), key=_urgency)
+    pods = sorted(cluster.unbound(), key=urgency)
     for pod in pods[:MAX_PODS]:
         request = cluster.understand(pod)
         if not isinstance(request, VramRequest) or not request.asks or pod.spec.scheduling_gates:
@@ -233,10 +233,6 @@ def _fits_if_steered(cluster: ClusterState, verdicts: Verdicts, row: int, name: 
     simulation = Simulation(cluster, part, verdicts.now_s)
     simulation.steer(name)
     return simulation.fits(verdicts.request, name)
-
-
-def _urgency(pod: Pod) -> tuple[int, str, str]:
-    return -(pod.spec.priority or 0), pod.metadata.creation_timestamp or "", pod.metadata.uid
 
 
 def nodes_text(found: Sequence[Steerable]) -> str:

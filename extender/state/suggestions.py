@@ -25,7 +25,8 @@ from extender.state.node_whatif import rejection_beside
 from extender.state.simulation import Simulation
 from extender.state.steering_whatif import helped_by_steering, nodes_text
 
-Kind = Literal["lower", "wait", "eligible", "steer", "repair", "replicas", "quota"]
+#: The console adds "recommended".
+Kind = Literal["lower", "recommended", "wait", "eligible", "steer", "repair", "replicas", "quota"]
 #: Faults of a node whose memory is known, so that a repair can be simulated.
 _FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE)
 #: Maximum number of suggested repairs.

@@ -48,7 +48,8 @@ def recommend(
     """Recommend requests of workloads, from the memory peaks of their past lives."""
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
-    body = options.api().get("recommendations", namespace=chosen)
+    accepted = None if output is Format.PATCH else "true"
+    body = options.api().get("recommendations", namespace=chosen, accepted=accepted)
     if output is Format.PATCH:
         for line in patches(body):
             print(line)  # noqa: T201
@@ -59,7 +60,16 @@ def recommend(
     more = "" if chosen is None else "; -A shows all namespaces"
     empty = f"no lives of containers are recorded{where}{more}. Does the recorder run?"
     show_table(body, table(body, wide=output is Format.WIDE), None, empty)
-    show_lines(settings(body))
+    show_lines([*totals(body), *settings(body)])
+
+
+def totals(body: Body) -> list[str]:
+    """Return what each team would free, and what accepting all recommendations changes."""
+    teams = sorted(body["teams"], key=lambda each: -each["reclaimable_bytes"])
+    several = len(teams) > 1
+    lines = [f"{each['namespace']} would free {gib(each['reclaimable_bytes'])}" for each in teams]
+    found = body.get("accepted")
+    return [*(lines if several else []), *([f"If accepted: {found['message']}"] if found else [])]
 
 
 def table(body: Body, wide: bool = False) -> Table:

@@ -4,13 +4,21 @@ import msgspec
 import pytest
 
 from contract.kube import ObjectMeta, OwnerReference, PodStatus
+from contract.quantity import format_bytes, gib
 from contract.vramprofile import ProfileController, ProfileOwner, VRAMProfile, stamp
 from extender.kube.profiles import Profiles
 from extender.recommend.checkpoint import status_of
 from extender.recommend.lives import DAY_S, Ending, Life
 from extender.recommend.profile import Profile
-from extender.state.changes import PodSeen, ProfileGone, ProfileSeen, Relisted
-from tests.builders import GIB, pod
+from extender.state.changes import (
+    GPUNodeSeen,
+    NodeSeen,
+    PodSeen,
+    ProfileGone,
+    ProfileSeen,
+    Relisted,
+)
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import WALL_S, Asked
 
 #: When the lives of these profiles ended.
@@ -72,7 +80,10 @@ def test_recommendation_with_its_basis_and_what_it_frees(asked: Asked) -> None:
     assert 8 * GIB < request < 11 * GIB
     assert (found["pods"], found["current_bytes"]) == (2, 16 * GIB)
     assert found["reclaimable_bytes"] == 28 * GIB - 2 * request
-    assert body["teams"] == [{"namespace": "ml", "reclaimable_bytes": 28 * GIB - 2 * request}]
+    freed = {"namespace": "ml", "reclaimable_bytes": 28 * GIB - 2 * request}
+    owner = {"kind": "Deployment", "name": "llm", "pods": 2}
+    assert body["teams"] == [{**freed, "owners": [{**freed, **owner}]}]
+    assert body["accepted"] is None
     assert (found["lives"], found["span_s"], found["tested"], found["missed"]) == (5, 3600, 2, 0)
     assert found["message"] == "5 lives, 1 h; 0 of 2 were above the recommendation"
     assert found["setting"] == ""
@@ -108,7 +119,7 @@ def test_a_request_that_is_too_small_frees_a_negative_amount(asked: Asked) -> No
     add_pod(asked, "a", "4Gi")
     body = asked.get("/v1/recommendations").json()
     assert body["recommendations"][0]["reclaimable_bytes"] < -4 * GIB
-    assert body["teams"] == [{"namespace": "ml", "reclaimable_bytes": 0}]
+    assert body["teams"] == [{"namespace": "ml", "reclaimable_bytes": 0, "owners": []}]
 
 
 def test_pods_that_have_ended_free_nothing(asked: Asked) -> None:
@@ -148,3 +159,121 @@ def test_profiles_are_found_by_the_controllers_of_pods() -> None:
     profiles.apply([Relisted(VRAMProfile, (), 0.0)])
     assert profiles.of("ml", controller) is None
     assert profiles.all() == []
+
+
+def two_models(first_gib: int = 8, second_gib: int = 4) -> VRAMProfile:
+    """One container on the devices of ``tests.builders`` and on a model without nodes."""
+    kept = Profile()
+    for model, peak in (("NVIDIA L4", first_gib * GIB), ("H200", second_gib * GIB)):
+        for _ in range(5):
+            life = Life(peak, ENDED_S - 3600, ENDED_S, Ending.COMPLETED)
+            kept.container("main", model).record("p1", life)
+    owner = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")
+    status = msgspec.structs.replace(
+        status_of(kept, owner, {}, ENDED_S),
+        controllers=[ProfileController(kind="ReplicaSet", name="llm")],
+    )
+    metadata = ObjectMeta(namespace="ml", name="deployment-llm")
+    return VRAMProfile(metadata=metadata, status=status)
+
+
+def test_a_pod_counts_once_although_two_models_have_recommendations(asked: Asked) -> None:
+    asked.context.profiles.apply([ProfileSeen(two_models())])
+    asked.add_node("a")
+    model = asked.cluster.gpunodes()[0].status.devices[0].model  # type: ignore[union-attr]
+    add_pod(asked, "waits", "16Gi")
+    body = asked.get("/v1/recommendations").json()
+    by_model = {each["model"]: each for each in body["recommendations"]}
+    assert {name: each["pods"] for name, each in by_model.items()} == {"NVIDIA L4": 1, "H200": 0}
+    freed = 16 * GIB - by_model["NVIDIA L4"]["request_bytes"]
+    assert body["teams"][0]["reclaimable_bytes"] == freed
+    assert body["teams"][0]["owners"][0]["pods"] == 1
+    assert model not in by_model
+
+
+def test_a_pod_counts_for_the_model_of_its_device(asked: Asked) -> None:
+    asked.context.profiles.apply([ProfileSeen(two_models(4, 8))])
+    bind(asked, "a", "16Gi", "GPU-n-0", model="NVIDIA L4")
+    body = asked.get("/v1/recommendations").json()
+    by_model = {each["model"]: each for each in body["recommendations"]}
+    assert {name: each["pods"] for name, each in by_model.items()} == {"NVIDIA L4": 1, "H200": 0}
+    # The annotation has one amount for all models: the largest.
+    assert (
+        by_model["NVIDIA L4"]["reclaimable_bytes"] == 16 * GIB - by_model["H200"]["request_bytes"]
+    )
+
+
+def test_a_pod_without_annotation_counts_with_its_reservation(asked: Asked) -> None:
+    asked.context.profiles.apply([ProfileSeen(profile())])
+    bind(asked, "a", None, "GPU-n-0", reserved=12 * GIB)
+    (found,) = asked.get("/v1/recommendations").json()["recommendations"]
+    assert (found["pods"], found["current_bytes"]) == (1, 12 * GIB)
+    assert found["reclaimable_bytes"] == 12 * GIB - found["request_bytes"]
+
+
+def bind(
+    asked: Asked, name: str, vram: str | None, uuid: str, reserved: int = 16 * GIB, **device: str
+) -> None:
+    """Bind a pod of ``llm`` to a device of node n."""
+    add_pod(asked, name, vram)
+    (made,) = (each for each in asked.cluster.pods() if each.metadata.name == name)
+    made = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, node_name="n"))
+    held = {made.metadata.uid: reservation({uuid: reserved})}
+    seen = gpunode(
+        shared(uuid, free=3, allocated=1, **device),
+        reservations=held,
+        pods=[use(made.metadata.uid, uuid, GIB, replica=f"{uuid}::0")],
+        plugin=DISTRIBUTED,
+    )
+    asked.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(seen, 0.0), PodSeen(made)])
+
+
+def test_accepting_recommendations_makes_space_for_a_pending_pod(asked: Asked) -> None:
+    asked.context.profiles.apply([ProfileSeen(profile())])
+    bind(asked, "a", "16Gi", "GPU-n-0")
+    asked.cluster.apply([PodSeen(pod("12Gi", uid="u-waits", name="waits"))])
+    body = asked.get("/v1/recommendations?accepted=true").json()
+    request = body["recommendations"][0]["request_bytes"]
+    found = body["accepted"]
+    assert (found["pods"], found["left_out"], found["homeless"]) == (1, 0, 0)
+    assert (found["pending"], found["pending_fit"], found["pending_fit_after"]) == (1, 0, 1)
+    assert found["headroom_bytes_after"] - found["headroom_bytes"] == 16 * GIB - request
+    assert [found[f"empty_devices{when}"] for when in ("", "_again", "_after")] == [0, 0, 0]
+    assert found["message"] == (
+        f"1 pod created again with the recommended requests: {gib(16 * GIB - request)} more free;"
+        " GPUs without a pod: 0 instead of 0; of 1 pending, 1 would fit instead of 0"
+    )
+
+
+def test_recommendations_of_another_namespace_are_not_accepted(asked: Asked) -> None:
+    asked.context.profiles.apply([ProfileSeen(profile())])
+    bind(asked, "a", "16Gi", "GPU-n-0")
+    found = asked.get("/v1/recommendations?accepted=true&namespace=b").json()["accepted"]
+    assert found["pods"] == 0
+    assert found["message"] == "no bound pod would request another amount"
+
+
+def test_a_pending_pod_is_told_the_recommendation_with_which_it_fits(asked: Asked) -> None:
+    asked.context.profiles.apply([ProfileSeen(profile())])
+    bind(asked, "a", "12Gi", "GPU-n-0", reserved=12 * GIB)
+    add_pod(asked, "waits", "16Gi")
+    (row,) = asked.get("/v1/recommendations").json()["recommendations"]
+    text = format_bytes(row["request_bytes"])
+    (waits,) = asked.get("/v1/pending").json()["pods"]
+    assert waits["recommended"] == text
+    body = asked.get("/v1/explain/pods/ml/waits").json()
+    assert body["advice"][0]["kind"] == "recommended"
+    # The annotation names the container, as a pod can have several.
+    assert body["suggestions"][0] == (
+        f"lower headroom.gpu/vram to main={text}, as recommended from past lives of this workload:"
+        " the pod fits on 1 node (not checked: CPU, memory and other resources)"
+    )
+
+
+def test_a_recommendation_that_does_not_fit_either_is_not_suggested(asked: Asked) -> None:
+    asked.context.profiles.apply([ProfileSeen(profile())])
+    bind(asked, "a", "20Gi", "GPU-n-0", reserved=20 * GIB)
+    add_pod(asked, "waits", "16Gi")
+    body = asked.get("/v1/explain/pods/ml/waits").json()
+    assert body["verdict"] == "rejected"
+    assert "recommended" not in [each["kind"] for each in body["advice"]]

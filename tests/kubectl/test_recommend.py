@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from headroom.kubectl.recommend import patches, settings, table
+from headroom.kubectl.recommend import patches, settings, table, totals
 
 GIB = 1 << 30
 
@@ -65,6 +65,19 @@ def test_table() -> None:
     assert found.total == ["lower requests would free 21.0 GiB"]
     wide = table(body(row()), wide=True)
     assert wide.rows[0][8:11] == ("8.0 GiB", "8.0 GiB", "vLLM")
+
+
+def test_totals_of_teams_and_of_accepting_all() -> None:
+    one = {**body(row()), "accepted": {"message": "3 pods created again"}}
+    assert totals(one) == ["If accepted: 3 pods created again"]
+    teams = [
+        {"namespace": "a", "reclaimable_bytes": GIB},
+        {"namespace": "b", "reclaimable_bytes": 2 * GIB},
+    ]
+    assert totals({**body(row()), "teams": teams, "accepted": None}) == [
+        "b would free 2.0 GiB",
+        "a would free 1.0 GiB",
+    ]
 
 
 def test_settings_are_shown_once_for_each_owner() -> None:

@@ -410,6 +410,54 @@ def test_the_idle_page_shows_who_holds_what(readings: Looked) -> None:
     expect(pods).to_contain_text("2d")
 
 
+def test_the_recommendations_page_simulates_on_request(readings: Looked) -> None:
+    """The server records no lives, so the test answers for it."""
+    freed = {"namespace": "team-a", "reclaimable_bytes": 21 << 30}
+    team = {**freed, "owners": [{**freed, "kind": "StatefulSet", "name": "nb", "pods": 3}]}
+    row = {
+        **{"namespace": "team-a", "owner_kind": "StatefulSet", "owner_name": "nb", "family": False},
+        **{"container": "main", "model": "L4", "pods": 3, "current_bytes": 16 << 30},
+        **{"request_bytes": 9 << 30, "reclaimable_bytes": 21 << 30, "setting": ""},
+        "message": "12 lives, 9 days; 0 of 9 were above the recommendation",
+    }
+    accepted = {"message": "3 pods created again", "not_checked": ["CPU"]}
+    asked: list[str] = []
+
+    def recorded(route: Route) -> None:
+        asked.append(route.request.url.partition("/v1/")[2])
+        body = route.fetch().json()
+        assert body["recommendations"] == []
+        body |= {"recommendations": [row], "teams": [team]}
+        if "accepted" in route.request.url:
+            body["accepted"] = accepted
+        route.fulfill(json=body)
+
+    page = readings.open("/recommendations")
+    expect(page.get_by_text("No lives of containers are recorded.")).to_be_visible()
+    page.route("**/v1/recommendations*", recorded)
+    page.get_by_label("Namespace").fill("team-a")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_text("Lower requests would free 21.0 GiB.")).to_be_visible()
+    for name, cells in (
+        ("By namespace", ["team-a", "21.0 GiB", "StatefulSet nb (3 pods, 21.0 GiB)"]),
+        (
+            "By container, the largest difference first",
+            [
+                *("team-a/nb\nStatefulSet", "main\nL4", "3", "16.0 GiB", "9.0 GiB", "21.0 GiB"),
+                row["message"],
+            ],
+        ),
+    ):
+        found = page.get_by_role("table", name=name).get_by_role("row").nth(1)
+        assert found.get_by_role("cell").all_inner_texts() == cells
+    page.get_by_role("button", name="Simulate that all are accepted").click()
+    expect(page.get_by_text("Simulated: 3 pods created again. Not checked: CPU.")).to_be_visible()
+    assert asked == [
+        "recommendations?namespace=team-a",
+        "recommendations?namespace=team-a&accepted=true",
+    ]
+
+
 def test_names_are_text_whatever_they_hold(readings: Looked, server: Server) -> None:
     name = "<img src=x onerror=alert(1)>"
     ask(server, name, "90Gi", ["h100"])

@@ -5,9 +5,10 @@ import {fleet} from "./fleet.js";
 import {idle} from "./idle.js";
 import {changes, drift, pending} from "./lists.js";
 import {pod} from "./pod.js";
+import {recommendations} from "./recommendations.js";
 import {whatif} from "./whatif.js";
 
-const VIEWS = {fleet, pending, pod, "what-if": whatif, idle, changes, drift};
+const VIEWS = {fleet, pending, pod, "what-if": whatif, recommendations, idle, changes, drift};
 /** Time between two refreshes without an event. */
 const EVERY_MS = 5000;
 /** Delay of a refresh after an event, because events come in bursts. */

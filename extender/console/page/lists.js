@@ -20,9 +20,10 @@ export function pending(view) {
     first.disabled = !after;
     next.disabled = !body.remaining;
     next.dataset.after = body.continue ?? "";
-    rows.replaceChildren(...(body.pods.length ? [table("Pending pods", ["Pod", "Request", "Pending for", "Reason", "Nearest node"], body.pods.map(pod => [
+    rows.replaceChildren(...(body.pods.length ? [table("Pending pods", ["Pod", "Request", "Recommended", "Pending for", "Reason", "Nearest node"], body.pods.map(pod => [
       [podLink(pod.namespace, pod.name)],
       pod.request.map(asks).join(", ") || "-",
+      pod.recommended ?? "-",
       pod.since ? since(pod.since) : "-",
       pod.fits ? [el("span", {class: "good"}, pod.message), el("div", {class: "quiet"}, pod.asked ? "kube-scheduler will retry it" : "no attempt of kube-scheduler is on record")]
         : [pod.message, el("ul", {}, ...[...pod.reasons, ...pod.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))],

@@ -1,0 +1,94 @@
+"""The answer of GET /v1/recommendations."""
+
+from pydantic import BaseModel
+
+from extender.console.responses import Body
+
+
+class RecommendationView(BaseModel):
+    """A container of an owner on one device model."""
+
+    namespace: str
+    #: Name of the VRAMProfile.
+    profile: str
+    owner_kind: str
+    owner_name: str
+    #: Whether the owner stands for all objects whose names begin with its name.
+    family: bool
+    container: str
+    model: str
+    #: The program's family, such as vLLM; empty if unknown.
+    program: str
+    #: Null if there are too few lives.
+    request_bytes: int | None
+    #: Why there is no request: no-lives, few-lives, old-lives or new-program; null if there is one.
+    missing: str | None
+    #: One sentence for people.
+    message: str
+    #: Complete lives of the program that ran last, and from the first to the last.
+    lives: int
+    span_s: float
+    #: The quantile to which a margin is added, and the highest peak; null without a request.
+    quantile_bytes: int | None
+    highest_bytes: int | None
+    #: Share of the lives, weighted by age, above the request.
+    above_ratio: float
+    #: Lives that ended while there was a recommendation, and those that exceeded it.
+    tested: int
+    missed: int
+    #: Whether the program allocates once and keeps what it has, and which setting decides that;
+    #: empty if none is known.
+    self_sized: bool
+    setting: str
+    #: Pods that exist now, on this model or pending, and the most that one reserves on a device.
+    pods: int
+    current_bytes: int | None
+    #: The memory that these pods would free: negative if they would reserve more. A container gets
+    #: the largest recommendation of all its models.
+    reclaimable_bytes: int
+
+
+class OwnerSum(BaseModel):
+    namespace: str
+    kind: str
+    name: str
+    pods: int
+    reclaimable_bytes: int
+
+
+class TeamView(BaseModel):
+    namespace: str
+    reclaimable_bytes: int
+    #: Owners whose pods would free memory, those that would free the most first.
+    owners: list[OwnerSum]
+
+
+class AcceptedView(BaseModel):
+    """The effect if the pods are created again with the recommended requests, by simulation."""
+
+    message: str
+    #: Pods that were simulated, and those that were left out because there are too many.
+    pods: int
+    left_out: int
+    #: Pods that would fit on no node if they were created again.
+    homeless: int
+    #: Devices without use and without a reservation: now, after the same pods were placed again
+    #: with their present requests, and with the recommended ones.
+    empty_devices: int
+    empty_devices_again: int
+    empty_devices_after: int
+    headroom_bytes: int
+    headroom_bytes_after: int
+    #: Pending pods, and those that fit now and afterwards.
+    pending: int
+    pending_fit: int
+    pending_fit_after: int
+    not_checked: list[str]
+
+
+class RecommendationsBody(Body):
+    recommendations: list[RecommendationView]
+    #: Sums of what recommendations below the present requests would free, by namespace.
+    teams: list[TeamView]
+    #: Null unless ``accepted=true`` is requested.
+    accepted: AcceptedView | None = None

@@ -1,0 +1,58 @@
+"""The recommended request of one pod, and whether the pod would fit with it."""
+
+from contract.annotations import VRAM, Bytes, VramAnnotation, render_vram
+from contract.kube import Pod
+from extender.console.view_context import Context
+from extender.placement.fit import Verdicts, fit
+from extender.placement.request import VramRequest
+from extender.recommend.checkpoint import restored
+from extender.recommend.estimate import rounded
+from extender.recommend.families import profile_controller
+from extender.state.eligible_nodes import Feasible
+from extender.state.request_whatif import Amounts, with_amounts
+from extender.state.suggestions import Suggestion, but_not_checked
+
+
+def recommended(context: Context, pod: Pod, request: VramRequest) -> dict[str, int]:
+    """Return container -> the recommendation in bytes, of all device models the largest.
+
+    Only the pod's GPU containers with a recommendation are in it.
+    """
+    profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
+    if profile is None:
+        return {}
+    names, now_s = {ask.name for ask in request.containers}, context.wall_s()
+    found: dict[str, int] = {}
+    for (name, _), lives in restored(profile.status).containers.items():
+        newest = next(reversed(lives.tracks), "")
+        amount = lives.recommendation(newest, now_s).request_bytes if name in names else None
+        if amount is not None:
+            found[name] = max(found.get(name, 0), rounded(amount))
+    return found
+
+
+def recommended_text(amounts: dict[str, int]) -> str | None:
+    """Return the annotation with these amounts; None without any."""
+    by_container = {name: Bytes(amount) for name, amount in amounts.items()}
+    if len(by_container) == 1:
+        return render_vram(VramAnnotation(everywhere=next(iter(by_container.values()))))
+    return render_vram(VramAnnotation(by_container=by_container)) or None
+
+
+def lower_as_recommended(
+    context: Context, pod: Pod, verdicts: Verdicts, where: Feasible
+) -> list[Suggestion]:
+    """Suggest the recommended request to a pending pod that fits on some node only with it."""
+    amounts = recommended(context, pod, verdicts.request)
+    changed = with_amounts(context.cluster, Amounts(pod, amounts, 0)) if amounts else None
+    if changed is None or verdicts.fits.any():
+        return []
+    nodes = int(fit(changed[1], verdicts.snap, verdicts.rows, verdicts.now_s).fits.sum())
+    if not nodes:
+        return []
+    on = "1 node" if nodes == 1 else f"{nodes} nodes"
+    sentence = (
+        f"lower {VRAM} to {changed[0].annotation(VRAM)}, as recommended from past lives of this "
+        f"workload: the pod fits on {on}{but_not_checked(where.not_checked())}"
+    )
+    return [Suggestion("recommended", sentence, nodes=nodes, recreates=True)]

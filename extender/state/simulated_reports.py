@@ -1,0 +1,53 @@
+"""Changes of reports that the simulation makes: devices become idle, shared or allocated."""
+
+import msgspec
+
+from contract.gpunode import Device, GPUNodeStatus, Replicas
+
+
+def shared_resources(status: GPUNodeStatus) -> set[str]:
+    """Return the resources that the plugin offers with shared devices, which can be steered."""
+    return {each.resource for each in status.devices if each.sharing != "none" and each.resource}
+
+
+def allocated(device: Device, count: int) -> Device:
+    """Return the device with ``count`` more of its free replicas allocated."""
+    replicas = device.replicas
+    taken = msgspec.structs.replace(
+        replicas, free=replicas.free - count, allocated=replicas.allocated + count
+    )
+    return msgspec.structs.replace(device, replicas=taken)
+
+
+def idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
+    """Return a status with equal devices of another machine, healthy and idle."""
+    devices = [
+        msgspec.structs.replace(
+            device,
+            uuid=device.uuid + suffix,
+            parent=device.parent + suffix if device.parent else device.parent,
+            used_bytes=min(device.used_bytes, 0),
+            unattributed_bytes=0,
+            sm_activity=None,
+            healthy=device.memory_bytes > 0,
+            health_reason=device.health_reason if device.memory_bytes <= 0 else "",
+            replicas=Replicas(free=device.replicas.total),
+        )
+        for device in status.devices
+    ]
+    return msgspec.structs.replace(status, devices=devices, pods=[], unattributed_processes=[])
+
+
+def shared(device: Device, count: int) -> Device:
+    replicas, sharing = device.replicas, device.sharing
+    taken = replicas.allocated + replicas.unhealthy
+    if taken > count:
+        taken_replicas = "1 replica" if taken == 1 else f"{taken} replicas"
+        raise ValueError(f"{device.uuid} has {taken_replicas} in use or unhealthy")
+    if count == 1:
+        sharing = "none"
+    elif sharing == "none":
+        sharing = "time-slicing"
+    return msgspec.structs.replace(
+        device, sharing=sharing, replicas=msgspec.structs.replace(replicas, free=count - taken)
+    )

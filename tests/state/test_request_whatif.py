@@ -1,0 +1,125 @@
+"""Pods that are created again with other requests, simulated with the product's own placement."""
+
+import pytest
+
+from contract.gpunode import GPUNode
+from contract.kube import Pod
+from extender.state import request_whatif
+from extender.state.cluster_writer import ClusterWriter
+from extender.state.request_whatif import Amounts, Outcome, simulate_requests, with_amounts
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    NOW_S,
+    container,
+    gpunode,
+    kube_node,
+    pod,
+    reservation,
+    shared,
+    use,
+)
+from tests.state.test_cluster_state import seen, state_of
+
+
+def node(name: str, size_gib: int = 16) -> tuple[GPUNode, list[Pod]]:
+    """Return a node with a pod on each of its two GPUs of 24 GiB."""
+    uuids = [f"{name}-0", f"{name}-1"]
+    pods = [pod(f"{size_gib}Gi", uid=f"u-{uuid}", name=uuid, node=name) for uuid in uuids]
+    report = gpunode(
+        *(shared(uuid, free=3, allocated=1, used_bytes=GIB) for uuid in uuids),
+        name=name,
+        uid=f"gn-{name}",
+        plugin=DISTRIBUTED,
+        reservations={
+            each.metadata.uid: reservation({uuid: size_gib * GIB})
+            for each, uuid in zip(pods, uuids, strict=True)
+        },
+        pods=[use(f"u-{uuid}", uuid, GIB, replica=f"{uuid}::0") for uuid in uuids],
+    )
+    return report, pods
+
+
+def cluster(*pending: Pod) -> ClusterWriter:
+    """Two nodes of two GPUs, each of which has a pod of 16 GiB."""
+    (a, of_a), (b, of_b) = node("a"), node("b")
+    return state_of(*seen(kube_node("a"), kube_node("b"), a, b, *of_a, *of_b, *pending))
+
+
+def lowered(state: ClusterWriter, size_gib: int = 6) -> list[Amounts]:
+    return [
+        Amounts(each, {"main": size_gib * GIB}, (16 - size_gib) * GIB)
+        for each in state.pods()
+        if each.node
+    ]
+
+
+def outcome(state: ClusterWriter, amounts: list[Amounts]) -> Outcome:
+    return simulate_requests(state, state.snapshot(), NOW_S, amounts)
+
+
+def test_smaller_requests_free_two_of_four_gpus() -> None:
+    state = cluster()
+    found = outcome(state, lowered(state))
+    assert (found.pods, found.left_out, found.homeless) == (4, 0, 0)
+    # Two pods of 16 GiB never share a GPU of 24 GiB.
+    assert (found.empty_devices, found.empty_devices_again) == (0, 0)
+    assert found.empty_devices_after == 2
+    assert found.headroom_bytes_after - found.headroom_bytes == 4 * 10 * GIB
+
+
+def test_pending_pods_that_fit_afterwards_are_counted() -> None:
+    state = cluster(*(pod("20Gi", uid=f"w-{i}", name=f"w-{i}") for i in range(3)))
+    found = outcome(state, lowered(state))
+    assert (found.pending, found.pending_fit, found.pending_fit_after) == (3, 0, 2)
+
+
+def test_a_pending_pod_gets_its_own_recommendation() -> None:
+    waiting = pod("30Gi", uid="w", name="w")
+    state = cluster(waiting)
+    assert outcome(state, [Amounts(waiting, {"main": 4 * GIB}, 0)]).pending_fit_after == 1
+
+
+def test_the_effect_of_new_places_alone_is_shown_apart() -> None:
+    # The pods would fit beside each other already; they are spread by history.
+    (a, of_a), (b, of_b) = node("a", 8), node("b", 8)
+    state = state_of(*seen(kube_node("a"), kube_node("b"), a, b, *of_a, *of_b))
+    amounts = [Amounts(each, {"main": 6 * GIB}, 2 * GIB) for each in state.pods()]
+    found = outcome(state, amounts)
+    assert (found.empty_devices, found.empty_devices_again, found.empty_devices_after) == (0, 2, 2)
+
+
+def test_larger_requests_that_fit_nowhere_are_reported() -> None:
+    state = cluster()
+    found = outcome(state, lowered(state, size_gib=30))
+    assert (found.pods, found.homeless) == (4, 4)
+
+
+def test_the_pods_that_free_the_most_are_simulated_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_whatif, "MAX_PODS", 1)
+    state = cluster()
+    most, *others = lowered(state)
+    found = outcome(state, [*others, Amounts(most.pod, {"main": GIB}, 15 * GIB)])
+    assert (found.pods, found.left_out) == (1, 3)
+    assert found.headroom_bytes_after - found.headroom_bytes == 15 * GIB
+
+
+def test_other_containers_keep_their_amounts() -> None:
+    both = pod("main=8Gi,side=2Gi", container(), container("side"))
+    found = with_amounts(state_of(), Amounts(both, {"main": 4 * GIB}, 0))
+    assert found is not None
+    assert [(each.name, each.amount_text) for each in found[1].containers] == [
+        ("main", "4Gi"),
+        ("side", "2Gi"),
+    ]
+    share = pod(None, container(), container("side"))
+    found = with_amounts(state_of(), Amounts(share, {"main": 4 * GIB}, 0))
+    assert found is not None
+    assert [each.amount_text for each in found[1].containers] == ["4Gi", "1 replica"]
+
+
+def test_the_cluster_itself_stays_unchanged() -> None:
+    state = cluster()
+    before = state.snapshot()
+    outcome(state, lowered(state))
+    assert state.snapshot() is before
