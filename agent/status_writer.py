@@ -9,6 +9,7 @@ written, except SM activity and peaks. So if status writes fail while the Lease 
 node becomes stale and does not seem alive with old figures.
 
 A status is written at most once a second, and for SM activity or peaks alone at most once a minute.
+The end of a container's start counts as more than a peak: another pod may wait for it.
 """
 
 import math
@@ -192,6 +193,9 @@ def worth_writing(
     """
     if before is None or _structure(before) != _structure(after):
         return True
+    # Other pods may wait for that. It happens at most once in the life of a container.
+    if any(map(_has_settled, before.pods, after.pods)):
+        return True
     figures = list(zip(_figures(before), _figures(after), strict=True))
     if since_last_write_s >= FREED_EVERY_S and any(new < old for (old, _), (new, _) in figures):
         return True
@@ -258,6 +262,11 @@ def _figures(status: GPUNodeStatus) -> list[tuple[int, int]]:
         *((device.unattributed_bytes or 0, device.memory_bytes) for device in status.devices),
         *((pod.used_bytes or 0, memory.get(pod.device, 0)) for pod in status.pods),
     ]
+
+
+def _has_settled(old: PodUse, new: PodUse) -> bool:
+    """Return whether a start has ended since the last written status."""
+    return bool(new.settled_at) and new.settled_at != old.settled_at
 
 
 def _peak_moved(old: PodUse, new: PodUse, memory_bytes: int) -> bool:

@@ -26,6 +26,10 @@ MAX_SM = PREFIX + "max-sm"
 PROCESSES = PREFIX + "processes"
 #: Pod: what happens if it uses more memory than it reserved (``OnOveruse``).
 ON_OVERUSE = PREFIX + "on-overuse"
+#: Pod: ``alone`` if no other such pod may start on its device meanwhile (``Startup``), and for how
+#: long at most.
+STARTUP = PREFIX + "startup"
+STARTUP_TIMEOUT = PREFIX + "startup-timeout"
 #: Namespace: VRAM of pods without a ``VRAM`` annotation.
 DEFAULT_VRAM = PREFIX + "default-vram"
 #: Pod, written by the webhook: the source of the default that it wrote as ``VRAM``.
@@ -77,7 +81,7 @@ MIRROR = PREFIX + "vram"
 #: Pod annotations that users may write. The webhook writes ``VRAM_FROM`` and may write ``VRAM``.
 USER_ANNOTATIONS = (
     *(VRAM, POLICY, MAX_SM, PROCESSES, ON_OVERUSE, GATED, SHARE),
-    *(VRAM_FROM, VRAM_REQUESTED),
+    *(STARTUP, STARTUP_TIMEOUT, VRAM_FROM, VRAM_REQUESTED),
 )
 #: Pod annotations that only extenders write.
 EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
@@ -88,6 +92,8 @@ EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION)
 PPM = 1_000_000
 Choice = TypeVar("Choice", bound=Enum)
 MAX_PROCESSES = 1024
+#: Timeout of a start without ``STARTUP_TIMEOUT``, and the longest, in seconds.
+STARTUP_TIMEOUT_S, MAX_STARTUP_TIMEOUT_S = 600, 86_400
 #: Maximum number of cordoned devices of a node; MIG makes at most seven of each of 16 GPUs.
 MAX_CORDONED = 128
 CORDON_EXAMPLE = "GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d"
@@ -145,6 +151,10 @@ class OnOveruse(Enum):
     EVICT = "evict"
 
 
+class Startup(Enum):
+    ALONE = "alone"
+
+
 class DeviceChoice(Enum):
     PREDICTED = "predicted"
     ANY = "any"
@@ -174,6 +184,7 @@ class VramAnnotation:
 
 
 _PERCENT = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?%", re.ASCII)
+_DURATION = re.compile(r"(?:(\d{1,2})h)?(?:(\d{1,4})m)?(?:(\d{1,5})s)?", re.ASCII)
 _CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
@@ -289,6 +300,20 @@ def parse_processes(text: str) -> int:
 
 def parse_on_overuse(text: str) -> OnOveruse:
     return _parse_choice(OnOveruse, ON_OVERUSE, text, "evict")
+
+
+def parse_startup(text: str) -> Startup:
+    return _parse_choice(Startup, STARTUP, text, "alone")
+
+
+def parse_startup_timeout(text: str) -> int:
+    """Parse a duration (``90s``, ``10m``, ``1h30m``) into seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    hours, minutes, seconds = (int(part or 0) for part in (match.groups() if match else ("0",) * 3))
+    count_s = 3600 * hours + 60 * minutes + seconds
+    if not 1 <= count_s <= MAX_STARTUP_TIMEOUT_S:
+        raise BadAnnotation(STARTUP_TIMEOUT, text, "is not a duration from 1s to 24h", "10m")
+    return count_s
 
 
 def parse_device_choice(text: str) -> DeviceChoice:

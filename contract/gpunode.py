@@ -5,7 +5,7 @@ Memory is int64 bytes. The JSON names are those of the CRD, without the suffix `
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -31,6 +31,9 @@ ADOPTED = "adopted"
 #: Flag of a reservation: the pod got a device without enough free memory. Headroom evicts it before
 #: it starts.
 EVICTED = "evicted"
+#: Phases of the reservation of a pod that starts alone (annotation ``headroom.gpu/startup``).
+STARTING: Final = "starting"
+RUNNING: Final = "running"
 #: Unattributed use of a device below this is ignored. It is not a setting, because extender and
 #: agent must use the same value.
 UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
@@ -361,11 +364,21 @@ class Reservation(KubeStruct, frozen=True):
     since: str = ""
     #: ``ADOPTED``, ``EVICTED``.
     flags: list[str] = msgspec.field(default_factory=list)
+    #: Of a pod that starts alone: starting until its start has ended or timed out, then running.
+    #: Empty for other pods.
+    phase: Literal["", "starting", "running"] = ""
+    #: Seconds after ``since`` at which its start times out.
+    start_timeout_s: int = msgspec.field(default=0, name="startTimeoutSeconds")
     #: Adopted pods only: the VRAM annotation that the reservation is based on, shortened; empty if
     #: the pod had none. For other pods, the placement annotation records it.
     asked: str | msgspec.UnsetType = msgspec.UNSET
     #: Set while the pod is to be evicted because of its overuse.
     overuse: OveruseEviction | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_starting(self) -> bool:
+        """Return whether no other pod that starts alone may start on a device of this pod."""
+        return self.phase == STARTING
 
 
 class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):

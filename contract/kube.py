@@ -84,6 +84,8 @@ class Container(KubeStruct, frozen=True):
     resources: ResourceRequirements | None = None
     #: "Always" on an init container makes it a native sidecar.
     restart_policy: str | None = None
+    readiness_probe: Present | None = None
+    startup_probe: Present | None = None
 
 
 class VolumeMount(KubeStruct, frozen=True):
@@ -206,7 +208,13 @@ class Terminated(KubeStruct, frozen=True):
     exit_code: int = 0
 
 
+class Waiting(KubeStruct, frozen=True):
+    #: Such as "ImagePullBackOff".
+    reason: str = ""
+
+
 class ContainerState(KubeStruct, frozen=True):
+    waiting: Waiting | None = None
     running: Present | None = None
     terminated: Terminated | None = None
 

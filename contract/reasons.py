@@ -21,6 +21,8 @@ class Reason(Enum):
     BAD_MAX_SM = "annotation headroom.gpu/max-sm is not valid"
     BAD_PROCESSES = "annotation headroom.gpu/processes is not valid (example: 1)"
     BAD_ON_OVERUSE = "annotation headroom.gpu/on-overuse is not valid (example: evict)"
+    BAD_STARTUP = "annotation headroom.gpu/startup is not valid (example: alone)"
+    BAD_STARTUP_TIMEOUT = "annotation headroom.gpu/startup-timeout is not valid (example: 10m)"
     BAD_DEFAULT_VRAM = (
         "annotation headroom.gpu/default-vram of the namespace is not valid (example: 4Gi)"
     )
@@ -68,6 +70,8 @@ class Reason(Enum):
     NO_REPLICA = ("no free GPU replica", True)
     MEMORY_ON_ANY = ("insufficient GPU memory on any device", True)
     MEMORY_ON_SOME = ("insufficient GPU memory on a device that the plugin could choose", True)
+    #: Of pods that start alone only.
+    OTHER_STARTING = "another pod that starts alone is starting on a GPU that the pod could get"
 
     def __init__(self, sentence: str, evictable: bool = False) -> None:
         self.code = self.name.lower()

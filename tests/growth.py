@@ -166,6 +166,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Overuses._of_node": Per("pod on a device", 800),
         "Overuses._since_s": Per("pod on a device", 300),
     },
+    "extender/state/starting_nodes.py": {"StartingNodes._nodes": Per("node", 100)},
     # Only pods with affinity between pods have entries; the limits per pod bound their number.
     "extender/state/pod_selectors.py": {
         "Budgets._held": Per("PodDisruptionBudget", 64 << 10),

@@ -24,6 +24,7 @@ from extender.controllers.pending_events import PendingEventsController
 from extender.controllers.preemption import PreemptionController, PreemptionWriter
 from extender.controllers.reconcile import ReconcileController
 from extender.controllers.requeue import RequeueController
+from extender.controllers.starts import StartsController
 from extender.ledger.ledger import Ledger
 from extender.ledger.store import Evictor, Store
 from extender.observability.feed import Feed
@@ -110,6 +111,9 @@ class Extender(ClusterView):
                 lambda: self.observes,
                 lambda: self.settings.overuse_grace_s,
             )
+        StartsController(self.cluster, ledger, self.telemetry, self.event_recorder).start(
+            self.loops, self.unready
+        )
         self.pending_events_controller.start(self.loops, self.unready)
         if self.preemption_controller:
             self.preemption_controller.start(self.loops, self.idle)

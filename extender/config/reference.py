@@ -103,6 +103,7 @@ GROUPS = {
         "orphan_after_s",
         "nomination_hold_s",
         "overuse_after_s",
+        "max_startup_timeout_s",
     ),
     "Ports and addresses": (
         "host",

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from contract.annotations import MIRROR, OnOveruse, ScoringPolicy
+from contract.annotations import MAX_STARTUP_TIMEOUT_S, MIRROR, OnOveruse, ScoringPolicy
 from extender.admission.context import WebhookSettings
 from extender.config.constraints import RULES, Addresses, QuantityBytes, Url
 from extender.config.score_weights import ScoreWeights
@@ -31,6 +31,7 @@ RELOADED = (
     "overuse_opt_out",
     "overuse_margin",
     "overuse_grace_s",
+    "max_startup_timeout_s",
     "orphan_after_s",
     "waiting_events_per_s",
 )
@@ -198,6 +199,14 @@ class Settings(BaseModel):
         le=600,
         description="Time from the Event that warns of an eviction for overuse to the eviction. A "
         "newer sample of the agent must confirm that memory is still missing.",
+    )
+    max_startup_timeout_s: int = Field(
+        Rules().max_startup_timeout_s,
+        ge=1,
+        le=MAX_STARTUP_TIMEOUT_S,
+        description="Maximum time in seconds for which a pod with annotation headroom.gpu/startup: "
+        "alone keeps other such pods from its device while it starts. It limits annotation "
+        "headroom.gpu/startup-timeout.",
     )
     visible_devices: VisibleDevices = Field(
         VisibleDevices.REJECT,
@@ -412,6 +421,7 @@ class Settings(BaseModel):
             evict_overuse=self.on_overuse is OnOveruse.EVICT,
             overuse_opt_out=self.overuse_opt_out,
             overuse_margin_bytes=self.overuse_margin,
+            max_startup_timeout_s=self.max_startup_timeout_s,
             policy=self.policy,
             weights=self.score_weights.rules,
             visible_devices=self.visible_devices,

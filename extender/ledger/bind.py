@@ -231,9 +231,8 @@ class Binder:
                 pending.reservation = None
                 pending.finish(err)
             if pending.reservation is not None:
-                gpunode = _with(
-                    gpunode, pending.request.uid, self._reservations.stamped(pending.reservation)
-                )
+                stamped = self._reservations.stamped(pending.reservation, gpunode)
+                gpunode = _with(gpunode, pending.request.uid, stamped)
         # 3. Reserve, always, even if the pod has a reservation already: the write proves that no
         # replica removed it in between.
         error: StoreError | None = None
@@ -303,7 +302,8 @@ class Binder:
             if gpunode.spec.initialised:
                 pending.reservation = self._reservations.adopt(state, gpunode)
         elif placement.charges:
-            pending.reservation = _reservation(state, placement)
+            metadata = state.metadata
+            pending.reservation = placement.reservation(metadata.namespace, metadata.name)
         pending.step = _Reserved(state, placement, despite)
 
     async def _bind_unreserved(self, request: BindRequest, outcome: Declined | Failed) -> Outcome:
@@ -341,11 +341,6 @@ def _with(gpunode: GPUNode, uid: str, reservation: Reservation) -> GPUNode:
     reservations = {**gpunode.spec.reservations, uid: reservation}
     spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
     return msgspec.structs.replace(gpunode, spec=spec)
-
-
-def _reservation(pod: Pod, placement: Placement) -> Reservation:
-    metadata, charges = pod.metadata, list(placement.charges)
-    return Reservation(namespace=metadata.namespace, name=metadata.name, charges=charges)
 
 
 def _unbound(request: BindRequest, pod: Pod | None) -> Pod | Bound | Failed:

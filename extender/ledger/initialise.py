@@ -162,7 +162,8 @@ class Initialiser:
                 if pod.metadata.uid in reservations:
                     continue
                 if (reservation := self._reservations.adopt(pod, gpunode)) is not None:
-                    reservations[pod.metadata.uid] = self._reservations.stamped(reservation)
+                    stamped = self._reservations.stamped(reservation, gpunode)
+                    reservations[pod.metadata.uid] = stamped
             spec = msgspec.structs.replace(
                 gpunode.spec, initialised=True, reservations=reservations
             )

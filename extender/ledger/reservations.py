@@ -1,13 +1,14 @@
 """Writes reservations into GPUNodes by compare-and-swap, and is the only way to remove one."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 import msgspec
 
-from contract.gpunode import EVICTED, GPUNode, GPUNodeSpec, OveruseEviction, Reservation
+from contract.gpunode import EVICTED, RUNNING, GPUNode, GPUNodeSpec, OveruseEviction, Reservation
 from contract.kube import Pod
 from contract.quantity import gib
 from extender.errors import StoreConflict, StoreError, StoreNotFound
@@ -15,6 +16,8 @@ from extender.ledger.store import Store
 
 #: Attempts of a step that loses races. After that the pod is left to kube-scheduler's next attempt.
 ATTEMPTS = 8
+#: The resolution of ``since``.
+_TICK = timedelta(milliseconds=1)
 
 
 class Adopt(Protocol):
@@ -43,9 +46,16 @@ class Reservations:
     #: Whether the node's devices are known, so that its pods can be charged.
     known: Callable[[GPUNode], bool] = has_devices
 
-    def stamped(self, reservation: Reservation) -> Reservation:
-        """Return a copy with a new attempt id, and the current time as ``since``."""
-        since = datetime.fromtimestamp(self.wall_s(), UTC).isoformat(timespec="milliseconds")
+    def stamped(self, reservation: Reservation, gpunode: GPUNode) -> Reservation:
+        """Return a copy with a new attempt id, and the current time as ``since``.
+
+        ``gpunode``: where it is written. Pods that start alone start in the order of ``since``, so
+        it is later there than that of each other starting pod, whatever the clocks of replicas are.
+        """
+        at = datetime.fromtimestamp(self.wall_s(), UTC)
+        if reservation.is_starting:
+            at = max([at, *(last + _TICK for last in _starts(gpunode))])
+        since = at.isoformat(timespec="milliseconds")
         return msgspec.structs.replace(reservation, attempt=self.new_id(), since=since)
 
     async def write(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
@@ -128,10 +138,8 @@ class Reservations:
                     return False  # the reservation lists the devices, which are not known yet
                 if (reservation := self.adopt(pod, gpunode)) is None:
                     return True
-                reservations = {
-                    **gpunode.spec.reservations,
-                    metadata.uid: self.stamped(reservation),
-                }
+                stamped = self.stamped(reservation, gpunode)
+                reservations = {**gpunode.spec.reservations, metadata.uid: stamped}
                 spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
                 await self.write(gpunode, spec)
                 return True
@@ -156,6 +164,31 @@ class Reservations:
         return await self.write(
             gpunode, msgspec.structs.replace(gpunode.spec, reservations=reservations)
         )
+
+    async def end_starts(
+        self, node: str, ended: Callable[[GPUNode], Collection[str]]
+    ) -> Collection[str]:
+        """Set the phase of starting pods to running, if their start has ended.
+
+        ``ended`` returns the uids of these pods for one version of the GPUNode. Return the uids
+        whose phase this call has set. Raise store errors; after ``ATTEMPTS`` lost races, return
+        none.
+        """
+        for _ in range(ATTEMPTS):
+            gpunode = await self.store.read_gpunode(node)
+            uids = ended(gpunode) if gpunode is not None else ()
+            if gpunode is None or not uids:
+                return ()
+            running = {
+                uid: msgspec.structs.replace(gpunode.spec.reservations[uid], phase=RUNNING)
+                for uid in uids
+            }
+            reservations = {**gpunode.spec.reservations, **running}
+            started = msgspec.structs.replace(gpunode.spec, reservations=reservations)
+            with suppress(StoreConflict, StoreNotFound):
+                await self.write(gpunode, started)
+                return uids
+        return ()
 
     async def decide_overuse(
         self, gpunode: GPUNode, decided: Mapping[str, OveruseEviction], withdrawn: Collection[str]
@@ -203,6 +236,14 @@ class Reservations:
             return await self.store.read_heartbeat_version(node)
         except StoreError:
             return None
+
+
+def _starts(gpunode: GPUNode) -> Iterator[datetime]:
+    """Yield ``since`` of each starting pod; a time that cannot be read is left out."""
+    for reservation in gpunode.spec.reservations.values():
+        if reservation.is_starting:
+            with suppress(ValueError):
+                yield datetime.fromisoformat(reservation.since).astimezone(UTC)
 
 
 def _shown(gpunode: GPUNode, uid: str) -> bool:

@@ -29,6 +29,9 @@ _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 #: From 0.1 s, with an idle kubelet, to 300 s, with a kubelet that waits for its disk.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
+#: From 10 s, with a model on the node's disk, to the longest timeout that is usual.
+_START_SECONDS = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
+
 #: Seconds between two measurements of the event loop.
 LAG_EVERY_S = 0.05
 
@@ -298,6 +301,16 @@ class Telemetry(ViewTelemetry):
             "no pod may be evicted; with on_overuse: evict or such an annotation.",
             registry=registry,
         )
+        self.starts = Histogram(
+            "headroom_start_duration_seconds",
+            "Time from the bind of a pod that starts alone to the end of its start, by its end: "
+            "ready, settled (its memory use), stuck (its containers cannot be started), timed_out.",
+            ["end"],
+            buckets=_START_SECONDS,
+            registry=registry,
+        )
+        for end in ("ready", "settled", "stuck", "timed_out"):
+            self.starts.labels(end)
         self.preemptions = counter(
             "headroom_preemptions_total",
             "Preemptions by how the victims were chosen: proposed (by kube-scheduler, unchanged), "

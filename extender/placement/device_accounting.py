@@ -41,7 +41,7 @@ from contract.gpunode import Device, GPUNodeStatus, Plugin
 from contract.reasons import Reason
 from extender.placement.device_plugin_model import Policy
 from extender.placement.device_reading import UNBELIEVED, Activity, health_issues, reported
-from extender.placement.occupancy import Holder, Occupancy, Tenancy
+from extender.placement.occupancy import Holder, Occupancy, Starting, Tenancy
 from extender.placement.report_index import memories_of
 
 
@@ -94,6 +94,8 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     health_detail: str
     #: SM activity; None if no source reports it.
     activity: Activity | None
+    #: Which new pods would meet a pod there that starts alone.
+    starting: Starting = Starting.NO_POD
 
     @property
     def believed(self) -> bool:
@@ -208,6 +210,7 @@ def weigh(
                 health_issue=health_issue,
                 health_detail=health_detail,
                 activity=reported(device, status.observed_at),
+                starting=tenancy.starting,
             )
         )
     return tuple(terms)
@@ -262,6 +265,7 @@ class _Commitments:
                     requested_bytes,
                     measured_bytes,
                     observed,
+                    occupant.starting,
                 )
             )
             charged_bytes.append(

@@ -14,12 +14,14 @@ from extender.placement.chosen_device import (
     candidates_by_environment,
     steered_candidates,
 )
+from extender.placement.occupancy import Starting
 from extender.placement.request import Ask, VramRequest
 from extender.placement.snapshot import (
     CODE_OF,
     REASONS,
     SHARING,
     Bytes2D,
+    Int2D,
     Mask,
     Rows,
     Snapshot,
@@ -188,6 +190,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm
         faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
+    #: (nodes, slots) where the pod would meet another one that starts alone; None if it may.
+    meets_starting = _meets_starting(ask, request, columns.starting)
     steered = (slots & (columns.steered == 1)).any(axis=1)
     #: (nodes,) steered nodes without a device that has enough memory and free replicas.
     stuck = None
@@ -195,10 +199,16 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         usable = candidates & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
         for fault in faults.values():
             usable &= ~fault
-        chosen = steered_candidates(request, snap, candidates, usable, free_bytes - need_bytes)
+        fitting = usable & enough_memory
+        stuck = steered & ~fitting.any(axis=1)
+        open_to_pod = usable if meets_starting is None else usable & ~meets_starting
+        chosen = steered_candidates(request, snap, candidates, open_to_pod, free_bytes - need_bytes)
+        if meets_starting is not None:
+            # The pod fits, but not yet: the devices on which it fits are those that it waits for.
+            waits = ~stuck & ~(open_to_pod & enough_memory).any(axis=1)
+            chosen = np.where(waits[:, None], fitting, chosen)
         candidates = np.where(steered[:, None], chosen, candidates)
         relevant = np.where(steered[:, None], candidates, relevant)
-        stuck = steered & ~(usable & enough_memory).any(axis=1)
     faulty = (candidates & np.array([*faults.values(), ~enough_memory])).any(axis=2)
     rejected = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
@@ -209,6 +219,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         Reason.MEMORY_ON_ANY: ~(relevant & enough_memory).any(axis=1),
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
+    if meets_starting is not None:  # last, because it passes by itself
+        rejected[Reason.OTHER_STARTING] = (candidates & meets_starting).any(axis=1)
     codes = np.zeros(len(snap.nodes), np.int8)
     for reason, holds in reversed(rejected.items()):  # the first reason wins
         codes[holds] = CODE_OF[reason]
@@ -219,3 +231,17 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     return AskVerdict(
         ask, rows, codes, candidates, need_bytes, free_bytes, chosen_by_headroom, rejected
     )
+
+
+def _meets_starting(ask: Ask, request: VramRequest, starting: Int2D) -> Mask | None:
+    """Return where the pod would meet another one that starts alone, (nodes, slots).
+
+    None if it does not start alone.
+    """
+    if not request.starts_alone:
+        return None
+    if request.visible is not Visible.BY_PLUGIN:
+        least = Starting.BY_ENVIRONMENT
+    else:
+        least = Starting.ANY_POD if ask.count == 1 else Starting.SEVERAL
+    return starting >= least

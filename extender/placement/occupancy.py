@@ -7,6 +7,7 @@ the occupancy until something else changes.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from enum import IntEnum
 from itertools import accumulate
 from operator import attrgetter
 from types import MappingProxyType
@@ -32,17 +33,32 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     measured_bytes: int | None
     #: Whether the node's report shows the pod on the device; else the pod may get or use it.
     observed: bool
+    #: Whether it starts alone, and its start has not ended.
+    starting: bool = False
 
     @property
     def charged_bytes(self) -> int:
         return max(self.requested_bytes, self.measured_bytes or 0)
 
 
+class Starting(IntEnum):
+    """Which new pods would meet a starting pod in a memory, if they get it."""
+
+    NO_POD = 0
+    #: Only a pod whose own NVIDIA_VISIBLE_DEVICES decides its devices: the plugin gives a new pod
+    #: and the starting pod different devices.
+    BY_ENVIRONMENT = 1
+    #: Also a pod that requests several replicas.
+    SEVERAL = 2
+    #: Any pod.
+    ANY_POD = 3
+
+
 class Tenancy(msgspec.Struct, frozen=True, gc=False):
     """The pods in one memory, and the unconfirmed pods that can get there.
 
-    The last three fields depend on how many replicas terminating pods have released: item n is for
-    n replicas, from 0 to ``leaving``.
+    ``arrivals``, ``with_newcomer`` and ``with_several`` depend on how many replicas terminating
+    pods have released: item n is for n replicas, from 0 to ``leaving``.
     """
 
     occupants: tuple[Occupant, ...]
@@ -64,6 +80,8 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
     #: that requests several. None if the new pod cannot get there.
     with_newcomer: tuple[int | None, ...]
     with_several: tuple[int | None, ...]
+    #: Which new pods would meet a pod there that starts alone.
+    starting: Starting = Starting.NO_POD
 
     @property
     def crowd_bytes(self) -> int:
@@ -213,6 +231,7 @@ def _tenancy(
         found = [most(newcomers, gone) for gone in range(leaving + 1)]
         return tuple([count + unpredicted - 1 if count else None for count in found])
 
+    beside_one, beside_several = once(others(1)), once(others(ALL_PICKS))
     tenancy = Tenancy(
         occupants=tuple(occupants),
         ending=ending,
@@ -222,10 +241,30 @@ def _tenancy(
         most_bytes=once((0, *accumulate([holder.requested_bytes for holder in unconfirmed]))),
         leaving=leaving,
         arrivals=once(tuple([most(0, gone) + unpredicted for gone in range(leaving + 1)])),
-        with_newcomer=once(others(1)),
-        with_several=once(others(ALL_PICKS)),
+        with_newcomer=beside_one,
+        with_several=beside_several,
+        starting=_starting(occupants, unconfirmed, beside_one, beside_several),
     )
     return tenancy if rows or occupants or unconfirmed else once(tenancy)
+
+
+def _starting(
+    occupants: Iterable[Occupant],
+    unconfirmed: Iterable[Holder],
+    beside_one: Iterable[int | None],
+    beside_several: Iterable[int | None],
+) -> Starting:
+    """Return which new pods would meet a starting pod.
+
+    An unconfirmed pod meets them if the plugin can give the memory to both.
+    """
+    if any([occupant.starting for occupant in occupants]):
+        return Starting.ANY_POD
+    if not any([holder.starting for holder in unconfirmed]):
+        return Starting.NO_POD
+    if any(beside_one):
+        return Starting.ANY_POD
+    return Starting.SEVERAL if any(beside_several) else Starting.BY_ENVIRONMENT
 
 
 class _UnconfirmedPods:
@@ -290,7 +329,13 @@ class _UnconfirmedPods:
         if holder is None or holder.requested_bytes != size:
             reservation = self._reservations[uid]
             holder = Holder(
-                uid, reservation.namespace, reservation.name, size, None, observed=False
+                uid,
+                reservation.namespace,
+                reservation.name,
+                size,
+                None,
+                observed=False,
+                starting=reservation.is_starting,
             )
             self._holders[uid] = holder
         return holder

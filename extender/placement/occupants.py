@@ -23,6 +23,8 @@ class Occupant(msgspec.Struct, frozen=True, gc=False):
     #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. Then only its use shows
     #: which devices it is on, and its replicas do not.
     by_environment: bool
+    #: Whether it starts alone, and its start has not ended.
+    starting: bool = False
 
 
 class EnvironmentPods:
@@ -63,8 +65,18 @@ class EnvironmentPods:
                     continue  # it holds a replica of the device, but does not use the device
                 # It uses the device, or its use is unknown.
                 sizes = list(self.uids[uid].values())
-            names = reservations[uid].namespace, reservations[uid].name
-            found.append(Occupant(uid, *names, max(sizes, default=0), rows, by_environment=True))
+            reservation = reservations[uid]
+            found.append(
+                Occupant(
+                    uid,
+                    reservation.namespace,
+                    reservation.name,
+                    max(sizes, default=0),
+                    rows,
+                    by_environment=True,
+                    starting=reservation.is_starting,
+                )
+            )
         return found
 
 
@@ -94,9 +106,16 @@ def occupants_of(
                 by_container = charge.containers and len(memory) == 1
                 rows = report.rows_of(uid) if by_container else ()
                 asked_bytes = max(asked_bytes, charge.bytes_on(device.uuid, rows))
-        names = reservation.namespace, reservation.name
         occupants.append(
-            Occupant(uid, *names, asked_bytes, report.of(uid, memory), by_environment=False)
+            Occupant(
+                uid,
+                reservation.namespace,
+                reservation.name,
+                asked_bytes,
+                report.of(uid, memory),
+                by_environment=False,
+                starting=reservation.is_starting,
+            )
         )
     return occupants
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
-from contract.gpunode import Charge, ContainerCharge
+from contract.gpunode import STARTING, Charge, ContainerCharge, Reservation
 from contract.quantity import MAX_DEVICE_BYTES
 from extender.placement.amounts import DeviceArrays, bytes_of, device_arrays
 from extender.placement.chosen_device import by_environment
@@ -28,6 +28,18 @@ class Placement:
 
     charges: tuple[Charge, ...]
     annotations: Mapping[str, str]
+    #: Seconds after which the pod's start times out, if it starts alone; else 0.
+    start_timeout_s: int = 0
+
+    def reservation(self, namespace: str, name: str) -> Reservation:
+        """Return the reservation of the pod with this name, as long as the pod is not bound."""
+        return Reservation(
+            namespace=namespace,
+            name=name,
+            charges=list(self.charges),
+            phase=STARTING if self.start_timeout_s else "",
+            start_timeout_s=self.start_timeout_s,
+        )
 
 
 def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> Placement:
@@ -44,7 +56,7 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
         for resource, candidates in devices.items()
     }
     annotations = _annotations(request, node.name, devices, possible, pinned)
-    return Placement(charges(request, snap, verdicts, i), annotations)
+    return Placement(charges(request, snap, verdicts, i), annotations, request.start_timeout_s)
 
 
 def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> tuple[Charge, ...]:

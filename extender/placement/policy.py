@@ -71,6 +71,8 @@ class Rules:
     overuse_opt_out: bool = False
     #: Free memory below which a device with an overusing pod is under pressure.
     overuse_margin_bytes: int = 256 * MIB
+    #: The longest time in seconds for which a pod that starts alone keeps others from starting.
+    max_startup_timeout_s: int = 3600
     #: Seconds for which memory stays held for a preemptor after its victims are gone.
     nomination_hold_s: float = 60.0
     #: Whether to evict pods for a pod that only lacks memory.

@@ -67,12 +67,12 @@ _NO_PODS: Set[str] = frozenset()
 
 
 def _equal_charges(was: Mapping[str, Reservation], now: Mapping[str, Reservation]) -> bool:
-    """Return whether the charges and names of the reservations are equal, in equal order."""
+    """Return whether charges, names and phases of the reservations are equal, in equal order."""
     if was is now:
         return True
     return list(was) == list(now) and all(
         held is reservation
-        or (held.charges == reservation.charges and _pod_name(held) == _pod_name(reservation))
+        or (held.charges == reservation.charges and _of_pod(held) == _of_pod(reservation))
         for held, reservation in zip(was.values(), now.values(), strict=True)
     )
 
@@ -88,7 +88,7 @@ def _equal_occupancy(was: GPUNodeStatus, now: GPUNodeStatus) -> bool:
     )
 
 
-_pod_name = attrgetter("namespace", "name")
+_of_pod = attrgetter("namespace", "name", "is_starting")
 _occupancy_fields = attrgetter(
     "uuid", "resource", "sharing", "replicas", "kind", "parent", "gpu_instance", "numa_node"
 )

@@ -15,6 +15,9 @@ from contract.annotations import (
     ON_OVERUSE,
     POLICY,
     PROCESSES,
+    STARTUP,
+    STARTUP_TIMEOUT,
+    STARTUP_TIMEOUT_S,
     VRAM,
     VRAM_FROM,
     Amount,
@@ -24,6 +27,8 @@ from contract.annotations import (
     parse_on_overuse,
     parse_policy,
     parse_processes,
+    parse_startup,
+    parse_startup_timeout,
     parse_vram,
     render_amount,
 )
@@ -105,6 +110,13 @@ class VramRequest:
     gated: bool = False
     #: The VRAM annotation of the pod; None if it has none.
     annotated: str | None = None
+    #: Seconds after which its start times out, if it starts alone; else 0.
+    start_timeout_s: int = 0
+
+    @property
+    def starts_alone(self) -> bool:
+        """Whether the pod fits only on devices where no other such pod is starting."""
+        return self.start_timeout_s > 0
 
     @property
     def kind(self) -> "Kind":
@@ -114,7 +126,10 @@ class VramRequest:
         equal scores can differ.
         """
         pinning = self.visible, self.pinned_to, self.gated
-        return self.asks, self.policy, self.max_sm_ppm, self.processes, pinning
+        return (
+            *(self.asks, self.policy, self.max_sm_ppm, self.processes, pinning),
+            self.starts_alone,
+        )
 
     @property
     def by_prices(self) -> bool:
@@ -132,7 +147,7 @@ class VramRequest:
         return decision_id(self.uid, self.resource_version)
 
 
-Kind = tuple[tuple[Ask, ...], ScoringPolicy, int | None, int, tuple[Visible, str, bool]]
+Kind = tuple[tuple[Ask, ...], ScoringPolicy, int | None, int, tuple[Visible, str, bool], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +168,8 @@ _REASON_OF_KEY = {
     MAX_SM: Reason.BAD_MAX_SM,
     PROCESSES: Reason.BAD_PROCESSES,
     ON_OVERUSE: Reason.BAD_ON_OVERUSE,
+    STARTUP: Reason.BAD_STARTUP,
+    STARTUP_TIMEOUT: Reason.BAD_STARTUP_TIMEOUT,
 }
 
 
@@ -198,9 +215,20 @@ def understand(
             visible=_visible(pod, containers, rules),
             gated=is_gated(pod, rules.gate_image),
             annotated=annotations.get(VRAM),
+            start_timeout_s=_start_timeout_s(relevant, rules),
         )
     except BadAnnotation as err:
         return Unreadable(_REASON_OF_KEY[err.key], str(err))
+
+
+def _start_timeout_s(annotations: Mapping[str, str], rules: Rules) -> int:
+    """Return ``VramRequest.start_timeout_s``; raises ``BadAnnotation``."""
+    text = annotations.get(STARTUP_TIMEOUT)
+    timeout_s = STARTUP_TIMEOUT_S if text is None else parse_startup_timeout(text)
+    if (startup := annotations.get(STARTUP)) is None:
+        return 0
+    parse_startup(startup)
+    return min(timeout_s, rules.max_startup_timeout_s)
 
 
 def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:

@@ -104,6 +104,8 @@ class Columns:
     sm_ppm: Int2D
     #: Use of its pods above their requests, in parts per million of the allocatable memory.
     exceeded_ppm: Int2D
+    #: Which new pods would meet a pod there that starts alone (``occupancy.Starting``).
+    starting: Int2D
 
 
 #: Fields of ``Snapshot`` with the values of every node -> their type in the array.

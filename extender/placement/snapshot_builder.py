@@ -246,6 +246,7 @@ class Table:
             CODE_OF[terms.health_issue],
             _sm_ppm(terms),
             _exceeded_ppm(terms),
+            terms.starting,
         )
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from contract.annotations import DEVICES
-from contract.gpunode import ADOPTED, Charge, Device, Reservation
+from contract.gpunode import ADOPTED, STARTING, Charge, Device, Reservation
 from contract.kube import Pod
 from contract.pod_limits import MAX_CONTAINERS, container_count
 from contract.quantity import MAX_DEVICE_BYTES
@@ -56,21 +56,25 @@ def adopt(
         )
     places = device_arrays(devices, reserve_bytes)
     charges: list[Charge] = []
+    start_timeout_s = 0
     if isinstance(request, VramRequest):
-        uuids = None
+        uuids, start_timeout_s = None, request.start_timeout_s
         if obeys_environment and request.visible is not Visible.BY_PLUGIN:
             uuids = _visible_devices(pod, devices)
         charges = _charges(request, devices, reserve_bytes, places, uuids)
-    return _adopted(pod, charges)
+    return _adopted(pod, charges, start_timeout_s)
 
 
-def _adopted(pod: Pod, charges: list[Charge]) -> Reservation:
+def _adopted(pod: Pod, charges: list[Charge], start_timeout_s: int = 0) -> Reservation:
     return Reservation(
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
         charges=charges,
         flags=[ADOPTED],
         asked=asked(pod),
+        # Its start may have ended; the next check of the node's starts finds that.
+        phase=STARTING if start_timeout_s else "",
+        start_timeout_s=start_timeout_s,
     )
 
 

@@ -43,6 +43,7 @@ from extender.state.pod_selectors import Budgets, Neighbours, has_affinity_terms
 from extender.state.prediction_tracker import Circumstances, PredictionTracker
 from extender.state.request_drift import RequestDrift
 from extender.state.sm_activity import Activities
+from extender.state.starting_nodes import StartingNodes
 from extender.state.weighing_queue import WeighingQueue
 
 
@@ -82,6 +83,8 @@ class ClusterState:
         self.overcommits = Overcommits()
         #: Pods that use more than they requested.
         self.overuses = Overuses(rules.overuse_after_s)
+        #: Nodes with pods that start alone and have not started yet.
+        self.starting = StartingNodes()
         #: Pods whose request was changed after they were bound.
         self.edits = RequestDrift()
         #: Preferred affinity between pods, by which kube-scheduler scores nodes.
@@ -358,8 +361,8 @@ class ClusterState:
         verdicts = fit(request, snap, np.array([0]), NEVER_S)
         if verdicts.reason(0) is not None or not request.asks:
             return None
-        reserved = list(charges(request, snap, verdicts, 0))
-        return Reservation(pod.metadata.namespace, pod.metadata.name, reserved)
+        likely = Placement(charges(request, snap, verdicts, 0), {}, request.start_timeout_s)
+        return likely.reservation(pod.metadata.namespace, pod.metadata.name)
 
     def _snapshot_of(self, name: str) -> Snapshot | None:
         """Return a snapshot of this node as it was weighed last; None if the node is dirty."""

@@ -71,6 +71,7 @@ class ClusterWriter(ClusterState):
             self.edits,
             self.overcommits,
             self.overuses,
+            self.starting,
             self.activities,
         )
         #: Nodes with a tracker that raised an exception for the last version of their GPUNode.
@@ -336,11 +337,9 @@ class ClusterWriter(ClusterState):
         gpunode, metadata = self._objects.gpunodes.get(name), pod.metadata
         if gpunode is None:
             return
+        reservation: Reservation | None
         if placement is not None:
-            charged = list(placement.charges)
-            reservation: Reservation | None = Reservation(
-                metadata.namespace, metadata.name, charged
-            )
+            reservation = placement.reservation(metadata.namespace, metadata.name)
         else:
             reservation = self.likely_reservation(pod, gpunode) or self.adopt(pod, gpunode)
         if reservation is not None:

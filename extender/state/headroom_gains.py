@@ -7,7 +7,7 @@ from extender.placement.snapshot import MOST_BYTES, NodeTerms
 from extender.placement.snapshot_builder import reach
 
 #: Lower than the figures of any device.
-_LOWEST = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
+_LOWEST = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
 
 
 class HeadroomGains:
@@ -55,11 +55,13 @@ def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
     )
 
 
-def _figures(terms: DeviceTerms) -> tuple[int, int, int, int]:
-    """Return four figures of a device. A pod may newly fit only if one of them grows.
+def _figures(terms: DeviceTerms) -> tuple[int, int, int, int, int]:
+    """Return five figures of a device. A pod may newly fit only if one of them grows.
 
-    They are: whether the device is healthy, free bytes, free replicas, and the number of replicas
-    to request before the device plugin can choose the device.
+    They are: whether the device is healthy, free bytes, free replicas, the number of replicas to
+    request before the device plugin can choose the device, and how few new pods would meet a pod
+    there that starts alone.
     """
     replicas = terms.device.replicas.free - terms.unconfirmed_replicas
-    return int(terms.health_issue is None), terms.free_bytes, replicas, reach(terms)
+    healthy = int(terms.health_issue is None)
+    return healthy, terms.free_bytes, replicas, reach(terms), -terms.starting

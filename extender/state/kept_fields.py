@@ -10,9 +10,18 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from contract.annotations import EXTENDER_ANNOTATIONS, PREFIX, USER_ANNOTATIONS
+from contract.annotations import EXTENDER_ANNOTATIONS, PREFIX, STARTUP, USER_ANNOTATIONS
 from contract.gate import is_whole
-from contract.kube import COLLECTED, Container, Namespace, Node, ObjectMeta, Pod, Volume
+from contract.kube import (
+    COLLECTED,
+    Container,
+    Namespace,
+    Node,
+    ObjectMeta,
+    Pod,
+    PodCondition,
+    Volume,
+)
 from contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
 from extender.placement.visible_devices import VISIBLE_DEVICES
 from extender.state.evictable_pods import MIRRORED
@@ -38,11 +47,14 @@ def kept_pod(pod: Pod) -> Pod:
     * Bound pods keep no volumes, and only the condition that their node was lost. The states of
       their containers are dropped until they have ended. The states of the init containers are
       kept, because they show whether the gate still holds the pod.
+    * Pods that start alone also keep what shows the end of their start: the condition Ready, the
+      states of all containers, and whether these have probes.
     """
+    starts_alone = pod.annotation(STARTUP) is not None
     spec = replace(
         pod.spec,
-        containers=_without_variables(pod.spec.containers),
-        init_containers=_without_variables(pod.spec.init_containers),
+        containers=_kept_containers(pod.spec.containers, starts_alone),
+        init_containers=_kept_containers(pod.spec.init_containers, starts_alone),
         volumes=None if pod.node else _one_claim(pod.spec.volumes),
     )
     status = pod.status
@@ -52,8 +64,11 @@ def kept_pod(pod: Pod) -> Pod:
             for each in status.conditions or ()
             if each.reason == COLLECTED
         ]
-        status = replace(status, conditions=collected[:1] or None)
-        if status.phase not in ("Succeeded", "Failed"):
+        ready = (
+            [PodCondition(type="Ready", status="True")] if starts_alone and _is_ready(pod) else []
+        )
+        status = replace(status, conditions=[*collected[:1], *ready] or None)
+        if status.phase not in ("Succeeded", "Failed") and not starts_alone:
             status = replace(status, container_statuses=None)
     metadata = replace(kept_annotations(pod.metadata), finalizers=None)
     return replace(pod, metadata=metadata, spec=spec, status=status)
@@ -117,14 +132,22 @@ def _one_claim(volumes: list[Volume] | None) -> list[Volume] | None:
     return [first] if first else None
 
 
-def _without_variables(containers: list[C] | None) -> list[C] | None:
+def _is_ready(pod: Pod) -> bool:
+    conditions = (pod.status.conditions if pod.status else None) or ()
+    return any(each.type == "Ready" and each.status == "True" for each in conditions)
+
+
+def _kept_containers(containers: list[C] | None, with_probes: bool) -> list[C] | None:
     return containers and [
         replace(
             each,
             env=each.env and [each for each in each.env if each.name == VISIBLE_DEVICES],
             ports=each.ports and [port for port in each.ports if port.host_port],
+            readiness_probe=each.readiness_probe if with_probes else None,
+            startup_probe=each.startup_probe if with_probes else None,
         )
-        if (each.env or each.ports) and not is_whole(each)  # a gate is recognised by all its fields
+        if (each.env or each.ports or each.readiness_probe or each.startup_probe)
+        and not is_whole(each)  # a gate is recognised by all its fields
         else each
         for each in containers
     ]

@@ -99,7 +99,10 @@ def as_assumed(new: GPUNode, held: GPUNode, assumed: Mapping[str, Reservation]) 
         return False
     changed = {uid: p for uid, p in new.spec.reservations.items() if reserved.get(uid) is not p}
     return all(
-        uid not in reserved and uid in assumed and assumed[uid].charges == reservation.charges
+        uid not in reserved
+        and uid in assumed
+        and assumed[uid].charges == reservation.charges
+        and assumed[uid].is_starting == reservation.is_starting
         for uid, reservation in changed.items()
     )
 

@@ -479,7 +479,6 @@ def test_peaks_ride_along_with_the_report_of_memory(
     [
         pytest.param({"peak": 5 + GROWN_BYTES}, True, id="a peak 64 MiB higher"),
         pytest.param({"peak": 5 + GROWN_BYTES - 1}, False, id="a peak hardly higher"),
-        pytest.param({"settled_at": "s2"}, True, id="the container has settled"),
         pytest.param({"started_at": "s2"}, True, id="another life"),
         pytest.param({"peak": 4, "started_at": "s2"}, True, id="another life with a lower peak"),
         pytest.param({"peak_source": "driver"}, True, id="another source"),
@@ -505,6 +504,19 @@ def test_peaks_alone_are_written_once_a_minute(
     clock.at_s += 5
     deliver(status_writer, clock, newest)
     assert written(api) == ("t1" if is_written else "t0")
+
+
+def test_the_end_of_a_start_is_written_at_once(
+    api: ApiServer, status_writer: StatusWriter, clock: Clock
+) -> None:
+    api.create("uid-1")
+    deliver(status_writer, clock, peaked(5, 5))
+    clock.at_s += 1
+    deliver(status_writer, clock, peaked(5, 5, "t1", settled_at="s2"))
+    assert written(api) == "t1"
+    clock.at_s += 5
+    assert deliver(status_writer, clock, peaked(5, 5, "t2", settled_at="s2")) == math.inf
+    assert written(api) == "t1"
 
 
 def test_heartbeat_does_not_wait_for_peaks(

@@ -35,6 +35,7 @@ MODULES = (
     "extender.observability.recorder",
     "extender.controllers.eviction",
     "extender.controllers.overuse",
+    "extender.controllers.starts",
     "extender.state.event_queue",
     "extender.observability.metrics",
     "extender.periodic",

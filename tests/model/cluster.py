@@ -15,13 +15,14 @@ from unittest.mock import patch
 
 import msgspec
 
-from contract.annotations import PLACEMENT, VRAM
+from contract.annotations import PLACEMENT, STARTUP, VRAM
 from contract.gpunode import Device, GPUNode, GPUNodeSpec, GPUNodeStatus, Replicas
 from contract.kube import (
     Container,
     Node,
     ObjectMeta,
     Pod,
+    PodCondition,
     PodSpec,
     PodStatus,
     ResourceRequirements,
@@ -43,14 +44,14 @@ from tests.model.world import World, WorldStore, changed
 MODULES = (reservations, initialise, bind, real_ledger)
 MEMORY_BYTES = 10
 RESOURCE = "nvidia.com/gpu"
+READY = PodCondition(type="Ready", status="True")
 NODES = ("n1", "n2")
 
 
-def pod(name: str, asked_bytes: int, uid: str = "") -> Pod:
+def pod(name: str, asked_bytes: int, uid: str = "", alone: bool = False) -> Pod:
     container = Container(name="main", resources=ResourceRequirements(limits={RESOURCE: 1}))
-    metadata = ObjectMeta(
-        namespace="a", name=name, uid=uid or name, annotations={VRAM: str(asked_bytes)}
-    )
+    annotations = {VRAM: str(asked_bytes)} | ({STARTUP: "alone"} if alone else {})
+    metadata = ObjectMeta(namespace="a", name=name, uid=uid or name, annotations=annotations)
     return Pod(metadata=metadata, spec=PodSpec(containers=[container]))
 
 
@@ -146,6 +147,24 @@ def removes(name: str, node: str, uid: str, code: ModuleType = real_ledger) -> P
     return lambda store: ledger(store, name, code).remove(node, uid)
 
 
+def ends_start(name: str, node: str, pod: Pod, code: ModuleType = real_ledger) -> Program:
+    """End the start of the pod, if the pod has settled."""
+    metadata = pod.metadata
+
+    def work(store: SyncStore) -> object:
+        seen = store.read_pod(metadata.namespace, metadata.name)
+        if seen is None or seen.metadata.uid != metadata.uid or not _has_settled(seen):
+            return None
+
+        def ended(gpunode: GPUNode) -> list[str]:
+            reservation = gpunode.spec.reservations.get(metadata.uid)
+            return [metadata.uid] if reservation and reservation.is_starting else []
+
+        return ledger(store, name, code).end_starts(node, ended)
+
+    return work
+
+
 def charges(name: str, node: str, pod: Pod, code: ModuleType = real_ledger) -> Program:
     return lambda store: ledger(store, name, code).charge(node, pod)
 
@@ -194,6 +213,18 @@ def ends(name: str) -> Deed:
     return deed
 
 
+def settles(name: str) -> Deed:
+    """The pod becomes ready, once it is bound."""
+
+    def deed(world: World) -> World | None:
+        held = world.pods.get(name)
+        if held is None or not held.node:
+            return None
+        return world.with_pod(changed(held, status=PodStatus(conditions=[READY])))
+
+    return deed
+
+
 def goes_around_us(name: str, node: str) -> Deed:
     """Another scheduler binds the pod, without any check of memory."""
 
@@ -232,6 +263,9 @@ def _wrong(world: World, settled: bool = False) -> str:
         ours = ((name, asked_bytes(p)) for p in sitting if _bound_by_us(p))
         if over := excess(ours, {name: MEMORY_BYTES}):
             return f"{name} is overcommitted: by {over[name]} bytes"
+        at_once = [p.metadata.uid for p in sitting if p.annotation(STARTUP) and not _has_settled(p)]
+        if len(at_once) > 1:
+            return f"on {name} these pods start at the same time: {at_once}"
         if not node.spec.initialised:
             continue
         for one in sitting:
@@ -246,6 +280,10 @@ def _wrong(world: World, settled: bool = False) -> str:
             if not _bound_by_us(one):
                 assert "adopted" in reservation.flags
     return ""
+
+
+def _has_settled(pod: Pod) -> bool:
+    return READY in ((pod.status and pod.status.conditions) or ())
 
 
 def _bound_by_us(pod: Pod) -> bool:

@@ -13,18 +13,22 @@ from tests.model.cluster import (
     deletes,
     edits,
     ends,
+    ends_start,
     goes_around_us,
     initialises,
     loses_the_object,
     pod,
     recreates,
     removes,
+    settles,
     world,
 )
 from tests.model.explorer import Scenario
 
 P, Q, HEIR = pod("p", 6), pod("q", 6), pod("p", 2, uid="p-heir")
 HELD = world(P, Q)
+FIRST, SECOND, BESIDE = pod("p", 2, alone=True), pod("q", 2, alone=True), pod("r", 2)
+STARTERS = world(FIRST, SECOND, BESIDE)
 SMALL = world(pod("p", 2), Q)
 
 Play = Callable[[ModuleType, int], Scenario]
@@ -156,6 +160,27 @@ def three_extenders(code: ModuleType, losses: int) -> Scenario:
     return Scenario(HELD, actors, {}, losses)
 
 
+def pods_that_start_alone(code: ModuleType, losses: int) -> Scenario:
+    """p, q and r fit on the device at the same time, but only one of p and q may start there."""
+    actors = {
+        "A binds p": binds("A", FIRST, "n1", STARTERS, code),
+        "B binds q": binds("B", SECOND, "n1", STARTERS, code),
+        "C binds r": binds("C", BESIDE, "n1", STARTERS, code),
+        "E": ends_start("E", "n1", FIRST, code),
+    }
+    return Scenario(STARTERS, actors, {"p settles": settles("p")}, losses)
+
+
+def a_starting_pod_is_deleted(code: ModuleType, losses: int) -> Scenario:
+    """Its containers may run on."""
+    actors = {
+        "A binds p": binds("A", FIRST, "n1", STARTERS, code),
+        "B binds q": binds("B", SECOND, "n1", None, code),
+        "R": removes("R", "n1", "p", code),
+    }
+    return Scenario(STARTERS, actors, {"p is deleted": deletes("p")}, losses)
+
+
 PLAYS: Mapping[str, Play] = {
     play.__name__.replace("_", " "): play
     for play in (
@@ -172,5 +197,7 @@ PLAYS: Mapping[str, Play] = {
         a_pod_goes_around_us_while_we_bind_it,
         a_pod_goes_around_us_as_the_object_is_lost,
         three_extenders,
+        pods_that_start_alone,
+        a_starting_pod_is_deleted,
     )
 }

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from contract.gpunode import GPUNode, Plugin
 from contract.kube import Pod
 from contract.reasons import Reason
+from extender.placement.fit import fit
 from extender.placement.policy import Rules
 from extender.placement.request import VramRequest
 from extender.placement.snapshot import REASONS
@@ -152,3 +153,19 @@ def test_a_bind_that_does_not_follow_in_time_is_not_waited_for() -> None:
     of.expect(first, wanted(state, first), "n", NOW_S)
     assert asked(state, of, second) is FULL
     assert asked(state, of, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None
+
+
+def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
+    """There is memory for both. A pod that does not start alone is offered it."""
+    state = cluster(gpunode(shared("A")))
+    binds, annotations = AssumedBinds(state), {"headroom.gpu/startup": "alone"}
+    first = pod("4Gi", uid="first", annotations=annotations)
+    binds.expect(first, wanted(state, first), "n", NOW_S)
+    second = pod("4Gi", uid="second", annotations=annotations)
+    assert asked(state, binds, second) is Reason.OTHER_STARTING
+    assert asked(state, binds, pod("4Gi", uid="third")) is None
+    state.apply([BindBegun(first, "n", None)])
+    assert state.binding_to("n")["first"].phase == "starting"
+    assert asked(state, AssumedBinds(state), second) is None  # the snapshot has it
+    verdict = fit(wanted(state, second), state.snapshot(), np.zeros(1, np.int64), NOW_S)
+    assert verdict.reason(0) is Reason.OTHER_STARTING

@@ -24,6 +24,7 @@ READS = {
     "overcommits": {"now"},
     "overuses": {"nodes"},
     "headroom_gains": {"of", "since"},
+    "starting": {"nodes"},
     "usual": set[str](),
 }
 #: These build a state of their own, or are the writer.

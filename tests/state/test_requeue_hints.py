@@ -1,8 +1,10 @@
 """Which pods are requeued: those that fit after a gain, once, in their order; none is lost."""
 
+from typing import Literal
+
 import msgspec
 
-from contract.annotations import DEFAULT_VRAM, MAX_SM, RETRY
+from contract.annotations import DEFAULT_VRAM, MAX_SM, RETRY, STARTUP
 from contract.gpunode import SmActivity
 from contract.kube import Namespace, ObjectMeta, Pod, PodCondition, PodStatus
 from contract.reasons import Reason
@@ -11,7 +13,7 @@ from extender.state.changes import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone
 from extender.state.cluster_writer import ClusterWriter
 from extender.state.journal import Decision, Journal
 from extender.state.requeue_hints import RequeueHints, rejected_by_us
-from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, shared
+from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared
 
 AT_ONCE = 64
 CLAIM_S = 2.0
@@ -66,6 +68,15 @@ class World:
         )
         stamp = STAMP.replace("00:00:00", f"00:00:{self.version % 60:02}")
         node = gpunode(gpu, name=name, version=str(self.version), observed_at=stamp)
+        self.state.apply([GPUNodeSeen(node, self.now_s)])
+
+    def starts(self, phase: Literal["starting", "running"]) -> None:
+        """The ledger of node n has one pod that starts alone, in this phase."""
+        self.version += 1
+        held = msgspec.structs.replace(
+            reservation({"n": 4 * GIB}), phase=phase, start_timeout_s=600
+        )
+        node = gpunode(shared("n"), reservations={"s": held}, version=str(self.version))
         self.state.apply([GPUNodeSeen(node, self.now_s)])
 
     def see(self, *pods: Pod) -> None:
@@ -474,3 +485,22 @@ def test_a_pod_rejected_for_a_held_node_is_requeued_when_the_hold_ends() -> None
     assert world.requeued(CLAIM_S + 0.1) == []
     world.state.apply([PodGone("nominee")])
     assert world.requeued() == ["other"]
+
+
+def test_pods_that_start_alone_are_requeued_one_after_the_other() -> None:
+    """Two pods wait until the start on the only GPU has ended; there is memory for both."""
+    said = f"0/1 nodes are available: 1 {Reason.OTHER_STARTING.sentence}. preemption: none."
+    world = World("n")
+    world.starts("running")
+    world.starts("starting")
+    for minute, uid in enumerate(("first", "second")):
+        waits = rejected(uid, "4Gi", message=said, minute=minute)
+        metadata = msgspec.structs.replace(
+            waits.metadata, annotations={**(waits.metadata.annotations or {}), STARTUP: "alone"}
+        )
+        world.see(msgspec.structs.replace(waits, metadata=metadata))
+    assert world.requeued(CLAIM_S) == []
+    world.starts("running")
+    assert world.requeued() == ["first"]
+    assert world.requeued(CLAIM_S / 2) == []  # it may be bound, and start alone
+    assert world.requeued(CLAIM_S) == ["second"]  # the first pod was not bound

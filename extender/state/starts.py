@@ -1,0 +1,68 @@
+"""Tracks the pods that start alone, and finds those whose start has ended.
+
+``placement.start_phase`` has the rule. The phase is in the ledger, so all replicas have the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from contract.gpunode import ADOPTED, GPUNode, PodUse, Reservation
+from contract.kube import Pod
+from extender.placement.request import VramRequest
+from extender.placement.start_phase import Start, StartEnd
+from extender.state.cluster_state import ClusterState
+from extender.state.heartbeats import age
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStart:
+    """The end of the start of one pod."""
+
+    end: StartEnd
+    #: Seconds since its bind; None if unknown.
+    age_s: float | None
+
+
+def ended_starts(cluster: ClusterState, gpunode: GPUNode, wall_s: float) -> dict[str, EndedStart]:
+    """Return uid -> the end of its start, for the pods that the ledger still shows as starting.
+
+    ``wall_s``: Unix seconds.
+    """
+    ended: dict[str, EndedStart] = {}
+    rows_of: Mapping[str, list[PodUse]] | None = None
+    for uid, reservation in gpunode.spec.reservations.items():
+        if not reservation.is_starting:
+            continue
+        if rows_of is None:
+            rows_of = _rows_by_pod(gpunode)
+        pod = cluster.pod(uid)
+        request = cluster.understand(pod) if pod is not None else None
+        names = request.containers if isinstance(request, VramRequest) else ()
+        start = Start(
+            age_s=_age_s(reservation, pod, wall_s),
+            timeout_s=reservation.start_timeout_s,
+            pod=pod,
+            gpu_containers={each.name for each in names},
+            rows=rows_of.get(uid, []),
+        )
+        if (end := start.end) is not None:
+            ended[uid] = EndedStart(end, start.age_s)
+    return ended
+
+
+def _rows_by_pod(gpunode: GPUNode) -> dict[str, list[PodUse]]:
+    found: dict[str, list[PodUse]] = {}
+    for row in gpunode.status.pods if gpunode.status else ():
+        found.setdefault(row.uid, []).append(row)
+    return found
+
+
+def _age_s(reservation: Reservation, pod: Pod | None, wall_s: float) -> float | None:
+    """Return the seconds since the pod was bound.
+
+    An adopted pod was bound before its reservation was written: by then its start may be over.
+    """
+    started_at = pod.status.start_time if pod is not None and pod.status is not None else None
+    if ADOPTED in reservation.flags and started_at:
+        return age(started_at, wall_s)
+    return age(reservation.since, wall_s)

@@ -1,0 +1,302 @@
+"""Pods that start alone: where they fit, when their start ends, and that no other pod waits."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.annotations import STARTUP, STARTUP_TIMEOUT, DeviceChoice
+from contract.gpunode import RUNNING, STARTING, Plugin, Reservation
+from contract.kube import (
+    Container,
+    ContainerState,
+    ContainerStatus,
+    Pod,
+    PodCondition,
+    PodStatus,
+    Present,
+    Waiting,
+)
+from contract.reasons import Reason
+from extender.placement.fit import fit
+from extender.placement.placement_record import place
+from extender.placement.policy import Rules
+from extender.placement.request import Unreadable, understand
+from extender.placement.snapshot import NodeTerms
+from extender.placement.snapshot_builder import build
+from extender.placement.start_phase import STUCK_AFTER_S, Start, StartEnd
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    GPU,
+    NOW_S,
+    choosing,
+    container,
+    device,
+    mig,
+    pod,
+    reason_for,
+    request,
+    reservation,
+    shared,
+    use,
+    weighed,
+)
+
+ALONE = {STARTUP: "alone"}
+WAITS = Reason.OTHER_STARTING
+STEERED = Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[GPU])
+
+
+def alone(*containers: Container, vram: str | None = "4Gi", **annotations: str) -> Pod:
+    return pod(vram, *containers, annotations={**ALONE, **annotations})
+
+
+def starting(*on: str, gib: int = 4, phase: Any = STARTING, **of: Any) -> Reservation:
+    made = reservation({uuid: gib * GIB for uuid in on}, **of)
+    return msgspec.structs.replace(made, phase=phase, start_timeout_s=600)
+
+
+def two_gpus(b_allocated: int = 0, plugin: Plugin = DISTRIBUTED, **how: Any) -> NodeTerms:
+    """GPU a has one pod, which starts alone; the plugin gives the next pod b, if b has none."""
+    rows = [use("s", "a", GIB, replica="a::0")]
+    rows += [use("q", "b", GIB, replica="b::0")] * b_allocated
+    held = {"s": starting("a", "b"), "q": reservation({"b": GIB})}
+    return weighed(
+        shared("a", free=3, allocated=1, used_bytes=GIB),
+        shared("b", free=4 - b_allocated, allocated=b_allocated, used_bytes=b_allocated * GIB),
+        pods=rows,
+        reservations=held if b_allocated else {"s": held["s"]},
+        plugin=plugin,
+        **how,
+    )
+
+
+def test_a_pod_waits_for_the_starting_pod_on_its_next_device() -> None:
+    assert reason_for(alone(), two_gpus()) is None  # the plugin gives it b
+    assert reason_for(alone(), two_gpus(b_allocated=1)) is WAITS  # it can get a or b
+    assert reason_for(alone(), two_gpus(device_choice=DeviceChoice.ANY)) is WAITS
+
+
+def test_pods_that_do_not_start_alone_never_wait() -> None:
+    assert reason_for(pod("4Gi"), two_gpus(b_allocated=1)) is None
+
+
+@pytest.mark.parametrize("phase", ["", RUNNING])
+def test_pods_that_have_started_keep_no_pod_waiting(phase: str) -> None:
+    one_gpu = weighed(
+        shared("a", free=3, allocated=1, used_bytes=GIB),
+        pods=[use("s", "a", GIB, replica="a::0")],
+        reservations={"s": starting("a", phase=phase)},
+    )
+    assert reason_for(alone(), one_gpu) is None
+
+
+def test_an_unconfirmed_pod_counts_on_each_device_that_both_could_get() -> None:
+    """Two GPUs without pods: the plugin gives them to the two pods. Of one GPU, both get it."""
+    unconfirmed = {"s": starting("a", "b")}
+    both = [shared("a"), shared("b")]
+    apart = weighed(*both, reservations=unconfirmed, plugin=DISTRIBUTED)
+    assert reason_for(alone(), apart) is None
+    packed = msgspec.structs.replace(DISTRIBUTED, allocation_policy="packed")
+    assert reason_for(alone(), weighed(*both, reservations=unconfirmed, plugin=packed)) is WAITS
+    assert reason_for(alone(), weighed(shared("a"), reservations=unconfirmed)) is WAITS
+
+
+def test_a_pod_never_shares_an_unshared_device() -> None:
+    node = weighed(device("a"), device("b"), reservations={"s": starting("a", "b")})
+    assert reason_for(alone(), node) is None
+
+
+def test_a_pod_with_several_devices_waits_for_each_of_them() -> None:
+    """It gets both GPUs, of which one has a starting pod."""
+    two = alone(container(gpus=2))
+    assert reason_for(two, two_gpus()) is WAITS
+    unconfirmed = weighed(
+        shared("a"), shared("b"), reservations={"s": starting("a", "b")}, plugin=DISTRIBUTED
+    )
+    assert reason_for(two, unconfirmed) is WAITS
+    assert reason_for(pod("4Gi", container(gpus=2)), two_gpus()) is None
+
+
+def test_mig_instances_that_share_memory_are_one_device() -> None:
+    resource = "nvidia.com/mig-1c.2g.20gb"
+    mates = [mig("m1", 1, resource=resource), mig("m2", 1, resource=resource)]
+    other = mig("m3", 2, resource=resource)
+    of_mig = alone(container(resource=resource))
+    held = {"s": starting("m1", resource=resource)}
+    rows = [use("s", "m1", GIB, replica="m1")]
+    taken = msgspec.structs.replace(
+        mates[0], replicas=msgspec.structs.replace(mates[0].replicas, free=0, allocated=1)
+    )
+    assert reason_for(of_mig, weighed(taken, mates[1], pods=rows, reservations=held)) is WAITS
+    assert reason_for(of_mig, weighed(taken, other, pods=rows, reservations=held)) is None
+
+
+def test_a_steered_node_gives_the_pod_a_device_where_no_pod_is_starting() -> None:
+    node = two_gpus(b_allocated=1, plugin=STEERED)
+    snap = build([node])
+    verdicts = fit(request(alone()), snap, snap.rows(["n"]), NOW_S)
+    placed = place(request(alone()), snap, verdicts, 0)
+    assert [charge.choice for charge in placed.charges] == ["b"]
+
+
+def test_the_reason_on_a_steered_node_is_the_starting_pod_if_only_its_device_has_memory() -> None:
+    full = weighed(
+        shared("a", free=3, allocated=1, used_bytes=GIB),
+        shared("b", free=3, allocated=1, used_bytes=23 * GIB),
+        pods=[use("s", "a", GIB, replica="a::0"), use("q", "b", 23 * GIB, replica="b::0")],
+        reservations={"s": starting("a"), "q": reservation({"b": 23 * GIB})},
+        plugin=STEERED,
+    )
+    assert reason_for(alone(), full) is WAITS
+    assert reason_for(alone(vram="22Gi"), full) is Reason.MEMORY_ON_ANY
+
+
+def test_missing_memory_is_the_reason_before_a_starting_pod() -> None:
+    assert reason_for(alone(vram="22Gi"), two_gpus(1)) is Reason.MEMORY_ON_SOME
+
+
+def test_a_pod_that_chooses_its_devices_waits_for_each_starting_pod() -> None:
+    """It may use all devices, also those that the plugin would give to the other pod."""
+    rules = Rules(visible_devices=Rules().visible_devices.CHARGE)
+    everywhere = request(alone(choosing(container())), rules=rules)
+    unconfirmed = {"s": starting("a", "b")}
+    node = weighed(shared("a"), shared("b"), reservations=unconfirmed, plugin=DISTRIBUTED)
+    snap = build([node])
+    assert fit(everywhere, snap, snap.rows(["n"]), NOW_S).reason(0) is WAITS
+    idle = build([weighed(shared("a"), shared("b"), plugin=DISTRIBUTED)])
+    assert fit(everywhere, idle, idle.rows(["n"]), NOW_S).reason(0) is None
+
+
+def test_the_reservation_is_starting_until_the_timeout_that_the_settings_allow() -> None:
+    snap = build([weighed(shared("a"))])
+    for text, rules, timeout_s in (
+        (None, Rules(), 600),
+        ("1h30m", Rules(max_startup_timeout_s=86_400), 5400),
+        ("90s", Rules(), 90),
+        ("2h", Rules(), 3600),
+    ):
+        asks = alone(**({} if text is None else {STARTUP_TIMEOUT: text}))
+        asked = request(asks, rules=rules)
+        verdicts = fit(asked, snap, snap.rows(["n"]), NOW_S)
+        made = place(asked, snap, verdicts, 0).reservation("default", "p")
+        assert (made.phase, made.start_timeout_s) == (STARTING, timeout_s)
+    ordinary = request("4Gi")
+    verdicts = fit(ordinary, snap, snap.rows(["n"]), NOW_S)
+    made = place(ordinary, snap, verdicts, 0).reservation("default", "p")
+    assert (made.phase, made.start_timeout_s) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "reason", "message"),
+    [
+        (
+            {STARTUP: "first"},
+            Reason.BAD_STARTUP,
+            "annotation headroom.gpu/startup: 'first' is not one of alone. "
+            "Example: headroom.gpu/startup: alone",
+        ),
+        (
+            {**ALONE, STARTUP_TIMEOUT: "ten minutes"},
+            Reason.BAD_STARTUP_TIMEOUT,
+            "annotation headroom.gpu/startup-timeout: 'ten minutes' is not a duration from 1s to "
+            "24h. Example: headroom.gpu/startup-timeout: 10m",
+        ),
+        (
+            {STARTUP_TIMEOUT: "25h"},
+            Reason.BAD_STARTUP_TIMEOUT,
+            "annotation headroom.gpu/startup-timeout: '25h' is not a duration from 1s to 24h. "
+            "Example: headroom.gpu/startup-timeout: 10m",
+        ),
+    ],
+)
+def test_an_invalid_annotation_is_named(
+    annotations: dict[str, str], reason: Reason, message: str
+) -> None:
+    wrong = understand(pod("4Gi", annotations=annotations), None, Rules())
+    assert wrong == Unreadable(reason, message)
+    assert understand(pod("4Gi", container(gpus=0), annotations=annotations), None, Rules()) != (
+        wrong
+    )
+
+
+# The end of a start.
+
+ROW = use("p", "a", GIB, container="main", started_at="2026-11-21T00:00:00Z")
+SETTLED = msgspec.structs.replace(ROW, settled_at="2026-11-21T00:01:00Z")
+NOT_STARTED = use("p", "b", 0, container="main")
+PROBED = msgspec.structs.replace(container(), readiness_probe=Present())
+
+
+def of_kubelet(
+    *containers: Container,
+    ready: bool = False,
+    waits: str = "",
+    running: bool = False,
+    init_waits: str = "",
+) -> Pod:
+    """A pod that starts alone, with the status that its kubelet writes."""
+
+    def state(why: str) -> ContainerState:
+        return ContainerState(waiting=Waiting(reason=why)) if why else ContainerState()
+
+    of_app = ContainerState(running=Present()) if running else state(waits)
+    conditions = [PodCondition(type="Ready", status="True" if ready else "False")]
+    status = PodStatus(
+        phase="Running",
+        conditions=conditions,
+        container_statuses=[ContainerStatus(name="main", state=of_app)],
+        init_container_statuses=[ContainerStatus(name="i", state=state(init_waits))],
+    )
+    return msgspec.structs.replace(alone(*containers), status=status)
+
+
+def end_of(
+    of: Pod | None = None, *rows: Any, age_s: float | None = 100.0, gpu: tuple[str, ...] = ("main",)
+) -> StartEnd | None:
+    return Start(age_s, timeout_s=600, pod=of, gpu_containers=gpu, rows=rows).end
+
+
+def test_a_start_ends_when_the_probed_gpu_containers_are_ready() -> None:
+    assert end_of(of_kubelet(PROBED, ready=True, running=True)) is StartEnd.READY
+    assert end_of(of_kubelet(PROBED, running=True)) is None
+    by_startup = msgspec.structs.replace(container(), startup_probe=Present())
+    assert end_of(of_kubelet(by_startup, ready=True)) is StartEnd.READY
+
+
+def test_readiness_without_a_probe_of_each_gpu_container_proves_nothing() -> None:
+    assert end_of(of_kubelet(container(), ready=True, running=True)) is None
+    proxy = msgspec.structs.replace(container("proxy", gpus=0), readiness_probe=Present())
+    assert end_of(of_kubelet(container(), proxy, ready=True, running=True)) is None
+    assert end_of(of_kubelet(PROBED, container("x"), ready=True), gpu=("main", "x")) is None
+
+
+def test_a_start_ends_when_the_use_of_all_its_devices_has_settled() -> None:
+    assert end_of(of_kubelet(running=True), SETTLED) is StartEnd.SETTLED
+    assert end_of(of_kubelet(running=True), SETTLED, NOT_STARTED) is StartEnd.SETTLED
+    assert end_of(of_kubelet(running=True), SETTLED, ROW) is None
+    assert end_of(of_kubelet(running=True), NOT_STARTED) is None
+    assert end_of(None, SETTLED) is StartEnd.SETTLED  # deleted, and its containers may still run
+
+
+def test_a_start_that_never_settles_times_out() -> None:
+    assert end_of(of_kubelet(running=True), ROW, age_s=599.9) is None
+    assert end_of(of_kubelet(running=True), ROW, age_s=600.0) is StartEnd.TIMED_OUT
+    assert end_of(None, age_s=600.0) is StartEnd.TIMED_OUT
+    assert end_of(age_s=None) is StartEnd.TIMED_OUT  # the time of the bind cannot be read
+    assert end_of(age_s=-3600.0) is StartEnd.TIMED_OUT  # a clock was wrong
+    assert end_of(age_s=-5.0) is None
+
+
+@pytest.mark.parametrize("why", ["ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError"])
+def test_a_pod_that_the_kubelet_cannot_start_keeps_the_device_for_a_minute(why: str) -> None:
+    assert end_of(of_kubelet(waits=why), age_s=STUCK_AFTER_S) is StartEnd.STUCK
+    assert end_of(of_kubelet(init_waits=why), age_s=STUCK_AFTER_S) is StartEnd.STUCK
+    assert end_of(of_kubelet(waits=why), age_s=STUCK_AFTER_S - 1) is None
+    assert end_of(of_kubelet(running=True, init_waits=why), age_s=STUCK_AFTER_S) is None
+
+
+@pytest.mark.parametrize("why", ["ContainerCreating", "PodInitializing", "CrashLoopBackOff"])
+def test_a_pod_that_may_still_use_the_device_keeps_it(why: str) -> None:
+    assert end_of(of_kubelet(waits=why), age_s=599.0) is None
