@@ -127,7 +127,8 @@ class HeldView(BaseModel):
     name: str
     uid: str
     #: waiting (reserved, no Binding seen yet), unconfirmed (bound, not observed on a device yet),
-    #: running, ending (its memory is not free yet) or gone (no sample shows it as free yet).
+    #: starting (no other pod that starts alone may start there yet), running, ending (its memory is
+    #: not free yet) or gone (no sample shows it as free yet).
     phase: str
     #: False: bound without a reservation; only its measured use counts.
     reserved: bool

@@ -18,7 +18,7 @@ from extender.placement.fit import Verdicts
 from extender.placement.policy import Weights
 from extender.placement.request import VramRequest
 from extender.placement.score import Ranking, rank
-from extender.placement.snapshot import REASONS, NodeTerms
+from extender.placement.snapshot import CODE_OF, REASONS, NodeTerms
 from extender.placement.visible_devices import Visible
 
 #: ``NodeExplanation.chosen_by``, except "plugin" -> why the pod could get a candidate device.
@@ -243,13 +243,14 @@ def _chooser(request: VramRequest, node: NodeTerms) -> Literal["plugin", "placem
 def _missing_bytes(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return the bytes that the worst candidate of each node lacks, (n,); 0 if the pod fits.
 
-    ``INT64_MAX`` for nodes that reject the pod for reasons other than memory.
+    ``INT64_MAX`` for nodes that reject the pod for reasons other than memory, except that another
+    pod is starting: then no memory is missing.
     """
     missing_bytes = np.zeros(len(verdicts.rows), np.int64)
     for verdict in verdicts.asks:
         short_bytes = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
         missing_bytes = np.maximum(missing_bytes, short_bytes.max(axis=1, initial=0))
-    by_memory = np.isin(verdicts.codes, MEMORY_CODES)
+    by_memory = np.isin(verdicts.codes, [*MEMORY_CODES, CODE_OF[Reason.OTHER_STARTING]])
     return np.where(by_memory, missing_bytes, INT64_MAX)
 
 

@@ -11,10 +11,11 @@ from extender.placement.occupancy import Holder
 from extender.state.cluster_state import ClusterState
 from extender.state.memory_caps import MemoryCap, caps_on
 
-#: waiting: reserved, not bound yet. unconfirmed: bound, on no device yet. running: reported on the
-#: device. ending: being deleted or ended, and its memory is not free yet. gone: deleted, and no
-#: sample has shown yet that its memory is free.
-Phase = Literal["waiting", "unconfirmed", "running", "ending", "gone"]
+#: waiting: reserved, not bound yet. unconfirmed: bound, on no device yet. starting: bound, and no
+#: other pod that starts alone may start there yet. running: reported on the device. ending: being
+#: deleted or ended, and its memory is not free yet. gone: deleted, and no sample has shown yet that
+#: its memory is free.
+Phase = Literal["waiting", "unconfirmed", "starting", "running", "ending", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def _held(
     """Describe a pod with a reservation on the device (``Holder``), or one that only uses it."""
     pod, reserved = cluster.pod(occupant.uid), isinstance(occupant, Holder)
     if isinstance(occupant, Holder):
-        phase, requested_bytes = _phase(pod, occupant.observed), occupant.requested_bytes
+        phase = _phase(pod, occupant.observed, occupant.starting)
+        requested_bytes = occupant.requested_bytes
         measured_bytes, charged_bytes = occupant.measured_bytes, occupant.charged_bytes
     else:
         # The state keeps no pods that request no GPU; the report shows this one all the same.
@@ -94,11 +96,13 @@ def _held(
     )
 
 
-def _phase(pod: Pod | None, observed: bool) -> Phase:
+def _phase(pod: Pod | None, observed: bool, starting: bool = False) -> Phase:
     if pod is None:
         return "gone"
     if pod.ended or pod.metadata.deletion_timestamp is not None:
         return "ending"
+    if starting and pod.node:
+        return "starting"
     if observed:
         return "running"
     return "unconfirmed" if pod.node else "waiting"

@@ -20,6 +20,8 @@ from contract.annotations import (
     POLICY,
     PROCESSES,
     RESERVE,
+    STARTUP,
+    STARTUP_TIMEOUT,
     VRAM,
     parse_cordon,
 )
@@ -56,7 +58,7 @@ _GPU_LABELS = (
     "node.kubernetes.io/instance-type",
 )
 _NODE_ANNOTATIONS = (RESERVE, DEVICE_CHOICE)
-_POD_ANNOTATIONS = (POLICY, MAX_SM, PROCESSES, ON_OVERUSE)
+_POD_ANNOTATIONS = (POLICY, MAX_SM, PROCESSES, ON_OVERUSE, STARTUP, STARTUP_TIMEOUT)
 
 
 class Redaction:

@@ -103,13 +103,22 @@ def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Sugge
 
 
 def blockers(cluster: ClusterState, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
-    """Return the occupants of the devices that are too full for the pod, the largest first."""
+    """Return the occupants of the devices that are too full for the pod, the largest first.
+
+    If the pod only waits until other pods have started, return these.
+    """
+    found: dict[str, Held] = {}
+    if node.reason is Reason.OTHER_STARTING:
+        for candidate in node.candidates:
+            for held in holders(cluster, node.node, candidate.terms):
+                if held.phase == "starting":
+                    found.setdefault(held.uid, held)
+        return list(found.values())
     if node.reason is None or not node.reason.evictable:
         return []
     requested = {verdict.ask.resource for verdict in verdicts.asks}
     terms = verdicts.snap.nodes[verdicts.snap.row_of[node.node]].devices
     short = {each.terms.device.uuid for each in node.candidates if each.short_bytes}
-    found: dict[str, Held] = {}
     for each in terms:
         if each.device.uuid in short or (not short and each.device.resource in requested):
             for held in holders(cluster, node.node, each):
@@ -154,9 +163,13 @@ def _wait(
     holding: Sequence[Sequence[Held]],
     where: Feasible,
 ) -> Iterator[Suggestion]:
-    """Suggest waiting for the smallest pod whose end makes the pod fit on a nearest node."""
+    """Suggest waiting for the smallest pod whose end makes the pod fit on a nearest node, or for
+    the end of its start."""
+    waits_for_start = {
+        node.node for node in explanation.nearest if node.reason is Reason.OTHER_STARTING
+    }
     candidates = [
-        (held.charged_bytes, node.node, held)
+        (0 if node.node in waits_for_start else held.charged_bytes, node.node, held)
         for node, occupants in zip(explanation.nearest, holding, strict=True)
         for held in occupants
         # A pod that holds less than is missing does not help. If only a replica is missing, every
@@ -169,10 +182,11 @@ def _wait(
             name, size = f"{held.namespace}/{held.name}", gib(held.charged_bytes)
             since = f" since {held.since[:19]}Z" if held.since else ""
             unchecked = but_not_checked(where.not_checked(verdicts.snap.row_of[node]))
-            sentence = (
-                f"wait for pod {name}, which holds {size} on node {node}{since}: when it ends, "
-                f"the pod fits{unchecked}"
-            )
+            if node in waits_for_start:
+                does, until = f"is starting on node {node}{since}", "when it has started"
+            else:
+                does, until = f"holds {size} on node {node}{since}", "when it ends"
+            sentence = f"wait for pod {name}, which {does}: {until}, the pod fits{unchecked}"
             yield Suggestion("wait", sentence, node, held)
             return
 

@@ -61,6 +61,13 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
     ("`headroom.gpu/vram: auto`", "Pod", annotated(vram="auto"), NOTHING),
     ("`headroom.gpu/policy: dense`", "Pod", annotated(vram="8Gi", policy="dense"), NOTHING),
     ("`headroom.gpu/max-sm: 70`", "Pod", annotated(vram="8Gi", max_sm="70"), NOTHING),
+    ("`headroom.gpu/startup: first`", "Pod", annotated(vram="8Gi", startup="first"), NOTHING),
+    (
+        "`headroom.gpu/startup-timeout: 10`",
+        "Pod",
+        annotated(vram="8Gi", startup="alone", **{"startup-timeout": "10"}),
+        NOTHING,
+    ),
     (
         "`headroom.gpu/on-overuse: never`",
         "Pod",

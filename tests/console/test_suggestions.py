@@ -517,3 +517,32 @@ def test_the_list_of_pending_pods_has_what_steering_would_place() -> None:
         "to_do": "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered",
     }
     assert fleet.get("/v1/pending?steering=true&limit=1").json()["remaining"] == 1
+
+
+def test_a_pod_that_starts_alone_is_told_for_which_pod_it_waits() -> None:
+    """Node a has memory for it; node b has not."""
+    *events, last = node("a", loads=8, runs=4)
+    assert isinstance(last, GPUNodeSeen)
+    spec = last.gpunode.spec
+    starting = msgspec.structs.replace(
+        spec.reservations["u-loads"], phase="starting", start_timeout_s=600
+    )
+    reservations = {**spec.reservations, "u-loads": starting}
+    starts = msgspec.structs.replace(
+        last.gpunode, spec=msgspec.structs.replace(spec, reservations=reservations)
+    )
+    alone = pod("8Gi", uid="uw", name="waits", annotations={"headroom.gpu/startup": "alone"})
+    body = explained(asked(*events, GPUNodeSeen(starts, 0.0), *node("b", full=20), waits=alone))
+    nearest = body["nearest"][0]  # type: ignore[index]
+    assert (nearest["node"], nearest["reason"]) == ("a", "other_starting")
+    assert [(each["name"], each["phase"]) for each in nearest["blockers"]] == [
+        ("loads", "starting")
+    ]
+    assert "  pod default/loads holds 8.0 GiB since" in "\n".join(nearest["lines"])
+    assert (
+        body["suggestions"][-1]
+        == (  # type: ignore[index]
+            f"wait for pod default/loads, which is starting on node a since {SINCE[:19]}Z: when it has "
+            "started, the pod fits (not checked: CPU, memory and other resources)"
+        )
+    )
