@@ -364,7 +364,7 @@ class Reservation(KubeStruct, frozen=True):
     since: str = ""
     #: ``ADOPTED``, ``EVICTED``.
     flags: list[str] = msgspec.field(default_factory=list)
-    #: Of a pod that starts alone: starting until its start has ended or timed out, then running.
+    #: Starting until the start of a pod that starts alone has ended or timed out, then running.
     #: Empty for other pods.
     phase: Literal["", "starting", "running"] = ""
     #: Seconds after ``since`` at which its start times out.

@@ -70,7 +70,7 @@ class Reason(Enum):
     NO_REPLICA = ("no free GPU replica", True)
     MEMORY_ON_ANY = ("insufficient GPU memory on any device", True)
     MEMORY_ON_SOME = ("insufficient GPU memory on a device that the plugin could choose", True)
-    #: Of pods that start alone only.
+    #: Rejects only pods that start alone.
     OTHER_STARTING = "another pod that starts alone is starting on a GPU that the pod could get"
 
     def __init__(self, sentence: str, evictable: bool = False) -> None:

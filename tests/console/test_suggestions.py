@@ -542,7 +542,8 @@ def test_a_pod_that_starts_alone_is_told_for_which_pod_it_waits() -> None:
     assert (
         body["suggestions"][-1]
         == (  # type: ignore[index]
-            f"wait for pod default/loads, which is starting on node a since {SINCE[:19]}Z: when it has "
-            "started, the pod fits (not checked: CPU, memory and other resources)"
+            "wait for pod default/loads, which is starting on node a since "
+            f"{SINCE[:19]}Z: when it has started, the pod fits"
+            " (not checked: CPU, memory and other resources)"
         )
     )

@@ -105,7 +105,7 @@ def test_the_docs_name_the_alerts_of_each_metric() -> None:
     used: dict[str, set[str]] = {}
     for alert, rule in alerts().items():
         for name in set(re.findall(r"headroom_\w+", str(rule["expr"]))):
-            used.setdefault(name.removesuffix("_bucket"), set()).add(alert)
+            used.setdefault(re.sub("_(bucket|count)$", "", name), set()).add(alert)
     for name, row in documented().items():
         assert row.alerts == used.get(name, set()), name
     assert used.keys() <= documented().keys()

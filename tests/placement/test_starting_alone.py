@@ -25,6 +25,7 @@ from extender.placement.request import Unreadable, understand
 from extender.placement.snapshot import NodeTerms
 from extender.placement.snapshot_builder import build
 from extender.placement.start_phase import STUCK_AFTER_S, Start, StartEnd
+from extender.state.kept_fields import kept_pod
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -221,6 +222,21 @@ def test_an_invalid_annotation_is_named(
     )
 
 
+def test_what_shows_the_end_of_a_start_is_kept_of_pods_that_start_alone() -> None:
+    ready = of_kubelet(PROBED, ready=True)
+    bound = msgspec.structs.replace(ready, spec=msgspec.structs.replace(ready.spec, node_name="n"))
+    assert end_of(kept_pod(bound)) is StartEnd.READY
+    not_ready = of_kubelet(PROBED, waits="ErrImagePull")
+    assert end_of(kept_pod(not_ready)) is StartEnd.STUCK
+    metadata = msgspec.structs.replace(bound.metadata, annotations=None)
+    ordinary = kept_pod(msgspec.structs.replace(bound, metadata=metadata))
+    assert ordinary.status == PodStatus(
+        phase="Running",
+        init_container_statuses=ready.status and ready.status.init_container_statuses,
+    )
+    assert ordinary.spec.containers == [container()]
+
+
 # The end of a start.
 
 ROW = use("p", "a", GIB, container="main", started_at="2026-11-21T00:00:00Z")
@@ -263,6 +279,7 @@ def test_a_start_ends_when_the_probed_gpu_containers_are_ready() -> None:
     assert end_of(of_kubelet(PROBED, running=True)) is None
     by_startup = msgspec.structs.replace(container(), startup_probe=Present())
     assert end_of(of_kubelet(by_startup, ready=True)) is StartEnd.READY
+    assert end_of(of_kubelet(PROBED, container("log", gpus=0), ready=True)) is StartEnd.READY
 
 
 def test_readiness_without_a_probe_of_each_gpu_container_proves_nothing() -> None:

@@ -167,5 +167,14 @@ def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() 
     state.apply([BindBegun(first, "n", None)])
     assert state.binding_to("n")["first"].phase == "starting"
     assert asked(state, AssumedBinds(state), second) is None  # the snapshot has it
-    verdict = fit(wanted(state, second), state.snapshot(), np.zeros(1, np.int64), NOW_S)
+    row = np.zeros(1, np.int64)
+    verdict = fit(wanted(state, second), state.snapshot(), row, NOW_S)
     assert verdict.reason(0) is Reason.OTHER_STARTING
+    # Written, and already ended: the node is weighed again.
+    written = replace(state.binding_to("n")["first"], phase="running")
+    held = state.gpunode("n")
+    assert held is not None
+    metadata = replace(held.metadata, resource_version="2")
+    spec = replace(held.spec, reservations={"first": written})
+    state.apply([GPUNodeSeen(replace(held, metadata=metadata, spec=spec), NOW_S)])
+    assert fit(wanted(state, second), state.snapshot(), row, NOW_S).reason(0) is None
