@@ -44,7 +44,7 @@ class Budgets:
         """Return the budgets that match at least one of these pods."""
         found: list[Budget] = []
         listed = list(pods) if self._held else []
-        for (namespace, _), budget in self._held.items():
+        for (namespace, _), budget in list(self._held.items()):  # another thread may change it
             uids = frozenset(
                 pod.metadata.uid
                 for pod in listed

@@ -39,6 +39,10 @@ def idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
 
 
 def shared(device: Device, count: int) -> Device:
+    """Return the device with ``count`` replicas; 1 disables sharing.
+
+    Raises ``ValueError`` if more replicas than that are in use or unhealthy.
+    """
     replicas, sharing = device.replicas, device.sharing
     taken = replicas.allocated + replicas.unhealthy
     if taken > count:

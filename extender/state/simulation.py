@@ -136,6 +136,15 @@ class Simulation:
         self._put(name, held.reserved(request.uid, reservation))
         return Placed(name, placement, float(ranking.scores[ranking.winner]))
 
+    def places(self, request: VramRequest, where: Eligible) -> list[str]:
+        """Return the names of the nodes on which the pod fits, the best first."""
+        snap, rows = self.snapshot(), where.rows
+        cached = self._weighings.weigh(request, snap)
+        fitting = rows[cached.codes(snap, rows, self._now_s) == 0]
+        scores = cached.rank(request, snap, fitting, self._now_s, self.market).scores
+        order = np.lexsort((snap.name_rank[fitting], -scores))
+        return [snap.nodes[row].name for row in fitting[order].tolist()]
+
     def fits(self, request: VramRequest, name: str) -> bool:
         """Return whether the pod fits on this node of the copy."""
         snap = self.snapshot()
