@@ -31,6 +31,7 @@ COMMANDS = {
     "Maintain GPUs": {
         "cordon": "Let GPUs of a node take no new pods; --evict empties them.",
         "uncordon": "Let GPUs of a node take pods again.",
+        "defrag": "Name the pods to move so that a pod fits, or a node is free.",
     },
     "Follow and report": {
         "log": "List changes: reservations, decisions, reports and devices.",
@@ -58,7 +59,7 @@ COMMANDS = {
 DEBUG_API_COMMANDS = {
     *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
     *("defaults", "idle", "recommend"),
-    *("cordon", "uncordon", "log", "snapshot", "ui"),
+    *("cordon", "uncordon", "defrag", "log", "snapshot", "ui"),
 }
 _KNOWN = {name for commands in COMMANDS.values() for name in commands}
 #: Commands of the extender, which need more packages than the client has.

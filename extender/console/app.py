@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from extender.console import (
     capacity,
     decisions,
+    defrag,
     devices,
     drift,
     events,
@@ -38,7 +39,7 @@ from extender.console.view_context import Context, InContext, Newest
 
 _VIEWS = (
     *(page_files, fleet, nodes, devices, pending, explain, score, capacity, whatif, decisions),
-    *(drift, idle, recommendations, events, status, snapshot, history),
+    *(defrag, drift, idle, recommendations, events, status, snapshot, history),
 )
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API server does not authenticate the caller"},

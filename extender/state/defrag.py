@@ -54,6 +54,12 @@ class Effort:
         self.cut_short = self.cut_short or self.tries_left <= 0 or self.is_over()
         return self.cut_short
 
+    def examines(self, number: int) -> bool:
+        """Return whether one more node is examined for a pod, after ``number`` others; count it."""
+        self.cut_short = self.cut_short or number >= MOST_NODES
+        self.nodes += not self.is_used_up
+        return not self.cut_short
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -89,11 +95,10 @@ def for_pod(movers: Movers, pod: Pod, effort: Effort, name: str = "") -> Advice:
     if places := Simulation(state, snap, now_s).places(request, where):
         return Advice("fits", places[0])
     found, stay = list[_Candidate](), Counter[Stays]()
-    for candidate in _candidates(movers, pod, request, fit(request, snap, where.rows, now_s)):
-        if effort.is_used_up or effort.nodes >= MOST_NODES:
-            effort.cut_short = True
+    verdicts = fit(request, snap, where.rows, now_s)
+    for number, candidate in enumerate(_candidates(movers, pod, request, verdicts)):
+        if not effort.examines(number):
             break
-        effort.nodes += 1
         if candidate.going and candidate.helps(frozenset()):
             return Advice("soon", candidate.name)
         stay.update(candidate.stay)
@@ -147,11 +152,9 @@ def for_node(movers: Movers, effort: Effort, name: str = "") -> Advice:
     nodes = sorted(_with_pods(movers, name), key=lambda each: (len(each[1]), each[0]))
     if name and not nodes:
         return Advice("free", name)
-    for node, uids in nodes:
-        if effort.is_used_up or effort.nodes >= MOST_NODES:
-            effort.cut_short = True
+    for number, (node, uids) in enumerate(nodes):
+        if not effort.examines(number):
             break
-        effort.nodes += 1
         going = leaving(movers.state, node, movers.now_s, SOON_S)
         if not uids - going:
             return Advice("soon", node)

@@ -42,11 +42,11 @@ def kept_pod(pod: Pod) -> Pod:
 
     Annotations and environment variables that are not read are dropped.
 
-    * Unbound pods keep one volume that kube-scheduler checks, to show that there are some, and all
-      of their status.
-    * Bound pods keep no volumes, and only the condition that their node was lost. The states of
-      their containers are dropped until they have ended. The states of the init containers are
-      kept, because they show whether the gate still holds the pod.
+    * One volume that kube-scheduler checks is kept, to show that there are some.
+    * Unbound pods keep all of their status.
+    * Bound pods keep only the condition that their node was lost. The states of their containers
+      are dropped until they have ended. The states of the init containers are kept, because they
+      show whether the gate still holds the pod.
     * Pods that start alone also keep what shows the end of their start: the condition Ready, the
       states of all containers, and whether these have probes.
     """
@@ -55,7 +55,7 @@ def kept_pod(pod: Pod) -> Pod:
         pod.spec,
         containers=_kept_containers(pod.spec.containers, starts_alone),
         init_containers=_kept_containers(pod.spec.init_containers, starts_alone),
-        volumes=None if pod.node else _one_claim(pod.spec.volumes),
+        volumes=_one_claim(pod.spec.volumes),
     )
     status = pod.status
     if status is not None and pod.node:

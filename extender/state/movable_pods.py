@@ -5,7 +5,7 @@ Where the successor lands is not known in advance. So a pod is movable only if i
 at least ``LEAST_PLACES`` other nodes, whichever of their devices the plugin chooses.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -43,6 +43,7 @@ class Stays(Enum):
     UNMODELED = "volumes, spread, affinity, host ports or claims, which are not simulated"
     UNREADABLE = "a request that cannot be read"
     BUDGET = "a PodDisruptionBudget that allows no eviction now"
+    QUOTA = "an exceeded ResourceQuota, which could reject its successor"
     PLACES = f"fewer than {LEAST_PLACES} other nodes on which it fits"
 
 
@@ -61,13 +62,20 @@ class Movers:
     """The pods that may be moved, on one snapshot.
 
     ``schedulers``: the schedulers known to call Headroom, which place the successors.
+    ``quota_exceeded``: returns whether a ResourceQuota of the namespace is exceeded.
     """
 
     def __init__(
-        self, state: ClusterState, snap: Snapshot, now_s: float, schedulers: Sequence[str]
+        self,
+        state: ClusterState,
+        snap: Snapshot,
+        now_s: float,
+        schedulers: Sequence[str],
+        quota_exceeded: Callable[[str], bool] = lambda namespace: False,
     ) -> None:
         self.state, self.snap, self.now_s = state, snap, now_s
         self._schedulers = schedulers
+        self._quota_exceeded = quota_exceeded
         self._eligible: dict[bytes, Eligible] = {}
         #: The rows on which a request of this kind fits now.
         self._fitting: dict[tuple[Kind, bytes], Rows] = {}
@@ -102,7 +110,9 @@ class Movers:
             return Stays.UNREADABLE
         fitting = self._fits_on(pod, request)
         here = self.snap.row_of.get(pod.node, -1)
-        return Stays.PLACES if (fitting != here).sum() < LEAST_PLACES else None
+        if (fitting != here).sum() < LEAST_PLACES:
+            return Stays.PLACES
+        return Stays.QUOTA if self._quota_exceeded(pod.metadata.namespace) else None
 
     def _fits_on(self, pod: Pod, request: VramRequest) -> Rows:
         key = request.kind, eligibility_key(pod)

@@ -21,6 +21,7 @@ _EVICTION_RULES = (
     "{apiGroups: [''], resources: [pods], verbs: [get]} and "
     "{apiGroups: [''], resources: [pods/eviction], verbs: [create]}"
 )
+_LIST_RULE = "{apiGroups: [''], resources: [pods], verbs: [get, list]}"
 
 
 class Conflict(Exception):
@@ -56,6 +57,17 @@ class PodRead:
     mirror: bool
     #: Whether it was deleted, or all its containers have ended.
     ends: bool
+    controller_uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A pod that a controller created."""
+
+    name: str
+    uid: str
+    #: Empty while it is unbound.
+    node: str
 
 
 class Cluster:
@@ -119,15 +131,30 @@ class Cluster:
                 if err.status != 404:
                     raise
                 return None
-        owners = pod.metadata.owner_references or ()
-        controller = next((f"{each.kind} {each.name}" for each in owners if each.controller), "")
+        owner = _controller(pod)
         return PodRead(
             uid=str(pod.metadata.uid),
-            controller=controller,
+            controller=f"{owner.kind} {owner.name}" if owner else "",
+            controller_uid=str(owner.uid) if owner else "",
             mirror="kubernetes.io/config.mirror" in (pod.metadata.annotations or {}),
             ends=pod.metadata.deletion_timestamp is not None
             or (pod.status is not None and pod.status.phase in ("Succeeded", "Failed")),
         )
+
+    def created_by(self, namespace: str, controller_uid: str) -> list[Created]:
+        """Return the pods of a controller, the oldest first."""
+        with _explained(f"pods of namespace {namespace} cannot be listed", _LIST_RULE):
+            listed = self._api.list_namespaced_pod(namespace, _request_timeout=TIMEOUT_S).items
+        found = [
+            pod
+            for pod in listed
+            if (owner := _controller(pod)) is not None and owner.uid == controller_uid
+        ]
+        found.sort(key=lambda pod: (str(pod.metadata.creation_timestamp), pod.metadata.name))
+        return [
+            Created(str(pod.metadata.name), str(pod.metadata.uid), str(pod.spec.node_name or ""))
+            for pod in found
+        ]
 
     def evict(self, namespace: str, name: str, uid: str) -> tuple[Outcome, str]:
         """Evict the pod with this uid; return the outcome and the API server's reason."""
@@ -176,6 +203,11 @@ def annotate(cluster: Cluster, name: str, key: str, change: Any) -> NodeRead:
         "it; nothing was changed: run the command again",
         UNREACHABLE,
     )
+
+
+def _controller(pod: Any) -> Any:
+    """Return the owner reference of the pod's controller; None if it has none."""
+    return next((each for each in pod.metadata.owner_references or () if each.controller), None)
 
 
 def nodes_listed(names: Any) -> str:

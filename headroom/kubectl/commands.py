@@ -1,9 +1,9 @@
 """The commands of ``kubectl headroom``: each calls the debug API and prints the answer.
 
-All commands but ``cordon`` and ``uncordon`` only read. Exit status: 0, answered; 1, the object does
-not exist, a pod of a what-if does not fit, or a pod was not evicted; 2, an error on the command
-line, also if the debug API finds it; 3, no answer: the debug API cannot be reached, failed, or does
-not let the user read.
+Only ``cordon``, ``uncordon`` and ``defrag --apply`` change anything. Exit status: 0, answered; 1,
+the object does not exist, a pod of a what-if does not fit, or a pod was not evicted or moved; 2, an
+error on the command line, also if the debug API finds it; 3, no answer: the debug API cannot be
+reached, failed, or does not let the user read.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from headroom.kubectl import top as top_tables
 from headroom.kubectl.cordon_commands import cordon, uncordon
 from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
 from headroom.kubectl.defaults import lines as default_lines
+from headroom.kubectl.defrag import defrag
 from headroom.kubectl.help import (
     EXPLAIN,
     FOLLOW,
@@ -59,11 +60,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=HELP_NAMES,
-    help="Show which pods hold GPU memory, and why pods wait. Only cordon and uncordon"
-    " change anything.",
+    help="Show which pods hold GPU memory, and why pods wait. Only cordon, uncordon and"
+    " defrag --apply change anything.",
     epilog="Exit status: 0: answered; 1: the object does not exist, the query is rejected, or a pod"
-    " of a what-if does not fit or was not evicted; 2: an error on the command line; 3: Headroom's"
-    " console or the API server cannot be reached or does not answer.",
+    " of a what-if does not fit or was not evicted or moved; 2: an error on the command line; 3:"
+    " Headroom's console or the API server cannot be reached or does not answer.",
 )
 
 
@@ -304,6 +305,7 @@ app.command(rich_help_panel=PLAN)(idle)
 app.command(rich_help_panel=PLAN)(recommend)
 app.command(rich_help_panel=MAINTAIN)(cordon)
 app.command(rich_help_panel=MAINTAIN)(uncordon)
+app.command(rich_help_panel=MAINTAIN)(defrag)
 
 
 @app.command(rich_help_panel=FOLLOW)

@@ -4,7 +4,6 @@ They read the debug API as all commands do, and write with the credentials of th
 debug API cannot be reached, they take whole UUIDs and show no preview.
 """
 
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -31,10 +30,9 @@ from headroom.kubectl.debug_api_client import (
     DebugApi,
 )
 from headroom.kubectl.eviction import Clock, Held, evicted, held, why_kept
-from headroom.kubectl.options import Options
+from headroom.kubectl.options import Options, timeout_seconds
 from headroom.kubectl.output import show_lines
 
-_DURATION = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?")
 CLOCK = Clock(time.monotonic, time.sleep)
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
@@ -69,7 +67,7 @@ def cordon(
     """
     if force and not evict:
         raise CommandError("--force needs --evict", BAD_INPUT)
-    timeout_s = _seconds(timeout)
+    timeout_s = timeout_seconds(timeout)
     options: Options = context.obj
     cluster, debug = Cluster(options.kubeconfig, options.context), _Debug(options, node)
     if debug.unreachable and evict:
@@ -225,15 +223,6 @@ def _would_evict(cluster: Cluster, found: dict[str, Held], force: bool) -> Itera
 
 def _starts(uuids: frozenset[str], word: str) -> bool:
     return any(uuid.startswith(word) for uuid in uuids)
-
-
-def _seconds(text: str) -> float:
-    """Parse a duration such as 90s, 5m or 1h30m. Raises ``CommandError``."""
-    match = _DURATION.fullmatch(text)
-    if not match or not text:
-        raise CommandError(f"--timeout: {text!r} is no duration. Example: --timeout 5m", BAD_INPUT)
-    hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(3600 * hours + 60 * minutes + seconds)
 
 
 def _note(text: str) -> None:

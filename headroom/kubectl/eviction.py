@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from headroom.kubectl.cluster import Outcome, PodRead
 
 #: Time between two attempts, as in kubectl drain.
-_EVERY_S = 5.0
+EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +119,4 @@ def evicted(
             )
             yield from (Fate(f"{found[uid]}: stays: {why}", True) for uid, why in waiting.items())
             return
-        clock.sleep(min(_EVERY_S, left_s))
+        clock.sleep(min(EVERY_S, left_s))

@@ -1,15 +1,27 @@
 """The options of ``kubectl headroom`` that come before a command, and those that commands share."""
 
+import re
 import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from headroom.kubectl.debug_api_client import DebugApi, Transport
+from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi, Transport
 from headroom.kubectl.output import Data, Output
 from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for
 from headroom.version import own_version
+
+_DURATION = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?")
+
+
+def timeout_seconds(text: str) -> float:
+    """Parse option ``--timeout``, such as 90s, 5m or 1h30m. Raises ``CommandError``."""
+    match = _DURATION.fullmatch(text)
+    if not match or not text:
+        raise CommandError(f"--timeout: {text!r} is no duration. Example: --timeout 5m", BAD_INPUT)
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(3600 * hours + 60 * minutes + seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class FakeCluster:
                 "ownerReferences": owners if owner else [],
                 **metadata,
             },
+            "spec": {"nodeName": "gpu-a", "containers": [{"name": "main"}]},
             "status": {"phase": "Running"},
         }
 
@@ -76,6 +77,8 @@ class FakeCluster:
             return 200, {"items": [self._node(name) for name in self.annotations]}
         if match := re.fullmatch(r"/api/v1/nodes/([^/]+)", path):
             return self._write(match[1], body) if method == "PATCH" else self._read(match[1])
+        if path == "/api/v1/namespaces/team-a/pods":
+            return 200, {"items": [*self.pods.values()]}
         match = re.fullmatch(r"/api/v1/namespaces/team-a/pods/([^/]+)(/eviction)?", path)
         assert match, path
         if match[1] not in self.pods:

@@ -1,0 +1,269 @@
+"""`kubectl headroom defrag`: its text, and the moves of --apply."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headroom.kubectl import defrag
+from headroom.kubectl.cluster import Created, Outcome, PodRead
+from headroom.kubectl.defrag import applied, lines
+from headroom.kubectl.eviction import Clock
+from tests.kubectl.fake_cluster import FakeCluster, serving_fake
+from tests.kubectl.transcripts import run
+
+GIB = 1 << 30
+
+
+def move(name: str, *nodes: str, gib: int = 6) -> dict[str, Any]:
+    return {
+        "namespace": "team-a",
+        "name": name,
+        "uid": f"uid-{name}",
+        "owner_kind": "ReplicaSet",
+        "owner_name": "o",
+        "priority": 0,
+        "reserved_bytes": gib * GIB,
+        "places": len(nodes),
+        "nodes": list(nodes),
+    }
+
+
+def answer(outcome: str, message: str, *moves: Any, pod: str | None = "ml/p", **other: Any) -> Any:
+    found = {
+        "pod": pod,
+        "alike": 1,
+        "node": "gpu-a",
+        "outcome": outcome,
+        "message": message,
+        "moves": list(moves),
+        "devices": ["GPU-0", "GPU-1"],
+        "gain_bytes": 20 * GIB,
+        "moved_bytes": sum(each["reserved_bytes"] for each in moves),
+        "stay": [],
+    }
+    return found | other
+
+
+def body(*answers: Any, **other: Any) -> Any:
+    found = {"answers": list(answers), "unanswered": 0, "examined_nodes": 9, "cut_short": False}
+    return found | {"not_checked": ["CPU"]} | other
+
+
+TWO = [move("one", "gpu-b", "gpu-c"), move("two", "gpu-b", "gpu-d", gib=4)]
+MOVE = answer("move", "fits on node gpu-a after 2 pods are moved", *TWO)
+ONE_LEFT = answer("move", "fits on node gpu-a after 1 pod is moved", TWO[1])
+FITS = answer("fits", "fits on node gpu-a; no pod has to move")
+BOUND = answer("bound", "bound to node gpu-a")
+
+
+def test_moves_are_listed_in_their_order_with_what_they_give() -> None:
+    assert list(lines(body(MOVE))) == [
+        "pod ml/p: fits on node gpu-a after 2 pods are moved",
+        "  1. move team-a/one of ReplicaSet o, 6.0 GiB: it fits on 2 other nodes: gpu-b, gpu-c",
+        "  2. move team-a/two of ReplicaSet o, 4.0 GiB: it fits on 2 other nodes: gpu-b, gpu-d",
+        "  the pod gets 20.0 GiB on one of 2 GPUs",
+        "  to move them: kubectl headroom defrag ml/p --apply",
+        "not checked: CPU",
+    ]
+
+
+def test_a_limited_search_and_pods_that_stay_are_shown() -> None:
+    stay = [{"reason": "places", "message": "fewer than 2 other nodes", "pods": 3}]
+    none = answer("none", "no moves were found", alike=4, stay=stay)
+    assert list(lines(body(none, cut_short=True, unanswered=2))) == [
+        "pod ml/p (and 3 equal pods): no moves were found",
+        "  not moved: 3 pods with fewer than 2 other nodes",
+        "The search reached its limit after 9 nodes; 2 pods not examined. Fewer moves may be "
+        "possible.",
+        "not checked: CPU",
+    ]
+    many = move("one", *(f"gpu-{n}" for n in range(7)))
+    freed = answer(
+        "move", "the GPUs of node gpu-a hold no pod after 1 pod is moved", many, pod=None
+    )
+    assert list(lines(body(freed)))[1:4] == [
+        "  1. move team-a/one of ReplicaSet o, 6.0 GiB: it fits on 7 other nodes: gpu-0, gpu-1, "
+        "gpu-2, gpu-3, gpu-4 and 2 more",
+        "  this frees 2 GPUs, with 20.0 GiB headroom",
+        "  to move it: kubectl headroom defrag --free-node --node gpu-a --apply",
+    ]
+
+
+@dataclass
+class Played:
+    """Pods of one controller; a successor is created on the next of ``lands`` for each eviction."""
+
+    lands: deque[str]
+    later: int = 0
+    pods: dict[str, Created] = field(default_factory=dict)
+    evicted: list[str] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def pod(self, namespace: str, name: str) -> PodRead | None:
+        found = self.pods.get(name)
+        return found and PodRead(found.uid, "ReplicaSet o", False, False, "o")
+
+    def created_by(self, namespace: str, controller_uid: str) -> list[Created]:
+        assert (namespace, controller_uid) == ("team-a", "o")
+        return list(self.pods.values())
+
+    def evict(self, namespace: str, name: str, uid: str) -> tuple[Outcome, str]:
+        if self.later:
+            self.later -= 1
+            return Outcome.LATER, "the budget allows none"
+        assert self.pods.pop(name).uid == uid
+        self.evicted.append(name)
+        if self.lands:
+            node = self.lands.popleft()
+            self.pods[f"{name}-2"] = Created(f"{name}-2", f"uid-{name}-2", node)
+        return Outcome.ACCEPTED, ""
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def apply(
+    *later: Any, lands: Sequence[str], waits: int = 0, timeout_s: float = 60
+) -> tuple[list[str], bool, Played]:
+    """Apply ``MOVE``; the debug API answers with ``later``, the last answer again and again."""
+    played = Played(deque(lands), waits)
+    for name in ("one", "two", "other"):
+        played.pods[name] = Created(name, f"uid-{name}", "gpu-a")
+    answers = deque(later)
+
+    def ask(node: str | None) -> Any:
+        assert node == "gpu-a"
+        return body(answers.popleft() if len(answers) > 1 else answers[0])
+
+    clock = Clock(lambda: played.now_s, played.sleep)
+    steps = list(applied(MOVE, ask, played, timeout_s, clock))
+    return [step.line for step in steps], steps[-1].stops, played
+
+
+def test_pods_are_moved_one_at_a_time_until_the_pod_is_bound() -> None:
+    # The first answer is older than the eviction, so it is asked again.
+    shown, stopped, played = apply(MOVE, ONE_LEFT, FITS, BOUND, lands=["gpu-c", "gpu-b"], waits=2)
+    assert shown == [
+        "pod team-a/one: waits: the budget allows none",
+        "pod team-a/one: evicted from node gpu-a",
+        "pod team-a/one: its successor team-a/one-2 is bound to node gpu-c, one of 2 simulated "
+        "nodes",
+        "pod team-a/two: evicted from node gpu-a",
+        "pod team-a/two: its successor team-a/two-2 is bound to node gpu-b, one of 2 simulated "
+        "nodes",
+        "pod ml/p: bound to node gpu-a",
+    ]
+    assert (stopped, played.evicted) == (False, ["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("lands", "why"),
+    [
+        (
+            ["gpu-a"],
+            "stopped: successor team-a/one-2 is bound to node gpu-a, which is not one of 2 "
+            "simulated nodes: gpu-b, gpu-c",
+        ),
+        (
+            [""],
+            "stopped: successor team-a/one-2 is not bound after 60 s. To see why: kubectl headroom "
+            "why team-a/one-2",
+        ),
+        ([], "stopped: ReplicaSet team-a/o has created no successor within 60 s"),
+    ],
+)
+def test_it_stops_at_the_first_successor_elsewhere(lands: list[str], why: str) -> None:
+    shown, stopped, played = apply(ONE_LEFT, lands=lands)
+    assert shown == ["pod team-a/one: evicted from node gpu-a", why]
+    assert (stopped, played.evicted) == (True, ["one"])
+
+
+def test_it_stops_if_more_moves_are_needed_than_shown() -> None:
+    more = [move(name, "gpu-b", "gpu-c") for name in ("three", "four")]
+    shown, stopped, played = apply(answer("move", "x", *more), lands=["gpu-b"])
+    assert shown[-1] == (
+        "stopped: the cluster has changed: 2 moves would be needed now, and 1 remained; run the "
+        "command again"
+    )
+    assert (stopped, played.evicted) == (True, ["one"])
+
+
+@pytest.mark.parametrize(
+    ("later", "why"),
+    [
+        (answer("none", "no moves"), "stopped: no moves"),
+        (answer("soon", "fits soon"), "stopped: after 60 s still: fits soon"),
+        (FITS, "stopped: after 60 s still: fits on node gpu-a; no pod has to move"),
+    ],
+)
+def test_it_stops_if_the_pod_is_not_bound(later: Any, why: str) -> None:
+    shown, stopped, _ = apply(later, lands=["gpu-b"])
+    assert (shown[-1], stopped) == (why, True)
+
+
+def test_a_budget_that_never_allows_it_stops_it() -> None:
+    shown, stopped, played = apply(ONE_LEFT, lands=["gpu-b"], waits=99)
+    assert shown[-1] == "stopped: pod team-a/one cannot be evicted: the budget allows none"
+    assert (stopped, played.evicted) == (True, [])
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeCluster, str]]:
+    with serving_fake(tmp_path) as found:
+        now = [0.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        monkeypatch.setattr(defrag, "CLOCK", Clock(lambda: now[0], sleep))
+        yield found
+
+
+def test_the_command_reads_and_evicts_with_the_credentials_of_the_kubeconfig(
+    fake: tuple[FakeCluster, str],
+) -> None:
+    cluster, kubeconfig = fake
+    one = answer("move", "fits on node gpu-a after 1 pod is moved", TWO[0])
+    cluster.answers["GET", "/v1/defrag"] = 200, body(one)
+    cluster.add_pod("one")
+    options = "--kubeconfig", kubeconfig, "defrag", "p", "-n", "ml"
+    advice = run(cluster.url, *options)
+    assert (advice.returncode, advice.stderr) == (0, "")
+    assert advice.stdout.splitlines()[0] == "pod ml/p: fits on node gpu-a after 1 pod is moved"
+    assert cluster.requests == ["GET /v1/defrag"]
+    stopped = run(cluster.url, *options, "--apply", "--timeout", "10s")
+    assert stopped.returncode == 1
+    assert stopped.stdout.splitlines()[-2:] == [
+        "pod team-a/one: evicted from node gpu-a",
+        "stopped: ReplicaSet team-a/o has created no successor within 10 s",
+    ]
+    assert [each["metadata"]["name"] for each in cluster.evicted] == ["one"]
+    assert cluster.requests[2:5] == [
+        "GET /api/v1/namespaces/team-a/pods/one",
+        "GET /api/v1/namespaces/team-a/pods",
+        "POST /api/v1/namespaces/team-a/pods/one/eviction",
+    ]
+
+
+def test_mistakes_on_the_command_line(fake: tuple[FakeCluster, str]) -> None:
+    cluster, kubeconfig = fake
+    cluster.answers["GET", "/v1/defrag"] = 200, body(answer("none", "no moves"))
+
+    def outcome(*arguments: str) -> tuple[int, str]:
+        shown = run(cluster.url, "--kubeconfig", kubeconfig, "defrag", *arguments)
+        return shown.returncode, shown.stderr
+
+    assert outcome("p", "--free-node") == (
+        2,
+        "kubectl headroom: --free-node needs no pod: remove one of both\n",
+    )
+    code, said = outcome("--apply")
+    assert (code, "needs the name of a waiting pod" in said) == (2, True)
+    code, said = outcome("p", "--timeout", "x")
+    assert (code, "--timeout: 'x' is no duration" in said) == (2, True)
+    assert outcome("p") == (1, "")
+    assert outcome("p", "-o", "json") == (0, "")
