@@ -85,13 +85,16 @@ class Advice:
 def for_pod(movers: Movers, pod: Pod, effort: Effort, name: str = "") -> Advice:
     """Return the fewest moves that make an unbound pod fit; with ``name``, on this node.
 
-    The pod must request a GPU, and its request must be readable.
+    The pod must request a GPU, and its request must be readable. The named node may be cordoned, so
+    that no successor comes back to it while pods move.
     """
     state, snap, now_s = movers.state, movers.snap, movers.now_s
     request, where = state.understand(pod), movers.eligible(pod)
     assert isinstance(request, VramRequest)
     if name:
-        where = only(where.rows, snap.row_of.get(name, -1))
+        row = snap.row_of[name]
+        others = (each.code != "cordoned" for each in where.obstacles.get(row, ()))
+        where = only([] if any(others) else [row])
     if places := Simulation(state, snap, now_s).places(request, where):
         return Advice("fits", places[0])
     found, stay = list[_Candidate](), Counter[Stays]()
@@ -131,9 +134,7 @@ def _moving(
     moves = movers.moved(simulation, name, pods)
     if moves is None:
         return None
-    placed = simulation.place(
-        candidate.request, only(movers.snap.rows([name]), movers.snap.row_of[name])
-    )
+    placed = simulation.place(candidate.request, only([movers.snap.row_of[name]]))
     if isinstance(placed, NotPlaced):
         return None
     charges = placed.placement.charges
@@ -145,8 +146,8 @@ def _moving(
 def for_node(movers: Movers, effort: Effort, name: str = "") -> Advice:
     """Return the fewest moves after which the GPUs of a node hold no pod.
 
-    ``name``: of a node in the snapshot; empty: the node that needs the fewest, of those that take
-    pods and hold some.
+    ``name``: a node in the snapshot; empty: the node that needs the fewest, of those that take pods
+    and hold some.
     """
     stay = Counter[Stays]()
     nodes = sorted(_with_pods(movers, name), key=lambda each: (len(each[1]), each[0]))

@@ -159,6 +159,6 @@ def charged_bytes(charge: Charge) -> int:
     return charge.count * max(counted, default=0)
 
 
-def only(rows: Rows, row: int) -> Eligible:
-    """Return the one row as eligible, if it is among the rows."""
-    return Eligible(rows[rows == row].astype(np.int64), {})
+def only(rows: Sequence[int]) -> Eligible:
+    """Return these rows as the only eligible ones."""
+    return Eligible(np.array(rows, np.int64), {})

@@ -41,10 +41,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRead:
-    """Version and annotations of a Node."""
+    """Version, annotations and cordon of a Node."""
 
     version: str
     annotations: Mapping[str, str]
+    cordoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,13 @@ class Cluster:
 
         with _explained(f"node {name} cannot be read", _NODE_RULE):
             try:
-                metadata = self._api.read_node(name, _request_timeout=TIMEOUT_S).metadata
+                node = self._api.read_node(name, _request_timeout=TIMEOUT_S)
             except ApiException as err:
                 if err.status != 404:
                     raise
                 raise CommandError(f"there is no node {name}. {self._node_names()}", 2) from err
-        return NodeRead(str(metadata.resource_version), dict(metadata.annotations or {}))
+        metadata, cordoned = node.metadata, bool(node.spec and node.spec.unschedulable)
+        return NodeRead(str(metadata.resource_version), dict(metadata.annotations or {}), cordoned)
 
     def _node_names(self) -> str:
         from kubernetes.client.exceptions import ApiException
@@ -97,6 +99,13 @@ class Cluster:
         except ApiException:
             return "To list all: kubectl get nodes"
         return nodes_listed(str(node.metadata.name) for node in listed)
+
+    def set_cordon(self, name: str, cordoned: bool) -> None:
+        """Cordon or uncordon a Node, as kubectl cordon does."""
+        patch = {"spec": {"unschedulable": cordoned or None}}
+        to_do = "cordoned" if cordoned else "uncordoned"
+        with _explained(f"node {name} cannot be {to_do}", _NODE_RULE):
+            self._api.patch_node(name, patch, _request_timeout=TIMEOUT_S)
 
     def annotate(self, name: str, read: NodeRead, key: str, value: str | None) -> None:
         """Set an annotation of the Node that was read; None removes it. Raises ``Conflict``."""

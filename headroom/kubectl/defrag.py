@@ -1,20 +1,21 @@
 """``kubectl headroom defrag``: which pods to move so that a waiting pod fits, or a node is free.
 
 With ``--apply`` it evicts them one at a time with the user's own credentials. Before each eviction
-the debug API is asked again, because the cluster may have changed. After each, the successor must
-land on one of the nodes on which it fitted in the simulation; otherwise the command stops.
+the debug API is asked again, because the cluster may have changed. After each eviction, the
+successor must land on one of the nodes on which it fitted in the simulation; otherwise the command
+stops.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 import typer
 
 from contract.quantity import gib
-from headroom.kubectl.cluster import Cluster, Created, Outcome, PodRead
+from headroom.kubectl.cluster import Cluster, Created, NodeRead, Outcome, PodRead
 from headroom.kubectl.debug_api_client import BAD_INPUT, NOT_THERE, CommandError
 from headroom.kubectl.eviction import EVERY_S, Clock
 from headroom.kubectl.options import DataFormat, Namespace, Options, timeout_seconds
@@ -147,8 +148,12 @@ def _named(nodes: list[str], places: int) -> str:
     return ", ".join(nodes[:_MOST_NAMES]) + (f" and {more} more" if more else "")
 
 
-class Pods(Protocol):
+class Api(Protocol):
     """The API server, as far as moves use it."""
+
+    def node(self, name: str) -> NodeRead: ...
+
+    def set_cordon(self, name: str, cordoned: bool) -> None: ...
 
     def pod(self, namespace: str, name: str) -> PodRead | None: ...
 
@@ -166,77 +171,106 @@ class Step:
 
 
 def applied(
-    answer: Body,
-    ask: Callable[[str | None], Body],
-    pods: Pods,
-    timeout_s: float,
-    clock: Clock,
+    answer: Body, ask: Callable[[str], Body], api: Api, timeout_s: float, clock: Clock
 ) -> Iterator[Step]:
     """Move the pods of the answer one at a time, and yield each step.
 
-    ``ask`` returns the newest answer about moves from a node. Raises ``CommandError``.
+    ``ask`` returns the newest answer about moves from a node. The node is cordoned meanwhile, so
+    that no successor comes back to it. A node that was freed stays cordoned. Raises
+    ``CommandError``.
     """
+    if answer["outcome"] != "move":
+        yield Step(_said(answer), answer["outcome"] == "none")
+        return
+    node, for_pod = answer["node"], answer["pod"] is not None
+    ours = not api.node(node).cordoned
+    if ours:
+        api.set_cordon(node, True)
+        yield Step(f"node {node}: cordoned, so that no pod comes back")
+    try:
+        result = yield from _moves(answer, ask, api, timeout_s, clock)
+    except BaseException:  # also Ctrl-C
+        if ours:
+            api.set_cordon(node, False)
+        raise
+    if ours and (for_pod or result.stops):
+        api.set_cordon(node, False)
+        yield Step(f"node {node}: uncordoned")
+    if result.stops or not for_pod:
+        yield result
+    if result.stops:
+        return
+    if not for_pod:
+        yield Step(f"node {node} stays cordoned. To let pods in: kubectl uncordon {node}")
+        return
+    if not ours:
+        yield Step(f"stopped: node {node} was cordoned before: kubectl uncordon {node}", True)
+        return
+    deadline_s = clock.monotonic_s() + timeout_s
+    while (answer := ask(node)["answers"][0])["outcome"] != "bound":
+        if (left_s := deadline_s - clock.monotonic_s()) <= 0:
+            yield Step(f"stopped: after {timeout_s:g} s, {_said(answer)}", True)
+            return
+        clock.sleep(min(EVERY_S, left_s))
+    yield Step(_said(answer))
+
+
+def _moves(
+    answer: Body, ask: Callable[[str], Body], api: Api, timeout_s: float, clock: Clock
+) -> Generator[Step, None, Step]:
+    """Move pods until none remains; return the last step, which may stop the command."""
     node = answer["node"]
     #: Moves that the user has seen, and that remain.
     remaining = len(answer["moves"])
     evicted: set[str] = set()
     deadline_s = clock.monotonic_s() + timeout_s
-    while True:
+    while answer["outcome"] in ("move", "soon"):
         moves = answer["moves"]
-        match answer["outcome"]:
-            case "bound" | "free":
-                yield Step(_done(answer))
-                return
-            case "none":
-                yield Step(f"stopped: {answer['message']}", True)
-                return
-            case "move" if not evicted & {move["uid"] for move in moves}:
-                if len(moves) > remaining:
-                    yield Step(
-                        f"stopped: the cluster has changed: {counted(len(moves), 'move')} would be "
-                        f"needed now, and {remaining} remained; run the command again",
-                        True,
-                    )
-                    return
-                move = moves[0]
-                remaining, evicted = len(moves) - 1, evicted | {move["uid"]}
-                for step in _moved(move, node, pods, timeout_s, clock):
-                    yield step
-                    if step.stops:
-                        return
-                deadline_s = clock.monotonic_s() + timeout_s
-            case _:
-                # The scheduler, a kubelet, or the debug API's watch needs a moment.
-                left_s = deadline_s - clock.monotonic_s()
-                if left_s <= 0:
-                    yield Step(f"stopped: after {timeout_s:g} s still: {answer['message']}", True)
-                    return
-                clock.sleep(min(EVERY_S, left_s))
+        if moves and not evicted & {move["uid"] for move in moves}:
+            if len(moves) > remaining:
+                return Step(
+                    f"stopped: the cluster has changed: {counted(len(moves), 'move')} would be "
+                    f"needed now, and {remaining} remained; run the command again",
+                    True,
+                )
+            remaining, evicted = len(moves) - 1, evicted | {moves[0]["uid"]}
+            step = yield from _moved(moves[0], node, api, timeout_s, clock)
+            if step.stops:
+                return step
+            yield step
+            deadline_s = clock.monotonic_s() + timeout_s
+        elif (left_s := deadline_s - clock.monotonic_s()) > 0:
+            # A kubelet ends the pod, and the debug API learns of it.
+            clock.sleep(min(EVERY_S, left_s))
+        else:
+            return Step(f"stopped: after {timeout_s:g} s, {_said(answer)}", True)
         answer = ask(node)["answers"][0]
+    if answer["outcome"] == "none":
+        return Step(f"stopped: {_said(answer)}", True)
+    return Step(_said(answer))
 
 
-def _done(answer: Body) -> str:
-    return (
-        answer["message"] if answer["pod"] is None else f"pod {answer['pod']}: {answer['message']}"
-    )
+def _said(answer: Body) -> str:
+    message: str = answer["message"]
+    return message if answer["pod"] is None else f"pod {answer['pod']}: {message}"
 
 
-def _moved(move: Body, node: str, pods: Pods, timeout_s: float, clock: Clock) -> Iterator[Step]:
-    """Evict one pod, and wait until its successor is bound."""
+def _moved(
+    move: Body, node: str, api: Api, timeout_s: float, clock: Clock
+) -> Generator[Step, None, Step]:
+    """Evict one pod, and wait until its successor is bound; return where it is."""
     deadline_s = clock.monotonic_s() + timeout_s
     namespace, name, uid = move["namespace"], move["name"], move["uid"]
-    read = pods.pod(namespace, name)
+    read = api.pod(namespace, name)
     if read is None or read.uid != uid or read.ends:
-        yield Step(f"pod {_name(move)}: ends already, and is not evicted")
-        return
-    before = {each.uid for each in pods.created_by(namespace, read.controller_uid)}
+        return Step(f"pod {_name(move)}: ends already, and is not evicted")
+    before = {each.uid for each in api.created_by(namespace, read.controller_uid)}
     waits_for = ""
     while True:
-        outcome, why = pods.evict(namespace, name, uid)
+        outcome, why = api.evict(namespace, name, uid)
         left_s = deadline_s - clock.monotonic_s()
         if outcome is Outcome.FAILED or (outcome is Outcome.LATER and left_s <= 0):
-            yield Step(f"stopped: pod {_name(move)} cannot be evicted: {why}", True)
-            return
+            return Step(f"stopped: pod {_name(move)} cannot be evicted: {why}", True)
         if outcome is not Outcome.LATER:
             break
         if why != waits_for:
@@ -245,13 +279,12 @@ def _moved(move: Body, node: str, pods: Pods, timeout_s: float, clock: Clock) ->
         clock.sleep(min(EVERY_S, left_s))
     yield Step(f"pod {_name(move)}: evicted from node {node}")
     while True:
-        found = pods.created_by(namespace, read.controller_uid)
+        found = api.created_by(namespace, read.controller_uid)
         successors = [each for each in found if each.uid not in before]
         bound = next((each for each in successors if each.node), None)
         left_s = deadline_s - clock.monotonic_s()
         if bound is not None or left_s <= 0:
-            yield _landed(move, bound, successors, timeout_s)
-            return
+            return _landed(move, bound, successors, timeout_s)
         clock.sleep(min(EVERY_S, left_s))
 
 

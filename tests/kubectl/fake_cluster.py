@@ -29,6 +29,8 @@ class FakeCluster:
 
     annotations: dict[str, dict[str, str]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
+    #: Node -> ``spec.unschedulable``.
+    cordons: dict[str, bool] = field(default_factory=dict)
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: Bodies of nodes of the debug API; MIG device -> physical GPU.
     debug: dict[str, Any] = field(default_factory=dict)
@@ -96,17 +98,24 @@ class FakeCluster:
 
     def _node(self, name: str) -> dict[str, Any]:
         metadata = {"name": name, "resourceVersion": str(self.versions[name])}
-        return {"metadata": metadata | {"annotations": self.annotations[name] or None}}
+        spec = {"unschedulable": self.cordons.get(name)}
+        return {
+            "metadata": metadata | {"annotations": self.annotations[name] or None},
+            "spec": spec,
+        }
 
     def _read(self, name: str) -> Answer:
         if name not in self.annotations:
             return status(404, f'nodes "{name}" not found')
         return 200, self._node(name)
 
-    def _write(self, name: str, patch: list[dict[str, Any]]) -> Answer:
+    def _write(self, name: str, patch: Any) -> Answer:
         if self.others:
             self.annotations[name] = {CORDON: self.others.popleft()}
             self.versions[name] += 1
+        if isinstance(patch, dict):  # a merge patch
+            self.cordons[name] = bool(patch["spec"]["unschedulable"])
+            return self._read(name)
         first, *operations = patch
         version = self.versions[name]
         assert first["path"] == "/metadata/resourceVersion"

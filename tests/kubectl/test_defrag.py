@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from headroom.kubectl import defrag
-from headroom.kubectl.cluster import Created, Outcome, PodRead
+from headroom.kubectl.cluster import Created, NodeRead, Outcome, PodRead
 from headroom.kubectl.defrag import applied, lines
 from headroom.kubectl.eviction import Clock
+from tests.kubectl import bodies
 from tests.kubectl.fake_cluster import FakeCluster, serving_fake
 from tests.kubectl.transcripts import run
 
@@ -102,6 +103,16 @@ class Played:
     pods: dict[str, Created] = field(default_factory=dict)
     evicted: list[str] = field(default_factory=list)
     now_s: float = 0.0
+    cordoned: bool = False
+    cordons: list[bool] = field(default_factory=list)
+
+    def node(self, name: str) -> NodeRead:
+        assert name == "gpu-a"
+        return NodeRead("1", {}, self.cordoned)
+
+    def set_cordon(self, name: str, cordoned: bool) -> None:
+        assert name == "gpu-a"
+        self.cordons.append(cordoned)
 
     def pod(self, namespace: str, name: str) -> PodRead | None:
         found = self.pods.get(name)
@@ -116,6 +127,7 @@ class Played:
             self.later -= 1
             return Outcome.LATER, "the budget allows none"
         assert self.pods.pop(name).uid == uid
+        assert self.cordoned or self.cordons == [True], "no successor can come back"
         self.evicted.append(name)
         if self.lands:
             node = self.lands.popleft()
@@ -127,10 +139,14 @@ class Played:
 
 
 def apply(
-    *later: Any, lands: Sequence[str], waits: int = 0, timeout_s: float = 60
+    *later: Any,
+    lands: Sequence[str],
+    first: Any = MOVE,
+    waits: int = 0,
+    cordoned: bool = False,
 ) -> tuple[list[str], bool, Played]:
-    """Apply ``MOVE``; the debug API answers with ``later``, the last answer again and again."""
-    played = Played(deque(lands), waits)
+    """Apply ``first``; the debug API answers with ``later``, the last answer again and again."""
+    played = Played(deque(lands), waits, cordoned=cordoned)
     for name in ("one", "two", "other"):
         played.pods[name] = Created(name, f"uid-{name}", "gpu-a")
     answers = deque(later)
@@ -140,32 +156,57 @@ def apply(
         return body(answers.popleft() if len(answers) > 1 else answers[0])
 
     clock = Clock(lambda: played.now_s, played.sleep)
-    steps = list(applied(MOVE, ask, played, timeout_s, clock))
+    steps = list(applied(first, ask, played, 60, clock))
     return [step.line for step in steps], steps[-1].stops, played
+
+
+CORDONED, UNCORDONED = "node gpu-a: cordoned, so that no pod comes back", "node gpu-a: uncordoned"
+EVICTED = "pod team-a/one: evicted from node gpu-a"
 
 
 def test_pods_are_moved_one_at_a_time_until_the_pod_is_bound() -> None:
     # The first answer is older than the eviction, so it is asked again.
-    shown, stopped, played = apply(MOVE, ONE_LEFT, FITS, BOUND, lands=["gpu-c", "gpu-b"], waits=2)
+    later = MOVE, ONE_LEFT, FITS, FITS, BOUND
+    shown, stopped, played = apply(*later, lands=["gpu-c", "gpu-b"], waits=2)
     assert shown == [
+        CORDONED,
         "pod team-a/one: waits: the budget allows none",
-        "pod team-a/one: evicted from node gpu-a",
+        EVICTED,
         "pod team-a/one: its successor team-a/one-2 is bound to node gpu-c, one of 2 simulated "
         "nodes",
         "pod team-a/two: evicted from node gpu-a",
         "pod team-a/two: its successor team-a/two-2 is bound to node gpu-b, one of 2 simulated "
         "nodes",
+        UNCORDONED,
         "pod ml/p: bound to node gpu-a",
     ]
-    assert (stopped, played.evicted) == (False, ["one", "two"])
+    assert (stopped, played.evicted, played.cordons) == (False, ["one", "two"], [True, False])
+
+
+def test_a_freed_node_stays_cordoned() -> None:
+    first = answer("move", "the GPUs hold no pod after 1 pod is moved", TWO[0], pod=None)
+    free = answer("free", "the GPUs of node gpu-a hold no pod", pod=None)
+    soon = answer("soon", "soon", pod=None)
+    shown, stopped, played = apply(soon, free, lands=["gpu-b"], first=first)
+    assert shown[3:] == [
+        "the GPUs of node gpu-a hold no pod",
+        "node gpu-a stays cordoned. To let pods in: kubectl uncordon gpu-a",
+    ]
+    assert (stopped, played.cordons) == (False, [True])
+
+
+def test_a_node_that_was_cordoned_before_stays_so() -> None:
+    shown, stopped, played = apply(FITS, lands=["gpu-b"], cordoned=True)
+    assert shown[-1] == "stopped: node gpu-a was cordoned before: kubectl uncordon gpu-a"
+    assert (stopped, played.cordons) == (True, [])
 
 
 @pytest.mark.parametrize(
     ("lands", "why"),
     [
         (
-            ["gpu-a"],
-            "stopped: successor team-a/one-2 is bound to node gpu-a, which is not one of 2 "
+            ["gpu-x"],
+            "stopped: successor team-a/one-2 is bound to node gpu-x, which is not one of 2 "
             "simulated nodes: gpu-b, gpu-c",
         ),
         (
@@ -178,37 +219,50 @@ def test_pods_are_moved_one_at_a_time_until_the_pod_is_bound() -> None:
 )
 def test_it_stops_at_the_first_successor_elsewhere(lands: list[str], why: str) -> None:
     shown, stopped, played = apply(ONE_LEFT, lands=lands)
-    assert shown == ["pod team-a/one: evicted from node gpu-a", why]
-    assert (stopped, played.evicted) == (True, ["one"])
-
-
-def test_it_stops_if_more_moves_are_needed_than_shown() -> None:
-    more = [move(name, "gpu-b", "gpu-c") for name in ("three", "four")]
-    shown, stopped, played = apply(answer("move", "x", *more), lands=["gpu-b"])
-    assert shown[-1] == (
-        "stopped: the cluster has changed: 2 moves would be needed now, and 1 remained; run the "
-        "command again"
-    )
+    assert shown == [CORDONED, EVICTED, UNCORDONED, why]
     assert (stopped, played.evicted) == (True, ["one"])
 
 
 @pytest.mark.parametrize(
     ("later", "why"),
     [
-        (answer("none", "no moves"), "stopped: no moves"),
-        (answer("soon", "fits soon"), "stopped: after 60 s still: fits soon"),
-        (FITS, "stopped: after 60 s still: fits on node gpu-a; no pod has to move"),
+        (answer("none", "no moves"), "stopped: pod ml/p: no moves"),
+        (answer("soon", "fits soon"), "stopped: after 60 s, pod ml/p: fits soon"),
+        (FITS, "stopped: after 60 s, pod ml/p: fits on node gpu-a; no pod has to move"),
+        (
+            answer("move", "x", *(move(name, "gpu-b", "gpu-c") for name in ("three", "four"))),
+            "stopped: the cluster has changed: 2 moves would be needed now, and 1 remained; run "
+            "the command again",
+        ),
     ],
 )
 def test_it_stops_if_the_pod_is_not_bound(later: Any, why: str) -> None:
-    shown, stopped, _ = apply(later, lands=["gpu-b"])
-    assert (shown[-1], stopped) == (why, True)
+    shown, stopped, played = apply(later, lands=["gpu-b"])
+    assert (shown[-1], stopped, played.evicted) == (why, True, ["one"])
+    assert played.cordons == [True, False]
 
 
 def test_a_budget_that_never_allows_it_stops_it() -> None:
     shown, stopped, played = apply(ONE_LEFT, lands=["gpu-b"], waits=99)
     assert shown[-1] == "stopped: pod team-a/one cannot be evicted: the budget allows none"
     assert (stopped, played.evicted) == (True, [])
+
+
+def test_an_interrupt_uncordons_the_node() -> None:
+    played = Played(deque(["gpu-b"]))
+    played.pods["one"] = Created("one", "uid-one", "gpu-a")
+    steps = applied(MOVE, lambda node: body(FITS), played, 60, Clock(lambda: 0.0, lambda s: None))
+    assert [next(steps).line for _ in range(2)] == [CORDONED, EVICTED]
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt())
+    assert played.cordons == [True, False]
+
+
+def test_nothing_is_done_if_no_pod_has_to_move() -> None:
+    for first, stops in ((FITS, False), (answer("none", "no moves"), True)):
+        shown, stopped, played = apply(FITS, lands=[], first=first)
+        assert (shown, stopped) == ([f"pod ml/p: {first['message']}"], stops)
+        assert (played.cordons, played.evicted) == ([], [])
 
 
 @pytest.fixture
@@ -230,6 +284,7 @@ def test_the_command_reads_and_evicts_with_the_credentials_of_the_kubeconfig(
     one = answer("move", "fits on node gpu-a after 1 pod is moved", TWO[0])
     cluster.answers["GET", "/v1/defrag"] = 200, body(one)
     cluster.add_pod("one")
+    cluster.add(bodies.node("gpu-a"))
     options = "--kubeconfig", kubeconfig, "defrag", "p", "-n", "ml"
     advice = run(cluster.url, *options)
     assert (advice.returncode, advice.stderr) == (0, "")
@@ -237,12 +292,16 @@ def test_the_command_reads_and_evicts_with_the_credentials_of_the_kubeconfig(
     assert cluster.requests == ["GET /v1/defrag"]
     stopped = run(cluster.url, *options, "--apply", "--timeout", "10s")
     assert stopped.returncode == 1
-    assert stopped.stdout.splitlines()[-2:] == [
-        "pod team-a/one: evicted from node gpu-a",
+    assert stopped.stdout.splitlines()[-4:] == [
+        CORDONED,
+        EVICTED,
+        UNCORDONED,
         "stopped: ReplicaSet team-a/o has created no successor within 10 s",
     ]
     assert [each["metadata"]["name"] for each in cluster.evicted] == ["one"]
-    assert cluster.requests[2:5] == [
+    assert cluster.requests[2:7] == [
+        "GET /api/v1/nodes/gpu-a",
+        "PATCH /api/v1/nodes/gpu-a",
         "GET /api/v1/namespaces/team-a/pods/one",
         "GET /api/v1/namespaces/team-a/pods",
         "POST /api/v1/namespaces/team-a/pods/one/eviction",

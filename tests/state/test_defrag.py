@@ -17,6 +17,7 @@ from contract.kube import (
     Pod,
     PodDisruptionBudget,
     Present,
+    Taint,
     Volume,
 )
 from extender.state.changes import BudgetSeen, Event, NodeSeen, PodSeen
@@ -98,7 +99,18 @@ def test_the_search_can_be_limited_to_a_node() -> None:
     # The largest pod is moved first. Its place is taken into account for the next one.
     assert [each.pod.metadata.name for each in both.moves] == ["n-10", "n-6"]
     assert [set(each.places) for each in both.moves] == [{"b", "c"}, {"b", "c"}]
-    assert advised(world(*FRAGMENTED), newcomer(20), "unknown").outcome == "none"
+
+
+def test_a_named_node_may_be_cordoned_and_nothing_else() -> None:
+    """So a client can cordon the node while its pods move."""
+    for spec, outcome in (
+        (NodeSpec(unschedulable=True), "move"),
+        (NodeSpec(taints=[Taint(key="team", effect="NoSchedule")]), "none"),
+    ):
+        state = world(*FRAGMENTED)
+        (of_b,) = (each for each in state.nodes() if each.metadata.name == "b")
+        state.apply([NodeSeen(msgspec.structs.replace(of_b, spec=spec))])
+        assert advised(state, newcomer(20), "b").outcome == outcome
 
 
 def test_a_pod_with_one_other_place_is_not_moved() -> None:
