@@ -152,6 +152,8 @@ class Play:
     ) -> None:
         self._filters, self._demand = filters, demand
         self._judge, self._scheduler = judge, scheduler
+        #: Running pod -> its request and its node.
+        self._running: dict[str, tuple[Ask, int]] = {}
 
     def inflate(self, asks: Sequence[Ask], order: Sequence[int]) -> Inflation:
         found = Inflation(self._demand.capacity)
@@ -174,19 +176,17 @@ class Play:
         worth = [self._demand.of(ask) for ask in asks]
         every = sum(worth) / len(worth) / (CHURN_LOAD * self._demand.capacity)
         found = Churn(self._demand.capacity)
-        #: When each pod leaves, which it is, and its node.
-        leaving: list[tuple[float, str, int, int]] = []
+        #: When each pod leaves, and which it is.
+        leaving: list[tuple[float, str, int]] = []
         now = running = 0.0
         for number in itertools.count():
             comes = now + lots.expovariate(1 / every)
             while leaving and leaving[0][0] <= min(comes, CHURN_LIVES):
-                then, name, index, node = heapq.heappop(leaving)
+                then, name, index = heapq.heappop(leaving)
                 found.goes_by(now, then, running)
                 now = then
                 running -= worth[index]
-                self._judge.went(name)
-                self._filters.take(asks[index], node, -1)
-                self._scheduler.ended(name)
+                self._end(name)
             found.goes_by(now, min(comes, CHURN_LIVES), running)
             now = comes
             if now >= CHURN_LIVES:
@@ -195,7 +195,7 @@ class Play:
             placed = self._place(name, asks[index])
             if placed is not None:
                 running += worth[index]
-                heapq.heappush(leaving, (now + life, name, index, placed[0]))
+                heapq.heappush(leaving, (now + life, name, index))
             if now >= CHURN_LIVES / 2:
                 found.note(share_of(asks[index]), worth[index], placed is not None)
         found.overcommits = self._judge.overcommits
@@ -207,7 +207,14 @@ class Play:
         if placed is None or not self._judge.came(name, ask, *placed):
             return None
         self._filters.take(ask, placed[0])
+        self._running[name] = ask, placed[0]
         return placed
+
+    def _end(self, name: str) -> None:
+        ask, node = self._running.pop(name)
+        self._judge.went(name)
+        self._filters.take(ask, node, -1)
+        self._scheduler.ended(name)
 
 
 def shuffled(worth: Sequence[float], capacity: float, seed: int) -> Iterator[int]:

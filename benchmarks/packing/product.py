@@ -76,8 +76,7 @@ class Headroom:
         self._now_s += 1.0
         if not ask.gpus:
             return self._product.aside(offered.tolist(), self._now_s)[0], ()
-        whole = ask.amount is None
-        job = _Job(name, (ask.amount or 0) * MIB, self._now_s, 0.0, ask.gpus, whole, ask.models)
+        whole, job = ask.amount is None, self._job(name, ask)
         nodes = [place for place in offered.tolist() if self._left(place) >= ask.gpus]
         node = self._product.choose(job, nodes, self._now_s) if nodes else None
         if node is None:
@@ -93,6 +92,10 @@ class Headroom:
         self._sits[name] = job, node
         self._report(node)
         return node, devices
+
+    def _job(self, name: str, ask: Ask) -> "_Job":
+        size, whole = (ask.amount or 0) * MIB, ask.amount is None
+        return _Job(name, size, self._now_s, 0.0, ask.gpus, whole, ask.models)
 
     def _left(self, node: int) -> int:
         return self._shapes[node].gpus * self._shapes[node].replicas - self._given[node]

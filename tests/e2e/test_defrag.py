@@ -1,0 +1,104 @@
+"""`kubectl headroom defrag` on a real API server, as in docs/defrag.md."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+import pytest
+
+from headroom.kubectl import defrag
+from headroom.kubectl.eviction import Clock
+from tests.e2e.cluster import NAMESPACE, PlayedCluster
+from tests.e2e.conftest import NewCluster, Tell
+from tests.e2e.nodes import Shape
+from tests.e2e.test_cordoning import plugin
+from tests.e2e.test_evictions import cordoned, deleted, end, of_set, replica_set, run
+
+SETS = ("chat", "embed", "rerank")
+
+
+@contextmanager
+def kubelets(cluster: PlayedCluster) -> Iterator[None]:
+    """End pods that are being deleted, and report the others, as kubelets and agents do."""
+    stop = Event()
+
+    def work() -> None:
+        while not stop.wait(0.2):
+            end(cluster, deleted(cluster))
+            cluster.nodes.observe(cluster.pods())
+
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_one_pod_moves_and_the_waiting_pod_gets_its_place(
+    new_cluster: NewCluster, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = new_cluster(3, Shape(gpus=1))
+    cluster.bring_up()
+    cluster.start_controller_manager()
+    for name, node in zip(SETS, cluster.names, strict=True):
+        others = [each for each in cluster.names if each != node]
+        with cordoned(cluster, others):
+            replica_set(cluster, name, 6, cluster.names)
+            cluster.until(lambda n=name: node_of(cluster, n) != "", f"{name} is bound")
+        (pod,) = of_set(cluster, name)
+        run(cluster, pod)
+        cluster.nodes.observe(cluster.pods())
+    cluster.create_pod("trainer", "20Gi")
+    cluster.until(lambda: "insufficient GPU memory" in cluster.rejection("trainer"), "it waits")
+    asked = "defrag", "trainer", "-n", NAMESPACE
+    cluster.until(lambda: "to move it" in plugin(cluster, *asked).stdout, "the reports arrived")
+    advice = plugin(cluster, *asked).stdout
+    tell(advice)
+    moved, node, one, two = found(
+        r"pod e2e/trainer: fits on node (?P<node>\S+) after 1 pod is moved\n"
+        r"  1\. move e2e/(?P<pod>\S+) of ReplicaSet \w+, 6\.0 GiB: it fits on 2 other nodes: "
+        r"(?P<one>\S+), (?P<two>\S+)\n"
+        r"  the pod gets 20\.0 GiB on GPU-(?P=node)-0\n"
+        r"  to move it: kubectl headroom defrag e2e/trainer --apply\n"
+        r"not checked: CPU, memory and other resources\n",
+        advice,
+    )
+    assert {node, one, two} == {*cluster.names}
+    sleep = lambda seconds: time.sleep(min(seconds, 0.2))  # noqa: E731
+    monkeypatch.setattr(defrag, "CLOCK", Clock(time.monotonic, sleep))
+    with kubelets(cluster):
+        applied = plugin(cluster, *asked, "--apply", "--timeout", "30s")
+    tell(applied.stdout)
+    assert (applied.returncode, applied.stderr) == (0, "")
+    assert [line for line in applied.stdout.splitlines() if re.match("node|pod e2e", line)][1:] == [
+        f"node {node}: cordoned, so that no pod comes back",
+        f"pod e2e/{moved}: evicted from node {node}",
+        f"pod e2e/{moved}: its successor e2e/{successor(cluster, moved)} is bound to node "
+        f"{node_of(cluster, moved.rpartition('-')[0])}, one of 2 simulated nodes",
+        f"node {node}: uncordoned",
+        f"pod e2e/trainer: bound to node {node}",
+    ]
+    assert cluster.node_of("trainer") == node
+    assert not cluster.plane.call("GET", f"/api/v1/nodes/{node}")["spec"].get("unschedulable")
+
+
+def node_of(cluster: PlayedCluster, name: str) -> str:
+    """Return the node of the only pod of a ReplicaSet; empty while it has none."""
+    bound = [pod["spec"].get("nodeName", "") for pod in of_set(cluster, name)]
+    return bound[0] if len(bound) == 1 else ""
+
+
+def successor(cluster: PlayedCluster, moved: str) -> str:
+    (pod,) = of_set(cluster, moved.rpartition("-")[0])
+    name: str = pod["metadata"]["name"]
+    return name
+
+
+def found(pattern: str, text: str) -> tuple[str, str, str, str]:
+    match = re.fullmatch(pattern, text)
+    assert match, text
+    return match["pod"], match["node"], match["one"], match["two"]
