@@ -73,6 +73,9 @@ PASSING = {
     "extender/placement/victims.py": ["_Search._results"],
     "extender/controllers/prometheus.py": ["_Envelope.warnings"],
     "extender/controllers/sm_history.py": ["Answer.ratios", "Answer.ages_s"],
+    "extender/state/defrag.py": ["Advice.stay", "_Candidate.movable", "_Candidate.stay"],
+    "extender/state/movable_pods.py": ["Movers._eligible", "Movers._fitting"],
+    "extender/console/defrag.py": ["_Quotas._exceeded", "_Quotas.not_checked"],
     "extender/console/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
     "extender/scheduler/extender_v1.py": [
         *("FilterResult.failed_nodes", "FilterResult.failed_and_unresolvable_nodes"),
