@@ -8,7 +8,8 @@ from the agent's newest sample, is:
 
     not yet   the pod has no reservation, or holds fewer replicas than reserved, or the GPUNode does
               not show its devices yet; or a pod without a reservation holds a replica of such a
-              device, so its future use is unknown; or unconfirmed pods could still use the memory
+              device, so its future use is unknown; or unconfirmed pods could still use the memory;
+              or the pod starts alone, and must wait for another such pod
     no        the pods on one of its devices need more than is allocatable, or the device is
               unhealthy, or the ledger marks the pod as evicted
     yes       on each of its devices everything fits, including unconfirmed pods:
@@ -133,7 +134,42 @@ def _verdict(
     )
     if present_bytes + unconfirmed_bytes > allocatable_bytes:
         return Verdict("not yet", "pods that are starting on this node could need the memory")
+    if _waits_for_start(memory, spec, sample, uid, rows, shared):
+        return Verdict("not yet", "another pod that starts alone is starting on the same device")
     return Verdict("yes")
+
+
+def _waits_for_start(
+    memory: Sequence[Device],
+    spec: GPUNodeSpec,
+    sample: GPUNodeStatus,
+    uid: str,
+    rows: Sequence[PodUse],
+    shared: bool,
+) -> bool:
+    """Return whether the pod starts alone, and must wait for another such pod on this memory.
+
+    It waits for each pod that the ledger has had for longer, because pods start in this order. So
+    none of them waits for another in a circle, also if they hold several devices. It also waits for
+    each pod that has begun: then the order in the ledger was lost with the GPUNode.
+    """
+    own = spec.reservations[uid]
+    if not own.is_starting:
+        return False
+    present = {reserved_for(row, spec) for row in rows} | certain(spec, memory)
+    begun = {reserved_for(row, spec) for row in rows if row.started_at or row.used_bytes}
+    return any(
+        other in begun
+        or (
+            (reservation.since, other) < (own.since, uid)
+            and (
+                other in present
+                or (shared and any(_may_get(sample, other, c, memory) for c in reservation.charges))
+            )
+        )
+        for other, reservation in spec.reservations.items()
+        if other != uid and reservation.is_starting
+    )
 
 
 def rows_in(memory: Iterable[Device], sample: GPUNodeStatus) -> list[PodUse]:
