@@ -8,6 +8,7 @@ import httpx
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
+from tests.loopback import LOOPBACK
 from tests.processes import free_ports
 
 
@@ -40,7 +41,7 @@ class Apart:
         url = f"http://127.0.0.1:{self.debug}{path}"
         shown = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         try:
-            answer = httpx.get(url, headers=shown, timeout=30, trust_env=False)
+            answer = LOOPBACK.get(url, headers=shown)
         except httpx.TransportError:
             return None
         return answer.json() if answer.status_code == 200 else None
@@ -102,15 +103,15 @@ def test_a_reader_without_permission_gets_the_same_answer_from_both(
 
         def answers(url: str = url) -> bool:
             try:
-                return httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+                return LOOPBACK.get(f"{url}/healthz").status_code == 200
             except httpx.TransportError:
                 return False
 
         cluster.until(answers, f"{url} answers")
-        assert httpx.get(url + path, trust_env=False).status_code == 401
+        assert LOOPBACK.get(url + path).status_code == 401
         outsider = {"Authorization": "Bearer stranger-of-the-tests"}
-        assert httpx.get(url + path, headers=outsider, trust_env=False).status_code == 403
+        assert LOOPBACK.get(url + path, headers=outsider).status_code == 403
     # What the extender has is for its console and for Prometheus.
     url = f"http://127.0.0.1:{apart.journal}/v1/nodes"
     admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-    assert httpx.get(url, headers=admin, trust_env=False).status_code == 404
+    assert LOOPBACK.get(url, headers=admin).status_code == 404

@@ -13,6 +13,7 @@ from tests.controllers.test_promql import body
 from tests.e2e.conftest import NewCluster
 from tests.e2e.test_console import Apart
 from tests.e2e.wire import wire_to
+from tests.loopback import LOOPBACK
 from tests.serving import offer, pod
 
 
@@ -131,8 +132,8 @@ def chosen(apart: Apart) -> str:
     asked = offer(pod("asking", "2Gi", namespace="e2e"), *apart.cluster.names)
     url = f"http://127.0.0.1:{apart.verbs}"
     try:
-        passed = httpx.post(f"{url}/filter", json=asked, trust_env=False).json()["NodeNames"]
-        ranked = httpx.post(f"{url}/prioritize", json=asked, trust_env=False).json()
+        passed = LOOPBACK.post(f"{url}/filter", json=asked).json()["NodeNames"]
+        ranked = LOOPBACK.post(f"{url}/prioritize", json=asked).json()
     except httpx.TransportError:
         return ""
     if set(passed or ()) != set(apart.cluster.names):

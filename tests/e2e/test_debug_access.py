@@ -9,6 +9,7 @@ from tests.controlplane import ADMIN_TOKEN, STRANGER_TOKEN
 from tests.e2e.cluster import RBAC, Cluster, pod_manifest
 from tests.e2e.conftest import NewCluster
 from tests.e2e.wire import wire_to
+from tests.loopback import LOOPBACK
 
 VIEWER_TOKEN = "viewer-of-the-tests"
 NAMESPACE = f"{RBAC}/namespaces/e2e"
@@ -19,7 +20,7 @@ OF_ALL = ("/v1/nodes", "/metrics", "/v1/decisions", "/v1/explain/pods/other/p")
 
 def status(cluster: Cluster, path: str, token: str | None) -> int:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    answer = httpx.get(cluster.debug_url() + path, headers=headers, timeout=30, trust_env=False)
+    answer = LOOPBACK.get(cluster.debug_url() + path, headers=headers)
     if answer.status_code in (401, 403, 503) and path != "/readyz":
         assert answer.headers["content-type"] == "application/problem+json"
         assert token is None or token not in answer.text
@@ -87,7 +88,7 @@ def test_a_reader_of_one_namespace_is_shown_no_pod_of_another(may_get_pods: Clus
             def shown(token: str, path: str = path) -> str:
                 headers = {"Authorization": f"Bearer {token}"}
                 url = cluster.debug_url() + path
-                return httpx.get(url, headers=headers, timeout=30, trust_env=False).text
+                return LOOPBACK.get(url, headers=headers).text
 
             cluster.until(
                 lambda: all(n in shown(VIEWER_TOKEN) for n in ("neighbour", "of-another-team")),

@@ -26,6 +26,7 @@ from tests.e2e.cluster import RBAC, Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import SYSTEM_NAMESPACE
 from tests.e2e.streams import streaming
+from tests.loopback import LOOPBACK
 from tests.processes import free_ports
 
 GROUP = "gpu-watchers"
@@ -256,7 +257,7 @@ def test_every_kind_of_kubeconfig_leads_to_the_debug_api_or_to_a_reason(
     with Page(PortForward(str(file), None, SYSTEM_NAMESPACE)) as page:
         thread = threading.Thread(target=page.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        nodes = httpx.get(f"{page.url}v1/nodes", timeout=30, trust_env=False)
+        nodes = LOOPBACK.get(f"{page.url}v1/nodes")
         page.shutdown()
         thread.join()
     assert "gpu-1" in [node["name"] for node in nodes.json()["nodes"]]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-import httpx
 import pytest
 import urllib3
 
@@ -28,6 +27,7 @@ from tests.e2e.cluster import (
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.roundrobin import round_robin
+from tests.loopback import LOOPBACK
 
 FIRST_S = 10.0
 
@@ -285,7 +285,7 @@ def told_of(cluster: PlayedCluster, reason: str) -> list[str]:
 
 def closed_lately(cluster: PlayedCluster, replica: str) -> set[str]:
     """The nodes that take no pods because they back off, by this replica."""
-    nodes = httpx.get(f"{cluster.debug_url(replica)}/v1/nodes", timeout=30.0).json()["nodes"]
+    nodes = LOOPBACK.get(f"{cluster.debug_url(replica)}/v1/nodes").json()["nodes"]
     return {node["name"] for node in nodes if node["reason"] == Reason.EVICTED_RECENTLY.code}
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import httpx
 import pytest
 
 from contract.annotations import VRAM
@@ -19,6 +18,7 @@ from tests.controlplane import SCHEDULER_NAME, ApiRefused
 from tests.e2e.cluster import PODS, PlayedCluster, pod_manifest
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import RESOURCE, Shape, node_status
+from tests.loopback import LOOPBACK
 
 #: Clusters that are tried.
 EXAMPLES = int(os.environ.get("TEST_FOLLOWING_EXAMPLES", "40"))
@@ -163,7 +163,7 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
         if cluster.node_of(WAITS):
             body = {}
             return True
-        answer = httpx.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/{WAITS}", timeout=30.0)
+        answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/{WAITS}")
         if answer.status_code == 404:
             return False  # its watch has not delivered the pod yet
         body = answer.raise_for_status().json()
@@ -265,11 +265,11 @@ def clean(cluster: PlayedCluster) -> None:
 
 def what_if(cluster: PlayedCluster, asked: Mapping[str, Any]) -> Any:
     url = f"{cluster.debug_url()}/v1/whatif"
-    return httpx.post(url, json=asked, timeout=30.0).raise_for_status().json()
+    return LOOPBACK.post(url, json=asked).raise_for_status().json()
 
 
 def ask(cluster: PlayedCluster, path: str) -> Any:
-    return httpx.get(f"{cluster.debug_url()}{path}", timeout=30.0).raise_for_status().json()
+    return LOOPBACK.get(f"{cluster.debug_url()}{path}").raise_for_status().json()
 
 
 def test_a_pod_is_bound_once_the_agent_of_a_suggested_node_reports_again(

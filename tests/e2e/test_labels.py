@@ -2,11 +2,10 @@
 
 import contextlib
 
-import httpx
-
 from tests.controlplane import ControlPlane
 from tests.e2e.cluster import Cluster
 from tests.e2e.nodes import Shape, node_manifest, node_status
+from tests.loopback import LOOPBACK
 
 MERGE = "application/merge-patch+json"
 NAME = "silent-1"
@@ -28,7 +27,7 @@ def test_whole_gpus_of_a_node_without_an_agent(plane: ControlPlane, binaries: No
             cluster.create_pod(pod, vram)
             cluster.until(lambda pod=pod: cluster.node_of(pod) == NAME, f"{pod} is bound")
         assert len(cluster.gpunode(NAME).spec.reservations) == 2
-        answer = httpx.get(f"{cluster.debug_url()}/v1/nodes", timeout=10.0).json()
+        answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes").json()
         (node,) = answer["nodes"]
         assert node["unmeasured"] == "not measured: taken from labels of GPU feature discovery"
         # Shared from now on, which the administrator has not allowed without reports.

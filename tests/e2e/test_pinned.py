@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.controlplane import ControlPlane
@@ -17,6 +16,7 @@ from tests.e2e.cluster import placement
 from tests.e2e.nodes import RESOURCE
 from tests.e2e.real import RealCluster
 from tests.kubelet.node import Node
+from tests.loopback import LOOPBACK
 
 MERGE = "application/merge-patch+json"
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
@@ -91,7 +91,7 @@ def follow(cluster: RealCluster, name: str, *sizes_gib: int) -> None:
 
 def devices(cluster: RealCluster) -> dict[str, Any]:
     """The extender's view of the devices of the node."""
-    (node,) = httpx.get(f"{cluster.debug_url()}/v1/nodes", timeout=10.0).json()["nodes"]
+    (node,) = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes").json()["nodes"]
     return {device["uuid"]: device for device in node["devices"]}
 
 

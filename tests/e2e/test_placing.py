@@ -4,7 +4,6 @@ import json
 import time
 from typing import Any
 
-import httpx
 import pytest
 
 from contract.annotations import FINALIZER
@@ -14,6 +13,7 @@ from tests.e2e.cluster import EVENTS, PODS, Cluster, placement, pod_manifest
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, RESOURCE, Shape, node_manifest, node_status
 from tests.e2e.preempting import MERGE
+from tests.loopback import LOOPBACK
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_a_pod_is_bound_to_the_node_with_enough_free_memory(new_cluster: NewClus
     # What decided can be asked for under the name that is on the pod, verb by verb.
     debug, first = cluster.debug_url(), cluster.pod("first")
     which = json.loads(first["metadata"]["annotations"]["headroom.gpu/placement"])["decision"]
-    decision = httpx.get(f"{debug}/v1/decisions/{which}", timeout=10.0).json()["decision"]
+    decision = LOOPBACK.get(f"{debug}/v1/decisions/{which}").json()["decision"]
     assert (decision["filter"]["offered"], decision["filter"]["fits"]) == (2, 2)
     assert decision["prioritize"]["winner"] == cluster.node_of("first")
     assert (decision["bind"]["node"], decision["bind"]["outcome"]) == (decision["node"], "bound")
-    page = httpx.get(f"{debug}/v1/decisions?uid={cluster.pod('fourth')['metadata']['uid']}")
+    page = LOOPBACK.get(f"{debug}/v1/decisions?uid={cluster.pod('fourth')['metadata']['uid']}")
     assert page.json()["decisions"][0]["filter"]["fits"] == 0
-    status = httpx.get(f"{debug}/v1/status", timeout=10.0).json()
+    status = LOOPBACK.get(f"{debug}/v1/status").json()
     assert {source["synced"] for source in status["sources"]} == {True}
     assert len(status["sources"]) > 4
     assert status["counts"]["pods_waiting"] == 1
@@ -364,7 +364,7 @@ def test_gpus_that_a_dra_driver_gives_out_are_left_to_it(new_cluster: NewCluster
 
 def node_reason(cluster: Cluster) -> str | None:
     """Why the first node takes nothing, by the debug API."""
-    answer = httpx.get(f"{cluster.debug_url()}/v1/nodes", timeout=10.0)
+    answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes")
     reason: str | None = answer.json()["nodes"][0]["reason"]
     return reason
 
@@ -385,7 +385,7 @@ def described_events(cluster: Cluster, pod: str) -> list[str]:
 
 def holders(cluster: Cluster, node: str) -> list[str]:
     """Device -> pods that hold its memory, as the extender sees it."""
-    answer = httpx.get(f"{cluster.debug_url()}/v1/nodes/{node}", timeout=10.0).json()
+    answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes/{node}").json()
     devices = answer["node"]["devices"]
     return [holder["name"] for device in devices for holder in device["holders"]]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from tests.controlplane import ControlPlane
@@ -10,6 +9,7 @@ from tests.e2e.cluster import EVENTS, PlayedCluster
 from tests.e2e.conftest import Tell
 from tests.e2e.nodes import GIB, Shape
 from tests.e2e.preempting import SCENARIOS, TWO_LARGE, Scenario, Stage
+from tests.loopback import LOOPBACK
 
 PAIR = Shape(gpus=2, replicas=4)
 
@@ -79,7 +79,7 @@ def test_preemption_is_reported_and_no_pod_takes_the_freed_memory(stage: Stage) 
     }
     assert shown["a", "LeavesForGPUMemory"].endswith("needs the memory of its GPU.")
     assert shown["new-0", "OthersLeaveGPU"].startswith("1 pod leaves node gpu-1 for this pod")
-    body = httpx.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/new-0", timeout=10.0).json()
+    body = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/new-0").json()
     preempt = body["last_decision"]["preempt"]
     assert (preempt["node"], preempt["choice"]) == ("gpu-1", "controller")
     assert preempt["lines"][0] == "e2e/a (priority 0) leaves node gpu-1"

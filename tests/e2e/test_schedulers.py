@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -22,6 +21,7 @@ from tests.e2e.cluster import EVENTS, RBAC, Cluster
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE, Shape
 from tests.e2e.wire import Wire, wire_to
+from tests.loopback import LOOPBACK
 from tests.processes import free_ports
 
 MINORS = ("kube-scheduler-1.34", "kube-scheduler-1.35", "kube-scheduler")
@@ -274,7 +274,7 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     cluster.until(lambda: cluster.metric(would % "bind") >= 1, "bind would have rejected")
     assert cluster.metric("headroom_observe_only") == 1
     decision = second["metadata"]["uid"]
-    message = httpx.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}", timeout=10.0)
+    message = LOOPBACK.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}")
     assert message.headers["Headroom-Mode"] == "observe"
     # Two decisions where kube-scheduler changed the pod between the calls: the newest come first.
     parts = {

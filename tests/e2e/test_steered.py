@@ -6,7 +6,6 @@ The stock plugin counts replicas, so it would give every second of these pods an
 import random
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from contract.annotations import DEVICE_CHOICE
@@ -17,6 +16,7 @@ from tests.e2e.conftest import Tell
 from tests.e2e.nodes import GIB, RESOURCE
 from tests.e2e.real import RealCluster
 from tests.e2e.watching import Watch
+from tests.loopback import LOOPBACK
 
 NODES = 2
 GPUS = 2
@@ -123,7 +123,7 @@ def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealClu
     def suggested() -> bool:
         nonlocal steer
         url = f"{cluster.debug_url()}/v1/explain/pods/e2e/waits"
-        answer = httpx.get(url, timeout=30.0)
+        answer = LOOPBACK.get(url)
         advice = answer.json()["advice"] if answer.status_code == 200 else []
         steer = next((each for each in advice if each["kind"] == "steer"), None)
         return steer is not None and steer["nodes"] == NODES
@@ -132,7 +132,7 @@ def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealClu
     assert steer is not None
     command = f"kubectl annotate --overwrite node {steer['node']} {DEVICE_CHOICE}=steered"
     assert steer["sentence"].endswith(f"; {command}")
-    body = httpx.get(f"{cluster.debug_url()}/v1/pending?steering=true", timeout=30.0).json()
+    body = LOOPBACK.get(f"{cluster.debug_url()}/v1/pending?steering=true").json()
     found = body["steering"]
     assert (found["placed_pods"], found["placed_bytes"]) == (1, 16 * GIB)
     cluster.plane.kubectl(*command.split()[1:])
