@@ -5,6 +5,7 @@ from pathlib import Path
 from tests.controlplane import ControlPlane
 from tests.deploy import go_modules
 from tests.gobin.build import MODULES
+from tests.waiting import until
 
 #: The folder whose go.mod pins the module, the module, and its folder of CustomResourceDefinitions.
 CERT_MANAGER = (
@@ -48,5 +49,11 @@ def install(plane: ControlPlane) -> None:
     file.write_text("\n---\n".join(documents))
     # Server-side, because the annotation of a client-side apply has a maximum length.
     plane.kubectl("apply", "--server-side", f"--filename={file}")
-    definitions = [f"customresourcedefinition/{name}" for name in KINDS.values()]
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", *definitions)
+    for name in KINDS.values():
+        until(lambda name=name: is_served(plane, name), f"{name} is served")
+
+
+def is_served(plane: ControlPlane, definition: str) -> bool:
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition}"
+    conditions = plane.call("GET", path).get("status", {}).get("conditions") or ()
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)

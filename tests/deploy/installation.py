@@ -9,8 +9,6 @@ import json
 import re
 import shutil
 import socket
-import subprocess
-import sys
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from kubernetes.client import ApiClient
 from agent.api_server import of_client
 from agent.kube_publisher import KubernetesPublisher
 from agent.probes.node_probe import ChoiceWatch, NodeApi
+from tests import forks
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
 from tests.e2e.nodes import Nodes, Shape
@@ -162,14 +161,10 @@ class Installation:
         finds the webhook here."""
         spec = self.objects["Job", NAMESPACE, "headroom-certs-first"]["spec"]["template"]["spec"]
         _, *arguments = spec["containers"][0]["command"]
-        return subprocess.run(
-            [sys.executable, "-m", "headroom", *arguments, "--name", "127.0.0.1"],
-            env=self._environment(spec["serviceAccountName"]),
-            cwd=self.plane.folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        env = self._environment(spec["serviceAccountName"])
+        done = forks.run("headroom", *arguments, "--name", "127.0.0.1", env=env)
+        done.check_returncode()
+        return done.stdout
 
     def start(self, replica: str = "") -> None:
         """Both containers of one more of the scheduler's pods, one more of the webhook's and of the

@@ -8,15 +8,15 @@ import functools
 import json
 import os
 import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.controlplane import ROOT, ControlPlane, built
+from tests import forks
+from tests.controlplane import ControlPlane, built
 from tests.deploy.rendered import (
     COMPONENTS,
     EVERYTHING,
@@ -27,6 +27,7 @@ from tests.deploy.rendered import (
     template,
     with_components,
 )
+from tests.processes import DIE_WITH_PARENT
 
 pytestmark = pytest.mark.slow
 
@@ -55,31 +56,53 @@ def manifests(kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def engine(plane: ControlPlane, name: str, *arguments: str, wanted: list[dict[str, Any]]) -> str:
-    """Return the output of an engine of tests/gobin for these manifests."""
-    done = subprocess.run(
-        [str(built(name)[name]), *arguments],
-        env={"KUBECONFIG": str(plane.kubeconfig()), "HOME": str(plane.folder), "PATH": "/bin"},
-        input=json.dumps(wanted),
-        capture_output=True,
+def environment(plane: ControlPlane) -> dict[str, str]:
+    return {**os.environ, "KUBECONFIG": str(plane.kubeconfig()), "HOME": str(plane.folder)}
+
+
+class ArgoCD:
+    """The engine of Argo CD, in one process: like Argo CD, it loads the cluster's schema once."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def sync(self, strategy: str, wanted: list[dict[str, Any]]) -> None:
+        self._ask("sync", strategy, wanted)
+
+    def out_of_sync(self, strategy: str, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the objects that Argo CD shows as OutOfSync, with both sides."""
+        found: list[dict[str, Any]] = self._ask("diff", strategy, wanted)
+        return found
+
+    def _ask(self, command: str, strategy: str, wanted: list[dict[str, Any]]) -> Any:
+        request = {"command": command, "strategy": strategy, "manifests": wanted}
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps(request))
+        stdin.flush()
+        answer = json.loads(stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return answer["outOfSync"]
+
+
+@pytest.fixture(scope="module")
+def argo_cd(plane: ControlPlane) -> Iterator[ArgoCD]:
+    with subprocess.Popen(
+        [*DIE_WITH_PARENT, str(os.getpid()), str(built("argocd-diff")["argocd-diff"])],
+        env=environment(plane),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def out_of_sync(plane: ControlPlane, strategy: str, manifests: list[dict[str, Any]]) -> list[str]:
-    """Return what Argo CD shows as OutOfSync, with both sides."""
-    lines = engine(plane, "argocd-diff", "diff", strategy, wanted=manifests).splitlines()
-    return [yaml.safe_dump(json.loads(line)) for line in lines]
+    ) as process:
+        yield ArgoCD(process)
+        process.kill()
 
 
 def change_as_a_cluster_does(plane: ControlPlane, manifests: list[dict[str, Any]]) -> None:
     """Write what controllers and ``headroom certs`` write into the applied objects."""
-    command = [sys.executable, "-m", "headroom", "certs", "--namespace", NAMESPACE]
     env = {"KUBECONFIG": str(plane.kubeconfig()), "PATH": os.environ["PATH"]}
-    subprocess.run(command, env=env, cwd=ROOT, capture_output=True, check=True)
+    forks.run("headroom", "certs", "--namespace", NAMESPACE, env=env).check_returncode()
     for each in manifests:
         if each["kind"] == "Deployment":
             path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{each['metadata']['name']}"
@@ -104,34 +127,37 @@ def trusted(plane: ControlPlane) -> list[bool]:
 
 @pytest.mark.parametrize(("kind", "strategy"), PAIRS)
 def test_argo_cd_finds_nothing_out_of_sync_after_a_sync(
-    kind: str, strategy: str, plane: ControlPlane
+    kind: str, strategy: str, plane: ControlPlane, argo_cd: ArgoCD
 ) -> None:
     wanted = manifests(kind)
-    engine(plane, "argocd-diff", "sync", strategy, wanted=wanted)
+    argo_cd.sync(strategy, wanted)
     change_as_a_cluster_does(plane, wanted)
-    assert out_of_sync(plane, strategy, wanted) == []
-    engine(plane, "argocd-diff", "sync", strategy, wanted=wanted)
+    assert argo_cd.out_of_sync(strategy, wanted) == []
+    argo_cd.sync(strategy, wanted)
     assert trusted(plane) == [True] * 4
-    assert out_of_sync(plane, strategy, wanted) == []
+    assert argo_cd.out_of_sync(strategy, wanted) == []
     if kind == "chart":
-        finds_what_was_changed(plane, strategy, wanted)
-
-
-def finds_what_was_changed(
-    plane: ControlPlane, strategy: str, wanted: list[dict[str, Any]]
-) -> None:
-    """So the empty differences above mean something."""
-    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-webhook"
-    patch = {"spec": {"replicas": 7}}
-    plane.call("PATCH", path, patch, "application/merge-patch+json")
-    plane.call("DELETE", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/headroom-agent")
-    found = [yaml.safe_load(each) for each in out_of_sync(plane, strategy, wanted)]
-    assert sorted(each["name"] for each in found) == ["headroom-agent", "headroom-webhook"]
+        # So the empty differences above mean something.
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-webhook"
+        patch = {"spec": {"replicas": 7}}
+        plane.call("PATCH", path, patch, "application/merge-patch+json")
+        plane.call("DELETE", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/headroom-agent")
+        found = {each["name"] for each in argo_cd.out_of_sync(strategy, wanted)}
+        assert found == {"headroom-agent", "headroom-webhook"}
 
 
 def flux(plane: ControlPlane, wanted: list[dict[str, Any]]) -> list[str]:
     """Reconcile as Flux does; return what was created or changed."""
-    return engine(plane, "flux-apply", wanted=wanted).splitlines()
+    done = subprocess.run(
+        [str(built("flux-apply")["flux-apply"])],
+        env=environment(plane),
+        input=json.dumps(wanted),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("kind", ["chart", "kustomize"])

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
 from contract.gpunode import decode_gpunode
@@ -34,6 +33,7 @@ from tests.deploy.rendered import CHART, IMAGE_VALUES, NAMESPACE, helm
 from tests.deploy.test_permissions import Right, given
 from tests.e2e.cluster import pod_manifest
 from tests.e2e.nodes import node_manifest
+from tests.loopback import LOOPBACK
 from tests.processes import starts_processes
 from tests.waiting import until
 
@@ -169,12 +169,12 @@ def probes_are_answered_without_showing_who_one_is(installation: Installation) -
             if name.endswith("Probe"):
                 get = probe["httpGet"]
                 url = f"{get['scheme'].lower()}://127.0.0.1:{ports[get['port']]}{get['path']}"
-                answer = httpx.get(url, verify=False, timeout=10.0)
+                answer = LOOPBACK.get(url)
                 assert (answer.status_code, answer.text.strip()) == (200, "ok"), url
                 asked += 1
     assert asked == 11
     url = f"https://127.0.0.1:{installation.scheduler_port}/metrics"
-    assert httpx.get(url, verify=False, timeout=10.0).status_code in (401, 403)
+    assert LOOPBACK.get(url).status_code in (401, 403)
 
 
 def the_debug_api_lets_in_who_may_and_tells_others_why_not(
@@ -282,7 +282,7 @@ def nobody_reads_secrets_or_what_is_none_of_its_business(installation: Installat
     plane = installation.plane
     for account, method, path in FORBIDDEN:
         head = {"Authorization": f"Bearer {token(plane, account)}"}
-        answer = httpx.request(method, plane.url + path, headers=head, verify=False)
+        answer = LOOPBACK.request(method, plane.url + path, headers=head)
         assert answer.status_code == 403, (account, path)
         assert "cannot" in answer.json()["message"]
 
