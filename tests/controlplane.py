@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -54,6 +54,7 @@ CONTROLLERS = (
 START_TIMEOUT_S = 180.0
 
 
+@cache
 def built(*names: str) -> dict[str, Path]:
     """Return the paths of pinned binaries by name. Builds missing ones; progress goes to stderr."""
     command = [sys.executable, str(ROOT / "tests/gobin/build.py"), *names]
