@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import urllib3
 import yaml
 from kubernetes.client import Configuration
@@ -293,7 +294,7 @@ class ControlPlane(Processes):
         )
         if answer.status >= 300:
             raise ApiRefused(f"{method} {path}: {answer.status} {answer.data.decode()}")
-        decoded: dict[str, Any] = answer.json()
+        decoded: dict[str, Any] = msgspec.json.decode(answer.data)
         return decoded
 
     def install_crd(self) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 PATIENCE_S = 60.0
+_LONGEST_PAUSE_S = 0.25
 
 
 def until(
@@ -16,13 +17,15 @@ def until(
 ) -> float:
     """Wait until ``true()`` is true; return the seconds that it took.
 
-    Raises ``AssertionError`` with ``what`` and the text of ``logs()`` after ``within_s``.
+    It asks every ``every_s``, and less often in a long wait, because answers take CPU. Raises
+    ``AssertionError`` with ``what`` and the text of ``logs()`` after ``within_s``.
     """
     began_s = time.monotonic()
     while not true():
-        if time.monotonic() - began_s > within_s:
+        waited_s = time.monotonic() - began_s
+        if waited_s > within_s:
             raise AssertionError(f"not within {within_s:g} s: {what}\n{logs()}")
-        time.sleep(every_s)
+        time.sleep(max(every_s, min(waited_s / 20, _LONGEST_PAUSE_S)))
     return time.monotonic() - began_s
 
 
