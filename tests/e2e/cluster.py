@@ -53,8 +53,14 @@ class Cluster:
         listed = self.plane.call("GET", "/api/v1/nodes")["items"]
         left = [node["metadata"]["name"] for node in listed]
         assert not left, f"another cluster has left its nodes in this API server: {left}"
-        for name in (NAMESPACE, SYSTEM_NAMESPACE):
-            self._unless(409, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        namespaces = self.plane.call("GET", "/api/v1/namespaces")["items"]
+        if NAMESPACE not in {each["metadata"]["name"] for each in namespaces}:
+            self._create_roles()
+            self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+
+    def _create_roles(self) -> None:
+        system = {"metadata": {"name": SYSTEM_NAMESPACE}}
+        self._unless(409, "POST", "/api/v1/namespaces", system)
         for manifest in yaml.safe_load_all(Path(ROOT, "deploy/base/rbac.yaml").read_text()):
             namespace = manifest["metadata"].get("namespace")
             where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
