@@ -1,5 +1,6 @@
 """Fixtures and hooks for all tests."""
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 
@@ -96,6 +97,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run all tests in reverse order: no test may depend on earlier ones",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector ignore modules and tests, which live until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # pytest sorts by fixtures
