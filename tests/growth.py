@@ -98,6 +98,13 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "_Entry.running": Fixed(0),
         "_Entry.written": Fixed(0),
     },
+    "extender/recorder/history.py": {
+        "PastLives._lives": Fixed(20_000 * 200 * 400),  # until their owners run, at most 14 days
+        "_Pods._ended": Fixed(0),  # while the answers of Prometheus are read
+        "_Pods._killed": Fixed(0),
+        "_Pods._owners": Fixed(0),
+        "_Pods.images": Fixed(0),
+    },
     "extender/recorder/pods.py": {
         "PodFacts.ends": Fixed(0),  # with its pod, whose containers are limited
         "PodFacts.programs": Fixed(0),

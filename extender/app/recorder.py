@@ -21,8 +21,10 @@ from extender.kube.resources import watched_kinds
 from extender.observability.metrics import CertificateCollector, RecorderTelemetry
 from extender.periodic import Loops
 from extender.recorder.election import RETRY_S, Election
+from extender.recorder.history import PastLives
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
 from extender.recorder.pods import ObservedPod, read_pod
+from extender.recorder.prometheus_history import LOOK_S, MAX_TIMEOUT_S, HistoryReader, Source
 from extender.recorder.rounds import Observed, Recorder
 from extender.server.http_limits import PeerProtocol
 from extender.server.ports import Port, serve_ports
@@ -58,9 +60,10 @@ async def serve_recorder(
     election = Election(
         api, settings.agent_namespace, LEASE_NAME, uuid.uuid4().hex, time.monotonic, time.time
     )
-    recorder = Recorder(
-        observed, OwnerReader(api), ProfileStore(api), lambda: election.leads, telemetry, time.time
-    )
+    past = PastLives()
+    owners, store = OwnerReader(api), ProfileStore(api)
+    recorder = Recorder(observed, owners, store, lambda: election.leads, telemetry, time.time, past)
+    history = _history_reader(settings, past, lambda: election.leads)
 
     def not_ready() -> str:
         return unready(sources.health, settings.blind_after_s)
@@ -73,6 +76,8 @@ async def serve_recorder(
         SettingsReloader(origin, settings, lambda _: None, telemetry).start(loops)
         loops.start("election", compete, RETRY_S, unready=not_ready)
         loops.start("record", recorder.round, every_s, unready=not_ready)
+        if history is not None:
+            loops.start("history", history.look, LOOK_S, unready=not_ready)
 
     app = recorder_app(not_ready, loops.stuck, telemetry)
     tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
@@ -86,6 +91,20 @@ async def serve_recorder(
         await loop.run_in_executor(None, election.release)
         await loop.run_in_executor(None, sources.stop)
         api.close()
+
+
+def _history_reader(
+    settings: Settings, past: PastLives, leads: Callable[[], bool]
+) -> HistoryReader | None:
+    if settings.prometheus_url is None:
+        return None
+    source = Source(
+        settings.prometheus_url,
+        min(settings.prometheus_timeout_s, MAX_TIMEOUT_S),
+        settings.prometheus_token_file,
+        settings.prometheus_ca,
+    )
+    return HistoryReader(source, past, leads, time.time, time.monotonic)
 
 
 def recorder_app(

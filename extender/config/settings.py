@@ -314,7 +314,8 @@ class Settings(BaseModel):
         None,
         repr=False,
         description="URL of the Prometheus that has dcgm-exporter's DCGM_FI_PROF_SM_ACTIVE, from "
-        "which the usual SM activity of devices is read. Without it, the agents' samples are used.",
+        "which the usual SM activity of devices is read. Without it, the agents' samples are used. "
+        "The recorder reads from it the lives of containers before its own start.",
     )
     prometheus_window_s: float = Field(
         900.0, ge=60, le=86_400, description="Length of the SM activity history that is used."

@@ -25,6 +25,7 @@ from pathlib import Path
 import structlog
 
 from extender.config.settings import Settings
+from extender.errors import PrometheusUnreadable, innermost
 from extender.observability.metrics import ViewTelemetry
 from extender.placement.device_reading import HISTORY, Activity
 from extender.state.changes import ActivitySeen, Event
@@ -40,10 +41,6 @@ _MAX_QUOTED = 200
 _AHEAD_S = 30.0
 #: A smaller change is ignored: it would change no decision that is worth the work.
 CHANGED_RATIO = 0.05
-
-
-class Unreadable(Exception):
-    """The answer cannot be used. The message gives the reason; equal causes have equal messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,7 @@ class PrometheusHistory:
         error = ""
         try:
             after = self._newer()
-        except Unreadable as err:
+        except PrometheusUnreadable as err:
             error = str(err)
         except Exception:  # our own bug must not keep old figures in use
             log.exception("history_failed")
@@ -198,7 +195,7 @@ class PrometheusHistory:
         self._deliver(after, changed(before, after))
 
     def _newer(self) -> dict[Key, Activity]:
-        """Return the history of a new query; raise ``Unreadable``."""
+        """Return the history of a new query; raise ``PrometheusUnreadable``."""
         source = self._source
         queried_at_s, wall_s = self._monotonic_s(), self._wall_s()
         answers, warnings = self._answers()
@@ -209,7 +206,7 @@ class PrometheusHistory:
     def _answers(self) -> Answers:
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         if len(self._abandoned) >= _MAX_ABANDONED:
-            raise Unreadable("earlier queries still hang")
+            raise PrometheusUnreadable("earlier queries still hang")
         answers: Future[Answers] = Future()
         thread = threading.Thread(target=self._query_into, args=(answers,), daemon=True)
         until_s = time.monotonic() + self._source.timeout_s
@@ -218,23 +215,15 @@ class PrometheusHistory:
             with contextlib.suppress(TimeoutError):
                 return answers.result(timeout=0.1)
         self._abandoned.append(thread)
-        raise Unreadable(f"no whole answer within {self._source.timeout_s:g} s")
+        raise PrometheusUnreadable(f"no whole answer within {self._source.timeout_s:g} s")
 
     def _query_into(self, answers: Future[Answers]) -> None:
         try:
             answers.set_result(self._query(self._source))
-        except Unreadable as err:
+        except PrometheusUnreadable as err:
             answers.set_exception(err)
         except Exception as err:  # noqa: BLE001 - from four libraries, which get no secrets
-            answers.set_exception(Unreadable(f"cannot be asked: {_cause(err)}"))
-
-
-def _cause(err: BaseException) -> str:
-    """Return the innermost cause of an error: each library wraps the errors of the one below."""
-    while (below := err.__cause__ or err.__context__) is not None:
-        err = below
-    text = getattr(err, "strerror", None) or str(err)
-    return f"{type(err).__name__}: {text}"[:_MAX_QUOTED]
+            answers.set_exception(PrometheusUnreadable(f"cannot be asked: {innermost(err)}"))
 
 
 def history(
@@ -248,14 +237,16 @@ def history(
     """Return all fresh history from these answers.
 
     ``queried_at_s`` is our monotonic clock at the query, ``wall_s`` our wall clock. Raise
-    ``Unreadable``.
+    ``PrometheusUnreadable``.
     """
     ratios: dict[Key, float] = {}
     ages_s: dict[Key, float] = {}
     for answer in answers:
         skew_s = answer.evaluated_at_s - wall_s
         if (answer.ratios or answer.ages_s) and not abs(skew_s) <= stale_after_s:
-            raise Unreadable("its clock differs from ours by more than a sample may be old")
+            raise PrometheusUnreadable(
+                "its clock differs from ours by more than a sample may be old"
+            )
         for key, ratio in answer.ratios.items():
             ratios[key] = max(ratio, ratios.get(key, 0.0))
         for key, age_s in answer.ages_s.items():

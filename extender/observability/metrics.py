@@ -110,7 +110,7 @@ class WebhookTelemetry(ProcessTelemetry):
 class RecorderTelemetry(ProcessTelemetry):
     """Metrics of the recorder."""
 
-    loops = ("election", "record")
+    loops = ("election", "record", "history")
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
@@ -144,6 +144,11 @@ class RecorderTelemetry(ProcessTelemetry):
         self.waiting = Gauge(
             "headroom_recorder_lives_waiting",
             "Lives that ended and are not written yet.",
+            registry=registry,
+        )
+        self.past_lives = Gauge(
+            "headroom_recorder_past_lives",
+            "Lives read from Prometheus that wait for a pod of their owner.",
             registry=registry,
         )
 

@@ -6,6 +6,7 @@ recommendation. They do not count as lives, and their peaks matter only above th
 follows from the others.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -107,9 +108,9 @@ class Track:
         self.first_s = min(self.first_s or life.started_s, life.started_s)
         self.last_s = max(self.last_s, life.until_s)
         if life.censored:
-            self.censored.add(life.peak_bytes)
+            self.censored.add(life.peak_bytes, _weight(life, self.censored))
             return
-        self.complete.add(life.peak_bytes)
+        self.complete.add(life.peak_bytes, _weight(life, self.complete))
         self.ended += 1
         self.flat += life.flat
 
@@ -157,6 +158,12 @@ class Track:
         ratio = found.request_bytes / found.centre_bytes
         factor = min(CENSORED_MARGIN, max(1 + LEAST_MARGIN, ratio))
         return Estimate(found.centre_bytes, max(found.highest_bytes, beyond), int(beyond * factor))
+
+
+def _weight(life: Life, among: Histogram) -> float:
+    """Return the weight of a life; less than 1 if it ended before the histogram's time."""
+    late_s = max(0.0, among.as_of_s - life.until_s)
+    return math.exp(-math.log(2) * late_s / HALF_LIFE_S)
 
 
 def _add(weights: dict[int, float], more: Histogram) -> None:

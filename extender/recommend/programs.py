@@ -8,7 +8,7 @@ documentation names (vLLM 0.32, JAX 0.10, TensorFlow 2.21, PyTorch 2.13).
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -84,6 +84,8 @@ class Program:
     #: Equal for containers that run the same; the version of the image does not count.
     fingerprint: str
     family: Family
+    #: With its tag. Programs with other tags have the same fingerprint.
+    image: str = field(default="", compare=False)
 
 
 def program(
@@ -97,7 +99,7 @@ def program(
     whole = [repository(image), command, args, sorted(environment.items())]
     digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:12]
     texts = [repository(image), *command, *args, *environment]
-    return Program(digest, family(texts))
+    return Program(digest, family(texts), image)
 
 
 def family(texts: Iterable[str]) -> Family:

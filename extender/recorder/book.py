@@ -127,6 +127,18 @@ class ProfileBook:
         """Forget a profile that cannot exist any more, with its lives."""
         self._entries.pop(key, None)
 
+    def is_new(self, each: Owned) -> bool:
+        """Return whether no complete life of this container is recorded."""
+        entry = self._entries.get(each.key)
+        containers = entry.stored.status.containers if entry and entry.stored else ()
+        name = each.tracked.container
+        return not any(
+            track.ended
+            for status in containers
+            if status.container == name
+            for track in status.tracks
+        )
+
     @property
     def waiting(self) -> int:
         """Return the number of lives that wait to be written."""

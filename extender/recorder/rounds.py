@@ -14,6 +14,7 @@ from extender.kube.api_errors import ApiError, ApiStatus
 from extender.observability.metrics import RecorderTelemetry
 from extender.periodic import progressed
 from extender.recorder.book import Owned, ProfileBook, Write
+from extender.recorder.history import PastLives
 from extender.recorder.kube_profiles import OwnerReader, ProfileStore
 from extender.recorder.pods import ObservedPod, PodFacts
 from extender.recorder.tracker import LifeTracker, TrackedLife
@@ -102,7 +103,9 @@ class Recorder:
         leads: Callable[[], bool],
         telemetry: RecorderTelemetry,
         now_s: Callable[[], float],
+        past: PastLives | None = None,
     ) -> None:
+        self._past = PastLives() if past is None else past
         self._observed, self._owners, self._store = observed, owners, store
         self._leads, self._telemetry, self._now_s = leads, telemetry, now_s
         self._tracker, self._book = LifeTracker(), ProfileBook()
@@ -134,9 +137,10 @@ class Recorder:
         waiting = [*self._unowned, *ended][-MAX_UNOWNED:]
         owned, self._unowned = await self._own(waiting)
         running, _ = await self._own(self._tracker.running)
-        self._book.take(owned, running)
+        self._book.take([*self._past.claim(running, self._book.is_new), *owned], running)
         await self._write_due(now_s)
         self._telemetry.profiles.set(len(self._book))
+        self._telemetry.past_lives.set(len(self._past))
         self._telemetry.waiting.set(self._book.waiting + len(self._unowned))
 
     async def _own(self, lives: Sequence[TrackedLife]) -> tuple[list[Owned], list[TrackedLife]]:

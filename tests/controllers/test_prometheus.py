@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from structlog.testing import capture_logs
 
-from extender.controllers import prometheus, sm_history
+from extender import prometheus as shared
+from extender.controllers import sm_history
 from extender.controllers.prometheus import queries
 from extender.controllers.sm_history import PrometheusHistory, QuerySource, Span
 from extender.placement.device_reading import Activity
@@ -165,7 +166,7 @@ def test_a_slow_server_times_out(server: StandIn, manner: Manner, says: str) -> 
 def test_an_endless_answer_is_read_up_to_the_limit(
     server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prometheus, "MAX_BYTES", 2 << 20)
+    monkeypatch.setattr(shared, "MAX_BYTES", 2 << 20)
     server.manner = "endless"
     assert why(Source(at(server)))[0] == "its answer is larger than 2 MiB"
 

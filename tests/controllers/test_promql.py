@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from extender.controllers.prometheus import examine, queries, read
-from extender.controllers.sm_history import Span, Unreadable, changed, history, still_fresh
+from extender.controllers.prometheus import queries, read
+from extender.controllers.sm_history import Span, changed, history, still_fresh
+from extender.errors import PrometheusUnreadable
 from extender.placement.device_reading import Activity
+from extender.prometheus import examine
 from extender.state.sm_activity import Key
 
 HISTORY = "dcgm-history"
@@ -122,9 +124,9 @@ def test_a_small_clock_difference_is_ignored_and_a_large_one_is_an_error() -> No
     series = ratio(0.5, UUID="G"), sampled(10, UUID="G")
     assert shown(*series, wall_s=AT_S + 179) == shown(*series, wall_s=AT_S - 179) == shown(*series)
     for wrong_s in (AT_S + 181, AT_S - 181, math.nan):
-        with pytest.raises(Unreadable, match="its clock differs from ours"):
+        with pytest.raises(PrometheusUnreadable, match="its clock differs from ours"):
             shown(*series, wall_s=wrong_s)
-        with pytest.raises(Unreadable, match="its clock differs from ours"):
+        with pytest.raises(PrometheusUnreadable, match="its clock differs from ours"):
             shown(others=series, wall_s=wrong_s)
     assert shown(wall_s=0.0) == {}  # there was no answer, so no time either
 
@@ -192,7 +194,7 @@ SOUND = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"))
     ],
 )
 def test_an_invalid_answer_is_rejected_as_a_whole(text: bytes, says: str) -> None:
-    with pytest.raises(Unreadable, match=says):
+    with pytest.raises(PrometheusUnreadable, match=says):
         examine(200, text)
 
 
@@ -208,14 +210,14 @@ def test_an_invalid_answer_is_rejected_as_a_whole(text: bytes, says: str) -> Non
     ],
 )
 def test_series_of_another_form_are_rejected(result: object) -> None:
-    with pytest.raises(Unreadable, match="not in the format of Prometheus"):
+    with pytest.raises(PrometheusUnreadable, match="not in the format of Prometheus"):
         read(result)
 
 
 def test_an_error_message_is_shortened() -> None:
     error = b'{"status":"error","errorType":"execution","error":"' + b"x" * 1000 + b'"}'
     for text, says in ((error, "it answers 503: execution: xxx"), (b"<html>", "it answers 503")):
-        with pytest.raises(Unreadable, match=says) as caught:
+        with pytest.raises(PrometheusUnreadable, match=says) as caught:
             examine(503, text)
         assert len(str(caught.value)) < 230
 

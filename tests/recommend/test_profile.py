@@ -125,6 +125,14 @@ def test_old_peaks_are_forgotten() -> None:
     assert found.request_bytes < 9 * GIB
 
 
+def test_a_life_that_is_recorded_late_weighs_what_it_weighs_by_then() -> None:
+    track = Track()
+    track.record(life(8, started_s=21 * DAY_S))
+    track.record(life(4, started_s=11 * DAY_S))
+    assert list(track.complete.weights.values()) == [1.0, pytest.approx(0.5)]
+    assert (track.first_s, track.last_s) == (11 * DAY_S, 21 * DAY_S + HOUR_S)
+
+
 def test_self_sized_programs_are_recognised_by_one_jump_and_equal_peaks() -> None:
     flat = [life(18 + n / 100, startup_peak_bytes=18 * GIB) for n in range(5)]
     assert recorded(*flat).recommendation("p", 2 * DAY_S).self_sized

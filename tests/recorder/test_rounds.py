@@ -12,15 +12,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from contract.gpunode import GPUNode
 from contract.kube import ObjectMeta, OwnerReference
-from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile
+from contract.vramprofile import ProfileOwner, VRAMProfile, decode_profile, stamp
 from extender.app.recorder import recorder_app
 from extender.kube.api_errors import ApiStatus, NoAnswer
 from extender.observability.metrics import RecorderTelemetry
+from extender.recommend.checkpoint import restored
+from extender.recommend.lives import DAY_S, Ending, Life
+from extender.recorder.history import Owner, PastLife, PastLives
 from extender.recorder.pods import ObservedPod, PodFacts
 from extender.recorder.rounds import Observed, Recorder
 from extender.state.changes import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted
 from tests.monitoring.documented import documented
-from tests.recorder.facts import NOW_S, ended, facts, report, use
+from tests.recorder.facts import GIB, NOW_S, ended, facts, report, use
 
 OWNER = ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1")
 KEY = ("team", "deployment-llm")
@@ -70,7 +73,7 @@ class World:
     def __init__(self) -> None:
         self.api, self.observed = Api(), Observed()
         self.telemetry = RecorderTelemetry(CollectorRegistry())
-        self.now_s, self.leads = NOW_S, True
+        self.now_s, self.leads, self.past = NOW_S, True, PastLives()
         self.recorder = Recorder(
             self.observed,
             self.api,  # type: ignore[arg-type]
@@ -78,6 +81,7 @@ class World:
             lambda: self.leads,
             self.telemetry,
             lambda: self.now_s,
+            self.past,
         )
 
     def see(self, pod: PodFacts, *uses: Any) -> None:
@@ -102,6 +106,39 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+def past_days(count: int) -> list[PastLife]:
+    """Return a life of the ReplicaSet of ``facts`` for each of the last days, the oldest first."""
+    owner, hour_s = Owner("team", "ReplicaSet", "llm-5d4f"), 3600.0
+    ends = [NOW_S - day * DAY_S for day in range(count, 0, -1)]
+    lives = [Life(8 * GIB, end_s - hour_s, end_s, Ending.COMPLETED) for end_s in ends]
+    return [PastLife(owner, "main", "", "L4", life) for life in lives]
+
+
+def test_past_lives_give_a_new_owner_a_recommendation_at_once(world: World) -> None:
+    world.past.load(past_days(5))
+    world.see(facts(), use(4))
+    world.round()
+    assert (world.track.ended, world.track.first) == (5, stamp(NOW_S - 5 * DAY_S - 3600))
+    lives = restored(world.api.profiles[KEY].status).container("main", "L4")
+    request_bytes = lives.recommendation("p1", world.now_s).request_bytes
+    assert request_bytes is not None
+    assert 8 * GIB < request_bytes < 11 * GIB
+    assert world.counted("headroom_recorder_past_lives") == 0
+
+
+def test_past_lives_are_not_added_to_recorded_ones(world: World) -> None:
+    world.see(facts(), use(8))
+    world.round()
+    world.see(facts(ends=ended(0)))
+    world.round()
+    assert world.track.ended == 1
+    world.past.load(past_days(5))
+    world.see(facts(), use(8, started_s=NOW_S + 60))
+    world.round(10_000)
+    assert world.track.ended == 1
+    assert len(world.past) == 0
 
 
 def test_a_life_is_written_while_it_runs_and_when_it_has_ended(world: World) -> None:

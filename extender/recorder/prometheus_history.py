@@ -1,0 +1,141 @@
+"""Reads the lives of the last days from Prometheus, once for each time that this recorder leads."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from extender.errors import PrometheusUnreadable, innermost
+from extender.periodic import progressed
+from extender.recommend.lives import DAY_S
+from extender.recorder.history import DAYS, QUERIES, PastLives, Sample, past_lives
+
+log = structlog.get_logger()
+
+#: Seconds between two attempts to read the history, and between two looks whether this one leads.
+RETRY_S, LOOK_S = 600.0, 15.0
+#: Limit of one query, below the time after which a loop counts as stuck.
+MAX_TIMEOUT_S = 20.0
+#: Samples of all answers together; beyond it, nothing is used.
+MAX_SAMPLES = 1_000_000
+_EXTRA_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    #: May contain a user and a password, which must not be logged.
+    url: str
+    timeout_s: float
+    #: Read before each query, because tokens are renewed.
+    token_file: Path | None = None
+    ca: Path | None = None
+
+
+#: Source, PromQL and time of evaluation -> samples. Blocks.
+Query = Callable[[Source, str, float], list[Sample]]
+
+
+def query(source: Source, promql: str, at_s: float) -> list[Sample]:
+    """Return the samples of one query; raise ``PrometheusUnreadable``."""
+    # The client of Prometheus is an optional dependency.
+    from extender.prometheus import connected, series
+
+    params = {"time": f"{at_s:.3f}", "timeout": f"{source.timeout_s:g}s"}
+    within_s = source.timeout_s + _EXTRA_S
+    with connected(source.url, within_s, source.token_file, source.ca) as connection:
+        found = series(connection.client.custom_query(promql, params=params))
+    return [Sample(each.metric, float(each.value[1])) for each in found]
+
+
+@dataclass(slots=True)
+class HistoryReader:
+    """Fills ``past`` while this recorder leads, and empties it when another one does."""
+
+    source: Source
+    past: PastLives
+    leads: Callable[[], bool]
+    now_s: Callable[[], float]
+    monotonic_s: Callable[[], float]
+    query: Query = query
+    #: When to read again; None if the history was read.
+    due_s: float | None = field(default=0.0, init=False)
+    #: The thread of a query that did not end in time.
+    hanging: threading.Thread | None = field(default=None, init=False)
+
+    async def look(self) -> None:
+        """Read the history if this recorder leads and has not done so yet.
+
+        A failure is logged, and the history is read again after ``RETRY_S``. Lives are recorded
+        without it meanwhile.
+        """
+        if not self.leads():
+            self.past.load(())
+            self.due_s = 0.0
+            return
+        if self.due_s is None or self.monotonic_s() < self.due_s:
+            return
+        self.due_s = self.monotonic_s() + RETRY_S
+        try:
+            lives = past_lives(await self._answers(end_s := self.now_s()), end_s)
+        except PrometheusUnreadable as err:
+            log.warning(
+                "past_lives_unavailable",
+                message=f"the lives of the last {DAYS} days cannot be read from Prometheus: {err}",
+                hint=f"lives from now on are recorded; tried again after {RETRY_S / 60:.0f} min",
+            )
+            return
+        self.past.load(lives)
+        self.due_s = None
+        log.info("past_lives_read", lives=len(lives), days=DAYS)
+
+    async def _answers(self, end_s: float) -> Mapping[str, list[Sample]]:
+        answers: dict[str, list[Sample]] = {name: [] for name in QUERIES}
+        count = 0
+        for day in reversed(range(DAYS)):
+            for name, promql in QUERIES.items():
+                found = await self._ask(promql, end_s - day * DAY_S)
+                if (count := count + len(found)) > MAX_SAMPLES:
+                    raise PrometheusUnreadable(f"it has more than {MAX_SAMPLES:,} samples")
+                answers[name] += found
+        return answers
+
+    async def _ask(self, promql: str, at_s: float) -> list[Sample]:
+        """Query on a thread of its own, which is abandoned if it does not end in time."""
+        if self.hanging is not None and self.hanging.is_alive():
+            raise PrometheusUnreadable("an earlier query still hangs")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[Sample]] = loop.create_future()
+
+        def put(found: list[Sample] | None, error: PrometheusUnreadable | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(found or [])
+
+        def ask() -> None:
+            found, error = None, None
+            try:
+                found = self.query(self.source, promql, at_s)
+            except PrometheusUnreadable as err:
+                error = err
+            except Exception as err:  # noqa: BLE001 - from four libraries, which get no secrets
+                error = PrometheusUnreadable(f"cannot be asked: {innermost(err)}")
+            with contextlib.suppress(RuntimeError):  # the process ends
+                loop.call_soon_threadsafe(put, found, error)
+
+        thread = threading.Thread(target=ask, name="prometheus", daemon=True)
+        thread.start()
+        within_s = self.source.timeout_s + 2 * _EXTRA_S
+        try:
+            return await asyncio.wait_for(answer, within_s)
+        except TimeoutError:
+            self.hanging = thread
+            raise PrometheusUnreadable(f"no whole answer within {within_s:g} s") from None
+        finally:
+            progressed()
