@@ -30,7 +30,11 @@ class Authority:
         _openssl("req", "-x509", *_new_key(self._key), "-subj", f"/CN={name}", "-out", self.cert)
 
     def sign(
-        self, name: str, groups: Sequence[str] = (), usage: str = "serverAuth,clientAuth"
+        self,
+        name: str,
+        groups: Sequence[str] = (),
+        usage: str = "serverAuth,clientAuth",
+        days: int = 30,
     ) -> Certificate:
         """Sign a certificate for a client and for a server at 127.0.0.1.
 
@@ -40,6 +44,7 @@ class Authority:
         # Go clients such as kube-scheduler need the address; client certificates need no more.
         _openssl(
             *("req", "-x509", "-CA", self.cert, "-CAkey", self._key, *_new_key(signed.key)),
+            *("-days", str(days)),
             *("-subj", "".join(f"/O={group}" for group in groups) + f"/CN={name}"),
             *("-addext", "subjectAltName=IP:127.0.0.1", "-addext", f"extendedKeyUsage={usage}"),
             *("-addext", "basicConstraints=critical,CA:FALSE", "-out", signed.cert),

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from extender.certs.pki import ends_at
 from extender.config.loading import load_settings
 from extender.errors import BadSettings
 from extender.server.tls import ServerTls, TlsFiles
@@ -125,6 +126,25 @@ def test_only_clients_with_a_certificate_of_the_ca_get_an_answer(
         "CERTIFICATE_VERIFY_FAILED",
         "UNSUPPORTED_PROTOCOL",
     ]
+
+
+def test_the_expiry_of_the_certificate_in_the_last_call_is_a_metric(
+    server: Server, authority: Authority, clients: dict[str, Certificate]
+) -> None:
+    def exposed() -> float:
+        name = "headroom_scheduler_certificate_end_timestamp_seconds "
+        text = httpx.get(f"{server.debug}/metrics").text
+        (line,) = (line for line in text.splitlines() if line.startswith(name))
+        return float(line.removeprefix(name))
+
+    assert exposed() == 0
+    shown(server, authority, clients["known"])
+    known_s = ends_at(clients["known"].cert.read_bytes()).timestamp()
+    assert exposed() == known_s
+    renewed = authority.sign("renewed", days=90)
+    shown(server, authority, renewed)
+    assert exposed() == ends_at(renewed.cert.read_bytes()).timestamp()
+    assert exposed() > known_s + 59 * 86400
 
 
 def test_without_a_certificate_bind_is_unreachable_in_any_protocol(

@@ -9,7 +9,7 @@ from extender.app.cluster_view import ClusterView
 from extender.app.console import Console
 from extender.app.extender import Extender
 from extender.ledger.ledger import Ledger
-from extender.server.http_limits import LimitedProtocol, PeerProtocol
+from extender.server.http_limits import PeerProtocol
 from extender.server.ports import Port, serve_ports
 from extender.server.tls import ServerTls
 
@@ -32,7 +32,7 @@ async def serve(
     settings = extender.settings
     tls = ServerTls(settings.tls) if settings.tls else None
     ports = [
-        Port("verbs", settings.verbs_at, settings.verbs_port, verbs, LimitedProtocol, tls),
+        Port("verbs", settings.verbs_at, settings.verbs_port, verbs, PeerProtocol, tls),
         _debug_port(extender, second, debug_tls),
     ]
     sys.setswitchinterval(SWITCH_S)

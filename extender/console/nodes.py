@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from contract.device_choice import STEERING_UNKNOWN
 from contract.reasons import Reason
 from extender.console.devices import CapView, DeviceView, NodeName, cap_view, device_view
 from extender.console.responses import (
@@ -34,6 +35,7 @@ from extender.placement.snapshot import NodeTerms, Rows, Snapshot
 from extender.state.eligible_nodes import cordoned, keeping_out, taint_text
 from extender.state.heartbeats import age
 from extender.state.memory_caps import caps_on
+from extender.state.steering_whatif import steerable
 
 Search = Annotated[
     str,
@@ -106,6 +108,9 @@ class NodesBody(Paged):
 
 class NodeBody(Body):
     node: NodeView
+    #: What prevents steering the node, such as a missing permission; null if nothing is known to
+    #: prevent it, and for nodes that are steered, gated or pinned.
+    steering_obstacle: str | None
 
 
 routes = APIRouter()
@@ -158,13 +163,16 @@ def nodes(
 def one_node(
     context: InContext, name: NodeName, snap: Newest, etag: IfNoneMatch = None
 ) -> Response:
-    """Return one node, as in the list of nodes."""
+    """Return one node, as in the list of nodes, and what prevents steering it."""
     tag = context.tag(snap)
     if is_current(etag, tag):
         return unchanged(tag)
     if name not in snap.row_of:
         raise unknown_node(name)
-    body = NodeBody(**context.head(snap), node=node_view(snap.nodes[snap.row_of[name]], context))
+    node = node_view(snap.nodes[snap.row_of[name]], context)
+    found = steerable(context.cluster, name)
+    obstacle = found.obstacle if found and found.known else found and STEERING_UNKNOWN
+    body = NodeBody(**context.head(snap), node=node, steering_obstacle=obstacle or None)
     return encoded(body, tag)
 
 

@@ -261,6 +261,11 @@ class Telemetry(ViewTelemetry):
             "1 while the mode is observe, in which no pod is rejected.",
             registry=registry,
         )
+        self.scheduler_certificate_end = Gauge(
+            "headroom_scheduler_certificate_end_timestamp_seconds",
+            "Expiry time of kube-scheduler's client certificate in the last call; 0 without one.",
+            registry=registry,
+        )
         self.binds = counter(
             "headroom_binds_total",
             "Bind calls by outcome: bound, declined (the pod no longer fits) or failed.",

@@ -16,6 +16,7 @@ from extender.scheduler.filter import Filter, PodStore
 from extender.scheduler.preempt import Preempt
 from extender.scheduler.prioritize import Prioritize
 from extender.scheduler.scheduling_state import SchedulingState
+from extender.server.client_certificates import PEER, Peer
 from extender.server.http_limits import CPU_COUNTER, JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
@@ -75,9 +76,13 @@ class _Endpoint:
         self._seconds = telemetry.verb_seconds.labels(verb)
         # CPU time of bind is not measured: while bind waits, the thread works on other calls.
         self._cpu_seconds = None if verb == "bind" else telemetry.verb_cpu_seconds.labels(verb)
+        self._certificate_end = telemetry.scheduler_certificate_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[CPU_COUNTER] = self._cpu_seconds
+        peer: Peer | None = scope.get(PEER)
+        if peer is not None and peer.certificate is not None:
+            self._certificate_end.set(peer.certificate.not_after_s)
         response = await self._respond(Request(scope, receive))
         await response(scope, receive, send)
 

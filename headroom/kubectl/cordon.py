@@ -115,11 +115,16 @@ def annotation(uuids: Set[str]) -> str | None:
 
 
 def preview(
-    node: Body, chosen: Sequence[Gpu], annotations: Mapping[str, str], evict: bool = False
+    node: Body,
+    chosen: Sequence[Gpu],
+    annotations: Mapping[str, str],
+    steering_obstacle: str | None = None,
+    evict: bool = False,
 ) -> Iterator[str]:
     """Yield lines about what the node loses if the GPUs are cordoned.
 
-    ``annotations``: those of the Node; ``evict``: whether pods on the GPUs will be evicted.
+    ``annotations``: those of the Node; ``steering_obstacle``: what prevents steering it, None if
+    nothing is known to; ``evict``: whether pods on the GPUs will be evicted.
     """
     for gpu in chosen:
         models = ", ".join(sorted({device["model"] for device in gpu.devices}))
@@ -131,7 +136,7 @@ def preview(
         yield f"  lost: {_amounts(_open(gpu.devices))}"
     cordoned = {device["uuid"] for gpu in chosen for device in gpu.devices}
     cordoned |= {device["uuid"] for device in node["devices"] if device["cordoned"]}
-    yield from _closing(node, cordoned, annotations)
+    yield from _closing(node, cordoned, annotations, steering_obstacle)
 
 
 def _pods(gpu: Gpu) -> Iterator[str]:
@@ -158,7 +163,9 @@ def _amounts(devices: Sequence[Body]) -> str:
     return f"{counted(replicas, 'free replica')}, {gib(sum(free.values()))} headroom"
 
 
-def _closing(node: Body, cordoned: Set[str], annotations: Mapping[str, str]) -> Iterator[str]:
+def _closing(
+    node: Body, cordoned: Set[str], annotations: Mapping[str, str], steering_obstacle: str | None
+) -> Iterator[str]:
     """Yield which resources close because the device plugin could choose a cordoned device."""
     name = node["name"]
     by_plugin = [each for each in node["devices"] if _plugin_chooses(node, each)]
@@ -185,7 +192,10 @@ def _closing(node: Body, cordoned: Set[str], annotations: Mapping[str, str]) -> 
         yield f"  also lost, on {counted(len(others), 'other GPU')}: {_amounts(others)}"
     if any(each["sharing"] != "none" for each in closing):
         overwrite = " --overwrite" if DEVICE_CHOICE in annotations else ""
-        yield "To keep the other GPUs open, let Headroom choose the GPU of each pod:"
+        if steering_obstacle:
+            yield f"Steering would keep the other GPUs open, but: {steering_obstacle}. After that:"
+        else:
+            yield "To keep the other GPUs open, let Headroom choose the GPU of each pod:"
         yield f"  kubectl annotate node {name} {DEVICE_CHOICE}=steered{overwrite}"
     elif closing:
         yield "Headroom cannot choose GPUs that are not shared, so steering does not prevent this."

@@ -87,7 +87,7 @@ def cordon(
         if gpu not in new:
             show_lines([f"node {node}: {gpu} is already cordoned"])
     if new and not debug.unreachable:
-        show_lines(preview(debug.body, new, read.annotations, evict))
+        show_lines(preview(debug.body, new, read.annotations, debug.steering_obstacle, evict))
 
     def added(found: NodeRead) -> str | None:
         return annotation(annotated(node, found.annotations) | {gpu.uuid for gpu in new})
@@ -141,6 +141,7 @@ class _Debug:
         """Raises ``CommandError`` if the debug API has no such node."""
         self.node = node
         self.unreachable = ""
+        self.steering_obstacle: str | None = None
         try:
             self.api: DebugApi = options.api()
             self.body = self.read()
@@ -151,7 +152,9 @@ class _Debug:
 
     def read(self) -> Any:
         try:
-            return self.api.get("nodes", self.node)["node"]
+            body = self.api.get("nodes", self.node)
+            self.steering_obstacle = body.get("steering_obstacle")
+            return body["node"]
         except CommandError as err:
             if err.exit_code != NOT_THERE:
                 raise

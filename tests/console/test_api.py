@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from contract.annotations import DEVICE_CHOICE
+from contract.device_choice import STEERING_NOT_PERMITTED, STEERING_UNKNOWN
+from contract.gpunode import Plugin
 from extender.state.changes import GPUNodeSeen, NodeSeen
 from tests.builders import GIB, gpunode, kube_node, mig, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
@@ -271,3 +274,25 @@ def test_memory_that_compute_instances_share_counts_once_in_fleet_totals() -> No
     assert in_gib == {"allocatable": 20, "used": 5, "headroom": 15}
     devices = fleet.get("/v1/nodes/n").json()["node"]["devices"]
     assert [each["memory_id"] for each in devices] == ["GPU-0/1"] * 3 + ["MIG-other"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "choice", "obstacle"),
+    [
+        pytest.param(Plugin(steering_permitted=True), "", None, id="permitted"),
+        pytest.param(Plugin(steering_permitted=False), "", STEERING_NOT_PERMITTED, id="read-only"),
+        pytest.param(Plugin(), "", STEERING_UNKNOWN, id="not reported"),
+        pytest.param(Plugin(), "gated", None, id="gated, so steering is not suggested"),
+        pytest.param(
+            Plugin(choice_obstacle="no GPU is shared"), "steered", "no GPU is shared", id="obstacle"
+        ),
+    ],
+)
+def test_a_node_shows_what_prevents_steering_it(
+    plugin: Plugin, choice: str, obstacle: str | None
+) -> None:
+    fleet = Asked()
+    node = kube_node("n", {DEVICE_CHOICE: choice} if choice else None)
+    status = gpunode(shared("a", 4), name="n", plugin=plugin)
+    fleet.cluster.apply([NodeSeen(node), GPUNodeSeen(status, 0.0)])
+    assert fleet.get("/v1/nodes/n").json()["steering_obstacle"] == obstacle

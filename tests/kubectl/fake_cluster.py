@@ -35,6 +35,7 @@ class FakeCluster:
     #: Bodies of nodes of the debug API; MIG device -> physical GPU.
     debug: dict[str, Any] = field(default_factory=dict)
     mig_parents: dict[str, str] = field(default_factory=dict)
+    steering_obstacle: str | None = None
     #: Answers to the next evictions of a pod; afterwards, it is accepted and the pod ends.
     evictions: dict[str, deque[Answer]] = field(default_factory=dict)
     #: (method, part of the path) -> the answer to all such requests.
@@ -94,7 +95,7 @@ class FakeCluster:
             return 200, {"mig_parent": self.mig_parents.get(path[3])}
         if path[1] not in self.debug:
             return 404, {"detail": f"node {path[1]} is not known"}
-        return 200, {"node": self.debug[path[1]]}
+        return 200, {"node": self.debug[path[1]], "steering_obstacle": self.steering_obstacle}
 
     def _node(self, name: str) -> dict[str, Any]:
         metadata = {"name": name, "resourceVersion": str(self.versions[name])}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from contract.device_choice import STEERING_NOT_PERMITTED
 from headroom.kubectl import cordon_commands
 from headroom.kubectl.eviction import Clock
 from tests.kubectl import bodies
@@ -143,6 +144,15 @@ def test_a_gpu_that_the_plugin_could_choose_later_is_mentioned(fake: Fake) -> No
         "nvidia.com/gpu on node gpu-a closes.",
         "To keep the other GPUs open, let Headroom choose the GPU of each pod:",
         f"  {STEER} --overwrite",
+    ]
+
+
+def test_what_prevents_steering_is_shown_before_it_is_offered(fake: Fake) -> None:
+    fake.cluster.steering_obstacle = STEERING_NOT_PERMITTED
+    lines = fake.run("cordon", "gpu-a", "0").stdout.splitlines()
+    assert lines[6:8] == [
+        f"Steering would keep the other GPUs open, but: {STEERING_NOT_PERMITTED}. After that:",
+        f"  {STEER}",
     ]
 
 
