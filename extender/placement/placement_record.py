@@ -192,7 +192,8 @@ def _annotations(
         sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
         # Several replicas of shared devices can be on one device.
         each_on_own_device = ask.count == 1 or not any(term.shared for term in devices)
-        gets_all = len(devices) == ask.count and each_on_own_device
+        # A single candidate is a prediction: a pod that ends can change the plugin's next choice.
+        gets_all = len(possible[ask.resource]) == ask.count and each_on_own_device
         certain = pinned or (gets_all and len(request.containers) == 1)
         containers[ask.name] = {
             "resource": ask.resource,

@@ -5,6 +5,7 @@ remembers a quarter of an hour. Headroom asks it through a wire that can be stal
 elsewhere, and every agent's own sample is the opposite of the history.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -159,7 +160,9 @@ def report(server: Server) -> None:
 
 def chosen(server: Server, name: str) -> str:
     body = server.get(f"/v1/explain/pods/default/{name}").json()
-    return str(body["annotations"]["headroom.gpu/devices.0"])
+    (container,) = json.loads(body["annotations"]["headroom.gpu/placement"])["containers"].values()
+    (uuid,) = container["bytes"]
+    return str(uuid)
 
 
 def bind(server: Server, name: str, node: str) -> None:

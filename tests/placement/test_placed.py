@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from contract.annotations import PLACEMENT
-from contract.gpunode import Charge, Reservation
+from contract.gpunode import Charge, Replicas, Reservation
 from contract.kube import Pod
 from extender.placement.placement_record import Placement, place
 from extender.placement.prediction_outcome import predicted
@@ -29,6 +29,7 @@ from tests.builders import (
 )
 
 SHARED = "nvidia.com/gpu.shared"
+STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
 
 
 def placed(asked: Pod, node: NodeTerms) -> Placement:
@@ -112,6 +113,35 @@ def test_no_device_is_written_if_it_is_uncertain() -> None:
 @pytest.mark.parametrize(
     ("node", "certain"),
     [
+        pytest.param(
+            weighed(shared("a", free=3, allocated=1), shared("b"), plugin=DISTRIBUTED),
+            False,
+            id="the only candidate: a pod on a may end before this pod is admitted",
+        ),
+        pytest.param(
+            weighed(device("a", replicas=Replicas(allocated=1)), device("b")),
+            False,
+            id="the only free device",
+        ),
+        pytest.param(weighed(shared("b"), plugin=DISTRIBUTED), True, id="the only device"),
+        pytest.param(
+            weighed(shared("a", memory_bytes=4 * GIB), shared("b"), plugin=STEERED),
+            True,
+            id="steered",
+        ),
+    ],
+)
+def test_a_device_is_written_if_the_pod_can_get_no_other(node: NodeTerms, certain: bool) -> None:
+    placement = placed(pod("6Gi"), node)
+    assert list(placement.charges[0].candidates) == ["b"]
+    assert written(placement).get("devices.0") == ("b" if certain else None)
+    main = json.loads(placement.annotations[PLACEMENT])["containers"]["main"]
+    assert main["devices" if certain else "candidates"] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("node", "certain"),
+    [
         pytest.param(weighed(device("a"), device("b")), True, id="both unshared devices"),
         pytest.param(
             weighed(shared("a"), shared("b")), False, id="two replicas can be of one device"
@@ -150,7 +180,7 @@ def test_values_are_of_the_device_that_headroom_chooses() -> None:
     node = weighed(
         shared("a"),
         shared("b", memory_bytes=16 * GIB),
-        plugin=msgspec.structs.replace(DISTRIBUTED, steered=[GPU]),
+        plugin=STEERED,
     )
     placement = placed(pod("8Gi"), node)
     assert placement.charges[0].choice == "b"
