@@ -7,7 +7,7 @@ STEERING_NOT_PERMITTED = (
     "not permitted: the agent has the kubelet's device plugin directory read-only"
     " (chart value agent.steering.permitted, or component deploy/components/steering)"
 )
-#: What is known of an agent that does not report whether it may steer.
+#: The obstacle if an agent does not report whether it may steer.
 STEERING_UNKNOWN = "its agent has not reported whether it may steer"
 
 

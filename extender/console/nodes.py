@@ -108,7 +108,7 @@ class NodesBody(Paged):
 
 class NodeBody(Body):
     node: NodeView
-    #: What prevents steering the node, such as a missing permission; null if nothing is known to
+    #: The obstacle to steering the node, such as a missing permission; null if nothing is known to
     #: prevent it, and for nodes that are steered, gated or pinned.
     steering_obstacle: str | None
 
