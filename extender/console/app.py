@@ -22,10 +22,12 @@ from extender.console import (
     events,
     explain,
     fleet,
+    fleet_map,
     history,
     idle,
     journal,
     nodes,
+    overview,
     page_files,
     pending,
     recommendations,
@@ -38,8 +40,8 @@ from extender.console.problem_details import use_problem_details
 from extender.console.view_context import Context, InContext, Newest
 
 _VIEWS = (
-    *(page_files, fleet, nodes, devices, pending, explain, score, capacity, whatif, decisions),
-    *(defrag, drift, idle, recommendations, events, status, snapshot, history),
+    *(page_files, overview, fleet, fleet_map, nodes, devices, pending, explain, score, capacity),
+    *(whatif, decisions, defrag, drift, idle, recommendations, events, status, snapshot, history),
 )
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API server does not authenticate the caller"},

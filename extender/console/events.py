@@ -17,6 +17,9 @@ from extender.observability.feed import MOST_FOLLOWERS, FeedEvent, Follower, Too
 
 #: Seconds between comments on an idle stream, so that no proxy closes it.
 HEARTBEAT_S = 15.0
+#: Seconds between two checks whether there is a new snapshot. Then the stream has an event
+#: ``snapshot``, which is in no list: measured use can change without any other event.
+SNAPSHOT_S = 0.5
 #: Seconds after which a client that reads nothing is disconnected.
 SEND_S = 5.0
 
@@ -26,6 +29,10 @@ Follow = Annotated[
         description="false: return a list of the latest changes; true: stream server-sent events.",
         examples=["false"],
     ),
+]
+OfNode = Annotated[
+    str | None,
+    Query(description="List only changes of this node and its devices.", examples=["gpu-a"]),
 ]
 LastEventId = Annotated[
     str | None,
@@ -99,6 +106,7 @@ async def events(
     context: InContext,
     snap: Newest,
     since: AskedSince = None,
+    node: OfNode = None,
     follow: Follow = True,
     last_event_id: LastEventId = None,
 ) -> Response:
@@ -109,7 +117,8 @@ async def events(
     after = _number(last_event_id, replica)
     if not follow:
         body = EventsBody(**context.head(snap), events=[])
-        found = (_view(each, replica) for each in feed.past(after, from_s))
+        past = feed.past(after, from_s)
+        found = (_view(each, replica) for each in past if node is None or each.node == node)
         return listed(body, "events", found)
     try:
         follower = feed.join()
@@ -119,22 +128,33 @@ async def events(
         ) from None
     # No event is lost between the two calls: both run on the event loop without a pause.
     past = feed.past(after, from_s)
-    return TimedStream(_stream(follower, past, replica), lambda: feed.leave(follower))
+    pieces = _stream(follower, past, replica, lambda: context.cluster.snapshot().generation)
+    return TimedStream(pieces, lambda: feed.leave(follower))
 
 
-async def _stream(follower: Follower, past: list[FeedEvent], replica: str) -> AsyncGenerator[bytes]:
+async def _stream(
+    follower: Follower, past: list[FeedEvent], replica: str, generation: Callable[[], int]
+) -> AsyncGenerator[bytes]:
     """Yield the past events, then new ones until the feed closes or drops the follower."""
     yield b"retry: 2000\n\n"  # milliseconds before the browser reconnects
     for feed_event in past:
         yield _as_sse(_view(feed_event, replica))
+    known, idle_s = generation(), 0.0
     while not follower.dropped:
         try:
-            newest = await asyncio.wait_for(follower.queue.get(), HEARTBEAT_S)
+            newest = await asyncio.wait_for(follower.queue.get(), SNAPSHOT_S)
         except TimeoutError:
-            yield b": nothing new\n\n"
+            idle_s += SNAPSHOT_S
+            if (now := generation()) != known:
+                known, idle_s = now, 0.0
+                yield f"event: snapshot\ndata: {now}\n\n".encode()
+            elif idle_s >= HEARTBEAT_S:
+                idle_s = 0.0
+                yield b": nothing new\n\n"
             continue
         if newest is None:
             return
+        idle_s = 0.0
         yield _as_sse(_view(newest, replica))
 
 

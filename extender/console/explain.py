@@ -127,7 +127,7 @@ class ExplainBody(Body, Recomputed):
 
 
 @dataclass(frozen=True, slots=True)
-class _Analysis:
+class Analysis:
     """The verdicts on all nodes for a pod whose request can be read, and what would help it."""
 
     #: Digest of the verdicts on all nodes.
@@ -155,7 +155,7 @@ def explain_pod(
     found, unanswered = decisions(context, sought, MAX_DECISIONS, sees)
     last, analysis = _last(found), None
     if isinstance(request, VramRequest):
-        analysis = _analysed(context, snap, pod, request, _offered(found))
+        analysis = analysed(context, snap, pod, request, _offered(found))
     verdict, message = verdict_of(
         pod,
         request,
@@ -207,9 +207,9 @@ def explain_pod(
     return encoded(body)
 
 
-def _analysed(
+def analysed(
     context: Context, snap: Snapshot, pod: Pod, request: VramRequest, offered: list[str] | None
-) -> _Analysis:
+) -> Analysis:
     """Fit the pod on all nodes, explain the verdicts, and find suggestions for a pending pod.
 
     ``offered``: the nodes of its last filter call; None if they are not on record.
@@ -230,7 +230,7 @@ def _analysed(
         quotas = context.quotas(pod.metadata.namespace)
         suggestions = within_quotas(suggestions, None if quotas is None else exceeded(quotas))
     digest = verdict_digest(on_all_nodes)
-    return _Analysis(digest, candidates, explanation, blocking, suggestions)
+    return Analysis(digest, candidates, explanation, blocking, suggestions)
 
 
 def _devices(snap: Snapshot, pod: Pod) -> Sequence[DeviceTerms]:

@@ -4,6 +4,7 @@ The name of every quantity ends with its unit. Absent values are null. A list is
 chunks, so that an answer of any length takes little memory.
 """
 
+import gzip
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -28,6 +29,7 @@ IfNoneMatch = Annotated[
         description="The ETag of an earlier answer: 304 if it is still valid.",
     ),
 ]
+AcceptEncoding = Annotated[str | None, Header(alias="Accept-Encoding", include_in_schema=False)]
 #: Additional answers in /openapi.json of views with an ETag.
 TAGGED: dict[int | str, dict[str, Any]] = {
     304: {"description": "Nothing but generatedAt and ages has changed"}
@@ -153,6 +155,14 @@ def unchanged(tag: str) -> Response:
 
 def encoded(body: BaseModel, tag: str | None = None) -> Response:
     return Response(body.model_dump_json(by_alias=True), media_type=JSON, headers=_headers(tag))
+
+
+def compressed(body: bytes, accepted: str | None) -> Response:
+    """Return a JSON body, compressed if the caller accepts gzip."""
+    headers = {**_headers(None), "Vary": "Accept-Encoding"}
+    if "gzip" in (accepted or ""):
+        body, headers = gzip.compress(body, 1), headers | {"Content-Encoding": "gzip"}
+    return Response(body, media_type=JSON, headers=headers)
 
 
 def listed(

@@ -124,7 +124,7 @@ def on_node(
         known = [use.used_bytes for use in uses if use.used_bytes is not None]
         used_bytes = sum(known) if len(known) == len(uses) else None
         pod = cluster.pod(uid)
-        kind, owner = _owner(pod)
+        kind, owner = owner_of(pod)
         since = next((use.idle_since for use in uses if use.idle_since), "")
         replicas = sum(bool(use.replica) for use in uses)
         yield IdlePod(
@@ -166,7 +166,7 @@ def _gpu_ratio(terms: DeviceTerms, gpu_bytes: int, held_bytes: int, replicas: in
     return min(1.0, max(held_bytes, by_replicas) / gpu_bytes)
 
 
-def _owner(pod: Pod | None) -> tuple[str, str]:
+def owner_of(pod: Pod | None) -> tuple[str, str]:
     """Return kind and name of the pod's controller; of a Deployment, not of its ReplicaSet."""
     metadata = pod.metadata if pod is not None else None
     owners = (metadata.owner_references or ()) if metadata is not None else ()

@@ -4,15 +4,20 @@ import {ask, el, gib, many} from "./dom.js";
 import {fleet} from "./fleet.js";
 import {idle} from "./idle.js";
 import {changes, drift, pending} from "./lists.js";
+import {nodes} from "./nodes.js";
+import {overview} from "./overview.js";
 import {pod} from "./pod.js";
 import {recommendations} from "./recommendations.js";
+import {stateOf} from "./state.js";
 import {whatif} from "./whatif.js";
 
-const VIEWS = {fleet, pending, pod, "what-if": whatif, recommendations, idle, changes, drift};
+const VIEWS = {overview, fleet, nodes, pending, pod, "what-if": whatif, recommendations, idle, changes, drift};
 /** Time between two refreshes without an event. */
 const EVERY_MS = 5000;
-/** Delay of a refresh after an event, because events come in bursts. */
-const BURST_MS = 300;
+/** Delay of a refresh after an event, because events come in bursts; and the time between two refreshes. */
+const BURST_MS = 300, LEAST_MS = 1000;
+/** The totals and the ages of the inputs are read again after this time. */
+const TOTALS_EVERY_MS = 2000;
 /** All kinds of events: an EventSource needs a listener for each kind. */
 const KINDS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
   "report_lost", "report_returned", "device_unhealthy", "device_healthy", "device_cordoned", "device_uncordoned", "node_appeared", "node_gone"];
@@ -20,38 +25,54 @@ const view = document.getElementById("view"), live = document.getElementById("li
 
 let shown = null;          // {refresh} of the view
 let viewNumber = 0;        // counts views: a late answer for an earlier view is dropped
-let refreshTimer = null;
+let refreshTimer = null, isRefreshing = false, isWanted = false;
+let isLive = false, wasLive = false, burstTimer = null;
+let totalsAt = 0, upToDateAt = null, problem = "";
 
 function route() {
-  const [name = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  const known = name in VIEWS ? name : "fleet";
+  const [name = "", ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const known = name in VIEWS ? name : "overview";
   for (const link of document.querySelectorAll("nav a"))
     if (link.hash === `#/${known}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   viewNumber += 1;
+  shown?.close?.();
   view.replaceChildren();
-  shown = VIEWS[known](view, rest);
+  view.className = known;
+  shown = VIEWS[known](view, rest, stateOf(location.hash));
   document.title = `Headroom: ${view.querySelector("h2")?.firstChild?.textContent ?? known}`;
   refresh();
 }
 
-/** Refresh the view, the totals and the ages of the inputs; then schedule the next refresh. */
+/** Refresh the view, and now and then the totals and the ages of the inputs; then schedule the next refresh. A refresh that is asked for meanwhile follows. */
 async function refresh() {
+  if (isRefreshing) { isWanted = true; return; }
   clearTimeout(refreshTimer);
-  const ownNumber = viewNumber;
+  [isRefreshing, isWanted] = [true, false];
+  const ownNumber = viewNumber, beganAt = Date.now();
   try {
-    const [totals] = await Promise.all([ask("v1/fleet"), shown.refresh()]);
-    const [waiting, {inputs}] = await Promise.all([ask("v1/pending", {limit: 1}), ask("v1/inputs")]);
-    if (ownNumber !== viewNumber) return;
-    facts(totals, waiting.matching);
-    ages(inputs);
-    live.textContent = `As of ${new Date().toLocaleTimeString("en-GB")}${isLive ? ", live" : ""}`;
-    live.className = "";
+    await shown.refresh();
+    if (Date.now() - totalsAt >= TOTALS_EVERY_MS) {
+      const [totals, waiting, {inputs}] = await Promise.all([ask("v1/fleet"), ask("v1/pending", {limit: 1}), ask("v1/inputs")]);
+      totalsAt = Date.now();
+      facts(totals, waiting.matching);
+      ages(inputs);
+    }
+    upToDateAt = new Date();
+    problem = "";
   } catch (err) {
-    if (ownNumber !== viewNumber) return;
-    live.textContent = `Not up to date: ${err.message}`;
-    live.className = "bad";
+    problem = err.message;
   }
-  refreshTimer = setTimeout(refresh, EVERY_MS);
+  isRefreshing = false;
+  if (ownNumber !== viewNumber) { refresh(); return; }
+  showLive();
+  if (!document.hidden) refreshTimer = setTimeout(refresh, isWanted ? Math.max(BURST_MS, LEAST_MS - (Date.now() - beganAt)) : EVERY_MS);
+}
+
+/** Show whether the page is up to date; if not, since when and why. */
+function showLive() {
+  const at = upToDateAt ? upToDateAt.toLocaleTimeString("en-GB") : "";
+  live.textContent = problem ? `Not up to date${at ? ` since ${at}` : ""}: ${problem}` : `As of ${at}${isLive ? ", live" : wasLive ? ", connection lost: read again every 5 s" : ""}`;
+  live.className = problem || wasLive && !isLive ? "bad" : "";
 }
 
 /** Shows the totals of the fleet and the number of pending pods. */
@@ -88,15 +109,17 @@ function ages(inputs) {
     el("span", {class: each.message ? "bad" : ""}, `${name(each)}: ${age(each)}${each.message ? `, ${each.message}` : ""}`)));
 }
 
-let isLive = false, burstTimer = null;
-/** Refresh shortly after each event. Without the stream, the page refreshes every EVERY_MS. */
+/** Refresh shortly after each event, but not more often than LEAST_MS. Without the stream, the page refreshes every EVERY_MS. */
 function listen() {
   const events = new EventSource("v1/events");
-  events.onopen = () => { isLive = true; };
-  const refreshSoon = () => { burstTimer ??= setTimeout(() => { burstTimer = null; refresh(); }, BURST_MS); };
-  for (const kind of KINDS) events.addEventListener(kind, refreshSoon);
+  events.onopen = () => { [isLive, wasLive] = [true, true]; refreshSoon(); };
+  const refreshSoon = () => {
+    if (!document.hidden) burstTimer ??= setTimeout(() => { burstTimer = null; refresh(); }, Math.max(BURST_MS, LEAST_MS - (Date.now() - (upToDateAt ?? 0))));
+  };
+  for (const kind of [...KINDS, "snapshot"]) events.addEventListener(kind, refreshSoon);
   events.onerror = () => {
     isLive = false;
+    showLive();
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10 * EVERY_MS);
   };
 }

@@ -35,6 +35,16 @@ export function age(seconds) {
 /** Return the age of a timestamp. */
 export const since = stamp => age((Date.now() - Date.parse(stamp)) / 1000);
 
+/** Return a Unix time, in seconds, as hours and minutes in the reader's zone. */
+export const clock = seconds => new Date(1000 * seconds).toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit"});
+
+/** Return a labelled list of options, whose chosen value is in the state of the view: {select, parts}. */
+export function choice(label, name, options, state) {
+  const chosen = state.get(name);
+  const select = el("select", {id: name}, ...Object.entries(options).map(([value, text]) => el("option", {value, selected: value === chosen}, text)));
+  return {select, parts: [el("label", {for: name}, label), select]};
+}
+
 /** Return a table with a caption; a cell is text, or an array of nodes and text. */
 export function table(caption, headers, rows, className = "") {
   return el("div", {class: "scrolls", tabindex: "0", role: "region", "aria-label": caption},

@@ -1,135 +1,255 @@
-// The fleet: a row for each node, a bar for each device. The server searches and pages.
+// The map of all devices. The first answer has all nodes in columns, later ones the nodes that changed.
 
-import {age, ask, el, gib, many, measured, percent, podLink, table} from "./dom.js";
+import {ask, choice, el, gib, many} from "./dom.js";
+import {device as detailOf} from "./device.js";
+import {SIDES, corner, draw, layOut, tileAt} from "./tiles.js";
 
-const LIMIT = 50;
-/** Delay of a search after the last key. */
-const WAIT_MS = 250;
-/** What each certainty of a node means for the next pod. */
-const NEXT = {
-  exact: "it is certain which device the next pod gets",
-  "slot-safe": "no pod requests more than the share of a replica, so any device that the plugin chooses has enough free memory",
-  predicted: "the plugin chooses one of several devices; the next pod must fit on each of them",
-  any: "by an annotation of the node, the next pod must fit on every device",
-  pinned: "Headroom chooses, for pods whose NVIDIA_VISIBLE_DEVICES follows their placement",
-  steered: "Headroom chooses: the agent answers the kubelet instead of the plugin",
-};
+const COLOURS = {reserved: "memory reserved", used: "memory in use", sm: "SM activity", risk: "risk"};
+const GROUPS = {pool: "pool", model: "model", label: "a label", none: "nothing"};
+const RISKS = ["no risk", "a pod uses more than it requested", "unhealthy, with pods", "full within an hour at this rate", "overcommitted"];
+const RISK_COLOURS = ["--free", "--unattributed", "--quiet", "--soon", "--bad"];
+/** Steps of the scale of colours. */
+const STEPS = 10;
+/** All nodes are read again after this time: labels may have changed. */
+const ALL_EVERY_MS = 60_000;
 
-export function fleet(view) {
-  const opened = new Set();  // names of open nodes
-  let after = [], search = "", troubled = false;  // after: "continue" values of this page and of the pages before it
-  const rows = el("div", {id: "nodes", role: "list"}), found = el("p", {id: "found", role: "status"});
-  const box = el("input", {type: "search", id: "search", placeholder: "node, model, pod, reason", autocomplete: "off"});
-  const only = el("input", {type: "checkbox", id: "troubled"});
-  const previous = el("button", {type: "button", onclick: () => turn(() => after.pop())}, "Previous");
-  const next = el("button", {type: "button", onclick: () => turn(() => after.push(next.dataset.after))}, "Next");
-  let searchTimer = null, loads = 0;
-  box.addEventListener("input", () => { clearTimeout(searchTimer); searchTimer = setTimeout(() => { search = box.value.trim(); after = []; load(); }, WAIT_MS); });
-  only.addEventListener("change", () => { troubled = only.checked; after = []; load(); });
-  const turn = async move => { move(); await load(); rows.scrollIntoView({block: "start"}); };
+export function fleet(view, [node, index], state) {
+  const nodes = new Map();  // name -> node
+  let version = "", readAllAt = 0, layout = {blocks: [], height: 0}, cursor = null, chosen = node ? {node, index: Number(index)} : null, detail = null;
+  const colour = choice("Colour", "colour", COLOURS, state), group = choice("Group by", "group", GROUPS, state);
+  const label = el("input", {id: "label", placeholder: "topology.kubernetes.io/zone", "aria-label": "Label", value: state.get("label"), size: 26});
+  const search = el("input", {type: "search", id: "find", placeholder: "node, model", value: state.get("find"), autocomplete: "off"});
+  const bigger = el("button", {type: "button", "aria-label": "Zoom in", onclick: () => zoom(1)}, "+"), smaller = el("button", {type: "button", "aria-label": "Zoom out", onclick: () => zoom(-1)}, "-");
+  const found = el("p", {id: "found", role: "status"}), hovered = el("p", {class: "hovered", "aria-hidden": "true"}), legend = el("p", {class: "key"});
+  const canvas = el("canvas", {"aria-hidden": "true"}), option = el("div", {role: "option", id: "tile", class: "unseen", "aria-selected": "false"});
+  const map = el("div", {class: "map", role: "listbox", tabindex: "0", "aria-label": "GPUs; arrow keys move, Enter opens", "aria-activedescendant": "tile"}, option, canvas);
+  const panel = el("aside", {id: "detail", hidden: true, "aria-label": "The chosen GPU"});
+  const form = el("form", {class: "tools", role: "search"}, ...colour.parts, ...group.parts, label, el("label", {for: "find"}, "Find"), search, el("span", {class: "zoom"}, smaller, bigger), found);
+  form.addEventListener("submit", event => event.preventDefault());
+  view.append(el("h2", {}, "Fleet"), form, legend, hovered, map, panel);
 
-  view.append(
-    el("h2", {}, "Fleet"),
-    el("form", {class: "tools", role: "search"},
-      el("label", {for: "search"}, "Search"), box,
-      el("label", {class: "check"}, only, "only where something is wrong"), found),
-    legend(), rows, el("div", {class: "pages"}, previous, next));
-  view.querySelector("form").addEventListener("submit", event => event.preventDefault());
+  let theme = readTheme(map);
+  colour.select.addEventListener("change", () => { state.set("colour", colour.select.value); paint(); });
+  group.select.addEventListener("change", () => { state.set("group", group.select.value); version = ""; load(); });
+  label.addEventListener("change", () => { state.set("label", label.value.trim()); version = ""; load(); });
+  search.addEventListener("input", () => { state.set("find", search.value.trim()); paint(); });
+
+  function zoom(by) {
+    state.set("zoom", String(Math.min(SIDES.length - 1, Math.max(0, level() + by))));
+    arrange();
+  }
+  /** The chosen zoom; without one the largest at which the map is at most two screens high. */
+  function level() {
+    if (state.get("zoom") !== "") return Math.min(SIDES.length - 1, Math.max(0, Number(state.get("zoom")) || 0));
+    const fitting = SIDES.findLastIndex(side => layOut(groups(), map.clientWidth, side).height < 1.6 * innerHeight);
+    return Math.max(0, fitting);
+  }
+
+  function groups() {
+    const kind = group.select.value, byName = new Map();
+    for (const each of nodes.values()) {
+      const name = kind === "model" ? each.devices[0]?.model || "no devices" : kind === "none" ? "" : each.group || (kind === "label" ? "no such label" : "no pool");
+      if (!byName.has(name)) byName.set(name, []);
+      byName.get(name).push(each);
+    }
+    return [...byName].sort(([a], [b]) => a.localeCompare(b)).map(([name, found]) => {
+      const devices = found.reduce((all, each) => all + each.devices.length, 0);
+      return {name, nodes: found, title: `${name ? `${name}: ` : ""}${many(found.length, "node")}, ${many(devices, "GPU")}`};
+    });
+  }
+
+  /** Compute the layout, and draw. */
+  function arrange() {
+    layout = layOut(groups(), map.clientWidth, SIDES[level()]);
+    map.style.height = `${Math.max(60, layout.height)}px`;
+    cursor = null;
+    paint();
+  }
+
+  let isPainting = false;
+  function paint() {
+    if (isPainting) return;
+    isPainting = true;
+    requestAnimationFrame(() => { isPainting = false; paintNow(); });
+  }
+  function paintNow() {
+    const box = map.getBoundingClientRect(), top = Math.max(0, -box.top), width = map.clientWidth;
+    const height = Math.max(0, Math.min(layout.height - top, innerHeight - Math.max(0, box.top)));
+    const ratio = devicePixelRatio || 1;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio);
+      canvas.style.width = `${width}px`; canvas.style.height = `${height}px`;
+    }
+    canvas.style.transform = `translateY(${top}px)`;
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const text = search.value.trim().toLowerCase(), by = colour.select.value;
+    draw(context, layout, {
+      top, width, height, theme, cursor: map.matches(":focus") ? cursor : null, selected: chosen && positionOf(chosen),
+      colourOf: (_, device) => by === "risk" ? theme.risks[device.risk] : shade(theme, device[by]),
+      dimmed: each => text && !`${each.name} ${each.devices[0]?.model ?? ""}`.toLowerCase().includes(text),
+    });
+    drawLegend(legend, by);
+  }
+
+  function positionOf({node: name, index: number}) {
+    for (const [block, {group: {nodes: there}}] of layout.blocks.entries()) {
+      const at = there.findIndex(each => each.name === name);
+      const device = at < 0 ? -1 : there[at].devices.findIndex(each => each.index === number);
+      if (device >= 0) return {block, node: at, device};
+    }
+    return null;
+  }
+  const at = tile => {
+    const there = layout.blocks[tile.block].group.nodes[tile.node];
+    return [there, there.devices[tile.device]];
+  };
+
+  function open(tile, focus) {
+    const [there, device] = at(tile);
+    chosen = {node: there.name, index: device.index};
+    history.pushState(null, "", `#/fleet/${encodeURIComponent(there.name)}/${device.index}${state.text()}`);
+    show();
+    if (focus) panel.focus();
+    paint();
+  }
+  function show() {
+    panel.hidden = !chosen;
+    detail?.close();
+    detail = chosen ? detailOf(panel, chosen.node, chosen.index, close) : null;
+    detail?.refresh();
+  }
+  function close() {
+    detail?.close();
+    [chosen, detail, panel.hidden] = [null, null, true];
+    history.pushState(null, "", `#/fleet${state.text()}`);
+    map.focus({preventScroll: true});
+    paint();
+  }
+
+  canvas.addEventListener("click", event => {
+    const tile = tileAt(layout, ...inMap(event));
+    if (tile) { cursor = tile; open(tile, true); }
+  });
+  canvas.addEventListener("mousemove", event => {
+    const tile = tileAt(layout, ...inMap(event));
+    canvas.style.cursor = tile ? "pointer" : "";
+    hovered.textContent = tile ? words(...at(tile)) : "";
+  });
+  function inMap(event) {
+    const box = map.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  }
+  map.addEventListener("focus", () => { cursor ??= (chosen && positionOf(chosen)) ?? firstTile(layout); move(cursor); });
+  map.addEventListener("blur", paint);
+  map.addEventListener("keydown", event => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); if (cursor) open(cursor, true); return; }
+    const next = cursor && moved(layout, cursor, event.key);
+    if (!next) return;
+    event.preventDefault();
+    move(next);
+  });
+  function move(tile) {
+    cursor = tile;
+    if (!tile) return;
+    option.textContent = words(...at(tile));
+    hovered.textContent = option.textContent;
+    const y = corner(layout, tile)[1] + map.getBoundingClientRect().top;
+    if (y < 60 || y > innerHeight - 60) scrollBy(0, y - innerHeight / 2);
+    paint();
+  }
+  panel.addEventListener("keydown", event => { if (event.key === "Escape") close(); });
 
   async function load() {
-    const ownLoad = ++loads;
-    const body = await ask("v1/nodes", {order: "fullest", limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
-    if (ownLoad !== loads) return;  // another load has started
-    const first = body.matching - body.remaining - body.nodes.length + 1;
-    found.textContent = body.matching ? `${first.toLocaleString("en")} to ${(first + body.nodes.length - 1).toLocaleString("en")} of ${many(body.matching, "node")}`
-      : search || troubled ? "no node matches" : "no nodes are known yet";
-    previous.disabled = !after.length;
-    next.disabled = !body.remaining;
-    next.dataset.after = body.continue ?? "";
-    const focused = document.activeElement?.closest?.("details")?.dataset.node;
-    rows.replaceChildren(...body.nodes.map(node => row(node, opened)));
-    if (focused) rows.querySelector(`details[data-node="${CSS.escape(focused)}"] > summary`)?.focus({preventScroll: true});
+    const isLabel = group.select.value === "label";
+    label.hidden = !isLabel;
+    if (Date.now() - readAllAt > ALL_EVERY_MS) version = "";
+    const body = await ask("v1/map", {after: version, label: isLabel ? label.value.trim() : ""});
+    const before = nodes.size;
+    if (body.complete) { nodes.clear(); readAllAt = Date.now(); }
+    const isNew = take(nodes, body);
+    version = body.version;
+    const devices = [...nodes.values()].reduce((all, each) => all + each.devices.length, 0);
+    found.textContent = nodes.size ? `${many(devices, "GPU")} on ${many(nodes.size, "node")}` : "no nodes are known yet";
+    if (body.complete || isNew || before !== nodes.size) arrange(); else paint();
+    if (chosen && !detail) show(); else await detail?.refresh();
   }
-  return {refresh: load};
+  const scrolled = () => paint(), resized = () => arrange(), scheme = matchMedia("(prefers-color-scheme: dark)");
+  const themed = () => { theme = readTheme(map); paint(); };
+  addEventListener("scroll", scrolled, {passive: true});
+  addEventListener("resize", resized);
+  scheme.addEventListener("change", themed);
+  return {
+    refresh: load,
+    close: () => { removeEventListener("scroll", scrolled); removeEventListener("resize", resized); scheme.removeEventListener("change", themed); detail?.close(); },
+  };
 }
 
-function legend() {
+/** Add the nodes of an answer. Return whether one of them has another number of devices, or another group, than before. */
+function take(nodes, body) {
+  const stale = new Set(body.stale), cordoned = new Set(body.cordoned);
+  let d = 0, isNew = false;
+  body.node.forEach((name, i) => {
+    const devices = [];
+    for (const end = d + body.devices[i]; d < end; d += 1)
+      devices.push({index: body.index[d], model: body.models[body.model[d]], memory: body.memory_gib[d], reserved: body.reserved[d], used: body.used[d], sm: body.sm[d], state: body.state[d], risk: body.risk[d]});
+    const group = body.groups[body.group[i]];
+    const before = nodes.get(name);
+    isNew ||= before?.devices.length !== devices.length || before.group !== group;
+    nodes.set(name, {name, group, choice: body.choices[body.choice[i]], reason: body.reasons[body.reason[i]], devices});
+  });
+  for (const node of nodes.values()) {
+    node.message = node.reason || (stale.has(node.name) ? "GPU report of the node is stale" : "");
+    node.closed = node.message !== "";
+    node.cordoned = cordoned.has(node.name);
+  }
+  return isNew;
+}
+
+const share = percent => percent < 0 ? "unknown" : `${percent} %`;
+
+/** Describe a tile in one sentence. */
+function words(node, device) {
+  const state = [node.message, node.cordoned && "node cordoned", device.state === 1 && "unhealthy", device.state === 2 && "cordoned", device.risk && RISKS[device.risk]].filter(Boolean);
+  return `${node.name} GPU ${device.index}, ${device.model} ${gib(device.memory * 2 ** 30)}: ${share(device.reserved)} reserved, ${share(device.used)} in use, SM ${share(device.sm)}${state.length ? `; ${state.join(", ")}` : ""}`;
+}
+
+const firstTile = ({blocks}) => blocks.length ? {block: 0, node: 0, device: 0} : null;
+
+/** Return the tile that a key leads to; null for other keys, and at the edge. */
+function moved(layout, tile, key) {
+  const [x, y] = corner(layout, tile), {side, cellWidth} = layout.blocks[tile.block], middle = side / 2;
+  const search = (stepX, stepY) => {
+    for (let i = 1, most = 2 * cellWidth + 200; i < most; i += 1) {
+      const found = tileAt(layout, x + middle + stepX * i, y + middle + stepY * i);
+      if (found && (found.block !== tile.block || found.node !== tile.node || found.device !== tile.device)) return found;
+    }
+    return null;
+  };
+  const steps = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
+  if (steps[key]) return search(...steps[key]);
+  return key === "Home" ? firstTile(layout) : null;
+}
+
+/** Read the colours from the style sheet, which has them for light and dark. */
+function readTheme(element) {
+  const probe = el("i"), of = colour => { probe.style.color = colour; return getComputedStyle(probe).color; };
+  element.append(probe);
+  const theme = {
+    text: of("var(--text)"), quiet: of("var(--quiet)"), link: of("var(--link)"), bad: of("var(--bad)"), unknown: of("var(--line)"),
+    risks: RISK_COLOURS.map(name => of(`var(${name})`)),
+    scale: Array.from({length: STEPS + 1}, (_, i) => of(`color-mix(in oklab, var(--heat) ${100 * i / STEPS}%, var(--free))`)),
+  };
+  probe.remove();
+  return theme;
+}
+
+const shade = (theme, percent) => percent < 0 ? theme.unknown : percent > 100 ? theme.bad : theme.scale[Math.round(percent * STEPS / 100)];
+
+function drawLegend(legend, by) {
+  if (legend.dataset.by === by) return;
+  legend.dataset.by = by;
   const key = (className, text) => el("span", {}, el("i", {class: className, "aria-hidden": "true"}), text);
-  return el("p", {class: "key"}, "Memory of a device: ",
-    key("reservations", "reserved by pods"), key("unattributed", "unattributed: used without a reservation"), key("system", "system reserve"),
-    key("free", "free"), key("used", "measured in use (the line below)"), key("unhealthy", "unhealthy: takes no pods"));
-}
-
-/** A node that opens on a click; its details are made when it is open. */
-function row(node, opened) {
-  const details = el("details", {"data-node": node.name, class: node.message ? "closed" : null, open: opened.has(node.name)});
-  details.addEventListener("toggle", () => {
-    if (details.open) { opened.add(node.name); fill(); } else opened.delete(node.name);
-  });
-  const reportAge = node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
-  const summary = el("summary", {},
-    el("span", {class: "name"}, el("b", {}, node.name),
-      node.message ? el("span", {class: "bad"}, node.message) : node.cordoned ? el("span", {class: "bad"}, "cordoned") : el("span", {class: "quiet"}, reportAge)),
-    el("span", {class: "devices"}, ...node.devices.map(bar)));
-  // A refresh can replace the row before "toggle" fires; the new row must be open or closed as the reader chose.
-  summary.addEventListener("click", () => {
-    if (details.open) opened.delete(node.name); else opened.add(node.name);
-  });
-  details.append(summary);
-  const fill = () => { if (details.childElementCount === 1) details.append(inside(node, reportAge)); };
-  if (details.open) fill();
-  return el("div", {role: "listitem"}, details);
-}
-
-/** A bar with the shares of the device's memory: reserved by pods, unattributed, free and system reserve. */
-function bar(device) {
-  const whole = Math.max(1, device.memory_bytes), over = device.headroom_bytes < 0;
-  const reservations = device.reservation_bytes + device.unconfirmed_bytes, unattributed = device.unattributed_bytes + device.unreserved_pods_bytes;
-  const system = device.reserved_bytes + device.reserve_bytes;
-  const parts = [["reservations", reservations], ["unattributed", unattributed], ["free", Math.max(0, device.headroom_bytes)], ["system", system]];
-  const sum = Math.max(whole, parts.reduce((all, [, bytes]) => all + bytes, 0));
-  const line = el("span", {class: "bar"}, ...parts.filter(([, bytes]) => bytes > 0).map(([name, bytes]) => {
-    const part = el("i", {class: name});
-    part.style.width = `${100 * bytes / sum}%`;
-    return part;
-  }));
-  const used = el("span", {class: "used"}, el("i"));
-  used.firstChild.style.width = `${Math.max(0, Math.min(100, 100 * device.used_bytes / whole))}%`;
-  const state = device.unhealthy ? "unhealthy" : over ? "overcommitted" : device.cordoned ? "cordoned" : "";
-  const free = device.unhealthy ? "unhealthy" : over ? `${gib(-device.headroom_bytes)} over` : device.cordoned ? "cordoned" : `${gib(device.headroom_bytes)} free`;
-  const words = [`GPU ${device.index} ${device.model}`, free, `${gib(reservations)} reserved by pods`, `${gib(unattributed)} unattributed`,
-    `${measured(device.used_bytes)} measured in use`, `of ${gib(device.memory_bytes)}`,
-    device.cordoned ? "cordoned: takes no new pods" : "",
-    device.unhealthy ? `unhealthy: ${device.unhealthy_detail ?? device.unhealthy}` : ""].filter(Boolean).join(", ");
-  return el("span", {class: `device ${state}`, role: "img", "aria-label": words, title: words}, line, used, el("span", {class: "caption"}, free));
-}
-
-/** The details of an open node: notes, and a table of its devices. */
-function inside(node, reportAge) {
-  const about = [
-    node.detail, node.unmeasured, node.message || node.cordoned ? reportAge : null,
-    node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
-    node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
-  ].filter(Boolean);
-  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} system reserve - ${gib(d.reservation_bytes)} reserved by pods - ${gib(d.unconfirmed_bytes)} unconfirmed - ${gib(d.unreserved_pods_bytes)} unreserved pods - ${gib(d.unattributed_bytes)} unattributed = ${gib(d.headroom_bytes)}`;
-  return el("div", {class: "inside"},
-    ...about.map(text => el("p", {class: "quiet"}, text)),
-    table(`Devices of ${node.name}`, ["GPU", "Headroom", "In use", "SM", "Replicas free", "Next pod?", "Held by"],
-      node.devices.map(d => [
-        [el("b", {}, String(d.index)), ` ${d.model}`, el("div", {class: "quiet"}, d.uuid), el("div", {class: "quiet"}, `${d.resource}, ${d.sharing === "none" ? "not shared" : d.sharing}`)],
-        [el("b", {class: d.headroom_bytes < 0 ? "bad" : null}, gib(d.headroom_bytes)), el("div", {class: "quiet"}, sum(d))],
-        measured(d.used_bytes), percent(d.sm_activity_ratio),
-        `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
-        d.unhealthy ? [el("span", {class: "bad"}, `unhealthy: ${d.unhealthy_detail ?? d.unhealthy}`)]
-          : d.cordoned ? [el("b", {}, "cordoned: takes no new pods")] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
-        d.holders.length ? [el("ul", {}, ...d.holders.map(h => holder(h, node.caps.find(cap => cap.uid === h.uid && cap.device === d.uuid))))] : "no pod",
-      ])));
-}
-
-/** A pod on a device; cap: what a reading proves about the most that it can allocate. */
-function holder(h, cap) {
-  const uses = h.measured_bytes === null ? "" : `, uses ${gib(h.measured_bytes)}`;
-  const over = h.measured_bytes !== null && h.measured_bytes > h.requested_bytes;
-  return el("li", {class: over ? "bad" : null}, podLink(h.namespace, h.name),
-    ` ${gib(h.requested_bytes)}${uses}${over ? "; more than requested" : ""}${h.observed ? "" : " (may be here)"}${cap ? `; ${cap.message}` : ""}`);
+  const scale = by === "risk" ? RISKS.map((text, i) => key(`risk-${i}`, text)) : [key("scale", "0 to 100 %"), key("risk-4", "more than the memory"), key("unknown", "unknown")];
+  legend.replaceChildren(`${COLOURS[by][0].toUpperCase()}${COLOURS[by].slice(1)}: `, ...scale, key("crossed", "unhealthy"), key("slashed", "cordoned"), key("struck", "node takes no pods"), key("framed", "overcommitted"));
 }

@@ -1,0 +1,98 @@
+"""Finds what is broken: nodes that take no pods, unhealthy devices, and unreadable inputs."""
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from contract.reasons import Reason
+from extender.console.decisions import unread_extenders
+from extender.console.responses import counted
+from extender.console.view_context import Context
+from extender.placement.snapshot import Snapshot
+
+#: Maximum number of nodes named in one entry.
+MOST_NAMED = 3
+
+_AGENT = "kubectl -n headroom-system get pods -o wide --field-selector spec.nodeName={node}"
+_DESCRIBE = "kubectl describe node {node}"
+#: Reason -> the command that shows more; {node} is the first of the nodes.
+_COMMANDS = {
+    Reason.NO_REPORT: _AGENT,
+    Reason.LABELS_INCOMPLETE: _AGENT,
+    Reason.STALE_REPORT: _AGENT,
+    Reason.BAD_NODE_ANNOTATION: _DESCRIBE,
+    Reason.MIG_FAILED: _DESCRIBE,
+    Reason.MIG_INVALID: _DESCRIBE,
+}
+_USUAL = "kubectl headroom doctor"
+#: Reasons that end by themselves within minutes.
+_PASSING = {Reason.NOT_INITIALISED, Reason.EVICTED_RECENTLY, Reason.MIG_CHANGING}
+
+
+class BrokenView(BaseModel):
+    #: nodes, device, input or settings.
+    kind: str
+    message: str
+    #: The action that helps, or a command that shows more.
+    fix: str
+    #: The node concerned, or the first of several; null if there is none.
+    node: str | None = None
+    #: Index of the device on the node.
+    index: int | None = None
+
+
+def broken(context: Context, snap: Snapshot) -> list[BrokenView]:
+    """Return all that is broken: inputs and settings, then nodes, then devices."""
+    return [*_inputs(context), *_nodes(context, snap), *_devices(snap)]
+
+
+def _inputs(context: Context) -> Iterator[BrokenView]:
+    for line in context.settings().rejected:
+        yield BrokenView(
+            kind="settings",
+            message=f"the settings file is not valid; the previous settings stay in use: {line}",
+            fix="headroom config check FILE",
+        )
+    for source in context.process().sources:
+        if source.unreadable:
+            objects = f"{source.unreadable} {source.kind} cannot be read"
+            logged = "the log of the console names them: object_unreadable"
+            yield BrokenView(kind="input", message=objects, fix=logged)
+    for each in unread_extenders(context):
+        yield BrokenView(
+            kind="input",
+            message=f"the journal of extender {each.peer} cannot be read: {each.message}",
+            fix="kubectl -n headroom-system get pods -l app.kubernetes.io/component=extender",
+        )
+
+
+def _nodes(context: Context, snap: Snapshot) -> Iterator[BrokenView]:
+    now_s = context.monotonic_s()
+    closed: dict[Reason, list[str]] = {}
+    for node in snap.nodes:
+        reason = node.reason or (None if node.fresh_until_s >= now_s else Reason.STALE_REPORT)
+        if reason is not None and reason not in _PASSING and node.equipped:
+            closed.setdefault(reason, []).append(node.name)
+    for reason, names in sorted(closed.items(), key=lambda each: -len(each[1])):
+        named = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+        yield BrokenView(
+            kind="nodes",
+            message=f"{counted(len(names), 'node')}: {reason.sentence} ({named})",
+            fix=_COMMANDS.get(reason, _USUAL).format(node=names[0]),
+            node=names[0],
+        )
+
+
+def _devices(snap: Snapshot) -> Iterator[BrokenView]:
+    for node in snap.nodes:
+        for terms in node.devices:
+            if terms.unhealthy is not None:
+                what = terms.health_detail or terms.unhealthy.sentence
+                yield BrokenView(
+                    kind="device",
+                    message=f"GPU {terms.device.index} of {node.name} is unhealthy: {what}",
+                    fix=f"kubectl headroom cordon {node.name} {terms.device.index} --evict, then "
+                    "reset or replace the GPU",
+                    node=node.name,
+                    index=terms.device.index,
+                )

@@ -1,0 +1,67 @@
+"""The overview: what is at risk, what waits, and what is broken, the most urgent first."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from extender.console.broken import BrokenView, broken
+from extender.console.responses import Body, encoded
+from extender.console.risks import RiskView, risks
+from extender.console.view_context import InContext, Newest
+from extender.console.waiting import WaitingGroups, WaitingView
+
+#: Attribute of ``app.state`` with the groups of pending pods that all readers share.
+_WAITING = "waiting_groups"
+
+Limit = Annotated[
+    int, Query(ge=1, le=1000, description="Maximum length of each list.", examples=[10])
+]
+
+
+class TotalsView(BaseModel):
+    """Length of each list without its limit; ``waiting_pods`` counts the pods of all groups."""
+
+    at_risk: int
+    waiting: int
+    waiting_pods: int
+    broken: int
+
+
+class OverviewBody(Body):
+    totals: TotalsView
+    at_risk: list[RiskView]
+    waiting: list[WaitingView]
+    broken: list[BrokenView]
+
+
+routes = APIRouter()
+
+
+@routes.get("/v1/overview", response_model=OverviewBody)
+def overview(context: InContext, request: Request, snap: Newest, limit: Limit = 10) -> Response:
+    """Return what is at risk, waiting and broken, the most urgent first. At most 10 groups of
+    waiting pods are listed, because each is tried on a copy of the cluster."""
+    state = request.app.state
+    if not hasattr(state, _WAITING):
+        setattr(state, _WAITING, WaitingGroups())
+    shared: WaitingGroups = getattr(state, _WAITING)
+    waiting, groups = shared.of(context, snap)
+    at_risk, faults = risks(context, snap), broken(context, snap)
+    totals = TotalsView(
+        at_risk=len(at_risk),
+        waiting=groups,
+        waiting_pods=len(context.cluster.unbound()),
+        broken=len(faults),
+    )
+    return encoded(
+        OverviewBody(
+            **context.head(snap),
+            totals=totals,
+            at_risk=at_risk[:limit],
+            waiting=waiting[:limit],
+            broken=faults[:limit],
+        )
+    )

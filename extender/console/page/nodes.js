@@ -1,0 +1,135 @@
+// Nodes: a row for each node, a bar for each device. The server searches and pages.
+
+import {age, ask, el, gib, many, measured, percent, podLink, table} from "./dom.js";
+
+const LIMIT = 50;
+/** Delay of a search after the last key. */
+const WAIT_MS = 250;
+/** What each certainty of a node means for the next pod. */
+const NEXT = {
+  exact: "it is certain which device the next pod gets",
+  "slot-safe": "no pod requests more than the share of a replica, so any device that the plugin chooses has enough free memory",
+  predicted: "the plugin chooses one of several devices; the next pod must fit on each of them",
+  any: "by an annotation of the node, the next pod must fit on every device",
+  pinned: "Headroom chooses, for pods whose NVIDIA_VISIBLE_DEVICES follows their placement",
+  steered: "Headroom chooses: the agent answers the kubelet instead of the plugin",
+};
+
+export function nodes(view, _, state) {
+  const opened = new Set();  // names of open nodes
+  let after = [], search = state.get("find"), troubled = state.get("troubled") !== "";  // after: "continue" values of this page and of the pages before it
+  const rows = el("div", {id: "nodes", role: "list"}), found = el("p", {id: "found", role: "status"});
+  const box = el("input", {type: "search", id: "search", placeholder: "node, model, pod, reason", autocomplete: "off", value: search});
+  const only = el("input", {type: "checkbox", id: "troubled", checked: troubled});
+  const previous = el("button", {type: "button", onclick: () => turn(() => after.pop())}, "Previous");
+  const next = el("button", {type: "button", onclick: () => turn(() => after.push(next.dataset.after))}, "Next");
+  let searchTimer = null, loads = 0;
+  box.addEventListener("input", () => { clearTimeout(searchTimer); searchTimer = setTimeout(() => { search = box.value.trim(); state.set("find", search); after = []; load(); }, WAIT_MS); });
+  only.addEventListener("change", () => { troubled = only.checked; state.set("troubled", troubled ? "1" : ""); after = []; load(); });
+  const turn = async move => { move(); await load(); rows.scrollIntoView({block: "start"}); };
+
+  view.append(
+    el("h2", {}, "Nodes"),
+    el("form", {class: "tools", role: "search"},
+      el("label", {for: "search"}, "Search"), box,
+      el("label", {class: "check"}, only, "only where something is wrong"), found),
+    legend(), rows, el("div", {class: "pages"}, previous, next));
+  view.querySelector("form").addEventListener("submit", event => event.preventDefault());
+
+  async function load() {
+    const ownLoad = ++loads;
+    const body = await ask("v1/nodes", {order: "fullest", limit: LIMIT, search, troubled, continue: after.at(-1) ?? ""});
+    if (ownLoad !== loads) return;  // another load has started
+    const first = body.matching - body.remaining - body.nodes.length + 1;
+    found.textContent = body.matching ? `${first.toLocaleString("en")} to ${(first + body.nodes.length - 1).toLocaleString("en")} of ${many(body.matching, "node")}`
+      : search || troubled ? "no node matches" : "no nodes are known yet";
+    previous.disabled = !after.length;
+    next.disabled = !body.remaining;
+    next.dataset.after = body.continue ?? "";
+    const focused = document.activeElement?.closest?.("details")?.dataset.node;
+    rows.replaceChildren(...body.nodes.map(node => row(node, opened)));
+    if (focused) rows.querySelector(`details[data-node="${CSS.escape(focused)}"] > summary`)?.focus({preventScroll: true});
+  }
+  return {refresh: load};
+}
+
+function legend() {
+  const key = (className, text) => el("span", {}, el("i", {class: className, "aria-hidden": "true"}), text);
+  return el("p", {class: "key"}, "Memory of a device: ",
+    key("reservations", "reserved by pods"), key("unattributed", "unattributed: used without a reservation"), key("system", "system reserve"),
+    key("free", "free"), key("used", "measured in use (the line below)"), key("unhealthy", "unhealthy: takes no pods"));
+}
+
+/** A node that opens on a click; its details are made when it is open. */
+function row(node, opened) {
+  const details = el("details", {"data-node": node.name, class: node.message ? "closed" : null, open: opened.has(node.name)});
+  details.addEventListener("toggle", () => {
+    if (details.open) { opened.add(node.name); fill(); } else opened.delete(node.name);
+  });
+  const reportAge = node.report_age_s === null ? "no report" : `report ${age(node.report_age_s)} old`;
+  const summary = el("summary", {},
+    el("span", {class: "name"}, el("b", {}, node.name),
+      node.message ? el("span", {class: "bad"}, node.message) : node.cordoned ? el("span", {class: "bad"}, "cordoned") : el("span", {class: "quiet"}, reportAge)),
+    el("span", {class: "devices"}, ...node.devices.map(bar)));
+  // A refresh can replace the row before "toggle" fires; the new row must be open or closed as the reader chose.
+  summary.addEventListener("click", () => {
+    if (details.open) opened.delete(node.name); else opened.add(node.name);
+  });
+  details.append(summary);
+  const fill = () => { if (details.childElementCount === 1) details.append(inside(node, reportAge)); };
+  if (details.open) fill();
+  return el("div", {role: "listitem"}, details);
+}
+
+/** A bar with the shares of the device's memory: reserved by pods, unattributed, free and system reserve. */
+function bar(device) {
+  const whole = Math.max(1, device.memory_bytes), over = device.headroom_bytes < 0;
+  const reservations = device.reservation_bytes + device.unconfirmed_bytes, unattributed = device.unattributed_bytes + device.unreserved_pods_bytes;
+  const system = device.reserved_bytes + device.reserve_bytes;
+  const parts = [["reservations", reservations], ["unattributed", unattributed], ["free", Math.max(0, device.headroom_bytes)], ["system", system]];
+  const sum = Math.max(whole, parts.reduce((all, [, bytes]) => all + bytes, 0));
+  const line = el("span", {class: "bar"}, ...parts.filter(([, bytes]) => bytes > 0).map(([name, bytes]) => {
+    const part = el("i", {class: name});
+    part.style.width = `${100 * bytes / sum}%`;
+    return part;
+  }));
+  const used = el("span", {class: "used"}, el("i"));
+  used.firstChild.style.width = `${Math.max(0, Math.min(100, 100 * device.used_bytes / whole))}%`;
+  const state = device.unhealthy ? "unhealthy" : over ? "overcommitted" : device.cordoned ? "cordoned" : "";
+  const free = device.unhealthy ? "unhealthy" : over ? `${gib(-device.headroom_bytes)} over` : device.cordoned ? "cordoned" : `${gib(device.headroom_bytes)} free`;
+  const words = [`GPU ${device.index} ${device.model}`, free, `${gib(reservations)} reserved by pods`, `${gib(unattributed)} unattributed`,
+    `${measured(device.used_bytes)} measured in use`, `of ${gib(device.memory_bytes)}`,
+    device.cordoned ? "cordoned: takes no new pods" : "",
+    device.unhealthy ? `unhealthy: ${device.unhealthy_detail ?? device.unhealthy}` : ""].filter(Boolean).join(", ");
+  return el("span", {class: `device ${state}`, role: "img", "aria-label": words, title: words}, line, used, el("span", {class: "caption"}, free));
+}
+
+/** The details of an open node: notes, and a table of its devices. */
+function inside(node, reportAge) {
+  const about = [
+    node.detail, node.unmeasured, node.message || node.cordoned ? reportAge : null,
+    node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
+    node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
+  ].filter(Boolean);
+  const sum = d => `${gib(d.memory_bytes)} - ${gib(d.reserved_bytes + d.reserve_bytes)} system reserve - ${gib(d.reservation_bytes)} reserved by pods - ${gib(d.unconfirmed_bytes)} unconfirmed - ${gib(d.unreserved_pods_bytes)} unreserved pods - ${gib(d.unattributed_bytes)} unattributed = ${gib(d.headroom_bytes)}`;
+  return el("div", {class: "inside"},
+    ...about.map(text => el("p", {class: "quiet"}, text)),
+    table(`Devices of ${node.name}`, ["GPU", "Headroom", "In use", "SM", "Replicas free", "Next pod?", "Held by"],
+      node.devices.map(d => [
+        [el("b", {}, String(d.index)), ` ${d.model}`, el("div", {class: "quiet"}, d.uuid), el("div", {class: "quiet"}, `${d.resource}, ${d.sharing === "none" ? "not shared" : d.sharing}`)],
+        [el("b", {class: d.headroom_bytes < 0 ? "bad" : null}, gib(d.headroom_bytes)), el("div", {class: "quiet"}, sum(d))],
+        measured(d.used_bytes), percent(d.sm_activity_ratio),
+        `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
+        d.unhealthy ? [el("span", {class: "bad"}, `unhealthy: ${d.unhealthy_detail ?? d.unhealthy}`)]
+          : d.cordoned ? [el("b", {}, "cordoned: takes no new pods")] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
+        d.holders.length ? [el("ul", {}, ...d.holders.map(h => holder(h, node.caps.find(cap => cap.uid === h.uid && cap.device === d.uuid))))] : "no pod",
+      ])));
+}
+
+/** A pod on a device; cap: what a reading proves about the most that it can allocate. */
+function holder(h, cap) {
+  const uses = h.measured_bytes === null ? "" : `, uses ${gib(h.measured_bytes)}`;
+  const over = h.measured_bytes !== null && h.measured_bytes > h.requested_bytes;
+  return el("li", {class: over ? "bad" : null}, podLink(h.namespace, h.name),
+    ` ${gib(h.requested_bytes)}${uses}${over ? "; more than requested" : ""}${h.observed ? "" : " (may be here)"}${cap ? `; ${cap.message}` : ""}`);
+}

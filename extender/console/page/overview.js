@@ -1,0 +1,67 @@
+// The overview: what is at risk, what waits, what is broken, and an hour of the fleet.
+
+import {age, ask, el, gib, many, podLink} from "./dom.js";
+import {about, plot} from "./plot.js";
+
+const MOST = 10;
+/** Lines of the fleet's plot. */
+const LINES = [["used", "in use", "var(--used)"], ["reserved", "reserved by pods", "var(--reservations)"], ["allocatable", "allocatable", "var(--quiet)"]];
+
+export function overview(view) {
+  const risks = section("At risk", "GPUs that are overcommitted or full soon, or whose pods use more than they requested"), waiting = section("Waiting", "Pending pods by owner, the longest first");
+  const broken = section("Broken", "Nodes, GPUs and inputs that do not work"), memory = plot("Memory of the fleet in the last hour"), pending = plot("Pending pods in the last hour"), source = el("p", {class: "quiet"});
+  view.append(el("h2", {class: "unseen"}, "Overview"), el("div", {class: "three"}, risks.element, waiting.element, broken.element), el("div", {class: "two"}, memory.element, pending.element), source);
+
+  async function load() {
+    const [body, history] = await Promise.all([ask("v1/overview", {limit: MOST}), ask("v1/history/fleet")]);
+    const {totals} = body;
+    risks.show(totals.at_risk, body.at_risk.map(riskItem), "All is well: no GPU is overcommitted, and none will be full within an hour.", ["#/fleet?colour=risk", "on the map"]);
+    waiting.show(totals.waiting_pods, body.waiting.map(waitingItem), "All is well: no pod waits for a GPU.", ["#/pending", "all pending pods"], totals.waiting - body.waiting.length);
+    broken.show(totals.broken, body.broken.map(brokenItem), "All is well: all nodes report, and all GPUs are healthy.", ["#/nodes", "all nodes"]);
+    if (history.at_s.length < 2) return;
+    const of = kind => history.series.find(each => each.kind === kind).values;
+    source.textContent = about(history);
+    await Promise.all([
+      memory.show({at: history.at_s, series: LINES.map(([kind, label, colour], i) => ({label, colour, values: of(kind), unit: "bytes", fill: i === 0, dash: i === 2 ? [2, 4] : undefined}))}),
+      pending.show({at: history.at_s, series: [{label: "pending pods", colour: "var(--soon)", values: of("pending_pods"), unit: "count", fill: true}]}),
+    ]);
+  }
+  return {refresh: load, close: () => { memory.close(); pending.close(); }};
+}
+
+/** A list with a heading: {element, show}. An unchanged list is left alone, so focus and selection stay. */
+function section(title, purpose) {
+  const count = el("span", {class: "count"}), body = el("div"), element = el("section", {class: "list", "aria-label": title}, el("h3", {}, title, " ", count), el("p", {class: "quiet"}, purpose), body);
+  let shown = "";
+  return {
+    element,
+    show(total, items, wellText, [href, more], hidden = total - items.length) {
+      count.textContent = total ? total.toLocaleString("en") : "";
+      const parts = items.length ? [el("ol", {}, ...items), hidden > 0 ? el("a", {href}, `${hidden.toLocaleString("en")} more: ${more}`) : ""] : [el("p", {class: "good"}, wellText)];
+      const now = parts.map(part => part.outerHTML ?? part).join("");
+      if (now === shown) return;
+      const focused = document.activeElement?.closest?.("section.list") === element ? document.activeElement.getAttribute("href") : null;
+      body.replaceChildren(...parts);
+      shown = now;
+      if (focused) body.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+    },
+  };
+}
+
+const gpuLink = (node, index) => el("a", {href: `#/fleet/${encodeURIComponent(node)}/${index}`}, `${node} GPU ${index}`);
+
+function riskItem(risk) {
+  return el("li", {class: risk.kind}, gpuLink(risk.node, risk.index), el("b", {class: "tag"}, {overcommitted: "overcommitted", growing: "full soon", unhealthy: "unhealthy", overuse: "overuse"}[risk.kind]),
+    el("div", {}, risk.message), risk.pods.length ? el("div", {class: "quiet"}, ...risk.pods.flatMap((each, i) => [i ? ", " : "", podLink(each.namespace, each.name)])) : null);
+}
+
+function waitingItem(group) {
+  const name = group.owner_kind === "Pod" ? podLink(group.namespace, group.name) : el("a", {href: `#/pod/${encodeURIComponent(group.namespace)}/${encodeURIComponent(group.name)}`}, `${group.namespace}/${group.owner_name}`);
+  return el("li", {}, name, el("b", {class: "tag"}, `${group.owner_kind === "Pod" ? "" : `${group.owner_kind}, `}${many(group.pods, "pod")}${group.oldest_s === null ? "" : `, ${age(group.oldest_s)}`}`),
+    el("div", {class: group.verdict === "fits" ? "good" : null}, group.message), group.request ? el("div", {class: "quiet"}, `each requests ${group.request}`) : null, group.fix ? el("div", {}, el("b", {}, "Fix: "), group.fix) : null);
+}
+
+function brokenItem(fault) {
+  const link = fault.kind === "device" ? gpuLink(fault.node, fault.index) : fault.node ? el("a", {href: `#/nodes?find=${encodeURIComponent(fault.node)}`}, fault.node) : null;
+  return el("li", {}, link, el("div", {}, fault.message), el("div", {class: "quiet"}, el("code", {}, fault.fix)));
+}

@@ -1,0 +1,157 @@
+"""Finds devices at risk: overcommitted, full soon, unhealthy, or used above the requests."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+
+from pydantic import BaseModel
+
+from contract.quantity import gib
+from extender.console.view_context import Context
+from extender.placement.device_accounting import DeviceTerms
+from extender.placement.snapshot import NodeTerms, Snapshot
+from extender.state.growth import Growing
+from extender.state.overuse import Overuse
+
+#: Maximum number of pods named in one entry.
+MOST_PODS = 5
+
+
+class Risk(IntEnum):
+    """How urgent a risk is; the highest of a device counts."""
+
+    NONE = 0
+    #: A pod uses more than it requested.
+    OVERUSE = 1
+    #: An unhealthy device still has pods.
+    UNHEALTHY = 2
+    #: The device is full soon at the present rate.
+    GROWING = 3
+    OVERCOMMITTED = 4
+
+
+class PodName(BaseModel):
+    namespace: str
+    name: str
+
+
+class RiskView(BaseModel):
+    """A device at risk. The most urgent comes first."""
+
+    #: overcommitted, growing, unhealthy or overuse.
+    kind: str
+    node: str
+    device: str
+    index: int
+    model: str
+    #: The risk as a sentence, with numbers.
+    message: str
+    #: overcommitted and overuse: by how many bytes.
+    excess_bytes: int | None = None
+    #: growing: seconds until the device is full.
+    full_in_s: float | None = None
+    #: The pods that cause it, or that it endangers; the largest first.
+    pods: list[PodName]
+
+
+def risks(context: Context, snap: Snapshot) -> list[RiskView]:
+    """Return all devices at risk, the most urgent first."""
+    growing, overuses = context.growing(), overuse_by_device(context.cluster.overuses.lasting)
+    found = [
+        each
+        for node in snap.nodes
+        for terms in node.devices
+        if (each := _risk(node, terms, growing.get(node.name, ()), overuses)) is not None
+    ]
+    return [view for _, view in sorted(found, key=lambda each: each[0])]
+
+
+def overuse_by_device(lasting: Sequence[Overuse]) -> Mapping[str, list[Overuse]]:
+    """Return the overuse on each device, the largest first."""
+    found: dict[str, list[Overuse]] = {}
+    for each in sorted(lasting, key=lambda each: -each.excess_bytes):
+        found.setdefault(each.device, []).append(each)
+    return found
+
+
+def level(terms: DeviceTerms, growing: bool, overused: bool) -> Risk:
+    """Return the most urgent risk of a device."""
+    if terms.headroom_bytes < 0 and terms.believed:
+        return Risk.OVERCOMMITTED
+    if growing:
+        return Risk.GROWING
+    if terms.unhealthy is not None and terms.holders:
+        return Risk.UNHEALTHY
+    return Risk.OVERUSE if overused else Risk.NONE
+
+
+def _risk(
+    node: NodeTerms,
+    terms: DeviceTerms,
+    growing: Sequence[Growing],
+    overuses: Mapping[str, list[Overuse]],
+) -> tuple[tuple[float, ...], RiskView] | None:
+    """Return the risk of a device, and a key that sorts the most urgent first."""
+    device = terms.device
+    grows = next((each for each in growing if each.device == device.uuid), None)
+    overused = overuses.get(device.uuid, [])
+    risk = level(terms, grows is not None, bool(overused))
+    if risk is Risk.NONE:
+        return None
+    holders = sorted(terms.holders, key=lambda each: -each.charged_bytes)
+    pods = [PodName(namespace=each.namespace, name=each.name) for each in holders[:MOST_PODS]]
+    view = RiskView(
+        kind=risk.name.lower(),
+        node=node.name,
+        device=device.uuid,
+        index=device.index,
+        model=device.model,
+        message="",
+        pods=pods,
+    )
+    urgency = 0.0
+    if risk is Risk.OVERCOMMITTED:
+        view.excess_bytes = -terms.headroom_bytes
+        view.message = (
+            f"{gib(terms.committed_bytes)} are reserved or used of "
+            f"{gib(terms.allocatable_bytes)}: {gib(-terms.headroom_bytes)} too much"
+        )
+        urgency = -view.excess_bytes
+    elif grows is not None and risk is Risk.GROWING:
+        view.full_in_s = urgency = round(grows.full_in_s, 1)
+        an_hour = gib(round(3600 * grows.bytes_per_s))
+        view.message = f"grows by {an_hour} an hour: full in {_minutes(grows.full_in_s)}"
+        if grows.name:
+            view.pods = [PodName(namespace=grows.namespace, name=grows.name)]
+    elif risk is Risk.UNHEALTHY:
+        view.message = f"unhealthy: {terms.health_detail or 'see the device'}; its pods may fail"
+        urgency = -len(holders)
+    else:
+        first = overused[0]
+        view.excess_bytes = sum(each.excess_bytes for each in overused)
+        view.pods = [
+            PodName(namespace=each.namespace, name=each.name) for each in overused[:MOST_PODS]
+        ]
+        view.message = (
+            f"{first.namespace}/{first.name} uses {gib(first.measured_bytes)} and requested "
+            f"{gib(first.requested_bytes)}"
+        )
+        urgency = -view.excess_bytes
+    return (-risk, urgency), view
+
+
+def _minutes(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return "less than a minute"
+    return "1 minute" if minutes == 1 else f"{minutes} minutes"
+
+
+def risk_levels(context: Context, nodes: Sequence[NodeTerms]) -> Iterator[int]:
+    """Yield the risk of every device of the nodes, in their order."""
+    growing = context.growing()
+    growing_devices = {each.device for found in growing.values() for each in found}
+    overused = overuse_by_device(context.cluster.overuses.lasting)
+    for node in nodes:
+        for terms in node.devices:
+            uuid = terms.device.uuid
+            yield level(terms, uuid in growing_devices, uuid in overused)

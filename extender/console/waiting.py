@@ -1,0 +1,131 @@
+"""Groups the pending pods by owner and request, with the cause and one fix for each group.
+
+Pods of one owner have the same request and the same eligible nodes, so one of them is explained for
+all. Explaining takes tens of milliseconds with 5,000 nodes, so the answer is shared for some
+seconds, until a pod is added or leaves.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+from contract.kube import Pod
+from extender.console.explain import analysed
+from extender.console.pending import verdict_of
+from extender.console.responses import counted
+from extender.console.view_context import Context
+from extender.placement.request import Unreadable, VramRequest
+from extender.placement.snapshot import Snapshot
+from extender.state.heartbeats import age
+from extender.state.idle_pods import owner_of
+
+#: Seconds for which an explanation is used for the same pods.
+SHARED_S = 5.0
+#: Number of groups that are explained; the others are counted only.
+MOST_EXPLAINED = 10
+
+
+class WaitingView(BaseModel):
+    """Pending pods of one owner with the same request."""
+
+    namespace: str
+    #: The pod itself if it has no owner: kind Pod.
+    owner_kind: str
+    owner_name: str
+    pods: int
+    #: The pod that waits longest.
+    name: str
+    oldest_s: float | None
+    #: Such as "1 x nvidia.com/gpu with 8Gi".
+    request: str
+    #: "fits", "rejected", "gated", "other_scheduler" or "unreadable".
+    verdict: str
+    #: The cause, as a sentence.
+    message: str
+    #: A change that helps, tried on a copy of the cluster; null if nothing was found.
+    fix: str | None
+
+
+@dataclass(slots=True)
+class WaitingGroups:
+    """The last answer, for all readers."""
+
+    key: tuple[str, ...] = ()
+    until_s: float = float("-inf")
+    groups: list[WaitingView] = field(default_factory=list)
+    total: int = 0
+
+    def of(self, context: Context, snap: Snapshot) -> tuple[list[WaitingView], int]:
+        """Return the groups that wait longest, and the number of all groups."""
+        pods = context.cluster.unbound()
+        key = tuple(sorted(pod.metadata.uid for pod in pods))
+        now_s = context.monotonic_s()
+        if key != self.key or now_s >= self.until_s:
+            grouped = sorted(_grouped(pods, context), key=_oldest)
+            found = [_view(each, context, snap) for each in grouped[:MOST_EXPLAINED]]
+            self.key, self.groups, self.total = key, found, len(grouped)
+            self.until_s = now_s + SHARED_S
+        return self.groups, self.total
+
+
+def _grouped(pods: Iterable[Pod], context: Context) -> list[list[Pod]]:
+    """Return the pods of each group, the oldest first."""
+    found: dict[tuple[str, ...], list[Pod]] = {}
+    for pod in pods:
+        kind, name = owner_of(pod)
+        owner = (kind, name) if name else ("Pod", pod.metadata.name)
+        key = (pod.metadata.namespace, *owner, _asked(context.cluster.understand(pod)))
+        found.setdefault(key, []).append(pod)
+    return [
+        sorted(each, key=lambda pod: pod.metadata.creation_timestamp or "")
+        for each in found.values()
+    ]
+
+
+def _asked(request: VramRequest | Unreadable) -> str:
+    if isinstance(request, Unreadable):
+        return ""
+    return ", ".join(
+        f"{each.count} x {each.resource} with {each.amount_text}" for each in request.containers
+    )
+
+
+def _oldest(pods: list[Pod]) -> tuple[str, str, str]:
+    metadata = pods[0].metadata
+    return metadata.creation_timestamp or "", metadata.namespace, metadata.name
+
+
+def _view(pods: list[Pod], context: Context, snap: Snapshot) -> WaitingView:
+    pod = pods[0]
+    metadata, (kind, owner) = pod.metadata, owner_of(pod)
+    request = context.cluster.understand(pod)
+    decision = context.journal.of_uid(metadata.uid)
+    offered = decision.offered_nodes.names() if decision and decision.offered_nodes else None
+    found = None
+    if isinstance(request, VramRequest):
+        found = analysed(context, snap, pod, request, offered)
+    verdict, message = verdict_of(
+        pod,
+        request,
+        found.explanation if found else None,
+        found.candidates if found else None,
+        decision is not None,
+        context.schedulers(),
+    )
+    if found and verdict == "rejected" and found.explanation.reasons:
+        reason, nodes = found.explanation.reasons[0]
+        message = f"{message}; {counted(nodes, 'node')}: {reason.sentence}"
+    oldest_s = age(metadata.creation_timestamp or "", context.wall_s())
+    return WaitingView(
+        namespace=metadata.namespace,
+        owner_kind=kind if owner else "Pod",
+        owner_name=owner or metadata.name,
+        pods=len(pods),
+        name=metadata.name,
+        oldest_s=None if oldest_s is None else round(oldest_s, 1),
+        request=_asked(request),
+        verdict=verdict,
+        message=message,
+        fix=found.suggestions[0].sentence if found and found.suggestions else None,
+    )

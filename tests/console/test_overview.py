@@ -1,0 +1,138 @@
+"""/v1/overview: what is at risk, what waits, and what is broken, the most urgent first."""
+
+from typing import Any
+
+import msgspec
+
+from contract.gpunode import Device
+from contract.kube import OwnerReference, Pod
+from extender.console.process import SettingsView
+from extender.state.changes import GPUNodeSeen, NodeSeen, PodSeen
+from extender.state.growth import Growing
+from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
+from tests.console.asking import STALE_AFTER_S, Asked
+
+
+def read(asked: Asked) -> dict[str, Any]:
+    answer = asked.get("/v1/overview")
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def add(asked: Asked, name: str, *devices: Device, held_gib: int = 0, used_gib: int = 0) -> None:
+    """A node whose first device has a pod with this reservation and use."""
+    first, uid = devices[0].uuid, f"uid-{name}"
+    reservations = {uid: reservation({first: held_gib * GIB}, name=f"p-{name}")} if held_gib else {}
+    rows = (
+        [use(uid, first, used_gib * GIB, namespace="default", name=f"p-{name}")] if held_gib else []
+    )
+    report = gpunode(*devices, name=name, reservations=reservations, pods=rows, plugin=DISTRIBUTED)
+    bound = [PodSeen(pod("1Gi", uid=uid, name=f"p-{name}", node=name))] if held_gib else []
+    asked.cluster.apply([NodeSeen(kube_node(name)), *bound, GPUNodeSeen(report, asked.now_s)])
+
+
+def of_job(of: Pod, created: str = "2026-11-20T23:00:00Z") -> Pod:
+    owner = OwnerReference("batch/v1", "Job", "train", controller=True)
+    metadata = msgspec.structs.replace(
+        of.metadata, owner_references=[owner], creation_timestamp=created
+    )
+    return msgspec.structs.replace(of, metadata=metadata)
+
+
+def test_all_is_well_if_nothing_is_listed() -> None:
+    asked = Asked()
+    asked.add_node("a")
+    body = read(asked)
+    assert body["totals"] == {"at_risk": 0, "waiting": 0, "waiting_pods": 0, "broken": 0}
+    assert (body["at_risk"], body["waiting"], body["broken"]) == ([], [], [])
+
+
+def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
+    asked = Asked()
+    add(asked, "fine", shared("F"), held_gib=4, used_gib=2)
+    add(asked, "over", shared("O"), held_gib=4, used_gib=6)
+    add(asked, "sick", shared("S", healthy=False, health_reason="XID 79"), held_gib=4, used_gib=2)
+    add(asked, "late", shared("L"), held_gib=4, used_gib=2)
+    add(asked, "soon", shared("N"), held_gib=4, used_gib=2)
+    outside = shared("C", used_bytes=22 * GIB, unattributed_bytes=20 * GIB)
+    add(asked, "full", outside, held_gib=12, used_gib=2)
+    growing = {
+        "late": (Growing("L", 1e6, 3000.0, "default", "p-late"),),
+        "soon": (Growing("N", GIB / 3600, 90.0),),
+    }
+    object.__setattr__(asked.context, "growing", lambda: growing)
+    asked.cluster.overuses.update(0.0)
+    asked.cluster.overuses.update(1e6)
+    found = [(each["kind"], each["node"]) for each in read(asked)["at_risk"]]
+    assert found == [
+        ("overcommitted", "full"),
+        ("growing", "soon"),
+        ("growing", "late"),
+        ("unhealthy", "sick"),
+        ("overuse", "over"),
+    ]
+    messages = {each["node"]: each["message"] for each in read(asked)["at_risk"]}
+    assert messages["full"] == "31.9 GiB are reserved or used of 24.0 GiB: 7.9 GiB too much"
+    assert messages["soon"] == "grows by 1.0 GiB an hour: full in 2 minutes"
+    assert messages["sick"] == "unhealthy: XID 79; its pods may fail"
+    assert messages["over"] == "default/p-over uses 6.0 GiB and requested 4.0 GiB"
+    pods = {each["node"]: each["pods"] for each in read(asked)["at_risk"]}
+    assert pods["late"] == [{"namespace": "default", "name": "p-late"}]
+
+
+def test_waiting_pods_of_one_owner_and_request_are_one_group() -> None:
+    asked = Asked()
+    asked.add_node("a")
+    pods = [
+        *(of_job(pod("90Gi", uid=f"u-{number}", name=f"train-{number}")) for number in range(3)),
+        of_job(pod("30Gi", uid="u-9", name="train-9"), "2026-11-20T22:00:00Z"),
+    ]
+    asked.cluster.apply([PodSeen(each) for each in pods])
+    body = read(asked)
+    assert body["totals"]["waiting"], body["totals"]["waiting_pods"] == (2, 4)
+    small, large = body["waiting"]
+    assert (large["owner_kind"], large["owner_name"], large["pods"]) == ("Job", "train", 3)
+    assert (large["request"], large["oldest_s"]) == ("1 x nvidia.com/gpu with 90Gi", 3600.0)
+    assert (small["name"], small["pods"], small["oldest_s"]) == ("train-9", 1, 7200.0)
+
+
+def test_the_cause_and_one_fix_are_given_for_each_group() -> None:
+    asked = Asked()
+    asked.add_node("a")
+    asked.journal.asked_by(["default-scheduler"])
+    asked.cluster.apply([PodSeen(pod("30Gi", uid="u", name="large"))])
+    (group,) = read(asked)["waiting"]
+    assert group["verdict"] == "rejected"
+    assert group["message"].endswith("1 node: insufficient GPU memory on any device")
+    assert group["fix"] == (
+        "lower headroom.gpu/vram to 24Gi or less: that much is free now (not checked: CPU, memory "
+        "and other resources)"
+    )
+
+
+def test_explanations_are_shared_until_a_pod_comes_or_some_seconds_have_passed() -> None:
+    asked = Asked()
+    asked.add_node("a")
+    asked.cluster.apply([PodSeen(pod("30Gi", uid="u", name="p", created=None))])
+    first = read(asked)["waiting"][0]
+    asked.now_s = 4.0
+    assert read(asked)["waiting"][0] == first
+    asked.cluster.apply([PodSeen(pod("8Gi", uid="v", name="q"))])
+    assert len(read(asked)["waiting"]) == 2
+
+
+def test_broken_nodes_devices_and_settings_have_a_fix() -> None:
+    asked = Asked()
+    for name in ("a", "b"):
+        asked.add_node(name)
+    asked.now_s = STALE_AFTER_S + 1
+    add(asked, "c", shared("C", healthy=False, health_reason="XID 79"))
+    rejected = SettingsView(mode="enforce", file="f", rejected=["f:3: polcy"], after_restart=[])
+    object.__setattr__(asked.context, "settings", lambda: rejected)
+    settings, nodes, device = read(asked)["broken"]
+    assert settings["message"].endswith("the previous settings stay in use: f:3: polcy")
+    assert nodes["message"] == "3 nodes: GPU report of the node is stale (a, b, c)"
+    assert nodes["fix"].endswith("--field-selector spec.nodeName=a")
+    assert device["message"] == "GPU -1 of c is unhealthy: XID 79"
+    assert (device["kind"], device["node"], device["index"]) == ("device", "c", -1)
