@@ -76,6 +76,7 @@ PASSING = {
     "extender/state/defrag.py": ["Advice.stay", "_Candidate.movable", "_Candidate.stay"],
     "extender/state/movable_pods.py": ["Movers._eligible", "Movers._fitting"],
     "extender/console/defrag.py": ["_Quotas._exceeded", "_Quotas.not_checked"],
+    "extender/console/fleet_map.py": ["_Names.numbers"],
     "extender/console/whatif.py": ["_Changes.added", "_Changes.moving", "_Changes.released"],
     "extender/scheduler/extender_v1.py": [
         *("FilterResult.failed_nodes", "FilterResult.failed_and_unresolvable_nodes"),
@@ -304,6 +305,7 @@ GROWS: dict[str, dict[str, Per | Fixed]] = {
         "Loops._progress_at_s": Fixed(64 * 200),
         "Loops._tasks": Fixed(64 * 2_000),
     },
+    "extender/console/waiting.py": {"WaitingGroups.groups": Fixed(10 * 4_000)},
     "extender/console/process.py": {"ProcessMonitor._lags": Fixed(6_000 * 100)},
     "extender/app/cluster.py": {"Cluster.unlisted": Fixed(1_000)},
     "extender/observability/journal_follower.py": {
