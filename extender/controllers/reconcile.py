@@ -99,9 +99,13 @@ class ReconcileController:
         if effects.unsettled:
             self._unsettled |= effects.unsettled
             self._reservations_changed.set()
-        seen = [event.node.metadata.name for event in effects.events if isinstance(event, NodeSeen)]
-        held = filter(None, map(self._cluster.gpunode, seen))
-        if any(map(_changes_readiness, effects.events)) or changed_choices(self._cluster, held):
+        seen = [event.node for event in effects.events if isinstance(event, NodeSeen)]
+        held = filter(None, (self._cluster.gpunode(node.metadata.name) for node in seen))
+        if (
+            any(map(_changes_readiness, effects.events))
+            or uninitialised(self._cluster, seen)
+            or changed_choices(self._cluster, held)
+        ):
             self._nodes_changed.set()
 
     def start(self, ledger: Ledger) -> None:
@@ -123,6 +127,7 @@ class ReconcileController:
         """Remove the finalizers of deleted GPUNodes, initialise new nodes, and write changed device
         choices."""
         if self._unready():
+            self._nodes_changed.set()  # Nodes take no pods until they are initialised.
             return
         gone, choices = list[str](), list[tuple[str, str]]()
         async for held in part_by_part(self._cluster.gpunodes(), AT_ONCE):

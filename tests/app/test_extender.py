@@ -26,6 +26,7 @@ from tests.builders import gpunode, kube_node, namespace, shared
 from tests.serving import offer
 from tests.serving import pod as sent
 from tests.state.test_requeue_hints import rejected
+from tests.waiting import until_then
 
 WRITTEN_AT_ONCE = 8
 TOUCHED_AT_ONCE = 24
@@ -89,6 +90,40 @@ def test_a_finalizer_that_cannot_be_removed_blocks_no_other_node() -> None:
         return initialised
 
     assert asyncio.run(play()) == ["n"]
+
+
+def test_a_node_is_initialised_before_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is there when the cluster has been listed, and one that is new."""
+    monkeypatch.setattr(reconcile, "EVERY_S", 3600.0)
+    monkeypatch.setattr(reconcile, "READY_EVERY_S", 0.01)
+
+    async def play() -> None:
+        unready = "nodes were not listed yet"
+        extender = Extender(Settings(), unready=lambda: unready)
+        initialised: list[str] = []
+
+        class Initialiser:
+            async def initialise(self, nodes: Iterable[Node]) -> list[str]:
+                for node in nodes:
+                    name = node.metadata.name
+                    initialised.append(name)
+                    extender.deliver([GPUNodeSeen(gpunode(name=name), 0.0)])
+                return initialised
+
+        class Evictor:
+            initialiser = Initialiser()
+
+        extender.deliver([NodeSeen(kube_node("old"))])
+        extender.reconciler.start(cast(Ledger, Evictor()))
+        await asyncio.sleep(0.05)
+        assert initialised == []
+        unready = ""
+        await until_then(lambda: initialised == ["old"], "the listed node is initialised")
+        extender.deliver([NodeSeen(kube_node("new"))])
+        await until_then(lambda: initialised == ["old", "new"], "the new node is initialised")
+        extender.loops.stop()
+
+    asyncio.run(play())
 
 
 class Open:
@@ -175,8 +210,6 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
 
         monkeypatch.setattr(reconcile, task, look)
 
-    for task in tasks:
-        noting(task)
     monkeypatch.setattr(reconcile, "AT_ONCE", 3)
 
     async def play() -> None:
@@ -185,11 +218,13 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
         for name in names:
             node = GPUNode(metadata=ObjectMeta(name=name), spec=GPUNodeSpec(initialised=True))
             extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])
-        tasks = asyncio.create_task(extender.reconciler.once(cast(Ledger, None)))
-        while not tasks.done():
+        for task in tasks:
+            noting(task)
+        everything = asyncio.create_task(extender.reconciler.once(cast(Ledger, None)))
+        while not everything.done():
             turn += 1
             await asyncio.sleep(0)
-        await tasks
+        await everything
 
     asyncio.run(play())
     assert done == {f"{task} {name}" for task in tasks for name in names}
