@@ -78,6 +78,9 @@ FINALIZER = PREFIX + "ledger"
 #: Extended resource that publishes GPU memory in MiB to other tools (setting ``mirror_vram``). It
 #: has the same name as the annotation ``VRAM``.
 MIRROR = PREFIX + "vram"
+#: Extended resource that no node offers and that kube-scheduler ignores: only ResourceQuotas count
+#: it, in bytes (setting ``count_vram``).
+COUNTED_VRAM = PREFIX + "vram-bytes"
 #: Pod annotations that users may write. The webhook writes ``VRAM_FROM`` and may write ``VRAM``.
 USER_ANNOTATIONS = (
     *(VRAM, POLICY, MAX_SM, PROCESSES, ON_OVERUSE, GATED, SHARE),

@@ -12,6 +12,7 @@ COMMANDS = {
     "See memory": {
         "top": "Show reserved, used and free memory by node, GPU, pod or model.",
         "capacity": "Count the pods of a size that fit now.",
+        "quota": "List the quotas of GPU memory: used, hard and reserved.",
         "pending": "List the pods that wait for a GPU, each with what it lacks.",
     },
     "Explain decisions": {
@@ -58,7 +59,7 @@ COMMANDS = {
 #: Commands of ``kubectl headroom`` that ``headroom`` also has.
 DEBUG_API_COMMANDS = {
     *("top", "why", "pending", "decisions", "drift", "score", "capacity", "whatif"),
-    *("defaults", "idle", "recommend"),
+    *("defaults", "quota", "idle", "recommend"),
     *("cordon", "uncordon", "defrag", "log", "snapshot", "ui"),
 }
 _KNOWN = {name for commands in COMMANDS.values() for name in commands}

@@ -67,6 +67,8 @@ class WebhookSettings:
     #: Whether the mode is observe: Headroom rejects nothing. Pods must not depend on annotations
     #: that it writes when it places a pod, because a pod that does not fit runs without them.
     observes: bool = False
+    #: Whether pods request the extended resource that ResourceQuotas count.
+    counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ The steps, in this order:
 1. Remove annotations that only extenders may write.
 2. Write the namespace's default as the pod's annotation, and record its origin.
 3. Set the scheduler that calls Headroom, if the pod names none.
-4. Add the extended resource of the in-tree mirror.
+4. Add the extended resources of the in-tree mirror and of quotas.
 5. For pods that Headroom places: add the variable of pinned nodes, the variables that expose and
    limit the share, and the gate.
 
-The steps never change a field that a user set, and they are idempotent. The API server may call the
+The steps never change a field that a user set, except for what quotas count, and they are
+idempotent. The API server may call the
 webhook again if another webhook added containers: then these are handled too.
 """
 
@@ -38,6 +39,7 @@ from contract.kube import Container, EnvVar, Pod
 from contract.pod_limits import exceeded
 from extender.admission.automatic import replace_auto
 from extender.admission.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
+from extender.admission.counted_vram import count
 from extender.admission.json_patch import Draft, Operation, Where, following
 from extender.placement.policy import MIB, Rules
 from extender.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
@@ -89,6 +91,8 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     if isinstance(request, VramRequest):
         if context.settings.mirror:
             warnings += _mirror(draft, request)
+        if context.settings.counts:
+            count(draft, _gpu_containers(draft, request), context)
         if placed and not context.settings.observes:
             warnings += _prepare_for_nodes(draft, request, context)
     return Mutated(tuple(draft.operations), tuple(warnings))

@@ -36,6 +36,7 @@ from contract.gate import is_gated
 from contract.kube import ObjectMeta, Pod
 from extender.admission.automatic import problem, requests_auto
 from extender.admission.context import AdmissionContext
+from extender.admission.counted_vram import miscounted
 from extender.admission.mutation import NO_IMAGE
 from extender.placement.request import Unreadable, asks_for_gpu, understand
 
@@ -153,7 +154,8 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
                 parse(text)
         except BadAnnotation as err:
             return str(err)
-    return ""
+    counts = context.settings.counts and not is_template
+    return miscounted(pod, request) if counts else ""
 
 
 def _requests_gate(pod: Pod) -> bool:

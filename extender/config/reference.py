@@ -129,6 +129,7 @@ GROUPS = {
         "scheduler_name",
         "gate_image",
         "mirror_vram",
+        "count_vram",
     ),
     "Events, metrics and journal": (
         "waiting_events_per_s",

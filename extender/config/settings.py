@@ -6,7 +6,13 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from contract.annotations import MAX_STARTUP_TIMEOUT_S, MIRROR, OnOveruse, ScoringPolicy
+from contract.annotations import (
+    COUNTED_VRAM,
+    MAX_STARTUP_TIMEOUT_S,
+    MIRROR,
+    OnOveruse,
+    ScoringPolicy,
+)
 from extender.admission.context import WebhookSettings
 from extender.config.constraints import RULES, Addresses, QuantityBytes, Url
 from extender.config.score_weights import ScoreWeights
@@ -143,6 +149,12 @@ class Settings(BaseModel):
         description="Publish memory as extended resource headroom.gpu/vram, in MiB: the webhook "
         "adds it to pods, and the extender adds it to the capacity of nodes, which requires the "
         "permissions of deploy/components/in-tree-mirror.",
+    )
+    count_vram: bool = Field(
+        False,
+        description="The webhook adds extended resource headroom.gpu/vram-bytes to pods, so that "
+        "ResourceQuotas count their memory. No node offers it: kube-scheduler must ignore it, as "
+        "in deploy/base/kube-scheduler.yaml.",
     )
     resources: tuple[str, ...] = Field(
         Rules().resources,
@@ -345,9 +357,9 @@ class Settings(BaseModel):
     @field_validator("resources")
     @classmethod
     def _mirror_is_no_gpu(cls, resources: tuple[str, ...]) -> tuple[str, ...]:
-        if Rules(resources=resources).manages(MIRROR):
+        for name in filter(Rules(resources=resources).manages, (MIRROR, COUNTED_VRAM)):
             raise ValueError(
-                f"the pattern matches {MIRROR}, which the webhook adds to pods so that other tools "
+                f"the pattern matches {name}, which the webhook adds to pods so that other tools "
                 "can count memory; as a GPU resource it would be charged twice. "
                 "Example: nvidia.com/gpu"
             )
@@ -402,7 +414,9 @@ class Settings(BaseModel):
     @property
     def webhook(self) -> WebhookSettings:
         observes = self.mode is Mode.OBSERVE
-        return WebhookSettings(self.scheduler_name, self.gate_image, self.mirror_vram, observes)
+        return WebhookSettings(
+            self.scheduler_name, self.gate_image, self.mirror_vram, observes, self.count_vram
+        )
 
     @property
     def journal(self) -> Bounds:

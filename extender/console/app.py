@@ -30,6 +30,7 @@ from extender.console import (
     overview,
     page_files,
     pending,
+    quotas,
     recommendations,
     score,
     snapshot,
@@ -41,7 +42,8 @@ from extender.console.view_context import Context, InContext, Newest
 
 _VIEWS = (
     *(page_files, overview, fleet, fleet_map, nodes, devices, pending, explain, score, capacity),
-    *(whatif, decisions, defrag, drift, idle, recommendations, events, status, snapshot, history),
+    *(whatif, decisions, defrag, drift, idle, quotas, recommendations, events, status, snapshot),
+    history,
 )
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API server does not authenticate the caller"},

@@ -50,7 +50,8 @@ class Context:
     settings: Callable[[], SettingsView] = enforcing
     #: Returns which loops of the process make no progress, as a sentence; "" if all do.
     stuck: Callable[[], str] = str
-    #: Reads the ResourceQuotas of a namespace from the API server; None if it cannot. Blocks.
+    #: Reads the ResourceQuotas of a namespace from the API server, of all namespaces for ""; None
+    #: if it cannot. Blocks.
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     #: Setting scheduler_name: the scheduler that calls Headroom.
     scheduler: str = "headroom"

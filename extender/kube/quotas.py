@@ -1,4 +1,4 @@
-"""Reads the ResourceQuotas of a namespace for an explanation."""
+"""Reads the ResourceQuotas of a namespace, or of all, for explanations and for the console."""
 
 from urllib.parse import quote
 
@@ -19,10 +19,11 @@ class KubeQuotas:
         self._api = api
 
     def of(self, namespace: str) -> list[ResourceQuota]:
-        """Return all quotas of the namespace."""
+        """Return all quotas of the namespace; of all namespaces if it is empty."""
         # The name may be a reader's own input. Valid names have no dots, and ".." is another path.
         name = quote(namespace, safe="").replace(".", "%2E")
-        path = f"/api/v1/namespaces/{name}/resourcequotas"
+        within = f"/namespaces/{name}" if name else ""
+        path = f"/api/v1{within}/resourcequotas"
         try:
             return self._api.list(path, _decode, page_size=PAGE_SIZE).items
         except msgspec.MsgspecError as err:

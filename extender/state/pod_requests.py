@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from contract.annotations import COUNTED_VRAM, Bytes
 from contract.kube import Container, KubeStruct, ObjectMeta, Pod
 from contract.quantity import MAX_LENGTH
 from extender.placement.request import VramRequest
@@ -124,7 +125,8 @@ def _left(status: QuotaStatus) -> Iterator[tuple[str, Decimal]]:
 
 
 class QuotaUse:
-    """Counts new pods in the quotas of one namespace, for GPUs and for the number of pods.
+    """Counts new pods in the quotas of one namespace, for GPUs, their memory and the number of
+    pods.
 
     Quotas with scopes count only some pods, and are left out.
     """
@@ -153,4 +155,11 @@ class QuotaUse:
 def _usage(request: VramRequest) -> dict[str, int]:
     """Return a pod's usage as the API server counts it, without CPU, memory and storage."""
     gpus = {f"requests.{ask.resource}": ask.count for ask in request.asks}
-    return {"pods": 1, "count/pods": 1, **gpus}
+    # Shares of a device are left out. The webhook counts them as on the largest device.
+    vram_bytes = sum(
+        each.amount.count_bytes * each.count
+        for each in request.containers
+        if isinstance(each.amount, Bytes) and each.index is not None
+    )
+    vram = {f"requests.{COUNTED_VRAM}": vram_bytes} if vram_bytes else {}
+    return {"pods": 1, "count/pods": 1, **gpus, **vram}

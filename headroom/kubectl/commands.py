@@ -43,6 +43,7 @@ from headroom.kubectl.options import (
     set_options,
 )
 from headroom.kubectl.output import Output, note_more, print_data, show_lines, show_table
+from headroom.kubectl.quota import quota
 from headroom.kubectl.recommend import recommend
 from headroom.kubectl.top import SortBy
 from headroom.kubectl.why import score as scored
@@ -169,6 +170,9 @@ def pending(context: typer.Context, limit: Limit = None, output: Format = None) 
     table = tables.pending(body, wide=output is Output.WIDE)
     show_table(body, table, output, "no pod waits for a GPU")
     note_more(body)
+
+
+app.command(rich_help_panel=MEMORY)(quota)
 
 
 @app.command(rich_help_panel=EXPLAIN)

@@ -100,6 +100,7 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
     ("nothing; to gated node a, and b without an agent", "Pod", manifest("8Gi"), MIXED),
     ("`headroom.gpu/share: limit`", "Pod", annotated(vram="25%", share="limit"), NOTHING),
     ("`headroom.gpu/vram: 25%`, with `mirror_vram`", "Pod", manifest("25%"), around(mirror=True)),
+    ("nothing, with `count_vram` and no GPU node", "Pod", manifest(None), around(counts=True)),
     ("a bad template", "Deployment", owned(annotated(vram="8GB")), NOTHING),
     ("`headroom.gpu/vram` on itself", "Deployment", owned(manifest(None), vram="8Gi"), NOTHING),
     ("a template copied from a pod", "Job", owned(annotated(placement="{}")), NOTHING),
@@ -157,7 +158,7 @@ def test_the_page_names_all_that_is_written_and_read() -> None:
     names += [*USER_ANNOTATIONS, DEFAULT_VRAM, SCHEDULER, GATE, VISIBLE_DEVICES]
     names += [mutation.BYTES_VARIABLE, mutation.FRACTION_VARIABLE, mutation.MPS_VARIABLE]
     names += [mutation.CAP_VARIABLES[0], "NVIDIA_GPU_MEMORY_REQUEST"]
-    names += ["scheduler_name", "gate_image", "mirror_vram", "webhook_tls_cert"]
+    names += ["scheduler_name", "gate_image", "mirror_vram", "count_vram", "webhook_tls_cert"]
     assert [name for name in names if f"`{name}" not in text and f"{name}`" not in text] == []
 
 

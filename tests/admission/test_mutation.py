@@ -444,6 +444,45 @@ class TestMirror:
         assert stored["spec"]["containers"][0]["resources"]["limits"]["headroom.gpu/vram"] == "1"
 
 
+COUNTED = "headroom.gpu/vram-bytes"
+
+
+def counted(obj: dict[str, Any], *nodes: Any) -> list[str | None]:
+    """Count each container as quotas do, after the webhook was called twice."""
+    where = around(*nodes, counts=True)
+    stored, _ = mutated(mutated(obj, where)[0], where)
+    found = []
+    for each in all_containers(stored):
+        resources = each["resources"]
+        assert resources["limits"].get(COUNTED) == resources["requests"].get(COUNTED)
+        found.append(resources["limits"].get(COUNTED))
+    return found
+
+
+class TestCounted:
+    def test_of_all_devices_in_bytes(self) -> None:
+        obj = manifest("8Gi", container(gpus=2), initContainers=[container("init")])
+        assert counted(obj) == ["8Gi", "16Gi"]
+        assert counted(manifest("8G")) == ["7812500Ki"]
+        assert counted(manifest("8Gi", container(gpus=0))) == [None]
+        assert mutated(manifest("8Gi"), around())[0]["spec"]["containers"] == [container()]
+
+    def test_an_amount_that_depends_on_the_device_counts_as_on_the_largest(self) -> None:
+        small = node("a", devices=[shared(memory_bytes=8 << 30)])
+        large = node("b", devices=[shared(memory_bytes=80 << 30, free=8)])
+        assert counted(manifest("25%"), small, large) == ["20Gi"]
+        # One of 4 replicas of 8 GiB, or one of 8 of 80 GiB; twice.
+        assert counted(manifest(None, container(gpus=2)), small, large) == ["20Gi"]
+        assert counted(manifest("25%"), node(devices=None)) == [None]
+
+    @pytest.mark.parametrize("lists", [["limits"], ["requests"], ["limits", "requests"]])
+    def test_a_value_of_the_author_is_replaced(self, lists: list[str]) -> None:
+        own = container()
+        for each in lists:
+            own["resources"][each][COUNTED] = "1"
+        assert counted(manifest("8Gi", own)) == ["8Gi"]
+
+
 # Whatever the pod.
 
 ENV = st.lists(
@@ -510,6 +549,7 @@ ARROUNDS = st.builds(
         },
         gate_image=GATE_IMAGE,
         mirror=mirror,
+        counts=mirror,
     ),
     st.lists(st.sampled_from([None, "gated", "pinned", "any"]), max_size=3),
     st.sampled_from(["", "4Gi", "c1=4Gi"]),
@@ -576,7 +616,7 @@ def _bare(each: dict[str, Any]) -> Any:
         if v["name"] not in WRITTEN or (v.get("value") in ("all", "7") and "valueFrom" not in v)
     ]
     amounts = {
-        key: {n: q for n, q in held.items() if n != "headroom.gpu/vram"}
+        key: {n: q for n, q in held.items() if n not in ("headroom.gpu/vram", COUNTED)}
         for key, held in each["resources"].items()
     }
     amounts = {key: held for key, held in amounts.items() if held}

@@ -1,5 +1,6 @@
 """Errors and warnings, word for word as the author reads them."""
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +18,12 @@ from tests.admission.reviews import (
     around,
     container,
     manifest,
+    mutated,
+    node,
     pod,
     review,
 )
+from tests.builders import shared
 
 VRAM = "headroom.gpu/vram"
 
@@ -306,3 +310,26 @@ def test_a_pod_beyond_the_limits_is_rejected_with_the_number_and_the_limit() -> 
     assert rejection(manifest("1Gi", *(container(f"c{i}") for i in range(64)))) == ""
     # Pods without a GPU have no limits here.
     assert rejection(manifest(None, *(container(f"c{i}", gpus=0) for i in range(65)))) == ""
+
+
+def test_what_quotas_count_cannot_differ_from_what_is_reserved() -> None:
+    where = around(node(devices=[shared()]), counts=True)
+    created, _ = mutated(manifest("8Gi"), where)
+    assert rejection(created, where) == ""
+    raised = copy.deepcopy(created)
+    raised["metadata"]["annotations"][VRAM] = "20Gi"
+    assert rejection(raised, where, operation="UPDATE", old=created) == (
+        "Headroom: container 'main' counts as 8Gi of headroom.gpu/vram-bytes in quotas, and "
+        "headroom.gpu/vram requests 20Gi: create the pod again to change it"
+    )
+    assert rejection(raised, around(), operation="UPDATE", old=created) == ""
+    share, _ = mutated(manifest("25%"), where)
+    assert rejection(share, where) == ""
+    assert rejection(manifest("25%"), where) == (
+        "Headroom: container 'main' cannot be counted in quotas: its memory depends on its device, "
+        "and no node reports a device of nvidia.com/gpu yet. Example of an amount: "
+        "headroom.gpu/vram: 8Gi"
+    )
+    # Templates are not changed, so they count nothing.
+    workload = {"spec": {"template": manifest("8Gi")}}
+    assert warnings(workload, where, kind="Deployment") == []

@@ -31,13 +31,16 @@ class Mirrored:
     authority: Authority
     port: int
 
-    def serve(self, mirror: bool) -> str:
+    def serve(self, mirror: bool, count: bool = False) -> str:
         """Start the webhook and the extender; returns the verbs' address."""
         plane = self.cluster.plane
         kubeconfig = plane.kubeconfig()
         self.stop_webhook()
         start_webhook(
-            plane, WEBHOOK, self.authority, kubeconfig, port=self.port, mirror_vram=mirror
+            *(plane, WEBHOOK, self.authority, kubeconfig),
+            port=self.port,
+            mirror_vram=mirror,
+            count_vram=count,
         )
         return self.cluster.start_extender(settings={"mirror_vram": mirror})
 
@@ -140,11 +143,18 @@ def test_kubernetes_counts_the_memory_that_we_charge(mirrored: Mirrored) -> None
     cluster.until(lambda: mirrored.shown() == WHOLE, "the node shows it again")
 
     cluster.kill("extender")
-    mirrored.serve(mirror=False)
+    mirrored.serve(mirror=False, count=True)
     cluster.until(lambda: mirrored.shown() == (None, None), "the node shows nothing any more")
     received = mirrored.heartbeat()
     cluster.until(lambda: mirrored.heartbeat() != received, "its kubelet writes its status")
     assert mirrored.shown() == (None, None)
+
+    # A kubelet ignores an extended resource that no node offers: only quotas count it.
+    assert created(cluster, "d", 1) == ""
+    counted = {"headroom.gpu/vram-bytes": "1Gi"}
+    limits = cluster.pod("d")["spec"]["containers"][0]["resources"]["limits"]
+    assert counted.items() <= limits.items()
+    cluster.until(lambda: cluster.pod("d")["status"]["phase"] == "Running", "it runs")
 
 
 def used(cluster: RealCluster) -> str | None:

@@ -1,0 +1,99 @@
+"""Adds the memory of GPU pods as an extended resource that only ResourceQuotas count.
+
+No node offers the resource, kube-scheduler ignores it (deploy/base/kube-scheduler.yaml), and the
+kubelet drops resources that its node does not have. The API server counts it atomically for each
+pod at creation, so there is no race between replicas (docs/adr/0044).
+
+An amount that depends on the device counts as on the largest device of the cluster. So no pod
+counts less than the memory that is reserved for it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from contract.annotations import COUNTED_VRAM, VRAM, Bytes
+from contract.kube import Container, Pod
+from contract.quantity import format_bytes
+from extender.admission.context import AdmissionContext, GpuNode
+from extender.admission.json_patch import Draft, Where
+from extender.placement.amounts import bytes_of, device_arrays
+from extender.placement.request import ContainerAsk, VramRequest
+from extender.state.pod_requests import amount
+
+
+def count(
+    draft: Draft, requests_of: Mapping[Where, Sequence[ContainerAsk]], context: AdmissionContext
+) -> None:
+    """Let containers request the memory that they get on all their devices.
+
+    A value that is there already is replaced: it comes from a copy of another pod, or would let the
+    pod evade its quota.
+    """
+    for where, requests in requests_of.items():
+        counted_bytes = _counted_bytes(requests, context.nodes)
+        if counted_bytes and _declared_bytes(draft.container(where)) != counted_bytes:
+            draft.limit(where, COUNTED_VRAM, format_bytes(counted_bytes))
+
+
+def miscounted(pod: Pod, request: VramRequest) -> str:
+    """Return why a quota would not count the memory of the pod; empty if it does.
+
+    An amount that depends on the device must only be counted at all: the largest device may have
+    changed since.
+    """
+    requests_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
+    for ask in request.containers:
+        requests_of.setdefault((ask.index, ask.name), []).append(ask)
+    containers: list[tuple[int | None, Container]] = [*enumerate(pod.spec.containers or ())]
+    containers += [(None, each) for each in pod.spec.init_containers or ()]
+    for index, container in containers:
+        if not (requests := requests_of.get((index, container.name))):
+            continue
+        declared_bytes, name = _declared_bytes(container), f"container {container.name!r:.80}"
+        if all(isinstance(ask.amount, Bytes) for ask in requests):
+            counted_bytes = _counted_bytes(requests, ())
+            if declared_bytes != counted_bytes:
+                counts, asks = (format_bytes(each) for each in (declared_bytes, counted_bytes))
+                return (
+                    f"{name} counts as {counts} of {COUNTED_VRAM} in quotas, and {VRAM} requests "
+                    f"{asks}: create the pod again to change it"
+                )
+        elif not declared_bytes:
+            return (
+                f"{name} cannot be counted in quotas: its memory depends on its device, and no "
+                f"node reports a device of {requests[0].resource:.80} yet. Example of an amount: "
+                f"{VRAM}: 8Gi"
+            )
+    return ""
+
+
+def _counted_bytes(requests: Sequence[ContainerAsk], nodes: Iterable[GpuNode]) -> int:
+    """Return the bytes of one container on all its devices; 0 if that depends on the device, and
+    none is known."""
+    total = 0
+    for ask in requests:
+        match ask.amount:
+            case Bytes(count_bytes):
+                largest = count_bytes
+            case _:
+                largest = max((_largest(ask, node) for node in nodes), default=0)
+        if not largest:
+            return 0
+        total += largest * ask.count
+    return total
+
+
+def _largest(ask: ContainerAsk, node: GpuNode) -> int:
+    """Return the most bytes that one replica could take of a device of the node."""
+    devices = node.devices(ask.resource)
+    if not devices:
+        return 0
+    return int(bytes_of(ask.amount, 1, device_arrays(devices, 0)).max())
+
+
+def _declared_bytes(container: Container) -> int:
+    """Return what quotas count for the container."""
+    resources = container.resources
+    limits = (resources and resources.limits) or {}
+    requests = (resources and resources.requests) or {}
+    declared = {amount(each[COUNTED_VRAM]) for each in (limits, requests) if COUNTED_VRAM in each}
+    return int(declared.pop()) if len(declared) == 1 else 0

@@ -1,0 +1,92 @@
+"""A ResourceQuota of GPU memory on a real API server, without the in-tree mirror."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.admission.server import start_webhook
+from tests.admission.site import ADMISSION, webhooks
+from tests.certificates import Authority
+from tests.controlplane import ApiRefused, ControlPlane, built
+from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster
+from tests.e2e.conftest import NewCluster
+from tests.e2e.nodes import Shape
+from tests.e2e.test_cordoning import plugin
+from tests.e2e.test_evictions import MERGE
+from tests.e2e.test_mirror import KCM, QUOTAS
+from tests.processes import free_ports
+
+COUNTED = "requests.headroom.gpu/vram-bytes"
+WEBHOOK = "counting-webhook"
+
+
+@pytest.fixture
+def cluster(
+    plane: ControlPlane, new_cluster: NewCluster, tmp_path: Path
+) -> Iterator[PlayedCluster]:
+    """One node of one GPU, a webhook that counts memory, and the controller of quotas."""
+    cluster, authority, (port,) = new_cluster(1, Shape()), Authority(tmp_path, "ca"), free_ports(1)
+    with contextlib.ExitStack() as undo:
+        webhook = start_webhook(
+            plane, WEBHOOK, authority, plane.kubeconfig(), port=port, count_vram=True
+        )
+        undo.callback(webhook.stop)
+        for each in webhooks(webhook.url, authority):
+            path = f"{ADMISSION}/{each['kind'].lower()}s"
+            plane.call("POST", path, each)
+            undo.callback(plane.call, "DELETE", f"{path}/{each['metadata']['name']}")
+        plane.spawn(
+            KCM,
+            str(built(KCM)[KCM]),
+            f"--kubeconfig={plane.kubeconfig('controllers-of-the-tests')}",
+            f"--service-account-private-key-file={plane.folder / 'service-account.key'}",
+            "--controllers=resourcequota-controller",
+            "--use-service-account-credentials=true",
+            "--leader-elect=false",
+            "--secure-port=0",
+        )
+        undo.callback(plane.kill, KCM)
+        cluster.bring_up()
+        yield cluster
+
+
+def created(cluster: PlayedCluster, name: str, vram: str, **spec: Any) -> str:
+    """Return the API server's error; empty if it accepts the pod."""
+    try:
+        cluster.create_pod(name, vram, **spec)
+    except ApiRefused as err:
+        return str(err)
+    return ""
+
+
+def test_a_quota_counts_memory_although_no_node_offers_the_resource(cluster: PlayedCluster) -> None:
+    def used() -> str | None:
+        quota: dict[str, Any] = cluster.plane.call("GET", f"{QUOTAS}/gpu-memory")
+        amount: str | None = quota.get("status", {}).get("used", {}).get(COUNTED)
+        return amount
+
+    quota = {"metadata": {"name": "gpu-memory"}, "spec": {"hard": {COUNTED: "12Gi"}}}
+    cluster.plane.call("POST", QUOTAS, quota)
+    try:
+        cluster.until(lambda: used() == "0", "the quota is counted")
+        assert created(cluster, "a", "8Gi") == ""
+        message = created(cluster, "b", "5Gi")
+        assert (
+            f"exceeded quota: gpu-memory, requested: {COUNTED}=5Gi, used: {COUNTED}=8Gi, "
+            f"limited: {COUNTED}=12Gi"
+        ) in message
+        cluster.until(lambda: cluster.node_of("a") != "", "kube-scheduler ignores the resource")
+        # Half of the only GPU, 24 GiB, is more than the rest of the quota.
+        assert "exceeded quota" in created(cluster, "c", "50%")
+        assert created(cluster, "d", "4Gi", nodeSelector={"no": "node"}) == ""
+        raised = {"metadata": {"annotations": {"headroom.gpu/vram": "20Gi"}}}
+        with pytest.raises(ApiRefused, match="counts as 4Gi"):
+            cluster.plane.call("PATCH", f"{PODS}/d", raised, MERGE)
+        shown = plugin(cluster, "quota", "-n", NAMESPACE).stdout.splitlines()
+        assert shown[1].split("  ")[0] == NAMESPACE
+        assert shown[1].split()[1:6] == ["gpu-memory", "12.0", "GiB", "12.0", "GiB"]
+    finally:
+        cluster.plane.call("DELETE", f"{QUOTAS}/gpu-memory")
