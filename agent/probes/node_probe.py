@@ -3,7 +3,8 @@
 These are the node's labels and annotations, the kubelet's live configuration, and the uids that
 static pods have in the API. Each is optional: without the permission only its part is absent. By
 default the agent may read neither the kubelet's configuration, which needs the powerful
-``nodes/proxy``, nor pods. The device choice is also watched.
+``nodes/proxy``, nor pods. It tries the former once an hour, and reports the source only if the
+permission is granted. The device choice is also watched.
 """
 
 import contextlib
@@ -51,6 +52,8 @@ MIRRORS = "mirrors"
 _T = TypeVar("_T")
 
 _EVERY_S = 60.0
+#: Seconds until a forbidden request is tried again.
+_FORBIDDEN_S = 3600.0
 #: Annotation in which k3s stores its arguments, as a JSON list.
 _K3S_ARGUMENTS = "k3s.io/node-args"
 #: Seconds after which the API server ends a watch.
@@ -86,6 +89,10 @@ class _Failed(Exception):
     """A request failed. The text stays the same while the cause lasts."""
 
 
+class _Forbidden(_Failed):
+    """The agent lacks the permission."""
+
+
 class NodeApi:
     """Reads the Node once a minute, and the mirror pods of static pods when they are needed.
 
@@ -104,7 +111,7 @@ class NodeApi:
         self._node = node
         self._monotonic_s = monotonic_s
         self._timeout_s = timeout_s
-        self._due_s = float("-inf")
+        self._due_s = self._configz_due_s = float("-inf")
         self._last: list[Reading] = []
         #: Hash of a static pod -> its mirror pod in the API; None if it could not be read.
         self._mirrors: dict[str, MirrorReading | None] = {}
@@ -122,8 +129,9 @@ class NodeApi:
         now_s = self._monotonic_s()
         if now_s >= self._due_s:
             self._last = self._labels()
-            if self._reached:  # do not wait for a second timeout
-                self._last = [*self._last, *self._configz()]
+            # If the server was not reached, do not wait for a second timeout.
+            if self._reached and now_s >= self._configz_due_s:
+                self._last = [*self._last, *self._configz(now_s)]
             # Mirror pods that could not be read are requested again.
             self._mirrors = {uid: found for uid, found in self._mirrors.items() if found}
             self._due_s = now_s + _EVERY_S
@@ -173,9 +181,12 @@ class NodeApi:
         found = [of_labels(labels), of_k3s(annotations), obstacle]
         return [SourceReading(LABELS), *(each for each in found if each is not None)]
 
-    def _configz(self) -> list[Reading]:
+    def _configz(self, now_s: float) -> list[Reading]:
         try:
             found = self._get(f"/api/v1/nodes/{self._node}/proxy/configz", _Configz)
+        except _Forbidden:  # the default, and no fault
+            self._configz_due_s = now_s + _FORBIDDEN_S
+            return []
         except _Failed as err:
             return [SourceReading(CONFIGZ, "absent", str(err))]
         policy = found.kubeletconfig.topology_manager_policy
@@ -204,6 +215,8 @@ class NodeApi:
             self._reached = False
             raise _Failed("API server is not reached") from err
         self._reached = True
+        if answer.status == 403:
+            raise _Forbidden("API server answers 403")
         if answer.status != 200:
             raise _Failed(f"API server answers {answer.status}")
         try:

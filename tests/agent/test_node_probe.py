@@ -86,7 +86,7 @@ def test_labels_reserve_and_topology_policy_are_asked_once_a_minute(
             {"kubeletconfig": {"topologyManagerPolicy": "9" * 1000}}, [], "degraded", id="no policy"
         ),
         pytest.param(["?"], [], "absent", id="another page"),
-        pytest.param(None, [], "absent", id="not ours to read"),
+        pytest.param(None, [], "", id="not permitted"),
     ],
 )
 def test_an_unreported_policy_is_not_guessed(
@@ -97,8 +97,16 @@ def test_an_unreported_policy_is_not_guessed(
     server.objects[CONFIGZ] = answer
     readings = list(asking.api.read())
     assert [r.policy for r in readings if isinstance(r, TopologyReading)] == policy
-    assert sources(readings)["configz"][0] == state
+    assert sources(readings).get("configz", ("", ""))[0] == state
     assert sources(readings)["labels"] == ("ok", "")
+    assert server.sent().count(("GET", CONFIGZ)) == 1
+    # A forbidden request is tried again after an hour, any other after a minute.
+    asking.now_s = 3599.0
+    list(asking.api.read())
+    assert server.sent().count(("GET", CONFIGZ)) == (1 if answer is None else 2)
+    asking.now_s = 3660.0
+    list(asking.api.read())
+    assert server.sent().count(("GET", CONFIGZ)) == (2 if answer is None else 3)
 
 
 def test_a_server_that_is_not_reached_is_waited_for_once(server: ApiServer) -> None:
