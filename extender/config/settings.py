@@ -4,7 +4,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from contract.annotations import (
     COUNTED_VRAM,
@@ -15,9 +15,9 @@ from contract.annotations import (
 )
 from extender.admission.context import WebhookSettings
 from extender.config.constraints import RULES, Addresses, QuantityBytes, Url
+from extender.config.ports import PortSettings
 from extender.config.score_weights import ScoreWeights
 from extender.placement.policy import MIB, Rules, VisibleDevices
-from extender.server.tls import TlsFiles
 from extender.state.decision_records import DEFAULT_BOUNDS, Bounds
 
 
@@ -48,7 +48,7 @@ class OnMiss(Enum):
     EVICT = "evict"
 
 
-class Settings(BaseModel):
+class Settings(PortSettings):
     """All settings, as ``extender.config.loading`` reads them.
 
     An unknown setting is an error, because a misspelled name would otherwise have no effect.
@@ -62,72 +62,11 @@ class Settings(BaseModel):
         "applying them. It rejects, prefers and evicts nothing and writes no Events, so pods go "
         "where they would go without Headroom: docs/observe.md.",
     )
-    host: str = Field(
-        "127.0.0.1",
-        description="Listen address of kube-scheduler's port and of the debug API's port, unless "
-        "verbs_host or debug_host is set.",
-    )
-    verbs_host: str | None = Field(
-        None,
-        description="Listen address of kube-scheduler's port only. An address other than loopback "
-        "requires tls_cert, tls_key and tls_client_ca, because any client that reaches bind can "
-        "bind pods.",
-    )
-    debug_host: str | None = Field(None, description="Listen address of the debug API's port only.")
-    insecure_verbs: bool = Field(
-        False,
-        description="Serve kube-scheduler's port to other machines without TLS or without client "
-        "certificates. Any client that reaches the port can then bind pods.",
-    )
-    verbs_port: int = Field(
-        8888, ge=0, le=65535, description="Port for kube-scheduler's calls; 0: any free port."
-    )
-    debug_port: int = Field(
-        8889, ge=0, le=65535, description="Port of the debug API; 0: any free port."
-    )
-    debug_open: bool = Field(
-        False,
-        description="In a cluster, serve the debug API without authorization by the API server. "
-        "Allowed only if the debug API listens on a loopback address.",
-    )
-    debug_tls_cert: Path | None = Field(
-        None,
-        description="PEM file with the certificate chain. If it is set, the debug API's port "
-        "accepts TLS only and also authenticates users by client certificate. May be the same "
-        "file as tls_cert.",
-    )
-    debug_tls_key: Path | None = Field(
-        None, description="PEM file with the unencrypted private key of debug_tls_cert."
-    )
-    tls_cert: Path | None = Field(
-        None,
-        description="PEM file with the certificate chain. If it is set, kube-scheduler's port "
-        "accepts TLS only.",
-    )
-    tls_key: Path | None = Field(
-        None, description="PEM file with the unencrypted private key of tls_cert."
-    )
-    tls_client_ca: Path | None = Field(
-        None,
-        description="PEM file with CA certificates. kube-scheduler's port accepts only clients "
-        "with a certificate from one of them. Use a CA that signs no other certificates.",
-    )
     max_body: QuantityBytes = Field(
         16 * MIB,
         description="Maximum body size of a scheduler call. With nodeCacheCapable: true, 5,000 "
         "nodes need 100 kB; with false, each node needs 9 kB. The limit also applies to the "
         "admission webhook, where an object and its previous version need at most 6 MiB.",
-    )
-    webhook_port: int = Field(
-        9443, ge=0, le=65535, description="Port of `headroom webhook`; 0: any free port."
-    )
-    webhook_tls_cert: Path | None = Field(
-        None,
-        description="PEM file with the certificate chain for the name of the webhook's Service. "
-        "`headroom webhook` requires it, because API servers call webhooks over TLS only.",
-    )
-    webhook_tls_key: Path | None = Field(
-        None, description="PEM file with the unencrypted private key of webhook_tls_cert."
     )
     scheduler_name: str = Field(
         "headroom",
@@ -370,46 +309,6 @@ class Settings(BaseModel):
         for rule in RULES:
             rule(self)
         return self
-
-    def listen_address(self, name: str) -> tuple[str, str]:
-        """Return the setting that decides a listen address (``name`` or host), and the address."""
-        address: str | None = getattr(self, name)
-        return (name, address) if address is not None else ("host", self.host)
-
-    @property
-    def verbs_at(self) -> str:
-        """The listen address of kube-scheduler's port."""
-        return self.listen_address("verbs_host")[1]
-
-    @property
-    def debug_at(self) -> str:
-        """The listen address of the debug API's port."""
-        return self.listen_address("debug_host")[1]
-
-    @property
-    def tls(self) -> TlsFiles | None:
-        """The TLS files of kube-scheduler's port; None if it serves plain HTTP."""
-        return self._tls_files("tls", self.tls_client_ca)
-
-    @property
-    def debug_tls(self) -> TlsFiles | None:
-        """The TLS files of the debug API's port; None if it serves plain HTTP."""
-        return self._tls_files("debug_tls")
-
-    @property
-    def webhook_tls(self) -> TlsFiles | None:
-        """The TLS files of the webhook; None if they are not set, and it cannot start."""
-        return self._tls_files("webhook_tls")
-
-    def _tls_files(self, prefix: str, client_ca: Path | None = None) -> TlsFiles | None:
-        cert, key = getattr(self, f"{prefix}_cert"), getattr(self, f"{prefix}_key")
-        return TlsFiles(cert, key, client_ca, prefix) if cert and key else None
-
-    @property
-    def served_certificates(self) -> dict[str, Path]:
-        """Each port of the extender that uses TLS -> its certificate file."""
-        files = {"verbs": self.tls_cert, "debug": self.debug_tls_cert}
-        return {port: path for port, path in files.items() if path is not None}
 
     @property
     def webhook(self) -> WebhookSettings:
